@@ -1,0 +1,1 @@
+"""The bridge: log, state machine, settler."""

@@ -1,0 +1,1 @@
+"""Owns journal queues and writes what follows from them."""

@@ -1,0 +1,1 @@
+"""RocketMQ view of a log."""

@@ -1,0 +1,1 @@
+"""The Kafka adapter of the store."""

@@ -1,0 +1,1 @@
+"""The in-memory log, with the rules of a real Kafka."""

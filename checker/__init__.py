@@ -1,0 +1,1 @@
+"""Asks producer groups what became of their transactions."""
