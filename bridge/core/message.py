@@ -1,0 +1,36 @@
+"""Messages as RocketMQ's store speaks of them, on Kafka's terms (null is not empty, headers are a list)."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+Header = tuple[str, bytes | None]
+
+BY_KEY = -1  # RocketMQ writes an unset queue id so
+
+
+class MessageQueue(NamedTuple):
+    """One totally ordered queue of a topic; Kafka calls it a partition."""
+
+    topic: str
+    queue_id: int
+
+
+class Message(NamedTuple):
+    """A message to be put. `queue_id` BY_KEY: the writer chooses as Java clients do."""
+
+    topic: str
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: Sequence[Header] = ()
+    queue_id: int = BY_KEY
+    timestamp_ms: int | None = None
+
+
+class StoredMessage(NamedTuple):
+    """A message as the log holds it. `stored_ms`: its timestamp; the append time where the topic says so."""
+
+    queue_offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header]
+    stored_ms: int
