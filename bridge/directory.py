@@ -6,6 +6,8 @@ from typing import Protocol
 
 from bridge.core.config import GroupSettings
 
+DEFAULT_SETTINGS = GroupSettings()
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -22,7 +24,7 @@ class ProducerGroup:
     """A producer group. `secrets`: those that sign now, newest first (`whsec_…`)."""
 
     name: str
-    settings: GroupSettings = GroupSettings()
+    settings: GroupSettings = DEFAULT_SETTINGS
     endpoints: Sequence[Endpoint] = ()
     secrets: Sequence[str] = ()
     created_ms: int = 0
@@ -72,7 +74,7 @@ class MemoryDirectory:
 
     def settings_of(self, group: str) -> GroupSettings:
         known = self.groups.get(group)
-        return known.settings if known else GroupSettings()
+        return known.settings if known else DEFAULT_SETTINGS
 
     async def disable_endpoint(self, group: str, url: str, reason: str) -> None:
         self.on_disable(group, url, reason)

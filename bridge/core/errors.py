@@ -1,16 +1,16 @@
 """The error tree of the bridge.
 
-    BridgeError
-    +-- ConfigError                a setting is wrong; retrying does not help
-    +-- MalformedRecord            a record cannot be parsed; it is quarantined
-    +-- UnknownRecordVersion       our prefix, but a newer version or kind; its queue halts
-    +-- QueueHalted                a queue cannot be decided safely; an operator is needed
-    +-- StoreError
-        +-- StoreUnavailable       nothing was applied; retrying helps
-        +-- StoreTimeout           no answer in time to a read; retrying helps
-        +-- BatchAborted           a Kafka transaction was aborted cleanly; its writer goes on
-        +-- BatchOutcomeUnknown    it may or may not be committed; take the queue over anew
-            +-- StoreFenced        another owner has the queue's transactional ids
+BridgeError
++-- ConfigError                a setting is wrong; retrying does not help
++-- MalformedRecord            a record cannot be parsed; it is quarantined
++-- UnknownRecordVersion       our prefix, but a newer version or kind; its queue halts
++-- QueueHalted                a queue cannot be decided safely; an operator is needed
++-- StoreError
+    +-- StoreUnavailable       nothing was applied; retrying helps
+    +-- StoreTimeout           no answer in time to a read; retrying helps
+    +-- BatchAborted           a Kafka transaction was aborted cleanly; its writer goes on
+    +-- BatchOutcomeUnknown    it may or may not be committed; take the queue over anew
+        +-- StoreFenced        another owner has the queue's transactional ids
 """
 
 

@@ -34,3 +34,11 @@ class StoredMessage(NamedTuple):
     value: bytes | None
     headers: Sequence[Header]
     stored_ms: int
+
+
+class Receipt(NamedTuple):
+    """Where a published message lies; `queue_offset` None where the log does not know it any more."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int | None

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from bridge.core.message import Message, StoredMessage
+from bridge.core.message import Receipt as Receipt
 
 
 class PutStatus(Enum):
@@ -62,14 +63,6 @@ class QueueOffsets(NamedTuple):
     minimum: int
     stable: int
     maximum: int
-
-
-class Receipt(NamedTuple):
-    """Where a message of an atomic batch lies; `queue_offset` None where the log does not know any more."""
-
-    topic: str
-    queue_id: int
-    queue_offset: int | None
 
 
 class GroupGeneration(NamedTuple):

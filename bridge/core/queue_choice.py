@@ -1,0 +1,46 @@
+"""Which queue: of the half topic by ordering key, of a real topic as Java clients choose."""
+
+import hashlib
+from functools import lru_cache
+from struct import unpack_from
+
+_M = 0x5BD1E995
+_MASK = 0xFFFFFFFF
+
+
+def hash_ordering_key(ordering_key: bytes) -> int:
+    """64 bits of the effective ordering key; chooses the half queue and stands for the key in op messages."""
+    return int.from_bytes(hashlib.blake2b(ordering_key, digest_size=8).digest())
+
+
+def choose_effective_key(ordering_key: str | None, first_message_key: bytes | None, fallback: bytes) -> bytes:
+    """The ordering key if given, else the first message's key, else `fallback` (what makes the id unique)."""
+    if ordering_key is not None:
+        return ordering_key.encode()
+    return fallback if first_message_key is None else first_message_key
+
+
+def choose_half_queue(okey: int, queues: int) -> int:
+    """The queue of the half topic for a hashed effective ordering key."""
+    return okey % queues
+
+
+@lru_cache(maxsize=65_536)
+def murmur2(key: bytes) -> int:
+    """32-bit MurmurHash2 as Kafka's Java client computes it. Source: org.apache.kafka.common.utils.Utils."""
+    length = len(key)
+    h = 0x9747B28C ^ length
+    words = length >> 2
+    for k in unpack_from(f"<{words}I", key):
+        k = k * _M & _MASK
+        h = (h * _M & _MASK) ^ (((k ^ k >> 24) * _M) & _MASK)
+    tail = key[words << 2 :]
+    if tail:
+        h = (h ^ int.from_bytes(tail, "little")) * _M & _MASK
+    h = (h ^ h >> 13) * _M & _MASK
+    return h ^ h >> 15
+
+
+def choose_real_queue(key: bytes | None, transaction_id: str, queues: int) -> int:
+    """The queue of a real topic: murmur2 of the key; of the transaction id where there is no key."""
+    return (murmur2(transaction_id.encode() if key is None else key) & 0x7FFFFFFF) % queues

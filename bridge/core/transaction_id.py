@@ -1,0 +1,57 @@
+"""Transaction ids: the queue in two base32hex digits, then 128 bits: a UUIDv7 or a digest of what is prepared."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+
+from bridge.core.message import Message
+
+_DIGITS = "0123456789abcdefghijklmnopqrstuv"
+_PAIRS = tuple(a + b for a in _DIGITS for b in _DIGITS)
+_ID = re.compile(r"[0-9a-v]{27}[048cgkos]")
+_DIGEST_VERSION = b"outbox-bridge/1"  # frozen: another digest would make another transaction of a repeat
+
+TRANSACTION_ID_LENGTH = 28
+
+
+def make_transaction_id(queue_id: int, bits: int) -> str:
+    """The id of a transaction in `queue_id` with these 128 bits."""
+    shifted = bits << 2
+    return _PAIRS[queue_id] + "".join([_PAIRS[(shifted >> shift) & 1023] for shift in range(120, -1, -10)])
+
+
+def make_uuid7_bits(now_ms: int, random_bits: int) -> int:
+    """128 bits of a UUIDv7 from the time and 74 random bits. Source: RFC 9562 section 5.7."""
+    high = random_bits >> 62 & 0xFFF
+    low = random_bits & (1 << 62) - 1
+    return (now_ms & (1 << 48) - 1) << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low
+
+
+def is_transaction_id(text: str) -> bool:
+    """Whether the text has the form of an id; says nothing of its existence."""
+    return _ID.fullmatch(text) is not None
+
+
+def queue_of(transaction_id: str) -> int:
+    """The queue of the half topic that holds the transaction."""
+    return int(transaction_id[:2], 32)
+
+
+def digest_bits(
+    group: str, idempotency_key: str, is_published: bool, ordering_key: str | None, messages: Sequence[Message]
+) -> int:
+    """128 bits that name a keyed prepare: the same group, key, kind of call and bytes give the same id."""
+    parts: list[bytes | None] = [
+        _DIGEST_VERSION,
+        group.encode(),
+        idempotency_key.encode(),
+        b"publish" if is_published else b"prepare",
+        None if ordering_key is None else ordering_key.encode(),
+    ]
+    for message in messages:
+        parts += [message.topic.encode(), message.key, message.value, b"%d" % message.queue_id]
+        parts += [None if message.timestamp_ms is None else b"%d" % message.timestamp_ms, b"%d" % len(message.headers)]
+        for name, value in message.headers:
+            parts += [name.encode(), value]
+    framed = b"".join([b"-;" if part is None else b"%d:%b;" % (len(part), part) for part in parts])
+    return int.from_bytes(hashlib.sha256(framed).digest()[:16])

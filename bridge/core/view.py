@@ -1,0 +1,57 @@
+"""A transaction as readers see it: what the projection holds and what every answer shows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bridge.core.message import Receipt
+from bridge.core.transaction import TransactionState
+
+
+class MessageSummary(NamedTuple):
+    """A prepared message without its value. `value_bytes` None: null."""
+
+    topic: str
+    key: bytes | None
+    value_bytes: int | None
+    queue_id: int
+    timestamp_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionView:
+    """One transaction. Times are milliseconds; `by`: producer, check, operator or timer."""
+
+    transaction_id: str
+    group: str
+    state: TransactionState
+    queue_id: int
+    queue_offset: int
+    born_ms: int
+    appended_ms: int
+    check_times: int = 0
+    blocked: bool = False
+    why: str | None = None
+    by: str | None = None
+    ended_ms: int | None = None
+    next_due_ms: int | None = None
+    first_check_ms: int | None = None
+    idempotency_key: str | None = None
+    ordering_key: str | None = None
+    parked_offset: int | None = None
+    max_checks: int | None = None
+    max_life_s: int | None = None
+    since_ms: int | None = None
+    base: int = 0
+    receipts: Sequence[Receipt] = ()
+    messages: Sequence[MessageSummary] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEvent:
+    """Something that happened to a transaction. `members`: what the type of event says besides, JSON values."""
+
+    at_ms: int
+    type: str
+    by: str | None
+    members: Mapping[str, object]

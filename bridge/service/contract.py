@@ -1,0 +1,110 @@
+"""What the service is asked and what it answers: expected outcomes are values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+from bridge.core.message import Message
+from bridge.core.record import Resolution, Source
+from bridge.core.transaction import TransactionState
+
+
+class RefusalCode(StrEnum):
+    """Why a call was refused; the value is the last part of the problem type's URI."""
+
+    INVALID_REQUEST = "invalid-request"
+    ILLEGAL_TOPIC = "illegal-topic"
+    RESERVED_TOPIC = "reserved-topic"
+    UNKNOWN_TOPIC = "unknown-topic"
+    UNKNOWN_PARTITION = "unknown-partition"
+    INVALID_TIMESTAMP = "invalid-timestamp"
+    MESSAGE_TOO_LARGE = "message-too-large"
+    FORBIDDEN = "forbidden"
+    IDEMPOTENCY_KEY_REUSED = "idempotency-key-reused"
+    UNKNOWN_TRANSACTION = "unknown-transaction"
+    UNKNOWN_PRODUCER_GROUP = "unknown-producer-group"
+    PRODUCER_GROUP_MISMATCH = "producer-group-mismatch"
+    PRODUCER_GROUP_IN_USE = "producer-group-in-use"
+    ALREADY_RESOLVED = "already-resolved"
+    BODY_EXPIRED = "body-expired"
+    NOT_PARKED = "not-parked"
+    TOO_EARLY = "too-early"
+    CALLBACK_URL_FORBIDDEN = "callback-url-forbidden"
+    PROJECTION_BEHIND = "projection-behind"
+    UNAVAILABLE = "unavailable"
+    OUTCOME_UNKNOWN = "outcome-unknown"
+
+
+class Outcome(StrEnum):
+    """Whether a refused call changed anything."""
+
+    NOT_APPLIED = "not_applied"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A refusal. `transaction_id` is told whenever it is known, so that the caller can ask again."""
+
+    code: RefusalCode
+    detail: str
+    outcome: Outcome | None = Outcome.NOT_APPLIED
+    transaction_id: str | None = None
+    state: TransactionState | None = None
+    errors: Sequence[tuple[str, str]] = ()
+    retry_after_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareCall:
+    """A prepare, or with `is_published` a publish without a local transaction. Bodies are bytes already."""
+
+    group: str
+    messages: Sequence[Message]
+    ordering_key: str | None = None
+    idempotency_key: str | None = None
+    immunity_s: int | None = None
+    max_checks: int | None = None
+    max_lifetime_s: int | None = None
+    is_published: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A stored half message; `state` is another than PREPARED only for a repeat."""
+
+    transaction_id: str
+    group: str
+    state: TransactionState
+    born_ms: int
+    first_check_ms: int
+    queue_id: int
+    queue_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndCall:
+    """An end transaction. `group` None: not compared. `check_number`: the answer to that check."""
+
+    transaction_id: str
+    resolution: Resolution
+    group: str | None = None
+    source: Source = Source.PRODUCER
+    check_number: int = 0
+    actor: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """An end that is durable but not waited for (`Prefer: respond-async`)."""
+
+    transaction_id: str
+    resolution: Resolution
+
+
+class Wait(Enum):
+    """Whether an end waits until it is settled."""
+
+    SETTLED = "settled"
+    DURABLE = "durable"
