@@ -31,8 +31,8 @@ def murmur2(key: bytes) -> int:
     length = len(key)
     h = 0x9747B28C ^ length
     words = length >> 2
-    for k in unpack_from(f"<{words}I", key):
-        k = k * _M & _MASK
+    for word in unpack_from(f"<{words}I", key):
+        k = word * _M & _MASK
         h = (h * _M & _MASK) ^ (((k ^ k >> 24) * _M) & _MASK)
     tail = key[words << 2 :]
     if tail:

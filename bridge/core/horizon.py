@@ -1,0 +1,123 @@
+"""How far back a successor must read: L in the journal, O in the op topic. Queues with lazy deletion, no scans."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bridge.core.transaction import Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class HorizonConfig:
+    """When a transaction that would hold L or O back is put back, and how long an ended one is remembered."""
+
+    remember_ended_ms: int = 120_000
+    journal_records: int = 100_000
+    journal_ms: int = 300_000
+    op_messages: int = 100_000
+    op_ms: int = 7 * 86_400_000
+
+
+class _Marked(NamedTuple):
+    bound: int
+    marked_ms: int
+    transaction_id: str
+
+
+class Horizon:
+    """L and O of one queue.
+
+    `live` is the owner's table of transactions that are not final, or blocked. An op message's offset
+    enters as a lower bound: the first op offset of the Kafka transaction that wrote it.
+    """
+
+    def __init__(self, live: Mapping[str, Transaction], config: HorizonConfig) -> None:
+        self._live = live
+        self._config = config
+        self._unmarked: deque[tuple[int, int, str]] = deque()  # half, appended, id: no op message yet
+        self._bounds: dict[str, int] = {}  # live ones with an op message -> its bound
+        self._marked: deque[_Marked] = deque()
+        self._ended: deque[tuple[int, int, str]] = deque()  # ended_ms, bound, id
+        self._moves: deque[tuple[int, int]] = deque()  # S after a Kafka transaction, its first op offset
+
+    def add_half(self, t: Transaction) -> None:
+        """A live transaction without an op message: it holds L."""
+        self._unmarked.append((t.half, t.appended_ms, t.transaction_id))
+
+    def mark(self, transaction_id: str, bound: int, journal_ms: int) -> None:
+        """A live transaction got an op message: it holds O instead."""
+        self._bounds[transaction_id] = bound
+        self._marked.append(_Marked(bound, journal_ms, transaction_id))
+
+    def end(self, transaction_id: str, bound: int, ended_ms: int) -> None:
+        """A transaction ended and is published or needs no publishing: it holds O for a while."""
+        self._bounds.pop(transaction_id, None)
+        self._ended.append((ended_ms, bound, transaction_id))
+
+    def move(self, s: int, op_start: int) -> None:
+        """A Kafka transaction that begins at op offset `op_start` moved S to `s`."""
+        if not self._moves or s > self._moves[-1][0]:
+            self._moves.append((s, op_start))
+
+    def is_marked(self, transaction_id: str) -> bool:
+        """Whether a live transaction has an op message."""
+        return transaction_id in self._bounds
+
+    def first_journal_offset(self, s: int) -> int:
+        """L: the oldest half message that is live without an op message, else `s`."""
+        unmarked = self._unmarked
+        while unmarked and not self._holds_journal(unmarked[0]):
+            unmarked.popleft()
+        return min(unmarked[0][0], s) if unmarked else s
+
+    def first_op_offset(self, l: int, op_start: int, journal_ms: int) -> int:  # noqa: E741
+        """O for a position written by the Kafka transaction that begins at `op_start` and has L = `l`."""
+        first = op_start
+        while self._moves and self._moves[0][0] <= l:
+            self._moves.popleft()
+        if self._moves:
+            first = min(first, self._moves[0][1])
+        self._drop_stale_marks()
+        if self._marked:
+            first = min(first, self._marked[0].bound)
+        horizon = journal_ms - self._config.remember_ended_ms
+        for ended_ms, bound, _ in self._ended:
+            if ended_ms >= horizon:
+                return min(first, bound)
+        return first
+
+    def forget_ended(self, journal_ms: int) -> Iterator[str]:
+        """Ids that ended longer ago than repeats can matter, at `journal_ms`; each is told once."""
+        horizon = journal_ms - self._config.remember_ended_ms
+        while self._ended and self._ended[0][0] < horizon:
+            yield self._ended.popleft()[2]
+
+    def choose_put_backs(self, s: int, op_start: int, journal_ms: int, most: int) -> list[str]:
+        """At most `most` live transactions that have held L or O back for long."""
+        config = self._config
+        chosen: list[str] = []
+        for half, appended_ms, transaction_id in self._unmarked:
+            if len(chosen) >= most or not (
+                s - half > config.journal_records or journal_ms - appended_ms > config.journal_ms
+            ):
+                break
+            if self._holds_journal((half, appended_ms, transaction_id)):
+                chosen.append(transaction_id)
+        room = max(config.op_messages, 4 * len(self._live))
+        for mark in self._marked:
+            is_far = op_start - mark.bound > room or journal_ms - mark.marked_ms > config.op_ms
+            if len(chosen) >= most or not is_far:
+                break
+            if self._bounds.get(mark.transaction_id) == mark.bound:
+                chosen.append(mark.transaction_id)
+        return chosen
+
+    def _holds_journal(self, entry: tuple[int, int, str]) -> bool:
+        t = self._live.get(entry[2])
+        return t is not None and t.half == entry[0] and entry[2] not in self._bounds
+
+    def _drop_stale_marks(self) -> None:
+        marked, bounds = self._marked, self._bounds
+        while marked and bounds.get(marked[0].transaction_id) != marked[0].bound:
+            marked.popleft()

@@ -1,0 +1,249 @@
+"""What the owner of a queue knows: its live transactions, those that ended lately, and its position."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from bridge.core import transition
+from bridge.core.config import CheckTimes
+from bridge.core.errors import QueueHalted
+from bridge.core.horizon import Horizon, HorizonConfig
+from bridge.core.op_message import AnswerCode, OpMessage, Position, decode_op, encode_op
+from bridge.core.queue_choice import choose_effective_key, hash_ordering_key
+from bridge.core.record import ActRecord, EndRecord, HalfMessage, Record, is_void
+from bridge.core.transaction import ORDER, Transaction, TransactionState
+from bridge.core.transition import Effect, Park, Place, Publish, Reply, Rewrite, Schedule, WriteOp
+
+TimesOf = Callable[[str], CheckTimes]
+"""Check times of a producer group by its name."""
+
+NOBODY: Collection[str] = frozenset()
+
+
+class Restored(NamedTuple):
+    """What a take-over read. `ops`: (op offset, id, value), the last of each id. `halves`: journal from L to S.
+
+    `op_floor`: the op offset after the last position with s <= l, else the O read. `op_end`: the op
+    queue's end noted after fencing. `journal_ms`: append time of the record before S, 0 if there is none.
+    """
+
+    position: Position
+    ops: Sequence[tuple[int, str, bytes]]
+    halves: Sequence[tuple[Place, HalfMessage, int]]
+    op_floor: int
+    op_end: int
+    journal_ms: int
+
+
+class Sealed(NamedTuple):
+    """A transaction's op message as one Kafka transaction wrote it."""
+
+    transaction: Transaction
+    value: bytes
+
+
+def effective_okey(half: HalfMessage, first_key: bytes | None) -> int:
+    """Hash of the effective ordering key of a half message whose first message has this key."""
+    return hash_ordering_key(choose_effective_key(half.ordering_key, first_key, half.transaction_id.encode()))
+
+
+class QueueState:
+    """The state machine of one queue, without I/O. Dropped, and rebuilt from the log, after any doubt.
+
+    Use: `apply` the records of a batch, then `park`, `unblock`, `choose_put_backs` as timers want;
+    `withhold` what cannot be published; write it all in one Kafka transaction with `next_position`;
+    when that is committed, `confirm`.
+    """
+
+    def __init__(self, times_of: TimesOf, config: HorizonConfig) -> None:
+        self.live: dict[str, Transaction] = {}
+        self.ended: dict[str, bytes] = {}
+        self.chains: dict[int, list[str]] = {}  # okey -> blocked ones in the order of their ends
+        self.s = 0
+        self.journal_ms = 0
+        self.op_start = 0
+        self._settling: dict[str, Transaction] = {}
+        self._times_of = times_of
+        self._horizon = Horizon(self.live, config)
+
+    @classmethod
+    def restore(cls, restored: Restored, times_of: TimesOf, config: HorizonConfig) -> "QueueState":
+        """The state an owner with this log would have. Raises MalformedRecord, UnknownRecordVersion,
+        QueueHalted."""
+        state = cls(times_of, config)
+        state.s, state.op_start = restored.position.s, restored.op_end
+        state.journal_ms = restored.journal_ms
+        state._horizon.move(restored.position.s, restored.op_floor)
+        state._restore_ops(restored.ops)
+        for place, half, okey in restored.halves:
+            state._restore_half(place, half, okey)
+        return state
+
+    def apply(self, place: Place, record: Record, okey: int, expired: Collection[str] = NOBODY) -> Sequence[Effect]:
+        """Decides one journal record. `okey` matters for half messages; `expired`: ids whose body no log has."""
+        if isinstance(record, EndRecord):
+            return self._apply_end(place, record, expired)
+        if isinstance(record, HalfMessage):
+            return self._apply_half(place, record, okey)
+        return self._apply_act(place, record)
+
+    def advance(self, s: int, stored_ms: int) -> None:
+        """All records below `s` are decided; the last of them was appended at `stored_ms`."""
+        self.s = s
+        self.journal_ms = max(self.journal_ms, stored_ms)
+
+    def park(self, transaction_id: str, why: str) -> Sequence[Effect]:
+        """Parks a transaction that is still PREPARED."""
+        t = self.live.get(transaction_id)
+        if t is None or t.state is not TransactionState.PREPARED:
+            return ()
+        return self._follow(transition.park(t, why, self.s - 1))
+
+    def unblock(self, transaction_id: str) -> Sequence[Effect]:
+        """Makes the first blocked one of its chain ready to be published."""
+        t = self.live[transaction_id]
+        chain = self.chains[t.okey]
+        chain.remove(transaction_id)
+        if not chain:
+            del self.chains[t.okey]
+        return self._follow(transition.unblock(t, self.s - 1))
+
+    def block_again(self, transaction_id: str, why: str) -> Sequence[Effect]:
+        """Gives a blocked transaction another reason, if it is another."""
+        t = self.live[transaction_id]
+        return () if t.why == why else self._follow(transition.block(t, why))
+
+    def put_back(self, most: int) -> list[Effect]:
+        """Writes again what has held L or O back for long."""
+        effects: list[Effect] = []
+        for transaction_id in self._horizon.choose_put_backs(self.s, self.op_start, self.journal_ms, most):
+            effects += self._follow(transition.put_back(self.live[transaction_id]))
+        return effects
+
+    def withhold(self, effects: Iterable[Effect], reason_of: Callable[[Transaction], str | None]) -> list[Effect]:
+        """Blocks the commits among `effects` that `reason_of` names, and all behind them in their chains (O)."""
+        kept: list[Effect] = []
+        for effect in effects:
+            if isinstance(effect, Publish):
+                t = effect.transaction
+                why = ORDER if t.okey in self.chains else reason_of(t)
+                if why is not None:
+                    kept += self._follow(transition.block(t, why))
+                    self.chains.setdefault(t.okey, []).append(t.transaction_id)
+                    continue
+            kept.append(effect)
+        return kept
+
+    def next_position(self, written: Collection[Transaction], owner: str) -> Position:
+        """The position for the Kafka transaction that also writes op messages of `written`."""
+        for t in written:
+            if t.is_live:
+                self._horizon.mark(t.transaction_id, self.op_start, self.journal_ms)
+            elif t.ended_ms is not None:
+                self._horizon.end(t.transaction_id, self.op_start, t.ended_ms)
+        self._horizon.move(self.s, self.op_start)
+        first_journal = self._horizon.first_journal_offset(self.s)
+        first_op = self._horizon.first_op_offset(first_journal, self.op_start, self.journal_ms)
+        return Position(self.s, first_journal, first_op, owner)
+
+    def confirm(self, sealed: Iterable[Sealed], last_op_offset: int | None) -> None:
+        """The Kafka transaction is committed: remember the op messages of what ended, forget what is too old."""
+        for transaction, value in sealed:
+            if not transaction.is_live:
+                self.ended[transaction.transaction_id] = value
+            elif transaction.transaction_id in self.live:
+                self.live[transaction.transaction_id] = transaction
+        self._settling.clear()
+        for transaction_id in self._horizon.forget_ended(self.journal_ms):
+            self.ended.pop(transaction_id, None)
+        if last_op_offset is not None:
+            self.op_start = last_op_offset + 1
+
+    def prepared(self) -> Iterator[Transaction]:
+        """All PREPARED transactions."""
+        return (t for t in self.live.values() if t.state is TransactionState.PREPARED)
+
+    def get_op_value(self, transaction_id: str) -> bytes | None:
+        """The op message of a known transaction as it stands before this batch; None if it is not known."""
+        value = self.ended.get(transaction_id)
+        if value is None and (t := self.live.get(transaction_id)):
+            return encode_op(OpMessage(t))
+        return value
+
+    def _apply_half(self, place: Place, half: HalfMessage, okey: int) -> Sequence[Effect]:
+        if is_void(half, place.stored_ms):
+            return ()
+        transaction_id = half.transaction_id
+        if transaction_id in self.live or transaction_id in self._settling or transaction_id in self.ended:
+            again: tuple[Effect, ...] = (Rewrite(transaction_id),) if transaction_id in self.ended else ()
+            return again + self._answer(half.request, transaction_id, AnswerCode.ALREADY)
+        made = transition.prepare(half, place, okey, self._times_of(half.group))
+        if not made.transaction.is_final:
+            self._horizon.add_half(made.transaction)
+        return self._follow(made)
+
+    def _apply_end(self, place: Place, record: EndRecord, expired: Collection[str]) -> Sequence[Effect]:
+        t = self._find(record.transaction_id)
+        if t is None:
+            return self._answer(record.request, record.transaction_id, AnswerCode.UNKNOWN_TRANSACTION)
+        has_body = record.transaction_id not in expired
+        return self._follow(transition.end(t, record, place, self._times_of(t.group), has_body=has_body))
+
+    def _apply_act(self, place: Place, record: ActRecord) -> Sequence[Effect]:
+        t = self._find(record.transaction_id)
+        if t is None:
+            return self._answer(record.request, record.transaction_id, AnswerCode.UNKNOWN_TRANSACTION)
+        return self._follow(transition.act(t, record, place))
+
+    def _find(self, transaction_id: str) -> Transaction | None:
+        t = self.live.get(transaction_id) or self._settling.get(transaction_id)
+        if t is None and (value := self.ended.get(transaction_id)):
+            return decode_op(transaction_id, value).transaction
+        return t
+
+    def _follow(self, made: transition.Transition) -> tuple[Effect, ...]:
+        t = made.transaction
+        if made.effects:
+            if t.is_live:
+                self.live[t.transaction_id] = t
+                self._settling.pop(t.transaction_id, None)
+            elif t.transaction_id not in self.ended:
+                self.live.pop(t.transaction_id, None)
+                self._settling[t.transaction_id] = t
+        return made.effects
+
+    @staticmethod
+    def _answer(request: str | None, transaction_id: str, code: AnswerCode) -> tuple[Effect, ...]:
+        return () if request is None else (Reply(request, transaction_id, code),)
+
+    def _restore_half(self, place: Place, half: HalfMessage, okey: int) -> None:
+        if half.transaction_id in self.live or half.transaction_id in self.ended or is_void(half, place.stored_ms):
+            return
+        if half.is_published:
+            raise QueueHalted(f"journal offset {place.offset} was published, but the op topic does not know it")
+        transaction = transition.prepare(half, place, okey, self._times_of(half.group)).transaction
+        self.live[half.transaction_id] = transaction
+        self._horizon.add_half(transaction)
+
+    def _restore_ops(self, ops: Sequence[tuple[int, str, bytes]]) -> None:
+        blocked: list[Transaction] = []
+        for offset, transaction_id, value in sorted(ops):
+            t = decode_op(transaction_id, value).transaction
+            if t.is_live:
+                self.live[transaction_id] = t
+                self._horizon.mark(transaction_id, offset, self.journal_ms)
+                if t.blocked:
+                    blocked.append(t)
+            else:
+                self.ended[transaction_id] = value
+                self._horizon.end(transaction_id, offset, t.ended_ms or 0)
+        for t in sorted(blocked, key=lambda t: t.end or 0):
+            self.chains.setdefault(t.okey, []).append(t.transaction_id)
+
+
+def touched_by(effects: Iterable[Effect]) -> Mapping[str, Transaction]:
+    """The transactions the effects concern, as the last of them leaves each."""
+    return {
+        effect.transaction.transaction_id: effect.transaction
+        for effect in effects
+        if isinstance(effect, Publish | WriteOp | Park | Schedule)
+    }

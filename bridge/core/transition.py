@@ -1,0 +1,192 @@
+"""Transaction x record -> the transaction after it, and what follows. Source: design section 5."""
+
+from typing import NamedTuple
+
+from bridge.core.check_rules import first_check_ms
+from bridge.core.config import CheckTimes
+from bridge.core.op_message import AnswerCode
+from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
+from bridge.core.transaction import STATE_AFTER, Transaction, TransactionState
+
+
+class Publish(NamedTuple):
+    """Put the prepared messages into their topics, and the op message with their receipts."""
+
+    transaction: Transaction
+
+
+class WriteOp(NamedTuple):
+    """Write the state as an op message."""
+
+    transaction: Transaction
+
+
+class Park(NamedTuple):
+    """Copy the half message to the parked topic, and write the op message with the copy's offset."""
+
+    transaction: Transaction
+
+
+class Rewrite(NamedTuple):
+    """Write the op message of an ended transaction again, so that no repeat outlives it."""
+
+    transaction_id: str
+
+
+class Reply(NamedTuple):
+    """Answer a caller whose record changed no state."""
+
+    request: str
+    transaction_id: str
+    code: AnswerCode
+
+
+class Schedule(NamedTuple):
+    """Nothing to write; the next due time is another."""
+
+    transaction: Transaction
+
+
+Effect = Publish | WriteOp | Park | Rewrite | Reply | Schedule
+
+
+class Place(NamedTuple):
+    """Where and when a record was appended to the journal."""
+
+    offset: int
+    stored_ms: int
+
+
+class Transition(NamedTuple):
+    """The transaction after a record, and what follows from it."""
+
+    transaction: Transaction
+    effects: tuple[Effect, ...]
+
+
+_BY = {Source.PRODUCER: "producer", Source.CHECK: "check", Source.OPERATOR: "operator"}
+
+
+def prepare(half: HalfMessage, place: Place, okey: int, times: CheckTimes) -> Transition:
+    """A new half message, not void and not a repeat; published at once if it asks for it."""
+    is_published = half.is_published
+    transaction = Transaction(
+        half.transaction_id,
+        half.group,
+        place.offset,
+        place.stored_ms,
+        okey,
+        TransactionState.COMMITTED if is_published else TransactionState.PREPARED,
+        place.offset,
+        place.stored_ms,
+        first_check_ms(half, place.stored_ms, times),
+        0,
+        0,
+        half.max_checks,
+        half.max_life_s,
+    )
+    if is_published:
+        ended = transaction._replace(
+            by="producer", end=place.offset, ended_ms=place.stored_ms, requests=_requests(half.request)
+        )
+        return Transition(ended, (Publish(ended),))
+    replies = _reply(half.request, half.transaction_id, AnswerCode.ALREADY)
+    return Transition(transaction, (Schedule(transaction), *replies))
+
+
+def end(t: Transaction, record: EndRecord, place: Place, times: CheckTimes, *, has_body: bool) -> Transition:
+    """The first recorded resolution wins; later ends hear it. Source: design 1, F.
+
+    `has_body` False: no log has the messages any more, so a COMMIT changes nothing.
+    """
+    if record.group is not None and record.group != t.group:
+        return Transition(t, _reply(record.request, t.transaction_id, AnswerCode.GROUP_MISMATCH))
+    if t.is_final:
+        return Transition(t, _reply(record.request, t.transaction_id, AnswerCode.ALREADY))
+    if record.resolution is Resolution.UNKNOWN:
+        return _count(t, record, place, times)
+    if record.resolution is Resolution.COMMIT and not has_body:
+        return Transition(t, _reply(record.request, t.transaction_id, AnswerCode.BODY_EXPIRED))
+    ended = t._replace(
+        state=STATE_AFTER[record.resolution],
+        at=place.offset,
+        by=_BY[record.source],
+        end=place.offset,
+        ended_ms=place.stored_ms,
+        why=None,
+        requests=_requests(record.request),
+    )
+    return Transition(ended, (Publish(ended) if record.resolution is Resolution.COMMIT else WriteOp(ended),))
+
+
+def act(t: Transaction, record: ActRecord, place: Place) -> Transition:
+    """An operator asks now, or gives a parked transaction a new life. Check numbers never restart."""
+    if record.act is Act.CHECK:
+        replies = _reply(record.request, t.transaction_id, AnswerCode.ALREADY)
+        if t.state is not TransactionState.PREPARED:
+            return Transition(t, replies)
+        asked = t._replace(next_due_ms=min(t.next_due_ms, place.stored_ms))
+        return Transition(asked, (Schedule(asked), *replies))
+    if t.state is not TransactionState.PARKED:
+        return Transition(t, _reply(record.request, t.transaction_id, AnswerCode.NOT_PARKED))
+    resumed = t._replace(
+        state=TransactionState.PREPARED,
+        at=place.offset,
+        by="operator",
+        since_ms=place.stored_ms,
+        next_due_ms=place.stored_ms,
+        base=t.check_times,
+        why=None,
+        requests=_requests(record.request),
+    )
+    return Transition(resumed, (WriteOp(resumed), Schedule(resumed)))
+
+
+def park(t: Transaction, why: str, at: int) -> Transition:
+    """Discard: out of checks or out of life. A late answer or an operator can still end it."""
+    parked = t._replace(state=TransactionState.PARKED, at=at, by="timer", why=why, requests=())
+    return Transition(parked, (Park(parked),))
+
+
+def block(t: Transaction, why: str) -> Transition:
+    """A commit that stands but cannot be published now."""
+    blocked = t._replace(blocked=True, why=why)
+    return Transition(blocked, (WriteOp(blocked),))
+
+
+def unblock(t: Transaction, at: int) -> Transition:
+    """The next try of a blocked commit."""
+    released = t._replace(blocked=False, why=None, at=at)
+    return Transition(released, (Publish(released),))
+
+
+def put_back(t: Transaction) -> Transition:
+    """The state written again, only so that a restart has little to read."""
+    again = t._replace(requests=())
+    return Transition(again, (WriteOp(again),))
+
+
+def _count(t: Transaction, record: EndRecord, place: Place, times: CheckTimes) -> Transition:
+    """UNKNOWN changes nothing; as the answer to the next check it is counted."""
+    is_counted = (
+        record.source is Source.CHECK
+        and t.state is TransactionState.PREPARED
+        and record.check_number == t.check_times + 1
+    )
+    if not is_counted:
+        return Transition(t, _reply(record.request, t.transaction_id, AnswerCode.ALREADY))
+    counted = t._replace(
+        check_times=record.check_number,
+        at=place.offset,
+        next_due_ms=place.stored_ms + times.interval_ms,
+        requests=_requests(record.request),
+    )
+    return Transition(counted, (WriteOp(counted), Schedule(counted)))
+
+
+def _requests(request: str | None) -> tuple[str, ...]:
+    return () if request is None else (request,)
+
+
+def _reply(request: str | None, transaction_id: str, code: AnswerCode) -> tuple[Reply, ...]:
+    return () if request is None else (Reply(request, transaction_id, code),)
