@@ -1,0 +1,225 @@
+"""Group coordinator of the in-memory log: members, generations, cooperative sharing of queues, consume offsets."""
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from bridge.core.message import MessageQueue
+from bridge.store.memory.agenda import Agenda, Waiters
+from bridge.store.memory.errors import BrokerError, Code
+from bridge.store.memory.log import MemoryLog
+from bridge.store.message_store import GroupChange
+from bridge.store.results import ConsumeOffset, GroupGeneration
+
+NOTHING: frozenset[int] = frozenset()
+
+
+class MemberToken(NamedTuple):
+    """Names a member at one generation."""
+
+    member_id: str
+    generation: int
+
+
+@dataclass(slots=True)
+class Membership:
+    """One member, as the coordinator and the member itself know it (a frozen one knows old things)."""
+
+    member_id: str
+    client: str
+    topic: str
+    generation: int = 0
+    owned: set[int] = field(default_factory=set)
+    revoking: set[int] = field(default_factory=set)
+    is_frozen: bool = False
+    is_expired: bool = False
+    freezes: int = 0  # so far; tells a late expiry from a due one
+    revocations: int = 0
+    changes: deque[GroupChange] = field(default_factory=deque)
+    waiters: Waiters = field(default_factory=Waiters)
+
+    def tell(self, change: GroupChange) -> None:
+        self.changes.append(change)
+        self.waiters.wake()
+
+
+@dataclass(slots=True)
+class Group:
+    """A consumer group: members in order of joining, owners of queues, offsets."""
+
+    generation: int = 0
+    members: dict[str, Membership] = field(default_factory=dict)
+    offsets: dict[MessageQueue, int] = field(default_factory=dict)
+    pending: dict[int, list[ConsumeOffset]] = field(default_factory=dict)  # by producer id
+
+
+class GroupCoordinator:
+    """Shares the queues of a topic among members: those revoked must be released before others get them."""
+
+    def __init__(self, log: MemoryLog, session_timeout_ms: int = 10_000, rebalance_timeout_ms: int = 60_000) -> None:
+        self._log = log
+        self._agenda: Agenda = log.agenda
+        self._session_timeout_ms = session_timeout_ms
+        self._rebalance_timeout_ms = rebalance_timeout_ms
+        self._groups: dict[str, Group] = {}
+        self._joined = 0
+
+    # members
+
+    def join(self, group: str, topic: str, client: str) -> Membership:
+        """A new member; the queues are shared anew. Raises BrokerError for an unknown topic."""
+        self._log.find(MessageQueue(topic, 0))
+        member = Membership(self._next_member_id(client), client, topic)
+        self._enter(group, member)
+        return member
+
+    def leave(self, group: str, member: Membership) -> None:
+        """The member's queues go to others at once."""
+        if self._group(group).members.pop(member.member_id, None) is not None:
+            member.owned.clear()
+            member.revoking.clear()
+            self._rebalance(group)
+
+    def release(self, group: str, member: Membership, queue_ids: Collection[int]) -> None:
+        """Revoked queues are let go; who waits for them gets them."""
+        released = member.revoking.intersection(queue_ids)
+        if released and not member.is_expired:
+            member.revoking -= released
+            member.owned -= released
+            self._rebalance(group)
+
+    def freeze(self, group: str, member: Membership) -> None:
+        """The member's process stands still: no heartbeats, so its session runs out."""
+        if member.is_frozen:
+            return
+        member.is_frozen = True
+        member.freezes += 1
+        number = member.freezes
+        self._agenda.later(self._session_timeout_ms, lambda: self._expire(group, member, number))
+
+    def thaw(self, group: str, member: Membership) -> None:
+        """The process goes on. A member whose session has run out learns that its queues are lost, and joins anew."""
+        member.is_frozen = False
+        if not member.is_expired:
+            self._rebalance(group)
+            return
+        lost = frozenset(member.owned)
+        member.owned.clear()
+        member.revoking.clear()
+        member.changes.clear()
+        member.is_expired = False
+        member.member_id = self._next_member_id(member.client)
+        if lost:
+            member.tell(GroupChange(NOTHING, NOTHING, lost))
+        self._enter(group, member)
+
+    def _next_member_id(self, client: str) -> str:
+        self._joined += 1
+        return f"{client}-{self._joined}"
+
+    def _enter(self, name: str, member: Membership) -> None:
+        self._group(name).members[member.member_id] = member
+        self._rebalance(name)
+
+    def _expire(self, name: str, member: Membership, number: int) -> None:
+        group = self._group(name)
+        if member.is_frozen and member.freezes == number and group.members.pop(member.member_id, None) is not None:
+            member.is_expired = True
+            self._rebalance(name)
+
+    def _rebalance(self, name: str) -> None:
+        """One more generation: free queues are given out, queues too many are revoked.
+
+        Members that stand still keep what they have until their session runs out.
+        """
+        group = self._group(name)
+        group.generation += 1
+        for topic in dict.fromkeys(member.topic for member in group.members.values()):
+            members = [m for m in group.members.values() if m.topic == topic]
+            awake = [m for m in members if not m.is_frozen]
+            for member in awake:
+                member.generation = group.generation
+            self._share(name, topic, members, awake)
+
+    def _share(self, name: str, topic: str, members: Sequence[Membership], awake: Sequence[Membership]) -> None:
+        found = self._log.topics.get(topic)
+        everything = range(len(found.partitions) if found else 0)
+        quotas = make_quotas(len(everything), members)
+        held = set().union(*(m.owned for m in members)) if members else set()
+        free = deque(queue_id for queue_id in everything if queue_id not in held)
+        for member in awake:
+            room = quotas[member.member_id] - len(member.owned)
+            gained = frozenset(free.popleft() for _ in range(min(room, len(free))))
+            kept = len(member.owned) - len(member.revoking)
+            surplus = max(0, kept - quotas[member.member_id])
+            revoked = frozenset(sorted(member.owned - member.revoking)[len(member.owned - member.revoking) - surplus :])
+            if gained or revoked:
+                self._tell(name, member, gained, revoked)
+
+    def _tell(self, name: str, member: Membership, gained: frozenset[int], revoked: frozenset[int]) -> None:
+        member.owned |= gained
+        member.revoking |= revoked
+        member.tell(GroupChange(gained, revoked, NOTHING))
+        if revoked:
+            member.revocations += 1
+            number = member.revocations
+            self._agenda.later(self._rebalance_timeout_ms, lambda: self._insist(name, member, number))
+
+    def _insist(self, name: str, member: Membership, number: int) -> None:
+        """Who does not release in time is thrown out, and joins anew."""
+        if not member.revoking or member.revocations != number or member.is_frozen or member.is_expired:
+            return
+        self._group(name).members.pop(member.member_id, None)
+        member.is_expired = True
+        self.thaw(name, member)
+
+    # consume offsets
+
+    def get_offset(self, group: str, queue: MessageQueue) -> int:
+        """-1 if the group has committed none."""
+        return self._group(group).offsets.get(queue, -1)
+
+    def put_offset(self, group: str, queue: MessageQueue, offset: int, client: str) -> None:
+        """Commits plainly. While a group has members, only their processes may: BrokerError."""
+        known = self._group(group)
+        if known.members and all(member.client != client for member in known.members.values()):
+            raise BrokerError(Code.UNKNOWN_MEMBER_ID)
+        known.offsets[queue] = offset
+
+    def put_pending(self, generation: GroupGeneration, producer_id: int, offsets: Sequence[ConsumeOffset]) -> None:
+        """Offsets of an open Kafka transaction. Raises BrokerError when member or generation is not of now."""
+        group = self._group(generation.group)
+        token = generation.token
+        if not isinstance(token, MemberToken) or token.member_id not in group.members:
+            raise BrokerError(Code.UNKNOWN_MEMBER_ID)
+        if token.generation != group.generation:
+            raise BrokerError(Code.ILLEGAL_GENERATION)
+        group.pending.setdefault(producer_id, []).extend(offsets)
+
+    def end_pending(self, group: str, producer_id: int, is_commit: bool) -> None:
+        """The Kafka transaction has ended: its offsets hold, or never were."""
+        known = self._group(group)
+        for offset in known.pending.pop(producer_id, []):
+            if is_commit:
+                known.offsets[MessageQueue(offset.topic, offset.queue_id)] = offset.queue_offset
+
+    def delete_offsets(self, group: str) -> None:
+        """Forgets what the group has committed."""
+        self._group(group).offsets.clear()
+
+    def describe(self, group: str) -> Mapping[str, frozenset[int]]:
+        """Which member holds which queues, by member id."""
+        return {name: frozenset(member.owned) for name, member in self._group(group).members.items()}
+
+    def _group(self, name: str) -> Group:
+        return self._groups.setdefault(name, Group())
+
+
+def make_quotas(queues: int, members: Sequence[Membership]) -> dict[str, int]:
+    """How many queues each member is to have: as even as can be, and who has more now keeps the odd one."""
+    if not members:
+        return {}
+    least, odd = divmod(queues, len(members))
+    by_size = sorted(members, key=lambda m: -(len(m.owned) - len(m.revoking)))
+    return {m.member_id: least + (1 if place < odd else 0) for place, m in enumerate(by_size)}

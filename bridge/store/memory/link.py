@@ -1,0 +1,183 @@
+"""The way from a client to the log: here requests and answers are delayed, doubled and lost, and clients frozen."""
+
+import asyncio
+from collections.abc import Callable, Hashable
+from enum import Enum
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from bridge.core.message import MessageQueue
+from bridge.store.memory.agenda import NEVER, Agenda, Waiters
+from bridge.store.memory.errors import BrokerError, NoAnswerError
+
+T = TypeVar("T")
+
+
+class StepKind(Enum):
+    """The requests a client sends. An atomic batch is ADD_QUEUES, APPEND, (ADD_OFFSETS), ADD_QUEUES, APPEND, END."""
+
+    PUT = "PUT"
+    GET = "GET"
+    INIT = "INIT"
+    ADD_QUEUES = "ADD_QUEUES"
+    APPEND = "APPEND"
+    ADD_OFFSETS = "ADD_OFFSETS"
+    END = "END"
+    CONSUME_OFFSET = "CONSUME_OFFSET"
+    DESCRIBE = "DESCRIBE"
+
+
+class Step(NamedTuple):
+    """A request about to be sent, or answered. `subject`: the transactional id, group or topic it is about."""
+
+    kind: StepKind
+    client: str
+    subject: str
+    queue: MessageQueue | None = None
+    is_commit: bool = False
+
+
+class Fate(NamedTuple):
+    """What becomes of a request: milliseconds until it arrives and until its answer is back; None: never.
+
+    `again_ms`: the same request arrives once more so much later, and nobody hears the answer: the
+    retry hidden in a client, or the delayed original whose retry was the one that was answered.
+    """
+
+    request_ms: int | None = 0
+    answer_ms: int | None = 0
+    again_ms: int | None = None
+
+
+PASSES = Fate()
+
+
+class Faults(Protocol):
+    """Asked at each step, from outside. May freeze a client by waiting and kill it by raising or cancelling."""
+
+    async def before(self, step: Step) -> Fate:
+        """The client is about to send the request."""
+        ...
+
+    async def after(self, step: Step) -> None:
+        """The request has been answered; the client has not looked at the answer yet. Not asked after a time-out."""
+        ...
+
+    def marker_delay_ms(self, transactional_id: str, queue: MessageQueue | None) -> int:
+        """How long after the end of a Kafka transaction its marker is written there (None: consume offsets)."""
+        ...
+
+
+class NoFaults:
+    """Everything passes."""
+
+    async def before(self, step: Step) -> Fate:
+        return PASSES
+
+    async def after(self, step: Step) -> None:
+        return None
+
+    def marker_delay_ms(self, transactional_id: str, queue: MessageQueue | None) -> int:
+        return 0
+
+
+class _Delivery(Generic[T]):
+    """One request on its way; keeps the first answer."""
+
+    def __init__(self, request: Callable[[], T]) -> None:
+        self._request = request
+        self._answers: list[T | BrokerError] = []
+
+    def arrive(self) -> None:
+        try:
+            self._answers.append(self._request())
+        except BrokerError as error:
+            self._answers.append(error)
+
+    def take(self) -> T:
+        answer = self._answers[0]
+        if isinstance(answer, BrokerError):
+            raise answer
+        return answer
+
+
+class Link:
+    """One client process's connection to the log."""
+
+    def __init__(self, client: str, agenda: Agenda, faults: Faults | None = None) -> None:
+        self.client = client
+        self.agenda = agenda
+        self._faults = faults
+        self._is_frozen = False
+        self._thawed = Waiters()
+        self._lanes: dict[Hashable, int] = {}  # lane -> when its last request arrives
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the process stands still."""
+        return self._is_frozen
+
+    def freeze(self) -> None:
+        """The process stops (SIGSTOP) before its next request or at its next answer; what was sent goes on."""
+        self._is_frozen = True
+
+    def thaw(self) -> None:
+        """The process goes on (SIGCONT)."""
+        self._is_frozen = False
+        self._thawed.wake()
+
+    async def pause(self) -> None:
+        """Lets others run, and waits while the process is frozen."""
+        await asyncio.sleep(0)
+        while self._is_frozen:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._thawed.add(future)
+            try:
+                await future
+            finally:
+                self._thawed.discard(future)
+
+    async def call(self, step: Step, request: Callable[[], T], timeout_ms: int, lane: Hashable = None) -> T:
+        """Sends a request and gives its answer. Requests of one lane arrive in order.
+
+        Raises BrokerError as answered, NoAnswerError when nothing came in time.
+        """
+        await self.pause()
+        fate = PASSES if self._faults is None else await self._faults.before(step)
+        self.agenda.run_due()
+        if lane is not None:
+            fate = self._keep_order(fate, lane)
+        if fate == PASSES:
+            answer = request()
+        else:
+            answer = await self._travel(fate, request, timeout_ms)
+        if self._faults is not None:
+            await self._faults.after(step)
+        if self._is_frozen:
+            await self.pause()
+        return answer
+
+    def _keep_order(self, fate: Fate, lane: Hashable) -> Fate:
+        now = self.agenda.monotonic_ms()
+        if fate.request_ms is None:
+            return fate
+        arrives = max(now + fate.request_ms, self._lanes.get(lane, 0))
+        if arrives <= now:
+            self._lanes.pop(lane, None)
+            return fate
+        self._lanes[lane] = arrives
+        return fate._replace(request_ms=arrives - now)
+
+    async def _travel(self, fate: Fate, request: Callable[[], T], timeout_ms: int) -> T:
+        delivery = _Delivery(request)
+        if fate.request_ms == 0:
+            delivery.arrive()
+        elif fate.request_ms is not None:
+            self.agenda.later(fate.request_ms, delivery.arrive)
+        if fate.again_ms is not None:
+            self.agenda.later(fate.again_ms, delivery.arrive)
+        whole_ms = NEVER if fate.request_ms is None or fate.answer_ms is None else fate.request_ms + fate.answer_ms
+        await self.agenda.clock.sleep_ms(min(whole_ms, timeout_ms))
+        self.agenda.run_due()
+        if whole_ms > timeout_ms:
+            raise NoAnswerError(f"no answer within {timeout_ms} ms")
+        return delivery.take()

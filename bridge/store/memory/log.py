@@ -1,0 +1,104 @@
+"""The topics of the in-memory log."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from bridge.core.message import MessageQueue
+from bridge.core.topics import is_legal_topic
+from bridge.store.memory.agenda import Agenda
+from bridge.store.memory.errors import BrokerError, Code
+from bridge.store.memory.partition import Partition
+from bridge.store.memory.policy import complete_config, make_acceptance, make_cleaning
+from bridge.store.message_store import TopicDescription
+
+
+class Topic:
+    """A topic: its id (a new one for each creation), its settings and its queues."""
+
+    def __init__(self, name: str, topic_id: str, queues: int, config: Mapping[str, str]) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.is_denied = False  # an ACL refuses writes
+        self.config = complete_config(config)
+        acceptance, cleaning = make_acceptance(self.config), make_cleaning(self.config)
+        self.partitions = [Partition(MessageQueue(name, n), acceptance, cleaning) for n in range(queues)]
+
+    def alter(self, config: Mapping[str, str]) -> None:
+        """Changes settings; records that lie in the log are not judged again."""
+        self.config = complete_config({**self.config, **config})
+        for partition in self.partitions:
+            partition.acceptance = make_acceptance(self.config)
+            partition.cleaning = make_cleaning(self.config)
+
+    def describe(self) -> TopicDescription:
+        """As the cluster would; one replica."""
+        acceptance = self.partitions[0].acceptance
+        return TopicDescription(
+            name=self.name,
+            topic_id=self.topic_id,
+            queues=len(self.partitions),
+            leaderless=frozenset(p.queue.queue_id for p in self.partitions if not p.has_leader),
+            replication_factor=1,
+            max_message_bytes=acceptance.max_message_bytes,
+            is_log_append_time=acceptance.is_log_append_time,
+            timestamp_before_max_ms=acceptance.timestamp_before_max_ms,
+            timestamp_after_max_ms=acceptance.timestamp_after_max_ms,
+            config=dict(self.config),
+        )
+
+
+class MemoryLog:
+    """All topics of one cluster, and what can be done to them from outside. One thread, no I/O."""
+
+    def __init__(self, agenda: Agenda) -> None:
+        self.agenda = agenda
+        self.topics: dict[str, Topic] = {}
+        self._created = 0
+
+    def create_topic(self, name: str, queues: int = 1, config: Mapping[str, str] | None = None) -> Topic:
+        """Raises BrokerError if the topic exists, or name, number of queues or settings are illegal."""
+        if name in self.topics:
+            raise BrokerError(Code.TOPIC_ALREADY_EXISTS, name)
+        if not is_legal_topic(name) or queues < 1:
+            raise BrokerError(Code.INVALID_TOPIC, name)
+        self._created += 1
+        self.topics[name] = Topic(name, f"topic-id-{self._created}", queues, config or {})
+        return self.topics[name]
+
+    def delete_topic(self, name: str) -> None:
+        """Its records are gone; a topic created again under the name has another id and begins at 0."""
+        topic = self.topics.pop(name)
+        for partition in topic.partitions:
+            partition.waiters.wake()
+
+    def add_queues(self, name: str, queues: int) -> None:
+        """Raises the number of queues to `queues`."""
+        topic = self.topics[name]
+        first = topic.partitions[0]
+        for number in range(len(topic.partitions), queues):
+            topic.partitions.append(Partition(MessageQueue(name, number), first.acceptance, first.cleaning))
+
+    def set_leader(self, queue: MessageQueue, has_leader: bool) -> None:
+        """Takes the queue's leader away, or elects one."""
+        partition = self.find(queue)
+        partition.has_leader = has_leader
+        partition.waiters.wake()
+
+    def find(self, queue: MessageQueue) -> Partition:
+        """Raises BrokerError if there is no such topic or queue."""
+        topic = self.topics.get(queue.topic)
+        if topic is None or not 0 <= queue.queue_id < len(topic.partitions):
+            raise BrokerError(Code.UNKNOWN_TOPIC_OR_PARTITION, queue.topic)
+        return topic.partitions[queue.queue_id]
+
+    def find_writable(self, queue: MessageQueue) -> Partition:
+        """Raises BrokerError also where an ACL refuses writes."""
+        partition = self.find(queue)
+        if self.topics[queue.topic].is_denied:
+            raise BrokerError(Code.TOPIC_AUTHORIZATION_FAILED, queue.topic)
+        return partition
+
+    def each_partition(self, accepts: Callable[[Topic], bool] = lambda topic: True) -> Iterator[Partition]:
+        """All queues of all topics that are accepted, in order of creation."""
+        for topic in self.topics.values():
+            if accepts(topic):
+                yield from topic.partitions

@@ -1,0 +1,167 @@
+"""Transaction coordinator of the in-memory log: transactional ids, epochs, markers; the older protocol (TV1).
+
+An EndTxn names only producer id and epoch, and the epoch does not change between two Kafka transactions
+of one producer: so a late EndTxn ends whatever that producer has open by then (KAFKA-17754).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from bridge.core.message import Message, MessageQueue
+from bridge.store.memory.errors import BrokerError, Code
+from bridge.store.memory.groups import GroupCoordinator
+from bridge.store.memory.log import MemoryLog
+from bridge.store.memory.partition import Appended, Stamp
+from bridge.store.results import ConsumeOffset, GroupGeneration
+
+_MARKER_RETRY_MS = 100
+
+Place = MessageQueue | str  # a queue, or the consumer group whose offsets belong to the Kafka transaction
+
+
+class Phase(Enum):
+    """Where a transactional id's Kafka transaction is. ENDING: decided, but markers are missing."""
+
+    EMPTY = "EMPTY"
+    ONGOING = "ONGOING"
+    ENDING = "ENDING"
+    ENDED = "ENDED"
+
+
+@dataclass(slots=True)
+class Registration:
+    """A transactional id as its coordinator knows it."""
+
+    transactional_id: str
+    producer_id: int
+    timeout_ms: int
+    epoch: int = 0
+    phase: Phase = Phase.EMPTY
+    is_commit: bool = False
+    places: dict[Place, None] = field(default_factory=dict)
+    transactions: int = 0  # begun so far; tells a late time-out from a due one
+
+
+class TransactionCoordinator:
+    """Who may write under a transactional id, and how its Kafka transactions end."""
+
+    def __init__(
+        self, log: MemoryLog, groups: GroupCoordinator, marker_delay_ms: Callable[[str, MessageQueue | None], int]
+    ) -> None:
+        self._log = log
+        self._groups = groups
+        self._marker_delay_ms = marker_delay_ms
+        self._by_id: dict[str, Registration] = {}
+
+    def describe(self, transactional_id: str) -> Registration | None:
+        """The id's state, for those who look on from outside."""
+        return self._by_id.get(transactional_id)
+
+    def init(self, transactional_id: str, timeout_ms: int) -> tuple[int, int]:
+        """A new epoch of the id: fences the old one and aborts what it has open.
+
+        Raises BrokerError CONCURRENT_TRANSACTIONS while markers of the last Kafka transaction are missing.
+        """
+        known = self._by_id.get(transactional_id)
+        if known is None:
+            known = self._by_id[transactional_id] = Registration(transactional_id, len(self._by_id) + 1, timeout_ms)
+            return known.producer_id, known.epoch
+        if known.phase is Phase.ONGOING:
+            known.epoch += 1
+            self._decide(known, is_commit=False)
+        if known.phase is Phase.ENDING:
+            raise BrokerError(Code.CONCURRENT_TRANSACTIONS)
+        known.epoch += 1
+        known.timeout_ms = timeout_ms
+        known.phase = Phase.EMPTY
+        return known.producer_id, known.epoch
+
+    def add_queues(self, transactional_id: str, stamp: Stamp, queues: Sequence[MessageQueue]) -> None:
+        """All queues, or none, belong to the Kafka transaction, which begins here. Raises BrokerError."""
+        known = self._check(transactional_id, stamp)
+        for queue in queues:
+            self._log.find_writable(queue).check_leader()
+        self._begin(known)
+        known.places.update(dict.fromkeys(queues))
+
+    def append(
+        self, transactional_id: str, stamp: Stamp, queue: MessageQueue, messages: Sequence[Message]
+    ) -> list[Appended]:
+        """Appends inside the open Kafka transaction; the queue must belong to it. Raises BrokerError."""
+        known = self._check(transactional_id, stamp)
+        partition = self._log.find_writable(queue)
+        if known.phase is not Phase.ONGOING or queue not in known.places:
+            raise BrokerError(Code.INVALID_TXN_STATE)
+        return partition.append(messages, stamp, self._log.agenda.now_ms())
+
+    def add_offsets(
+        self, transactional_id: str, stamp: Stamp, generation: GroupGeneration, offsets: Sequence[ConsumeOffset]
+    ) -> None:
+        """Consume offsets that hold when the Kafka transaction commits. A stale generation is refused."""
+        known = self._check(transactional_id, stamp)
+        self._begin(known)
+        known.places[generation.group] = None
+        self._groups.put_pending(generation, known.producer_id, offsets)
+
+    def end(self, transactional_id: str, stamp: Stamp, is_commit: bool) -> None:
+        """Decides the producer's open Kafka transaction; the markers follow. The same end again is fine."""
+        known = self._check(transactional_id, stamp)
+        if known.phase is Phase.ONGOING:
+            self._decide(known, is_commit)
+        elif known.phase is Phase.EMPTY or known.is_commit is not is_commit:
+            raise BrokerError(Code.INVALID_TXN_STATE)
+        elif known.phase is Phase.ENDING:
+            raise BrokerError(Code.CONCURRENT_TRANSACTIONS)
+
+    def _check(self, transactional_id: str, stamp: Stamp) -> Registration:
+        known = self._by_id.get(transactional_id)
+        if known is None or known.producer_id != stamp.producer_id:
+            raise BrokerError(Code.INVALID_PRODUCER_ID_MAPPING)
+        if known.epoch != stamp.epoch:
+            raise BrokerError(Code.PRODUCER_FENCED)
+        return known
+
+    def _begin(self, known: Registration) -> None:
+        if known.phase is Phase.ENDING:
+            raise BrokerError(Code.CONCURRENT_TRANSACTIONS)
+        if known.phase is Phase.ONGOING:
+            return
+        known.phase = Phase.ONGOING
+        known.transactions += 1
+        number = known.transactions
+        self._log.agenda.later(known.timeout_ms, lambda: self._time_out(known, number))
+
+    def _time_out(self, known: Registration, number: int) -> None:
+        if known.phase is Phase.ONGOING and known.transactions == number:
+            known.epoch += 1  # the producer that slept is fenced
+            self._decide(known, is_commit=False)
+
+    def _decide(self, known: Registration, is_commit: bool) -> None:
+        known.phase = Phase.ENDING
+        known.is_commit = is_commit
+        for place in tuple(known.places):
+            delay_ms = self._marker_delay_ms(known.transactional_id, None if isinstance(place, str) else place)
+            if delay_ms > 0:
+                self._later(known, place, delay_ms)
+            else:
+                self._write_marker(known, place)
+
+    def _later(self, known: Registration, place: Place, delay_ms: int) -> None:
+        self._log.agenda.later(delay_ms, lambda: self._write_marker(known, place))
+
+    def _write_marker(self, known: Registration, place: Place) -> None:
+        """A queue without a leader holds the Kafka transaction until it has one; a deleted one does not."""
+        if isinstance(place, str):
+            self._groups.end_pending(place, known.producer_id, known.is_commit)
+        else:
+            try:
+                now_ms = self._log.agenda.now_ms()
+                self._log.find(place).end(known.producer_id, known.epoch, known.is_commit, now_ms)
+            except BrokerError as error:
+                if error.code is Code.LEADER_NOT_AVAILABLE:
+                    self._later(known, place, _MARKER_RETRY_MS)
+                    return
+        del known.places[place]
+        if not known.places:
+            known.phase = Phase.ENDED
