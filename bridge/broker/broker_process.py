@@ -1,0 +1,98 @@
+"""The operating system's side of a broker: its process, its pid file, its end."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+import psutil
+
+from bridge.broker.errors import BrokerFailed
+
+_KILL_TIMEOUT_S = 10.0
+
+
+class Lifeline:
+    """Stops the broker when this process dies in any way, SIGKILL included.
+
+    A small process waits at the other end of a pipe: the system closes ours when we die. (The parent-death
+    signal of Linux is sent when the *thread* that started the child ends, so it is of no use here.)
+    """
+
+    def __init__(self, pid: int, properties_file: Path) -> None:
+        self._watcher = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "bridge.broker.lifeline", str(pid), str(properties_file)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def cut(self) -> None:
+        """Ends the watcher without its doing anything."""
+        self._watcher.kill()
+        self._watcher.wait()
+        if self._watcher.stdin is not None:
+            self._watcher.stdin.close()
+
+
+def start_process(command: Sequence[str], output: TextIO, folder: Path) -> subprocess.Popen[bytes]:
+    """In a session of its own: Ctrl-C in the terminal must not end Kafka before the bridge has stopped."""
+    return subprocess.Popen(  # noqa: S603
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        cwd=folder,
+        start_new_session=True,
+    )
+
+
+def write_pid(pid_file: Path, pid: int) -> None:
+    """Whole or not at all."""
+    fresh = pid_file.with_suffix(".new")
+    fresh.write_text(f"{pid}\n")
+    fresh.replace(pid_file)
+
+
+def find_left_over(pid_file: Path, properties_file: Path) -> psutil.Process | None:
+    """The broker of this folder that an earlier run left; None if the pid is gone or somebody else's now."""
+    try:
+        left_over = psutil.Process(int(pid_file.read_text()))
+        return left_over if str(properties_file) in left_over.cmdline() else None
+    except (OSError, ValueError, psutil.Error):
+        return None
+
+
+def stop_process(pid: int, properties_file: Path, timeout_s: float) -> None:
+    """SIGTERM, after the deadline SIGKILL; a paused one is woken first. Nothing if it is not that broker."""
+    try:
+        broker = psutil.Process(pid)
+        if str(properties_file) not in broker.cmdline():
+            return
+        broker.send_signal(signal.SIGCONT)
+        broker.terminate()
+        with contextlib.suppress(psutil.TimeoutExpired):
+            broker.wait(timeout_s)
+            return
+        broker.kill()
+        broker.wait(_KILL_TIMEOUT_S)
+    except psutil.NoSuchProcess:
+        return
+    except psutil.TimeoutExpired as error:
+        raise BrokerFailed(f"the broker (process {pid}) does not die", "Restart the machine.") from error
+    except psutil.AccessDenied as error:
+        remedy = f"Stop process {pid} as its own user, then try again."
+        raise BrokerFailed(f"the broker (process {pid}) belongs to another user", remedy) from error
+
+
+def read_tail(output_file: Path, offset: int, max_bytes: int = 64_000) -> str:
+    """What was printed after `offset`, its end only if it is long."""
+    with output_file.open("rb") as output:
+        end = output.seek(0, os.SEEK_END)
+        output.seek(max(offset, end - max_bytes))
+        return output.read().decode(errors="replace")

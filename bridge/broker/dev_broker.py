@@ -1,0 +1,220 @@
+"""One real Kafka broker on this machine, for development and tests."""
+
+import base64
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from bridge.broker.broker_process import (
+    Lifeline,
+    find_left_over,
+    read_tail,
+    start_process,
+    stop_process,
+    write_pid,
+)
+from bridge.broker.errors import BrokerFailed, DataFolderInUse, DataFolderUnusable
+from bridge.broker.file_lock import FileLock
+from bridge.broker.jars import Report, fetch_jars
+from bridge.broker.java import find_java
+from bridge.broker.ports import check_port, choose_free_port
+from bridge.broker.server_properties import HOST, STARTED_LINE, BrokerLayout, make_java_options, make_properties
+
+_START_TIMEOUT_S = 90.0
+_STOP_TIMEOUT_S = 15.0
+_FORMAT_TIMEOUT_S = 60.0
+_LOOK_INTERVAL_S = 0.05
+_MAX_OUTPUT_BYTES = 10_000_000
+_SHOWN_CHARACTERS = 2_000
+
+
+class DevBroker:
+    """A single-node KRaft broker on loopback; its data outlive it.
+
+    `port` and `controller_port` None: any free one, kept for the life of this object. `settings` overrule
+    `server.properties`. It stops when this process dies, and not on Ctrl-C; what a SIGKILL left behind
+    is stopped by the next `start`. One owner thread at a time.
+    """
+
+    def __init__(
+        self,
+        data_folder: Path,
+        *,
+        port: int | None = 9092,
+        controller_port: int | None = None,
+        heap_mb: int = 384,
+        settings: Mapping[str, str] | None = None,
+        jar_folder: Path | None = None,
+    ) -> None:
+        self._folder = data_folder.absolute()
+        self._port = port
+        self._controller_port = controller_port
+        self._heap_mb = heap_mb
+        self._settings = dict(settings or {})
+        self._jar_folder = jar_folder
+        self._lock = FileLock(self._folder / "broker.lock")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lifeline: Lifeline | None = None
+
+    @property
+    def port(self) -> int:
+        """Where clients connect; known once `start` was called if none was given."""
+        if self._port is None:
+            raise BrokerFailed("the broker has no port yet", "Call start first.")
+        return self._port
+
+    @property
+    def bootstrap(self) -> str:
+        """What Kafka clients take as `bootstrap.servers`."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Of the Java process; None if it does not run."""
+        return self._process.pid if self.is_running and self._process else None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process lives; a paused one does."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def output_file(self) -> Path:
+        """What Kafka prints; appended to at each start."""
+        return self._folder / "broker.log"
+
+    def start(self, report: Report | None = None) -> None:
+        """Returns when clients are answered. `report` hears of the jars' download, if there is one.
+
+        Raises a BrokerError with its remedy, and then has left nothing running.
+        """
+        if self.is_running:
+            return
+        self.stop()  # lets go of what is left if it ended by itself
+        java, jars = find_java(), fetch_jars(self._jar_folder, report)
+        self._take_folder()
+        try:
+            self._end_left_over()
+            layout = self._lay_out()
+            command = (str(java.path), *make_java_options(self._heap_mb), "-cp", f"{jars}/*")
+            self._format(layout, command)
+            self._run(layout, command)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self, timeout_s: float = _STOP_TIMEOUT_S) -> None:
+        """SIGTERM, then SIGKILL after the deadline; harmless if it does not run."""
+        if self._lifeline is not None:
+            self._lifeline.cut()
+            self._lifeline = None
+        if self._process is not None:
+            if self.is_running:
+                stop_process(self._process.pid, self._folder / "server.properties", timeout_s)
+            self._process.wait()
+            self._process = None
+            self._pid_file.unlink(missing_ok=True)
+        self._lock.free()
+
+    def kill(self) -> None:
+        """SIGKILL; `start` brings it up again on the same data and port."""
+        if self._process is not None:
+            self._process.kill()
+        self.stop()
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open, nobody answers."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._signal(signal.SIGCONT)
+
+    @property
+    def _pid_file(self) -> Path:
+        return self._folder / "broker.pid"
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is None or not self.is_running:
+            raise BrokerFailed("the broker does not run", "Call start first.")
+        self._process.send_signal(number)
+
+    def _take_folder(self) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            taken = self._lock.take(wait=False)
+        except OSError as error:
+            remedy = "Choose another data folder or give yourself the right to write there."
+            raise DataFolderUnusable(f"{self._folder} cannot be written: {error}", remedy) from error
+        if not taken:
+            remedy = "Stop it, or choose another data folder and other ports for this one."
+            raise DataFolderInUse(f"a running process keeps its broker in {self._folder}", remedy)
+
+    def _end_left_over(self) -> None:
+        left_over = find_left_over(self._pid_file, self._folder / "server.properties")
+        if left_over is not None:
+            stop_process(left_over.pid, self._folder / "server.properties", _STOP_TIMEOUT_S)
+        self._pid_file.unlink(missing_ok=True)
+
+    def _lay_out(self) -> BrokerLayout:
+        """Decides the ports, once."""
+        if self._port is None:
+            self._port = choose_free_port()
+        while self._controller_port in (None, self._port):
+            self._controller_port = choose_free_port()
+        for port in (self._port, self._controller_port):
+            check_port(port, "Stop that process, choose another port, or use its Kafka with --kafka HOST:PORT.")
+        return BrokerLayout(self._folder, self._port, self._controller_port, self._settings)
+
+    def _format(self, layout: BrokerLayout, command: tuple[str, ...]) -> None:
+        """Makes the log folder, whole or not at all; once in the life of a data folder."""
+        if layout.log_folder.exists():
+            return
+        fresh, properties = layout.folder / "log.new", layout.folder / "format.properties"
+        shutil.rmtree(fresh, ignore_errors=True)
+        properties.write_text(make_properties(layout, fresh))
+        cluster_id = base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
+        # an id that begins with a dash would be taken for an option
+        options = ("kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c", str(properties))
+        _run_to_its_end((*command, *options))
+        fresh.rename(layout.log_folder)
+        properties.unlink()
+
+    def _run(self, layout: BrokerLayout, command: tuple[str, ...]) -> None:
+        layout.properties_file.write_text(make_properties(layout, layout.log_folder))
+        if layout.output_file.exists() and layout.output_file.stat().st_size > _MAX_OUTPUT_BYTES:
+            layout.output_file.replace(layout.output_file.with_suffix(".log.1"))
+        with layout.output_file.open("a") as output:
+            offset = output.tell()
+            self._process = start_process((*command, "kafka.Kafka", str(layout.properties_file)), output, layout.folder)
+        write_pid(self._pid_file, self._process.pid)
+        self._lifeline = Lifeline(self._process.pid, layout.properties_file)
+        self._await_started(layout.output_file, offset)
+
+    def _await_started(self, output_file: Path, offset: int) -> None:
+        """Kafka says so itself, after its sockets are open and the controller lets it serve."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while STARTED_LINE not in (printed := read_tail(output_file, offset)):
+            if not self.is_running:
+                raise BrokerFailed(f"Kafka ended while starting:\n{printed[-_SHOWN_CHARACTERS:]}", _see(output_file))
+            if time.monotonic() > deadline:
+                raise BrokerFailed(f"Kafka did not start in {_START_TIMEOUT_S:.0f} s", _see(output_file))
+            time.sleep(_LOOK_INTERVAL_S)
+
+
+def _run_to_its_end(command: tuple[str, ...]) -> None:
+    try:
+        subprocess.run(command, capture_output=True, text=True, timeout=_FORMAT_TIMEOUT_S, check=True)  # noqa: S603
+    except subprocess.CalledProcessError as error:
+        printed = f"{error.stdout}{error.stderr}"[-_SHOWN_CHARACTERS:]
+        raise BrokerFailed(f"Kafka's storage could not be formatted:\n{printed}", "See the message above.") from error
+    except subprocess.TimeoutExpired as error:
+        raise BrokerFailed(f"formatting Kafka's storage took over {_FORMAT_TIMEOUT_S:.0f} s", "Try again.") from error
+
+
+def _see(output_file: Path) -> str:
+    return f"Read {output_file}. If the data were damaged, delete {output_file.parent} to begin anew (all messages go)."

@@ -1,0 +1,52 @@
+"""TCP ports on loopback: is one free, who has it, which one to take."""
+
+import random
+import socket
+
+import psutil
+
+from bridge.broker.errors import PortTaken
+from bridge.broker.server_properties import HOST
+
+# Below the range of outgoing connections: a client that keeps calling a dead broker in that range
+# can connect to itself and so take the port away from it.
+_FREE_FROM, _FREE_TO = 17_000, 32_000
+_TRIES = 200
+
+
+def is_port_free(port: int) -> bool:
+    """Whether a server may listen there now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def choose_free_port() -> int:
+    """A port nobody listens on at the moment."""
+    for _ in range(_TRIES):
+        port = random.randrange(_FREE_FROM, _FREE_TO)  # noqa: S311  # no secret
+        if is_port_free(port):
+            return port
+    raise PortTaken(f"no free port between {_FREE_FROM} and {_FREE_TO}", "Name the ports yourself.")
+
+
+def check_port(port: int, remedy: str) -> None:
+    """Raises PortTaken, naming the process that has it where the system tells."""
+    if not is_port_free(port):
+        raise PortTaken(f"port {port} is in use{_describe_holder(port)}", remedy)
+
+
+def _describe_holder(port: int) -> str:
+    try:
+        pids = {
+            connection.pid
+            for connection in psutil.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,) and connection.pid
+        }
+        return "".join(f" by process {pid} ({psutil.Process(pid).name()})" for pid in sorted(pids))
+    except psutil.Error:
+        return ""

@@ -1,0 +1,31 @@
+"""What every test may ask for. Unit tests ask for none of it, so no broker starts for them."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.broker import BrokerFactory, broker_maker, running_broker
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[str]:
+    """`bootstrap.servers` of a real broker shared by the whole run: make topics and ids with names of your own."""
+    with running_broker() as broker:
+        yield broker.bootstrap
+
+
+@pytest.fixture
+def broker_factory() -> Iterator[BrokerFactory]:
+    """Call it for a started broker of this test's own, to kill and pause."""
+    with broker_maker() as make:
+        yield make
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With OUTBOX_BRIDGE_NO_SKIPS=1 a skipped test fails the run: the gate has every service."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("OUTBOX_BRIDGE_NO_SKIPS") == "1" and reporter is not None and reporter.stats.get("skipped"):
+        reporter.write_line("\nskipped tests are failures here (OUTBOX_BRIDGE_NO_SKIPS=1)", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,0 +1,42 @@
+"""Real Kafka brokers for tests: one for a whole test run, and private ones to kill and pause."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from bridge.broker.dev_broker import DevBroker
+from bridge.broker.errors import JarsUnavailable, JavaMissing
+
+BrokerFactory = Callable[..., DevBroker]
+
+
+@contextmanager
+def running_broker(settings: Mapping[str, str] | None = None, heap_mb: int = 384) -> Iterator[DevBroker]:
+    """A broker of its own on free ports with empty data; both are gone afterwards.
+
+    `kill()`, `pause()`, `resume()`, `stop()` and `start()` act on the same data and port.
+    """
+    with tempfile.TemporaryDirectory(prefix="outbox-bridge-kafka-", ignore_cleanup_errors=True) as folder:
+        broker = DevBroker(Path(folder), port=None, heap_mb=heap_mb, settings=settings)
+        try:
+            broker.start()
+        except (JavaMissing, JarsUnavailable) as missing:
+            pytest.skip(f"no Kafka: {missing}. {missing.remedy}")
+        try:
+            yield broker
+        finally:
+            broker.kill()
+
+
+@contextmanager
+def broker_maker() -> Iterator[BrokerFactory]:
+    """Makes started brokers (the arguments of `running_broker`) and ends them all at the end."""
+    with ExitStack() as brokers:
+
+        def make(settings: Mapping[str, str] | None = None, heap_mb: int = 384) -> DevBroker:
+            return brokers.enter_context(running_broker(settings, heap_mb))
+
+        yield make
