@@ -1,5 +1,6 @@
 """What the owner of a queue knows: its live transactions, those that ended lately, and its position."""
 
+from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -125,10 +126,10 @@ class QueueState:
         for effect in effects:
             if isinstance(effect, Publish):
                 t = effect.transaction
-                why = ORDER if t.okey in self.chains else reason_of(t)
+                why = reason_of(t) or (ORDER if t.okey in self.chains else None)
                 if why is not None:
                     kept += self._follow(transition.block(t, why))
-                    self.chains.setdefault(t.okey, []).append(t.transaction_id)
+                    self._enchain(t)
                     continue
             kept.append(effect)
         return kept
@@ -200,6 +201,10 @@ class QueueState:
             return decode_op(transaction_id, value).transaction
         return t
 
+    def _enchain(self, t: Transaction) -> None:
+        chain = self.chains.setdefault(t.okey, [])
+        insort(chain, t.transaction_id, key=lambda transaction_id: self.live[transaction_id].end or 0)
+
     def _follow(self, made: transition.Transition) -> tuple[Effect, ...]:
         t = made.transaction
         if made.effects:
@@ -225,19 +230,16 @@ class QueueState:
         self._horizon.add_half(transaction)
 
     def _restore_ops(self, ops: Sequence[tuple[int, str, bytes]]) -> None:
-        blocked: list[Transaction] = []
         for offset, transaction_id, value in sorted(ops):
             t = decode_op(transaction_id, value).transaction
             if t.is_live:
                 self.live[transaction_id] = t
                 self._horizon.mark(transaction_id, offset, self.journal_ms)
                 if t.blocked:
-                    blocked.append(t)
+                    self._enchain(t)
             else:
                 self.ended[transaction_id] = value
                 self._horizon.end(transaction_id, offset, t.ended_ms or 0)
-        for t in sorted(blocked, key=lambda t: t.end or 0):
-            self.chains.setdefault(t.okey, []).append(t.transaction_id)
 
 
 def touched_by(effects: Iterable[Effect]) -> Mapping[str, Transaction]:

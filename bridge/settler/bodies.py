@@ -1,0 +1,83 @@
+"""Bodies of pending transactions: in memory up to a byte budget, beyond it re-read by offset in batches."""
+
+from collections.abc import Collection, Iterable
+
+from bridge.core.errors import MalformedRecord, UnknownRecordVersion
+from bridge.core.message import MessageQueue, StoredMessage
+from bridge.core.record import HalfMessage
+from bridge.core.record_codec import decode_parked, decode_record
+from bridge.core.topics import InternalTopics
+from bridge.core.transaction import Transaction
+from bridge.settler.batch import Held
+from bridge.store.message_store import MessageStore
+
+_OVERHEAD_BYTES = 600  # tuples, header list and property strings around a small body
+
+
+class Bodies:
+    """The bodies of one queue's transactions."""
+
+    def __init__(self, store: MessageStore, topics: InternalTopics, queue_id: int, max_bytes: int) -> None:
+        self._store = store
+        self._half_queue = MessageQueue(topics.half, queue_id)
+        self._parked_queue = MessageQueue(topics.parked, queue_id)
+        self._max_bytes = max_bytes
+        self._held: dict[str, Held] = {}
+        self._held_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """What the bodies in memory take, about."""
+        return self._held_bytes
+
+    def keep(self, half: HalfMessage, stored: StoredMessage) -> None:
+        """Keeps a body if the budget allows it."""
+        size = _size_of(stored)
+        if self._held_bytes + size <= self._max_bytes and half.transaction_id not in self._held:
+            self._held[half.transaction_id] = Held(half, stored)
+            self._held_bytes += size
+
+    def drop(self, transaction_ids: Iterable[str]) -> None:
+        """Forgets bodies that nobody needs any more."""
+        for transaction_id in transaction_ids:
+            held = self._held.pop(transaction_id, None)
+            if held is not None:
+                self._held_bytes -= _size_of(held.stored)
+
+    def is_held(self, transaction_id: str) -> bool:
+        """Whether the body is in memory."""
+        return transaction_id in self._held
+
+    async def load(self, transactions: Collection[Transaction]) -> dict[str, Held]:
+        """Bodies by transaction id; what neither journal nor parked topic has is left out. Raises StoreError."""
+        found = {t.transaction_id: self._held[t.transaction_id] for t in transactions if t.transaction_id in self._held}
+        missing = [t for t in transactions if t.transaction_id not in found]
+        if missing:
+            found |= await self._read(self._half_queue, {t.half: t.transaction_id for t in missing})
+            parked = {t.parked: t.transaction_id for t in missing if t.parked is not None}
+            wanted = {offset: i for offset, i in parked.items() if i not in found}
+            if wanted:
+                found |= await self._read(self._parked_queue, wanted)
+        return found
+
+    async def _read(self, queue: MessageQueue, wanted: dict[int, str]) -> dict[str, Held]:
+        stored = await self._store.get_each(queue, wanted.keys())
+        found: dict[str, Held] = {}
+        for offset, message in stored.items():
+            half = _decode(message, is_parked=queue == self._parked_queue)
+            if half is not None and half.transaction_id == wanted[offset]:
+                found[half.transaction_id] = Held(half, message)
+        return found
+
+
+def _decode(stored: StoredMessage, *, is_parked: bool) -> HalfMessage | None:
+    try:
+        record = decode_parked(stored) if is_parked else decode_record(stored)
+    except (MalformedRecord, UnknownRecordVersion):
+        return None
+    return record if isinstance(record, HalfMessage) else None
+
+
+def _size_of(stored: StoredMessage) -> int:
+    headers = sum([len(name) + len(value or b"") for name, value in stored.headers])
+    return _OVERHEAD_BYTES + len(stored.key or b"") + len(stored.value or b"") + headers

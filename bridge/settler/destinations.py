@@ -1,0 +1,71 @@
+"""What is known of the topics commits go to, and why a commit cannot be published there now."""
+
+from collections.abc import Collection, Iterable, Sequence
+
+from bridge.clock import Clock
+from bridge.core.message import Message
+from bridge.settler.batch import real_queue
+from bridge.store.message_store import TopicAdmin, TopicDescription
+
+UNKNOWN_TOPIC = "UNKNOWN_TOPIC"
+UNKNOWN_PARTITION = "UNKNOWN_PARTITION"
+LEADERLESS = "LEADERLESS"
+MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
+
+_RECORD_OVERHEAD_BYTES = 90  # batch header and varints around one record, and its id header at least
+
+
+class Destinations:
+    """Descriptions of destination topics, asked anew when older than `max_age_ms`."""
+
+    def __init__(self, admin: TopicAdmin, clock: Clock, max_age_ms: int = 5_000) -> None:
+        self._admin = admin
+        self._clock = clock
+        self._max_age_ms = max_age_ms
+        self._known: dict[str, tuple[TopicDescription | None, int]] = {}
+
+    async def refresh(self, topics: Collection[str], *, is_forced: bool = False) -> None:
+        """Sees to it that each topic's description is fresh. Raises StoreError."""
+        now = self._clock.monotonic_ms()
+        stale = [
+            topic
+            for topic in topics
+            if is_forced or topic not in self._known or now - self._known[topic][1] > self._max_age_ms
+        ]
+        if stale:
+            described = await self._admin.describe_topics(stale)
+            self._known |= {topic: (described.get(topic), now) for topic in stale}
+
+    def queues_of(self, topic: str) -> int:
+        """Number of queues of a topic that was described; 1 for one that is gone."""
+        described = self._known[topic][0]
+        return described.queues if described else 1
+
+    def smallest_max_message_bytes(self) -> int | None:
+        """The smallest `max.message.bytes` among the topics in use."""
+        return min((d.max_message_bytes for d, _ in self._known.values() if d), default=None)
+
+    def find_reason(self, transaction_id: str, messages: Sequence[Message]) -> str | None:
+        """Why these messages cannot be published now; None if nothing speaks against it."""
+        return next(filter(None, (self._reason(transaction_id, message) for message in messages)), None)
+
+    def _reason(self, transaction_id: str, message: Message) -> str | None:
+        described = self._known[message.topic][0]
+        if described is None:
+            return UNKNOWN_TOPIC
+        queue_id = real_queue(message, transaction_id, described.queues)
+        if queue_id >= described.queues:
+            return UNKNOWN_PARTITION
+        if queue_id in described.leaderless:
+            return LEADERLESS
+        return MESSAGE_TOO_LARGE if _size_of(message) > described.max_message_bytes else None
+
+
+def topics_of(messages: Iterable[Message]) -> frozenset[str]:
+    """The set of destinations of one transaction."""
+    return frozenset([message.topic for message in messages])
+
+
+def _size_of(message: Message) -> int:
+    headers = sum([len(name) + len(value or b"") for name, value in message.headers])
+    return _RECORD_OVERHEAD_BYTES + len(message.key or b"") + len(message.value or b"") + headers

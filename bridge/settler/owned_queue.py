@@ -1,0 +1,459 @@
+"""One queue held by this process: take over, decide, write what follows, let go."""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import structlog
+
+from bridge.clock import Clock, KafkaTime
+from bridge.core.config import CheckTimes
+from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, MalformedRecord, StoreError, UnknownRecordVersion
+from bridge.core.horizon import HorizonConfig
+from bridge.core.message import MessageQueue, StoredMessage
+from bridge.core.queue_state import QueueState, touched_by
+from bridge.core.record import EndRecord, HalfMessage, Record, Resolution
+from bridge.core.record_codec import decode_record
+from bridge.core.transaction import SPLIT, Transaction, TransactionState
+from bridge.core.transition import Effect, Park, Place, Publish
+from bridge.settler.batch import BatchTarget, Held, make_batch, make_plan
+from bridge.settler.blocked import BlockedSchedule, Try
+from bridge.settler.blocked import Destinations as DestinationSet
+from bridge.settler.bodies import Bodies
+from bridge.settler.destinations import Destinations, topics_of
+from bridge.settler.observer import Body, QueueOwner, SettlerObserver
+from bridge.settler.take_over import TakeOver, first_okey, read_back
+from bridge.store.message_store import BatchWriter, MessageStore, OwnerStore, QueueReader
+
+_LOG = structlog.get_logger()
+BODY_EXPIRED = "BODY_EXPIRED"
+
+
+@dataclass(frozen=True, slots=True)
+class SettlerConfig:
+    """Bounds of a settler's work, per queue unless said otherwise."""
+
+    max_batch_records: int = 2_000
+    max_body_bytes: int = 128 * 1024 * 1024
+    position_delay_ms: int = 100  # a batch without effects moves S at latest after this
+    idle_position_ms: int = 86_400_000
+    max_put_backs: int = 1_000
+    max_parks: int = 500
+    park_backoff_ms: int = 5_000
+    horizon: HorizonConfig = field(default_factory=HorizonConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class SettlerPorts:
+    """What an owner works with."""
+
+    store: MessageStore
+    owners: OwnerStore
+    destinations: Destinations
+    times_of: Callable[[str], CheckTimes]
+    observer: SettlerObserver
+    clock: Clock
+
+
+@dataclass(slots=True)
+class QueueMemory:
+    """What this process remembers of a queue across take-overs: only how to try, never what happened."""
+
+    schedule: BlockedSchedule = field(default_factory=BlockedSchedule)
+    split_before: int = 0  # commits ending below are decided apart from being published
+
+
+@dataclass(slots=True)
+class QueueCounts:
+    """What an owner did, for metrics and health."""
+
+    records: int = 0
+    batches: int = 0
+    published: int = 0
+    quarantined: int = 0
+    put_backs: int = 0
+    parked: int = 0
+
+
+class SettleResult(NamedTuple):
+    """What one run did."""
+
+    records: int
+    effects: int
+
+
+class _Read(NamedTuple):
+    place: Place
+    record: Record
+    okey: int
+
+
+class OwnedQueue(QueueOwner):
+    """The owner of one queue. After an error that is not a clean abort it is closed and made anew."""
+
+    def __init__(
+        self, target: BatchTarget, ports: SettlerPorts, config: SettlerConfig, memory: QueueMemory, counts: QueueCounts
+    ) -> None:
+        self._target = target
+        self._ports = ports
+        self._config = config
+        self._memory = memory
+        self.counts = counts
+        self._time = KafkaTime(ports.clock)
+        self._bodies = Bodies(ports.store, target.topics, target.queue_id, config.max_body_bytes)
+        self._state = QueueState(ports.times_of, config.horizon)
+        self._writer: BatchWriter | None = None
+        self._reader: QueueReader | None = None
+        self._parks: dict[str, str] = {}
+        self._park_not_before_ms = 0
+        self._batch_bodies: dict[str, Held] = {}  # of the batch being made
+        self._blocked_to: dict[str, DestinationSet] = {}  # destinations of blocked commits
+        self._written_s = -1
+        self._written_at_ms = 0
+        self._read_through_ms = 0
+        self._end_wanted = False
+        self._noting: asyncio.Task[None] | None = None
+        self._noted: tuple[int, int] | None = None  # Kafka's time, journal end then
+
+    # --- QueueOwner, for the checker ---
+
+    @property
+    def queue_id(self) -> int:
+        return self._target.queue_id
+
+    def now_ms(self) -> int:
+        return self._time.now_ms()
+
+    def note_end(self) -> None:
+        self._end_wanted = True
+
+    def read_through_ms(self) -> int:
+        return self._read_through_ms
+
+    async def get_bodies(self, transactions: Collection[Transaction]) -> Mapping[str, Body]:
+        held = await self._bodies.load(transactions)
+        return {transaction_id: Body(h.half, h.decode()) for transaction_id, h in held.items()}
+
+    def park(self, whys: Mapping[str, str]) -> None:
+        self._parks |= whys
+
+    # --- for the settler ---
+
+    @property
+    def state(self) -> QueueState:
+        """The state machine; read only."""
+        return self._state
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of bodies in memory, about."""
+        return self._bodies.held_bytes
+
+    async def take_over(self) -> None:
+        """Fences the last owner, reads back, writes the position. Raises StoreError, QueueHalted."""
+        ports, target = self._ports, self._target
+        ids = (target.topics.transactional_id(self.queue_id, 0), target.topics.transactional_id(self.queue_id, 1))
+        self._writer = ports.owners.open_writer(ids)
+        await self._writer.fence()
+        taken = await read_back(ports.store, ports.owners, target.topics, self.queue_id, ports.clock)
+        await self._restore(taken)
+        self._reader = ports.owners.open_reader(MessageQueue(target.topics.half, self.queue_id), self._state.s)
+        await self._write([])
+        ports.observer.queue_taken(self, list(self._state.prepared()))
+
+    async def run_once(self) -> SettleResult:
+        """Settles one bounded read in one Kafka transaction, then what timers want.
+
+        Raises StoreError, UnknownRecordVersion: take the queue over anew.
+        """
+        assert self._reader is not None
+        read = await self._reader.get(self._config.max_batch_records, self._wait_ms())
+        seen_at_ms = self._ports.clock.monotonic_ms()
+        records, halted = self._decode(read.messages)
+        effects = await self._decide(records)
+        if records or (read.messages and not halted):
+            last = read.messages[-1] if not halted else None
+            s = read.next_begin_offset if last else records[-1].place.offset + 1
+            self._state.advance(s, last.stored_ms if last else records[-1].place.stored_ms)
+            self._time.observe(self._state.journal_ms)
+        elif not read.messages:
+            self._state.advance(read.next_begin_offset, 0)
+        put_backs = self._state.put_back(self._config.max_put_backs)
+        self.counts.put_backs += len(put_backs)
+        await self._settle([*effects, *put_backs], seen_at_ms)
+        await self._settle_parks(seen_at_ms)
+        await self._retry_blocked(seen_at_ms)
+        self._follow_end()
+        self.counts.records += len(records)
+        if halted is not None:
+            raise halted
+        return SettleResult(len(records), len(effects))
+
+    async def close(self) -> None:
+        """Lets the queue go; its successor ends what is open."""
+        self._ports.observer.queue_released(self.queue_id)
+        if self._noting is not None:
+            self._noting.cancel()
+        if self._reader is not None:
+            await self._reader.close()
+        if self._writer is not None:
+            await self._writer.close()
+
+    # --- reading ---
+
+    async def _restore(self, taken: TakeOver) -> None:
+        self._state = QueueState.restore(taken.restored, self._ports.times_of, self._config.horizon)
+        for held in taken.held:
+            if held.half.transaction_id in self._state.live:
+                self._bodies.keep(held.half, held.stored)
+        blocked = [self._state.live[i] for chain in self._state.chains.values() for i in chain]
+        for start in range(0, len(blocked), self._config.max_batch_records):
+            found = await self._bodies.load(blocked[start : start + self._config.max_batch_records])
+            self._blocked_to |= {i: topics_of(held.decode()) for i, held in found.items()}
+
+    def _wait_ms(self) -> int:
+        if self._parks or self._noted or self._end_wanted:
+            return 10
+        return self._config.position_delay_ms // 2
+
+    def _decode(self, messages: Sequence[StoredMessage]) -> tuple[list[_Read], UnknownRecordVersion | None]:
+        """The records in order, up to the first of an unknown version; unparsable ones are quarantined."""
+        records: list[_Read] = []
+        self._batch_bodies = {}
+        for message in messages:
+            place = Place(message.queue_offset, message.stored_ms)
+            try:
+                record = decode_record(message)
+                okey = first_okey(record, message) if isinstance(record, HalfMessage) else 0
+            except MalformedRecord as error:
+                self.counts.quarantined += 1
+                _LOG.error("record_quarantined", queue=self.queue_id, offset=place.offset, reason=str(error))
+                continue
+            except UnknownRecordVersion as error:
+                return records, error
+            if isinstance(record, HalfMessage):
+                self._bodies.keep(record, message)
+                self._batch_bodies[record.transaction_id] = Held(record, message)
+            records.append(_Read(place, record, okey))
+        return records, None
+
+    async def _decide(self, records: Sequence[_Read]) -> list[Effect]:
+        expired = await self._load_for_commits(records)
+        effects: list[Effect] = []
+        for place, record, okey in records:
+            effects += self._state.apply(place, record, okey, expired)
+        return effects
+
+    async def _load_for_commits(self, records: Sequence[_Read]) -> Collection[str]:
+        """Loads bodies that commits in `records` need; returns ids whose body no log has."""
+        live, bodies = self._state.live, self._bodies
+        wanted = {
+            record.transaction_id
+            for _, record, _ in records
+            if isinstance(record, EndRecord)
+            and record.resolution is Resolution.COMMIT
+            and record.transaction_id in live
+            and record.transaction_id not in self._batch_bodies
+            and not live[record.transaction_id].is_final
+        }
+        if not wanted:
+            return ()
+        found = await bodies.load([live[transaction_id] for transaction_id in wanted])
+        self._batch_bodies |= found
+        return wanted - found.keys()
+
+    # --- writing ---
+
+    async def _settle(self, effects: Sequence[Effect], seen_at_ms: int) -> None:
+        publishes = [effect.transaction for effect in effects if isinstance(effect, Publish)]
+        if publishes:
+            await self._describe(publishes)
+            effects = self._state.withhold(effects, self._reason_of)
+            self._note_blocked(effects)
+        if make_plan(effects).is_empty:
+            await self._write_position_if_due()
+        else:
+            effects = await self._write_or_withhold(effects)
+        self._tell(effects, seen_at_ms)
+
+    async def _write_or_withhold(self, effects: Sequence[Effect]) -> Sequence[Effect]:
+        """Writes the batch; after a clean abort without what the cluster refuses, then decided unpublished."""
+        publishes = [effect.transaction for effect in effects if isinstance(effect, Publish)]
+        try:
+            await self._write(effects)
+        except BatchAborted as error:
+            if not publishes:
+                raise
+            _LOG.warning("batch_aborted", queue=self.queue_id, reason=error.reason, topic=error.topic)
+            await self._describe(publishes, is_forced=True)
+            effects = self._state.withhold(effects, lambda t: self._reason_of(t) or SPLIT)
+            self._note_blocked(effects)
+            await self._write(effects)
+        except BatchOutcomeUnknown:
+            if publishes:
+                self._memory.split_before = self._state.s
+            raise
+        return effects
+
+    async def _write(self, effects: Sequence[Effect]) -> None:
+        """One Kafka transaction: all of `effects` and the position. Raises StoreError."""
+        assert self._writer is not None
+        plan = make_plan(effects)
+        missing = [t for i, t in plan.ops.items() if i in plan.body_ids() and i not in self._batch_bodies]
+        if missing:
+            self._batch_bodies |= await self._bodies.load(missing)
+        made = make_batch(plan, self._state, self._batch_bodies, self._ports.destinations.queues_of, self._target)
+        result = await self._writer.put_all(made.batch)
+        self._state.confirm(made.sealed, result.last_offset)
+        self._bodies.drop(i for i in plan.ops if i not in self._state.live)
+        self._time.observe(result.last_stored_ms)
+        self._written_s, self._written_at_ms = self._state.s, self._ports.clock.monotonic_ms()
+        self.counts.batches += 1
+        self.counts.published += len(plan.publishes)
+        self.counts.parked += len(plan.parks)
+
+    async def _write_position_if_due(self) -> None:
+        age = self._ports.clock.monotonic_ms() - self._written_at_ms
+        is_moved = self._state.s != self._written_s
+        if age >= (self._config.position_delay_ms if is_moved else self._config.idle_position_ms):
+            await self._write([])
+
+    async def _describe(self, transactions: Sequence[Transaction], *, is_forced: bool = False) -> None:
+        missing = [t for t in transactions if t.transaction_id not in self._batch_bodies]
+        if missing:
+            self._batch_bodies |= await self._bodies.load(missing)
+        topics = {m.topic for t in transactions for m in self._batch_bodies[t.transaction_id].decode()}
+        await self._ports.destinations.refresh(topics, is_forced=is_forced)
+
+    def _reason_of(self, t: Transaction) -> str | None:
+        if t.end is not None and t.end < self._memory.split_before:
+            return SPLIT
+        messages = self._batch_bodies[t.transaction_id].decode()
+        destinations = topics_of(messages)
+        now_ms = self._ports.clock.monotonic_ms()
+        why = self._memory.schedule.failing_reason(destinations, now_ms)
+        if why is None:
+            why = self._ports.destinations.find_reason(t.transaction_id, messages)
+            if why is not None:
+                self._memory.schedule.note_refused(destinations, why, now_ms)
+        return why
+
+    def _note_blocked(self, effects: Sequence[Effect]) -> None:
+        for transaction_id, t in touched_by(effects).items():
+            if t.blocked and transaction_id in self._batch_bodies:
+                self._blocked_to[transaction_id] = topics_of(self._batch_bodies[transaction_id].decode())
+
+    def _tell(self, effects: Sequence[Effect], seen_at_ms: int) -> None:
+        touched = touched_by(effects)
+        if not touched:
+            return
+        prepared = [t for t in touched.values() if t.state is TransactionState.PREPARED]
+        ended = [i for i, t in touched.items() if t.state is not TransactionState.PREPARED]
+        if prepared:
+            self._ports.observer.prepared(self.queue_id, prepared, seen_at_ms)
+        if ended:
+            self._ports.observer.ended(self.queue_id, ended)
+
+    # --- what timers want ---
+
+    async def _settle_parks(self, seen_at_ms: int) -> None:
+        if not self._parks or self._ports.clock.monotonic_ms() < self._park_not_before_ms:
+            return
+        chosen = [self._parks.popitem() for _ in range(min(len(self._parks), self._config.max_parks))]
+        effects = [effect for transaction_id, why in chosen for effect in self._state.park(transaction_id, why)]
+        effects = await self._with_bodies_only(effects)
+        if not effects:
+            return
+        try:
+            await self._write(effects)
+        except StoreError:
+            self._park_not_before_ms = self._ports.clock.monotonic_ms() + self._config.park_backoff_ms
+            raise
+        self._tell(effects, seen_at_ms)
+
+    async def _with_bodies_only(self, effects: list[Effect]) -> list[Effect]:
+        """Parks without a body left in any log stay what they are; there is nothing to park."""
+        parks = [effect.transaction for effect in effects if isinstance(effect, Park)]
+        self._batch_bodies |= await self._bodies.load(parks)
+        for t in parks:
+            if t.transaction_id not in self._batch_bodies:
+                _LOG.error("body_expired", queue=self.queue_id, transaction_id=t.transaction_id)
+        return [e for e in effects if not isinstance(e, Park) or e.transaction.transaction_id in self._batch_bodies]
+
+    async def _retry_blocked(self, seen_at_ms: int) -> None:
+        """Tries one set of destinations, in a Kafka transaction of its own."""
+        if not self._state.chains:
+            return
+        now_ms = self._ports.clock.monotonic_ms()
+        schedule, live = self._memory.schedule, self._state.live
+        attempt = schedule.choose_try(live, self._state.chains, self._blocked_to, now_ms)
+        if attempt is None or not attempt.transactions:
+            await self._explain_split(now_ms)
+            return
+        self._batch_bodies = await self._bodies.load(attempt.transactions)
+        await self._describe(attempt.transactions, is_forced=True)
+        refused = self._find_refusal(attempt)
+        if refused is not None:
+            schedule.note_refused(attempt.destinations, refused, now_ms)
+            await self._explain_split(now_ms)
+            return
+        await self._try_blocked(attempt, seen_at_ms)
+
+    def _find_refusal(self, attempt: Try) -> str | None:
+        destinations, bodies = self._ports.destinations, self._batch_bodies
+        reasons = [
+            destinations.find_reason(t.transaction_id, bodies[t.transaction_id].decode()) for t in attempt.transactions
+        ]
+        return reasons[0]
+
+    async def _try_blocked(self, attempt: Try, seen_at_ms: int) -> None:
+        effects: list[Effect] = []
+        for t in attempt.transactions:
+            effects += self._state.unblock(t.transaction_id)
+        now_ms = self._ports.clock.monotonic_ms()
+        try:
+            await self._write(effects)
+        except BatchAborted as error:
+            self._memory.schedule.note_failure(attempt, error.reason, now_ms)
+            effects = self._state.withhold(effects, lambda _: error.reason)
+            await self._write(effects)
+        except BatchOutcomeUnknown:
+            self._memory.schedule.note_failure(attempt, "NO_ANSWER", now_ms)
+            raise
+        else:
+            self._memory.schedule.note_success(attempt)
+            for t in attempt.transactions:
+                self._blocked_to.pop(t.transaction_id, None)
+        self._tell(effects, seen_at_ms)
+
+    async def _explain_split(self, now_ms: int) -> None:
+        """Gives blocked commits that were only split off the reason why their destinations fail, which wakes callers."""
+        effects: list[Effect] = []
+        for transaction_id, destinations in self._blocked_to.items():
+            t = self._state.live.get(transaction_id)
+            why = self._memory.schedule.failing_reason(destinations, now_ms)
+            if t is not None and t.why == SPLIT and why is not None and len(effects) < self._config.max_batch_records:
+                effects += self._state.block_again(transaction_id, why)
+        if effects:
+            await self._write(effects)
+
+    # --- the end of the queue ---
+
+    def _follow_end(self) -> None:
+        """Notes the queue's end when asked, and says so once it has been read."""
+        if self._noted is not None and self._state.s >= self._noted[1]:
+            self._read_through_ms = max(self._read_through_ms, self._noted[0])
+            self._noted = None
+        if self._end_wanted and self._noted is None and (self._noting is None or self._noting.done()):
+            self._end_wanted = False
+            self._noting = asyncio.create_task(self._note_end_now())
+
+    async def _note_end_now(self) -> None:
+        now_ms = self._time.now_ms()
+        try:
+            offsets = await self._ports.store.get_offsets(MessageQueue(self._target.topics.half, self.queue_id))
+        except StoreError:
+            self._end_wanted = True
+        else:
+            self._noted = (now_ms, offsets.maximum)
