@@ -29,6 +29,7 @@ class VirtualClock:
         self._elapsed_ms = 0
         self._sleepers: list[tuple[int, int, asyncio.Future[None]]] = []
         self._count = 0
+        self._slept: asyncio.Future[None] | None = None
 
     def now_ms(self) -> int:
         return self._start_ms + self._elapsed_ms
@@ -43,6 +44,8 @@ class VirtualClock:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._count += 1
         heapq.heappush(self._sleepers, (self._elapsed_ms + duration_ms, self._count, future))
+        if self._slept is not None and not self._slept.done():
+            self._slept.set_result(None)
         await future
 
     def shift_wall_clock(self, by_ms: int) -> None:
@@ -91,6 +94,17 @@ class VirtualClock:
             if not task.done():
                 task.cancel()
                 await asyncio.wait([task])
+
+    async def run_freely(self) -> None:
+        """Moves time on whenever everybody waits, until cancelled: a task beside a test that never asks for it."""
+        while True:
+            await settle()
+            due_ms = self.next_due_ms()
+            if due_ms is not None:
+                self._wake(due_ms)
+                continue
+            self._slept = asyncio.get_running_loop().create_future()
+            await self._slept
 
     def _wake(self, due_ms: int) -> None:
         """Sleepers of the same time wake together, in the order in which they fell asleep."""
