@@ -164,3 +164,15 @@ async def gain(member: GroupMember, queue_ids: set[int]) -> None:
     while not all(member.is_owned(queue_id) for queue_id in queue_ids):
         change = await next_change(member)
         member.release(change.revoked)
+
+
+async def hand_over(first: GroupMember, second: GroupMember) -> tuple[frozenset[int], frozenset[int]]:
+    """The first member releases what is revoked from it, the second gains something: both sets."""
+    revoked = frozenset[int]()
+    while not revoked:
+        revoked = (await next_change(first)).revoked
+    first.release(revoked)
+    gained = frozenset[int]()
+    while not gained:
+        gained = (await next_change(second)).gained
+    return revoked, gained
