@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.contract.memory_world import MemoryContractWorld
+from tests.contract.memory_adapter import MemoryContractWorld
 from tests.contract.world import ContractWorld
 
 

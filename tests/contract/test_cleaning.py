@@ -15,7 +15,7 @@ COMPACTED = {
 
 async def read_pairs(world: ContractWorld, queue: MessageQueue) -> list[tuple[int, bytes | None, bytes | None]]:
     """Offset, key and value of all messages but the fillers."""
-    found = []
+    found: list[tuple[int, bytes | None, bytes | None]] = []
     offset = (await world.process.store.get_offsets(queue)).minimum
     while (got := await world.process.store.get(queue, offset, 100)).status in (
         GetStatus.FOUND,

@@ -49,8 +49,13 @@ class OpenTransaction(Protocol):
 class ContractWorld(Protocol):
     """An adapter under test, and what is done to its log from outside."""
 
-    clock: Clock
-    process: Process
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def process(self) -> Process:
+        """The process most tests work with."""
+        ...
 
     async def start_process(self, client: str) -> Process:
         """One more process on the same log; closed with the world."""
@@ -116,7 +121,7 @@ def batch_of(messages: Sequence[Message], *closing: Message) -> AtomicBatch:
     return AtomicBatch(messages, finish)
 
 
-async def read_until(world: ContractWorld, queue: MessageQueue, last_value: bytes) -> list[StoredMessage]:
+async def read_until(world: ContractWorld, queue: MessageQueue, last_value: bytes | None) -> list[StoredMessage]:
     """All committed messages from the minimum on up to the one with this value, as a reader finds them."""
     offsets = await world.process.store.get_offsets(queue)
     reader = world.process.owners.open_reader(queue, offsets.minimum)
