@@ -6,6 +6,11 @@ from enum import Enum
 from bridge.core.errors import ConfigError
 
 
+def _bounded(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise ConfigError(f"{name} must be {least}..{most}, not {value}")
+
+
 class CheckMode(Enum):
     """push: the bridge calls an endpoint. pull: the group fetches its checks."""
 
@@ -50,8 +55,3 @@ class GroupSettings:
 
     times: CheckTimes = CheckTimes()
     calls: CheckCalls = CheckCalls()
-
-
-def _bounded(name: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise ConfigError(f"{name} must be {least}..{most}, not {value}")

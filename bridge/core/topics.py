@@ -9,6 +9,7 @@ HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 PARKED_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 INTERNAL_GROUP = "CID_RMQ_SYS_TRANS"
+PARKED_QUEUE = 0  # the parked topic has one queue, as RocketMQ's discard topic
 MAX_QUEUES = 1024  # two base32hex digits of a transaction id
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}")

@@ -18,7 +18,7 @@ from bridge.core.queue_choice import choose_real_queue
 from bridge.core.queue_state import QueueState, Sealed
 from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_body, encode_parked, encode_published
-from bridge.core.topics import InternalTopics
+from bridge.core.topics import PARKED_QUEUE, InternalTopics
 from bridge.core.transaction import Transaction
 from bridge.core.transition import Effect, Park, Publish, Reply, Rewrite, WriteOp
 from bridge.store.results import AtomicBatch
@@ -28,14 +28,16 @@ QueuesOf = Callable[[str], int]
 
 
 class Held(NamedTuple):
-    """A half message as the journal, or the parked topic, holds it."""
+    """A half message as the journal, or the parked topic, holds it, with the prepared messages."""
 
     half: HalfMessage
     stored: StoredMessage
+    messages: Sequence[Message]
 
-    def decode(self) -> list[Message]:
-        """The prepared messages. Raises MalformedRecord."""
-        return decode_body(self.half, self.stored)
+    @classmethod
+    def decode(cls, half: HalfMessage, stored: StoredMessage) -> "Held":
+        """Raises MalformedRecord."""
+        return cls(half, stored, decode_body(half, stored))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def make_batch(
     messages: list[Message] = []
     spans: list[tuple[Transaction, int]] = []
     for t in plan.publishes.values():
-        bodies = held[t.transaction_id].decode()
+        bodies = held[t.transaction_id].messages
         spans.append((t, len(bodies)))
         messages += [_real_message(m, t, queues_of, target) for m in bodies]
     parked_from = len(messages)
@@ -147,7 +149,7 @@ def _real_message(message: Message, t: Transaction, queues_of: QueuesOf, target:
 
 
 def _parked_copy(held: Held, t: Transaction, target: BatchTarget) -> Message:
-    return encode_parked(held.stored, t.check_times, t.why or "", target.topics.parked, target.queue_id)
+    return encode_parked(held.stored, t.check_times, t.why or "", target.topics.parked, PARKED_QUEUE)
 
 
 def _seal_published(spans: Iterable[tuple[Transaction, int]], receipts: Sequence[Receipt]) -> Iterable[Sealed]:

@@ -1,32 +1,48 @@
-"""When to try blocked commits again, each set of destinations apart. Pure but for the times it is given."""
+"""When to try blocked commits again, each set of destinations apart. Pure: the times are given."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bridge.core.transaction import Transaction
 
-Destinations = frozenset[str]
+DestinationSet = frozenset[str]
 
 FIRST_BACKOFF_MS = 1_000
 LONGEST_BACKOFF_MS = 60_000
 
 
 @dataclass(slots=True)
-class _Set:
-    """What is known of one set of destinations. `limit`: how many to try at once, halved while one is bad."""
+class _Pause:
+    """Not before this time, and how long the next pause is at least."""
 
     not_before_ms: int = 0
     backoff_ms: int = 0
-    limit: int = 0
-    why: str | None = None
+
+    def extend(self, now_ms: int) -> None:
+        self.backoff_ms = min(LONGEST_BACKOFF_MS, max(FIRST_BACKOFF_MS, self.backoff_ms * 2))
+        self.not_before_ms = now_ms + self.backoff_ms
+
+
+@dataclass(slots=True)
+class _Failing:
+    """A set of destinations that failed. `limit`: how many to try at once, fewer while one of them is bad."""
+
+    why: str | None
+    limit: int
+    pause: _Pause = field(default_factory=_Pause)
 
 
 class Try(NamedTuple):
-    """Blocked commits of one set of destinations to be put into one Kafka transaction, in order."""
+    """Blocked commits of one set of destinations for one Kafka transaction, in the order of their ends."""
 
-    destinations: Destinations
+    destinations: DestinationSet
     transactions: list[Transaction]
+
+    def without(self, transaction_ids: Collection[str], chains: Mapping[int, list[str]]) -> "Try":
+        """Leaves these out, and whatever would overtake them."""
+        chosen = {t.transaction_id for t in self.transactions}.difference(transaction_ids)
+        return Try(self.destinations, _without_overtaking(self.transactions, chosen, chains))
 
 
 @dataclass(slots=True)
@@ -34,82 +50,96 @@ class BlockedSchedule:
     """Blocked commits of one queue. Outlives the queue's state: a failure is remembered across a take-over."""
 
     max_batch: int = 2_000
-    _sets: dict[Destinations, _Set] = field(default_factory=dict)
-    _later: dict[str, None] = field(default_factory=dict)  # failed alone; others of its set go first
+    _sets: dict[DestinationSet, _Failing] = field(default_factory=dict)
+    _suspended: dict[str, _Pause] = field(default_factory=dict)
 
-    def failing_reason(self, destinations: Destinations, now_ms: int) -> str | None:
-        """Why a commit for these destinations is not even tried now; None if it may be."""
-        for known, state in self._sets.items():
-            if state.why is not None and now_ms < state.not_before_ms and known & destinations:
-                return state.why
+    def failing_reason(self, destinations: DestinationSet) -> str | None:
+        """Why a commit for these destinations is not tried together with others; None if it may be."""
+        for known, failing in self._sets.items():
+            if failing.why is not None and known <= destinations:
+                return failing.why
         return None
 
-    def next_due_ms(self, destinations: Iterable[Destinations]) -> int | None:
-        """When the first of these sets may be tried."""
-        return min((self._sets.get(d, _Set()).not_before_ms for d in destinations), default=None)
+    def next_due_ms(self, now_ms: int) -> int:
+        """When something may be tried again that may not be now."""
+        pauses = [failing.pause for failing in self._sets.values()] + list(self._suspended.values())
+        later = [pause.not_before_ms for pause in pauses if pause.not_before_ms > now_ms]
+        return min(later, default=now_ms + FIRST_BACKOFF_MS)
 
     def choose_try(
         self,
         live: Mapping[str, Transaction],
         chains: Mapping[int, list[str]],
-        destinations_of: Mapping[str, Destinations],
+        destinations_of: Mapping[str, DestinationSet],
         now_ms: int,
     ) -> Try | None:
         """The next due set with its first commits; none overtakes an earlier one of its ordering key."""
-        by_set: dict[Destinations, list[Transaction]] = {}
+        by_set: dict[DestinationSet, list[Transaction]] = {}
         for chain in chains.values():
             first = destinations_of.get(chain[0])
-            if first is None or now_ms < self._sets.get(first, _Set()).not_before_ms:
+            if first is None or self._is_paused(first, now_ms):
                 continue
-            chosen = by_set.setdefault(first, [])
             for transaction_id in chain:
-                if len(chosen) >= self.max_batch or destinations_of.get(transaction_id) != first:
+                if destinations_of.get(transaction_id) != first or self._is_suspended(transaction_id, now_ms):
                     break
-                chosen.append(live[transaction_id])
+                by_set.setdefault(first, []).append(live[transaction_id])
         if not by_set:
             return None
         destinations, transactions = min(by_set.items(), key=lambda item: item[1][0].end or 0)
-        limit = self._sets.get(destinations, _Set()).limit or self.max_batch
-        transactions.sort(key=lambda t: (t.transaction_id in self._later, t.end or 0))
-        return Try(destinations, _without_overtaking(transactions[:limit], chains))
+        failing = self._sets.get(destinations)
+        limit = failing.limit if failing else self.max_batch
+        transactions.sort(key=lambda t: (t.transaction_id in self._suspended, t.end or 0))
+        chosen = {t.transaction_id for t in transactions[:limit]}
+        return Try(destinations, _without_overtaking(transactions, chosen, chains))
 
     def note_success(self, done: Try) -> None:
-        """The set works: try twice as many at once, at once."""
-        state = self._sets.get(done.destinations)
+        """The set works: try twice as many next time, at once."""
         for t in done.transactions:
-            self._later.pop(t.transaction_id, None)
-        if state is not None:
-            state.limit *= 2
-            state.not_before_ms = state.backoff_ms = 0
-            state.why = None
-            if state.limit >= self.max_batch:
+            self._suspended.pop(t.transaction_id, None)
+        failing = self._sets.get(done.destinations)
+        if failing is not None:
+            failing.limit *= 2
+            failing.why = None
+            failing.pause = _Pause()
+            if failing.limit >= self.max_batch:
                 del self._sets[done.destinations]
 
     def note_failure(self, failed: Try, why: str, now_ms: int) -> None:
-        """The set failed: fewer at once, and later each time it fails with one alone."""
-        state = self._sets.setdefault(failed.destinations, _Set())
-        state.why = why
+        """A Kafka transaction with these failed: fewer at once, and later each time one alone fails."""
         count = len(failed.transactions)
-        state.limit = max(1, count // 8)
+        failing = self._fail(failed.destinations, why)
+        failing.limit = max(1, count // 8)
         if count == 1:
-            transaction_id = failed.transactions[0].transaction_id
-            self._later.pop(transaction_id, None)
-            self._later[transaction_id] = None
-            state.backoff_ms = min(LONGEST_BACKOFF_MS, max(FIRST_BACKOFF_MS, state.backoff_ms * 2))
-            state.not_before_ms = now_ms + state.backoff_ms
+            failing.pause.extend(now_ms)
+            self.suspend([failed.transactions[0].transaction_id], now_ms)
 
-    def note_refused(self, destinations: Destinations, why: str, now_ms: int) -> None:
+    def note_refused(self, destinations: DestinationSet, why: str, now_ms: int) -> None:
         """The cluster itself says that nothing can be published there now."""
-        state = self._sets.setdefault(destinations, _Set())
-        state.why = why
-        state.limit = state.limit or self.max_batch
-        state.backoff_ms = min(LONGEST_BACKOFF_MS, max(FIRST_BACKOFF_MS, state.backoff_ms * 2))
-        state.not_before_ms = now_ms + state.backoff_ms
+        self._fail(destinations, why).pause.extend(now_ms)
+
+    def suspend(self, transaction_ids: Collection[str], now_ms: int) -> None:
+        """These cannot be published now, whatever becomes of others of their set."""
+        for transaction_id in transaction_ids:
+            self._suspended.setdefault(transaction_id, _Pause()).extend(now_ms)
+
+    def _fail(self, destinations: DestinationSet, why: str) -> _Failing:
+        failing = self._sets.setdefault(destinations, _Failing(why, self.max_batch))
+        failing.why = why
+        return failing
+
+    def _is_paused(self, destinations: DestinationSet, now_ms: int) -> bool:
+        failing = self._sets.get(destinations)
+        return failing is not None and now_ms < failing.pause.not_before_ms
+
+    def _is_suspended(self, transaction_id: str, now_ms: int) -> bool:
+        pause = self._suspended.get(transaction_id)
+        return pause is not None and now_ms < pause.not_before_ms
 
 
-def _without_overtaking(transactions: list[Transaction], chains: Mapping[int, list[str]]) -> list[Transaction]:
-    """Drops those whose predecessors in their chain are not chosen too, and restores the order of ends."""
-    chosen = {t.transaction_id for t in transactions}
+def _without_overtaking(
+    transactions: list[Transaction], chosen: Collection[str], chains: Mapping[int, list[str]]
+) -> list[Transaction]:
+    """Those of `chosen` whose predecessors in their chain are chosen too, in the order of their ends."""
     allowed: set[str] = set()
     for okey in {t.okey for t in transactions}:
         for transaction_id in chains[okey]:

@@ -6,7 +6,7 @@ from bridge.core.errors import MalformedRecord, UnknownRecordVersion
 from bridge.core.message import MessageQueue, StoredMessage
 from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_parked, decode_record
-from bridge.core.topics import InternalTopics
+from bridge.core.topics import PARKED_QUEUE, InternalTopics
 from bridge.core.transaction import Transaction
 from bridge.settler.batch import Held
 from bridge.store.message_store import MessageStore
@@ -20,9 +20,9 @@ class Bodies:
     def __init__(self, store: MessageStore, topics: InternalTopics, queue_id: int, max_bytes: int) -> None:
         self._store = store
         self._half_queue = MessageQueue(topics.half, queue_id)
-        self._parked_queue = MessageQueue(topics.parked, queue_id)
+        self._parked_queue = MessageQueue(topics.parked, PARKED_QUEUE)
         self._max_bytes = max_bytes
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, tuple[HalfMessage, StoredMessage]] = {}
         self._held_bytes = 0
 
     @property
@@ -34,7 +34,7 @@ class Bodies:
         """Keeps a body if the budget allows it."""
         size = _size_of(stored)
         if self._held_bytes + size <= self._max_bytes and half.transaction_id not in self._held:
-            self._held[half.transaction_id] = Held(half, stored)
+            self._held[half.transaction_id] = (half, stored)
             self._held_bytes += size
 
     def drop(self, transaction_ids: Iterable[str]) -> None:
@@ -42,7 +42,7 @@ class Bodies:
         for transaction_id in transaction_ids:
             held = self._held.pop(transaction_id, None)
             if held is not None:
-                self._held_bytes -= _size_of(held.stored)
+                self._held_bytes -= _size_of(held[1])
 
     def is_held(self, transaction_id: str) -> bool:
         """Whether the body is in memory."""
@@ -50,7 +50,11 @@ class Bodies:
 
     async def load(self, transactions: Collection[Transaction]) -> dict[str, Held]:
         """Bodies by transaction id; what neither journal nor parked topic has is left out. Raises StoreError."""
-        found = {t.transaction_id: self._held[t.transaction_id] for t in transactions if t.transaction_id in self._held}
+        found = {
+            t.transaction_id: Held.decode(*self._held[t.transaction_id])
+            for t in transactions
+            if t.transaction_id in self._held
+        }
         missing = [t for t in transactions if t.transaction_id not in found]
         if missing:
             found |= await self._read(self._half_queue, {t.half: t.transaction_id for t in missing})
@@ -64,18 +68,18 @@ class Bodies:
         stored = await self._store.get_each(queue, wanted.keys())
         found: dict[str, Held] = {}
         for offset, message in stored.items():
-            half = _decode(message, is_parked=queue == self._parked_queue)
-            if half is not None and half.transaction_id == wanted[offset]:
-                found[half.transaction_id] = Held(half, message)
+            held = _decode(message, is_parked=queue == self._parked_queue)
+            if held is not None and held.half.transaction_id == wanted[offset]:
+                found[held.half.transaction_id] = held
         return found
 
 
-def _decode(stored: StoredMessage, *, is_parked: bool) -> HalfMessage | None:
+def _decode(stored: StoredMessage, *, is_parked: bool) -> Held | None:
     try:
         record = decode_parked(stored) if is_parked else decode_record(stored)
+        return Held.decode(record, stored) if isinstance(record, HalfMessage) else None
     except (MalformedRecord, UnknownRecordVersion):
         return None
-    return record if isinstance(record, HalfMessage) else None
 
 
 def _size_of(stored: StoredMessage) -> int:

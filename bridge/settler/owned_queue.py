@@ -12,18 +12,17 @@ from bridge.core.config import CheckTimes
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, MalformedRecord, StoreError, UnknownRecordVersion
 from bridge.core.horizon import HorizonConfig
 from bridge.core.message import MessageQueue, StoredMessage
-from bridge.core.queue_state import QueueState, touched_by
+from bridge.core.queue_state import QueueState, effective_okey, touched_by
 from bridge.core.record import EndRecord, HalfMessage, Record, Resolution
 from bridge.core.record_codec import decode_record
 from bridge.core.transaction import SPLIT, Transaction, TransactionState
-from bridge.core.transition import Effect, Park, Place, Publish
+from bridge.core.transition import Effect, Place, Publish
 from bridge.settler.batch import BatchTarget, Held, make_batch, make_plan
-from bridge.settler.blocked import BlockedSchedule, Try
-from bridge.settler.blocked import Destinations as DestinationSet
+from bridge.settler.blocked import BlockedSchedule, DestinationSet, Try
 from bridge.settler.bodies import Bodies
-from bridge.settler.destinations import Destinations, topics_of
+from bridge.settler.destinations import UNKNOWN_TOPIC, Destinations, topics_of
 from bridge.settler.observer import Body, QueueOwner, SettlerObserver
-from bridge.settler.take_over import TakeOver, first_okey, read_back
+from bridge.settler.take_over import TakeOver, read_back
 from bridge.store.message_store import BatchWriter, MessageStore, OwnerStore, QueueReader
 
 _LOG = structlog.get_logger()
@@ -62,6 +61,7 @@ class QueueMemory:
 
     schedule: BlockedSchedule = field(default_factory=BlockedSchedule)
     split_before: int = 0  # commits ending below are decided apart from being published
+    park_not_before_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -106,11 +106,12 @@ class OwnedQueue(QueueOwner):
         self._writer: BatchWriter | None = None
         self._reader: QueueReader | None = None
         self._parks: dict[str, str] = {}
-        self._park_not_before_ms = 0
         self._batch_bodies: dict[str, Held] = {}  # of the batch being made
         self._blocked_to: dict[str, DestinationSet] = {}  # destinations of blocked commits
+        self._retry_at_ms = 0
         self._written_s = -1
         self._written_at_ms = 0
+        self._moved_at_ms: int | None = None  # since when S is ahead of what is written
         self._read_through_ms = 0
         self._end_wanted = False
         self._noting: asyncio.Task[None] | None = None
@@ -133,7 +134,7 @@ class OwnedQueue(QueueOwner):
 
     async def get_bodies(self, transactions: Collection[Transaction]) -> Mapping[str, Body]:
         held = await self._bodies.load(transactions)
-        return {transaction_id: Body(h.half, h.decode()) for transaction_id, h in held.items()}
+        return {transaction_id: Body(h.half, h.messages) for transaction_id, h in held.items()}
 
     def park(self, whys: Mapping[str, str]) -> None:
         self._parks |= whys
@@ -179,9 +180,8 @@ class OwnedQueue(QueueOwner):
             self._time.observe(self._state.journal_ms)
         elif not read.messages:
             self._state.advance(read.next_begin_offset, 0)
-        put_backs = self._state.put_back(self._config.max_put_backs)
-        self.counts.put_backs += len(put_backs)
-        await self._settle([*effects, *put_backs], seen_at_ms)
+        await self._settle(effects, seen_at_ms)
+        self._keep_bodies(records)
         await self._settle_parks(seen_at_ms)
         await self._retry_blocked(seen_at_ms)
         self._follow_end()
@@ -210,7 +210,7 @@ class OwnedQueue(QueueOwner):
         blocked = [self._state.live[i] for chain in self._state.chains.values() for i in chain]
         for start in range(0, len(blocked), self._config.max_batch_records):
             found = await self._bodies.load(blocked[start : start + self._config.max_batch_records])
-            self._blocked_to |= {i: topics_of(held.decode()) for i, held in found.items()}
+            self._blocked_to |= {i: topics_of(held.messages) for i, held in found.items()}
 
     def _wait_ms(self) -> int:
         if self._parks or self._noted or self._end_wanted:
@@ -225,18 +225,27 @@ class OwnedQueue(QueueOwner):
             place = Place(message.queue_offset, message.stored_ms)
             try:
                 record = decode_record(message)
-                okey = first_okey(record, message) if isinstance(record, HalfMessage) else 0
+                okey = self._hold(record, message) if isinstance(record, HalfMessage) else 0
             except MalformedRecord as error:
                 self.counts.quarantined += 1
                 _LOG.error("record_quarantined", queue=self.queue_id, offset=place.offset, reason=str(error))
                 continue
             except UnknownRecordVersion as error:
                 return records, error
-            if isinstance(record, HalfMessage):
-                self._bodies.keep(record, message)
-                self._batch_bodies[record.transaction_id] = Held(record, message)
             records.append(_Read(place, record, okey))
         return records, None
+
+    def _hold(self, half: HalfMessage, message: StoredMessage) -> int:
+        held = Held.decode(half, message)
+        self._batch_bodies[half.transaction_id] = held
+        return effective_okey(half, held.messages[0].key)
+
+    def _keep_bodies(self, records: Sequence[_Read]) -> None:
+        """Keeps the bodies of what this batch left pending."""
+        live = self._state.live
+        for _, record, _ in records:
+            if isinstance(record, HalfMessage) and record.transaction_id in live:
+                self._bodies.keep(record, self._batch_bodies[record.transaction_id].stored)
 
     async def _decide(self, records: Sequence[_Read]) -> list[Effect]:
         expired = await self._load_for_commits(records)
@@ -271,17 +280,19 @@ class OwnedQueue(QueueOwner):
             await self._describe(publishes)
             effects = self._state.withhold(effects, self._reason_of)
             self._note_blocked(effects)
-        if make_plan(effects).is_empty:
+        put_backs = self._state.put_back(self._config.max_put_backs)
+        if not put_backs and make_plan(effects).is_empty:
             await self._write_position_if_due()
         else:
-            effects = await self._write_or_withhold(effects)
+            effects = await self._write_or_withhold(effects, put_backs)
+            self.counts.put_backs += len(put_backs)
         self._tell(effects, seen_at_ms)
 
-    async def _write_or_withhold(self, effects: Sequence[Effect]) -> Sequence[Effect]:
+    async def _write_or_withhold(self, effects: Sequence[Effect], put_backs: Sequence[Effect]) -> Sequence[Effect]:
         """Writes the batch; after a clean abort without what the cluster refuses, then decided unpublished."""
         publishes = [effect.transaction for effect in effects if isinstance(effect, Publish)]
         try:
-            await self._write(effects)
+            await self._write([*put_backs, *effects])
         except BatchAborted as error:
             if not publishes:
                 raise
@@ -289,7 +300,7 @@ class OwnedQueue(QueueOwner):
             await self._describe(publishes, is_forced=True)
             effects = self._state.withhold(effects, lambda t: self._reason_of(t) or SPLIT)
             self._note_blocked(effects)
-            await self._write(effects)
+            await self._write([*put_backs, *effects])
         except BatchOutcomeUnknown:
             if publishes:
                 self._memory.split_before = self._state.s
@@ -306,43 +317,49 @@ class OwnedQueue(QueueOwner):
         made = make_batch(plan, self._state, self._batch_bodies, self._ports.destinations.queues_of, self._target)
         result = await self._writer.put_all(made.batch)
         self._state.confirm(made.sealed, result.last_offset)
-        self._bodies.drop(i for i in plan.ops if i not in self._state.live)
+        self._bodies.drop([i for i in plan.ops if i not in self._state.live or i in plan.parks])
         self._time.observe(result.last_stored_ms)
         self._written_s, self._written_at_ms = self._state.s, self._ports.clock.monotonic_ms()
+        self._moved_at_ms = None
         self.counts.batches += 1
         self.counts.published += len(plan.publishes)
         self.counts.parked += len(plan.parks)
 
     async def _write_position_if_due(self) -> None:
-        age = self._ports.clock.monotonic_ms() - self._written_at_ms
-        is_moved = self._state.s != self._written_s
-        if age >= (self._config.position_delay_ms if is_moved else self._config.idle_position_ms):
+        now_ms = self._ports.clock.monotonic_ms()
+        if self._state.s != self._written_s:
+            self._moved_at_ms = now_ms if self._moved_at_ms is None else self._moved_at_ms
+            is_due = now_ms - self._moved_at_ms >= self._config.position_delay_ms
+        else:
+            is_due = now_ms - self._written_at_ms >= self._config.idle_position_ms
+        if is_due:
             await self._write([])
 
     async def _describe(self, transactions: Sequence[Transaction], *, is_forced: bool = False) -> None:
         missing = [t for t in transactions if t.transaction_id not in self._batch_bodies]
         if missing:
             self._batch_bodies |= await self._bodies.load(missing)
-        topics = {m.topic for t in transactions for m in self._batch_bodies[t.transaction_id].decode()}
+        topics = {m.topic for t in transactions for m in self._batch_bodies[t.transaction_id].messages}
         await self._ports.destinations.refresh(topics, is_forced=is_forced)
 
     def _reason_of(self, t: Transaction) -> str | None:
         if t.end is not None and t.end < self._memory.split_before:
             return SPLIT
-        messages = self._batch_bodies[t.transaction_id].decode()
+        messages = self._batch_bodies[t.transaction_id].messages
         destinations = topics_of(messages)
         now_ms = self._ports.clock.monotonic_ms()
-        why = self._memory.schedule.failing_reason(destinations, now_ms)
+        why = self._memory.schedule.failing_reason(destinations)
         if why is None:
             why = self._ports.destinations.find_reason(t.transaction_id, messages)
-            if why is not None:
+            if why == UNKNOWN_TOPIC:
                 self._memory.schedule.note_refused(destinations, why, now_ms)
         return why
 
     def _note_blocked(self, effects: Sequence[Effect]) -> None:
         for transaction_id, t in touched_by(effects).items():
             if t.blocked and transaction_id in self._batch_bodies:
-                self._blocked_to[transaction_id] = topics_of(self._batch_bodies[transaction_id].decode())
+                self._retry_at_ms = 0
+                self._blocked_to[transaction_id] = topics_of(self._batch_bodies[transaction_id].messages)
 
     def _tell(self, effects: Sequence[Effect], seen_at_ms: int) -> None:
         touched = touched_by(effects)
@@ -358,54 +375,60 @@ class OwnedQueue(QueueOwner):
     # --- what timers want ---
 
     async def _settle_parks(self, seen_at_ms: int) -> None:
-        if not self._parks or self._ports.clock.monotonic_ms() < self._park_not_before_ms:
+        """Parks apart from everything else: the parked topic is a destination that can fail."""
+        now_ms = self._ports.clock.monotonic_ms()
+        if not self._parks or now_ms < self._memory.park_not_before_ms:
             return
-        chosen = [self._parks.popitem() for _ in range(min(len(self._parks), self._config.max_parks))]
-        effects = [effect for transaction_id, why in chosen for effect in self._state.park(transaction_id, why)]
-        effects = await self._with_bodies_only(effects)
+        whys = dict([self._parks.popitem() for _ in range(min(len(self._parks), self._config.max_parks))])
+        known = [self._state.live[i] for i in whys if i in self._state.live]
+        self._batch_bodies = await self._bodies.load(known)
+        effects: list[Effect] = []
+        for t in known:
+            if t.transaction_id in self._batch_bodies:
+                effects += self._state.park(t.transaction_id, whys[t.transaction_id])
+            else:
+                _LOG.error("body_expired", queue=self.queue_id, transaction_id=t.transaction_id)
         if not effects:
             return
         try:
             await self._write(effects)
         except StoreError:
-            self._park_not_before_ms = self._ports.clock.monotonic_ms() + self._config.park_backoff_ms
+            self._memory.park_not_before_ms = now_ms + self._config.park_backoff_ms
             raise
         self._tell(effects, seen_at_ms)
 
-    async def _with_bodies_only(self, effects: list[Effect]) -> list[Effect]:
-        """Parks without a body left in any log stay what they are; there is nothing to park."""
-        parks = [effect.transaction for effect in effects if isinstance(effect, Park)]
-        self._batch_bodies |= await self._bodies.load(parks)
-        for t in parks:
-            if t.transaction_id not in self._batch_bodies:
-                _LOG.error("body_expired", queue=self.queue_id, transaction_id=t.transaction_id)
-        return [e for e in effects if not isinstance(e, Park) or e.transaction.transaction_id in self._batch_bodies]
-
     async def _retry_blocked(self, seen_at_ms: int) -> None:
         """Tries one set of destinations, in a Kafka transaction of its own."""
-        if not self._state.chains:
-            return
         now_ms = self._ports.clock.monotonic_ms()
-        schedule, live = self._memory.schedule, self._state.live
-        attempt = schedule.choose_try(live, self._state.chains, self._blocked_to, now_ms)
-        if attempt is None or not attempt.transactions:
-            await self._explain_split(now_ms)
+        if not self._state.chains or now_ms < self._retry_at_ms:
+            return
+        schedule = self._memory.schedule
+        attempt = schedule.choose_try(self._state.live, self._state.chains, self._blocked_to, now_ms)
+        if attempt is None:
+            self._retry_at_ms = schedule.next_due_ms(now_ms)
+            await self._explain_split()
             return
         self._batch_bodies = await self._bodies.load(attempt.transactions)
-        await self._describe(attempt.transactions, is_forced=True)
-        refused = self._find_refusal(attempt)
-        if refused is not None:
-            schedule.note_refused(attempt.destinations, refused, now_ms)
-            await self._explain_split(now_ms)
-            return
-        await self._try_blocked(attempt, seen_at_ms)
+        reasons = await self._find_reasons(attempt)
+        possible = attempt.without(reasons, self._state.chains)
+        schedule.suspend([i for i, why in reasons.items() if why != UNKNOWN_TOPIC], now_ms)
+        if UNKNOWN_TOPIC in reasons.values():
+            schedule.note_refused(attempt.destinations, UNKNOWN_TOPIC, now_ms)
+        if possible.transactions:
+            await self._try_blocked(possible, seen_at_ms)
+        await self._explain(reasons)
 
-    def _find_refusal(self, attempt: Try) -> str | None:
-        destinations, bodies = self._ports.destinations, self._batch_bodies
-        reasons = [
-            destinations.find_reason(t.transaction_id, bodies[t.transaction_id].decode()) for t in attempt.transactions
-        ]
-        return reasons[0]
+    async def _find_reasons(self, attempt: Try) -> dict[str, str]:
+        """Why some of these cannot be published now, as far as the logs and the cluster say."""
+        bodies, destinations = self._batch_bodies, self._ports.destinations
+        await self._describe([t for t in attempt.transactions if t.transaction_id in bodies], is_forced=True)
+        reasons: dict[str, str] = {}
+        for t in attempt.transactions:
+            held = bodies.get(t.transaction_id)
+            why = destinations.find_reason(t.transaction_id, held.messages) if held else BODY_EXPIRED
+            if why is not None:
+                reasons[t.transaction_id] = why
+        return reasons
 
     async def _try_blocked(self, attempt: Try, seen_at_ms: int) -> None:
         effects: list[Effect] = []
@@ -416,7 +439,8 @@ class OwnedQueue(QueueOwner):
             await self._write(effects)
         except BatchAborted as error:
             self._memory.schedule.note_failure(attempt, error.reason, now_ms)
-            effects = self._state.withhold(effects, lambda _: error.reason)
+            why = error.reason
+            effects = self._state.withhold(effects, lambda _: why)
             await self._write(effects)
         except BatchOutcomeUnknown:
             self._memory.schedule.note_failure(attempt, "NO_ANSWER", now_ms)
@@ -427,16 +451,26 @@ class OwnedQueue(QueueOwner):
                 self._blocked_to.pop(t.transaction_id, None)
         self._tell(effects, seen_at_ms)
 
-    async def _explain_split(self, now_ms: int) -> None:
-        """Gives blocked commits that were only split off the reason why their destinations fail, which wakes callers."""
-        effects: list[Effect] = []
+    async def _explain_split(self) -> None:
+        """Commits that were only split off get the reason why their destinations fail, which wakes callers."""
+        reasons: dict[str, str] = {}
         for transaction_id, destinations in self._blocked_to.items():
             t = self._state.live.get(transaction_id)
-            why = self._memory.schedule.failing_reason(destinations, now_ms)
-            if t is not None and t.why == SPLIT and why is not None and len(effects) < self._config.max_batch_records:
-                effects += self._state.block_again(transaction_id, why)
+            why = self._memory.schedule.failing_reason(destinations)
+            if t is not None and t.why == SPLIT and why is not None and len(reasons) < self._config.max_batch_records:
+                reasons[transaction_id] = why
+        await self._explain(reasons)
+
+    async def _explain(self, reasons: Mapping[str, str]) -> None:
+        effects = [
+            effect for transaction_id, why in reasons.items() for effect in self._explain_one(transaction_id, why)
+        ]
         if effects:
             await self._write(effects)
+
+    def _explain_one(self, transaction_id: str, why: str) -> Sequence[Effect]:
+        t = self._state.live.get(transaction_id)
+        return self._state.block_again(transaction_id, why) if t is not None and t.blocked else ()
 
     # --- the end of the queue ---
 

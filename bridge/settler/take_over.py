@@ -10,7 +10,7 @@ from bridge.core.message import MessageQueue, StoredMessage
 from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, Position, decode_position
 from bridge.core.queue_state import Restored, effective_okey
 from bridge.core.record import HalfMessage
-from bridge.core.record_codec import decode_body, decode_record
+from bridge.core.record_codec import decode_record
 from bridge.core.topics import InternalTopics
 from bridge.core.transition import Place
 from bridge.settler.batch import Held
@@ -145,19 +145,14 @@ def _fold_journal(messages: Sequence[StoredMessage]) -> tuple[list[tuple[Place, 
             record = decode_record(message)
             if not isinstance(record, HalfMessage):
                 continue
-            okey = first_okey(record, message)
+            body = Held.decode(record, message)
         except MalformedRecord:
             continue  # was quarantined by whoever decided it
-        halves.append((Place(message.queue_offset, message.stored_ms), record, okey))
-        held.append(Held(record, message))
+        halves.append(
+            (Place(message.queue_offset, message.stored_ms), record, effective_okey(record, body.messages[0].key))
+        )
+        held.append(body)
     return halves, held
-
-
-def first_okey(half: HalfMessage, stored: StoredMessage) -> int:
-    """Hash of the effective ordering key of a half message as it lies in the journal. Raises MalformedRecord."""
-    if half.ordering_key is not None or half.message_count == 1:
-        return effective_okey(half, stored.key)
-    return effective_okey(half, decode_body(half, stored)[0].key)
 
 
 async def _journal_ms(

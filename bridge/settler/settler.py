@@ -1,0 +1,196 @@
+"""The settler: owns queues through a consumer group and settles them, each in a task of its own."""
+
+import asyncio
+import random
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from enum import Enum
+
+import structlog
+
+from bridge.core.errors import BatchOutcomeUnknown, QueueHalted, StoreError, StoreFenced, UnknownRecordVersion
+from bridge.core.topics import InternalTopics
+from bridge.settler.batch import BatchTarget
+from bridge.settler.owned_queue import OwnedQueue, QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
+from bridge.store.message_store import GroupChange, GroupMember
+
+_LOG = structlog.get_logger()
+
+_FIRST_BACKOFF_MS = 100
+_LONGEST_BACKOFF_MS = 5_000
+_HALTED_BACKOFF_MS = 10_000
+_CONSUME_OFFSET_MS = 5_000
+
+
+class Hold(Enum):
+    """How an assigned queue stands."""
+
+    TAKING_OVER = "taking-over"
+    OWNED = "owned"
+    HALTED = "halted"
+
+
+@dataclass(slots=True)
+class QueueStatus:
+    """One assigned queue, for health and metrics."""
+
+    hold: Hold = Hold.TAKING_OVER
+    why: str | None = None
+    s: int = 0
+    live: int = 0
+    blocked: int = 0
+    held_bytes: int = 0
+    journal_ms: int = 0
+    take_overs: int = 0
+    counts: QueueCounts = field(default_factory=QueueCounts)
+
+
+class Settler:
+    """All queues of this process. `run_forever` ends when `stop` was called and everything has been let go."""
+
+    def __init__(
+        self,
+        topics: InternalTopics,
+        owner: str,
+        ports: SettlerPorts,
+        config: SettlerConfig,
+        *,
+        has_id_header: bool = True,
+    ) -> None:
+        self._topics = topics
+        self._owner = owner
+        self._ports = ports
+        self._config = config
+        self._has_id_header = has_id_header
+        self._memories: dict[int, QueueMemory] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._let_go: dict[int, asyncio.Event] = {}
+        self._stop = asyncio.Event()
+        self.status: dict[int, QueueStatus] = {}
+
+    def stop(self) -> None:
+        """Lets all queues go and ends `run_forever`."""
+        self._stop.set()
+
+    async def run_forever(self) -> None:
+        """Joins the group, settles what it is given, joins again when membership is lost."""
+        backoff = _Backoff()
+        while not self._stop.is_set():
+            member = self._ports.owners.join_group(self._topics.group, self._topics.half)
+            try:
+                await self._serve(member, backoff.reset)
+            except StoreError as error:
+                _LOG.warning("membership_lost", reason=str(error))
+                await self._pause(backoff.next_ms())
+            finally:
+                await self._release(member, list(self._tasks))
+                await member.close()
+
+    async def _serve(self, member: GroupMember, on_change: Callable[[], None]) -> None:
+        stopped = asyncio.create_task(self._stop.wait())
+        try:
+            while not self._stop.is_set():
+                change = asyncio.create_task(member.next_change())
+                await asyncio.wait({change, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                if not change.done():
+                    change.cancel()
+                    return
+                on_change()
+                await self._follow(member, change.result())
+        finally:
+            stopped.cancel()
+
+    async def _follow(self, member: GroupMember, change: GroupChange) -> None:
+        if change.revoked or change.lost:
+            await self._release(member, [*change.revoked, *change.lost])
+        for queue_id in change.gained:
+            _LOG.info("queue_gained", queue=queue_id)
+            self.status[queue_id] = QueueStatus()
+            self._let_go[queue_id] = asyncio.Event()
+            self._tasks[queue_id] = asyncio.create_task(self._hold(queue_id, member), name=f"queue-{queue_id}")
+
+    async def _release(self, member: GroupMember, queue_ids: Collection[int]) -> None:
+        held = [queue_id for queue_id in queue_ids if queue_id in self._tasks]
+        for queue_id in held:
+            self._let_go[queue_id].set()
+        await asyncio.gather(*(self._tasks[queue_id] for queue_id in held))
+        for queue_id in held:
+            del self._tasks[queue_id], self._let_go[queue_id]
+            self.status.pop(queue_id, None)
+            _LOG.info("queue_let_go", queue=queue_id)
+        member.release(queue_ids)
+
+    async def _hold(self, queue_id: int, member: GroupMember) -> None:
+        """Owns the queue until it is to be let go; after each doubt takes it over anew."""
+        backoff = _Backoff()
+        let_go, status = self._let_go[queue_id], self.status[queue_id]
+        while not let_go.is_set():
+            try:
+                await self._own(queue_id, member, backoff)
+                pause_ms = 0
+            except (QueueHalted, UnknownRecordVersion) as error:
+                status.hold, status.why = Hold.HALTED, str(error)
+                _LOG.critical("queue_halted", queue=queue_id, reason=str(error))
+                pause_ms = _HALTED_BACKOFF_MS
+            except StoreError as error:
+                status.hold, status.why = Hold.TAKING_OVER, str(error)
+                _LOG.warning("queue_dropped", queue=queue_id, error=type(error).__name__, reason=str(error))
+                pause_ms = backoff.next_ms(
+                    is_slow=not isinstance(error, BatchOutcomeUnknown) or isinstance(error, StoreFenced)
+                )
+            except Exception:  # noqa: BLE001 - a bug in one queue must not stop the others
+                status.hold, status.why = Hold.TAKING_OVER, "internal error"
+                _LOG.exception("queue_failed", queue=queue_id)
+                pause_ms = backoff.next_ms()
+            if pause_ms:
+                await self._pause(pause_ms, let_go)
+
+    async def _own(self, queue_id: int, member: GroupMember, backoff: "_Backoff") -> None:
+        status, let_go = self.status[queue_id], self._let_go[queue_id]
+        memory = self._memories.setdefault(queue_id, QueueMemory())
+        target = BatchTarget(self._topics, queue_id, self._owner, self._has_id_header)
+        queue = OwnedQueue(target, self._ports, self._config, memory, status.counts)
+        try:
+            if not member.is_owned(queue_id):
+                await self._pause(_FIRST_BACKOFF_MS, let_go)
+                return
+            await queue.take_over()
+            status.take_overs += 1
+            status.hold, status.why = Hold.OWNED, None
+            _LOG.info("queue_taken_over", queue=queue_id, s=queue.state.s, live=len(queue.state.live))
+            while not let_go.is_set():
+                result = await queue.run_once()
+                self._note(status, queue)
+                if result.records:
+                    backoff.reset()
+        finally:
+            await queue.close()
+
+    @staticmethod
+    def _note(status: QueueStatus, queue: OwnedQueue) -> None:
+        state = queue.state
+        status.s, status.journal_ms, status.live = state.s, state.journal_ms, len(state.live)
+        status.blocked = sum(map(len, state.chains.values()))
+        status.held_bytes = queue.held_bytes
+
+    async def _pause(self, duration_ms: int, until: asyncio.Event | None = None) -> None:
+        waits = {asyncio.create_task(self._ports.clock.sleep_ms(duration_ms)), asyncio.create_task(self._stop.wait())}
+        if until is not None:
+            waits.add(asyncio.create_task(until.wait()))
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+
+class _Backoff:
+    """Doubles up to a limit, with jitter so that two settlers do not fence each other in step."""
+
+    def __init__(self) -> None:
+        self._ms = 0
+
+    def reset(self) -> None:
+        self._ms = 0
+
+    def next_ms(self, *, is_slow: bool = True) -> int:
+        self._ms = min(_LONGEST_BACKOFF_MS, max(_FIRST_BACKOFF_MS, self._ms * 2))
+        return random.randint(self._ms // 2, self._ms) if is_slow else self._ms // 4  # noqa: S311 - no secret
