@@ -1,0 +1,109 @@
+"""What callers hear: views of op messages, refusals of puts and of states. Pure."""
+
+from bridge.core.op_message import AnswerCode, OpMessage
+from bridge.core.record import Resolution
+from bridge.core.transaction import STATE_AFTER, TransactionState
+from bridge.core.transaction_id import queue_of
+from bridge.core.view import TransactionView
+from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
+from bridge.service.waiters import Heard
+from bridge.store.results import PutResult, PutStatus, Refusal
+
+FINAL = frozenset({TransactionState.COMMITTED, TransactionState.ROLLED_BACK})
+
+
+def make_view(op: OpMessage) -> TransactionView:
+    """A transaction as its op message shows it. It does not say when it was born: its append time stands for that."""
+    t = op.transaction
+    is_prepared = t.state is TransactionState.PREPARED
+    return TransactionView(
+        transaction_id=t.transaction_id,
+        group=t.group,
+        state=t.state,
+        queue_id=queue_of(t.transaction_id),
+        queue_offset=t.half,
+        born_ms=t.appended_ms,
+        appended_ms=t.appended_ms,
+        check_times=t.check_times,
+        blocked=t.blocked,
+        why=t.why,
+        by=t.by,
+        ended_ms=t.ended_ms,
+        next_due_ms=t.next_due_ms if is_prepared else None,
+        parked_offset=t.parked,
+        max_checks=t.max_checks,
+        max_life_s=t.max_life_s,
+        since_ms=t.since_ms if t.is_live else None,
+        base=t.base,
+        receipts=op.receipts,
+    )
+
+
+def make_prepared(view: TransactionView) -> Prepared:
+    """The answer to a repeated prepare of a transaction that is still PREPARED."""
+    return Prepared(
+        view.transaction_id,
+        view.group,
+        view.state,
+        view.born_ms,
+        view.first_check_ms or view.next_due_ms or view.appended_ms,
+        view.queue_id,
+        view.queue_offset,
+    )
+
+
+def refuse_put(result: PutResult, transaction_id: str) -> Refused | None:
+    """The refusal of a put that is certainly not, or perhaps, written; None if it is."""
+    if result.status is PutStatus.PUT_OK:
+        return None
+    if result.status is PutStatus.OUTCOME_UNKNOWN:
+        return refuse_unknown(transaction_id)
+    if result.refusal is Refusal.MESSAGE_TOO_LARGE:
+        return Refused(RefusalCode.MESSAGE_TOO_LARGE, "the transaction is larger than the journal takes")
+    return Refused(RefusalCode.UNAVAILABLE, "the journal does not take records now", retry_after_s=1)
+
+
+def refuse_unknown(transaction_id: str) -> Refused:
+    """It may or may not have happened, or may happen yet: the same call again, or a look, gives the truth."""
+    detail = "not known in time; repeat the call, or look the transaction up"
+    return Refused(RefusalCode.OUTCOME_UNKNOWN, detail, Outcome.UNKNOWN, transaction_id)
+
+
+def refuse_unavailable(detail: str, transaction_id: str | None = None) -> Refused:
+    """Nothing happened; the same call may succeed soon."""
+    return Refused(RefusalCode.UNAVAILABLE, detail, transaction_id=transaction_id, retry_after_s=1)
+
+
+def refuse_missing(transaction_id: str) -> Refused:
+    """There is no such transaction."""
+    return Refused(RefusalCode.UNKNOWN_TRANSACTION, "no such transaction", transaction_id=transaction_id)
+
+
+def answer_end(call: EndCall, heard: Heard) -> TransactionView | Refused | None:
+    """The answer to an end that its queue's owner has decided; None if the owner does not know the transaction."""
+    if heard.op is None or heard.code is AnswerCode.UNKNOWN_TRANSACTION:
+        return None
+    if heard.code is AnswerCode.GROUP_MISMATCH:
+        return _refuse_group(call.transaction_id)
+    if heard.code is AnswerCode.BODY_EXPIRED:
+        state = heard.op.transaction.state
+        detail = "no log has the messages of this transaction any more"
+        return Refused(RefusalCode.BODY_EXPIRED, detail, transaction_id=call.transaction_id, state=state)
+    return compare_end(call, make_view(heard.op))
+
+
+def compare_end(call: EndCall, view: TransactionView) -> TransactionView | Refused:
+    """The recorded state as the answer to an end: a repeat hears the same, a contradiction the truth."""
+    if call.group is not None and call.group != view.group:
+        return _refuse_group(call.transaction_id)
+    if call.resolution is Resolution.UNKNOWN or view.state is STATE_AFTER[call.resolution]:
+        return view
+    if view.state in FINAL:
+        detail = f"the transaction is {view.state.value}"
+        return Refused(RefusalCode.ALREADY_RESOLVED, detail, transaction_id=view.transaction_id, state=view.state)
+    return refuse_unknown(call.transaction_id)
+
+
+def _refuse_group(transaction_id: str) -> Refused:
+    detail = "the transaction belongs to another producer group"
+    return Refused(RefusalCode.PRODUCER_GROUP_MISMATCH, detail, transaction_id=transaction_id)

@@ -1,0 +1,54 @@
+"""Appends to the journal, whole or not at all also when nobody waits for it any more."""
+
+import asyncio
+from collections.abc import Sequence
+
+from bridge.clock import KafkaTime
+from bridge.core.message import Message
+from bridge.service.deadline import Deadline
+from bridge.store.message_store import MessageStore
+from bridge.store.results import PutResult, PutStatus, Refusal
+
+_BUSY = PutResult(PutStatus.REFUSED, refusal=Refusal.STORE_BUSY, detail="too many records in flight")
+_LATE = PutResult(PutStatus.OUTCOME_UNKNOWN, detail="no answer before the deadline")
+
+
+class Journal:
+    """Plain puts of many records at once, within a bound of records in flight."""
+
+    def __init__(self, store: MessageStore, kafka_time: KafkaTime, max_in_flight: int) -> None:
+        self._store = store
+        self._kafka_time = kafka_time
+        self._max_in_flight = max_in_flight
+        self._in_flight = 0
+        self._puts: set[asyncio.Task[list[PutResult]]] = set()
+
+    @property
+    def in_flight(self) -> int:
+        """Records whose fate is not known yet."""
+        return self._in_flight
+
+    async def append(self, messages: Sequence[Message], deadline: Deadline) -> list[PutResult]:
+        """One result for each record, same order. What is not known at the deadline is OUTCOME_UNKNOWN.
+
+        A caller who is cancelled leaves the records on their way.
+        """
+        if not messages:
+            return []
+        if self._in_flight + len(messages) > self._max_in_flight:
+            return [_BUSY] * len(messages)
+        self._in_flight += len(messages)
+        task = asyncio.ensure_future(self._put(messages))
+        self._puts.add(task)
+        task.add_done_callback(self._puts.discard)
+        return task.result() if await deadline.wait(task) else [_LATE] * len(messages)
+
+    async def _put(self, messages: Sequence[Message]) -> list[PutResult]:
+        try:
+            results = await self._store.put_many(messages)
+        finally:
+            self._in_flight -= len(messages)
+        newest_ms = max([result.stored_ms for result in results])
+        if newest_ms > 0:
+            self._kafka_time.observe(newest_ms)
+        return results

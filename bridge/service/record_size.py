@@ -1,0 +1,29 @@
+"""How large a message becomes as a Kafka record, never too low."""
+
+from collections.abc import Sequence
+
+from bridge.core.message import Header, Message
+from bridge.core.properties import TRANSACTION_ID_HEADER
+from bridge.core.transaction_id import TRANSACTION_ID_LENGTH
+
+# A batch of one record: 61 bytes of batch header, then at most 5 of length, 3 of attributes and deltas, 2 times 5
+# of lengths of key and value, 3 of the number of headers. Some bytes more, so that no other estimate is stricter.
+_RECORD_OVERHEAD_BYTES = 90
+_HEADER_OVERHEAD_BYTES = 8
+ID_HEADER_BYTES = _HEADER_OVERHEAD_BYTES + len(TRANSACTION_ID_HEADER) + TRANSACTION_ID_LENGTH
+
+
+def count_body_bytes(message: Message) -> int:
+    """Key, value and headers as they were given."""
+    size = len(message.key or b"") + len(message.value or b"")
+    return size + _count_headers(message.headers, 0) if message.headers else size
+
+
+def count_record_bytes(message: Message) -> int:
+    """The record alone in its batch, uncompressed."""
+    size = _RECORD_OVERHEAD_BYTES + len(message.key or b"") + len(message.value or b"")
+    return size + _count_headers(message.headers, _HEADER_OVERHEAD_BYTES) if message.headers else size
+
+
+def _count_headers(headers: Sequence[Header], overhead: int) -> int:
+    return sum([len(name.encode()) + len(value or b"") + overhead for name, value in headers])
