@@ -1,0 +1,116 @@
+"""A journal and an op topic as plain lists, driven through QueueState and the batch maker: no store, no clock."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bridge.core.config import CheckTimes
+from bridge.core.horizon import HorizonConfig
+from bridge.core.message import Message, Receipt, StoredMessage
+from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, Position, decode_position
+from bridge.core.queue_state import QueueState, Restored, effective_okey
+from bridge.core.record import EndRecord, HalfMessage, Record
+from bridge.core.record_codec import decode_record, encode_half
+from bridge.core.topics import InternalTopics
+from bridge.core.transaction import Transaction
+from bridge.core.transition import Effect, Place
+from bridge.settler.batch import BatchTarget, Held, make_batch, make_plan
+
+TOPICS = InternalTopics(queues=1)
+TARGET = BatchTarget(TOPICS, 0, "test")
+
+
+@dataclass(slots=True)
+class QueueLog:
+    """One queue: `journal` holds (place, record, held or None), `op` (offset, key, value) with gaps for markers."""
+
+    config: HorizonConfig
+    journal: list[tuple[Place, Record, Held | None]] = field(default_factory=list)
+    op: list[tuple[int, bytes, bytes]] = field(default_factory=list)
+    published: list[tuple[str, int]] = field(default_factory=list)  # transaction id, message number
+    op_end: int = 0
+    position: Position = Position(0, 0, 0, "")
+    now_ms: int = 1_000_000
+
+    def append(self, record: Record, messages: Sequence[Message] = ()) -> Place:
+        """Appends to the journal; time moves on by a millisecond."""
+        self.now_ms += 1
+        place = Place(len(self.journal), self.now_ms)
+        held = None
+        if isinstance(record, HalfMessage):
+            raw = encode_half(record, messages, TOPICS.half, 0)
+            stored = StoredMessage(place.offset, raw.key, raw.value, raw.headers, place.stored_ms)
+            assert decode_record(stored) == record
+            held = Held.decode(record, stored)
+        self.journal.append((place, record, held))
+        return place
+
+    def restore(self) -> QueueState:
+        """What a successor makes of the log now."""
+        position = self.position
+        ops = {
+            key.decode(): (offset, value)
+            for offset, key, value in self.op
+            if offset >= position.o and key not in {POSITION_KEY, ANSWERS_KEY}
+        }
+        floors = [
+            offset
+            for offset, key, value in self.op
+            if key == POSITION_KEY and offset >= position.o and decode_position(value).s <= position.l
+        ]
+        halves = [
+            (place, record, effective_okey(record, held.messages[0].key))
+            for place, record, held in self.journal[position.l : position.s]
+            if isinstance(record, HalfMessage) and held is not None
+        ]
+        restored = Restored(
+            position,
+            [(offset, key, value) for key, (offset, value) in ops.items()],
+            halves,
+            floors[-1] + 1 if floors else position.o,
+            self.op_end,
+            self.journal[position.s - 1][0].stored_ms if position.s else 0,
+        )
+        return QueueState.restore(restored, lambda _: CheckTimes(), self.config)
+
+    def decide(self, state: QueueState, count: int, refuse: set[str], parks: Sequence[str] = ()) -> list[Effect]:
+        """Decides up to `count` records and commits what follows. `refuse`: commits that are blocked."""
+        effects: list[Effect] = []
+        for place, record, held in self.journal[state.s : state.s + count]:
+            okey = effective_okey(record, held.messages[0].key) if isinstance(record, HalfMessage) and held else 0
+            effects += state.apply(place, record, okey)
+        if self.journal[state.s : state.s + count]:
+            last = self.journal[min(state.s + count, len(self.journal)) - 1][0]
+            state.advance(last.offset + 1, last.stored_ms)
+        effects = state.withhold(effects, lambda t: "REFUSED" if t.transaction_id in refuse else None)
+        return self.commit(state, [*state.put_back(100), *effects, *[e for i in parks for e in state.park(i, "TEST")]])
+
+    def commit(self, state: QueueState, effects: Sequence[Effect]) -> list[Effect]:
+        """Writes effects and position as one Kafka transaction."""
+        held = {h.half.transaction_id: h for _, _, h in self.journal if h is not None}
+        plan = make_plan(effects)
+        made = make_batch(plan, state, held, lambda _: 1, TARGET)
+        receipts = [Receipt(m.topic, 0, n) for n, m in enumerate(made.batch.messages)]
+        for message in made.batch.finish(receipts):
+            assert message.key is not None
+            assert message.value is not None
+            self.op.append((self.op_end, message.key, message.value))
+            self.op_end += 1
+        self.op_end += 1  # the commit marker
+        self.position = decode_position(self.op[-1][2])
+        for t in plan.publishes.values():
+            self.published += [(t.transaction_id, n) for n in range(len(held[t.transaction_id].messages))]
+        state.confirm(made.sealed, self.op[-1][0])
+        return list(effects)
+
+
+def essence(t: Transaction) -> tuple[object, ...]:
+    """What a successor must know of a live transaction."""
+    return (
+        t.transaction_id, t.group, t.half, t.appended_ms, t.okey, t.state, t.since_ms, t.check_times, t.base,
+        t.max_checks, t.max_life_s, t.end if t.blocked else None, t.blocked, t.why, t.parked,
+    )  # fmt: skip
+
+
+def ends_of(log: QueueLog) -> list[EndRecord]:
+    """All ends in the journal."""
+    return [record for _, record, _ in log.journal if isinstance(record, EndRecord)]
