@@ -1,0 +1,170 @@
+"""One queue's due times: a heap for each producer group, with lazy deletion. Pure."""
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from bridge.core.transaction import Transaction
+
+_SPARE = 1_024
+
+
+class Moment(NamedTuple):
+    """How a queue stands: Kafka's time, until when it has been read to its end, and the monotonic time."""
+
+    now_ms: int
+    read_through_ms: int
+    monotonic_ms: int
+
+
+class Head(Enum):
+    """Why the head of a lane is no entry to be looked at."""
+
+    NOTHING = "nothing due"
+    UNREAD = "due, but its queue must be read further first"
+    PASSED = "stale, or put off by the monotonic clock"
+
+
+class Entry:
+    """A PREPARED transaction. `is_waiting`: its due time is in the heap."""
+
+    __slots__ = ("due_ms", "found_no_endpoint", "had_round", "is_waiting", "not_before_ms", "transaction")
+
+    def __init__(self, transaction: Transaction) -> None:
+        self.transaction = transaction
+        self.due_ms = 0
+        self.not_before_ms = 0  # by the monotonic clock
+        self.is_waiting = False
+        self.had_round = False
+        self.found_no_endpoint = False
+
+
+class _Lane:
+    """One group's due times. `live`: items that are not stale; `front_ms`: where the lane is registered."""
+
+    __slots__ = ("front_ms", "heap", "live")
+
+    def __init__(self) -> None:
+        self.heap: list[tuple[int, str]] = []
+        self.live = 0
+        self.front_ms: int | None = None
+
+
+class QueueTable:
+    """The transactions of one queue. Lanes at rest are registered with their earliest due time in `_fronts`."""
+
+    def __init__(self, queue_id: int, prepared: Iterable[Transaction]) -> None:
+        self.queue_id = queue_id
+        self.unsorted = {t.transaction_id: t for t in reversed(list(prepared))}  # popitem gives the first one first
+        self.entries: dict[str, Entry] = {}
+        self._lanes: dict[str, _Lane] = {}
+        self._fronts: list[tuple[int, str]] = []
+
+    def schedule(self, entry: Entry, due_ms: int) -> None:
+        """Puts an entry into its group's lane, or moves it there."""
+        group = entry.transaction.group
+        lane = self._lanes.get(group)
+        if lane is None:
+            lane = self._lanes[group] = _Lane()
+        if not entry.is_waiting:
+            lane.live += 1
+            entry.is_waiting = True
+        elif entry.due_ms == due_ms:
+            return
+        entry.due_ms = due_ms
+        heappush(lane.heap, (due_ms, entry.transaction.transaction_id))
+        self._register(group, lane, due_ms)
+        self._compact(lane)
+
+    def remove(self, transaction_id: str) -> None:
+        """Forgets a transaction; its due time is dropped when it comes."""
+        self.unsorted.pop(transaction_id, None)
+        entry = self.entries.pop(transaction_id, None)
+        if entry is not None and entry.is_waiting:
+            lane = self._lanes[entry.transaction.group]
+            lane.live -= 1
+            self._compact(lane)
+
+    def wake(self, now_ms: int) -> set[str]:
+        """Groups at rest that have something due; they are registered no more."""
+        woken = set()
+        while self._fronts and self._fronts[0][0] <= now_ms:
+            front_ms, group = heappop(self._fronts)
+            lane = self._lanes.get(group)
+            if lane is not None and lane.front_ms == front_ms:
+                lane.front_ms = None
+                woken.add(group)
+        return woken
+
+    def rest(self, group: str) -> None:
+        """Registers the group's lane again."""
+        lane = self._lanes.get(group)
+        if lane is not None and lane.heap:
+            self._register(group, lane, lane.heap[0][0])
+        elif lane is not None:
+            del self._lanes[group]
+
+    def next_front_ms(self) -> int | None:
+        """The earliest due time of lanes at rest."""
+        return self._fronts[0][0] if self._fronts else None
+
+    def head_ms(self, group: str) -> int | None:
+        """The group's earliest due time, perhaps a stale one."""
+        lane = self._lanes.get(group)
+        return lane.heap[0][0] if lane is not None and lane.heap else None
+
+    def pop(self, group: str, moment: Moment, max_lag_ms: int) -> Entry | Head:
+        """Takes the group's next due entry out of its lane."""
+        lane = self._lanes[group]
+        if not lane.heap or lane.heap[0][0] > moment.now_ms:
+            return Head.NOTHING
+        due_ms, transaction_id = lane.heap[0]
+        if not self._is_current(lane.heap[0]):
+            heappop(lane.heap)
+            return Head.PASSED
+        is_lagging = moment.now_ms - moment.read_through_ms > max_lag_ms
+        if is_lagging or due_ms > moment.read_through_ms:
+            return Head.UNREAD
+        heappop(lane.heap)
+        lane.live -= 1
+        entry = self.entries[transaction_id]
+        entry.is_waiting = False
+        rest_ms = entry.not_before_ms - moment.monotonic_ms
+        if rest_ms <= 0:
+            return entry
+        self.schedule(entry, moment.now_ms + rest_ms)
+        return Head.PASSED
+
+    def count_due(self, now_ms: int, most: int) -> int:
+        """How many are due and not taken, up to about `most`."""
+        count = 0
+        for lane in self._lanes.values():
+            count += _count_heap(lane.heap, now_ms, most - count)
+        return count
+
+    def _register(self, group: str, lane: _Lane, due_ms: int) -> None:
+        if lane.front_ms is None or due_ms < lane.front_ms:
+            lane.front_ms = due_ms
+            heappush(self._fronts, (due_ms, group))
+
+    def _compact(self, lane: _Lane) -> None:
+        """Drops what is stale as soon as it outweighs what is not; cheap on average."""
+        if len(lane.heap) > 2 * lane.live + _SPARE:
+            lane.heap = [item for item in lane.heap if self._is_current(item)]
+            heapify(lane.heap)
+
+    def _is_current(self, item: tuple[int, str]) -> bool:
+        entry = self.entries.get(item[1])
+        return entry is not None and entry.is_waiting and entry.due_ms == item[0]
+
+
+def _count_heap(heap: Sequence[tuple[int, str]], now_ms: int, most: int) -> int:
+    """Items of a heap not after `now_ms`, found through its branches."""
+    count, todo = 0, [0]
+    while todo and count < most:
+        index = todo.pop()
+        if index < len(heap) and heap[index][0] <= now_ms:
+            count += 1
+            todo += (2 * index + 1, 2 * index + 2)
+    return count
