@@ -6,8 +6,8 @@
     assert world.visible("orders") == [b"v"]            # what committed readers find, all queues
     await world.clock.advance(6_000)                    # time moves only so, or by clock.drive(...)
 
-Faults: pass an object with the methods of `bridge.store.memory.link.Faults`; freeze processes with
-`process.freeze()` / `.thaw()`; from outside `world.cluster.log` has delete_topic, create_topic, set_leader,
+Faults: `tests.support.memory_faults.ScriptedFaults`, or any object with the methods of
+`bridge.store.memory.link.Faults`; `process.freeze()`, `.thaw()`, `.kill()`; from outside `world.cluster.log` has delete_topic, create_topic, set_leader,
 add_queues, topics[name].alter({...}), topics[name].is_denied; `clean(world.cluster.log)` runs the cleaner.
 """
 

@@ -108,13 +108,19 @@ class Link:
         self.agenda = agenda
         self._faults = faults
         self._is_frozen = False
+        self._is_dead = False
         self._thawed = Waiters()
         self._lanes: dict[Hashable, int] = {}  # lane -> when its last request arrives
 
     @property
-    def is_frozen(self) -> bool:
-        """Whether the process stands still."""
-        return self._is_frozen
+    def is_stopped(self) -> bool:
+        """Whether the process stands still, or is dead."""
+        return self._is_frozen or self._is_dead
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the process has been killed."""
+        return self._is_dead
 
     def freeze(self) -> None:
         """The process stops (SIGSTOP) before its next request or at its next answer; what was sent goes on."""
@@ -125,10 +131,17 @@ class Link:
         self._is_frozen = False
         self._thawed.wake()
 
+    def kill(self) -> None:
+        """SIGKILL: whatever its tasks still try, `finally` blocks included, is cancelled at its first await."""
+        self._is_dead = True
+        self._thawed.wake()
+
     async def pause(self) -> None:
-        """Lets others run, and waits while the process is frozen."""
+        """Lets others run, and waits while the process is frozen; a dead one goes no further."""
         await asyncio.sleep(0)
-        while self._is_frozen:
+        while self.is_stopped:
+            if self._is_dead:
+                raise asyncio.CancelledError
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._thawed.add(future)
             try:
@@ -152,7 +165,7 @@ class Link:
             answer = await self._travel(fate, request, timeout_ms)
         if self._faults is not None:
             await self._faults.after(step)
-        if self._is_frozen:
+        if self.is_stopped:
             await self.pause()
         return answer
 

@@ -77,7 +77,7 @@ class MemoryLog:
         for number in range(len(topic.partitions), queues):
             topic.partitions.append(Partition(MessageQueue(name, number), first.acceptance, first.cleaning))
 
-    def set_leader(self, queue: MessageQueue, has_leader: bool) -> None:
+    def set_leader(self, queue: MessageQueue, *, has_leader: bool) -> None:
         """Takes the queue's leader away, or elects one."""
         partition = self.find(queue)
         partition.has_leader = has_leader

@@ -1,6 +1,5 @@
 """Membership of a consumer group over the in-memory log."""
 
-import asyncio
 from collections.abc import Collection
 
 from bridge.core.errors import StoreUnavailable
@@ -33,13 +32,14 @@ class MemoryGroupMember:
             agenda.run_due()
             if self._is_closed:
                 raise StoreUnavailable("the member has left its group")
-            if self._membership.changes and not self._link.is_frozen:
+            if self._membership.changes and not self._link.is_stopped:
                 return self._membership.changes.popleft()
             await agenda.wait(self._membership.waiters, NEVER)
             await self._link.pause()
 
     def release(self, queue_ids: Collection[int]) -> None:
-        self._cluster.groups.release(self._group, self._membership, queue_ids)
+        if not self._link.is_dead:
+            self._cluster.groups.release(self._group, self._membership, queue_ids)
 
     def is_owned(self, queue_id: int) -> bool:
         return queue_id in self._membership.owned
@@ -49,9 +49,9 @@ class MemoryGroupMember:
 
     async def close(self) -> None:
         self._is_closed = True
+        await self._link.pause()
         self._cluster.groups.leave(self._group, self._membership)
         self._membership.waiters.wake()
-        await asyncio.sleep(0)
 
     def freeze(self) -> None:
         """No more heartbeats; also what becomes of a killed process."""

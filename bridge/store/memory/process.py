@@ -31,7 +31,7 @@ class MemoryOwnerStore:
 
 
 class MemoryProcess:
-    """The stores of one client process. Killing it means: cancel its tasks, and `freeze` for ever."""
+    """The stores of one client process. Start it anew by making another one."""
 
     def __init__(self, cluster: MemoryCluster, client: str) -> None:
         self._link = cluster.connect(client)
@@ -44,6 +44,12 @@ class MemoryProcess:
         self._link.freeze()
         for member in self.owners.members:
             member.freeze()
+
+    def kill(self) -> None:
+        """SIGKILL: nothing it still tries has an effect, no heartbeat is sent; cancel its tasks afterwards."""
+        for member in self.owners.members:
+            member.freeze()
+        self._link.kill()
 
     def thaw(self) -> None:
         """SIGCONT."""

@@ -32,7 +32,7 @@ class MemoryQueueReader:
             if agenda.monotonic_ms() >= until_ms:
                 return GetResult(GetStatus.NO_NEW_MSG, (), self._offset, partition.minimum, partition.maximum)
             await agenda.wait(partition.waiters, until_ms)
-            if self._link.is_frozen:
+            if self._link.is_stopped:
                 await self._link.pause()
 
     async def close(self) -> None:
