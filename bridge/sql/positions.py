@@ -1,0 +1,59 @@
+"""How far the projection has come in each queue, moved by compare-and-set."""
+
+from typing import NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from bridge.sql.tables import projection_positions
+
+_P = projection_positions.c
+
+
+class AppliedPosition(NamedTuple):
+    """`s`: everything the settler decided below this journal offset is in the rows.
+
+    `journal_next`, `op_next`: where the projector goes on reading. All are 0 or the logs' beginning at first.
+    """
+
+    s: int
+    journal_next: int
+    op_next: int
+
+
+class LogIdentity(NamedTuple):
+    """The log that offsets belong to; after a deleted and recreated topic they mean nothing."""
+
+    cluster_id: str
+    journal_topic_id: str
+    op_topic_id: str
+
+
+def read_positions(conn: Connection) -> dict[int, AppliedPosition]:
+    """Position of each queue that a projector has begun."""
+    query = sa.select(_P.queue_id, _P.s, _P.journal_next, _P.op_next)
+    return {row.queue_id: AppliedPosition(row.s, row.journal_next, row.op_next) for row in conn.execute(query)}
+
+
+def read_position(conn: Connection, queue_id: int) -> tuple[AppliedPosition, LogIdentity] | None:
+    """Position of a queue, and the log it belongs to."""
+    row = conn.execute(sa.select(projection_positions).where(_P.queue_id == queue_id)).one_or_none()
+    if row is None:
+        return None
+    identity = LogIdentity(row.cluster_id, row.journal_topic_id, row.op_topic_id)
+    return AppliedPosition(row.s, row.journal_next, row.op_next), identity
+
+
+def begin_position(conn: Connection, queue_id: int, position: AppliedPosition, identity: LogIdentity) -> bool:
+    """Begins a queue that has no position; False if another projector did."""
+    if read_position(conn, queue_id) is not None:
+        return False
+    conn.execute(sa.insert(projection_positions).values(queue_id=queue_id, **position._asdict(), **identity._asdict()))
+    return True
+
+
+def move_position(conn: Connection, queue_id: int, before: AppliedPosition, after: AppliedPosition) -> bool:
+    """Moves the position if it is still `before`; locks it until the SQL transaction ends. Else False."""
+    same = [_P[name] == value for name, value in before._asdict().items()]
+    update = sa.update(projection_positions).where(_P.queue_id == queue_id, *same).values(**after._asdict())
+    return conn.execute(update).rowcount == 1

@@ -1,0 +1,122 @@
+"""Redrive jobs: an act on all parked transactions that match a filter, step by step, by one process at a time."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from bridge.sql.tables import redrive_jobs
+
+_J = redrive_jobs.c
+
+
+class JobState(StrEnum):
+    """RUNNING until it is done, stopped by an operator, or failed."""
+
+    RUNNING = "running"
+    DONE = "done"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveJob:
+    """A job. `action`: resume, commit or rollback. `cursor`: the page of the search to do next, None: the first."""
+
+    job_id: str
+    created_ms: int
+    updated_ms: int
+    actor: str
+    reason: str
+    filter: Mapping[str, Any]
+    action: str
+    rate_per_s: int
+    state: JobState = JobState.RUNNING
+    cursor: str | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+def create_job(conn: Connection, job: RedriveJob) -> None:
+    """Keeps a new job, claimed by nobody."""
+    conn.execute(
+        sa.insert(redrive_jobs).values(
+            job_id=job.job_id,
+            created_ms=job.created_ms,
+            updated_ms=job.updated_ms,
+            actor=job.actor,
+            reason=job.reason,
+            filter=json.dumps(job.filter),
+            action=job.action,
+            rate_per_s=job.rate_per_s,
+            state=job.state.value,
+            cursor=job.cursor,
+            counts=json.dumps(job.counts),
+            lease_until_ms=0,
+        )
+    )
+
+
+def find_job(conn: Connection, job_id: str) -> RedriveJob | None:
+    """The job as it stands."""
+    row = conn.execute(sa.select(redrive_jobs).where(_J.job_id == job_id)).one_or_none()
+    return None if row is None else _make_job(row)
+
+
+def list_jobs(conn: Connection, limit: int) -> list[RedriveJob]:
+    """The newest jobs, newest first."""
+    query = sa.select(redrive_jobs).order_by(_J.created_ms.desc(), _J.job_id.desc()).limit(limit)
+    return [_make_job(row) for row in conn.execute(query)]
+
+
+def claim_job(conn: Connection, owner: str, now_ms: int, lease_ms: int) -> RedriveJob | None:
+    """A running job that nobody works at, leased to `owner`; or one that is his already, the lease renewed."""
+    is_free = sa.or_(_J.owner == owner, _J.lease_until_ms <= now_ms)
+    is_running = _J.state == JobState.RUNNING.value
+    row = conn.execute(
+        sa.select(redrive_jobs).where(is_running, is_free).order_by(_J.created_ms, _J.job_id).limit(1)
+    ).one_or_none()
+    if row is None:
+        return None
+    update = sa.update(redrive_jobs).where(_J.job_id == row.job_id, is_running, is_free)
+    taken = conn.execute(update.values(owner=owner, lease_until_ms=now_ms + lease_ms)).rowcount
+    return _make_job(row) if taken == 1 else None
+
+
+def advance_job(conn: Connection, job: RedriveJob, owner: str) -> bool:
+    """Keeps `updated_ms`, cursor, counts and state of a step, if the job is still running and his; else False."""
+    update = sa.update(redrive_jobs).where(
+        _J.job_id == job.job_id, _J.owner == owner, _J.state == JobState.RUNNING.value
+    )
+    values = {
+        "updated_ms": job.updated_ms,
+        "cursor": job.cursor,
+        "counts": json.dumps(job.counts),
+        "state": job.state.value,
+    }
+    return conn.execute(update.values(**values)).rowcount == 1
+
+
+def stop_job(conn: Connection, job_id: str, now_ms: int) -> bool:
+    """Stops a running job after its present step; False if it is not running."""
+    update = sa.update(redrive_jobs).where(_J.job_id == job_id, _J.state == JobState.RUNNING.value)
+    return conn.execute(update.values(state=JobState.STOPPED.value, updated_ms=now_ms)).rowcount == 1
+
+
+def _make_job(row: sa.Row[Any]) -> RedriveJob:
+    return RedriveJob(
+        row.job_id,
+        row.created_ms,
+        row.updated_ms,
+        row.actor,
+        row.reason,
+        json.loads(row.filter),
+        row.action,
+        row.rate_per_s,
+        JobState(row.state),
+        row.cursor,
+        json.loads(row.counts),
+    )

@@ -1,0 +1,119 @@
+"""Pages of transactions, newest born first. Every combination of filters is led by an index."""
+
+import heapq
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from bridge.core.transaction import TransactionState
+from bridge.core.view import TransactionView
+from bridge.sql.rows import Place, decode_cursor, encode_cursor, make_view, select_views
+from bridge.sql.tables import transaction_keys, transactions
+
+_T = transactions.c
+_K = transaction_keys.c
+_FIRST = Place(2**63 - 1, 2**63 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchFilter:
+    """What a page shall hold; empty and None: not filtered. `born_after_ms` excludes, `born_before_ms` too."""
+
+    states: Collection[TransactionState] = ()
+    group: str | None = None
+    topic: str | None = None
+    key: bytes | None = None
+    born_after_ms: int | None = None
+    born_before_ms: int | None = None
+    blocked: bool | None = None
+
+
+def search_transactions(
+    conn: Connection, wanted: SearchFilter, limit: int, cursor: str | None = None
+) -> tuple[list[TransactionView], str | None]:
+    """A page, and the cursor of the next one if there is one. Raises MalformedCursor.
+
+    The cursor is a place in the order, not a snapshot: rows that move in before it do not shift pages.
+    """
+    after = _FIRST if cursor is None else decode_cursor(cursor)
+    if wanted.topic is None and wanted.key is None:
+        places = _places_by_state(conn, wanted, after, limit + 1)
+    else:
+        places = _places_by_message(conn, wanted, after, limit + 1)
+    views = _read_views(conn, places[:limit])
+    return views, encode_cursor(places[limit - 1]) if len(places) > limit else None
+
+
+def _places_by_state(conn: Connection, wanted: SearchFilter, after: Place, most: int) -> list[Place]:
+    """One index scan for each kind of row that fits, merged."""
+    parts = []
+    for live, state in _kinds(wanted):
+        query = sa.select(_T.born_ms, _T.id).where(_T.live == live, _T.state == state)
+        if wanted.group is not None:
+            query = query.where(_T.producer_group == wanted.group)
+        query = _page(query, _T.born_ms, _T.id, wanted, after).limit(most)
+        parts.append([Place(*row) for row in conn.execute(query)])
+    return list(heapq.merge(*parts, reverse=True))[:most]
+
+
+def _places_by_message(conn: Connection, wanted: SearchFilter, after: Place, most: int) -> list[Place]:
+    query = sa.select(_K.born_ms, _K.id)
+    if wanted.topic is not None:
+        query = query.where(_K.topic == wanted.topic)
+    if wanted.key is not None:
+        query = query.where(_K.message_key == wanted.key)
+    kinds = _kinds(wanted)
+    if wanted.group is not None or len(kinds) < len(_KINDS):
+        query = query.join(transactions, _T.id == _K.id).where(sa.tuple_(_T.live, _T.state).in_(kinds))
+        if wanted.group is not None:
+            query = query.where(_T.producer_group == wanted.group)
+    query = _page(query.group_by(_K.born_ms, _K.id), _K.born_ms, _K.id, wanted, after).limit(most)
+    return [Place(*row) for row in conn.execute(query)]
+
+
+# (live, state) of every row there can be.
+_KINDS = (
+    (1, TransactionState.PREPARED.value),
+    (1, TransactionState.PARKED.value),
+    (1, TransactionState.COMMITTED.value),
+    (0, TransactionState.COMMITTED.value),
+    (0, TransactionState.ROLLED_BACK.value),
+)
+_BLOCKED = (1, TransactionState.COMMITTED.value)
+
+
+def _kinds(wanted: SearchFilter) -> list[tuple[int, str]]:
+    states = {TransactionState(state).value for state in wanted.states}
+    return [
+        kind
+        for kind in _KINDS
+        if (not states or kind[1] in states) and (wanted.blocked is None or wanted.blocked == (kind == _BLOCKED))
+    ]
+
+
+def _page(
+    query: sa.Select[Any], born_ms: sa.Column[int], row_id: sa.Column[int], wanted: SearchFilter, after: Place
+) -> sa.Select[Any]:
+    query = query.where(sa.tuple_(born_ms, row_id) < sa.tuple_(*after))
+    if wanted.born_after_ms is not None:
+        query = query.where(born_ms > wanted.born_after_ms)
+    if wanted.born_before_ms is not None:
+        query = query.where(born_ms < wanted.born_before_ms)
+    return query.order_by(born_ms.desc(), row_id.desc())
+
+
+def _read_views(conn: Connection, places: Collection[Place]) -> list[TransactionView]:
+    found: dict[int, TransactionView] = {}
+    for chunk in chunks([place.row_id for place in places], 500):
+        for row in conn.execute(select_views().where(_T.id.in_(chunk))):
+            found[row.id] = make_view(row)
+    return [found[place.row_id] for place in places]
+
+
+def chunks(values: Collection[Any], size: int) -> Iterator[list[Any]]:
+    """Lists of at most `size`, so that no statement gets too many parameters."""
+    listed = list(values)
+    return (listed[start : start + size] for start in range(0, len(listed), size))

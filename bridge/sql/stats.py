@@ -1,0 +1,95 @@
+"""Counts by producer group: from running totals, and from the index of pending ones. Nothing counts ended ones."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from bridge.sql.tables import group_counts, transactions
+
+_T = transactions.c
+
+# Upper bounds of the ages of pending transactions; the last bucket has none and is shown under the last bound.
+AGE_BOUNDS_S = (1, 5, 10, 30, 60, 300, 900, 3_600, 14_400, 86_400)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStats:
+    """C: prepared = committed + rolled_back + parked + pending; `blocked` is a part of committed.
+
+    `age_histogram`: (seconds, pending transactions at most that old and older than the bound before);
+    those older than the last bound are in a last pair whose bound is None.
+    """
+
+    prepared: int = 0
+    committed: int = 0
+    blocked: int = 0
+    rolled_back: int = 0
+    parked: int = 0
+    oldest_pending_ms: int | None = None
+    age_histogram: Sequence[tuple[int | None, int]] = ()
+
+    @property
+    def pending(self) -> int:
+        return self.prepared - self.committed - self.rolled_back - self.parked
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectionStats:
+    """Of all groups together, and of each. `oldest_pending_ms`: append time of the oldest pending half message."""
+
+    total: GroupStats
+    groups: Mapping[str, GroupStats] = field(default_factory=dict)
+
+
+def read_stats(conn: Connection, now_ms: int) -> ProjectionStats:
+    """Counts as applied; ages at `now_ms`."""
+    ages = _read_ages(conn, now_ms)
+    groups = {}
+    for row in conn.execute(sa.select(group_counts).order_by(group_counts.c.producer_group)):
+        oldest_ms, histogram = ages.get(row.producer_group, (None, _EMPTY))
+        groups[row.producer_group] = GroupStats(
+            row.prepared, row.committed, row.blocked, row.rolled_back, row.parked, oldest_ms, histogram
+        )
+    return ProjectionStats(_add_up(groups.values()), groups)
+
+
+_EMPTY = tuple((bound, 0) for bound in (*AGE_BOUNDS_S, None))
+
+
+def _read_ages(conn: Connection, now_ms: int) -> dict[str, tuple[int, Sequence[tuple[int | None, int]]]]:
+    """One pass over the index of pending ones."""
+    bucket = sa.case(
+        *[(_T.appended_ms >= now_ms - bound * 1000, place) for place, bound in enumerate(AGE_BOUNDS_S)],
+        else_=len(AGE_BOUNDS_S),
+    )
+    query = (
+        sa.select(_T.producer_group, bucket.label("bucket"), sa.func.count(), sa.func.min(_T.appended_ms))
+        .where(sa.text("state = 'PREPARED'"))
+        .group_by(_T.producer_group, sa.text("bucket"))
+    )
+    counts: dict[str, list[int]] = {}
+    oldest: dict[str, int] = {}
+    for name, place, count, first_ms in conn.execute(query):
+        counts.setdefault(name, [0] * len(_EMPTY))[place] = count
+        oldest[name] = min(first_ms, oldest.get(name, first_ms))
+    bounds = (*AGE_BOUNDS_S, None)
+    return {name: (oldest[name], tuple(zip(bounds, numbers, strict=True))) for name, numbers in counts.items()}
+
+
+def _add_up(groups: Collection[GroupStats]) -> GroupStats:
+    oldest = [stats.oldest_pending_ms for stats in groups if stats.oldest_pending_ms is not None]
+    histograms = [[count for _, count in stats.age_histogram] for stats in groups]
+    bounds = [bound for bound, _ in _EMPTY]
+    return GroupStats(
+        sum(stats.prepared for stats in groups),
+        sum(stats.committed for stats in groups),
+        sum(stats.blocked for stats in groups),
+        sum(stats.rolled_back for stats in groups),
+        sum(stats.parked for stats in groups),
+        min(oldest, default=None),
+        tuple((bound, sum(column)) for bound, column in zip(bounds, zip(*histograms, strict=True), strict=True))
+        if histograms
+        else _EMPTY,
+    )
