@@ -1,0 +1,188 @@
+"""bridge.broker.dev_broker on a real Kafka: started, killed, left behind, fought over."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from bridge.broker.dev_broker import DevBroker
+from bridge.broker.errors import BrokerFailed, DataFolderInUse, DataFolderUnusable, PortTaken
+from bridge.broker.ports import choose_free_port
+from tests.support.broker import BrokerFactory
+
+DEADLINE_S = 30.0
+
+START_AND_WAIT = """
+import sys
+from pathlib import Path
+from bridge.broker.dev_broker import DevBroker
+broker = DevBroker(Path(sys.argv[1]), port=int(sys.argv[2]))
+broker.start()
+print(broker.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def topics_of(broker: DevBroker) -> set[str]:
+    client = AdminClient({"bootstrap.servers": broker.bootstrap})
+    return {name for name in client.list_topics(timeout=DEADLINE_S).topics if not name.startswith("__")}
+
+
+def make_topic(broker: DevBroker, name: str) -> None:
+    client = AdminClient({"bootstrap.servers": broker.bootstrap})
+    client.create_topics([NewTopic(name, 1, 1)])[name].result(DEADLINE_S)
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, f"process {pid} still runs"
+        time.sleep(0.05)
+
+
+def wait_until_not_running(broker: DevBroker) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while broker.is_running:
+        assert time.monotonic() < deadline, "the broker is still said to run"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def data_folder(tmp_path: Path) -> Path:
+    return tmp_path / "data folder"  # with a blank, as on many desktops
+
+
+@pytest.fixture
+def other_run(data_folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
+    """A process that keeps a broker in the data folder; the broker's pid; its port."""
+    port = choose_free_port()
+    with subprocess.Popen(
+        [sys.executable, "-c", START_AND_WAIT, str(data_folder), str(port)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        yield process, pid, port
+        process.kill()
+        process.wait()
+        wait_until_gone(pid)
+
+
+def test_data_outlive_stop_and_kill(broker_factory: BrokerFactory) -> None:
+    """A topic is still there after a clean stop and after SIGKILL, on the same port."""
+    broker = broker_factory()
+    bootstrap = broker.bootstrap
+    make_topic(broker, "orders")
+    broker.stop()
+    assert not broker.is_running
+    broker.start()
+    make_topic(broker, "credits")
+    broker.kill()
+    broker.start()
+    assert topics_of(broker) == {"orders", "credits"}
+    assert broker.bootstrap == bootstrap
+
+
+def test_paused_broker_can_be_stopped(broker_factory: BrokerFactory) -> None:
+    """SIGTERM alone would wait for ever; pause and resume leave it usable."""
+    broker = broker_factory()
+    broker.pause()
+    broker.resume()
+    assert topics_of(broker) == set()
+    broker.pause()
+    pid = broker.pid
+    broker.stop()
+    assert pid is not None
+    wait_until_gone(pid)
+
+
+def test_broker_that_died_by_itself_can_be_started_again(broker_factory: BrokerFactory) -> None:
+    """The object must not believe that it still holds a broker, nor stumble over its own lock."""
+    broker = broker_factory()
+    assert broker.pid is not None
+    os.kill(broker.pid, signal.SIGKILL)
+    wait_until_not_running(broker)
+    broker.start()
+    assert topics_of(broker) == set()
+
+
+def test_broker_dies_with_its_parent(other_run: tuple[subprocess.Popen[bytes], int, int]) -> None:
+    """SIGKILL of the process that started it leaves no broker behind."""
+    process, pid, _ = other_run
+    process.kill()
+    wait_until_gone(pid)
+
+
+def test_left_over_broker_is_stopped_by_the_next_start(
+    other_run: tuple[subprocess.Popen[bytes], int, int], data_folder: Path
+) -> None:
+    """Even if everything but the broker was killed: same folder, same port, no word needed."""
+    process, pid, port = other_run
+    for child in psutil.Process(process.pid).children():
+        if child.pid != pid:
+            child.kill()  # the watcher that would have stopped the broker
+    process.kill()
+    process.wait()
+    assert psutil.pid_exists(pid)
+    broker = DevBroker(data_folder, port=port)
+    broker.start()
+    try:
+        wait_until_gone(pid)
+        assert topics_of(broker) == set()
+    finally:
+        broker.kill()
+
+
+def test_running_broker_is_left_alone(other_run: tuple[subprocess.Popen[bytes], int, int], data_folder: Path) -> None:
+    """A second run must not stop the first one's broker, nor Ctrl-C: the bridge stops Kafka itself, last."""
+    process, pid, _ = other_run
+    with pytest.raises(DataFolderInUse) as caught:
+        DevBroker(data_folder, port=None).start()
+    assert str(data_folder) in str(caught.value)
+    assert psutil.pid_exists(pid)
+    # a terminal signals its foreground group, which is never one of another session
+    assert os.getsid(pid) != os.getsid(process.pid)
+
+
+def test_remains_of_a_crash_do_no_harm(data_folder: Path) -> None:
+    """A pid that is another program's by now is not stopped; a half-formatted folder is begun anew."""
+    (data_folder / "log.new" / "rubbish").mkdir(parents=True)
+    (data_folder / "broker.pid").write_text(f"{os.getpid()}\n")
+    broker = DevBroker(data_folder, port=None)
+    broker.start()
+    broker.kill()
+    assert not (data_folder / "log.new").exists()
+
+
+def test_taken_port_is_named(data_folder: Path) -> None:
+    """Which port, which process, what to do; and the folder is free again."""
+    port = choose_free_port()
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(PortTaken) as caught:
+        DevBroker(data_folder, port=port).start()
+    assert f"port {port} is in use by process {os.getpid()}" in str(caught.value)
+    assert "--kafka" in caught.value.remedy
+    assert not (data_folder / "broker.pid").exists()
+
+
+def test_failed_start_shows_what_kafka_said(data_folder: Path) -> None:
+    """The reason stands in the message, the log's place in the remedy, and nothing runs on."""
+    broker = DevBroker(data_folder, port=None, settings={"num.io.threads": "many"})
+    with pytest.raises(BrokerFailed, match=r"num\.io\.threads"):
+        broker.start()
+    assert not broker.is_running
+
+
+def test_unusable_data_folder_has_its_own_error(tmp_path: Path) -> None:
+    """A file where the folder should be."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataFolderUnusable):
+        DevBroker(tmp_path / "file" / "data", port=None).start()
