@@ -27,12 +27,14 @@ class Head(Enum):
 
 
 class Entry:
-    """A PREPARED transaction. `is_waiting`: its due time is in the heap."""
+    """A PREPARED transaction. `is_waiting`: its due time is in the heap; `answered`: number of the check whose
+    answer is in the journal and not yet reported."""
 
-    __slots__ = ("due_ms", "found_no_endpoint", "had_round", "is_waiting", "not_before_ms", "transaction")
+    __slots__ = ("answered", "due_ms", "found_no_endpoint", "had_round", "is_waiting", "not_before_ms", "transaction")
 
     def __init__(self, transaction: Transaction) -> None:
         self.transaction = transaction
+        self.answered = 0
         self.due_ms = 0
         self.not_before_ms = 0  # by the monotonic clock
         self.is_waiting = False

@@ -129,8 +129,10 @@ class Timetable:
     # --- how it went ---
 
     def set_answered(self, ask: Ask, now_ms: int) -> None:
-        """Its answer is in the journal: it is not asked again before the settler says something, within a bound."""
-        self._land(ask, now_ms + self._report_wait_ms, was_tried=True)
+        """Its answer is in the journal: it is not asked again before the settler says so, within a bound."""
+        entry = self._land(ask, now_ms + self._report_wait_ms, was_tried=True)
+        if entry is not None and entry.transaction.check_times <= ask.transaction.check_times:
+            entry.answered = ask.transaction.check_times + 1
 
     def set_unanswered(self, ask: Ask, retry_ms: int, *, found_no_endpoint: bool) -> None:
         """Nobody answered: again at `retry_ms`, or parked when its life is over."""
@@ -165,7 +167,8 @@ class Timetable:
     def _add(self, table: QueueTable, entry: Entry) -> None:
         transaction_id = entry.transaction.transaction_id
         table.entries[transaction_id] = entry
-        if transaction_id not in self._in_flight:
+        is_news = entry.transaction.check_times >= entry.answered
+        if transaction_id not in self._in_flight and is_news:
             table.schedule(entry, self._due_ms(entry))
 
     def _due_ms(self, entry: Entry) -> int:
@@ -187,6 +190,7 @@ class Timetable:
         transaction = entry.transaction
         times = self._times_of(transaction.group)
         due, why = decide_due(transaction, times, moment.now_ms, had_round=entry.had_round)
+        entry.answered = 0
         if due is Due.ASK:
             self._in_flight.add(transaction.transaction_id)
             taken.asks.append(Ask(transaction, table.queue_id, entry.due_ms))
