@@ -88,7 +88,7 @@ class BlockedSchedule:
         destinations, transactions = min(by_set.items(), key=lambda item: item[1][0].end or 0)
         failing = self._sets.get(destinations)
         limit = failing.limit if failing else self.max_batch
-        transactions.sort(key=lambda t: (t.transaction_id in self._suspended, t.end or 0))
+        transactions.sort(key=lambda t: (chains[t.okey][0] in self._suspended, t.end or 0))
         chosen = {t.transaction_id for t in transactions[:limit]}
         return Try(destinations, _without_overtaking(transactions, chosen, chains))
 

@@ -1,16 +1,12 @@
 """One queue held by this process: take over, decide, write what follows, let go."""
 
-import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import structlog
 
-from bridge.clock import Clock, KafkaTime
-from bridge.core.config import CheckTimes
+from bridge.clock import KafkaTime
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, MalformedRecord, StoreError, UnknownRecordVersion
-from bridge.core.horizon import HorizonConfig
 from bridge.core.message import MessageQueue, StoredMessage
 from bridge.core.queue_state import QueueState, effective_okey, touched_by
 from bridge.core.record import EndRecord, HalfMessage, Record, Resolution
@@ -18,62 +14,17 @@ from bridge.core.record_codec import decode_record
 from bridge.core.transaction import SPLIT, Transaction, TransactionState
 from bridge.core.transition import Effect, Place, Publish
 from bridge.settler.batch import BatchTarget, Held, make_batch, make_plan
-from bridge.settler.blocked import BlockedSchedule, DestinationSet, Try
+from bridge.settler.blocked import DestinationSet, Try
 from bridge.settler.bodies import Bodies
-from bridge.settler.destinations import UNKNOWN_TOPIC, Destinations, topics_of
-from bridge.settler.observer import Body, QueueOwner, SettlerObserver
+from bridge.settler.destinations import UNKNOWN_TOPIC, topics_of
+from bridge.settler.observer import Body, QueueOwner
+from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
+from bridge.settler.queue_end import QueueEnd
 from bridge.settler.take_over import TakeOver, read_back
-from bridge.store.message_store import BatchWriter, MessageStore, OwnerStore, QueueReader
+from bridge.store.message_store import BatchWriter, QueueReader
 
 _LOG = structlog.get_logger()
 BODY_EXPIRED = "BODY_EXPIRED"
-
-
-@dataclass(frozen=True, slots=True)
-class SettlerConfig:
-    """Bounds of a settler's work, per queue unless said otherwise."""
-
-    max_batch_records: int = 2_000
-    max_body_bytes: int = 128 * 1024 * 1024
-    position_delay_ms: int = 100  # a batch without effects moves S at latest after this
-    idle_position_ms: int = 86_400_000
-    max_put_backs: int = 1_000
-    max_parks: int = 500
-    park_backoff_ms: int = 5_000
-    horizon: HorizonConfig = field(default_factory=HorizonConfig)
-
-
-@dataclass(frozen=True, slots=True)
-class SettlerPorts:
-    """What an owner works with."""
-
-    store: MessageStore
-    owners: OwnerStore
-    destinations: Destinations
-    times_of: Callable[[str], CheckTimes]
-    observer: SettlerObserver
-    clock: Clock
-
-
-@dataclass(slots=True)
-class QueueMemory:
-    """What this process remembers of a queue across take-overs: only how to try, never what happened."""
-
-    schedule: BlockedSchedule = field(default_factory=BlockedSchedule)
-    split_before: int = 0  # commits ending below are decided apart from being published
-    park_not_before_ms: int = 0
-
-
-@dataclass(slots=True)
-class QueueCounts:
-    """What an owner did, for metrics and health."""
-
-    records: int = 0
-    batches: int = 0
-    published: int = 0
-    quarantined: int = 0
-    put_backs: int = 0
-    parked: int = 0
 
 
 class SettleResult(NamedTuple):
@@ -87,6 +38,17 @@ class _Read(NamedTuple):
     place: Place
     record: Record
     okey: int
+
+
+class _Halted(NamedTuple):
+    offset: int
+    error: UnknownRecordVersion
+
+
+class _Decoded(NamedTuple):
+    records: list[_Read]
+    last_ms: int
+    halted: _Halted | None
 
 
 class OwnedQueue(QueueOwner):
@@ -112,10 +74,7 @@ class OwnedQueue(QueueOwner):
         self._written_s = -1
         self._written_at_ms = 0
         self._moved_at_ms: int | None = None  # since when S is ahead of what is written
-        self._read_through_ms = 0
-        self._end_wanted = False
-        self._noting: asyncio.Task[None] | None = None
-        self._noted: tuple[int, int] | None = None  # Kafka's time, journal end then
+        self._end = QueueEnd(ports.store, MessageQueue(target.topics.half, target.queue_id), self._time)
 
     # --- QueueOwner, for the checker ---
 
@@ -127,10 +86,10 @@ class OwnedQueue(QueueOwner):
         return self._time.now_ms()
 
     def note_end(self) -> None:
-        self._end_wanted = True
+        self._end.ask()
 
     def read_through_ms(self) -> int:
-        return self._read_through_ms
+        return self._end.read_through_ms
 
     async def get_bodies(self, transactions: Collection[Transaction]) -> Mapping[str, Body]:
         held = await self._bodies.load(transactions)
@@ -171,30 +130,26 @@ class OwnedQueue(QueueOwner):
         assert self._reader is not None
         read = await self._reader.get(self._config.max_batch_records, self._wait_ms())
         seen_at_ms = self._ports.clock.monotonic_ms()
-        records, halted = self._decode(read.messages)
+        records, last_ms, halted = self._decode(read.messages)
         effects = await self._decide(records)
-        if records or (read.messages and not halted):
-            last = read.messages[-1] if not halted else None
-            s = read.next_begin_offset if last else records[-1].place.offset + 1
-            self._state.advance(s, last.stored_ms if last else records[-1].place.stored_ms)
-            self._time.observe(self._state.journal_ms)
-        elif not read.messages:
-            self._state.advance(read.next_begin_offset, 0)
+        self._state.advance(read.next_begin_offset if halted is None else halted.offset, last_ms)
+        self._time.observe(last_ms)
         await self._settle(effects, seen_at_ms)
         self._keep_bodies(records)
         await self._settle_parks(seen_at_ms)
         await self._retry_blocked(seen_at_ms)
-        self._follow_end()
+        self._end.follow(self._state.s)
         self.counts.records += len(records)
         if halted is not None:
-            raise halted
+            if self._state.s != self._written_s:
+                await self._write([])
+            raise halted.error
         return SettleResult(len(records), len(effects))
 
     async def close(self) -> None:
         """Lets the queue go; its successor ends what is open."""
         self._ports.observer.queue_released(self.queue_id)
-        if self._noting is not None:
-            self._noting.cancel()
+        self._end.close()
         if self._reader is not None:
             await self._reader.close()
         if self._writer is not None:
@@ -213,27 +168,28 @@ class OwnedQueue(QueueOwner):
             self._blocked_to |= {i: topics_of(held.messages) for i, held in found.items()}
 
     def _wait_ms(self) -> int:
-        if self._parks or self._noted or self._end_wanted:
+        if self._parks or self._end.is_asked:
             return 10
         return self._config.position_delay_ms // 2
 
-    def _decode(self, messages: Sequence[StoredMessage]) -> tuple[list[_Read], UnknownRecordVersion | None]:
+    def _decode(self, messages: Sequence[StoredMessage]) -> "_Decoded":
         """The records in order, up to the first of an unknown version; unparsable ones are quarantined."""
         records: list[_Read] = []
+        last_ms = 0
         self._batch_bodies = {}
         for message in messages:
             place = Place(message.queue_offset, message.stored_ms)
             try:
                 record = decode_record(message)
                 okey = self._hold(record, message) if isinstance(record, HalfMessage) else 0
+                records.append(_Read(place, record, okey))
             except MalformedRecord as error:
                 self.counts.quarantined += 1
                 _LOG.error("record_quarantined", queue=self.queue_id, offset=place.offset, reason=str(error))
-                continue
             except UnknownRecordVersion as error:
-                return records, error
-            records.append(_Read(place, record, okey))
-        return records, None
+                return _Decoded(records, last_ms, _Halted(place.offset, error))
+            last_ms = message.stored_ms
+        return _Decoded(records, last_ms, None)
 
     def _hold(self, half: HalfMessage, message: StoredMessage) -> int:
         held = Held.decode(half, message)
@@ -471,23 +427,3 @@ class OwnedQueue(QueueOwner):
     def _explain_one(self, transaction_id: str, why: str) -> Sequence[Effect]:
         t = self._state.live.get(transaction_id)
         return self._state.block_again(transaction_id, why) if t is not None and t.blocked else ()
-
-    # --- the end of the queue ---
-
-    def _follow_end(self) -> None:
-        """Notes the queue's end when asked, and says so once it has been read."""
-        if self._noted is not None and self._state.s >= self._noted[1]:
-            self._read_through_ms = max(self._read_through_ms, self._noted[0])
-            self._noted = None
-        if self._end_wanted and self._noted is None and (self._noting is None or self._noting.done()):
-            self._end_wanted = False
-            self._noting = asyncio.create_task(self._note_end_now())
-
-    async def _note_end_now(self) -> None:
-        now_ms = self._time.now_ms()
-        try:
-            offsets = await self._ports.store.get_offsets(MessageQueue(self._target.topics.half, self.queue_id))
-        except StoreError:
-            self._end_wanted = True
-        else:
-            self._noted = (now_ms, offsets.maximum)

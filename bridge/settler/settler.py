@@ -11,7 +11,8 @@ import structlog
 from bridge.core.errors import BatchOutcomeUnknown, QueueHalted, StoreError, StoreFenced, UnknownRecordVersion
 from bridge.core.topics import InternalTopics
 from bridge.settler.batch import BatchTarget
-from bridge.settler.owned_queue import OwnedQueue, QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
+from bridge.settler.owned_queue import OwnedQueue
+from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
 from bridge.store.message_store import GroupChange, GroupMember
 
 _LOG = structlog.get_logger()
@@ -164,6 +165,7 @@ class Settler:
                 if result.records:
                     backoff.reset()
         finally:
+            self._note(status, queue)
             await queue.close()
 
     @staticmethod

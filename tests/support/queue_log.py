@@ -28,7 +28,7 @@ class QueueLog:
     op: list[tuple[int, bytes, bytes]] = field(default_factory=list)
     published: list[tuple[str, int]] = field(default_factory=list)  # transaction id, message number
     op_end: int = 0
-    position: Position = Position(0, 0, 0, "")
+    position: Position = field(default_factory=lambda: Position(0, 0, 0, ""))
     now_ms: int = 1_000_000
 
     def append(self, record: Record, messages: Sequence[Message] = ()) -> Place:

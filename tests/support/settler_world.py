@@ -33,7 +33,7 @@ from bridge.core.transaction import Transaction
 from bridge.core.transaction_id import make_transaction_id
 from bridge.settler.destinations import Destinations
 from bridge.settler.observer import QueueOwner
-from bridge.settler.owned_queue import SettlerConfig, SettlerPorts
+from bridge.settler.ports import SettlerConfig, SettlerPorts
 from bridge.settler.settler import Settler
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.results import PutResult

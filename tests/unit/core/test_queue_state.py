@@ -137,3 +137,21 @@ def test_blocked_commits_of_one_key_keep_the_order_of_their_ends() -> None:
     assert log.published == []
     assert list(state.chains.values()) == [[IDS[3], IDS[0]]]
     assert state.live[IDS[0]].why == "ORDER"
+
+
+def test_op_message_is_kept_while_its_half_is_read_by_a_successor() -> None:
+    """A transaction that ended long ago is not PREPARED again because an older one holds L back (P, F)."""
+    log = QueueLog(TIGHT)
+    state = log.restore()
+    for n in (0, 1):
+        log.append(*make_half(n, keyed=False, published=False, count=1))
+    log.append(EndRecord(IDS[1], Resolution.COMMIT, Source.PRODUCER, 0))
+    log.decide(state, 9, set())
+    log.now_ms += 25  # longer than an ended one is remembered, shorter than put back waits
+    for n in (2, 3):
+        log.append(*make_half(n, keyed=False, published=False, count=1))
+        log.decide(state, 9, set())
+    assert IDS[1] not in state.ended
+    successor = log.restore()
+    assert IDS[1] not in successor.live
+    assert successor.live.keys() == {IDS[0], IDS[2], IDS[3]}
