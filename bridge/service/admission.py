@@ -1,0 +1,98 @@
+"""What is refused at the door: before anything is written, and before the caller commits anything."""
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+
+from bridge.core.message import Message
+from bridge.core.properties import RESERVED_HEADERS, is_property_text
+from bridge.service.answers import refuse_unavailable
+from bridge.service.contract import PrepareCall, RefusalCode, Refused
+from bridge.service.deadline import Deadline
+from bridge.service.limits import Limits
+from bridge.service.ports import Door
+from bridge.service.record_size import count_body_bytes
+from bridge.sql.errors import SqlUnavailable
+
+_GROUP = re.compile(r"[A-Za-z0-9._-]{1,120}")
+
+
+class Admission:
+    """Checks prepares. `learn` does the I/O for many calls at once, `check` none."""
+
+    def __init__(self, door: Door, limits: Limits) -> None:
+        self._door = door
+        self._limits = limits
+
+    async def learn(self, calls: Sequence[PrepareCall], deadline: Deadline) -> dict[str, Refused]:
+        """Looks up topics and groups that are not known; groups that cannot be used, with the reason."""
+        topics = {message.topic for call in calls for message in call.messages}
+        await self._door.destinations.learn(topics, deadline)
+        return await self._learn_groups({call.group for call in calls})
+
+    def check(self, call: PrepareCall) -> Refused | None:
+        """Why the call is refused; None if nothing speaks against it."""
+        if not 1 <= len(call.messages) <= self._limits.max_messages:
+            return _invalid("/messages", f"1 to {self._limits.max_messages} messages")
+        for name, text in (("ordering_key", call.ordering_key), ("idempotency_key", call.idempotency_key)):
+            if text is not None and not is_text(text, self._limits.max_text_chars):
+                return _invalid(f"/{name}", "too long, or holds a byte that is not allowed")
+        for index, message in enumerate(call.messages):
+            if message.headers and (header := _find_bad_header(message)) is not None:
+                return _invalid(f"/messages/{index}/headers", f"header name {header!r} cannot be used")
+            if count_body_bytes(message) > self._limits.max_message_bytes:
+                return _too_large(index, self._limits.max_message_bytes)
+        return self._door.destinations.check(call.messages)
+
+    async def _learn_groups(self, groups: Iterable[str]) -> dict[str, Refused]:
+        directory = self._door.directory
+        refused: dict[str, Refused] = {}
+        missing = [group for group in groups if directory.get(group) is None]
+        for group in missing:
+            if not is_group_name(group):
+                refused[group] = _invalid("/producer_group", "not a legal group name")
+            elif not self._door.auto_create_groups:
+                refused[group] = refuse_group(group)
+        return refused | await self._create([group for group in missing if group not in refused])
+
+    async def _create(self, groups: Collection[str]) -> dict[str, Refused]:
+        try:
+            for group in groups:
+                await self._door.directory.ensure_group(group)
+        except SqlUnavailable:
+            # those made before the error are known now; the others hear it
+            unknown = [group for group in groups if self._door.directory.get(group) is None]
+            return {group: refuse_unavailable("the producer group could not be looked up") for group in unknown}
+        return {}
+
+
+def is_group_name(group: str) -> bool:
+    """Whether a producer group can have this name."""
+    return _GROUP.fullmatch(group) is not None
+
+
+def is_text(text: str, max_chars: int) -> bool:
+    """Whether a text of this length can travel in a record's properties."""
+    if len(text) > max_chars:
+        return False
+    return "\x01" not in text and "\x02" not in text if text.isascii() else is_property_text(text)
+
+
+def refuse_group(group: str) -> Refused:
+    """Nobody created the group."""
+    return Refused(RefusalCode.UNKNOWN_PRODUCER_GROUP, f"producer group {group} does not exist")
+
+
+def _find_bad_header(message: Message) -> str | None:
+    for name, _ in message.headers:
+        if name in RESERVED_HEADERS or not (name.isascii() or is_property_text(name)):
+            return name
+    return None
+
+
+def _invalid(pointer: str, detail: str) -> Refused:
+    return Refused(RefusalCode.INVALID_REQUEST, detail, errors=((pointer, detail),))
+
+
+def _too_large(index: int, max_bytes: int) -> Refused:
+    detail = f"a message may have {max_bytes} bytes"
+    return Refused(RefusalCode.MESSAGE_TOO_LARGE, detail, errors=((f"/messages/{index}/value", detail),))

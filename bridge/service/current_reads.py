@@ -1,0 +1,144 @@
+"""Reads of the projection that see everything decided before they began (design section 9)."""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import structlog
+
+from bridge.clock import Clock
+from bridge.core.errors import StoreError
+from bridge.core.transaction_id import queue_of
+from bridge.core.view import TransactionView
+from bridge.service.contract import Outcome, RefusalCode, Refused
+from bridge.service.deadline import Deadline
+from bridge.service.queue_ends import QueueEnds
+from bridge.sql.engine import Database
+from bridge.sql.errors import SqlUnavailable
+from bridge.sql.transactions import AppliedPosition, find_many, read_positions
+
+T = TypeVar("T")
+Work = Callable[[Any], T]
+Ends = Mapping[int, int]  # journal offset by queue
+_LOG = structlog.get_logger()
+
+
+class Currency(Enum):
+    """Whether a read is current."""
+
+    CURRENT = "current"
+    BEHIND = "behind"
+    UNREACHABLE = "unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentRead(Generic[T]):
+    """What was read; `value` is None unless `currency` is CURRENT."""
+
+    currency: Currency
+    value: T | None = None
+
+
+class ProjectionPositions:
+    """Waits until the projection has applied journal positions; one poller for all who wait."""
+
+    def __init__(self, database: Database, clock: Clock, poll_ms: int = 20) -> None:
+        self._database = database
+        self._clock = clock
+        self._poll_ms = poll_ms
+        self._waiting: dict[asyncio.Future[bool], Ends] = {}
+        self._poller: asyncio.Task[None] | None = None
+
+    async def wait_for(self, ends: Ends, deadline: Deadline) -> Currency:
+        """Returns when every queue's S is at or beyond its end, or at the deadline."""
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting[future] = ends
+        if self._poller is None or self._poller.done():
+            self._poller = asyncio.ensure_future(self._poll())
+        try:
+            is_done = await deadline.wait(future)
+        finally:
+            self._waiting.pop(future, None)
+        if not is_done:
+            return Currency.BEHIND
+        return Currency.CURRENT if future.result() else Currency.UNREACHABLE
+
+    async def _poll(self) -> None:
+        while self._waiting:
+            try:
+                positions = await self._database.read(read_positions)
+            except SqlUnavailable as error:
+                _LOG.warning("projection_unreachable", reason=str(error))
+                self._wake(lambda ends: False, is_reached=False)
+                return
+            self._wake(partial(is_behind, positions), is_reached=True)
+            if self._waiting:
+                await self._clock.sleep_ms(self._poll_ms)
+
+    def _wake(self, is_to_wait: Callable[[Ends], bool], *, is_reached: bool) -> None:
+        for future in [f for f, ends in self._waiting.items() if not is_to_wait(ends)]:
+            del self._waiting[future]
+            if not future.done():
+                future.set_result(is_reached)
+
+
+class CurrentReads:
+    """Reads that wait for the projection."""
+
+    def __init__(self, database: Database, ends: QueueEnds, positions: ProjectionPositions, max_wait_ms: int) -> None:
+        self._database = database
+        self._ends = ends
+        self._positions = positions
+        self._max_wait_ms = max_wait_ms
+
+    async def find(self, ids: Collection[str], deadline: Deadline) -> CurrentRead[Mapping[str, TransactionView]]:
+        """The transactions with these ids that there are."""
+        wanted = list(ids)
+        return await self.read(
+            {queue_of(i) for i in wanted}, lambda connection: find_many(connection, wanted), deadline
+        )
+
+    async def read(self, queues: Collection[int], work: Work[T], deadline: Deadline) -> CurrentRead[T]:
+        """What `work` reads when everything appended to these queues before this call is in the projection."""
+        bounded = deadline.sooner(self._max_wait_ms)
+        try:
+            noted = [(queue_id, self._ends.note(queue_id, bounded)) for queue_id in queues]
+            ends = dict(zip([q for q, _ in noted], await asyncio.gather(*[note for _, note in noted]), strict=True))
+        except StoreError as error:
+            _LOG.warning("journal_ends_unknown", reason=str(error))
+            return CurrentRead(Currency.UNREACHABLE)
+        return await self.read_beyond(ends, work, bounded)
+
+    async def read_beyond(self, ends: Ends, work: Work[T], deadline: Deadline) -> CurrentRead[T]:
+        """What `work` reads when the projection has applied these positions.
+
+        Positions and rows are read together: a projection that is being rebuilt begins again at 0.
+        """
+        try:
+            while True:
+                at, value = await self._database.read(lambda c: (read_positions(c), work(c)))
+                if not is_behind(at, ends):
+                    return CurrentRead(Currency.CURRENT, value)
+                waited = await self._positions.wait_for(ends, deadline)
+                if waited is not Currency.CURRENT:
+                    return CurrentRead(waited)
+        except SqlUnavailable as error:
+            _LOG.warning("projection_unreachable", reason=str(error))
+            return CurrentRead(Currency.UNREACHABLE)
+
+
+def is_behind(applied: Mapping[int, AppliedPosition], ends: Ends) -> bool:
+    """Whether a position is below what is wanted of it. An empty queue needs no position."""
+    return any(end > (applied[queue_id].s if queue_id in applied else 0) for queue_id, end in ends.items())
+
+
+def refuse_read(currency: Currency, transaction_id: str | None = None) -> Refused:
+    """The refusal of a read that is not current."""
+    if currency is Currency.BEHIND:
+        code, detail = RefusalCode.PROJECTION_BEHIND, "the projection has not caught up yet"
+    else:
+        code, detail = RefusalCode.UNAVAILABLE, "Kafka or the database cannot be read now"
+    return Refused(code, detail, Outcome.NOT_APPLIED, transaction_id, retry_after_s=1)

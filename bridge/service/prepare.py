@@ -1,0 +1,251 @@
+"""Prepare: half messages into the journal, repeats recognised (design sections 4 and 5)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bridge.core.check_rules import first_check_ms
+from bridge.core.message import Message
+from bridge.core.queue_choice import choose_effective_key, choose_half_queue, hash_ordering_key
+from bridge.core.record import EndRecord, HalfMessage, Resolution, Source, is_void
+from bridge.core.record_codec import encode_end, encode_half
+from bridge.core.transaction import TransactionState
+from bridge.core.transaction_id import digest_bits, make_transaction_id, make_uuid7_bits
+from bridge.core.view import TransactionView
+from bridge.service.admission import Admission
+from bridge.service.answers import FINAL, make_view, refuse_put, refuse_unavailable, refuse_unknown
+from bridge.service.contract import Outcome, PrepareCall, Prepared, RefusalCode, Refused
+from bridge.service.current_reads import refuse_read
+from bridge.service.deadline import Deadline
+from bridge.service.ports import ServicePorts
+from bridge.service.record_size import count_record_bytes
+from bridge.service.repeats import Keyed, Known
+from bridge.service.waiters import BatchWait, Heard
+from bridge.store.results import PutResult, PutStatus
+
+PrepareAnswer = Prepared | TransactionView | Refused
+
+_TRIES = 2  # of a keyed half message that was void: the first may only have fetched the time
+_RANDOM_BITS = 74
+
+
+class _Seen(NamedTuple):
+    """Kafka's time as this process knows it, and the monotonic clock, both before the look-up."""
+
+    kafka_ms: int
+    at_ms: int
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A call on its way. `is_asked_only`: it is known and not ended, so only its state is asked for."""
+
+    index: int
+    call: PrepareCall
+    half: HalfMessage
+    queue_id: int
+    place: int = -1
+    is_asked_only: bool = False
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.call.idempotency_key is not None or self.call.is_published
+
+
+class Preparer:
+    """Prepares lists of calls: one put, one future."""
+
+    def __init__(self, ports: ServicePorts) -> None:
+        self._ports = ports
+        self._admission = Admission(ports.door, ports.limits)
+
+    async def prepare(self, calls: Sequence[PrepareCall], deadline: Deadline) -> list[PrepareAnswer]:
+        """An answer for each call, same order."""
+        if self._ports.door.pending.is_full:
+            return [refuse_unavailable("too many transactions are pending")] * len(calls)
+        refused_groups = await self._admission.learn(calls, deadline)
+        batch = _Batch(self._ports, len(calls), deadline)
+        drafts: list[_Draft] = []
+        born_ms = self._ports.clock.now_ms()
+        for index, call in enumerate(calls):
+            refused = refused_groups.get(call.group) or self._admission.check(call)
+            if refused is None:
+                drafts.append(self._draft(index, call, born_ms))
+            else:
+                batch.answers[index] = refused
+        await batch.run(drafts, _TRIES)
+        return [answer for answer in batch.answers if answer is not None]
+
+    def _draft(self, index: int, call: PrepareCall, born_ms: int) -> _Draft:
+        messages = call.messages
+        key = call.idempotency_key
+        if key is None:
+            bits = make_uuid7_bits(born_ms, self._ports.random_bits(_RANDOM_BITS))
+        else:
+            bits = digest_bits(call.group, key, call.is_published, call.ordering_key, messages)
+        okey = hash_ordering_key(choose_effective_key(call.ordering_key, messages[0].key, bits.to_bytes(16)))
+        queue_id = choose_half_queue(okey, self._ports.topics.queues)
+        only = messages[0] if len(messages) == 1 else Message("")
+        half = HalfMessage(
+            make_transaction_id(queue_id, bits),
+            call.group,
+            len(messages),
+            born_ms,
+            only.topic,
+            only.queue_id,
+            only.timestamp_ms,
+            call.ordering_key,
+            call.immunity_s,
+            call.max_checks,
+            call.max_lifetime_s,
+            key,
+            0,
+            None,
+            call.is_published,
+        )
+        return _Draft(index, call, half, queue_id)
+
+
+class _Batch:
+    """One list of calls until every one has its answer."""
+
+    def __init__(self, ports: ServicePorts, count: int, deadline: Deadline) -> None:
+        self._ports = ports
+        self._deadline = deadline
+        self.answers: list[PrepareAnswer | None] = [None] * count
+
+    async def run(self, drafts: Sequence[_Draft], tries: int) -> None:
+        """Looks up, appends, waits; once more from the start for what was void."""
+        seen = _Seen(self._ports.kafka_time.now_ms(), self._ports.clock.monotonic_ms())
+        keyed = [draft for draft in drafts if draft.call.idempotency_key is not None]
+        if keyed:
+            await self._drop_repeats(keyed, seen)
+        waiting = self._choose_waiting(drafts)
+        wait = self._ports.hearing.waiters.open([draft.half.transaction_id for draft in waiting])
+        try:
+            for place, draft in enumerate(waiting):
+                draft.place = place
+            void = await self._append(drafts, wait, seen)
+            if void and tries > 1:
+                await self.run(void, tries - 1)
+            for draft in void:
+                self.answers[draft.index] = self.answers[draft.index] or _refuse_void(draft.half.transaction_id)
+            await wait.until(self._deadline)
+        finally:
+            wait.close()
+        for place, draft in enumerate(waiting):
+            if self.answers[draft.index] is None:
+                self.answers[draft.index] = self._answer(draft, wait.heard[place])
+
+    async def _drop_repeats(self, keyed: Sequence[_Draft], seen: _Seen) -> None:
+        """Answers those whose transaction has ended, or whose key names another one."""
+        lookups = self._ports.lookups
+        asked = [Keyed(d.half.transaction_id, d.queue_id, (d.half.group, d.call.idempotency_key or "")) for d in keyed]
+        known = await lookups.repeats.look_up(asked, seen.at_ms, self._deadline)
+        for draft, wanted in zip(keyed, asked, strict=True):
+            self.answers[draft.index] = self._answer_known(draft, wanted, known)
+
+    def _answer_known(self, draft: _Draft, wanted: Keyed, known: Known) -> PrepareAnswer | None:
+        if not known.is_current:
+            return refuse_read(known.currency)
+        view = known.by_id.get(wanted.transaction_id)
+        if view is not None and view.state in FINAL:
+            return view
+        draft.is_asked_only = view is not None
+        if view is not None:
+            return None
+        if wanted.key in known.by_key or not self._ports.lookups.keys.claim(wanted.key, wanted.transaction_id):
+            return Refused(RefusalCode.IDEMPOTENCY_KEY_REUSED, "the key was used with other content")
+        return None
+
+    def _choose_waiting(self, drafts: Sequence[_Draft]) -> list[_Draft]:
+        """Those that wait for an answer, refused if nobody could hear it."""
+        waiting = [d for d in drafts if d.is_waiting and self.answers[d.index] is None]
+        hearing = self._ports.hearing
+        if not waiting or (hearing.follower.is_ready and hearing.waiters.has_room(len(waiting))):
+            return waiting
+        for draft in waiting:
+            self.answers[draft.index] = refuse_unavailable("answers of the settlers cannot be heard now")
+        return []
+
+    async def _append(self, drafts: Sequence[_Draft], wait: BatchWait, seen: _Seen) -> list[_Draft]:
+        """Appends what has no answer yet; gives back what turned out to be void."""
+        sent: list[_Draft] = []
+        messages: list[Message] = []
+        for draft in drafts:
+            if self.answers[draft.index] is None and (message := self._encode(draft, wait, seen)) is not None:
+                sent.append(draft)
+                messages.append(message)
+        void: list[_Draft] = []
+        for draft, result in zip(sent, await self._ports.journal.append(messages, self._deadline), strict=True):
+            if result.status is PutStatus.PUT_OK:
+                if not draft.is_waiting:
+                    self.answers[draft.index] = self._prepared(draft, result)
+                elif not draft.is_asked_only and is_void(draft.half, result.stored_ms):
+                    void.append(draft)
+                    wait.drop(draft.place)
+            else:
+                self._note_failure(draft, result, wait)
+        return void
+
+    def _encode(self, draft: _Draft, wait: BatchWait, seen: _Seen) -> Message | None:
+        topic, half = self._ports.topics.half, draft.half
+        request = wait.requests[draft.place] if draft.place >= 0 else None
+        if draft.is_asked_only:
+            ask = EndRecord(half.transaction_id, Resolution.UNKNOWN, Source.PRODUCER, half.born_ms, half.group, request)
+            return encode_end(ask, topic, draft.queue_id)
+        if request is not None:
+            half = draft.half = half._replace(request=request, seen_ms=seen.kafka_ms)
+        message = encode_half(half, draft.call.messages, topic, draft.queue_id)
+        if half.message_count > 1 and count_record_bytes(message) > self._ports.limits.max_record_bytes:
+            detail = "the transaction is larger than the journal takes"
+            self.answers[draft.index] = Refused(RefusalCode.MESSAGE_TOO_LARGE, detail)
+            self._let_go(draft, wait)
+            return None
+        return message
+
+    def _note_failure(self, draft: _Draft, result: PutResult, wait: BatchWait) -> None:
+        """A refusal is the answer; of what may be written the settlers may still tell."""
+        if result.status is PutStatus.OUTCOME_UNKNOWN and draft.is_waiting:
+            return
+        self.answers[draft.index] = refuse_put(result, draft.half.transaction_id)
+        if result.status is PutStatus.REFUSED:
+            self._let_go(draft, wait)
+
+    def _let_go(self, draft: _Draft, wait: BatchWait) -> None:
+        if draft.place >= 0:
+            wait.drop(draft.place)
+        if draft.call.idempotency_key is not None:
+            self._ports.lookups.keys.forget((draft.half.group, draft.call.idempotency_key), draft.half.transaction_id)
+
+    def _prepared(self, draft: _Draft, result: PutResult) -> Prepared:
+        half = draft.half
+        stored_ms = result.stored_ms if result.stored_ms > 0 else half.born_ms
+        return Prepared(
+            half.transaction_id,
+            half.group,
+            TransactionState.PREPARED,
+            half.born_ms,
+            self._first_check_ms(half, stored_ms),
+            draft.queue_id,
+            result.queue_offset,
+        )
+
+    def _answer(self, draft: _Draft, heard: Heard | None) -> PrepareAnswer:
+        """201 only for PREPARED: the local transaction must not run for anything else."""
+        if heard is None or heard.op is None:
+            return refuse_unknown(draft.half.transaction_id)
+        t = heard.op.transaction
+        if t.state is not TransactionState.PREPARED:
+            return make_view(heard.op)
+        first_ms = self._first_check_ms(draft.half, t.appended_ms)
+        return Prepared(t.transaction_id, t.group, t.state, t.appended_ms, first_ms, draft.queue_id, t.half)
+
+    def _first_check_ms(self, half: HalfMessage, stored_ms: int) -> int:
+        times = self._ports.door.directory.settings_of(half.group).times
+        return first_check_ms(half, stored_ms, times)
+
+
+def _refuse_void(transaction_id: str) -> Refused:
+    detail = "the journal took too long twice; repeat the call"
+    return Refused(RefusalCode.UNAVAILABLE, detail, Outcome.UNKNOWN, transaction_id, retry_after_s=1)

@@ -1,0 +1,111 @@
+"""Transactions, as every face of the bridge sees them: prepare, end, look up, act. Stateless."""
+
+from collections.abc import Sequence
+
+from bridge.core.errors import MalformedRecord, StoreError, UnknownRecordVersion
+from bridge.core.message import Message, MessageQueue, StoredMessage
+from bridge.core.record import Act, HalfMessage, Resolution
+from bridge.core.record_codec import decode_body, decode_parked, decode_record
+from bridge.core.transaction_id import queue_of
+from bridge.core.view import TimelineEvent, TransactionView
+from bridge.service.answers import refuse_missing, refuse_unavailable
+from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, Refused, Wait
+from bridge.service.current_reads import refuse_read
+from bridge.service.deadline import Deadline
+from bridge.service.ending import Ender, is_possible_id
+from bridge.service.operators import AuditTrail, Operators, Who
+from bridge.service.ports import ServicePorts
+from bridge.service.prepare import Preparer
+from bridge.sql.transactions import read_timeline
+from bridge.store.message_store import MessageStore
+
+
+class TransactionService:
+    """Every call handles a list; a single one is a list of one. No call waits longer than its `wait_ms`.
+
+    A call that is cancelled leaves no waiter behind, and each of its records whole or not written.
+    """
+
+    def __init__(self, ports: ServicePorts, store: MessageStore, trail: AuditTrail) -> None:
+        self._ports = ports
+        self._store = store
+        self._preparer = Preparer(ports)
+        self._ender = Ender(ports)
+        self._operators = Operators(ports, self._ender, trail)
+
+    async def prepare(
+        self, calls: Sequence[PrepareCall], wait_ms: int = 10_000
+    ) -> list[Prepared | TransactionView | Refused]:
+        """Prepared once the half message is stored; the view of what has ended, or was published at once."""
+        return await self._preparer.prepare(calls, self._deadline(wait_ms))
+
+    async def end(
+        self, calls: Sequence[EndCall], wait: Wait = Wait.SETTLED, wait_ms: int = 10_000
+    ) -> list[TransactionView | Accepted | Refused]:
+        """The settled view, the same for every repeat; Accepted with Wait.DURABLE, once the end cannot be lost."""
+        return await self._ender.end(calls, self._deadline(wait_ms), is_awaited=wait is Wait.SETTLED)
+
+    async def get(self, transaction_id: str) -> TransactionView | Refused:
+        """The transaction as of now: sees every write acknowledged before the call."""
+        if not is_possible_id(transaction_id, self._ports.topics.queues):
+            return refuse_missing(transaction_id)
+        deadline = self._deadline(self._ports.limits.projection_wait_ms)
+        read = await self._ports.lookups.reads.find([transaction_id], deadline)
+        if read.value is None:
+            return refuse_read(read.currency, transaction_id)
+        return read.value.get(transaction_id) or refuse_missing(transaction_id)
+
+    async def timeline(self, transaction_id: str) -> list[TimelineEvent] | Refused:
+        """What happened to the transaction, oldest first; as current as `get`."""
+        if not is_possible_id(transaction_id, self._ports.topics.queues):
+            return refuse_missing(transaction_id)
+        deadline = self._deadline(self._ports.limits.projection_wait_ms)
+        read = await self._ports.lookups.reads.read(
+            [queue_of(transaction_id)], lambda connection: read_timeline(connection, transaction_id), deadline
+        )
+        if read.value is None:
+            return refuse_read(read.currency, transaction_id)
+        return read.value or refuse_missing(transaction_id)
+
+    async def get_bodies(self, view: TransactionView) -> list[Message] | Refused | None:
+        """The prepared messages, from the journal, else from the parked topic; None if no log has them any more."""
+        try:
+            half_queue = MessageQueue(self._ports.topics.half, view.queue_id)
+            messages = await self._read_body(view, half_queue, view.queue_offset)
+            if messages is None and view.parked_offset is not None:
+                parked_queue = MessageQueue(self._ports.topics.parked, view.queue_id)
+                messages = await self._read_body(view, parked_queue, view.parked_offset)
+        except StoreError:
+            return refuse_unavailable("the journal cannot be read now", view.transaction_id)
+        return messages
+
+    async def act(self, transaction_id: str, act: Act, who: Who, wait_ms: int = 10_000) -> TransactionView | Refused:
+        """An operator asks the group now, or resumes a parked transaction."""
+        return await self._operators.act(transaction_id, act, who, self._deadline(wait_ms))
+
+    async def force(
+        self, transaction_id: str, resolution: Resolution, who: Who, wait_ms: int = 10_000
+    ) -> TransactionView | Refused:
+        """An operator ends the transaction."""
+        return await self._operators.force(transaction_id, resolution, who, self._deadline(wait_ms))
+
+    def _deadline(self, wait_ms: int) -> Deadline:
+        return Deadline.after(self._ports.clock, wait_ms)
+
+    async def _read_body(self, view: TransactionView, queue: MessageQueue, offset: int) -> list[Message] | None:
+        stored = (await self._store.get_each(queue, [offset])).get(offset)
+        if stored is None:
+            return None
+        is_parked = queue.topic == self._ports.topics.parked
+        try:
+            half = decode_parked(stored) if is_parked else _decode_half(stored)
+            if half is None or half.transaction_id != view.transaction_id:
+                return None
+            return decode_body(half, stored)
+        except (MalformedRecord, UnknownRecordVersion):
+            return None
+
+
+def _decode_half(stored: StoredMessage) -> HalfMessage | None:
+    record = decode_record(stored)
+    return record if isinstance(record, HalfMessage) else None
