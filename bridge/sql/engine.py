@@ -1,0 +1,206 @@
+"""The database: short SQL transactions on its own threads, with bounded waits. SQLite or PostgreSQL."""
+
+import asyncio
+import math
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+
+from bridge.core.errors import ConfigError
+from bridge.sql.errors import SqlUnavailable
+from bridge.sql.translation import RepeatableError, translate_error
+
+T = TypeVar("T")
+
+_ATTEMPTS = 5
+_PROGRESS_STEPS = 20_000  # of SQLite's machine between two looks at the clock: about 1 ms
+
+
+@dataclass(frozen=True, slots=True)
+class SqlConfig:
+    """Bounds of everything that can wait."""
+
+    statement_timeout_ms: int = 2_000
+    admission_timeout_ms: int = 2_000
+    call_timeout_ms: int = 10_000
+    threads: int = 4
+
+    def __post_init__(self) -> None:
+        if min(self.statement_timeout_ms, self.admission_timeout_ms, self.call_timeout_ms, self.threads) < 1:
+            raise ConfigError("SQL time-outs and threads must be positive")
+
+
+class Database:
+    """Runs work, a function of a connection, in one SQL transaction each. Work must not keep the connection.
+
+    SQLite has one writer thread and several readers; PostgreSQL one pool for both. Work may be run
+    again after a deadlock or a busy database, so it must do nothing but SQL.
+    """
+
+    def __init__(self, url: str, config: SqlConfig = SqlConfig()) -> None:
+        self.url = _parse_url(url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self._config = config
+        if self.is_sqlite:
+            self.engine = make_sqlite_engine(self.url, config, is_reader=False)
+            self._reader = make_sqlite_engine(self.url, config, is_reader=True)
+            self._write_lane = _Lane(1, config, "sql-write")
+            self._read_lane = _Lane(config.threads, config, "sql-read")
+        else:
+            self.engine = self._reader = _make_postgres_engine(self.url, config)
+            self._write_lane = self._read_lane = _Lane(config.threads, config, "sql")
+
+    async def run(self, work: Callable[[Connection], T], timeout_ms: int | None = None) -> T:
+        """The result of `work` once it is committed. Raises SqlUnavailable."""
+        return await self._call(self._write_lane, partial(_transact, self.engine, work), timeout_ms)
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """The result of `work`, which changes nothing, in one consistent view. Raises SqlUnavailable."""
+        return await self._call(self._read_lane, partial(_transact, self._reader, work), None)
+
+    async def close(self) -> None:
+        """Waits for what runs, then gives everything back."""
+        for lane in (self._write_lane, self._read_lane):
+            await lane.close()
+        for engine in (self.engine, self._reader):
+            engine.dispose()
+
+    async def _call(self, lane: "_Lane", work: Callable[[], T], timeout_ms: int | None) -> T:
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return await lane.call(work, timeout_ms or self._config.call_timeout_ms)
+            except RepeatableError as error:
+                if attempt == _ATTEMPTS:
+                    raise SqlUnavailable(str(error)) from error
+            await asyncio.sleep(random.uniform(0.5, 1.0) * 0.01 * 2**attempt)  # noqa: S311 - jitter
+        raise AssertionError("unreachable")
+
+
+class _Lane:
+    """Threads that are entered one caller each; who cannot enter in time is sent away, so nothing piles up."""
+
+    def __init__(self, threads: int, config: SqlConfig, name: str) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._free = asyncio.Semaphore(threads)
+        self._admission_s = config.admission_timeout_ms / 1000
+
+    async def call(self, work: Callable[[], T], timeout_ms: int) -> T:
+        """Runs `work` in a thread. After `timeout_ms` nobody waits for it any more, and its outcome is unknown."""
+        try:
+            async with asyncio.timeout(self._admission_s):
+                await self._free.acquire()
+        except TimeoutError as error:
+            raise SqlUnavailable("the database is overloaded") from error
+        loop = asyncio.get_running_loop()
+        try:
+            running = self._executor.submit(work)
+        except RuntimeError as error:
+            self._free.release()
+            raise SqlUnavailable("the database is closed", retry_helps=False) from error
+        running.add_done_callback(partial(self._leave, loop))  # not before the thread is free, whoever waits
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await asyncio.wrap_future(running)
+        except TimeoutError as error:
+            raise SqlUnavailable("the database does not answer", is_outcome_unknown=True) from error
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)
+
+    def _leave(self, loop: asyncio.AbstractEventLoop, _: "Future[Any]") -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self._free.release)
+
+
+def _transact(engine: Engine, work: Callable[[Connection], T]) -> T:
+    is_committing = False
+    try:
+        with engine.connect() as conn, conn.begin():
+            result = work(conn)
+            is_committing = True
+    except SQLAlchemyError as error:
+        translated = translate_error(error, is_committing=is_committing)
+        if translated is error:
+            raise
+        raise translated from error
+    return result
+
+
+def _parse_url(text: str) -> URL:
+    try:
+        url = make_url(text)
+        backend = url.get_backend_name()
+    except (ArgumentError, NoSuchModuleError) as error:
+        raise ConfigError("the database URL cannot be read") from error
+    if backend == "sqlite":
+        if url.database in {None, "", ":memory:"}:
+            raise ConfigError("SQLite needs a file: sqlite:///path")
+        return url
+    if backend in {"postgresql", "postgres"}:
+        return url.set(drivername="postgresql+psycopg")
+    raise ConfigError(f"the database must be sqlite or postgresql, not {backend}")
+
+
+def make_sqlite_engine(url: URL, config: SqlConfig, *, is_reader: bool) -> Engine:
+    """Writers begin IMMEDIATE, so that two processes wait for each other instead of failing half-way."""
+    engine = sa.create_engine(url, pool_size=1 if not is_reader else config.threads, max_overflow=0)
+    deadline = _ReadDeadline(config.statement_timeout_ms)
+
+    @event.listens_for(engine, "connect")
+    def configure(dbapi: sqlite3.Connection, _: object) -> None:
+        dbapi.isolation_level = None  # BEGIN is ours: sqlite3 would begin late and not for reads
+        cursor = dbapi.cursor()
+        cursor.execute(f"PRAGMA busy_timeout={config.statement_timeout_ms}")
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "cache_size=-32768"):
+            cursor.execute(f"PRAGMA {pragma}")
+        if is_reader:
+            cursor.execute("PRAGMA query_only=ON")
+            dbapi.set_progress_handler(deadline.is_over, _PROGRESS_STEPS)
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def begin(conn: Connection) -> None:
+        deadline.start()
+        conn.exec_driver_sql("BEGIN" if is_reader else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+class _ReadDeadline:
+    """Stops a read that takes too long; each thread runs one SQL transaction at a time."""
+
+    def __init__(self, timeout_ms: int) -> None:
+        self._timeout_s = timeout_ms / 1000
+        self._ends = threading.local()
+
+    def start(self) -> None:
+        self._ends.at = time.monotonic() + self._timeout_s
+
+    def is_over(self) -> bool:
+        return time.monotonic() > getattr(self._ends, "at", math.inf)
+
+
+def _make_postgres_engine(url: URL, config: SqlConfig) -> Engine:
+    timeout = config.statement_timeout_ms
+    options = (
+        f"-c statement_timeout={timeout} -c lock_timeout={timeout} -c idle_in_transaction_session_timeout={5 * timeout}"
+    )
+    return sa.create_engine(
+        url,
+        pool_size=config.threads,
+        max_overflow=0,
+        pool_timeout=config.admission_timeout_ms / 1000,
+        pool_pre_ping=True,
+        connect_args={"options": options, "connect_timeout": 3, "tcp_user_timeout": 5 * timeout},
+    )
