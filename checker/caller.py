@@ -62,3 +62,12 @@ class CheckCaller(Protocol):
     async def close(self) -> None:
         """Cuts what is open."""
         ...
+
+
+def failure_of(status: int) -> Failure | None:
+    """What a status other than 200 means; None for 200."""
+    if status == 200:
+        return None
+    if 300 <= status < 400:
+        return Failure.REDIRECT
+    return {429: Failure.RATE_LIMITED, 410: Failure.GONE}.get(status, Failure.STATUS)
