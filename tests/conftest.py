@@ -24,8 +24,8 @@ def broker_factory() -> Iterator[BrokerFactory]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """With OUTBOX_BRIDGE_NO_SKIPS=1 a skipped test fails the run: the gate has every service."""
+    """With NO_SKIPS=1 a skipped test fails the run: the gate has every service."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if os.environ.get("OUTBOX_BRIDGE_NO_SKIPS") == "1" and reporter is not None and reporter.stats.get("skipped"):
-        reporter.write_line("\nskipped tests are failures here (OUTBOX_BRIDGE_NO_SKIPS=1)", red=True)
+    if os.environ.get("NO_SKIPS") == "1" and reporter is not None and reporter.stats.get("skipped"):
+        reporter.write_line("\nskipped tests are failures here (NO_SKIPS=1)", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
