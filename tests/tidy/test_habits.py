@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from tests.support.source_tree import PACKAGES, ROOT, parsed, place, python_files, text_files
+from tests.support.source_tree import ROOT, parsed, place, python_files, text_files
 
 # joined here so that this file does not hold what it looks for
 UNFINISHED = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")) + r")\b")
