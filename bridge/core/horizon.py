@@ -109,7 +109,7 @@ class Horizon:
             is_far = op_start - mark.bound > room or journal_ms - mark.marked_ms > config.op_ms
             if len(chosen) >= most or not is_far:
                 break
-            if self._bounds.get(mark.transaction_id) == mark.bound:
+            if mark.transaction_id in self._live and self._bounds.get(mark.transaction_id) == mark.bound:
                 chosen.append(mark.transaction_id)
         return chosen
 

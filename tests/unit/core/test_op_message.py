@@ -1,0 +1,110 @@
+"""Op messages on the wire."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.core.errors import MalformedRecord, UnknownRecordVersion
+from bridge.core.message import Receipt
+from bridge.core.op_message import (
+    MAX_ANSWERS_BYTES,
+    Answer,
+    AnswerCode,
+    OpMessage,
+    Position,
+    decode_answers,
+    decode_op,
+    decode_position,
+    encode_answers,
+    encode_op,
+    encode_position,
+)
+from bridge.core.transaction import Transaction, TransactionState
+from bridge.core.transaction_id import make_transaction_id
+
+ID = make_transaction_id(1, 99)
+TIMES = st.integers(0, 2**41)
+OFFSETS = st.integers(0, 2**62)
+RECEIPTS = st.lists(st.builds(Receipt, st.just("a.b-c_d"), st.integers(0, 99), st.none() | OFFSETS), max_size=3)
+
+
+@given(st.builds(
+    Transaction, st.just(ID), st.just("shop.orders"), OFFSETS, TIMES, st.integers(0, 2**64 - 1),
+    st.sampled_from([TransactionState.PREPARED, TransactionState.PARKED]), OFFSETS, TIMES, TIMES, st.integers(0, 99),
+    st.integers(0, 99), st.none() | st.integers(1, 99), st.none() | st.integers(1, 99),
+    st.none() | st.just("operator"), st.none(), st.none(), st.just(False), st.none() | st.text(), st.none() | OFFSETS,
+    st.lists(st.text(max_size=3), max_size=2).map(tuple),
+))  # fmt: skip
+def test_live_state_comes_back_whole(transaction: Transaction) -> None:
+    """Everything a successor needs is in the op message of what is not final (S, K, O)."""
+    if transaction.state is TransactionState.PARKED:
+        transaction = transaction._replace(next_due_ms=0)
+    assert decode_op(ID, encode_op(OpMessage(transaction))) == OpMessage(transaction)
+
+
+@given(RECEIPTS, st.booleans())
+def test_ended_state_and_receipts_come_back(receipts: list[Receipt], blocked: bool) -> None:
+    """A final op message keeps who, when and where."""
+    made = Transaction(
+        ID, "g", 3, 10, 77, TransactionState.COMMITTED, 5, 10, 0, 2, by="check", end=5, ended_ms=20, blocked=blocked
+    )
+    found = decode_op(ID, encode_op(OpMessage(made, tuple(receipts))))
+    assert found.receipts == tuple(receipts)
+    t = found.transaction
+    assert (t.by, t.ended_ms, t.check_times, t.blocked, t.at) == ("check", 20, 2, blocked, 5)
+    assert (t.end, t.okey) == ((5, 77) if blocked else (None, 0))
+
+
+def test_members_are_those_of_the_format() -> None:
+    """`v` is the first member; members without meaning for the state are absent."""
+    made = Transaction(ID, "g", 3, 10, 77, TransactionState.ROLLED_BACK, 5, 10, 0, 0, by="producer", end=5, ended_ms=20)
+    raw = encode_op(OpMessage(made)).decode()
+    assert raw.startswith('{"v":1,"state":"ROLLED_BACK"')
+    assert list(json.loads(raw)) == [
+        "v",
+        "state",
+        "group",
+        "at",
+        "half",
+        "appended_ms",
+        "by",
+        "ended_ms",
+        "check_times",
+    ]
+
+
+@given(st.builds(Position, OFFSETS, OFFSETS, OFFSETS, st.text()))
+def test_position_comes_back(position: Position) -> None:
+    """s, l, o and the owner."""
+    assert decode_position(encode_position(position)) == position
+
+
+def test_answers_are_split_below_their_limit_and_carry_the_state() -> None:
+    """2,000 answers with states fit into a few records, each below 256 kB, none lost."""
+    op = encode_op(OpMessage(Transaction(ID, "g", 3, 10, 77, TransactionState.COMMITTED, by="producer", ended_ms=2)))
+    answers = [(Answer(f"r{n}", ID, AnswerCode.ALREADY, None), op) for n in range(2000)]
+    answers.append((Answer("last", ID, AnswerCode.UNKNOWN_TRANSACTION, None), None))
+    values = encode_answers(answers)
+    assert all(len(value) <= MAX_ANSWERS_BYTES + 100 for value in values)
+    found = [answer for value in values for answer in decode_answers(value)]
+    assert [answer.request for answer in found] == [answer.request for answer, _ in answers]
+    assert found[0].op is not None
+    assert found[0].op.transaction.state is TransactionState.COMMITTED
+    assert found[-1].op is None
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_an_op_message_or_a_named_error(raw: bytes) -> None:
+    """A foreign record in the op topic never raises anything else."""
+    for decode in (lambda value: decode_op(ID, value), decode_position, decode_answers):
+        with pytest.raises((MalformedRecord, UnknownRecordVersion)):
+            decode(raw)
+
+
+@pytest.mark.parametrize("value", [b'{"v":2}', b'{"state":"PREPARED"}'])
+def test_another_version_is_told_apart(value: bytes) -> None:
+    """A newer op message is not rubbish."""
+    with pytest.raises(UnknownRecordVersion):
+        decode_op(ID, value)

@@ -1,0 +1,51 @@
+"""RocketMQ's property map on the wire."""
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.core.errors import MalformedRecord
+from bridge.core.properties import decode_properties, encode_properties, is_property_text
+
+TEXTS = st.text().filter(is_property_text)
+
+
+@given(st.dictionaries(TEXTS, TEXTS))
+def test_properties_come_back_as_they_went(properties: dict[str, str]) -> None:
+    """Names, values and their order survive."""
+    assert list(decode_properties(encode_properties(properties)).items()) == list(properties.items())
+
+
+def test_encoding_is_rocketmqs() -> None:
+    """Name 0x01 value 0x02, repeated."""
+    assert encode_properties({"KIND": "H", "V": "1"}) == b"KIND\x01H\x02V\x011\x02"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"KIND\x01H", b"KIND\x02", b"\xff\x01a\x02", b"A\x01b\x02A\x01c\x02", b"A\x01b\x01c\x02", b"A\x01b\x02rest"],
+)
+def test_malformed_properties_are_refused(raw: bytes) -> None:
+    """Open ends, missing values, repeats, bytes that are not UTF-8."""
+    with pytest.raises(MalformedRecord):
+        decode_properties(raw)
+
+
+@given(st.binary())
+def test_any_bytes_are_properties_or_malformed(raw: bytes) -> None:
+    """No other error than MalformedRecord."""
+    with contextlib.suppress(MalformedRecord):
+        assert encode_properties(decode_properties(raw)) == raw
+
+
+def test_texts_that_cannot_be_properties() -> None:
+    """The separators and lone surrogates are refused at the door."""
+    assert [is_property_text(text) for text in ("a\x01", "a\x02", "\ud800", "ü€😀", "")] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]

@@ -1,0 +1,42 @@
+"""Which queue a message goes to."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.core.queue_choice import choose_effective_key, choose_real_queue, hash_ordering_key, murmur2
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        (b"21", -973932308),
+        (b"foobar", -790332482),
+        (b"a-little-bit-long-string", -985981536),
+        (b"a-little-bit-longer-string", -1486304829),
+        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+        (b"abc", 479470107),
+    ],
+)
+def test_murmur2_is_javas(key: bytes, expected: int) -> None:
+    """The values of Kafka's own UtilsTest, as signed 32-bit numbers."""
+    assert murmur2(key) == expected & 0xFFFFFFFF
+
+
+@given(st.none() | st.binary(), st.integers(1, 1000))
+def test_real_queue_exists(key: bytes | None, queues: int) -> None:
+    """Any key, or none, finds a queue of the topic."""
+    assert 0 <= choose_real_queue(key, "0" * 28, queues) < queues
+
+
+def test_effective_ordering_key() -> None:
+    """The ordering key, else the first message's key (empty is a key), else the id."""
+    assert choose_effective_key("o", b"k", b"id") == b"o"
+    assert choose_effective_key("", b"k", b"id") == b""
+    assert choose_effective_key(None, b"", b"id") == b""
+    assert choose_effective_key(None, None, b"id") == b"id"
+
+
+def test_hash_of_the_ordering_key_is_frozen() -> None:
+    """It lies in op messages and chooses the queue: it must never change."""
+    assert hash_ordering_key(b"42") == 0x57B43CF02666687A

@@ -1,0 +1,169 @@
+"""The journal's records on the wire."""
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.core.errors import MalformedRecord, UnknownRecordVersion
+from bridge.core.message import Message, StoredMessage
+from bridge.core.properties import decode_properties, encode_properties, is_property_text
+from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source, is_void
+from bridge.core.record_codec import (
+    decode_body,
+    decode_parked,
+    decode_record,
+    encode_act,
+    encode_end,
+    encode_half,
+    encode_parked,
+    encode_published,
+)
+from bridge.core.transaction_id import make_transaction_id
+
+IDS = st.builds(make_transaction_id, st.integers(0, 1023), st.integers(0, 2**128 - 1))
+TEXTS = st.text(max_size=20).filter(is_property_text)
+COUNTS = st.none() | st.integers(1, 10**6)
+HEADERS = st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=5)), max_size=4).map(tuple)
+MESSAGES = st.builds(
+    Message, st.just("orders"), st.none() | st.binary(max_size=9), st.none() | st.binary(max_size=9), HEADERS,
+    st.integers(-1, 9), st.none() | st.integers(1, 2**41),
+)  # fmt: skip
+
+
+def stored(message: Message) -> StoredMessage:
+    return StoredMessage(7, message.key, message.value, message.headers, 1000)
+
+
+@st.composite
+def halves(draw: st.DrawFn) -> tuple[HalfMessage, list[Message]]:
+    messages = draw(st.lists(MESSAGES, min_size=1, max_size=3))
+    only = messages[0]
+    half = HalfMessage(
+        draw(IDS), draw(TEXTS), len(messages), draw(st.integers(0, 2**41)),
+        *((only.topic, only.queue_id, only.timestamp_ms) if len(messages) == 1 else ("", -1, None)),
+        draw(st.none() | TEXTS), draw(COUNTS), draw(COUNTS), draw(COUNTS), request=draw(st.none() | TEXTS),
+        is_published=draw(st.booleans()),
+    )  # fmt: skip
+    if draw(st.booleans()):
+        half = half._replace(idempotency_key=draw(TEXTS), seen_ms=draw(st.integers(0, 2**41)))
+    return half, messages
+
+
+@given(halves())
+def test_half_message_and_its_bytes_come_back(made: tuple[HalfMessage, list[Message]]) -> None:
+    """Key, value, header list, partition and timestamp as prepared; null is not empty (I)."""
+    half, messages = made
+    record = stored(encode_half(half, messages, "H", 0))
+    assert decode_record(record) == half
+    assert decode_body(half, record) == messages
+
+
+@given(halves())
+def test_kind_and_id_can_be_sliced(made: tuple[HalfMessage, list[Message]]) -> None:
+    """Byte 5 is the kind, bytes 16 to 43 the transaction id, and properties are the last header."""
+    half, messages = made
+    name, raw = encode_half(half, messages, "H", 0).headers[-1]
+    assert name == "properties"
+    assert raw is not None
+    assert raw[5:6] == b"H"
+    assert raw[16:44].decode() == half.transaction_id
+
+
+@given(halves(), st.integers(0, 99))
+def test_parked_copy_holds_the_same_body(made: tuple[HalfMessage, list[Message]], check_times: int) -> None:
+    """A parked message can be published from its copy, byte for byte."""
+    half, messages = made
+    copy = stored(encode_parked(stored(encode_half(half, messages, "H", 0)), check_times, "MAX_CHECKS", "P", 0))
+    assert decode_parked(copy) == half
+    assert decode_body(half, copy) == messages
+    properties = decode_properties(copy.headers[-1][1] or b"")
+    assert (properties["KIND"], properties["WHY"]) == ("D", "MAX_CHECKS")
+    assert properties["TRANSACTION_CHECK_TIMES"] == str(check_times)
+
+
+@given(st.builds(
+    EndRecord, IDS, st.sampled_from(Resolution), st.just(Source.CHECK), st.integers(0, 2**41), st.none() | TEXTS,
+    st.none() | TEXTS, st.integers(0, 99), TEXTS, st.integers(0, 599), st.integers(0, 9999), st.none(), st.none(),
+))  # fmt: skip
+def test_end_of_a_check_comes_back(end: EndRecord) -> None:
+    """Number, endpoint, status and latency survive."""
+    assert decode_record(stored(encode_end(end, "H", 0))) == end
+
+
+@given(st.builds(ActRecord, IDS, st.sampled_from(Act), TEXTS, TEXTS, st.integers(0, 2**41), st.none() | TEXTS))
+def test_act_comes_back(act: ActRecord) -> None:
+    """An operator's act survives."""
+    assert decode_record(stored(encode_act(act, "H", 0))) == act
+
+
+def with_properties(properties: dict[str, str]) -> StoredMessage:
+    return StoredMessage(1, None, None, [("properties", encode_properties(properties))], 1)
+
+
+ID = make_transaction_id(0, 1)
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"KIND": "H", "UNIQ_KEY": ID, "V": "2"},
+        {"KIND": "X", "UNIQ_KEY": ID, "V": "1"},
+        {"KIND": "H", "UNIQ_KEY": ID},
+    ],
+)
+def test_unknown_version_or_kind_is_told_apart_from_rubbish(properties: dict[str, str]) -> None:
+    """Our prefix, but not ours to read: the queue halts."""
+    with pytest.raises(UnknownRecordVersion):
+        decode_record(with_properties(properties))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        StoredMessage(1, None, None, [], 1),
+        StoredMessage(1, None, None, [("properties", None)], 1),
+        StoredMessage(1, None, None, [("other", b"KIND\x01H\x02")], 1),
+        with_properties({"UNIQ_KEY": ID, "KIND": "H"}),
+        with_properties({"KIND": "H", "UNIQ_KEY": "short", "V": "1"}),
+        with_properties({"KIND": "H", "UNIQ_KEY": ID, "V": "1", "PGROUP": "g", "N": "none"}),
+        with_properties({"KIND": "E", "UNIQ_KEY": ID, "V": "1", "RES": "9", "SRC": "P", "BORN": "0"}),
+        with_properties({"KIND": "E", "UNIQ_KEY": ID, "V": "1", "RES": "8", "SRC": "Q", "BORN": "0"}),
+    ],
+)
+def test_rubbish_is_malformed(message: StoredMessage) -> None:
+    """What cannot be parsed is quarantined, nothing else happens."""
+    with pytest.raises(MalformedRecord):
+        decode_record(message)
+
+
+@given(st.binary(max_size=200))
+def test_any_header_is_a_record_or_a_named_error(raw: bytes) -> None:
+    """A foreign record never raises anything else."""
+    with contextlib.suppress(MalformedRecord, UnknownRecordVersion):
+        decode_record(StoredMessage(1, None, None, [("properties", b"KIND\x01" + raw)], 1))
+
+
+@given(st.binary(max_size=60))
+def test_any_framed_list_is_a_body_or_malformed(value: bytes) -> None:
+    """A broken list of several messages never raises anything else."""
+    with contextlib.suppress(MalformedRecord):
+        decode_body(HalfMessage(ID, "g", 2, 0), StoredMessage(1, None, value, [], 1))
+
+
+def test_published_record_has_the_id_as_its_last_header_if_wanted() -> None:
+    """What reaches the real topic is what was prepared plus at most the transaction id."""
+    message = Message("orders", b"k", b"v", (("a", b"1"),))
+    assert encode_published(message, ID, 3, 99, True) == Message(
+        "orders", b"k", b"v", [("a", b"1"), ("transaction-id", ID.encode())], 3, 99
+    )
+    assert encode_published(message, ID, 3, 99, False).headers == (("a", b"1"),)
+
+
+@pytest.mark.parametrize(("key", "seen", "appended", "void"), [
+    ("k", 1000, 31_000, False), ("k", 1000, 31_001, True), ("k", 0, 10**12, True), (None, 0, 10**12, False),
+])  # fmt: skip
+def test_void_rule_is_of_the_record_alone(key: str | None, seen: int, appended: int, void: bool) -> None:
+    """More than 30 s between look-up and append: void for everybody."""
+    assert is_void(HalfMessage(ID, "g", 1, 0, idempotency_key=key, seen_ms=seen), appended) is void

@@ -1,0 +1,67 @@
+"""Transaction ids."""
+
+import uuid
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.core.message import Message
+from bridge.core.transaction_id import digest_bits, is_transaction_id, make_transaction_id, make_uuid7_bits, queue_of
+
+
+@given(st.integers(0, 1023), st.integers(0, 2**128 - 1))
+def test_id_holds_its_queue_and_is_well_formed(queue_id: int, bits: int) -> None:
+    """28 characters [0-9a-v]; an end needs no look-up to find its queue."""
+    transaction_id = make_transaction_id(queue_id, bits)
+    assert is_transaction_id(transaction_id)
+    assert len(transaction_id) == 28
+    assert queue_of(transaction_id) == queue_id
+
+
+@given(st.sets(st.integers(0, 2**128 - 1), min_size=2, max_size=50))
+def test_ids_keep_the_order_of_their_bits(bits: set[int]) -> None:
+    """Different bits give different ids, in the same order."""
+    ids = [make_transaction_id(3, n) for n in sorted(bits)]
+    assert ids == sorted(set(ids))
+
+
+@given(st.integers(0, 2**48 - 1), st.integers(0, 2**74 - 1))
+def test_bits_are_a_uuid7(now_ms: int, random_bits: int) -> None:
+    """Version 7, RFC variant, time first. Source: RFC 9562."""
+    value = uuid.UUID(int=make_uuid7_bits(now_ms, random_bits))
+    assert (value.version, value.variant) == (7, uuid.RFC_4122)
+    assert value.int >> 80 == now_ms
+
+
+def test_random_bits_all_reach_the_uuid() -> None:
+    """No two random numbers give one id."""
+    made = {make_uuid7_bits(0, 1 << n) for n in range(74)}
+    assert len(made) == 74
+
+
+def test_digest_is_frozen() -> None:
+    """Another digest would make another transaction of a repeat: this number must never change."""
+    message = Message("orders", b"k", None, (("h", b"1"), ("h", None)), 2, 17)
+    assert f"{digest_bits('g', 'key', False, None, [message]):032x}" == "92362d0ec94aad2d67ec30d32b7c1446"
+
+
+def test_digest_tells_all_content_apart() -> None:
+    """Null from empty, one field from its neighbour, prepare from publish."""
+    base = Message("t", b"k", b"v", (("h", b"x"),), 1, 5)
+    contents = [
+        ("g", "i", False, None, [base]),
+        ("gi", "", False, None, [base]),
+        ("g", "i", True, None, [base]),
+        ("g", "i", False, "", [base]),
+        ("g", "i", False, None, [base._replace(key=None)]),
+        ("g", "i", False, None, [base._replace(key=b"")]),
+        ("g", "i", False, None, [base._replace(key=b"kv", value=b"")]),
+        ("g", "i", False, None, [base._replace(value=None)]),
+        ("g", "i", False, None, [base._replace(headers=())]),
+        ("g", "i", False, None, [base._replace(headers=(("h", None),))]),
+        ("g", "i", False, None, [base._replace(headers=(("hx", b""),))]),
+        ("g", "i", False, None, [base._replace(queue_id=-1)]),
+        ("g", "i", False, None, [base._replace(timestamp_ms=None)]),
+        ("g", "i", False, None, [base, base]),
+    ]
+    assert len({digest_bits(*content) for content in contents}) == len(contents)
