@@ -64,6 +64,7 @@ class QueueState:
         self.op_start = 0
         self._settling: dict[str, Transaction] = {}
         self._times_of = times_of
+        self._config = config
         self._horizon = Horizon(self.live, config)
 
     @classmethod
@@ -117,7 +118,9 @@ class QueueState:
         """Writes again what has held L or O back for long."""
         effects: list[Effect] = []
         for transaction_id in self._horizon.choose_put_backs(self.s, self.op_start, self.journal_ms, most):
-            effects += self._follow(transition.put_back(self.live[transaction_id]))
+            t = self.live[transaction_id]
+            is_old = self.journal_ms - t.appended_ms >= self._config.op_ms
+            effects += self._follow(transition.put_back(t, is_old=is_old))
         return effects
 
     def withhold(self, effects: Iterable[Effect], reason_of: Callable[[Transaction], str | None]) -> list[Effect]:

@@ -160,9 +160,15 @@ def unblock(t: Transaction, at: int) -> Transition:
     return Transition(released, (Publish(released),))
 
 
-def put_back(t: Transaction) -> Transition:
-    """The state written again, only so that a restart has little to read."""
+def put_back(t: Transaction, *, is_old: bool) -> Transition:
+    """The state written again, only so that a restart has little to read.
+
+    `is_old`: its half message will leave the journal before long. A blocked commit then gets its
+    copy in the parked topic, where its body is found later.
+    """
     again = t._replace(requests=())
+    if is_old and t.blocked and t.parked is None:
+        return Transition(again, (Park(again),))
     return Transition(again, (WriteOp(again),))
 
 

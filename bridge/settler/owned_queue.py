@@ -12,7 +12,7 @@ from bridge.core.queue_state import QueueState, effective_okey, touched_by
 from bridge.core.record import EndRecord, HalfMessage, Record, Resolution
 from bridge.core.record_codec import decode_record
 from bridge.core.transaction import SPLIT, Transaction, TransactionState
-from bridge.core.transition import Effect, Place, Publish
+from bridge.core.transition import Effect, Park, Place, Publish, WriteOp
 from bridge.settler.batch import BatchTarget, Held, make_batch, make_plan
 from bridge.settler.blocked import DestinationSet, Try
 from bridge.settler.bodies import Bodies
@@ -236,13 +236,27 @@ class OwnedQueue(QueueOwner):
             await self._describe(publishes)
             effects = self._state.withhold(effects, self._reason_of)
             self._note_blocked(effects)
-        put_backs = self._state.put_back(self._config.max_put_backs)
+        put_backs = await self._put_back()
         if not put_backs and make_plan(effects).is_empty:
             await self._write_position_if_due()
         else:
             effects = await self._write_or_withhold(effects, put_backs)
             self.counts.put_backs += len(put_backs)
         self._tell(effects, seen_at_ms)
+
+    async def _put_back(self) -> list[Effect]:
+        """What holds L or O back; a copy for the parked topic only where a body is left to copy."""
+        effects = self._state.put_back(self._config.max_put_backs)
+        parks = [effect.transaction for effect in effects if isinstance(effect, Park)]
+        if not parks:
+            return effects
+        found = await self._bodies.load(parks)
+        self._batch_bodies |= found
+        lost = {t.transaction_id for t in parks} - found.keys()
+        return [
+            WriteOp(e.transaction) if isinstance(e, Park) and e.transaction.transaction_id in lost else e
+            for e in effects
+        ]
 
     async def _write_or_withhold(self, effects: Sequence[Effect], put_backs: Sequence[Effect]) -> Sequence[Effect]:
         """Writes the batch; after a clean abort without what the cluster refuses, then decided unpublished."""

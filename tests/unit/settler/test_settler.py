@@ -4,13 +4,16 @@ import asyncio
 
 import pytest
 
-from bridge.core.message import Message
+from bridge.core.horizon import HorizonConfig
+from bridge.core.message import Message, MessageQueue
 from bridge.core.op_message import AnswerCode
 from bridge.core.properties import decode_properties, encode_properties
 from bridge.core.record import Act, ActRecord, Resolution, Source
 from bridge.core.transaction import TransactionState
+from bridge.settler.ports import SettlerConfig
 from bridge.settler.settler import Hold
 from bridge.store.memory.link import PASSES, Fate, NoFaults, Step, StepKind
+from bridge.store.memory.retention import clean
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.settler_world import make_settler_world
 
@@ -345,3 +348,32 @@ def test_record_of_a_newer_version_halts_the_queue() -> None:
 
     world.run(story())
     assert world.memory.visible("credits") == []
+
+
+def test_blocked_commit_outlives_the_journal_in_the_parked_topic() -> None:
+    """The body of a commit blocked for longer than the journal keeps it is published all the same (L)."""
+    config = SettlerConfig(horizon=HorizonConfig(journal_records=1, journal_ms=1_000, op_messages=1, op_ms=20_000))
+    world = make_settler_world(config=config)
+
+    async def story() -> None:
+        log = world.memory.cluster.log
+        log.topics[world.topics.half].alter({"segment.ms": "2000"})
+        async with world.settling():
+            await world.prepare("a", Message("credits", b"k", b"v"))
+            log.delete_topic("credits")
+            await world.commit("a")
+            for n in range(40):
+                await world.prepare(f"x{n}", Message("orders", None, None))
+                await world.rollback(f"x{n}")
+                await world.memory.clock.sleep_ms(1_000)
+            await world.settled()
+            assert world.op_of("a").transaction.parked == 0
+        log.topics[world.topics.half].alter({"retention.ms": "5000"})
+        clean(log)
+        assert (await world.memory.store.get_offsets(MessageQueue(world.topics.half, 0))).minimum > 0
+        log.create_topic("credits", 1)
+        async with world.settling("second"):
+            await world.memory.clock.sleep_ms(90_000)
+
+    world.run(story())
+    assert world.memory.visible("credits") == [b"v"]
