@@ -14,7 +14,7 @@ from bridge.core.errors import StoreError
 from bridge.core.transaction_id import queue_of
 from bridge.core.view import TransactionView
 from bridge.service.contract import Outcome, RefusalCode, Refused
-from bridge.service.deadline import Deadline
+from bridge.service.deadline import Deadline, take_error
 from bridge.service.queue_ends import QueueEnds
 from bridge.sql.engine import Database
 from bridge.sql.errors import SqlUnavailable
@@ -119,7 +119,12 @@ class CurrentReads:
         """
         try:
             while True:
-                at, value = await self._database.read(lambda c: (read_positions(c), work(c)))
+                task = asyncio.ensure_future(self._database.read(lambda c: (read_positions(c), work(c))))
+                task.add_done_callback(take_error)
+                if not await deadline.wait(task):
+                    task.cancel()
+                    return CurrentRead(Currency.UNREACHABLE)
+                at, value = task.result()
                 if not is_behind(at, ends):
                     return CurrentRead(Currency.CURRENT, value)
                 waited = await self._positions.wait_for(ends, deadline)

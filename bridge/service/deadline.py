@@ -35,3 +35,9 @@ class Deadline(NamedTuple):
         finally:
             timer.cancel()
         return future.done()
+
+
+def take_error(task: "asyncio.Future[Any]") -> None:
+    """A done callback for a task that may outlive whoever waits for it: its error is nobody's surprise then."""
+    if not task.cancelled():
+        task.exception()

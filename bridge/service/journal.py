@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from bridge.clock import KafkaTime
 from bridge.core.message import Message
-from bridge.service.deadline import Deadline
+from bridge.service.deadline import Deadline, take_error
 from bridge.store.message_store import MessageStore
 from bridge.store.results import PutResult, PutStatus, Refusal
 
@@ -41,6 +41,7 @@ class Journal:
         task = asyncio.ensure_future(self._put(messages))
         self._puts.add(task)
         task.add_done_callback(self._puts.discard)
+        task.add_done_callback(take_error)
         return task.result() if await deadline.wait(task) else [_LATE] * len(messages)
 
     async def _put(self, messages: Sequence[Message]) -> list[PutResult]:

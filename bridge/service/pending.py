@@ -5,7 +5,7 @@ import structlog
 from bridge.clock import Clock
 from bridge.sql.engine import Database
 from bridge.sql.errors import SqlUnavailable
-from bridge.sql.transactions import count_live
+from bridge.sql.pending import count_pending
 
 _LOG = structlog.get_logger()
 
@@ -38,5 +38,5 @@ class PendingGauge:
 
     async def run_once(self) -> int:
         """Reads the number. Raises SqlUnavailable."""
-        self.count = await self._database.read(count_live)
+        self.count = await self._database.read(count_pending)
         return self.count

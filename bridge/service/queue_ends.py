@@ -4,7 +4,7 @@ import asyncio
 
 from bridge.core.errors import StoreTimeout
 from bridge.core.message import MessageQueue
-from bridge.service.deadline import Deadline
+from bridge.service.deadline import Deadline, take_error
 from bridge.store.message_store import MessageStore
 
 
@@ -22,7 +22,7 @@ class QueueEnds:
         task = self._queued.get(queue_id)
         if task is None:
             task = asyncio.ensure_future(self._ask(queue_id, self._running.get(queue_id)))
-            task.add_done_callback(_retrieve)
+            task.add_done_callback(take_error)
             self._queued[queue_id] = task
         if not await deadline.wait(task):
             raise StoreTimeout(f"no end of journal queue {queue_id} in time")
@@ -37,9 +37,3 @@ class QueueEnds:
         finally:
             if self._running.get(queue_id) is task:
                 del self._running[queue_id]
-
-
-def _retrieve(task: "asyncio.Task[int]") -> None:
-    """An error that nobody waited for is nobody's surprise."""
-    if not task.cancelled():
-        task.exception()

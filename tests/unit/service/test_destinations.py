@@ -1,0 +1,206 @@
+"""The preflight: what could never be published is refused before the caller commits anything."""
+
+import asyncio
+from collections.abc import Collection
+
+import pytest
+
+from bridge.clock import KafkaTime
+from bridge.core.errors import StoreUnavailable
+from bridge.core.message import Message, MessageQueue
+from bridge.core.record_codec import encode_published
+from bridge.service.contract import RefusalCode, Refused
+from bridge.service.deadline import Deadline
+from bridge.service.destinations import Destinations, DestinationsConfig
+from bridge.store.memory.admin import MemoryTopicAdmin
+from bridge.store.message_store import TopicDescription
+from bridge.store.results import PutStatus
+from tests.support.memory_world import MemoryWorld, make_memory_world
+
+HOUR_MS = 3_600_000
+ID = "00" + "0" * 26
+
+
+class CountingAdmin(MemoryTopicAdmin):
+    """Counts how often the cluster is asked; `is_down`: it cannot be."""
+
+    asked = 0
+    is_down = False
+
+    async def describe_topics(self, names: Collection[str]) -> dict[str, TopicDescription | None]:
+        self.asked += 1
+        if self.is_down:
+            raise StoreUnavailable("down")
+        return await super().describe_topics(names)
+
+
+class Preflight:
+    """Destinations over a cluster whose topic `small` takes little and `stamped` overrules timestamps."""
+
+    def __init__(self, **config: int | bool) -> None:
+        self.memory: MemoryWorld = make_memory_world({"orders": 3})
+        log = self.memory.cluster.log
+        log.create_topic("small", 1, {"max.message.bytes": "500"})
+        log.create_topic("stamped", 1, {"message.timestamp.type": "LogAppendTime"})
+        log.create_topic("dated", 1, {"message.timestamp.before.max.ms": str(HOUR_MS)})
+        self.admin = CountingAdmin(self.memory.cluster, self.memory.cluster.connect("api"))
+        clock = self.memory.clock
+        time = KafkaTime(clock)
+        time.observe(clock.now_ms())
+        self.destinations = Destinations(self.admin, clock, self.memory.topics, time, DestinationsConfig(**config))
+
+    async def check(self, *messages: Message) -> Refused | None:
+        deadline = Deadline.after(self.memory.clock, 5_000)
+        await self.destinations.learn({message.topic for message in messages}, deadline)
+        return self.destinations.check(messages)
+
+
+NOW_MS = make_memory_world().clock.now_ms()
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (Message("orders"), None),
+        (Message("orders", b"", b""), None),
+        (Message("orders", queue_id=2), None),
+        (Message("orders", timestamp_ms=1), None),
+        (Message("orders", timestamp_ms=NOW_MS + HOUR_MS), None),
+        (Message("stamped", timestamp_ms=NOW_MS + 100 * HOUR_MS), None),
+        (Message("dated", timestamp_ms=NOW_MS - HOUR_MS), None),
+        (Message("nothing.here"), RefusalCode.UNKNOWN_TOPIC),
+        (Message(""), RefusalCode.ILLEGAL_TOPIC),
+        (Message(".."), RefusalCode.ILLEGAL_TOPIC),
+        (Message("a/b"), RefusalCode.ILLEGAL_TOPIC),
+        (Message("\ud800"), RefusalCode.ILLEGAL_TOPIC),
+        (Message("x" * 250), RefusalCode.ILLEGAL_TOPIC),
+        (Message("RMQ_SYS_TRANS_HALF_TOPIC"), RefusalCode.RESERVED_TOPIC),
+        (Message("TRANS_CHECK_MAX_TIME_TOPIC"), RefusalCode.RESERVED_TOPIC),
+        (Message("__consumer_offsets"), RefusalCode.RESERVED_TOPIC),
+        (Message("connect-offsets"), RefusalCode.RESERVED_TOPIC),
+        (Message("_schemas"), RefusalCode.RESERVED_TOPIC),
+        (Message("orders", queue_id=3), RefusalCode.UNKNOWN_PARTITION),
+        (Message("orders", queue_id=-2), RefusalCode.UNKNOWN_PARTITION),
+        (Message("orders", timestamp_ms=0), RefusalCode.INVALID_TIMESTAMP),
+        (Message("orders", timestamp_ms=-5), RefusalCode.INVALID_TIMESTAMP),
+        (Message("stamped", timestamp_ms=0), RefusalCode.INVALID_TIMESTAMP),
+        (Message("orders", timestamp_ms=NOW_MS + HOUR_MS + 1), RefusalCode.INVALID_TIMESTAMP),
+        (Message("dated", timestamp_ms=NOW_MS - HOUR_MS - 1), RefusalCode.INVALID_TIMESTAMP),
+        (Message("small", None, b"x" * 500), RefusalCode.MESSAGE_TOO_LARGE),
+        (Message("small", b"x" * 500), RefusalCode.MESSAGE_TOO_LARGE),
+        (Message("small", headers=(("h", b"x" * 500),)), RefusalCode.MESSAGE_TOO_LARGE),
+        (Message("small", headers=(("h" * 500, None),)), RefusalCode.MESSAGE_TOO_LARGE),
+    ],
+)
+async def test_preflight(message: Message, code: RefusalCode | None) -> None:
+    """Topic, partition, timestamp and size; the second message is named by its pointer."""
+    preflight = Preflight()
+    refused = await preflight.check(Message("orders"), message)
+    assert (refused.code if refused else None) is code
+    assert refused is None or refused.errors[0][0].startswith("/messages/1/")
+
+
+@pytest.mark.parametrize("headers", [(), (("a", b"b"), ("a", None), ("long" * 20, b"x"))])
+async def test_what_passes_can_be_published(headers: tuple[tuple[str, bytes | None], ...]) -> None:
+    """At every size around the limit: if it passes, the topic takes it with the transaction id header."""
+    preflight = Preflight()
+    passed = 0
+    for size in range(500):
+        message = Message("small", b"key", b"x" * size, headers)
+        if await preflight.check(message) is None:
+            passed += 1
+            record = encode_published(message, ID, 0, NOW_MS, has_id=True)
+            put = await preflight.memory.store.put(MessageQueue("small", 0), record)
+            assert put.status is PutStatus.PUT_OK
+    assert passed > 100
+
+
+async def test_known_topics_cost_no_question() -> None:
+    """Descriptions are shared by all calls."""
+    preflight = Preflight()
+    for _ in range(3):
+        assert await preflight.check(Message("orders")) is None
+    assert preflight.admin.asked == 1
+
+
+async def test_new_topic_is_found_soon() -> None:
+    """A missing topic is asked for again after a second, and found when it was created."""
+    preflight = Preflight()
+    assert await preflight.check(Message("late"))
+    preflight.memory.cluster.log.create_topic("late")
+    refused = await preflight.check(Message("late"))
+    assert refused is not None
+    assert refused.code is RefusalCode.UNKNOWN_TOPIC
+    assert "outbox-bridge topic create late" in refused.detail
+    await preflight.memory.clock.advance(1_001)
+    assert await preflight.check(Message("late")) is None
+
+
+async def test_changes_are_seen_by_the_refresh() -> None:
+    """A topic that was deleted is refused after the next refresh."""
+    preflight = Preflight()
+    assert await preflight.check(Message("orders")) is None
+    preflight.memory.cluster.log.delete_topic("orders")
+    assert await preflight.check(Message("orders")) is None
+    assert await preflight.destinations.run_once() == 1
+    refused = await preflight.check(Message("orders"))
+    assert refused is not None
+    assert refused.code is RefusalCode.UNKNOWN_TOPIC
+
+
+async def test_unused_topics_are_forgotten() -> None:
+    """Memory is bounded by what is in use."""
+    preflight = Preflight(unused_ms=1_000)
+    await preflight.check(Message("orders"))
+    await preflight.memory.clock.advance(1_001)
+    assert await preflight.destinations.run_once() == 0
+
+
+async def test_cluster_that_cannot_be_asked_is_not_a_missing_topic() -> None:
+    """Not known is 503 and can be repeated; only the cluster's own word is 422."""
+    preflight = Preflight()
+    preflight.admin.is_down = True
+    refused = await preflight.check(Message("orders"))
+    assert refused is not None
+    assert (refused.code, refused.retry_after_s) == (RefusalCode.UNAVAILABLE, 1)
+    preflight.admin.is_down = False
+    assert await preflight.check(Message("orders")) is None
+
+
+async def test_old_descriptions_are_not_believed() -> None:
+    """When the refresh has failed for a minute the topic is asked for again."""
+    preflight = Preflight()
+    await preflight.check(Message("orders"))
+    await preflight.memory.clock.advance(60_001)
+    preflight.admin.is_down = True
+    refused = await preflight.check(Message("orders"))
+    assert refused is not None
+    assert refused.code is RefusalCode.UNAVAILABLE
+
+
+async def test_questions_are_shared_and_bounded() -> None:
+    """Many callers at once ask once; names that nobody has cost at most so many questions a second."""
+    preflight = Preflight(max_asks_per_s=2)
+    await asyncio.gather(*[preflight.check(Message("orders")) for _ in range(50)])
+    assert preflight.admin.asked == 1
+    codes = [refused.code for n in range(3) if (refused := await preflight.check(Message(f"no{n}")))]
+    assert codes == [RefusalCode.UNKNOWN_TOPIC, RefusalCode.UNAVAILABLE, RefusalCode.UNAVAILABLE]
+    await preflight.memory.clock.advance(1_000)
+    assert (await preflight.check(Message("no9"))).code is RefusalCode.UNKNOWN_TOPIC  # type: ignore[union-attr]
+
+
+async def test_illegal_names_never_reach_the_cluster() -> None:
+    """Only names Kafka could have are asked for."""
+    preflight = Preflight()
+    await preflight.check(Message("a/b"), Message("__x"))
+    assert preflight.admin.asked == 0
+
+
+async def test_known_topics_are_bounded() -> None:
+    """Names beyond the bound are refused, those known go on."""
+    preflight = Preflight(max_topics=2)
+    assert await preflight.check(Message("orders"), Message("small")) is None
+    refused = await preflight.check(Message("stamped"))
+    assert refused is not None
+    assert refused.code is RefusalCode.UNAVAILABLE
+    assert await preflight.check(Message("orders")) is None

@@ -1,0 +1,136 @@
+"""Following the op topic."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from bridge.clock import KafkaTime
+from bridge.core.message import Message, MessageQueue
+from bridge.core.op_message import ANSWERS_KEY, Answer, AnswerCode, OpMessage, encode_answers, encode_op
+from bridge.core.topics import InternalTopics
+from bridge.core.transaction import Transaction, TransactionState
+from bridge.service.deadline import Deadline
+from bridge.service.op_follower import FollowerPorts, OpFollower
+from bridge.service.waiters import BatchWait, Waiters
+from tests.support.memory_world import MemoryWorld, make_memory_world
+
+ID = "00" + "0" * 26
+TOPICS = InternalTopics(queues=2)
+
+
+@dataclass(slots=True)
+class Following:
+    memory: MemoryWorld
+    follower: OpFollower
+    waiters: Waiters
+    time: KafkaTime
+
+    async def put(self, key: bytes, value: bytes) -> None:
+        await self.memory.store.put(MessageQueue(TOPICS.op, 0), Message("", key, value))
+
+    async def put_state(self, state: TransactionState = TransactionState.COMMITTED) -> None:
+        transaction = Transaction(ID, "shop", 5, 1_000, 0)._replace(state=state)
+        await self.put(ID.encode(), encode_op(OpMessage(transaction)))
+
+    async def wait(self, wait: BatchWait) -> bool:
+        await wait.until(Deadline.after(self.memory.clock, 20_000))
+        return wait.heard[0] is not None
+
+
+@asynccontextmanager
+async def following(memory: MemoryWorld, *, is_ready: bool = True) -> AsyncIterator[Following]:
+    time, waiters = KafkaTime(memory.clock), Waiters("p-")
+    ports = FollowerPorts(memory.store, memory.owners, memory.clock, time, waiters)
+    follower = OpFollower(TOPICS, ports)
+    task = asyncio.create_task(follower.run_forever())
+    try:
+        while is_ready and not follower.is_ready:
+            await memory.clock.sleep_ms(1)
+        yield Following(memory, follower, waiters, time)
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def run(story: object) -> None:
+    memory = make_memory_world(topics=TOPICS)
+    asyncio.run(memory.clock.drive(story(memory)))  # type: ignore[operator]
+
+
+def test_states_wake_and_teach_kafkas_time() -> None:
+    """A final state wakes; its append time is Kafka's time from then on."""
+
+    async def story(memory: MemoryWorld) -> None:
+        async with following(memory) as f:
+            wait = f.waiters.open([ID])
+            assert f.time.now_ms() == 0
+            await f.put_state()
+            assert await f.wait(wait)
+            assert f.time.now_ms() == memory.clock.now_ms()
+
+    run(story)
+
+
+def test_what_was_there_before_wakes_nobody() -> None:
+    """It begins at the end: states from before the process started are not read."""
+
+    async def story(memory: MemoryWorld) -> None:
+        early = Following(memory, None, Waiters(""), KafkaTime(memory.clock))  # type: ignore[arg-type]
+        await early.put_state()
+        async with following(memory) as f:
+            assert not await f.wait(f.waiters.open([ID]))
+
+    run(story)
+
+
+def test_answers_of_others_are_not_parsed() -> None:
+    """An answers record without our prefix may be anything; one that cannot be read hides nothing after it."""
+
+    async def story(memory: MemoryWorld) -> None:
+        async with following(memory) as f:
+            wait = f.waiters.open([ID])
+            await f.put(ANSWERS_KEY, b"not JSON")
+            await f.put(ANSWERS_KEY, b"p- but not JSON")
+            await f.put(ID.encode(), b"not JSON")
+            answer = Answer(wait.requests[0], ID, AnswerCode.GROUP_MISMATCH, None)
+            await f.put(ANSWERS_KEY, encode_answers([(answer, None)])[0])
+            assert await f.wait(wait)
+
+    run(story)
+
+
+def test_not_ready_until_every_end_is_known() -> None:
+    """A record appended before the end is known could be answered below it."""
+
+    async def story(memory: MemoryWorld) -> None:
+        memory.cluster.log.set_leader(MessageQueue(TOPICS.op, 1), has_leader=False)
+        async with following(memory, is_ready=False) as f:
+            await memory.clock.sleep_ms(30_000)
+            assert not f.follower.is_ready
+            assert f.follower.is_failing
+            memory.cluster.log.set_leader(MessageQueue(TOPICS.op, 1), has_leader=True)
+            while not f.follower.is_ready:
+                await memory.clock.sleep_ms(10)
+
+    run(story)
+
+
+def test_goes_on_from_its_position_after_an_error() -> None:
+    """What was written while the topic could not be read is heard afterwards."""
+
+    async def story(memory: MemoryWorld) -> None:
+        async with following(memory) as f:
+            await f.put_state(TransactionState.PREPARED)
+            await memory.clock.sleep_ms(2_000)
+            kept = memory.cluster.log.topics.pop(TOPICS.op)
+            wait = f.waiters.open([ID])
+            await memory.clock.sleep_ms(5_000)
+            assert f.follower.is_failing
+            memory.cluster.log.topics[TOPICS.op] = kept
+            await f.put_state()
+            assert await f.wait(wait)
+            while f.follower.is_failing:
+                await memory.clock.sleep_ms(100)
+
+    run(story)
