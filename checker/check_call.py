@@ -13,6 +13,7 @@ from checker.nonce import make_nonce
 
 _WORDS: Mapping[object, Resolution] = {word.name: word for word in Resolution}
 _NUMBERS: Mapping[object, Resolution] = {int(word): word for word in Resolution}
+_LAST_MS = 253_402_300_799_999  # the year 9999
 _MEMBERS = frozenset({"transaction_id", "nonce", "resolution"})
 
 
@@ -76,7 +77,7 @@ def decode_answers(body: bytes, asked: Mapping[str, str]) -> Answers:
 
 def show_time(time_ms: int) -> str:
     """RFC 3339 with Z, millisecond precision."""
-    seconds, millis = divmod(time_ms, 1000)
+    seconds, millis = divmod(min(max(time_ms, 0), _LAST_MS), 1000)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{millis:03d}Z"
 
 

@@ -11,7 +11,7 @@ class CheckerConfig:
 
     total_calls: int = 64  # at once, over all groups
     max_attempts: int = 10  # endpoints tried in one round
-    max_call_bytes: int = 4 * 1024 * 1024  # body of one call; a larger transaction goes alone
+    max_call_bytes: int = 1024 * 1024  # body of one call; a larger transaction goes alone
     answer_bytes: int = 64 * 1024
     answer_bytes_per_check: int = 200
     report_wait_ms: int = 30_000  # an answer the settler says nothing about is asked for again after this

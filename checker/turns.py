@@ -38,6 +38,13 @@ class Turns:
         in_turn = ready[start:] + ready[:start]
         return Order(sorted(in_turn, key=lambda url: self._is_cooling(url, monotonic_ms)), len(live) - len(ready))
 
+    def peek(self, endpoints: Iterable[Endpoint], now_ms: int, monotonic_ms: int) -> Order:
+        """The order as it would be, without taking a turn."""
+        turn = self._turn
+        order = self.order(endpoints, now_ms, monotonic_ms)
+        self._turn = turn
+        return order
+
     def note_answer(self, url: str) -> None:
         """The endpoint answered."""
         self._failed_ms.pop(url, None)
