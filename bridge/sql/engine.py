@@ -53,8 +53,8 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._config = config
         if self.is_sqlite:
-            self.engine = make_sqlite_engine(self.url, config, is_reader=False)
-            self._reader = make_sqlite_engine(self.url, config, is_reader=True)
+            self.engine = _make_sqlite_engine(self.url, config, is_reader=False)
+            self._reader = _make_sqlite_engine(self.url, config, is_reader=True)
             self._write_lane = _Lane(1, config, "sql-write")
             self._read_lane = _Lane(config.threads, config, "sql-read")
         else:
@@ -152,7 +152,16 @@ def _parse_url(text: str) -> URL:
     raise ConfigError(f"the database must be sqlite or postgresql, not {backend}")
 
 
-def make_sqlite_engine(url: URL, config: SqlConfig, *, is_reader: bool) -> Engine:
+def open_migration_engine(text: str) -> Engine:
+    """One connection whose statements may take long, for migrations alone."""
+    url = _parse_url(text)
+    if url.get_backend_name() == "sqlite":
+        return _make_sqlite_engine(url, SqlConfig(statement_timeout_ms=60_000, threads=1), is_reader=False)
+    options = "-c statement_timeout=0 -c lock_timeout=60000"
+    return sa.create_engine(url, pool_size=1, connect_args={"options": options, "connect_timeout": 5})
+
+
+def _make_sqlite_engine(url: URL, config: SqlConfig, *, is_reader: bool) -> Engine:
     """Writers begin IMMEDIATE, so that two processes wait for each other instead of failing half-way."""
     engine = sa.create_engine(url, pool_size=1 if not is_reader else config.threads, max_overflow=0)
     deadline = _ReadDeadline(config.statement_timeout_ms)

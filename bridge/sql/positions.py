@@ -5,6 +5,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from bridge.sql.bulk import make_upsert
 from bridge.sql.tables import projection_positions
 
 _P = projection_positions.c
@@ -44,12 +45,11 @@ def read_position(conn: Connection, queue_id: int) -> tuple[AppliedPosition, Log
     return AppliedPosition(row.s, row.journal_next, row.op_next), identity
 
 
-def begin_position(conn: Connection, queue_id: int, position: AppliedPosition, identity: LogIdentity) -> bool:
-    """Begins a queue that has no position; False if another projector did."""
-    if read_position(conn, queue_id) is not None:
-        return False
-    conn.execute(sa.insert(projection_positions).values(queue_id=queue_id, **position._asdict(), **identity._asdict()))
-    return True
+def begin_position(conn: Connection, queue_id: int, position: AppliedPosition, identity: LogIdentity) -> None:
+    """Begins a queue that has no position; nothing if another projector did."""
+    values = {"queue_id": queue_id, **position._asdict(), **identity._asdict()}
+    upsert = make_upsert(conn, projection_positions).values(values)
+    conn.execute(upsert.on_conflict_do_nothing(index_elements=["queue_id"]))
 
 
 def move_position(conn: Connection, queue_id: int, before: AppliedPosition, after: AppliedPosition) -> bool:

@@ -1,0 +1,93 @@
+"""Brings a database to the revision this release needs. Two at once are safe: one waits, then finds nothing to do."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import sqlalchemy as sa
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from alembic import command
+from bridge.sql.engine import open_migration_engine
+from bridge.sql.errors import SqlUnavailable
+from bridge.sql.translation import RepeatableError, translate_error
+
+_LOCK_KEY = 0x6F_75_74_62_6F_78  # any number, the same in every release
+_one_at_a_time = threading.Lock()  # alembic keeps its context in module globals
+
+
+class Revisions(NamedTuple):
+    """The revision a database has, None before the first; and the one this release needs."""
+
+    current: str | None
+    needed: str
+
+    @property
+    def is_current(self) -> bool:
+        """Whether nothing is to be done."""
+        return self.current == self.needed
+
+
+def upgrade(url: str) -> Revisions:
+    """Runs what is missing, all or nothing; `current` is what was found. Raises SqlUnavailable."""
+    with _one_at_a_time, open_connection(url) as connection:
+        before = _read(connection)
+        config = _make_config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+    return before
+
+
+def read_revisions(url: str) -> Revisions:
+    """What the database has and what it needs. Raises SqlUnavailable."""
+    with open_connection(url) as connection:
+        return _read(connection)
+
+
+@contextmanager
+def open_connection(url: str) -> Iterator[Connection]:
+    """A connection in one SQL transaction that no other migration can be in."""
+    engine = open_migration_engine(url)
+    try:
+        with engine.connect() as connection, connection.begin():
+            if connection.dialect.name == "postgresql":
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK_KEY)))
+            yield connection
+    except SQLAlchemyError as error:
+        translated = translate_error(error, is_committing=False)
+        if translated is error:
+            raise
+        raise (SqlUnavailable(str(translated)) if isinstance(translated, RepeatableError) else translated) from error
+    finally:
+        engine.dispose()
+
+
+def _read(connection: Connection) -> Revisions:
+    current = MigrationContext.configure(connection).get_current_revision()
+    needed = ScriptDirectory.from_config(_make_config()).get_current_head()
+    assert needed is not None
+    return Revisions(current, needed)
+
+
+def _make_config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(find_scripts()).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def find_scripts() -> Path:
+    """The migrations: inside the package, or beside it in an editable install."""
+    spec = find_spec("bridge")
+    assert spec is not None
+    assert spec.origin is not None
+    package = Path(spec.origin).parent
+    inside = package / "sql" / "migrations"
+    return inside if (inside / "env.py").is_file() else package.parent / "alembic"
