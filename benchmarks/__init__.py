@@ -1,0 +1,1 @@
+"""Measures the bridge on a real Kafka: `python -m benchmarks`."""

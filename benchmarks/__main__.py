@@ -1,0 +1,116 @@
+"""`python -m benchmarks`: the bridge on a real broker beside a raw producer loop, in interleaved rounds."""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import psutil
+import uvloop
+
+from benchmarks.load import Load, load_batches, load_singles, percentile
+from benchmarks.raw_loop import measure_raw_loop
+from tests.support.bridge_process import Bridge, BridgeProcess, create_topics, read_committed
+from tests.support.broker import running_broker
+
+TOPIC = "bench.orders"
+RAW_TOPIC = "bench.raw"
+
+
+def main() -> int:
+    """Runs all rounds, prints a table, writes JSON."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default 3)")
+    parser.add_argument("--seconds", type=float, default=6, help="seconds for each figure of a round (default 6)")
+    parser.add_argument("--queues", type=int, default=2, help="journal queues (default 2)")
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/latest.json"))
+    options = parser.parse_args()
+    figures: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        broker = stack.enter_context(running_broker(heap_mb=768))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        kafka = broker.bootstrap
+        create_topics(kafka, {TOPIC: 2, RAW_TOPIC: 2})
+        bridge = Bridge.create(kafka, folder, queues=options.queues, OUTBOX_BRIDGE_LOG__LEVEL="warning")
+        settler = stack.enter_context(bridge.serve("settler,projector"))
+        api = stack.enter_context(bridge.serve("api"))
+        parts = {"broker": broker.pid, "api": api.popen.pid, "settler": settler.popen.pid}
+        settled = 0
+        for number in range(options.rounds):
+            print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
+            settled += _measure_round(api, kafka, options.seconds, figures, parts)
+        published = len(read_committed(kafka, [TOPIC]))
+    if published != settled:
+        print(f"WRONG: {settled} settled, {published} visible", file=sys.stderr)
+        return 1
+    _report(figures, options.output, settled)
+    return 0
+
+
+def _measure_round(
+    api: BridgeProcess, kafka: str, seconds: float, figures: dict[str, list[float]], parts: dict[str, int]
+) -> int:
+    def note(name: str, value: float) -> None:
+        figures.setdefault(name, []).append(value)
+
+    raw = measure_raw_loop(kafka, RAW_TOPIC, seconds) / 4
+    note("raw_tps", raw)
+    before = _cpu_seconds(parts)
+    batches = _drive(lambda: load_batches(api.port, TOPIC, 12, seconds))
+    for part, used in _cpu_seconds(parts).items():
+        note(f"batch_{part}_us", (used - before[part]) / batches.transactions * 1e6)
+    note("batch_tps_300", batches.per_second)
+    note("batch_vs_raw", batches.per_second / raw)
+    large = _drive(lambda: load_batches(api.port, TOPIC, 12, seconds, bytes_=1000))
+    note("batch_tps_1000", large.per_second)
+    singles = _drive(lambda: load_singles(api.port, TOPIC, 64, seconds))
+    note("single64_tps", singles.per_second)
+    note("commit64_p50_ms", percentile(singles.commit_latencies, 0.5) * 1000)
+    note("commit64_p99_ms", percentile(singles.commit_latencies, 0.99) * 1000)
+    one = _drive(lambda: load_singles(api.port, TOPIC, 1, seconds))
+    note("commit1_p50_ms", percentile(one.commit_latencies, 0.5) * 1000)
+    note("commit1_p99_ms", percentile(one.commit_latencies, 0.99) * 1000)
+    return sum(load.transactions for load in (batches, large, singles, one))
+
+
+def _drive(load: Callable[[], Any]) -> Load:
+    async def run() -> Load:
+        result: Load = await load()
+        return result
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run())
+
+
+def _cpu_seconds(parts: dict[str, int]) -> dict[str, float]:
+    return {name: sum(psutil.Process(pid).cpu_times()[:2]) for name, pid in parts.items()}
+
+
+def _report(figures: dict[str, list[float]], output: Path, settled: int) -> None:
+    print(f"\n{'figure':<22}{'median':>12}{'least':>12}{'most':>12}")
+    for name, values in figures.items():
+        print(f"{name:<22}{statistics.median(values):>12.2f}{min(values):>12.2f}{max(values):>12.2f}")
+    print(f"\n{settled} transactions settled, all visible once; load average {os.getloadavg()[0]:.1f}")
+    document = {
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "versions": {"python": platform.python_version(), "confluent-kafka": confluent_kafka.__version__},
+        "machine": {"cpus": os.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30)},
+        "figures": {name: statistics.median(values) for name, values in figures.items()},
+    }
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(document, indent=2) + "\n")
+    print(f"written to {output}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,42 @@
+"""The least HTTP client that can load a server: one connection, prepared bytes out, status and body back."""
+
+import asyncio
+import json
+from typing import Any, Self
+
+
+class Connection:
+    """One keep-alive connection; one request at a time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, port: int) -> Self:
+        """Connects to loopback."""
+        return cls(*await asyncio.open_connection("127.0.0.1", port, limit=64 * 1024 * 1024))
+
+    async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
+        """Status and body of the answer."""
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: b\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        self._writer.write(head.encode() + body)
+        answer = await self._reader.readuntil(b"\r\n\r\n")
+        status = int(answer[9:12])
+        lower = answer.lower()
+        start = lower.index(b"content-length:") + 15
+        length = int(lower[start : lower.index(b"\r\n", start)])
+        return status, await self._reader.readexactly(length) if length else b""
+
+    async def post_ok(self, path: str, body: bytes) -> Any:
+        """The decoded answer. Raises RuntimeError for anything but 2xx."""
+        status, answer = await self.post(path, body)
+        if not 200 <= status < 300:
+            raise RuntimeError(f"{path}: {status} {answer[:500]!r}")
+        return json.loads(answer)
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._writer.close()

@@ -1,0 +1,96 @@
+"""Loads on the bridge's HTTP interface; every answer is checked."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from benchmarks.http_client import Connection
+
+
+class Load(NamedTuple):
+    """What a load did: transactions settled, seconds, and the latency of each commit in seconds."""
+
+    transactions: int
+    seconds: float
+    commit_latencies: Sequence[float]
+
+    @property
+    def per_second(self) -> float:
+        return self.transactions / self.seconds
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` of all lie."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
+
+
+def _message(topic: str, number: int, value: str) -> str:
+    return f'{{"topic":"{topic}","key":"{number % 1000}","value":"{value}"}}'
+
+
+async def load_batches(
+    port: int, topic: str, connections: int, seconds: float, size: int = 100, bytes_: int = 300
+) -> Load:
+    """Prepares and commits `size` transactions a call on each connection, for `seconds`."""
+    value = "x" * bytes_
+    prepare = ",".join(f'{{"producer_group":"bench","messages":[{_message(topic, n, value)}]}}' for n in range(size))
+    body = f'{{"transactions":[{prepare}]}}'.encode()
+
+    async def step(connection: Connection) -> tuple[int, float]:
+        prepared = await connection.post_ok("/v1/transactions/batch", body)
+        ids = [_checked(result, 201)["transaction_id"] for result in prepared["results"]]
+        ends = json.dumps({"resolutions": [{"transaction_id": i, "resolution": "COMMIT"} for i in ids]}).encode()
+        started = time.perf_counter()
+        settled = await connection.post_ok("/v1/resolutions", ends)
+        latency = time.perf_counter() - started
+        for result in settled["results"]:
+            _checked(result, 200)
+        return len(ids), latency
+
+    return await _run(port, connections, seconds, step)
+
+
+async def load_singles(port: int, topic: str, connections: int, seconds: float, bytes_: int = 300) -> Load:
+    """Prepares one transaction, then commits it, on each connection, for `seconds`."""
+    message = _message(topic, 7, "x" * bytes_)
+    body = f'{{"producer_group":"bench","messages":[{message}]}}'.encode()
+
+    async def step(connection: Connection) -> tuple[int, float]:
+        prepared = await connection.post_ok("/v1/transactions", body)
+        started = time.perf_counter()
+        await connection.post_ok(f"/v1/transactions/{prepared['transaction_id']}/commit", b"")
+        return 1, time.perf_counter() - started
+
+    return await _run(port, connections, seconds, step)
+
+
+def _checked(result: dict[str, object], status: int) -> dict[str, object]:
+    if result["status"] != status:
+        raise RuntimeError(f"expected {status}: {result}")
+    return result
+
+
+async def _run(
+    port: int, connections: int, seconds: float, step: Callable[[Connection], Awaitable[tuple[int, float]]]
+) -> Load:
+    opened = [await Connection.open(port) for _ in range(connections)]
+    latencies: list[float] = []
+    started = time.perf_counter()
+
+    async def work(connection: Connection) -> int:
+        done = 0
+        while time.perf_counter() - started < seconds:
+            count, latency = await step(connection)
+            done += count
+            latencies.append(latency)
+        return done
+
+    try:
+        counts = await asyncio.gather(*(work(connection) for connection in opened))
+    finally:
+        for connection in opened:
+            connection.close()
+    return Load(sum(counts), time.perf_counter() - started, latencies)
