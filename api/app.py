@@ -1,0 +1,77 @@
+"""The HTTP application."""
+
+from importlib.metadata import version
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match
+
+from api.gate import Gate, Traffic
+from api.metrics import HttpMetrics
+from api.openapi.document import make_document
+from api.openapi.operation import Json
+from api.problems import MALFORMED_REQUEST, METHOD_NOT_ALLOWED, NOT_FOUND, Problem, Rejected
+from api.routes import health, messages, resolutions, transactions
+from api.services import Services
+
+_TAGS = [
+    {"name": "transactions", "description": "Prepare and end transactions, look them up."},
+    {"name": "messages", "description": "Publish without a local transaction."},
+    {"name": "producer groups", "description": "Who may answer checks, and how they are asked."},
+    {"name": "operators", "description": "Parked transactions, timelines, counts, audit."},
+    {"name": "health", "description": "Liveness, readiness, metrics."},
+    {"name": "callback", "description": "What the bridge asks of you."},
+]
+_ROUTERS = (transactions.router, messages.router, resolutions.router, health.router)
+
+
+class _Application(FastAPI):
+    """FastAPI with our document."""
+
+    def openapi(self) -> Json:
+        if self.openapi_schema is None:
+            self.openapi_schema = make_document(self)
+        return self.openapi_schema
+
+
+def create_app(services: Services) -> FastAPI:
+    """The application over these services. Serve it with `ApiServer`, which also bounds heads of requests."""
+    app = _Application(
+        title="outbox-bridge",
+        summary="Transactional messages for Kafka over HTTP",
+        version=version("outbox-bridge"),
+        openapi_tags=_TAGS,
+        docs_url="/docs",
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.services = services
+    app.state.traffic = Traffic(services.limits.in_flight)
+    for router in _ROUTERS:
+        app.router.routes.extend(router.routes)  # plainly: an included router hides its routes' methods and paths
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_middleware(Gate, traffic=app.state.traffic, metrics=HttpMetrics(services.registry))
+    return app
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """What the framework itself refuses: no route, or not with this method."""
+    status = error.status_code if isinstance(error, HTTPException) else 400
+    if status == 404:
+        raise Rejected(Problem(NOT_FOUND, "there is nothing at this path")) from None
+    if status == 405:
+        allowed = ", ".join(sorted(_allowed_methods(request)))
+        detail = f"{request.method} is not possible here; allowed: {allowed}"
+        raise Rejected(Problem(METHOD_NOT_ALLOWED, detail, headers={"Allow": allowed})) from None
+    raise Rejected(Problem(MALFORMED_REQUEST, "the request cannot be read")) from None
+
+
+def _allowed_methods(request: Request) -> set[str]:
+    """Methods of all routes at the path: the framework names only those of the first."""
+    allowed: set[str] = set()
+    for route in request.app.routes:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            allowed |= getattr(route, "methods", None) or set()
+    return allowed

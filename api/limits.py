@@ -1,0 +1,82 @@
+"""How much a request may take: size and time of its body; and how many are served at once."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from api.problems import BODY_TOO_LARGE, MALFORMED_REQUEST, REQUEST_TIMEOUT, Problem, Rejected
+
+_CLOSE = {"Connection": "close"}
+_LINGER_S = 2.0
+_LINGER_BODIES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """Bounds of the HTTP interface."""
+
+    body_bytes: int = 8 * 1024 * 1024  # of a body, or of one NDJSON line
+    receive_s: float = 10.0
+    in_flight: int = 2_000
+    page: int = 500
+    wait_s: float = 10.0
+
+
+async def read_body(request: Request, limits: HttpLimits) -> bytes:
+    """The whole body. Raises Rejected if it is too large, too slow or cut off."""
+    declared = request.headers.get("content-length")
+    if declared is not None and declared.isdecimal() and int(declared) > limits.body_bytes:
+        await _discard(request, limits)
+        raise too_large(limits)
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in read_chunks(request, limits, is_whole=True):
+        size += len(chunk)
+        if size > limits.body_bytes:
+            chunks.clear()
+            await _discard(request, limits)
+            raise too_large(limits)
+        chunks.append(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def read_chunks(request: Request, limits: HttpLimits, *, is_whole: bool) -> AsyncIterator[bytes]:
+    """Pieces of the body as they come. `is_whole`: the time is for all of them, else for each."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + limits.receive_s
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline if is_whole else loop.time() + limits.receive_s):
+                message = await request.receive()
+        except TimeoutError:
+            problem = Problem(REQUEST_TIMEOUT, f"body not received in {limits.receive_s:g} s", headers=_CLOSE)
+            raise Rejected(problem) from None
+        if message["type"] == "http.disconnect":
+            raise Rejected(Problem(MALFORMED_REQUEST, "the body was cut off", headers=_CLOSE))
+        if body := message.get("body"):
+            yield body
+        if not message.get("more_body"):
+            return
+
+
+def too_large(limits: HttpLimits) -> Rejected:
+    """A body, or a line, above the limit."""
+    return Rejected(Problem(BODY_TOO_LARGE, f"more than {limits.body_bytes} bytes", headers=_CLOSE))
+
+
+async def _discard(request: Request, limits: HttpLimits) -> None:
+    """Takes what is on its way for a moment: a client that is still sending would otherwise not read the answer."""
+    if "expect" in request.headers:
+        return
+    left = limits.body_bytes * _LINGER_BODIES
+    try:
+        async with asyncio.timeout(_LINGER_S):
+            while left > 0:
+                message = await request.receive()
+                if not message.get("more_body"):
+                    return
+                left -= len(message.get("body", b""))
+    except TimeoutError:
+        return

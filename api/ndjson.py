@@ -1,0 +1,117 @@
+"""Newline-delimited JSON in and out: any number of lines with bounded memory, answered as they come.
+
+A client that sends more than its and our socket buffers hold must read while it sends: the bridge does not
+collect answers, and goes on reading only when they are taken.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from api.gate import AnswerNotTaken
+from api.limits import HttpLimits, read_chunks, too_large
+from api.problems import Problem, Rejected
+from api.reading import NDJSON, problem_item, request_id_of
+
+MAX_LINES = 1_000
+SEND_TIMEOUT_S = 30.0
+
+Line = bytes | Problem
+AnswerLines = Callable[[Sequence[Line]], Awaitable[list[bytes]]]
+
+
+class NdjsonAnswer(Response):
+    """Answers a request line by line. `answer` gets the lines that have come, and gives one result for each."""
+
+    def __init__(self, request: Request, limits: HttpLimits, answer: AnswerLines) -> None:
+        self._request = request
+        self._limits = limits
+        self._answer = answer
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The answer begins with the first results, so that a request without a body can still be refused."""
+        is_begun = False
+        try:
+            async for lines in read_lines(self._request, self._limits):
+                results = b"\n".join([*await self._answer(lines), b""])
+                if not is_begun:
+                    is_begun = True
+                    await self._begin(send)
+                await _send_in_time(send, results, more=True)
+        except Rejected as rejected:
+            if not is_begun:
+                raise
+            last = problem_item(rejected.problem, request_id_of(self._request))
+            await _send_in_time(send, last + b"\n", more=True)
+        if not is_begun:
+            await self._begin(send)
+        await _send_in_time(send, b"", more=False)
+
+    async def _begin(self, send: Send) -> None:
+        headers = [(b"content-type", NDJSON.encode()), (b"cache-control", b"no-store")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def read_lines(request: Request, limits: HttpLimits) -> AsyncIterator[list[Line]]:
+    """Lines in lists, as they come; empty ones are skipped, one that is too long is a problem in its place."""
+    splitter = LineSplitter(limits)
+    async for chunk in read_chunks(request, limits, is_whole=False):
+        lines = splitter.feed(chunk)
+        for start in range(0, len(lines), MAX_LINES):
+            yield lines[start : start + MAX_LINES]
+    if rest := splitter.finish():
+        yield rest
+
+
+class LineSplitter:
+    """Cuts a stream into lines. Holds at most one line."""
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self._limits = limits
+        self._rest = bytearray()
+        self._is_skipping = False
+
+    def feed(self, chunk: bytes) -> list[Line]:
+        """The lines that are complete now."""
+        first, *others = chunk.split(b"\n")
+        lines: list[Line] = []
+        self._collect(first, lines)
+        for piece in others:
+            self._end_line(lines)
+            self._collect(piece, lines)
+        return lines
+
+    def finish(self) -> list[Line]:
+        """The last line, if it had no end."""
+        lines: list[Line] = []
+        self._end_line(lines)
+        return lines
+
+    def _collect(self, piece: bytes, lines: list[Line]) -> None:
+        if self._is_skipping:
+            return
+        self._rest += piece
+        if len(self._rest) > self._limits.body_bytes:
+            self._rest.clear()
+            self._is_skipping = True
+            lines.append(too_large(self._limits).problem)
+
+    def _end_line(self, lines: list[Line]) -> None:
+        self._is_skipping = False
+        line = bytes(self._rest).rstrip(b"\r")
+        self._rest.clear()
+        if line.strip(b" \t"):
+            lines.append(line)
+
+
+async def _send_in_time(send: Send, body: bytes, *, more: bool) -> None:
+    """Raises AnswerNotTaken, which ends the connection, if the client reads nothing."""
+    try:
+        async with asyncio.timeout(SEND_TIMEOUT_S):
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+    except TimeoutError:
+        raise AnswerNotTaken from None

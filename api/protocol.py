@@ -1,0 +1,191 @@
+"""uvicorn's HTTP/1.1 protocol with bounds on the head of a request, and problems instead of plain text."""
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from api.problems import (
+    HEADERS_TOO_LARGE,
+    MALFORMED_REQUEST,
+    REQUEST_TIMEOUT,
+    UNAVAILABLE,
+    URI_TOO_LONG,
+    Problem,
+    encode_problem,
+    problem_headers,
+)
+
+_LOG = structlog.get_logger()
+
+MAX_URL_BYTES = 8 * 1024
+MAX_HEAD_BYTES = 16 * 1024
+MAX_CONNECTIONS = 4_000
+HEAD_TIMEOUT_S = 5.0
+
+
+class _HeadRefused(Exception):
+    """Stops the parser inside a head."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. What cannot be a request is answered with a problem, and the connection is closed."""
+
+    max_connections = MAX_CONNECTIONS
+    head_timeout_s = HEAD_TIMEOUT_S
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._is_in_head = True  # also before the first byte: a connection must say something
+        self._head_bytes = 0  # as the parser told them
+        self._raw_bytes = 0  # as they came
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._refusal: Problem | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Refuses a connection too many."""
+        super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            self._close_with(Problem(UNAVAILABLE, "too many connections", retry_after_s=1))
+        else:
+            self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The timer dies with the connection."""
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Counts bytes while a head is incomplete: the parser itself would collect without end."""
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if not self._is_in_head or self.transport.is_closing():
+            return
+        self._raw_bytes += len(data)
+        if self._raw_bytes > 2 * MAX_HEAD_BYTES:
+            self._close_with(Problem(HEADERS_TOO_LARGE, f"more than {MAX_HEAD_BYTES} bytes"))
+        else:
+            self._arm()
+
+    def on_message_begin(self) -> None:
+        """A new head begins."""
+        self._await_head()
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Bounds the request target."""
+        super().on_url(url)
+        if len(self.url) > MAX_URL_BYTES:
+            self._refuse(Problem(URI_TOO_LONG, f"more than {MAX_URL_BYTES} bytes"))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Bounds all headers together."""
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(Problem(HEADERS_TOO_LARGE, f"more than {MAX_HEAD_BYTES} bytes"))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The request is served from here on."""
+        self._is_in_head = False
+        self._disarm()
+        super().on_headers_complete()
+        if self.parser.should_upgrade():
+            # the parser takes what follows for another protocol, so nothing may follow
+            self.cycle.keep_alive = False
+
+    def on_message_complete(self) -> None:
+        """A body that nobody wanted is over: the connection waits for the next request."""
+        super().on_message_complete()
+        if self.cycle.response_complete:
+            self._disarm()
+            self._await_head()
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def on_response_complete(self) -> None:
+        """Keep-alive time runs from here; what is left of the body is thrown away, but not for ever."""
+        if self.cycle.more_body:
+            self._arm()
+        elif not self.pipeline:
+            self._await_head()
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Called for whatever the parser does not take."""
+        self._close_with(self._refusal or Problem(MALFORMED_REQUEST, "not HTTP/1.1 as RFC 9112 says"))
+
+    def _refuse(self, problem: Problem) -> None:
+        self._refusal = problem
+        raise _HeadRefused
+
+    def _close_with(self, problem: Problem) -> None:
+        """Answers and closes; but never answers in the place of a request that is being served."""
+        self._disarm()
+        served = self.cycle
+        if served is not None and not served.response_complete:
+            if served.response_started or served.more_body:
+                self._answer_cut_off(problem, is_started=served.response_started)
+            else:
+                served.keep_alive = False
+                self.flow.pause_reading()
+            return
+        self._write(problem)
+        self.transport.close()
+
+    def _answer_cut_off(self, problem: Problem, *, is_started: bool) -> None:
+        """The body of the request being served is broken: nobody will act on it."""
+        if not is_started:
+            self._write(problem)
+        self.transport.close()
+
+    def _write(self, problem: Problem) -> None:
+        request_id = secrets.token_hex(16)
+        body = encode_problem(problem, request_id)
+        headers: Mapping[str, str] = {
+            **problem_headers(problem),
+            "X-Request-Id": request_id,
+            "Content-Length": str(len(body)),
+            "Connection": "close",
+        }
+        status = HTTPStatus(problem.type.status)
+        lines = [f"HTTP/1.1 {status.value} {status.phrase}", *[f"{name}: {value}" for name, value in headers.items()]]
+        self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
+        _LOG.debug("connection_refused", code=problem.type.slug, request_id=request_id)
+
+    def _await_head(self) -> None:
+        self._is_in_head = True
+        self._head_bytes = self._raw_bytes = 0
+
+    def _arm(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.head_timeout_s, self._head_timed_out)
+
+    def _disarm(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_timed_out(self) -> None:
+        self._head_timer = None
+        if self.transport.is_closing():
+            return
+        if self._raw_bytes and self._is_in_head:
+            self._close_with(Problem(REQUEST_TIMEOUT, f"head not received in {self.head_timeout_s:g} s"))
+        else:
+            self.transport.close()

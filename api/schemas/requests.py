@@ -1,0 +1,174 @@
+"""Request bodies. Unknown fields are refused everywhere; defaults are those of `api.md`."""
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+MAX_MESSAGES = 100
+MAX_BATCH = 1_000
+GROUP_PATTERN = "^[A-Za-z0-9._-]{1,120}$"
+
+_INT64 = 2**63 - 1
+
+GroupName = Annotated[
+    str,
+    Meta(
+        description="Name of a producer group.",
+        examples=["orders"],
+        extra_json_schema={"pattern": GROUP_PATTERN},
+    ),
+]
+TransactionId = Annotated[
+    str,
+    Meta(
+        description="Id of a transaction, minted by the bridge; opaque.",
+        examples=["0206k8e9s5ta7vo3q1m4c8b2h6dg"],
+        extra_json_schema={"pattern": "^[0-9a-z]{28}$"},
+    ),
+]
+Reason = Annotated[
+    str,
+    Meta(min_length=1, max_length=500, description="Why; kept in the audit.", examples=["payment confirmed by phone"]),
+]
+Headers = list[tuple[str, str | None]] | dict[str, str | None]
+ResolutionWord = Annotated[
+    Literal["COMMIT", "ROLLBACK", "UNKNOWN", 8, 12, 0],
+    Meta(description="RocketMQ's numbers are taken as well: 8 commit, 12 rollback, 0 unknown."),
+]
+EndWord = Annotated[
+    Literal["COMMIT", "ROLLBACK", 8, 12],
+    Meta(description="RocketMQ's numbers are taken as well: 8 commit, 12 rollback."),
+]
+
+
+class Message(Struct, forbid_unknown_fields=True):
+    """A message; only the topic is required. Each of key, value and headers has one form or its base64 form."""
+
+    topic: Annotated[str, Meta(description="A topic that exists.", examples=["orders.created"])]
+    key: Annotated[str | None, Meta(description="UTF-8 text or null.", examples=["42"])] | UnsetType = UNSET
+    key_base64: Annotated[str, Meta(extra_json_schema={"contentEncoding": "base64"})] | UnsetType = UNSET
+    value: (
+        Annotated[
+            Raw,
+            Meta(
+                description="A text is taken as UTF-8; an object, array, number or boolean is written as compact JSON, "
+                "numbers and texts exactly as sent; null is Kafka's null (a tombstone).",
+                extra_json_schema={"examples": [{"order": 42, "amount": 19.90}]},
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    value_base64: Annotated[str, Meta(extra_json_schema={"contentEncoding": "base64"})] | UnsetType = UNSET
+    headers: (
+        Annotated[
+            Headers,
+            Meta(description="Pairs (order and repeats are kept) or an object.", examples=[[["source", "shop"]]]),
+        ]
+        | UnsetType
+    ) = UNSET
+    headers_base64: Annotated[Headers, Meta(description="The same with base64 values.")] | UnsetType = UNSET
+    partition: Annotated[int, Meta(ge=0, le=2**31 - 1, description="Left out: chosen by the key.")] | None = None
+    timestamp_ms: (
+        Annotated[int, Meta(ge=-_INT64, le=_INT64, description="Left out: the time of the commit.")] | None
+    ) = None
+
+
+class Prepare(Struct, forbid_unknown_fields=True):
+    """A half message: stored, and invisible until it is committed."""
+
+    producer_group: GroupName
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    ordering_key: (
+        Annotated[
+            str, Meta(min_length=1, max_length=1_000, description="Transactions with one key are published in order.")
+        ]
+        | None
+    ) = None
+    idempotency_key: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=200,
+                description="Printable ASCII. Makes a prepare repeatable: the same group, key and content is one "
+                "transaction. Also as header `Idempotency-Key`.",
+                examples=["order-42"],
+            ),
+        ]
+        | None
+    ) = None
+    check_immunity_seconds: (
+        Annotated[int, Meta(ge=0, le=604_800, description="No check before this age.", examples=[60])] | None
+    ) = None
+    max_checks: Annotated[int, Meta(ge=1, le=1_000)] | None = None
+    max_lifetime_seconds: Annotated[int, Meta(ge=1, le=604_800)] | None = None
+
+
+class PrepareBatch(Struct, forbid_unknown_fields=True):
+    """At most 1,000 transactions; each is decided on its own."""
+
+    transactions: Annotated[list[Raw], Meta(min_length=1, max_length=MAX_BATCH)]
+
+
+class EndTransaction(Struct, forbid_unknown_fields=True):
+    """An end transaction; the body may be left out."""
+
+    producer_group: GroupName | None = None
+
+
+class ResolutionItem(Struct, forbid_unknown_fields=True):
+    """A resolution; with `nonce`, the answer to that check."""
+
+    transaction_id: TransactionId
+    resolution: ResolutionWord
+    producer_group: GroupName | None = None
+    nonce: Annotated[str, Meta(max_length=200, description="Of the check that is answered.")] | None = None
+
+
+class Resolutions(Struct, forbid_unknown_fields=True):
+    """At most 1,000 resolutions; each is decided on its own."""
+
+    resolutions: Annotated[list[Raw], Meta(min_length=1, max_length=MAX_BATCH)]
+
+
+class CheckSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """How a group is asked about transactions whose end is missing."""
+
+    transaction_timeout_seconds: Annotated[float, Meta(ge=1, le=86_400, description="No check before.")] = 6
+    interval_seconds: Annotated[float, Meta(ge=1, le=3_600, description="Between two checks.")] = 30
+    max_checks: Annotated[int, Meta(ge=1, le=1_000, description="Answered ones, then it is parked.")] = 15
+    max_lifetime_seconds: Annotated[float, Meta(ge=1, le=604_800, description="Then it is parked.")] = 86_400
+    call_timeout_seconds: Annotated[float, Meta(ge=0.1, le=60, description="For the whole exchange.")] = 5
+    batch_size: Annotated[int, Meta(ge=1, le=1_000, description="Transactions in one call.")] = 100
+    concurrency: Annotated[int, Meta(ge=1, le=256, description="Calls at once.")] = 8
+    mode: Annotated[Literal["push", "pull"], Meta(description="`pull` is not available yet.")] = "push"
+
+
+class EndpointUrl(Struct, forbid_unknown_fields=True):
+    """Where a group answers checks."""
+
+    url: Annotated[str, Meta(min_length=1, max_length=2_000, examples=["https://orders.example.com/check"])]
+
+
+class PutGroup(Struct, forbid_unknown_fields=True):
+    """Settings and static endpoints of a producer group; replaces what was there."""
+
+    endpoints: Annotated[list[EndpointUrl], Meta(max_length=100)] = []
+    check: CheckSettings = CheckSettings()
+
+
+class ForceTransaction(Struct, forbid_unknown_fields=True):
+    """An operator's resolution; audited."""
+
+    resolution: EndWord
+    reason: Reason
+
+
+class ResumeTransaction(Struct, forbid_unknown_fields=True):
+    """Makes a parked transaction prepared again; audited."""
+
+    reason: Reason
+
+
+class Nothing(Struct, forbid_unknown_fields=True):
+    """No body, or an empty object."""

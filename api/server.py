@@ -1,0 +1,117 @@
+"""Serves the application with uvicorn: bounded, and drained before it ends."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from api.gate import Traffic
+from api.protocol import BoundedProtocol
+from bridge.core.errors import ConfigError
+
+_LOG = structlog.get_logger()
+
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Where and how long is served."""
+
+    host: str = "127.0.0.1"
+    port: int = 8780
+    backlog: int = 2_048
+    keep_alive_s: int = 30
+    drain_s: int = 10
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signals: the process has other parts that must end in order."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class ApiServer:
+    """The HTTP server of a process. Binds at once, so that a taken port is known before anything starts."""
+
+    def __init__(self, app: FastAPI, config: ServeConfig) -> None:
+        self._socket = bind(config.host, config.port)
+        self._traffic: Traffic = app.state.traffic
+        self._config = config
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http=BoundedProtocol,
+                ws="none",
+                loop="uvloop",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                backlog=config.backlog,
+                timeout_keep_alive=config.keep_alive_s,
+                timeout_graceful_shutdown=config.drain_s,
+            )
+        )
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, also if any was asked for."""
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    @property
+    def is_started(self) -> bool:
+        """Whether connections are accepted."""
+        return self._server.started
+
+    async def serve_until(self, stop: asyncio.Event) -> None:
+        """Serves until `stop`; then takes nothing new, is not ready, and finishes what it has, bounded by drain_s."""
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(self._server.serve(sockets=[self._socket]))
+            watching = tasks.create_task(self._stop_at(stop))
+            serving.add_done_callback(lambda _: watching.cancel())
+
+    async def _stop_at(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        _LOG.info("draining", in_flight=self._traffic.in_flight, at_most_s=self._config.drain_s)
+        self._traffic.is_draining = True
+        self._server.should_exit = True
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that is ours from now on. Raises ConfigError with what to do."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}; choose another with --port") from error
+    listener.setblocking(False)
+    return listener
+
+
+def stop_at_signals(stop: asyncio.Event) -> None:
+    """SIGTERM and SIGINT set `stop`; the second one ends the process at once, which is safe like any kill."""
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(EXIT_INTERRUPTED)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)

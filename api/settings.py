@@ -1,0 +1,287 @@
+"""Settings: defaults, then `outbox-bridge.toml`, then environment `OUTBOX_BRIDGE_*`, then flags.
+
+Read once, at the edge. A setting nobody knows is an error that names the nearest one: a typing error would
+otherwise be a default in production.
+"""
+
+import difflib
+import ipaddress
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings.exceptions import SettingsError
+
+from api.log_setup import LogFormat, LogLevel
+from bridge.core.errors import ConfigError
+
+SETTINGS_FILE = "outbox-bridge.toml"
+ENV_PREFIX = "OUTBOX_BRIDGE_"
+_NESTED = "__"
+_SECRET_WORDS = ("password", "secret", "sasl.jaas", "key.pem", "oauthbearer.config", "token")
+_MASK = "********"
+
+Port = Annotated[int, Field(ge=0, le=65_535)]
+KafkaValue = str | bool | int | float
+
+
+def _local_kafka() -> dict[str, KafkaValue]:
+    return {"bootstrap.servers": "127.0.0.1:9092"}
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TopicsSettings(_Section):
+    """The internal topics: `prefix` before their names, group and transactional ids; how many queues."""
+
+    prefix: Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9._-]*$")] = ""
+    queues: Annotated[int, Field(ge=1, le=1_024)] = 4
+
+
+class HttpSettings(_Section):
+    """Where and how the API listens."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8780
+    backlog: Annotated[int, Field(ge=1, le=65_535)] = 2_048
+    keep_alive_seconds: Annotated[int, Field(ge=1, le=3_600)] = 30
+    receive_seconds: Annotated[float, Field(ge=0.1, le=600)] = 10
+    drain_seconds: Annotated[int, Field(ge=0, le=25)] = 10
+
+
+class LimitsSettings(_Section):
+    """How much is taken on."""
+
+    message_bytes: Annotated[int, Field(ge=1, le=64 * 1024 * 1024)] = 1024 * 1024
+    body_bytes: Annotated[int, Field(ge=1_024, le=256 * 1024 * 1024)] = 8 * 1024 * 1024
+    headers_per_message: Annotated[int, Field(ge=0, le=1_000)] = 64
+    requests_in_flight: Annotated[int, Field(ge=1, le=100_000)] = 2_000
+    connections: Annotated[int, Field(ge=1, le=1_000_000)] = 4_000
+    pending_transactions: Annotated[int, Field(ge=1)] = 2_000_000
+
+
+class CallbacksSettings(_Section):
+    """Which networks may be called besides public ones; http and any port are allowed in them."""
+
+    allow_networks: tuple[str, ...] = ()
+
+    @field_validator("allow_networks")
+    @classmethod
+    def _are_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        for network in networks:
+            ipaddress.ip_network(network)
+        return networks
+
+
+class LogSettings(_Section):
+    """`auto`: JSON when piped, text on a terminal."""
+
+    level: LogLevel = "info"
+    format: LogFormat = "auto"
+
+
+class Origin(Enum):
+    """Where a value came from."""
+
+    DEFAULT = "default"
+    FILE = "file"
+    ENVIRONMENT = "environment"
+    FLAG = "flag"
+
+
+class Settings(BaseSettings):
+    """All settings of a process. Made by `load_settings`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_nested_delimiter=_NESTED, extra="forbid", frozen=True, case_sensitive=False
+    )
+
+    kafka: dict[str, KafkaValue] = Field(default_factory=_local_kafka)
+    database_url: SecretStr | None = None
+    data_dir: Path = Path(".outbox-bridge")
+    insecure_no_auth: bool = False
+    auto_create_groups: bool = True
+    transaction_id_header: bool = True
+    topics: TopicsSettings = TopicsSettings()
+    http: HttpSettings = HttpSettings()
+    limits: LimitsSettings = LimitsSettings()
+    callbacks: CallbacksSettings = CallbacksSettings()
+    log: LogSettings = LogSettings()
+
+    _origins: dict[str, Origin] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The sources are merged before, so that each value's origin is known."""
+        return (init_settings,)
+
+    def origin(self, name: str) -> Origin:
+        """Where a value came from, by its dotted name."""
+        return self._origins.get(name, Origin.DEFAULT)
+
+    def sql_url(self) -> str:
+        """The database's URL; SQLite beside the other data if none was given."""
+        if self.database_url is not None:
+            return self.database_url.get_secret_value()
+        return f"sqlite:///{self.data_dir.absolute() / 'bridge.db'}"
+
+
+@dataclass(frozen=True, slots=True)
+class ShownSetting:
+    """A line of `config show`."""
+
+    name: str
+    value: str
+    origin: Origin
+
+
+def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Settings:
+    """Settings of this process. `flags`: nested like the settings, None where none was given.
+
+    `file` must exist if named; `outbox-bridge.toml` in the working directory is read if it is there.
+    Raises ConfigError, which names the setting.
+    """
+    sources = [
+        (Origin.FILE, _read_file(file)),
+        (Origin.ENVIRONMENT, _read_environment()),
+        (Origin.FLAG, _without_none(flags or {})),
+    ]
+    merged: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    for origin, values in sources:
+        origins |= {name: origin for name, _ in _leaves(values)}
+        merged = _merge(merged, values)
+    try:
+        settings = Settings(**merged)
+    except ValidationError as error:
+        raise ConfigError(_describe(error, origins)) from None
+    settings._origins.update(origins)  # noqa: SLF001 - its own factory
+    _check_exposure(settings)
+    return settings
+
+
+def show_settings(settings: Settings) -> list[ShownSetting]:
+    """Every value with its origin; secrets masked."""
+    return [
+        ShownSetting(name, _mask(name, value), settings.origin(name))
+        for name, value in _leaves(settings.model_dump(mode="python"))
+    ]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_exposure(settings: Settings) -> None:
+    if not settings.insecure_no_auth and not is_loopback(settings.http.host):
+        raise ConfigError(
+            f"http.host {settings.http.host} is reachable from other machines and nothing asks who is calling; "
+            "listen on 127.0.0.1, or allow it with --insecure-no-auth"
+        )
+
+
+def _read_file(file: Path | None) -> dict[str, Any]:
+    path = file or Path(SETTINGS_FILE)
+    if file is None and not path.exists():
+        return {}
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    if isinstance(values.get("kafka"), dict):
+        # librdkafka's names have dots, which TOML takes for tables
+        values["kafka"] = dict(_leaves(values["kafka"]))
+    return values
+
+
+def _read_environment() -> dict[str, Any]:
+    known = _environment_names()
+    for name in os.environ:
+        if name.upper().startswith(ENV_PREFIX) and name.upper() not in known:
+            raise ConfigError(f"unknown environment variable {name}{_nearest(name.upper(), known)}")
+    try:
+        return EnvSettingsSource(Settings)()
+    except SettingsError as error:
+        raise ConfigError(f"environment: {error}") from error
+
+
+def _environment_names() -> set[str]:
+    return {ENV_PREFIX + name.upper().replace(".", _NESTED) for name in _setting_names()}
+
+
+def _setting_names() -> set[str]:
+    """Dotted names of all settings; `kafka` is one."""
+    names = set()
+    for name, field in Settings.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            names |= {f"{name}.{inner}" for inner in section.model_fields}
+        else:
+            names.add(name)
+    return names
+
+
+def _nearest(name: str, known: set[str]) -> str:
+    found = difflib.get_close_matches(name, sorted(known), 1, cutoff=0.5)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _describe(error: ValidationError, origins: Mapping[str, Origin]) -> str:
+    """The first violation, with the name of the setting and where it was set; never its value."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    name = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"unknown setting {name}{_nearest(name, _setting_names())}"
+    origin = next((origin.value for path, origin in origins.items() if name.startswith(path)), Origin.DEFAULT.value)
+    return f"setting {name} ({origin}): {first['msg']}"
+
+
+def _mask(name: str, value: object) -> str:
+    if isinstance(value, SecretStr):
+        return _MASK
+    if name.startswith("kafka.") and any(word in name for word in _SECRET_WORDS):
+        return _MASK
+    return "" if value is None else str(value)
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for name, value in above.items():
+        lower = merged.get(name)
+        both = isinstance(value, Mapping) and isinstance(lower, Mapping)
+        merged[name] = _merge(lower or {}, value) if both else value
+    return merged
+
+
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    pruned = {n: _without_none(v) if isinstance(v, Mapping) else v for n, v in values.items() if v is not None}
+    return {name: value for name, value in pruned.items() if value != {}}

@@ -1,0 +1,104 @@
+"""Strict JSON: what other parsers let pass is refused, and numbers and texts keep the bytes they came with.
+
+Standard parsers take the last of two equal names, accept NaN, and recurse as deep as the sender likes; two
+parsers on one message's way would then read different things.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+
+from api.problems import MALFORMED_JSON, invalid, reject
+
+MAX_DEPTH = 32
+
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_ROUND = bytes.maketrans(b"[]{}", b"()()")
+_WHITESPACE = b" \t\r\n"
+_SPACED = re.compile(rb"[ \t\r\n]")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_BOM = b"\xef\xbb\xbf"
+
+
+class _NotStrict(ValueError):
+    """JSON for others, not for us."""
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise _NotStrict("a name is repeated in one object")
+    return members
+
+
+def _no_constant(word: str) -> object:
+    raise _NotStrict(f"{word} is not JSON")
+
+
+# Numbers stay texts: they are only looked at here, and converting a long one takes quadratic time.
+_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_int=str, parse_float=str, parse_constant=_no_constant)
+
+
+def check_json(raw: bytes) -> None:
+    """Raises Rejected unless `raw` is one strict JSON value whose texts can all be written as UTF-8."""
+    if raw.startswith(_BOM):
+        raise reject(MALFORMED_JSON, "the body begins with a byte order mark")
+    if not _is_shallow(raw):
+        raise reject(MALFORMED_JSON, f"brackets do not match, or are nested deeper than {MAX_DEPTH} levels")
+    try:
+        document = _decoder.decode(raw.decode())
+    except UnicodeDecodeError as error:
+        raise reject(MALFORMED_JSON, f"byte {error.start} is not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise reject(MALFORMED_JSON, f"not JSON at character {error.pos}: {error.msg}") from None
+    except _NotStrict as error:
+        raise reject(MALFORMED_JSON, str(error)) from None
+    if _SURROGATE.search(raw):
+        _check_surrogates(document)
+
+
+def compact_json(raw: bytes) -> bytes:
+    """Valid JSON without the white space between its tokens; every token keeps its bytes."""
+    if _SPACED.search(raw) is None:
+        return raw
+    # Control bytes cannot occur in valid JSON, so they can stand for escapes while texts are told apart.
+    parts = raw.replace(b"\\\\", b"\x01").replace(b'\\"', b"\x02").split(b'"')
+    parts[::2] = [part.translate(None, _WHITESPACE) for part in parts[::2]]
+    return b'"'.join(parts).replace(b"\x02", b'\\"').replace(b"\x01", b"\\\\")
+
+
+def _is_shallow(raw: bytes) -> bool:
+    """Whether brackets outside texts nest at most MAX_DEPTH deep: each pass takes the innermost pairs away."""
+    if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
+        return True
+    outside = b"".join(raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+    brackets = outside.translate(_ROUND, _NOT_BRACKETS)
+    for _ in range(MAX_DEPTH):
+        if not brackets:
+            return True
+        brackets = brackets.replace(b"()", b"")
+    return not brackets
+
+
+def _check_surrogates(document: object) -> None:
+    for pointer, text in _texts(document, ""):
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise invalid(pointer, "a lone surrogate cannot be written as UTF-8")
+
+
+def _texts(node: object, pointer: str) -> Iterator[tuple[str, str]]:
+    """All texts of a document with where they are; a name counts as a text of its member."""
+    if isinstance(node, str):
+        yield pointer, node
+    elif isinstance(node, list):
+        for index, item in enumerate(node):
+            yield from _texts(item, f"{pointer}/{index}")
+    elif isinstance(node, dict):
+        for name, member in node.items():
+            yield pointer, name
+            yield from _texts(member, f"{pointer}/{escape_pointer(name)}")
+
+
+def escape_pointer(name: str) -> str:
+    """A name as a part of a JSON pointer. Source: RFC 6901 section 3."""
+    return name.replace("~", "~0").replace("/", "~1")

@@ -1,0 +1,156 @@
+"""In-memory services behind the HTTP interface: enough of their promises to test the interface alone."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from bridge.core.message import BY_KEY, Message, Receipt
+from bridge.core.record import Act, Resolution
+from bridge.core.transaction import STATE_AFTER, TransactionState
+from bridge.core.transaction_id import digest_bits, make_transaction_id
+from bridge.core.view import MessageSummary, TimelineEvent, TransactionView
+from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, RefusalCode, Refused, Wait
+from bridge.service.operators import Who
+
+BORN_MS = 1_769_860_800_123
+
+
+@dataclass
+class FakeTransactions:
+    """Transactions in a dict. `refusal`: every call is answered with it; `broken`: every call raises it."""
+
+    views: dict[str, TransactionView] = field(default_factory=dict)
+    bodies: dict[str, Sequence[Message]] = field(default_factory=dict)
+    ended: list[EndCall] = field(default_factory=list)
+    acts: list[tuple[str, object, Who]] = field(default_factory=list)
+    refusal: Refused | None = None
+    broken: Exception | None = None
+    gate: asyncio.Event | None = None
+    batches: list[int] = field(default_factory=list)
+
+    async def prepare(
+        self, calls: Sequence[PrepareCall], wait_ms: int = 10_000
+    ) -> list[Prepared | TransactionView | Refused]:
+        """A repeat of a keyed call names the same transaction."""
+        await self._enter()
+        self.batches.append(len(calls))
+        return [self.refusal or self._prepare(call) for call in calls]
+
+    async def end(
+        self, calls: Sequence[EndCall], wait: Wait = Wait.SETTLED, wait_ms: int = 10_000
+    ) -> list[TransactionView | Accepted | Refused]:
+        """The first resolution wins."""
+        await self._enter()
+        self.ended += calls
+        return [self.refusal or self._end(call, wait) for call in calls]
+
+    async def get(self, transaction_id: str) -> TransactionView | Refused:
+        """What is stored."""
+        await self._enter()
+        return self.refusal or self.views.get(transaction_id) or _missing(transaction_id)
+
+    async def get_bodies(self, view: TransactionView) -> Sequence[Message] | Refused | None:
+        """What was prepared."""
+        return self.bodies.get(view.transaction_id)
+
+    async def timeline(self, transaction_id: str) -> list[TimelineEvent] | Refused:
+        """Its birth, a round nobody answered, and where it was published."""
+        view = await self.get(transaction_id)
+        if isinstance(view, Refused):
+            return view
+        return [
+            TimelineEvent(view.born_ms, "prepared", "producer", {"queue_offset": view.queue_offset}),
+            TimelineEvent(view.born_ms + 6_000, "check_unanswered", "check", {"first_ms": BORN_MS, "failure": "refused"}),
+            TimelineEvent(view.born_ms + 9_000, "published", None, {"receipts": [["orders", 0, 7]]}),
+        ]
+
+    async def act(self, transaction_id: str, act: Act, who: Who, wait_ms: int = 10_000) -> TransactionView | Refused:
+        """Only parked transactions can be resumed."""
+        view = await self.get(transaction_id)
+        if isinstance(view, Refused):
+            return view
+        self.acts.append((transaction_id, act, who))
+        if act is Act.RESUME and view.state is not TransactionState.PARKED:
+            return Refused(RefusalCode.NOT_PARKED, "not parked", transaction_id=transaction_id, state=view.state)
+        return view
+
+    async def force(
+        self, transaction_id: str, resolution: Resolution, who: Who, wait_ms: int = 10_000
+    ) -> TransactionView | Refused:
+        """An end by an operator."""
+        self.acts.append((transaction_id, resolution, who))
+        answer = self._end(EndCall(transaction_id, resolution), Wait.SETTLED)
+        assert not isinstance(answer, Accepted)
+        return answer
+
+    async def _enter(self) -> None:
+        if self.broken is not None:
+            raise self.broken
+        if self.gate is not None:
+            await self.gate.wait()
+
+    def _prepare(self, call: PrepareCall) -> Prepared | TransactionView | Refused:
+        key = call.idempotency_key or f"unkeyed {len(self.views)}"
+        bits = digest_bits(call.group, key, call.is_published, call.ordering_key, call.messages)
+        transaction_id = make_transaction_id(1, bits)
+        known = self.views.get(transaction_id)
+        if known is None:
+            known = self._store(transaction_id, call)
+        if known.state is not TransactionState.PREPARED:
+            return known
+        return Prepared(transaction_id, call.group, known.state, BORN_MS, BORN_MS + 6_000, 1, known.queue_offset)
+
+    def _store(self, transaction_id: str, call: PrepareCall) -> TransactionView:
+        summaries = [
+            MessageSummary(m.topic, m.key, None if m.value is None else len(m.value), m.queue_id, m.timestamp_ms)
+            for m in call.messages
+        ]
+        view = TransactionView(
+            transaction_id,
+            call.group,
+            TransactionState.PREPARED,
+            1,
+            len(self.views),
+            BORN_MS,
+            BORN_MS,
+            first_check_ms=BORN_MS + 6_000,
+            next_due_ms=BORN_MS + 6_000,
+            idempotency_key=call.idempotency_key,
+            ordering_key=call.ordering_key,
+            messages=summaries,
+        )
+        self.views[transaction_id] = view
+        self.bodies[transaction_id] = call.messages
+        if call.is_published:
+            self._end(EndCall(transaction_id, Resolution.COMMIT), Wait.SETTLED)
+        return self.views[transaction_id]
+
+    def _end(self, call: EndCall, wait: Wait) -> TransactionView | Accepted | Refused:
+        view = self.views.get(call.transaction_id)
+        if view is None:
+            return _missing(call.transaction_id)
+        if call.group is not None and call.group != view.group:
+            return Refused(RefusalCode.PRODUCER_GROUP_MISMATCH, "another group", transaction_id=call.transaction_id)
+        if call.resolution is not Resolution.UNKNOWN:
+            state = STATE_AFTER[call.resolution]
+            if view.ended_ms is not None and view.state is not state:
+                return Refused(
+                    RefusalCode.ALREADY_RESOLVED, "resolved", transaction_id=call.transaction_id, state=view.state
+                )
+            self.views[call.transaction_id] = view = _ended(view, state)
+        return view if wait is Wait.SETTLED else Accepted(call.transaction_id, call.resolution)
+
+
+def _ended(view: TransactionView, state: TransactionState) -> TransactionView:
+    receipts = [
+        Receipt(summary.topic, max(summary.queue_id, 0) if summary.queue_id != BY_KEY else 0, offset)
+        for offset, summary in enumerate(view.messages)
+    ]
+    is_committed = state is TransactionState.COMMITTED
+    return replace(
+        view, state=state, by="producer", ended_ms=BORN_MS + 50, receipts=receipts if is_committed else (), next_due_ms=None
+    )
+
+
+def _missing(transaction_id: str) -> Refused:
+    return Refused(RefusalCode.UNKNOWN_TRANSACTION, "no such transaction", transaction_id=transaction_id)
