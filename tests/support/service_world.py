@@ -102,6 +102,7 @@ class ServiceWorld:
     directory: GrowingDirectory = field(default_factory=GrowingDirectory)
     random: Random = field(default_factory=lambda: Random(7))
     processes: int = 0
+    projected: dict[int, int] = field(default_factory=dict)  # op offset by queue
 
     @property
     def topics(self) -> InternalTopics:
@@ -183,6 +184,10 @@ class ServiceWorld:
         return list((await self.settlers.memory.store.get(queue, 0, 10_000)).messages)
 
     async def _project_queue(self, queue_id: int) -> None:
+        end = self.settlers.memory.cluster.log.topics[self.topics.op].partitions[queue_id].maximum
+        if self.projected.get(queue_id) == end:
+            return
+        self.projected[queue_id] = end
         log = self.settlers.read_op(queue_id)
         s = log.positions[-1].s if log.positions else 0
         for stored in await self._read_journal(queue_id):

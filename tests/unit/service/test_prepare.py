@@ -1,0 +1,237 @@
+"""Prepare: half messages into the journal."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bridge.core.message import Message
+from bridge.core.record import HalfMessage
+from bridge.core.transaction import TransactionState
+from bridge.core.transaction_id import queue_of
+from bridge.core.view import TransactionView
+from bridge.service.contract import Outcome, PrepareCall, Prepared, RefusalCode, Refused
+from bridge.service.limits import Limits
+from bridge.store.memory.link import Fate, StepKind
+from tests.support.memory_faults import ScriptedFaults
+from tests.support.service_world import make_service_world
+
+
+def test_prepare_is_stored_and_answers_in_order(tmp_path: Path) -> None:
+    """Each call has its answer at its place; what is refused is not appended."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            calls = [world.call(b"1"), world.call(b"2", topic="nowhere"), world.call(None, immunity_s=60)]
+            first, second, third = await api.transactions.prepare(calls)
+            assert isinstance(second, Refused)
+            assert (second.code, second.outcome) == (RefusalCode.UNKNOWN_TOPIC, Outcome.NOT_APPLIED)
+            assert isinstance(first, Prepared)
+            assert isinstance(third, Prepared)
+            now_ms = world.settlers.memory.clock.now_ms()
+            assert first == Prepared(
+                first.transaction_id, "shop", TransactionState.PREPARED, now_ms, now_ms + 6_000, 0, 0
+            )
+            assert (third.queue_offset, third.first_check_ms) == (1, now_ms + 60_000)
+            halves = [record for record in await world.journal() if isinstance(record, HalfMessage)]
+            assert [half.transaction_id for half in halves] == [first.transaction_id, third.transaction_id]
+            assert halves[0].request is None
+
+    world.run(story())
+
+
+def test_order_key_chooses_the_queue(tmp_path: Path) -> None:
+    """Transactions of one effective ordering key are in one queue, which the id names."""
+    world = make_service_world(tmp_path, queues=8)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            calls = [world.call(message_key=b"same")] * 5 + [world.call(message_key=None)] * 20
+            calls += [world.call(message_key=None, ordering_key="same"), world.call(ordering_key="same")]
+            answers = [a for a in await api.transactions.prepare(calls) if isinstance(a, Prepared)]
+            queues = [answer.queue_id for answer in answers]
+            assert queues == [queue_of(answer.transaction_id) for answer in answers]
+            assert len({*queues[:5], *queues[25:]}) == 1
+            assert len(set(queues[5:25])) > 1
+            assert len({answer.transaction_id for answer in answers}) == len(calls)
+
+    world.run(story())
+
+
+@pytest.mark.parametrize(
+    ("members", "code"),
+    [
+        ({"messages": ()}, RefusalCode.INVALID_REQUEST),
+        ({"messages": (Message("orders"),) * 101}, RefusalCode.INVALID_REQUEST),
+        ({"messages": (Message("orders", None, b"x" * (1024 * 1024 + 1)),)}, RefusalCode.MESSAGE_TOO_LARGE),
+        ({"messages": (Message("orders", headers=(("properties", b""),)),)}, RefusalCode.INVALID_REQUEST),
+        ({"messages": (Message("orders", headers=(("transaction-id", b""),)),)}, RefusalCode.INVALID_REQUEST),
+        ({"messages": (Message("orders", headers=(("\ud800", b""),)),)}, RefusalCode.INVALID_REQUEST),
+        ({"messages": (Message("RMQ_SYS_TRANS_OP_HALF_TOPIC"),)}, RefusalCode.RESERVED_TOPIC),
+        ({"ordering_key": "a\x01b"}, RefusalCode.INVALID_REQUEST),
+        ({"ordering_key": "\ud800"}, RefusalCode.INVALID_REQUEST),
+        ({"idempotency_key": "\x02"}, RefusalCode.INVALID_REQUEST),
+        ({"group": "no spaces"}, RefusalCode.INVALID_REQUEST),
+        ({"group": ""}, RefusalCode.INVALID_REQUEST),
+        ({"messages": (Message("orders", None, b"x" * 900_000),) * 8}, RefusalCode.MESSAGE_TOO_LARGE),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(tmp_path: Path, members: dict[str, object], code: RefusalCode) -> None:
+    """Nothing is appended, and the others of the list go on."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            bad = replace(world.call(), **members)  # type: ignore[arg-type]
+            answers = await api.transactions.prepare([bad, world.call()])
+            assert isinstance(answers[0], Refused)
+            assert (answers[0].code, answers[0].outcome) == (code, Outcome.NOT_APPLIED)
+            assert isinstance(answers[1], Prepared)
+            assert len(await world.journal()) == 1
+
+    world.run(story())
+
+
+def test_several_messages_are_one_record(tmp_path: Path) -> None:
+    """A transaction is in the journal whole or not at all, and its bodies can be read back."""
+    world = make_service_world(tmp_path)
+    messages = (Message("orders", b"k", b"\xff", (("a", None),), 2, 5), Message("credits", None, None))
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            [prepared] = await api.transactions.prepare([PrepareCall("shop", messages)])
+            assert isinstance(prepared, Prepared)
+            assert len(await world.journal()) == 1
+            view = await api.transactions.get(prepared.transaction_id)
+            assert isinstance(view, TransactionView)
+            assert await api.transactions.get_bodies(view) == list(messages)
+            moved = replace(view, queue_offset=view.queue_offset + 7)
+            assert await api.transactions.get_bodies(moved) is None
+
+    world.run(story())
+
+
+def test_unknown_groups_are_created_or_refused(tmp_path: Path) -> None:
+    """The first prepare of a group creates it, unless that is switched off."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            await api.transactions.prepare([world.call(group="new")])
+            assert world.directory.get("new") is not None
+        async with world.serving("strict", auto_create_groups=False) as api:
+            [refused, known] = await api.transactions.prepare([world.call(group="newer"), world.call(group="new")])
+            assert isinstance(refused, Refused)
+            assert refused.code is RefusalCode.UNKNOWN_PRODUCER_GROUP
+            assert isinstance(known, Prepared)
+
+    world.run(story())
+
+
+def test_refused_put_is_not_applied(tmp_path: Path) -> None:
+    """The log's own no is a refusal: nothing was written."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            world.settlers.memory.cluster.log.topics[world.topics.half].is_denied = True
+            plain, published = await api.transactions.prepare([world.call(), world.call(is_published=True)])
+            for refused in (plain, published):
+                assert isinstance(refused, Refused)
+                assert (refused.code, refused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
+            assert len(api.waiters) == 0
+
+    world.run(story())
+
+
+def test_lost_answer_is_unknown_with_the_id(tmp_path: Path) -> None:
+    """A put without an answer may be there: the caller hears the id, and finds it."""
+    faults = ScriptedFaults()
+    world = make_service_world(tmp_path, faults=faults)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            faults.give(StepKind.PUT, Fate(answer_ms=None))
+            [refused] = await api.transactions.prepare([world.call()], wait_ms=500)
+            assert isinstance(refused, Refused)
+            assert (refused.code, refused.outcome) == (RefusalCode.OUTCOME_UNKNOWN, Outcome.UNKNOWN)
+            [half] = await world.journal()
+            assert half.transaction_id == refused.transaction_id
+
+    world.run(story())
+
+
+def test_published_answers_with_receipts(tmp_path: Path) -> None:
+    """Prepared and committed in one step; keyed or not, the answer is the settled view."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            calls = [world.call(b"1", is_published=True), world.call(b"2", is_published=True, idempotency_key="k")]
+            for answer in await api.transactions.prepare(calls):
+                assert isinstance(answer, TransactionView)
+                assert (answer.state, answer.by) == (TransactionState.COMMITTED, "producer")
+                assert [receipt.topic for receipt in answer.receipts] == ["orders"]
+            assert sorted(world.settlers.memory.visible("orders"), key=str) == [b"1", b"2"]
+            assert len(api.waiters) == 0
+
+    world.run(story())
+
+
+def test_blocked_publish_is_told(tmp_path: Path) -> None:
+    """A destination that is gone by now: recorded, not published, said so."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling():
+            await api.transactions.prepare([world.call()])
+            world.settlers.memory.cluster.log.delete_topic("orders")
+            [answer] = await api.transactions.prepare([world.call(is_published=True)])
+            assert isinstance(answer, TransactionView)
+            assert (answer.state, answer.blocked, list(answer.receipts)) == (TransactionState.COMMITTED, True, [])
+
+    world.run(story())
+
+
+def test_too_many_pending_are_refused(tmp_path: Path) -> None:
+    """The bound on pending transactions is known from the projection's running totals."""
+    world = make_service_world(tmp_path, limits=Limits(max_pending=0))
+
+    async def story() -> None:
+        async with world.serving() as api:
+            assert await api.ports.door.pending.run_once() == 0
+            [refused] = await api.transactions.prepare([world.call()])
+            assert isinstance(refused, Refused)
+            assert (refused.code, refused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
+
+    world.run(story())
+
+
+def test_sql_down_stops_only_what_needs_it(tmp_path: Path) -> None:
+    """Unkeyed prepares of known groups go on; keyed ones cannot be looked up."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            world.database.is_down = True
+            plain, keyed = await api.transactions.prepare([world.call(), world.call(idempotency_key="k")])
+            assert isinstance(plain, Prepared)
+            assert isinstance(keyed, Refused)
+            assert (keyed.code, keyed.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
+
+    world.run(story())
+
+
+def test_not_heard_is_not_sent(tmp_path: Path) -> None:
+    """Before the op topic's ends are known, nothing that waits for an answer is appended."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        api = world.make_process()
+        plain, published = await api.transactions.prepare([world.call(), world.call(is_published=True)])
+        assert isinstance(plain, Prepared)
+        assert isinstance(published, Refused)
+        assert (published.code, published.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
+
+    world.run(story())

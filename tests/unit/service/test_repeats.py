@@ -1,0 +1,256 @@
+"""Keyed prepares: the same group, key and content are one transaction (design section 4, "Repeats")."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from bridge.core.record import EndRecord, HalfMessage, Resolution
+from bridge.core.transaction import TransactionState
+from bridge.core.view import TransactionView
+from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
+from bridge.store.memory.link import Fate, StepKind
+from tests.support.memory_faults import ScriptedFaults
+from tests.support.service_world import ServiceProcess, ServiceWorld, make_service_world
+
+
+async def prepare(
+    world: ServiceWorld, api: ServiceProcess, value: bytes = b"v", key: str = "key", wait_ms: int = 5_000
+) -> Any:
+    return (await api.transactions.prepare([world.call(value, idempotency_key=key)], wait_ms))[0]
+
+
+async def halves(world: ServiceWorld) -> list[HalfMessage]:
+    return [record for record in await world.journal() if isinstance(record, HalfMessage)]
+
+
+def test_repeat_is_the_same_transaction(tmp_path: Path) -> None:
+    """At once, later, at another process: one id, PREPARED."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with (
+            world.serving() as api,
+            world.serving("other") as other,
+            world.settlers.settling(),
+            world.projecting(),
+        ):
+            answers = await asyncio.gather(*[prepare(world, process) for process in (api, api, other, other)])
+            answers.append(await prepare(world, other))
+            await world.sleep(500)
+            answers.append(await prepare(world, api))
+            assert {type(answer) for answer in answers} == {Prepared}
+            assert len(set(answers)) == 1, "offset and times are those of the first"
+            assert answers[0].state is TransactionState.PREPARED
+
+    world.run(story())
+
+
+def test_repeat_of_an_ended_one_hears_its_end(tmp_path: Path) -> None:
+    """201 only for PREPARED: the local transaction must not run again. Known from settler, then from projection."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            first = await prepare(world, api)
+            [ended] = await api.transactions.end([EndCall(first.transaction_id, Resolution.COMMIT)])
+            assert isinstance(ended, TransactionView)
+            for pause_ms in (0, 200, 200_000):
+                await world.sleep(pause_ms)
+                again = await prepare(world, api)
+                assert isinstance(again, TransactionView)
+                assert (again.state, again.transaction_id) == (TransactionState.COMMITTED, first.transaction_id)
+                assert list(again.receipts) == list(ended.receipts)
+            assert world.settlers.memory.visible("orders") == [b"v"]
+
+    world.run(story())
+
+
+def test_known_and_pending_one_is_only_asked_about(tmp_path: Path) -> None:
+    """Where the projection knows it, its owner is asked for the state as it is; no second half message is written."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            first = await prepare(world, api)
+            await world.sleep(70_000)
+            before = len(await halves(world))
+            assert await prepare(world, api) == first
+            assert len(await halves(world)) == before
+            assert isinstance((await world.journal())[-1], EndRecord)
+
+    world.run(story())
+
+
+def test_other_content_is_refused(tmp_path: Path) -> None:
+    """The same key with other content: known at once in this process, elsewhere from the projection."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            await prepare(world, api)
+            other_kind = await api.transactions.prepare([world.call(idempotency_key="key", is_published=True)])
+            await world.sleep(1_000)
+            async with world.serving("other") as other:
+                for refused in (await prepare(world, api, b"w"), await prepare(world, other, b"w"), *other_kind):
+                    assert isinstance(refused, Refused)
+                    assert refused.code is RefusalCode.IDEMPOTENCY_KEY_REUSED
+                    assert refused.outcome is Outcome.NOT_APPLIED
+                other_group = await other.transactions.prepare([world.call(b"w", group="b", idempotency_key="key")])
+                assert isinstance(other_group[0], Prepared)
+
+    world.run(story())
+
+
+def test_refused_one_does_not_hold_its_key(tmp_path: Path) -> None:
+    """A key whose half message was certainly not written can be used with other content."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        half = world.settlers.memory.cluster.log.topics[world.topics.half]
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            half.is_denied = True
+            refused = await prepare(world, api)
+            assert isinstance(refused, Refused)
+            assert (refused.code, refused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
+            half.is_denied = False
+            assert isinstance(await prepare(world, api, b"w"), Prepared)
+
+    world.run(story())
+
+
+def test_first_try_fetches_the_time(tmp_path: Path) -> None:
+    """Without a known time SEEN is 0, the half message void for everybody, and the second one counts."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            now_ms = world.settlers.memory.clock.now_ms()
+            prepared = await prepare(world, api)
+            assert isinstance(prepared, Prepared)
+            assert [half.seen_ms for half in await halves(world)] == [0, now_ms]
+            assert prepared.queue_offset == 1
+
+    world.run(story())
+
+
+def test_void_twice_is_unknown(tmp_path: Path) -> None:
+    """Frozen for longer than 30 s between look-up and append, twice: 503 unknown, and nothing is pending."""
+    faults = ScriptedFaults()
+    world = make_service_world(tmp_path, faults=faults)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            await api.transactions.prepare([world.call()])
+            for _ in range(2):
+                faults.give(StepKind.PUT, Fate(request_ms=4_000), client="api")
+            # every record of this process arrives when the brokers' clock has gone on by a minute
+            world.settlers.memory.clock.shift_wall_clock(60_000)
+            task = asyncio.create_task(prepare(world, api, wait_ms=9_000))
+            await world.sleep(6_000)
+            world.settlers.memory.clock.shift_wall_clock(60_000)
+            refused = await task
+            assert isinstance(refused, Refused)
+            assert (refused.code, refused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.UNKNOWN)
+            keyed = [half for half in await halves(world) if half.idempotency_key]
+            assert {half.transaction_id for half in keyed} == {refused.transaction_id}
+            assert len(keyed) == 2
+            assert len(api.waiters) == 0
+            assert refused.transaction_id not in world.settlers.read_op().last
+
+    world.run(story())
+
+
+def test_projection_behind_is_not_applied(tmp_path: Path) -> None:
+    """A projection that has not applied the queue's end of a minute ago cannot tell: 503, nothing appended."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling():
+            await api.transactions.prepare([world.call()])
+            before = world.settlers.memory.clock.monotonic_ms()
+            refused = await prepare(world, api)
+            assert isinstance(refused, Refused)
+            assert (refused.code, refused.outcome) == (RefusalCode.PROJECTION_BEHIND, Outcome.NOT_APPLIED)
+            assert world.settlers.memory.clock.monotonic_ms() - before == 2_000
+            assert len(await halves(world)) == 1
+
+    world.run(story())
+
+
+def test_note_of_the_end_serves_for_a_minute(tmp_path: Path) -> None:
+    """A projection that has fallen behind only lately does not stop keyed prepares; after a minute it does."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling():
+            async with world.projecting():
+                assert isinstance(await prepare(world, api, key="1"), Prepared)
+            await world.sleep(59_000)
+            assert isinstance(await prepare(world, api, key="2"), Prepared)
+            await world.sleep(2_000)
+            refused = await prepare(world, api, key="3")
+            assert isinstance(refused, Refused)
+            assert refused.code is RefusalCode.PROJECTION_BEHIND
+            async with world.projecting():
+                assert isinstance(await prepare(world, api, key="3"), Prepared)
+
+    world.run(story())
+
+
+def test_rebuilt_projection_is_not_believed(tmp_path: Path) -> None:
+    """Positions are read with the rows: one that begins again at 0 has forgotten what it knew."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling():
+            async with world.projecting():
+                assert isinstance(await prepare(world, api, key="1"), Prepared)
+                assert isinstance(await prepare(world, api, key="2"), Prepared)
+                await world.sleep(11_000)
+                assert isinstance(await prepare(world, api, key="3"), Prepared)
+                await world.sleep(55_000)
+                assert isinstance(await prepare(world, api, key="4"), Prepared)
+            world.put_position(0, 0)
+            refused = await prepare(world, api, key="5")
+            assert isinstance(refused, Refused)
+            assert refused.code is RefusalCode.PROJECTION_BEHIND
+
+    world.run(story())
+
+
+def test_no_settler_is_unknown_with_the_id(tmp_path: Path) -> None:
+    """Appended, but nobody says that it counts: 504 with the id, no waiter left, and the repeat tells the truth."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            first = await prepare(world, api, wait_ms=1_000)
+            assert isinstance(first, Refused)
+            assert (first.code, first.outcome) == (RefusalCode.OUTCOME_UNKNOWN, Outcome.UNKNOWN)
+            assert len(api.waiters) == 0
+            async with world.settlers.settling(), world.projecting():
+                again = await prepare(world, api)
+                assert isinstance(again, Prepared)
+                assert again.transaction_id == first.transaction_id
+
+    world.run(story())
+
+
+def test_cancelled_prepare_is_whole(tmp_path: Path) -> None:
+    """A caller who goes away while the record is on its way leaves it on its way, and no waiter."""
+    faults = ScriptedFaults()
+    world = make_service_world(tmp_path, faults=faults)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            faults.give(StepKind.PUT, Fate(request_ms=500), client="api")
+            task = asyncio.create_task(api.transactions.prepare([world.call(is_published=True)]))
+            await world.sleep(100)
+            assert len(api.waiters) == 1
+            task.cancel()
+            await asyncio.wait([task])
+            assert len(api.waiters) == 0
+            await world.sleep(1_000)
+            assert len(await world.journal()) == 1
+
+    world.run(story())
