@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import sqlalchemy as sa
+from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from alembic import command
 from bridge.sql.engine import open_migration_engine
 from bridge.sql.errors import SqlUnavailable
 from bridge.sql.translation import RepeatableError, translate_error
