@@ -125,7 +125,9 @@ def act(t: Transaction, record: ActRecord, place: Place) -> Transition:
         replies = _reply(record.request, t.transaction_id, AnswerCode.ALREADY)
         if t.state is not TransactionState.PREPARED:
             return Transition(t, replies)
-        asked = t._replace(next_due_ms=min(t.next_due_ms, place.stored_ms))
+        is_past_first = t.check_times > 0  # before the first answer only the first due time counts
+        due_ms = min(t.next_due_ms, place.stored_ms) if is_past_first else t.next_due_ms
+        asked = t._replace(at=place.offset, next_due_ms=due_ms)
         return Transition(asked, (Schedule(asked), *replies))
     if t.state is not TransactionState.PARKED:
         return Transition(t, _reply(record.request, t.transaction_id, AnswerCode.NOT_PARKED))
