@@ -1,0 +1,56 @@
+"""docker/: what the image and the Compose file run is in the command line. They are not built here."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+
+from api.cli.main import app
+from tests.support.source_tree import ROOT
+
+
+def dockerfile() -> str:
+    return (ROOT / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
+
+
+def bridge_services() -> dict[str, dict[str, Any]]:
+    services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
+    return {name: service for name, service in services.items() if service["image"].startswith("outbox-bridge:")}
+
+
+def commands() -> dict[str, list[str]]:
+    """Every argument list given to the entry point `outbox-bridge`, by where it stands."""
+    by_default = json.loads(re.findall(r"^CMD (\[.*\])$", dockerfile(), re.MULTILINE)[-1])
+    return {"Dockerfile": by_default, **{name: service["command"] for name, service in bridge_services().items()}}
+
+
+@pytest.mark.parametrize("place", sorted(commands()))
+def test_every_command_exists_with_its_options(place: str) -> None:
+    """A renamed option would otherwise be found by the first user of the image."""
+    name, *words = commands()[place]
+    known = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    options = {option for parameter in known.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= options
+
+
+def test_nothing_is_published_beyond_the_hosts_loopback() -> None:
+    """There is no authentication yet, neither in the bridge nor in this Kafka."""
+    services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
+    published = [port for service in services.values() for port in service.get("ports", [])]
+    assert published
+    assert [port for port in published if not port.startswith("127.0.0.1:")] == []
+
+
+def test_image_does_not_run_as_root() -> None:
+    """The last word on the user is a number that is not 0."""
+    assert int(re.findall(r"^USER (\d+)$", dockerfile(), re.MULTILINE)[-1]) > 0
+
+
+def test_image_gets_every_file_its_installation_needs() -> None:
+    """What the Dockerfile copies is let through by .dockerignore."""
+    let_through = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile(), re.MULTILINE)
+    assert {name.rstrip("/") for line in copied for name in line.split()} == let_through
