@@ -1,0 +1,162 @@
+"""Checks and answers on the wire."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge.core.message import Message
+from bridge.core.record import HalfMessage, Resolution
+from bridge.core.transaction import Transaction
+from bridge.settler.observer import Body
+from checker.check_call import Answers, decode_answers, encode_call, make_check, show_time
+
+ASKED = {"tx-a": "1-nonce-a", "tx-b": "2-nonce-b"}
+NOBODY = Answers({}, is_well_formed=False)
+
+
+def answer(*entries: object) -> bytes:
+    return json.dumps({"resolutions": list(entries)}).encode()
+
+
+def entry(transaction_id: str = "tx-a", resolution: object = "COMMIT", **more: object) -> dict[str, object]:
+    made = {"transaction_id": transaction_id, "nonce": ASKED.get(transaction_id, "?"), "resolution": resolution}
+    return made | more
+
+
+def test_call_has_exactly_the_shape_of_the_contract() -> None:
+    """Every member, in its order, nothing else."""
+    transaction = Transaction("tx-a", "orders", 1, 2, 3, check_times=2)
+    half = HalfMessage("tx-a", "orders", 1, 1_750_000_000_123, idempotency_key="k-1")
+    message = Message("orders.created", b"42", b'{"total": 12.50}', [("source", b"shop")])
+    check = make_check(transaction, Body(half, [message]), "r" * 22)
+    assert encode_call("orders", [check]) == (
+        '{"type":"transaction.check","producer_group":"orders","checks":[{"transaction_id":"tx-a","check_number":3,'
+        '"nonce":"3-rrrrrrrrrrrrrrrrrrrrrr","born_time":"2025-06-15T15:06:40.123Z","idempotency_key":"k-1",'
+        '"messages":[{"topic":"orders.created","key":"42","value":{"total": 12.50},"headers":[["source","shop"]]}]}]}'
+    )
+
+
+def test_one_strange_message_does_not_spoil_the_call() -> None:
+    """Bytes that are no text, JSON that is none: the document stays valid."""
+    bodies = [b"\xff\xfe", b'{"a":1,"a":2}', b'["\\ud800"]', b"[" * 5_000, None, b""]
+    transaction = Transaction("tx-a", "g", 1, 2, 3)
+    half = HalfMessage("tx-a", "g", len(bodies), 0)
+    check = make_check(transaction, Body(half, [Message("t", None, body) for body in bodies]), "r" * 22)
+    shown = json.loads(encode_call("g", [check, check]))
+    assert len(shown["checks"][0]["messages"]) == len(bodies)
+
+
+@pytest.mark.parametrize("time_ms", [-5, 0, 10**18])
+def test_times_out_of_range_are_shown_as_the_nearest(time_ms: int) -> None:
+    """A clock gone wrong at the producer's side spoils no round."""
+    assert show_time(time_ms).endswith("Z")
+
+
+def test_known_words_and_numbers_count() -> None:
+    """COMMIT, ROLLBACK, UNKNOWN and RocketMQ's 8, 12, 0."""
+    for said, meant in [("COMMIT", 8), ("ROLLBACK", 12), ("UNKNOWN", 0), (8, 8), (12, 12), (0, 0)]:
+        assert decode_answers(answer(entry(resolution=said)), ASKED).resolutions == {"tx-a": Resolution(meant)}
+
+
+@pytest.mark.parametrize(
+    "word", ["commit", "Commit", " COMMIT", "COMMITTED", "", 1, -8, 8.0, False, True, None, [8], {}]
+)
+def test_unknown_words_are_no_answer_for_that_one(word: object) -> None:
+    """And leave the other alone."""
+    answers = decode_answers(answer(entry(resolution=word), entry("tx-b", "ROLLBACK")), ASKED)
+    assert answers == Answers({"tx-b": Resolution.ROLLBACK}, strange=1)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        entry(nonce="2-nonce-b"),
+        entry(nonce=None),
+        entry(more=1),
+        {"transaction_id": "tx-a", "resolution": "COMMIT"},
+        {"transaction_id": "tx-a", "nonce": "1-nonce-a"},
+        entry("tx-other"),
+        entry() | {"transaction_id": ["tx-a"]},
+        "tx-a",
+        None,
+        [],
+        7,
+    ],
+)
+def test_entries_of_another_shape_are_no_answer(broken: object) -> None:
+    """Other id, other nonce, missing or further members."""
+    answers = decode_answers(answer(broken, entry("tx-b")), ASKED)
+    assert answers == Answers({"tx-b": Resolution.COMMIT}, strange=1)
+
+
+def test_a_transaction_named_twice_is_not_answered() -> None:
+    """Not even when both say the same: nobody knows what was meant."""
+    assert decode_answers(answer(entry(), entry(resolution="ROLLBACK")), ASKED).resolutions == {}
+    assert decode_answers(answer(entry(), entry(), entry()), ASKED).resolutions == {}
+
+
+def test_left_out_is_not_answered() -> None:
+    """An empty list is well formed and answers nobody."""
+    assert decode_answers(answer(), ASKED) == Answers({})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>200 OK</html>",
+        b"null",
+        b"[]",
+        b'"COMMIT"',
+        b"{}",
+        b'{"resolutions":{}}',
+        b'{"resolutions":null}',
+        b'{"resolutions":[],"more":1}',
+        b'{"resolutions":[],"resolutions":[]}',
+        b'{"resolutions":[{"transaction_id":"tx-a","transaction_id":"tx-a","nonce":"1-nonce-a","resolution":"COMMIT"}]}',
+        b'{"resolutions":[]} x',
+        b'{"resolutions":[NaN]}',
+        b"\xef\xbb\xbf" + b'{"resolutions":[]}',
+        b'{"resolutions":["\xff"]}',
+        '{"resolutions":[]}'.encode("utf-16"),
+        b"[" * 60_000,
+        b'{"resolutions":[' + b"9" * 5_000 + b"]}",
+    ],
+)
+def test_bodies_of_another_shape_answer_nobody(body: bytes) -> None:
+    """HTML, nothing, wrong JSON, duplicate keys."""
+    assert decode_answers(body, ASKED) == NOBODY
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["tx-a", "1-nonce-a", "COMMIT", "transaction_id"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["transaction_id", "nonce", "resolution", "resolutions"]), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None)
+@given(JSON)
+def test_no_document_answers_by_accident(document: object) -> None:
+    """Never raises; what counts names a transaction asked about, with its nonce and a known word."""
+    answers = decode_answers(json.dumps(document).encode(), ASKED)
+    for transaction_id, resolution in answers.resolutions.items():
+        assert isinstance(document, dict)
+        assert any(
+            said["transaction_id"] == transaction_id and said["nonce"] == ASKED[transaction_id]
+            for said in document["resolutions"]
+            if isinstance(said, dict) and said.keys() == {"transaction_id", "nonce", "resolution"}
+        )
+        assert resolution in set(Resolution)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200))
+def test_no_bytes_raise(body: bytes) -> None:
+    """Whatever an endpoint sends."""
+    assert decode_answers(body, ASKED).resolutions == {}

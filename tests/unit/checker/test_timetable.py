@@ -1,0 +1,327 @@
+"""Due times: order, waiting for the reader, laziness of deletion."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge.core.config import CheckTimes
+from bridge.core.transaction import MAX_CHECKS, MAX_LIFE, NO_ENDPOINT, Transaction
+from checker.lanes import Moment
+from checker.timetable import Ask, Taken, Timetable
+
+TIMES = CheckTimes()
+T0 = 1_000_000
+FIRST = T0 + 6_000
+DAY = 86_400_000
+
+
+def make_table(times: CheckTimes = TIMES) -> Timetable:
+    return Timetable(lambda group: times, report_wait_ms=30_000, max_lag_ms=15_000)
+
+
+def make_transaction(name: str, due_ms: int = FIRST, group: str = "g", **members: Any) -> Transaction:
+    """A new half message, unless `members` say otherwise."""
+    made = Transaction(name, group, half=5, appended_ms=T0, okey=0, at=5, since_ms=T0, next_due_ms=due_ms)
+    return made._replace(**members)
+
+
+def at(now_ms: int, read_ms: int | None = None, monotonic_ms: int = 10**9) -> Moment:
+    return Moment(now_ms, now_ms if read_ms is None else read_ms, monotonic_ms)
+
+
+def take(table: Timetable, moment: Moment, most: int = 100, group: str = "g") -> Taken:
+    return table.take(group, lambda queue_id: moment, most)
+
+
+def names(asks: Sequence[Ask]) -> list[str]:
+    return [ask.transaction.transaction_id for ask in asks]
+
+
+def table_with(*transactions: Transaction, times: CheckTimes = TIMES) -> Timetable:
+    table = make_table(times)
+    table.add_queue(0, transactions)
+    assert table.sort(1_000_000) == 0
+    return table
+
+
+def test_nothing_before_the_first_due_time() -> None:
+    """No check before append time + timeout (K)."""
+    table = table_with(make_transaction("a"))
+    assert take(table, at(FIRST - 1)).asks == []
+    assert names(take(table, at(FIRST)).asks) == ["a"]
+
+
+def test_longest_due_first_up_to_the_batch_size() -> None:
+    """A batch takes what has waited longest; the rest is left for the next."""
+    table = table_with(*[make_transaction(f"{i}", FIRST + i) for i in (3, 1, 2, 0)])
+    first = take(table, at(FIRST + 9), most=3)
+    assert (names(first.asks), first.is_more) == (["0", "1", "2"], True)
+    assert names(take(table, at(FIRST + 9)).asks) == ["3"]
+
+
+def test_queue_must_be_read_past_the_due_time() -> None:
+    """Nobody is asked about what may already be decided."""
+    table = table_with(make_transaction("a"))
+    behind = take(table, at(FIRST + 10, read_ms=FIRST - 1))
+    assert (behind.asks, behind.unread) == ([], [0])
+    assert names(take(table, at(FIRST + 10, read_ms=FIRST)).asks) == ["a"]
+
+
+def test_lagging_reader_stops_old_dues_too() -> None:
+    """A due time passed long ago says nothing while the settler lags now."""
+    table = table_with(make_transaction("a"))
+    assert take(table, at(FIRST + 20_000, read_ms=FIRST + 4_999)).unread == [0]
+    assert names(take(table, at(FIRST + 20_000, read_ms=FIRST + 5_000)).asks) == ["a"]
+
+
+def test_first_check_of_a_live_half_message_waits_by_the_monotonic_clock_too() -> None:
+    """A jump of Kafka's time makes nothing due; both conditions hold."""
+    table = make_table()
+    table.add_queue(0, [])
+    table.set_prepared(0, [make_transaction("a")], read_monotonic_ms=500)
+    jumped = FIRST + 3_600_000
+    assert take(table, at(jumped, monotonic_ms=6_499)).asks == []
+    assert take(table, at(jumped, monotonic_ms=6_500)).asks == []  # put off by one more millisecond of Kafka's time
+    assert names(take(table, at(jumped + 1, monotonic_ms=6_501)).asks) == ["a"]
+
+
+def test_only_new_half_messages_wait_so() -> None:
+    """A resumed or counted transaction is due by Kafka's time alone."""
+    table = make_table()
+    table.add_queue(0, [])
+    resumed = make_transaction("a", T0 + DAY, at=99, since_ms=T0 + DAY)
+    table.set_prepared(0, [resumed], read_monotonic_ms=0)
+    assert names(take(table, at(T0 + DAY, monotonic_ms=0)).asks) == ["a"]
+
+
+def test_in_flight_is_never_taken_twice() -> None:
+    """Not by another report, not after the queue was let go and taken again."""
+    table = table_with(make_transaction("a"))
+    (ask,) = take(table, at(FIRST)).asks
+    table.set_prepared(0, [make_transaction("a")], 0)
+    assert take(table, at(FIRST + DAY // 2)).asks == []
+    table.drop_queue(0)
+    table.add_queue(0, [make_transaction("a")])
+    table.sort(10)
+    assert take(table, at(FIRST + DAY // 2)).asks == []
+    table.set_unanswered(ask, FIRST + 30_000, found_no_endpoint=False)
+    assert names(take(table, at(FIRST + 30_000)).asks) == ["a"]
+
+
+def test_answered_waits_for_the_settler_but_not_for_ever() -> None:
+    """An appended answer is not asked for again before a report, or 30 s."""
+    table = table_with(make_transaction("a"))
+    (ask,) = take(table, at(FIRST)).asks
+    table.set_answered(ask, FIRST + 100)
+    table.set_prepared(0, [make_transaction("a")], 0)  # an operator's act, read before the answer
+    assert take(table, at(FIRST + 30_099)).asks == []
+    assert names(take(table, at(FIRST + 30_100)).asks) == ["a"]
+
+
+def test_report_of_a_counted_answer_sets_the_next_time() -> None:
+    """UNKNOWN counted: asked again when the settler says."""
+    table = table_with(make_transaction("a"))
+    (ask,) = take(table, at(FIRST)).asks
+    table.set_answered(ask, FIRST)
+    table.set_prepared(0, [make_transaction("a", FIRST + 45_000, check_times=1, at=9)], 0)
+    assert take(table, at(FIRST + 44_999)).asks == []
+    (again,) = take(table, at(FIRST + 45_000)).asks
+    assert again.transaction.check_times == 1
+
+
+def test_report_may_come_before_the_answer_has_landed() -> None:
+    """A fast settler reports while the put has not returned: its due time holds."""
+    table = table_with(make_transaction("a"))
+    (ask,) = take(table, at(FIRST)).asks
+    table.set_prepared(0, [make_transaction("a", FIRST + 10_000, check_times=1, at=9)], 0)
+    table.set_answered(ask, FIRST)
+    assert names(take(table, at(FIRST + 10_000)).asks) == ["a"]
+
+
+def test_ended_while_in_flight_is_forgotten() -> None:
+    """Landing what has ended changes nothing."""
+    table = table_with(make_transaction("a"))
+    (ask,) = take(table, at(FIRST)).asks
+    assert table.is_pending(ask)
+    table.set_ended(0, ["a"])
+    assert not table.is_pending(ask)
+    table.set_answered(ask, FIRST)
+    assert (table.count_pending(), table.in_flight) == (0, 0)
+
+
+def test_exhausted_is_parked_at_its_next_due_time() -> None:
+    """After the maximum of answered checks."""
+    table = table_with(make_transaction("a", check_times=15))
+    assert take(table, at(FIRST - 1)).parks == {}
+    assert take(table, at(FIRST)).parks == {0: {"a": MAX_CHECKS}}
+    assert take(table, at(FIRST + 29_999)).parks == {}
+    assert take(table, at(FIRST + 30_000)).parks == {0: {"a": MAX_CHECKS}}  # the settler said nothing
+
+
+def test_old_transactions_are_asked_before_they_are_parked() -> None:
+    """Nothing is parked for its age before this owner has asked."""
+    table = table_with(make_transaction("a"))
+    late = FIRST + 2 * DAY
+    taken = take(table, at(late))
+    assert (names(taken.asks), taken.parks) == (["a"], {})
+    table.set_unanswered(taken.asks[0], late + 30_000, found_no_endpoint=False)
+    assert take(table, at(late)).parks == {0: {"a": MAX_LIFE}}
+
+
+def test_life_end_comes_before_the_next_try() -> None:
+    """Parked when life ends, not an interval later; NO_ENDPOINT if the last round found none."""
+    times = CheckTimes(max_lifetime_ms=20_000)
+    table = table_with(make_transaction("a"), make_transaction("b"), times=times)
+    first, second = take(table, at(FIRST)).asks
+    table.set_unanswered(first, FIRST + 30_000, found_no_endpoint=True)
+    table.set_unanswered(second, FIRST + 30_000, found_no_endpoint=False)
+    assert take(table, at(T0 + 19_999)).parks == {}
+    parks = {first.transaction.transaction_id: NO_ENDPOINT, second.transaction.transaction_id: MAX_LIFE}
+    assert take(table, at(T0 + 20_000)).parks == {0: parks}
+
+
+def test_answered_is_not_parked_while_its_answer_is_unread() -> None:
+    """Its life may end between the answer and its being read."""
+    table = table_with(make_transaction("a"), times=CheckTimes(max_lifetime_ms=6_500))
+    (ask,) = take(table, at(FIRST)).asks
+    table.set_answered(ask, FIRST + 100)
+    assert take(table, at(FIRST + 20_000)).parks == {}
+
+
+def test_not_asked_is_not_a_round() -> None:
+    """A postponed transaction has had no round, so its life's end does not park it."""
+    table = table_with(make_transaction("a"), times=CheckTimes(max_lifetime_ms=6_500))
+    (ask,) = take(table, at(FIRST)).asks
+    table.set_postponed(ask, FIRST + 5_000, was_tried=False)
+    taken = take(table, at(FIRST + 5_000))
+    assert (names(taken.asks), taken.parks) == (["a"], {})
+
+
+def test_longer_life_puts_parking_off() -> None:
+    """A setting that was raised meanwhile holds; nothing spins."""
+    settings = [CheckTimes(max_lifetime_ms=20_000)]
+    table = Timetable(lambda group: settings[0], report_wait_ms=30_000, max_lag_ms=15_000)
+    table.add_queue(0, [make_transaction("a")])
+    table.sort(10)
+    (ask,) = take(table, at(FIRST)).asks
+    table.set_unanswered(ask, FIRST + 30_000, found_no_endpoint=False)
+    settings[0] = TIMES
+    taken = take(table, at(T0 + 20_000))
+    assert (names(taken.asks), taken.parks) == (["a"], {})
+
+
+def test_groups_do_not_stand_between_each_other() -> None:
+    """One group's backlog is not walked for another's work (B)."""
+    table = table_with(*[make_transaction(f"x{i}", group="big") for i in range(5_000)], make_transaction("a"))
+    assert names(take(table, at(FIRST), most=1).asks) == ["a"]
+
+
+def test_wake_names_groups_at_rest_once() -> None:
+    """A group is woken when its first due time comes, and again only after it rested."""
+    table = table_with(make_transaction("a"), make_transaction("b", FIRST + 500))
+    assert table.wake(0, FIRST - 1) == set()
+    assert table.next_front_ms(0) == FIRST
+    assert table.wake(0, FIRST) == {"g"}
+    assert table.wake(0, FIRST) == set()
+    take(table, at(FIRST))
+    table.rest("g")
+    assert table.wake(0, FIRST + 499) == set()
+    assert table.wake(0, FIRST + 500) == {"g"}
+
+
+def test_earlier_time_wakes_earlier() -> None:
+    """An operator asks now."""
+    table = table_with(make_transaction("a", FIRST + 60_000))
+    table.set_prepared(0, [make_transaction("a", FIRST)], 0)
+    assert table.wake(0, FIRST) == {"g"}
+    assert names(take(table, at(FIRST)).asks) == ["a"]
+
+
+def test_ended_ones_leave_no_trace_for_long() -> None:
+    """What ended before it was due is dropped in bulk, not kept until then."""
+    table = make_table()
+    table.add_queue(0, [])
+    for start in range(0, 50_000, 100):
+        batch = [make_transaction(f"{i}", FIRST + DAY) for i in range(start, start + 100)]
+        table.set_prepared(0, batch, 0)
+        table.set_ended(0, [t.transaction_id for t in batch])
+    lane = table._tables[0]._lanes["g"]
+    assert (lane.live, len(lane.heap) <= 1_024) == (0, True)
+
+
+def test_sorting_a_new_queue_is_done_in_steps() -> None:
+    """The oldest first; what ends or changes meanwhile is not brought back."""
+    table = make_table()
+    table.add_queue(0, [make_transaction(f"{i}", FIRST + i) for i in range(5)])
+    assert table.sort(2) == 3
+    table.set_ended(0, ["2"])
+    table.set_prepared(0, [make_transaction("3", FIRST + DAY, at=9)], 0)
+    assert table.count_pending() == 4
+    assert names(take(table, at(FIRST + 9)).asks) == ["0", "1"]
+    assert table.sort(10) == 0
+    assert names(take(table, at(FIRST + 9)).asks) == ["4"]
+
+
+def test_stale_heads_do_not_make_a_long_step() -> None:
+    """A step is bounded even when everything in the heap has ended."""
+    table = table_with(*[make_transaction(f"{i}", FIRST + i) for i in range(6_000)])
+    table.set_ended(0, [f"{i}" for i in range(2_900)])
+    first = take(table, at(FIRST + 9_000), most=10)
+    assert first.is_more
+
+
+def test_unknown_queue_is_ignored() -> None:
+    """Reports may cross with a release."""
+    table = make_table()
+    table.set_prepared(7, [make_transaction("a")], 0)
+    table.set_ended(7, ["a"])
+    table.drop_queue(7)
+    assert table.count_pending() == 0
+
+
+def test_due_count_walks_only_through_what_is_due() -> None:
+    """The gauge is bounded."""
+    table = table_with(*[make_transaction(f"{i}", FIRST + i) for i in range(1_000)])
+    assert table.count_due(lambda queue_id: FIRST + 99, 10_000) == 100
+    assert table.count_due(lambda queue_id: FIRST + 999, 50) == 50
+
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["prepare", "end", "take", "answer", "miss"]), st.integers(0, 5), st.integers(0, 3_000)),
+    max_size=60,
+)
+
+
+@settings(deadline=None)
+@given(EVENTS)
+def test_takes_exactly_what_a_plain_list_would(events: Sequence[tuple[str, int, int]]) -> None:
+    """Heaps with lazy deletion give what a search through everything gives."""
+    table = table_with()
+    due: dict[str, int] = {}
+    flying: dict[str, Ask] = {}
+    now = FIRST
+    for event, number, step in events:
+        name = f"{number}"
+        if event == "prepare" and name not in flying:
+            due[name] = now + step
+            table.set_prepared(0, [make_transaction(name, now + step, at=9)], 0)
+        elif event == "end":
+            due.pop(name, None)
+            table.set_ended(0, [name])
+        elif event == "take":
+            now += step
+            taken = take(table, at(now)).asks
+            assert set(names(taken)) == {n for n, due_ms in due.items() if due_ms <= now and n not in flying}
+            flying |= {ask.transaction.transaction_id: ask for ask in taken}
+        elif event in {"answer", "miss"} and name in flying:
+            ask = flying.pop(name)
+            later = now + (30_000 if event == "answer" else step)
+            if event == "answer":
+                table.set_answered(ask, now)
+            else:
+                table.set_unanswered(ask, later, found_no_endpoint=False)
+            if name in due:
+                due[name] = later
+        assert table.in_flight == len(flying)
