@@ -48,6 +48,16 @@ async def test_second_member_waits_for_the_release() -> None:
     assert (owned(first), owned(second)) == ({0, 1}, {2, 3})
 
 
+async def test_leaving_hands_over_at_once() -> None:
+    """Who leaves does not make others wait for a session to run out, not even a millisecond."""
+    world = make_world()
+    _, first = join(world, "first")
+    _, second = join(world, "second")
+    await first.close()
+    assert await second.next_change() == GroupChange(frozenset({0, 1, 2, 3}), NOTHING, NOTHING)
+    assert world.clock.monotonic_ms() == 0
+
+
 @pytest.mark.parametrize("members", [2, 3, 4, 5, 7])
 async def test_queues_are_shared_evenly_whatever_the_order(members: int) -> None:
     """Every queue has one owner, and nobody has two more than another; so it stays when all but one leave."""
