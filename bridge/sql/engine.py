@@ -24,6 +24,13 @@ from bridge.sql.translation import RepeatableError, translate_error
 T = TypeVar("T")
 
 _ATTEMPTS = 5
+_PRAGMAS = (
+    "journal_mode=WAL",
+    "synchronous=NORMAL",
+    "foreign_keys=ON",
+    "cache_size=-32768",
+    "wal_autocheckpoint=8000",  # pages: copying them back less often made the projector a fifth faster
+)
 _PROGRESS_STEPS = 20_000  # of SQLite's machine between two looks at the clock: about 1 ms
 
 
@@ -171,7 +178,7 @@ def _make_sqlite_engine(url: URL, config: SqlConfig, *, is_reader: bool) -> Engi
         dbapi.isolation_level = None  # BEGIN is ours: sqlite3 would begin late and not for reads
         cursor = dbapi.cursor()
         cursor.execute(f"PRAGMA busy_timeout={config.statement_timeout_ms}")
-        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "cache_size=-32768"):
+        for pragma in _PRAGMAS:
             cursor.execute(f"PRAGMA {pragma}")
         if is_reader:
             cursor.execute("PRAGMA query_only=ON")

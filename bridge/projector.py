@@ -1,0 +1,334 @@
+"""The projector: follows journal and op topic and keeps the projection in SQL. Off the settler's path.
+
+One works, under a lease; others stand by. Two at once are harmless: positions move by compare-and-set in
+the SQL transaction of the rows, and who loses reads them again (design section 9).
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import structlog
+
+from bridge.clock import Clock
+from bridge.core.errors import ConfigError, QueueHalted, StoreError
+from bridge.core.message import MessageQueue
+from bridge.core.topics import InternalTopics
+from bridge.sql.chunking import JournalBuffer, OpBuffer, Quarantined, next_chunk
+from bridge.sql.engine import Database
+from bridge.sql.errors import SqlUnavailable
+from bridge.sql.fold import TimesOf
+from bridge.sql.leases import release_lease, take_lease
+from bridge.sql.positions import AppliedPosition, LogIdentity, begin_position, read_position
+from bridge.sql.projection import Chunk, apply_chunk
+from bridge.sql.purge import purge
+from bridge.store.message_store import MessageStore, OwnerStore, QueueReader, TopicAdmin
+
+_LOG = structlog.get_logger()
+_LEASE = "projector"
+_DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectorConfig:
+    """Bounds and rhythms. `min_interval_ms` between two small SQL transactions of a queue, so that they grow."""
+
+    max_read_records: int = 1_000
+    max_wait_ms: int = 500
+    max_waiting_records: int = 20_000
+    min_interval_ms: int = 20
+    lease_ms: int = 5_000
+    retry_ms: int = 1_000
+    purge_after_ms: int = 7 * _DAY_MS
+    purge_interval_ms: int = 5_000
+    max_purge_rows: int = 2_000
+
+    def __post_init__(self) -> None:
+        if self.purge_after_ms < _DAY_MS:
+            raise ConfigError("purge_after_ms must be at least a day: repeats are recognised as long as rows are kept")
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectorPorts:
+    """What a projector works with. `times_of`: check times of a group, to show the first check."""
+
+    owners: OwnerStore
+    store: MessageStore
+    admin: TopicAdmin
+    database: Database
+    clock: Clock
+    times_of: TimesOf
+
+
+class RunResult(NamedTuple):
+    """What one pass over all queues did."""
+
+    prepared: int = 0
+    moved: int = 0
+    quarantined: int = 0
+
+
+class PositionMoved(Exception):
+    """Another projector applied a chunk of this queue; nothing was applied here."""
+
+
+class QueueFollower:
+    """Follows one queue from the position in SQL. After any error: close it and open another."""
+
+    def __init__(self, queue_id: int, topics: InternalTopics, ports: ProjectorPorts, config: ProjectorConfig) -> None:
+        self._queue_id = queue_id
+        self._topics = topics
+        self._ports = ports
+        self._config = config
+        self._readers = AsyncExitStack()
+        self.newest_ms = 0  # Kafka's time of what was applied last
+
+    async def open(self) -> None:
+        """Finds the position, or begins at the logs' beginning. Raises QueueHalted if it is another log's."""
+        identity = await self._identify()
+        known = await self._ports.database.read(partial(read_position, queue_id=self._queue_id))
+        if known is None:
+            known = await self._begin(identity)
+        self.position, recorded = known
+        if recorded != identity:
+            raise QueueHalted("the projection belongs to other topics: run `outbox-bridge projection rebuild`")
+        self._journal = JournalBuffer(self.position.journal_next, self._config.max_waiting_records)
+        self._ops = OpBuffer(self.position.op_next, self._config.max_waiting_records)
+        self._journal_reader = await self._open_reader(self._topics.half, self.position.journal_next)
+        self._op_reader = await self._open_reader(self._topics.op, self.position.op_next)
+
+    async def close(self) -> None:
+        """Gives the readers back."""
+        await self._readers.aclose()
+
+    async def step(self, max_wait_ms: int) -> RunResult | None:
+        """Reads and applies at most one chunk; None if there was nothing to apply yet.
+
+        Raises StoreError, SqlUnavailable, PositionMoved, and QueueHalted where an operator, or a newer
+        release, is needed.
+        """
+        quarantined = await self._read_ops(max_wait_ms) + await self._read_journal()
+        for record in quarantined:
+            _LOG.warning("record_quarantined", queue=self._queue_id, offset=record.offset, reason=record.reason)
+        chunk = next_chunk(self._queue_id, self.position, self._journal, self._ops)
+        if chunk is None:
+            halted = self._journal.halted or self._ops.halted
+            if halted is not None:
+                raise QueueHalted(halted)
+            return RunResult(quarantined=len(quarantined)) if quarantined else None
+        return await self._apply(chunk, len(quarantined))
+
+    async def _apply(self, chunk: Chunk, quarantined: int) -> RunResult:
+        work = partial(apply_chunk, chunk=chunk, times_of=self._ports.times_of)
+        result = await self._ports.database.run(work)
+        if result is None:
+            raise PositionMoved
+        for offset, reason in result.quarantined:
+            _LOG.warning("record_quarantined", queue=self._queue_id, offset=offset, reason=reason)
+        self.position = chunk.after
+        if chunk.ops:
+            self.newest_ms = max(self.newest_ms, chunk.ops[-1].stored_ms)
+        return RunResult(result.prepared, result.moved, quarantined + len(result.quarantined))
+
+    async def _read_ops(self, max_wait_ms: int) -> list[Quarantined]:
+        if self._ops.halted is not None or self._ops.is_overfull or self._ops.groups:
+            return []
+        result = await self._op_reader.get(self._config.max_read_records, max_wait_ms)
+        return self._ops.add(result.messages, result.next_begin_offset)
+
+    async def _read_journal(self) -> list[Quarantined]:
+        """Reads on until every position that is known is covered, as far as there is room."""
+        quarantined: list[Quarantined] = []
+        journal, groups = self._journal, self._ops.groups
+        while groups and journal.next_offset < groups[-1].s and not journal.is_full and journal.halted is None:
+            before = journal.next_offset
+            result = await self._journal_reader.get(self._config.max_read_records, 100)
+            quarantined += journal.add(result.messages, result.next_begin_offset)
+            if journal.next_offset == before:
+                break  # not here yet
+        return quarantined
+
+    async def _begin(self, identity: LogIdentity) -> tuple[AppliedPosition, LogIdentity]:
+        journal, op = [
+            await self._ports.store.get_offsets(MessageQueue(topic, self._queue_id))
+            for topic in (self._topics.half, self._topics.op)
+        ]
+        # s is 0 until a position is read: not even an empty journal says that nothing is pending
+        start = AppliedPosition(0, journal.minimum, op.minimum)
+        await self._ports.database.run(
+            partial(begin_position, queue_id=self._queue_id, position=start, identity=identity)
+        )
+        known = await self._ports.database.read(partial(read_position, queue_id=self._queue_id))
+        if known is None:
+            raise PositionMoved
+        return known
+
+    async def _identify(self) -> LogIdentity:
+        names = (self._topics.half, self._topics.op)
+        cluster = await self._ports.admin.describe_cluster()
+        found = await self._ports.admin.describe_topics(names)
+        journal, op = [found[name] for name in names]
+        if journal is None or op is None:
+            raise QueueHalted("an internal topic is missing")
+        return LogIdentity(cluster.cluster_id, journal.topic_id, op.topic_id)
+
+    async def _open_reader(self, topic: str, offset: int) -> QueueReader:
+        reader = self._ports.owners.open_reader(MessageQueue(topic, self._queue_id), offset)
+        self._readers.push_async_callback(reader.close)
+        return reader
+
+
+class Projector:
+    """Keeps the projection of all queues. `halted`: queues that cannot go on, with the reason: not ready."""
+
+    def __init__(
+        self, topics: InternalTopics, owner: str, ports: ProjectorPorts, config: ProjectorConfig | None = None
+    ) -> None:
+        self._topics = topics
+        self._owner = owner
+        self._ports = ports
+        self._config = config or ProjectorConfig()
+        self._followers: dict[int, QueueFollower] = {}
+        self._halted: dict[int, str] = {}
+        self._stopping = asyncio.Event()
+        self.is_active = False
+        self.quarantined = 0
+
+    @property
+    def halted(self) -> Mapping[int, str]:
+        """Queues that need an operator or a newer release."""
+        return self._halted
+
+    def stop(self) -> None:
+        """Lets `run_forever` end soon."""
+        self._stopping.set()
+
+    async def run_once(self, max_wait_ms: int = 0) -> RunResult:
+        """One step of each queue; what they did together. Raises what a step raises, that queue begun anew."""
+        results = [await self._step(queue_id, max_wait_ms) for queue_id in range(self._topics.queues)]
+        return RunResult(*[sum(numbers) for numbers in zip(*[r or RunResult() for r in results], strict=True)])
+
+    async def run_forever(self) -> None:
+        """Works whenever it has the lease, until it is stopped."""
+        working = asyncio.ensure_future(self._run())
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (working, stopping):
+                task.cancel()
+            await asyncio.gather(working, stopping, return_exceptions=True)
+            await self.close()
+
+    async def close(self) -> None:
+        """Gives readers and lease back."""
+        for queue_id in list(self._followers):
+            await self._drop(queue_id)
+        try:
+            await self._ports.database.run(partial(release_lease, name=_LEASE, owner=self._owner))
+        except SqlUnavailable:
+            _LOG.info("lease_left_to_expire", owner=self._owner)
+
+    async def hold_lease(self) -> bool:
+        """Takes or renews the lease; False if another projector works."""
+        now_ms, lease_ms = self._ports.clock.now_ms(), self._config.lease_ms
+        take = partial(take_lease, name=_LEASE, owner=self._owner, now_ms=now_ms, lease_ms=lease_ms)
+        self.is_active = await self._ports.database.run(take)
+        return self.is_active
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                if await self.hold_lease():
+                    _LOG.info("projector_active", owner=self._owner)
+                    await self._work()
+            except SqlUnavailable as error:
+                _LOG.warning("projector_waits", reason=str(error))
+            self.is_active = False
+            await self._ports.clock.sleep_ms(self._config.lease_ms // 3)
+
+    async def _work(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(self._follow(queue_id)) for queue_id in range(self._topics.queues)]
+            running.append(tasks.create_task(self._purge_forever()))
+            await self._keep_lease()
+            for task in running:
+                task.cancel()
+
+    async def _keep_lease(self) -> None:
+        """Returns when another projector has the lease."""
+        is_held = True
+        while is_held:
+            await self._ports.clock.sleep_ms(self._config.lease_ms // 3)
+            try:
+                is_held = await self.hold_lease()
+            except SqlUnavailable as error:
+                _LOG.warning("lease_not_renewed", reason=str(error))
+
+    async def _follow(self, queue_id: int) -> None:
+        """Steps for ever; a queue that cannot go on does not hold up the others."""
+        clock, config = self._ports.clock, self._config
+        while True:
+            began_ms = clock.monotonic_ms()
+            try:
+                result = await self._step(queue_id, config.max_wait_ms)
+            except PositionMoved:
+                _LOG.info("position_moved", queue=queue_id)
+            except (QueueHalted, StoreError, SqlUnavailable) as error:
+                _LOG.warning("queue_not_projected", queue=queue_id, reason=str(error))
+                await clock.sleep_ms(config.retry_ms)
+            except Exception as error:  # noqa: BLE001 - the loop outlives any error, and says that it is not ready
+                self._halted[queue_id] = f"{type(error).__name__}: {error}"
+                _LOG.exception("projector_failed", queue=queue_id)
+                await clock.sleep_ms(config.retry_ms)
+            else:
+                if result is not None and result.moved < config.max_read_records // 2:
+                    await clock.sleep_ms(max(0, began_ms + config.min_interval_ms - clock.monotonic_ms()))
+
+    async def _step(self, queue_id: int, max_wait_ms: int) -> RunResult | None:
+        follower = self._followers.get(queue_id)
+        try:
+            if follower is None:
+                follower = self._followers[queue_id] = self._make_follower(queue_id)
+                await follower.open()
+            result = await follower.step(max_wait_ms)
+        except BaseException as error:
+            await self._drop(queue_id)
+            if isinstance(error, QueueHalted):
+                self._halted[queue_id] = str(error)
+            raise
+        self._halted.pop(queue_id, None)
+        self.quarantined += result.quarantined if result else 0
+        return result
+
+    def _make_follower(self, queue_id: int) -> QueueFollower:
+        return QueueFollower(queue_id, self._topics, self._ports, self._config)
+
+    async def _drop(self, queue_id: int) -> None:
+        follower = self._followers.pop(queue_id, None)
+        if follower is not None:
+            await follower.close()
+
+    async def _purge_forever(self) -> None:
+        """Forgets by Kafka's time: a wrong clock here forgets nothing too early."""
+        while True:
+            await self._ports.clock.sleep_ms(self._config.purge_interval_ms)
+            try:
+                await self.purge()
+            except SqlUnavailable as error:
+                _LOG.warning("purge_failed", reason=str(error))
+
+    async def purge(self) -> int:
+        """Forgets what ended long ago, bounded; how many transactions."""
+        newest_ms = max((follower.newest_ms for follower in self._followers.values()), default=0)
+        before_ms, limit = newest_ms - self._config.purge_after_ms, self._config.max_purge_rows
+        purged = 0
+        for _ in range(20):
+            count = await self._ports.database.run(partial(purge, before_ms=before_ms, limit=limit))
+            purged += count
+            if count < limit:
+                break
+        return purged

@@ -1,0 +1,76 @@
+"""Migrations on real databases."""
+
+import threading
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from bridge.sql.errors import SqlUnavailable
+from bridge.sql.migrate import find_scripts, open_connection, read_revisions, upgrade
+from bridge.sql.tables import metadata
+
+pytest_plugins = ["tests.support.postgres"]
+
+
+def test_fresh_database_becomes_current(empty_database_url: str) -> None:
+    """`migrate` says what it found; afterwards nothing is left to do."""
+    before = upgrade(empty_database_url)
+    assert before.current is None
+    assert not before.is_current
+    assert read_revisions(empty_database_url).is_current
+
+
+def test_second_migration_changes_nothing(empty_database_url: str) -> None:
+    """`migrate` may be run at every start."""
+    upgrade(empty_database_url)
+    assert upgrade(empty_database_url).is_current
+
+
+def test_migrations_give_the_tables_of_the_code(database_url: str) -> None:
+    """A column added in the code alone would fail only in production."""
+    with open_connection(database_url) as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_partial_indexes_are_partial_in_the_database(database_url: str) -> None:
+    """Alembic does not compare the condition of an index; without it every row would be in it."""
+    with open_connection(database_url) as connection:
+        source = "sqlite_master" if connection.dialect.name == "sqlite" else "pg_indexes"
+        column, name = ("sql", "name") if source == "sqlite_master" else ("indexdef", "indexname")
+        rows = dict(connection.execute(sa.text(f"SELECT {name}, {column} FROM {source}")).all())
+    for index in ("ix_transactions_pending", "ix_transactions_key", "ix_transaction_keys_key"):
+        assert "WHERE" in rows[index]
+
+
+def test_two_migrations_at_once_both_succeed(empty_database_url: str) -> None:
+    """Two processes of a first deployment start together: one waits, and finds nothing to do."""
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(upgrade(empty_database_url))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(before.is_current for before in found) == [False, True, True]
+
+
+def test_failing_migration_leaves_nothing_behind(empty_database_url: str) -> None:
+    """A table that is in the way: all or nothing, also for DDL."""
+    with open_connection(empty_database_url) as connection:
+        connection.execute(sa.text("CREATE TABLE audit (id INTEGER)"))
+    with pytest.raises((sa.exc.DBAPIError, SqlUnavailable)):
+        upgrade(empty_database_url)
+    with open_connection(empty_database_url) as connection:
+        assert set(sa.inspect(connection).get_table_names()) == {"audit"}
+
+
+def test_database_out_of_reach_is_told_as_such() -> None:
+    """`doctor` and `migrate` name the cause instead of a stack trace."""
+    with pytest.raises(SqlUnavailable):
+        read_revisions("postgresql://nobody@127.0.0.1:1/nothing")
+
+
+def test_scripts_are_found_beside_an_editable_install() -> None:
+    """The wheel holds them inside the package, a checkout beside it."""
+    assert (find_scripts() / "versions").is_dir()
