@@ -9,7 +9,7 @@ import structlog
 from bridge.clock import Clock, KafkaTime
 from bridge.core.errors import MalformedRecord, QueueHalted, StoreError, UnknownRecordVersion
 from bridge.core.message import MessageQueue, StoredMessage
-from bridge.core.op_message import ANSWERS_KEY, decode_answers, decode_op
+from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, decode_answers, decode_op, decode_position
 from bridge.core.topics import InternalTopics
 from bridge.service.waiters import Waiters
 from bridge.store.message_store import MessageStore, OwnerStore, QueueReader
@@ -61,6 +61,11 @@ class OpFollower:
         """Whether a queue cannot be read now, so that its answers are late."""
         return any(tail.is_failing for tail in self._tails)
 
+    def positions(self) -> dict[int, int]:
+        """S of each queue, as far as a position was seen since the start."""
+        found = {tail.queue_id: tail.read_s() for tail in self._tails}
+        return {queue_id: s for queue_id, s in found.items() if s is not None}
+
     async def run_forever(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tails:
@@ -79,10 +84,22 @@ class _QueueTail:
         self._reader: QueueReader | None = None
         self._backoff_ms = 0
         self.is_failing = False
+        self._position: bytes | None = None  # the last one, not parsed before somebody asks
+
+    @property
+    def queue_id(self) -> int:
+        return self._queue.queue_id
 
     @property
     def is_started(self) -> bool:
         return self._next_offset >= 0
+
+    def read_s(self) -> int | None:
+        """S of the last position seen, if one was that can be read."""
+        try:
+            return None if self._position is None else decode_position(self._position).s
+        except (MalformedRecord, UnknownRecordVersion):
+            return None
 
     async def run_forever(self) -> None:
         """Goes on from its last position after an error."""
@@ -122,6 +139,8 @@ class _QueueTail:
             try:
                 if key in wanted:
                     waiters.hear_state(decode_op(key.decode(), value))
+                elif key == POSITION_KEY:
+                    self._position = value
                 elif key == ANSWERS_KEY and prefix in value:
                     waiters.hear_answers(decode_answers(value))
             except (MalformedRecord, UnknownRecordVersion) as error:

@@ -1,6 +1,6 @@
 """Operators' acts on one transaction: ask now, resume, force. Audited before and after."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -72,7 +72,8 @@ class Operators:
         what = f"transaction.{act.value.lower()}"
         if not await self._trail.record(who, what, transaction_id, describe(view), None):
             return refuse_unavailable("the act could not be audited", transaction_id)
-        answer = await self._append_act(ActRecord(transaction_id, act, who.actor, who.reason, self._now_ms()), deadline)
+        record = ActRecord(transaction_id, act, who.actor, who.reason, self._now_ms())
+        answer = (await self.append_acts([record], deadline))[0]
         await self._trail.record(who, f"{what}.answered", transaction_id, describe(view), describe(answer))
         return answer
 
@@ -118,21 +119,28 @@ class Operators:
             return Refused(code, detail, transaction_id=view.transaction_id, state=view.state, retry_after_s=again_s)
         return None
 
-    async def _append_act(self, record: ActRecord, deadline: Deadline) -> TransactionView | Refused:
+    async def append_acts(self, records: Sequence[ActRecord], deadline: Deadline) -> list[TransactionView | Refused]:
+        """Appends acts and hears what became of each, same order. Neither checked nor audited here."""
         hearing = self._ports.hearing
-        if not hearing.follower.is_ready:
-            return refuse_unavailable("answers of the settlers cannot be heard now", record.transaction_id)
-        wait = hearing.waiters.open([record.transaction_id])
+        if not (hearing.follower.is_ready and hearing.waiters.has_room(len(records))):
+            detail = "answers of the settlers cannot be heard now"
+            return [refuse_unavailable(detail, record.transaction_id) for record in records]
+        refused: dict[int, Refused] = {}
+        wait = hearing.waiters.open([record.transaction_id for record in records])
         try:
-            asked = record._replace(request=wait.requests[0])
-            message = encode_act(asked, self._ports.topics.half, queue_of(record.transaction_id))
-            result = (await self._ports.journal.append([message], deadline))[0]
-            if result.status is PutStatus.REFUSED:
-                return refuse_put(result, record.transaction_id) or refuse_unknown(record.transaction_id)
+            messages = [
+                encode_act(record._replace(request=request), self._ports.topics.half, queue_of(record.transaction_id))
+                for record, request in zip(records, wait.requests, strict=True)
+            ]
+            for place, result in enumerate(await self._ports.journal.append(messages, deadline)):
+                refusal = refuse_put(result, records[place].transaction_id)
+                if refusal is not None and result.status is PutStatus.REFUSED:
+                    refused[place] = refusal
+                    wait.drop(place)
             await wait.until(deadline)
         finally:
             wait.close()
-        return _answer_act(record, wait.heard[0])
+        return [refused.get(n) or _answer_act(record, wait.heard[n]) for n, record in enumerate(records)]
 
     def _now_ms(self) -> int:
         return self._ports.clock.now_ms()

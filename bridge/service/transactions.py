@@ -13,7 +13,7 @@ from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, Re
 from bridge.service.current_reads import refuse_read
 from bridge.service.deadline import Deadline
 from bridge.service.ending import Ender, is_possible_id
-from bridge.service.operators import AuditTrail, Operators, Who
+from bridge.service.operators import Operators, Who
 from bridge.service.ports import ServicePorts
 from bridge.service.prepare import Preparer
 from bridge.sql.transactions import read_timeline
@@ -26,12 +26,12 @@ class TransactionService:
     A call that is cancelled leaves no waiter behind, and each of its records whole or not written.
     """
 
-    def __init__(self, ports: ServicePorts, store: MessageStore, trail: AuditTrail) -> None:
+    def __init__(self, ports: ServicePorts, store: MessageStore, ender: Ender, operators: Operators) -> None:
         self._ports = ports
         self._store = store
         self._preparer = Preparer(ports)
-        self._ender = Ender(ports)
-        self._operators = Operators(ports, self._ender, trail)
+        self._ender = ender
+        self._operators = operators
 
     async def prepare(
         self, calls: Sequence[PrepareCall], wait_ms: int = 10_000

@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from bridge.clock import KafkaTime
 from bridge.core.message import Message, MessageQueue, StoredMessage
 from bridge.core.op_message import OpMessage
 from bridge.core.record import HalfMessage, Record, is_void
@@ -31,17 +30,11 @@ from bridge.core.transaction import TransactionState
 from bridge.core.view import TransactionView
 from bridge.directory import MemoryDirectory, ProducerGroup
 from bridge.service.answers import make_view
+from bridge.service.assembly import Service, ServiceConfig, Stores, assemble
 from bridge.service.contract import PrepareCall
-from bridge.service.current_reads import CurrentReads, ProjectionPositions
-from bridge.service.destinations import Destinations
-from bridge.service.journal import Journal
 from bridge.service.limits import Limits
-from bridge.service.op_follower import FollowerPorts, OpFollower
-from bridge.service.operators import AuditTrail
-from bridge.service.pending import PendingGauge
-from bridge.service.ports import Door, Hearing, Lookups, ServicePorts
-from bridge.service.queue_ends import QueueEnds
-from bridge.service.repeats import KeyMemory, Repeats
+from bridge.service.op_follower import OpFollower
+from bridge.service.ports import ServicePorts
 from bridge.service.transactions import TransactionService
 from bridge.service.waiters import Waiters
 from bridge.sql.engine import Database
@@ -83,9 +76,19 @@ class ServiceProcess:
     """One api process."""
 
     process: MemoryProcess
-    ports: ServicePorts
-    transactions: TransactionService
-    follower: OpFollower
+    service: Service
+
+    @property
+    def ports(self) -> ServicePorts:
+        return self.service.ports
+
+    @property
+    def transactions(self) -> TransactionService:
+        return self.service.transactions
+
+    @property
+    def follower(self) -> OpFollower:
+        return self.ports.hearing.follower
 
     @property
     def waiters(self) -> Waiters:
@@ -120,26 +123,15 @@ class ServiceWorld:
         self.processes += 1
         memory, clock = self.settlers.memory, self.settlers.memory.clock
         process = memory.start_process(name)
-        time, waiters = KafkaTime(clock), Waiters(f"r{self.processes}-")
-        follower = OpFollower(self.topics, FollowerPorts(process.store, process.owners, clock, time, waiters))
-        ends = QueueEnds(process.store, self.topics.half)
-        wait_ms = self.limits.projection_wait_ms
-        reads = CurrentReads(self.database, ends, ProjectionPositions(self.database, clock), wait_ms)
-        destinations = Destinations(process.admin, clock, self.topics, time)
-        pending = PendingGauge(self.database, clock, self.limits.max_pending)
-        ports = ServicePorts(
-            clock,
-            time,
+        stores = Stores(process.store, process.owners, process.admin, self.database)
+        config = ServiceConfig(
             self.topics,
             self.limits,
-            Journal(process.store, time, self.limits.max_in_flight),
-            Hearing(follower, waiters),
-            Lookups(reads, Repeats(reads, ends, clock, wait_ms), KeyMemory()),
-            Door(destinations, self.directory, pending, auto_create_groups),
-            self.random.getrandbits,
+            auto_create_groups=auto_create_groups,
+            prefix=f"r{self.processes}-",
+            random_bits=self.random.getrandbits,
         )
-        trail = AuditTrail(self.database, clock.now_ms)
-        return ServiceProcess(process, ports, TransactionService(ports, process.store, trail), follower)
+        return ServiceProcess(process, assemble(stores, self.directory, clock, config))
 
     @asynccontextmanager
     async def serving(self, name: str = "api", **options: Any) -> AsyncIterator[ServiceProcess]:

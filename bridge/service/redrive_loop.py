@@ -1,0 +1,152 @@
+"""Runs redrive jobs step by step; whatever process runs it, and however often it is restarted."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+
+from bridge.clock import Clock
+from bridge.core.record import Act, ActRecord, Resolution, Source
+from bridge.core.view import TransactionView
+from bridge.service.contract import Accepted, EndCall, Outcome, RefusalCode, Refused
+from bridge.service.deadline import Deadline
+from bridge.service.ending import Ender
+from bridge.service.operators import Operators, Who
+from bridge.service.parked import RedriveAction, decode_filter
+from bridge.sql.audit import ActEntry, record_act
+from bridge.sql.engine import Database
+from bridge.sql.errors import MalformedCursor, SqlUnavailable
+from bridge.sql.redrive import JobState, RedriveJob, advance_job, claim_job
+from bridge.sql.transactions import search_transactions
+
+_LOG = structlog.get_logger()
+_RESOLUTIONS = {RedriveAction.COMMIT: Resolution.COMMIT, RedriveAction.ROLLBACK: Resolution.ROLLBACK}
+_Answer = TransactionView | Accepted | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveConfig:
+    """Bounds of a step."""
+
+    idle_ms: int = 2_000
+    lease_ms: int = 60_000
+    step_wait_ms: int = 10_000
+    max_step: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step did: `acted` transactions, and how long to pause after it; `is_idle`: there was no job."""
+
+    acted: int
+    pause_ms: int
+    is_idle: bool = False
+
+
+class RedriveLoop:
+    """One step: a page of parked ones, acted on at once, then the job's row moved on.
+
+    A step that is done again after a crash hears of each one what it became, and changes nothing twice.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        operators: Operators,
+        ender: Ender,
+        owner: str,
+        config: RedriveConfig | None = None,
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._operators = operators
+        self._ender = ender
+        self._owner = owner
+        self._config = config or RedriveConfig()
+        self._done: tuple[str, set[str]] = ("", set())  # a job, and what of its page need not be done again
+
+    async def run_forever(self) -> None:
+        """Until cancelled."""
+        while True:
+            pause_ms = self._config.idle_ms
+            try:
+                pause_ms = (await self.run_once()).pause_ms
+            except SqlUnavailable as error:
+                _LOG.warning("redrive_delayed", reason=str(error))
+            except Exception:  # noqa: BLE001 - a loop that lives as long as the process
+                _LOG.exception("redrive_failed")
+            await self._clock.sleep_ms(pause_ms)
+
+    async def run_once(self) -> StepResult:
+        """One step of one job, if there is any. Raises SqlUnavailable."""
+        now_ms, lease_ms = self._clock.now_ms(), self._config.lease_ms
+        job = await self._database.run(lambda c: claim_job(c, self._owner, now_ms, lease_ms))
+        if job is None:
+            return StepResult(0, self._config.idle_ms, is_idle=True)
+        try:
+            return await self._step(job, RedriveAction(job.action))
+        except (MalformedCursor, ValueError) as error:
+            _LOG.error("redrive_job_unusable", job=job.job_id, reason=type(error).__name__)
+            await self._keep(replace(job, state=JobState.FAILED))
+            return StepResult(0, 0)
+
+    async def _step(self, job: RedriveJob, action: RedriveAction) -> StepResult:
+        wanted, size = decode_filter(job.filter), min(self._config.max_step, job.rate_per_s)
+        views, cursor = await self._database.read(lambda c: search_transactions(c, wanted, size, job.cursor))
+        done = self._done[1] if self._done[0] == job.job_id else set()
+        ids = [view.transaction_id for view in views if view.transaction_id not in done]
+        answers = await self._act(ids, action, Who(job.actor, job.reason))
+        known = {i: answer for i, answer in zip(ids, answers, strict=True) if not _is_to_repeat(answer)}
+        counts = Counter(job.counts)
+        counts.update([_word_for(answer) for answer in known.values()])
+        moved = replace(job, counts=dict(counts))
+        is_again = len(known) < len(ids)
+        if not is_again:
+            state = JobState.DONE if cursor is None else job.state
+            moved = replace(moved, cursor=cursor or job.cursor, state=state)
+        self._done = (job.job_id, done | known.keys() if is_again else set())
+        await self._keep(moved)
+        _LOG.info("redrive_step", job=job.job_id, action=job.action, acted=len(ids), known=len(known))
+        return StepResult(len(known), self._config.idle_ms if is_again else len(ids) * 1_000 // job.rate_per_s)
+
+    async def _act(self, ids: Sequence[str], action: RedriveAction, who: Who) -> Sequence[_Answer]:
+        if not ids:
+            return []
+        deadline = Deadline.after(self._clock, self._config.step_wait_ms)
+        if action is RedriveAction.RESUME:
+            now_ms = self._clock.now_ms()
+            return await self._operators.append_acts(
+                [ActRecord(i, Act.RESUME, who.actor, who.reason, now_ms) for i in ids], deadline
+            )
+        resolution = _RESOLUTIONS[action]
+        calls = [EndCall(i, resolution, source=Source.OPERATOR, actor=who.actor, reason=who.reason) for i in ids]
+        return await self._ender.end(calls, deadline, is_awaited=True)
+
+    async def _keep(self, job: RedriveJob) -> None:
+        """Moves the job's row on; a job that was stopped meanwhile, or taken over, stays as it is."""
+        moved = replace(job, updated_ms=self._clock.now_ms())
+
+        def keep(connection: Any) -> None:  # noqa: ANN401
+            if advance_job(connection, moved, self._owner) and moved.state is not JobState.RUNNING:
+                record_act(connection, _make_entry(moved))
+
+        await self._database.run(keep)
+
+
+def _make_entry(job: RedriveJob) -> ActEntry:
+    after: Mapping[str, object] = {"state": job.state.value, **job.counts}
+    return ActEntry(job.updated_ms, job.actor, "redrive.end", job.job_id, job.reason, None, after)
+
+
+def _is_to_repeat(answer: _Answer) -> bool:
+    """Whether the step must be done again for this one: not known, or not possible just now."""
+    return isinstance(answer, Refused) and (
+        answer.outcome is Outcome.UNKNOWN or answer.code in {RefusalCode.UNAVAILABLE, RefusalCode.PROJECTION_BEHIND}
+    )
+
+
+def _word_for(answer: _Answer) -> str:
+    return answer.code.value if isinstance(answer, Refused) else "done"

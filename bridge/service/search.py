@@ -1,0 +1,115 @@
+"""Lists, counts and the audit trail, from the projection as it is."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from bridge.clock import Clock, KafkaTime
+from bridge.core.errors import StoreError
+from bridge.core.view import TransactionView
+from bridge.service.answers import refuse_unavailable
+from bridge.service.contract import RefusalCode, Refused
+from bridge.service.lags import Lag, Lags
+from bridge.sql.audit import ActEntry, read_audit
+from bridge.sql.engine import Database
+from bridge.sql.errors import MalformedCursor, SqlUnavailable
+from bridge.sql.transactions import (
+    AppliedPosition,
+    ProjectionStats,
+    SearchFilter,
+    read_positions,
+    read_stats,
+    search_transactions,
+)
+
+T = TypeVar("T")
+MAX_PAGE = 500
+_STATS_AGE_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionPage:
+    """Newest first. `next`: cursor of the next page, None on the last."""
+
+    transactions: Sequence[TransactionView]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPage:
+    """Newest first. `next`: cursor of the next page, None on the last."""
+
+    entries: Sequence[ActEntry]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BridgeStats:
+    """Counts as the projection has applied them, `now_ms` for ages, and the lags."""
+
+    projection: ProjectionStats
+    lag: Lag
+    now_ms: int
+
+
+class SearchService:
+    """Reads that may be a moment old; none waits for the projection."""
+
+    def __init__(self, database: Database, clock: Clock, kafka_time: KafkaTime, lags: Lags) -> None:
+        self._database = database
+        self._clock = clock
+        self._kafka_time = kafka_time
+        self._lags = lags
+        self._stats: tuple[int, BridgeStats] | None = None
+        self._reading: asyncio.Task[BridgeStats | Refused] | None = None
+
+    async def search(self, wanted: SearchFilter, limit: int, cursor: str | None = None) -> TransactionPage | Refused:
+        """A page of transactions."""
+        most = min(max(limit, 1), MAX_PAGE)
+        read = await read_page(self._database, lambda c: search_transactions(c, wanted, most, cursor))
+        return read if isinstance(read, Refused) else TransactionPage(*read)
+
+    async def audit(self, limit: int, cursor: str | None = None) -> AuditPage | Refused:
+        """A page of the audit trail."""
+        most = min(max(limit, 1), MAX_PAGE)
+        read = await read_page(self._database, lambda c: read_audit(c, most, cursor))
+        return read if isinstance(read, Refused) else AuditPage(*read)
+
+    async def stats(self) -> BridgeStats | Refused:
+        """Counts and lags, read at most once a second whoever asks."""
+        known = self._stats
+        if known is not None and self._clock.monotonic_ms() - known[0] < _STATS_AGE_MS:
+            return known[1]
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.ensure_future(self._try_read_stats())
+        return await asyncio.shield(self._reading)
+
+    async def _try_read_stats(self) -> BridgeStats | Refused:
+        try:
+            stats = await self._read_stats()
+        except (SqlUnavailable, StoreError):
+            return refuse_unavailable("the counts cannot be read now")
+        self._stats = (self._clock.monotonic_ms(), stats)
+        return stats
+
+    async def _read_stats(self) -> BridgeStats:
+        now_ms = self._kafka_time.now_ms() or self._clock.now_ms()
+
+        def read(connection: Any) -> tuple[ProjectionStats, dict[int, AppliedPosition]]:  # noqa: ANN401
+            return read_stats(connection, now_ms), read_positions(connection)
+
+        stats, positions = await self._database.read(read)
+        lag = await self._lags.read({queue_id: position.s for queue_id, position in positions.items()})
+        return BridgeStats(stats, lag, now_ms)
+
+
+async def read_page(database: Database, work: Callable[[Any], T]) -> T | Refused:
+    """A page, or why it cannot be read."""
+    try:
+        return await database.read(work)
+    except MalformedCursor:
+        detail = "not a cursor of this bridge"
+        return Refused(RefusalCode.INVALID_REQUEST, detail, errors=(("cursor", detail),))
+    except SqlUnavailable:
+        return refuse_unavailable("the database cannot be read now")
