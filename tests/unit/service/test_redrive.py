@@ -1,0 +1,207 @@
+"""Redrive: acts on all parked transactions that match, as a job."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from bridge.core.record import Resolution
+from bridge.core.transaction import TransactionState
+from bridge.core.view import TransactionView
+from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
+from bridge.service.operators import Who
+from bridge.service.parked import RedriveAction, RedrivePreview
+from bridge.service.search import AuditPage, TransactionPage
+from bridge.sql.redrive import JobState, RedriveJob
+from bridge.sql.transactions import SearchFilter
+from bridge.store.memory.link import Fate, StepKind
+from tests.support.memory_faults import ScriptedFaults
+from tests.support.service_world import ServiceProcess, ServiceWorld, make_service_world
+
+WHO = Who("ada", "why")
+
+
+async def park_some(world: ServiceWorld, api: ServiceProcess, count: int, group: str = "shop") -> list[str]:
+    answers = await api.transactions.prepare([world.call(b"%d" % n, group=group) for n in range(count)])
+    ids = [answer.transaction_id for answer in answers if isinstance(answer, Prepared)]
+    await world.settlers.settled()
+    world.settlers.observer.owners[0].park(dict.fromkeys(ids, "MAX_CHECKS"))
+    while len(await list_parked(api, SearchFilter(group=group))) < count:
+        await world.sleep(50)
+    return ids
+
+
+async def list_parked(api: ServiceProcess, wanted: SearchFilter) -> list[str]:
+    page = await api.service.parked.list(wanted, 500)
+    assert isinstance(page, TransactionPage)
+    return [view.transaction_id for view in page.transactions]
+
+
+async def finish(api: ServiceProcess, job: RedriveJob | Refused) -> RedriveJob:
+    assert isinstance(job, RedriveJob)
+    while not (await api.service.redrive_loop.run_once()).is_idle:
+        pass
+    done = await api.service.parked.get_job(job.job_id)
+    assert isinstance(done, RedriveJob)
+    return done
+
+
+async def states_of(api: ServiceProcess, ids: list[str]) -> set[TransactionState]:
+    views = [await api.transactions.get(transaction_id) for transaction_id in ids]
+    return {view.state for view in views if isinstance(view, TransactionView)}
+
+
+@pytest.mark.parametrize(
+    ("action", "state"),
+    [
+        (RedriveAction.COMMIT, TransactionState.COMMITTED),
+        (RedriveAction.ROLLBACK, TransactionState.ROLLED_BACK),
+        (RedriveAction.RESUME, TransactionState.PREPARED),
+    ],
+)
+def test_job_acts_on_what_matches(tmp_path: Path, action: RedriveAction, state: TransactionState) -> None:
+    """In steps of the rate, audited with its start and its end; others stay parked."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            mine, others = await park_some(world, api, 5), await park_some(world, api, 2, "other")
+            parked, wanted = api.service.parked, SearchFilter(group="shop")
+            preview = await parked.preview(wanted)
+            assert isinstance(preview, RedrivePreview)
+            assert (preview.count, preview.is_more, len(preview.sample)) == (5, False, 5)
+            done = await finish(api, await parked.redrive(wanted, action, 2, WHO))
+            assert (done.state, done.counts) == (JobState.DONE, {"done": 5})
+            assert await states_of(api, mine) == {state}
+            assert await states_of(api, others) == {TransactionState.PARKED}
+            audit = await api.service.search.audit(10)
+            assert isinstance(audit, AuditPage)
+            assert [(e.what, e.target, e.reason) for e in audit.entries] == [
+                ("redrive.end", done.job_id, "why"),
+                ("redrive.start", done.job_id, "why"),
+            ]
+            assert audit.entries[0].after == {"state": "done", "done": 5}
+
+    world.run(story())
+
+
+def test_rate_is_kept_by_the_loop(tmp_path: Path) -> None:
+    """Two a second: five take more than two seconds."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            await park_some(world, api, 5)
+            job = await api.service.parked.redrive(SearchFilter(), RedriveAction.COMMIT, 2, WHO)
+            assert isinstance(job, RedriveJob)
+            before_ms = world.settlers.memory.clock.monotonic_ms()
+            task = asyncio.create_task(api.service.redrive_loop.run_forever())
+            while True:
+                now = await api.service.parked.get_job(job.job_id)
+                assert isinstance(now, RedriveJob)
+                if now.state is JobState.DONE:
+                    break
+                await world.sleep(10)
+            task.cancel()
+            await asyncio.wait([task])
+            assert world.settlers.memory.clock.monotonic_ms() - before_ms >= 2_000
+
+    world.run(story())
+
+
+def test_job_goes_on_in_another_process(tmp_path: Path) -> None:
+    """The rows remember how far it came; a lease keeps two from working at it at once."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.serving("2") as other, world.settlers.settling(), world.projecting():
+            ids = await park_some(world, api, 4)
+            job = await api.service.parked.redrive(SearchFilter(), RedriveAction.ROLLBACK, 2, WHO)
+            assert (await api.service.redrive_loop.run_once()).acted == 2
+            assert (await other.service.redrive_loop.run_once()).is_idle
+            await world.sleep(60_001)
+            done = await finish(other, job)
+            assert (done.state, done.counts) == (JobState.DONE, {"done": 4})
+            assert await states_of(api, ids) == {TransactionState.ROLLED_BACK}
+
+    world.run(story())
+
+
+def test_stop_holds_after_the_present_step(tmp_path: Path) -> None:
+    """A stopped job is not taken up again; stopping it twice changes nothing."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            ids = await park_some(world, api, 4)
+            parked = api.service.parked
+            job = await parked.redrive(SearchFilter(), RedriveAction.COMMIT, 2, WHO)
+            assert isinstance(job, RedriveJob)
+            await api.service.redrive_loop.run_once()
+            for _ in range(2):
+                stopped = await parked.stop(job.job_id, WHO)
+                assert isinstance(stopped, RedriveJob)
+                assert (stopped.state, stopped.counts) == (JobState.STOPPED, {"done": 2})
+            assert (await api.service.redrive_loop.run_once()).is_idle
+            assert await states_of(api, ids) == {TransactionState.COMMITTED, TransactionState.PARKED}
+            assert await parked.stop("nothing", WHO) is None
+            jobs = await parked.list_jobs(10)
+            assert not isinstance(jobs, Refused)
+            assert [j.job_id for j in jobs] == [job.job_id]
+
+    world.run(story())
+
+
+def test_late_commit_against_redrive_is_one_end(tmp_path: Path) -> None:
+    """Whoever is first in the journal wins; the job counts what it heard."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling():
+            async with world.projecting():
+                ids = await park_some(world, api, 2)
+            await api.transactions.end([EndCall(ids[0], Resolution.COMMIT)])
+            job = await api.service.parked.redrive(SearchFilter(), RedriveAction.ROLLBACK, 100, WHO)
+            done = await finish(api, job)
+            assert done.counts == {"done": 1, "already-resolved": 1}
+            assert world.settlers.memory.visible("orders") == [b"0"]
+
+    world.run(story())
+
+
+def test_unknown_step_is_done_again(tmp_path: Path) -> None:
+    """Lost records: the page is done again, and what was done is not counted twice."""
+    faults = ScriptedFaults()
+    world = make_service_world(tmp_path, faults=faults)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            ids = await park_some(world, api, 3)
+            job = await api.service.parked.redrive(SearchFilter(), RedriveAction.RESUME, 100, WHO)
+            faults.give(StepKind.PUT, Fate(request_ms=None), client="api")
+            step = await api.service.redrive_loop.run_once()
+            assert (step.acted, step.is_idle) == (0, False)
+            done = await finish(api, job)
+            assert (done.state, done.counts) == (JobState.DONE, {"done": 3})
+            assert await states_of(api, ids) == {TransactionState.PREPARED}
+
+    world.run(story())
+
+
+def test_unreasonable_jobs_are_refused(tmp_path: Path) -> None:
+    """A reason and a rate are needed; without SQL nothing begins."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            parked = api.service.parked
+            for rate, who in ((0, WHO), (10_000, WHO), (10, Who("ada", " "))):
+                refused = await parked.redrive(SearchFilter(), RedriveAction.COMMIT, rate, who)
+                assert isinstance(refused, Refused)
+                assert refused.code is RefusalCode.INVALID_REQUEST
+            world.database.is_down = True
+            refused = await parked.redrive(SearchFilter(), RedriveAction.COMMIT, 10, WHO)
+            assert isinstance(refused, Refused)
+            assert refused.code is RefusalCode.UNAVAILABLE
+
+    world.run(story())

@@ -1,0 +1,113 @@
+"""Lists, counts, lags and the audit trail."""
+
+from pathlib import Path
+
+from bridge.core.record import Resolution
+from bridge.core.transaction import TransactionState
+from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
+from bridge.service.operators import Who
+from bridge.service.search import AuditPage, BridgeStats, TransactionPage
+from bridge.sql.transactions import SearchFilter
+from tests.support.service_world import make_service_world
+
+
+def test_pages_are_newest_first(tmp_path: Path) -> None:
+    """A cursor leads from page to page; a strange one is the caller's mistake."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            ids = []
+            for _ in range(5):
+                [prepared] = await api.transactions.prepare([world.call()])
+                assert isinstance(prepared, Prepared)
+                ids.append(prepared.transaction_id)
+                await world.sleep(10)
+            await api.transactions.end([EndCall(ids[0], Resolution.COMMIT)])
+            await api.transactions.get(ids[0])
+            found: list[str] = []
+            cursor = None
+            while True:
+                page = await api.service.search.search(SearchFilter(states=(TransactionState.PREPARED,)), 2, cursor)
+                assert isinstance(page, TransactionPage)
+                found += [view.transaction_id for view in page.transactions]
+                cursor = page.next
+                if cursor is None:
+                    break
+            assert found == ids[:0:-1]
+            refused = await api.service.search.search(SearchFilter(), 2, "no cursor")
+            assert isinstance(refused, Refused)
+            assert refused.code is RefusalCode.INVALID_REQUEST
+
+    world.run(story())
+
+
+def test_lags_tell_who_is_behind(tmp_path: Path) -> None:
+    """Without a settler the journal ages; with one only the projection does; counts are read once a second."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            await api.transactions.prepare([world.call()])
+            await world.sleep(5_000)
+            stats = await api.service.search.stats()
+            assert isinstance(stats, BridgeStats)
+            assert (stats.lag.settle_ms, stats.lag.projection_ms) == (5_000, 5_000)
+            async with world.settlers.settling():
+                await world.settlers.settled()
+                await world.sleep(1_000)
+                stats = await api.service.search.stats()
+                assert isinstance(stats, BridgeStats)
+                assert stats.lag.settle_ms == 0
+                assert stats.lag.projection_ms > 5_000
+                await world.project()
+                assert await api.service.search.stats() is stats
+                await world.sleep(1_000)
+                stats = await api.service.search.stats()
+                assert isinstance(stats, BridgeStats)
+                assert stats.lag == (0, 0)
+
+    world.run(story())
+
+
+def test_sql_down_is_said(tmp_path: Path) -> None:
+    """Lists and counts need the database."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            world.database.is_down = True
+            search = api.service.search
+            for answer in (await search.search(SearchFilter(), 10), await search.audit(10), await search.stats()):
+                assert isinstance(answer, Refused)
+                assert answer.code is RefusalCode.UNAVAILABLE
+
+    world.run(story())
+
+
+def test_audit_is_paged(tmp_path: Path) -> None:
+    """Newest first."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            [prepared] = await api.transactions.prepare([world.call()])
+            assert isinstance(prepared, Prepared)
+            await api.transactions.force(prepared.transaction_id, Resolution.COMMIT, Who("ada", "why"))
+            first = await api.service.search.audit(1)
+            assert isinstance(first, AuditPage)
+            second = await api.service.search.audit(1, first.next)
+            assert isinstance(second, AuditPage)
+            assert [entry.what for entry in (*first.entries, *second.entries)] == [
+                "transaction.force.answered",
+                "transaction.force",
+            ]
+            assert first.entries[0].after == {
+                "state": "COMMITTED",
+                "blocked": False,
+                "check_times": 0,
+                "by": "operator",
+            }
+            assert second.next is None
+
+    world.run(story())
