@@ -1,0 +1,625 @@
+"""The checker as a whole: who is asked when, and what becomes of the answers."""
+
+import asyncio
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+import structlog
+from standardwebhooks.webhooks import Webhook
+
+from bridge.core.config import CheckCalls, CheckMode, CheckTimes
+from bridge.core.record import EndRecord, Resolution, Source
+from bridge.core.transaction import MAX_CHECKS, MAX_LIFE, NO_ENDPOINT
+from bridge.directory import Endpoint
+from bridge.store.results import PutStatus
+from checker.caller import Call
+from checker.memory_caller import Response
+from tests.unit.checker.world import FIRST_MS, SECRET, Seen, World, hanging, make_world, saying, sending
+
+A, B, C = "https://a.example/", "https://b.example/", "https://c.example/"
+HOUR = 3_600_000
+
+
+async def test_answer_becomes_an_end_record_of_its_queue(world: World) -> None:
+    """Asked when due, not before; the answer is in the journal with all that the timeline shows."""
+    world.add_group("shop", A + "check?token=secret")
+    transaction = world.prepare("shop")
+    await world.pass_ms(FIRST_MS - 1)
+    assert world.calls == []
+    await world.pass_ms(1_000)
+    (end,) = world.ends()
+    assert end == EndRecord(
+        transaction.transaction_id,
+        Resolution.COMMIT,
+        Source.CHECK,
+        end.born_ms,
+        group="shop",
+        check_number=1,
+        endpoint=A + "check",
+        status=200,
+        latency_ms=0,
+    )
+    assert world.service.counts.answered == {"COMMIT": 1}
+
+
+async def test_answer_goes_to_the_queue_of_its_transaction(world: World) -> None:
+    """One call may be about several queues."""
+    world.add_group("shop", A)
+    world.take_queue(3)
+    for queue_id in (0, 3, 3):
+        world.prepare("shop", queue_id)
+    await world.pass_ms(7_000)
+    partitions = world.memory.cluster.log.topics[world.memory.topics.half].partitions
+    assert [len(p.records) for p in partitions] == [1, 0, 0, 2]
+    assert len(world.calls) == 1
+
+
+async def test_call_is_signed_and_has_the_body_of_the_contract(world: World) -> None:
+    """Any receiver of the standard verifies it; the nonce carries the number."""
+    world.add_group("shop", A)
+    transaction = world.prepare("shop", value=b'{"total": 1.10}')
+    await world.pass_ms(7_000)
+    (seen,) = world.calls
+    body = seen.body.decode()
+    timestamp = int(seen.headers["webhook-timestamp"])
+    signature = Webhook(SECRET).sign(seen.headers["webhook-id"], _utc(timestamp), body)
+    assert seen.headers["webhook-signature"] == signature
+    assert timestamp == seen.at_ms // 1000
+    (check,) = seen.checks
+    assert check["transaction_id"] == transaction.transaction_id
+    assert check["check_number"] == 1
+    assert str(check["nonce"]).startswith("1-")
+    assert '"value":{"total": 1.10}' in body
+
+
+async def test_hole_7_nothing_happens_inside_the_immunity_time(world: World) -> None:
+    """No round, so no check is used up, however long the immunity."""
+    world.add_group("shop", A)
+    world.prepare("shop", delay_ms=HOUR)
+    await world.pass_ms(HOUR - 1)
+    assert (world.calls, world.ends(), world.directory.rounds) == ([], [], [])
+    await world.pass_ms(1_000)
+    assert world.calls[0].checks[0]["check_number"] == 1
+
+
+async def test_hole_6_a_round_without_endpoint_uses_nothing_up(world: World) -> None:
+    """Many rounds later the number is still 1; the first one is an alert, the others are not."""
+    world.add_group("shop")
+    with structlog.testing.capture_logs() as logs:
+        transaction = world.prepare("shop")
+        await world.pass_ms(5 * 30_000)
+    assert world.ends() == []
+    assert world.failures() == ["no-endpoint"] * 5
+    assert world.service.counts.groups_without_endpoint == {"shop"}
+    alerts = [log for log in logs if log["log_level"] == "error"]
+    assert alerts == [{"event": "producer_group_without_endpoint", "group": "shop", "log_level": "error"}]
+    world.add_group("shop", A)
+    await world.pass_ms(30_000)
+    assert [end.check_number for end in world.ends()] == [1]
+    assert world.service.counts.groups_without_endpoint == set()
+    assert world.directory.rounds[0].transaction_id == transaction.transaction_id
+
+
+async def test_unknown_group_has_no_endpoint(world: World) -> None:
+    """A group nobody created is asked nothing and forgotten nothing."""
+    world.prepare("nobody")
+    await world.pass_ms(7_000)
+    assert world.failures() == ["no-endpoint"]
+
+
+async def test_without_endpoint_parked_at_life_end(world: World) -> None:
+    """After at least one round, with the reason."""
+    world.add_group("shop", times=CheckTimes(max_lifetime_ms=60_000))
+    transaction = world.prepare("shop")
+    await world.pass_ms(59_999)
+    assert world.owners[0].parked == {}
+    await world.pass_ms(1_000)
+    assert world.owners[0].parked == {transaction.transaction_id: NO_ENDPOINT}
+    assert world.service.counts.parked == 1
+
+
+async def test_old_ones_are_asked_once_before_they_are_parked(world: World) -> None:
+    """All down for two days: nobody is parked unasked; MAX_LIFE, for there was an endpoint."""
+    world.add_group("shop", A)
+    world.serve(A, sending(500))
+    old = world.make("shop")
+    world.clock.shift_wall_clock(48 * HOUR)
+    owner = world.take_queue(0, [old])
+    await world.pass_ms(1_000)
+    assert len(world.calls) == 1
+    assert owner.parked == {old.transaction_id: MAX_LIFE}
+
+
+async def test_old_ones_that_are_answered_are_not_parked(world: World) -> None:
+    """The answer decides."""
+    world.add_group("shop", A)
+    old = world.make("shop")
+    world.clock.shift_wall_clock(48 * HOUR)
+    owner = world.take_queue(0, [old])
+    await world.pass_ms(1_000)
+    world.end(old)
+    await world.pass_ms(HOUR)
+    assert (len(world.ends()), owner.parked) == (1, {})
+
+
+async def test_after_the_maximum_of_answers_it_is_parked(world: World) -> None:
+    """15 answers UNKNOWN, numbered 1 to 15; then MAX_CHECKS, without a further call."""
+    world.add_group("shop", A)
+    world.serve(A, saying("UNKNOWN"))
+    transaction = world.prepare("shop")
+    await world.pass_ms(FIRST_MS + 300)
+    for _ in range(15):
+        transaction = world.count(transaction)
+        await world.pass_ms(30_300)
+    assert [end.check_number for end in world.ends()] == list(range(1, 16))
+    assert {end.resolution for end in world.ends()} == {Resolution.UNKNOWN}
+    assert len(world.calls) == 15
+    assert world.owners[0].parked == {transaction.transaction_id: MAX_CHECKS}
+
+
+async def test_nobody_is_asked_while_the_settler_lags(world: World) -> None:
+    """The queue is read to its end as noted after the due time, or nothing happens."""
+    world.add_group("shop", A)
+    world.owners[0].is_lagging = True
+    world.prepare("shop")
+    await world.pass_ms(60_000)
+    assert world.calls == []
+    assert world.owners[0].notes > 0
+    world.owners[0].is_lagging = False
+    await world.pass_ms(1_000)
+    assert len(world.calls) == 1
+
+
+async def test_no_check_after_a_resolution(world: World) -> None:
+    """What ended before its time is never asked about."""
+    world.add_group("shop", A)
+    first, second = world.prepare("shop"), world.prepare("shop")
+    await world.pass_ms(FIRST_MS - 1)
+    world.end(first)
+    await world.pass_ms(1_000)
+    assert [seen.ids for seen in world.calls] == [[second.transaction_id]]
+
+
+async def test_next_endpoint_in_the_same_round(world: World) -> None:
+    """Round robin, the next one on failure; the id is the round's, the timestamp the attempt's."""
+    world.add_group("shop", A, B, C)
+    world.serve(A, hanging)
+    world.serve(B, sending(503))
+    world.prepare("shop")
+    await world.pass_ms(12_000)
+    assert [seen.url for seen in world.calls] == [A, B, C]
+    assert len({seen.headers["webhook-id"] for seen in world.calls}) == 1
+    times = [int(seen.headers["webhook-timestamp"]) for seen in world.calls]
+    assert times[1] - times[0] == 5
+    assert [end.endpoint for end in world.ends()] == [C]
+    assert world.directory.rounds == []
+
+
+async def test_turns_go_round(world: World) -> None:
+    """Rounds begin with one endpoint after the other, each with an id of its own."""
+    world.add_group("shop", A, B)
+    for _ in range(4):
+        world.prepare("shop")
+        await world.pass_ms(7_000)
+    assert [seen.url for seen in world.calls] == [A, B, A, B]
+    assert len({seen.headers["webhook-id"] for seen in world.calls}) == 4
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "word"),
+    [
+        (500, b"", "status"),
+        (404, b"", "status"),
+        (204, b"", "status"),
+        (302, b"", "redirect"),
+        (410, b"", "gone"),
+        (429, b"", "rate-limited"),
+        (200, b"<html>", "bad-answer"),
+        (200, b"", "bad-answer"),
+        (200, b'{"resolutions":[]}', "left-out"),
+        (200, b" " * 65_737, "too-large"),
+    ],
+)
+async def test_anything_but_an_answer_uses_nothing_up(world: World, status: int, body: bytes, word: str) -> None:
+    """Written down with its word; asked again an interval later with the same number."""
+    world.add_group("shop", A)
+    world.serve(A, sending(status, body))
+    world.prepare("shop")
+    await world.pass_ms(8_000)
+    assert world.failures() == [word]
+    assert world.service.counts.unanswered == {word: 1}
+    world.serve(A, saying("COMMIT"))
+    world.add_group("shop", A)
+    await world.pass_ms(90_000)
+    assert {end.check_number for end in world.ends()} == {1}
+
+
+async def test_left_out_are_asked_about_at_the_next_endpoint(world: World) -> None:
+    """Only they; what was answered stays answered."""
+    world.add_group("shop", A, B)
+    world.serve(A, saying("COMMIT", only=2))
+    world.serve(B, saying("ROLLBACK", only=1))
+    transactions = [world.prepare("shop") for _ in range(4)]
+    await world.pass_ms(8_000)
+    assert [len(seen.ids) for seen in world.calls] == [4, 2]
+    assert [end.resolution.name for end in world.ends()] == ["COMMIT", "COMMIT", "ROLLBACK"]
+    (missing,) = world.directory.rounds
+    assert (missing.failure, missing.endpoint) == ("left-out", B)
+    assert missing.transaction_id in {t.transaction_id for t in transactions}
+
+
+async def test_next_try_after_the_interval_with_jitter(world: World) -> None:
+    """What failed together does not come back together."""
+    world.add_group("shop", A)
+    world.serve(A, sending(500))
+    world.jitter = 0.5
+    world.prepare("shop")
+    await world.pass_ms(120_000)
+    gaps = [later.at_ms - seen.at_ms for seen, later in zip(world.calls, world.calls[1:], strict=False)]
+    assert all(33_000 <= gap <= 33_300 for gap in gaps)
+    assert len(gaps) == 3
+
+
+async def test_unknown_is_an_answer(world: World) -> None:
+    """It is in the journal and asks again when the settler says, with the next number."""
+    world.add_group("shop", A)
+    world.serve(A, saying("UNKNOWN"))
+    transaction = world.prepare("shop")
+    await world.pass_ms(7_000)
+    world.count(transaction)
+    await world.pass_ms(29_000)
+    assert len(world.calls) == 1
+    await world.pass_ms(1_500)
+    assert [end.check_number for end in world.ends()] == [1, 2]
+
+
+async def test_answered_is_not_asked_again_before_the_settler_speaks(world: World) -> None:
+    """But it is not forgotten either if it never does."""
+    world.add_group("shop", A)
+    world.prepare("shop")
+    await world.pass_ms(FIRST_MS + 29_000)
+    assert len(world.calls) == 1
+    await world.pass_ms(2_000)
+    assert [seen.checks[0]["check_number"] for seen in world.calls] == [1, 1]
+
+
+@pytest.mark.parametrize("failure", [PutStatus.REFUSED, PutStatus.OUTCOME_UNKNOWN])
+async def test_answer_that_was_not_appended_is_asked_for_again(world: World, failure: PutStatus) -> None:
+    """With the same number, soon."""
+    world.add_group("shop", A)
+    world.store.fail_with = failure
+    world.prepare("shop")
+    await world.pass_ms(FIRST_MS + 500)
+    assert (world.ends(), world.service.counts.unappended) == ([], 1)
+    world.store.fail_with = None
+    await world.pass_ms(6_000)
+    assert [end.check_number for end in world.ends()] == [1]
+
+
+async def test_late_answer_is_ignored(world: World) -> None:
+    """After the deadline the connection is closed; the transaction is asked about again."""
+    world.add_group("shop", A, calls=CheckCalls(call_timeout_ms=1_000))
+    commit = saying("COMMIT")
+
+    async def late(call: Call) -> Response:
+        await world.clock.sleep_ms(1_500)
+        return await commit(call)
+
+    world.serve(A, late)
+    world.prepare("shop")
+    await world.pass_ms(20_000)
+    assert (world.ends(), world.failures()) == ([], ["timeout"])
+
+
+async def test_ended_during_a_call_is_left_to_the_journal(world: World) -> None:
+    """The answer is appended as usual: the first resolution in the queue wins."""
+    world.add_group("shop", A)
+    commit = saying("COMMIT")
+
+    async def slow(call: Call) -> Response:
+        await world.clock.sleep_ms(1_000)
+        return await commit(call)
+
+    world.serve(A, slow)
+    transaction = world.prepare("shop")
+    await world.pass_ms(FIRST_MS + 500)
+    world.end(transaction)
+    await world.pass_ms(1_000)
+    assert len(world.ends()) == 1
+    assert world.service.gauges() == (0, 0, 0, 0)
+
+
+async def test_no_further_endpoint_is_asked_about_what_has_ended(world: World) -> None:
+    """No check starts after a resolution, not within a round either."""
+    world.add_group("shop", A, B)
+    world.serve(A, hanging)
+    ended, pending = world.prepare("shop"), world.prepare("shop")
+    await world.pass_ms(FIRST_MS + 500)
+    world.end(ended)
+    await world.pass_ms(6_000)
+    assert [seen.ids for seen in world.calls[1:]] == [[pending.transaction_id]]
+
+
+async def test_in_flight_is_not_asked_twice(world: World) -> None:
+    """Not even when the queue is taken anew, or an operator asks."""
+    world.add_group("shop", A)
+    world.serve(A, hanging)
+    transaction = world.prepare("shop")
+    await world.pass_ms(FIRST_MS + 500)
+    world.service.prepared(0, [transaction], world.clock.monotonic_ms())
+    world.service.queue_released(0)
+    world.take_queue(0, [transaction])
+    await world.pass_ms(4_000)
+    assert len(world.calls) == 1
+
+
+async def test_released_queue_appends_what_was_in_flight(world: World) -> None:
+    """And starts nothing more."""
+    world.add_group("shop", A)
+    commit = saying("COMMIT")
+
+    async def slow(call: Call) -> Response:
+        await world.clock.sleep_ms(2_000)
+        return await commit(call)
+
+    world.serve(A, slow)
+    world.prepare("shop")
+    world.prepare("shop", delay_ms=20_000)
+    await world.pass_ms(FIRST_MS + 500)
+    world.service.queue_released(0)
+    await world.pass_ms(60_000)
+    assert (len(world.ends()), len(world.calls)) == (1, 1)
+    assert world.service.gauges().pending == 0
+
+
+async def test_retry_after_is_honoured(world: World) -> None:
+    """Another endpoint is asked meanwhile; with none, the round is rate-limited and nobody is called."""
+    world.add_group("shop", A)
+    world.serve(A, sending(429, retry_after="100"))
+    world.prepare("shop")
+    await world.pass_ms(FIRST_MS + 95_000)
+    assert len(world.calls) == 1
+    assert set(world.failures()) == {"rate-limited"}
+    assert world.service.counts.groups_without_endpoint == set()
+    await world.pass_ms(40_000)
+    assert len(world.calls) == 2
+
+
+async def test_gone_endpoint_is_disabled(world: World) -> None:
+    """410: told to the directory, an alert, and asked no more."""
+    world.add_group("shop", A, B)
+    world.serve(A, sending(410))
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            world.prepare("shop")
+            await world.pass_ms(7_000)
+    assert [seen.url for seen in world.calls] == [A, B, B, B]
+    assert world.directory.groups["shop"].endpoints[0].disabled_reason == "410 Gone"
+    assert [log["event"] for log in logs if log["log_level"] == "error"] == ["endpoint_gone"]
+
+
+async def test_dead_leases_are_not_called(world: World) -> None:
+    """An instance that stopped renewing."""
+    world.add_group("shop", A, B)
+    leased = Endpoint(A, is_leased=True, lease_until_ms=world.clock.now_ms() + 1_000)
+    world.directory.groups["shop"] = replace(world.directory.groups["shop"], endpoints=(leased, Endpoint(B)))
+    world.prepare("shop")
+    await world.pass_ms(7_000)
+    assert [seen.url for seen in world.calls] == [B]
+
+
+async def test_groups_that_fetch_their_checks_are_not_called(world: World) -> None:
+    """Pull mode."""
+    world.add_group("shop", A, calls=CheckCalls(mode=CheckMode.PULL))
+    world.prepare("shop")
+    await world.pass_ms(7_000)
+    assert (world.calls, world.failures()) == ([], ["no-endpoint"])
+
+
+async def test_nothing_goes_out_unsigned(world: World) -> None:
+    """A group without a secret is not called; one alert."""
+    world.add_group("shop", A)
+    world.directory.groups["shop"] = replace(world.directory.groups["shop"], secrets=())
+    with structlog.testing.capture_logs() as logs:
+        world.prepare("shop")
+        await world.pass_ms(70_000)
+    assert world.calls == []
+    assert set(world.failures()) == {"no-secret"}
+    assert [log["event"] for log in logs if log["log_level"] == "error"] == ["producer_group_without_secret"]
+
+
+async def test_dead_groups_do_not_slow_another(world: World) -> None:
+    """Fifty groups whose endpoints hang, with many due each: the healthy one is asked on time (B)."""
+    for number in range(50):
+        url = f"https://dead{number}.example/"
+        world.add_group(f"dead{number}", url)
+        world.serve(url, hanging)
+        for _ in range(300):
+            world.prepare(f"dead{number}")
+    world.add_group("good", A)
+    await world.pass_ms(20_000)  # their first rounds have failed
+    for _ in range(20):
+        world.prepare("good")
+        await world.pass_ms(1_000)
+    await world.pass_ms(8_000)
+    good = [seen for seen in world.calls if seen.url == A]
+    assert sum(len(seen.ids) for seen in good) == 20
+    assert max(_late_ms(world, seen) for seen in good) < 500
+    assert world.most_at_once <= 64
+
+
+async def test_ten_thousand_due_at_once(world: World) -> None:
+    """In batches, within the group's limit, none twice, none late."""
+    world.add_group("shop", A)
+    commit = saying("COMMIT")
+
+    async def slow(call: Call) -> Response:
+        await world.clock.sleep_ms(20)
+        return await commit(call)
+
+    world.serve(A, slow)
+    transactions = [world.prepare("shop") for _ in range(10_000)]
+    await world.pass_ms(FIRST_MS + 1_000)
+    asked = [id_ for seen in world.calls for id_ in seen.ids]
+    assert len(asked) == len(set(asked)) == len(transactions)
+    assert len(world.calls) == 100
+    assert world.most_at_once == 8
+    assert sum(world.service.counts.lateness[:4]) == 10_000  # within a second
+
+
+async def test_one_group_never_has_all_calls(world: World) -> None:
+    """A greedy setting does not take the slots of the others."""
+    world.add_group("greedy", A, calls=CheckCalls(concurrency=256, batch_size=1))
+    commit = saying("COMMIT")
+
+    async def slow(call: Call) -> Response:
+        await world.clock.sleep_ms(1_000)
+        return await commit(call)
+
+    world.serve(A, slow)
+    for _ in range(2_000):
+        world.prepare("greedy")
+    await world.pass_ms(40_000)
+    assert world.most_at_once == 32
+
+
+async def test_large_bodies_are_divided_over_calls(world: World) -> None:
+    """A call has a cap; one transaction above it goes alone."""
+    world.add_group("shop", A)
+    for size in (10, 400_000, 400_000, 400_000, 3_000_000, 10):
+        world.prepare("shop", value=b"x" * size)
+    await world.pass_ms(8_000)
+    assert len(world.ends()) == 6
+    assert all(len(seen.body) <= 1024 * 1024 + 1_000 or len(seen.ids) == 1 for seen in world.calls)
+    assert len(world.calls) < 6
+
+
+async def test_without_body_nobody_is_asked(world: World) -> None:
+    """No log has it any more: no answer, and the others of the batch are asked about."""
+    world.add_group("shop", A)
+    gone, kept = world.prepare("shop"), world.prepare("shop")
+    del world.owners[0].bodies[gone.transaction_id]
+    await world.pass_ms(7_000)
+    assert [seen.ids for seen in world.calls] == [[kept.transaction_id]]
+    assert world.failures() == ["no-body"]
+
+
+async def test_bodies_that_cannot_be_read_now_are_read_later(world: World) -> None:
+    """The log is not there: not a round."""
+    world.add_group("shop", A)
+    world.owners[0].is_unreadable = True
+    world.prepare("shop")
+    await world.pass_ms(FIRST_MS + 1_000)
+    assert (world.calls, world.directory.rounds) == ([], [])
+    world.owners[0].is_unreadable = False
+    await world.pass_ms(6_000)
+    assert len(world.calls) == 1
+
+
+async def test_errors_of_one_group_stay_its_own(world: World) -> None:
+    """A bug in one round is counted; its transactions are asked about again, other groups are not touched."""
+    world.add_group("bad", A)
+    world.add_group("good", B)
+
+    async def broken(call: Call) -> Response:
+        raise ZeroDivisionError
+
+    world.serve(A, broken)
+    with structlog.testing.capture_logs() as logs:
+        world.prepare("bad")
+        world.prepare("good")
+        await world.pass_ms(7_000)
+    assert [end.endpoint for end in world.ends()] == [B]
+    assert "asking_failed" in {log["event"] for log in logs}
+    world.serve(A, saying("COMMIT"))
+    await world.pass_ms(10_000)
+    assert len(world.ends()) == 2
+
+
+async def test_directory_that_cannot_write_delays_nothing(world: World) -> None:
+    """Rounds are written down when it can again, none is lost."""
+    world.add_group("shop", A)
+    world.serve(A, sending(500))
+    world.directory.is_down = True
+    world.prepare("shop")
+    await world.pass_ms(40_000)
+    assert len(world.calls) == 2
+    world.directory.is_down = False
+    await world.pass_ms(6_000)
+    assert world.failures() == ["status", "status"]
+
+
+async def test_gauges_tell_where_it_stands(world: World) -> None:
+    """Pending, due, in flight, calls."""
+    world.add_group("shop", A, calls=CheckCalls(batch_size=1))
+    world.serve(A, hanging)
+    for _ in range(3):
+        world.prepare("shop")
+    assert world.service.gauges() == (3, 0, 0, 0)
+    await world.pass_ms(FIRST_MS + 500)
+    assert world.service.gauges() == (3, 2, 1, 1)
+
+
+async def test_bad_entries_are_counted(world: World) -> None:
+    """For the metric."""
+    world.add_group("shop", A)
+    world.serve(A, sending(200, json.dumps({"resolutions": [{"x": 1}]}).encode()))
+    world.prepare("shop")
+    await world.pass_ms(7_000)
+    assert world.service.counts.strange == 1
+
+
+async def test_run_once_asks_about_all_that_is_due() -> None:
+    """Without the loop: one pass over everything due, then it returns."""
+    world = make_world()
+    world.add_group("shop", A)
+    world.take_queue(0, [world.make("shop", delay_ms=0) for _ in range(5_000)])
+    gauges = await world.clock.drive(world.service.run_once())
+    assert len(world.ends()) == 5_000
+    assert (gauges.due, gauges.in_flight) == (0, 0)
+
+
+async def test_close_lets_calls_in_flight_end() -> None:
+    """What is answered in time is appended; nothing new starts."""
+    world = make_world()
+    running = asyncio.ensure_future(world.service.run_forever())
+    world.add_group("shop", A, calls=CheckCalls(batch_size=1))
+    commit = saying("COMMIT")
+
+    async def slow(call: Call) -> Response:
+        await world.clock.sleep_ms(2_000)
+        return await commit(call)
+
+    world.serve(A, slow)
+    for _ in range(3):
+        world.prepare("shop")
+    await world.pass_ms(FIRST_MS + 500)
+    await world.clock.drive(world.service.close())
+    await world.clock.drive(asyncio.wait_for(running, None))
+    assert (len(world.calls), len(world.ends())) == (1, 1)
+
+
+async def test_close_cuts_what_takes_too_long() -> None:
+    """A hanging endpoint does not hold up the process."""
+    world = make_world()
+    running = asyncio.ensure_future(world.service.run_forever())
+    world.add_group("shop", A, calls=CheckCalls(call_timeout_ms=60_000))
+    world.serve(A, hanging)
+    world.prepare("shop")
+    await world.pass_ms(FIRST_MS + 500)
+    start_ms = world.clock.monotonic_ms()
+    await world.clock.drive(world.service.close())
+    await world.clock.drive(asyncio.wait_for(running, None))
+    assert world.clock.monotonic_ms() - start_ms <= 7_000
+    assert world.service.gauges().in_flight == 0
+
+
+def _late_ms(world: World, seen: Seen) -> int:
+    born = {t: body.half.born_ms for t, body in world.owners[0].bodies.items()}
+    return max(seen.at_ms - born[str(id_)] - FIRST_MS for id_ in seen.ids)
+
+
+def _utc(seconds: int) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
