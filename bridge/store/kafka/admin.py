@@ -1,0 +1,115 @@
+"""What the cluster says of its topics."""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+from typing import TypeVar
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+from confluent_kafka.admin import TopicDescription as Described  # type: ignore[attr-defined]
+
+from bridge.store.kafka.asker import Asker
+from bridge.store.kafka.errors import error_of, make_store_error
+from bridge.store.kafka.options import KafkaConfig
+from bridge.store.message_store import ClusterDescription, TopicDescription
+
+T = TypeVar("T")
+
+_NOT_THERE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})  # noqa: SLF001
+
+
+class KafkaTopicAdmin:
+    """TopicAdmin."""
+
+    def __init__(self, config: KafkaConfig) -> None:
+        self._asker = Asker(config)
+        self.errors = self._asker.errors
+
+    async def describe_cluster(self) -> ClusterDescription:
+        found = await self._asker.ask(lambda client, timeout_s: client.describe_cluster(request_timeout=timeout_s))
+        return ClusterDescription(found.cluster_id, [f"{node.host}:{node.port}" for node in found.nodes])
+
+    async def describe_topics(self, names: Collection[str]) -> dict[str, TopicDescription | None]:
+        """One request for all the topics, one for all their settings, together."""
+        wanted = sorted(set(names))
+        if not wanted:
+            return {}
+        topics, configs = await asyncio.gather(self._ask_topics(wanted), self._ask_configs(wanted))
+        return {name: _make_description(topics[name], configs[name]) for name in wanted}
+
+    async def list_topics(self) -> list[str]:
+        found = await self._asker.run(lambda client, timeout_s: client.list_topics(timeout=timeout_s))
+        return sorted(name for name in found.topics if not name.startswith("__"))
+
+    async def create_topic(self, name: str, queues: int, replication_factor: int, config: Mapping[str, str]) -> bool:
+        topic = NewTopic(name, queues, replication_factor, config=dict(config))
+        answers = await self._asker.ask_each(
+            lambda client, timeout_s: {name: client.create_topics([topic], request_timeout=timeout_s)[name]}
+        )
+        answer = answers[name]
+        if not isinstance(answer, KafkaException):
+            return True
+        if error_of(answer).code() == KafkaError.TOPIC_ALREADY_EXISTS:
+            return False
+        raise make_store_error(error_of(answer)) from answer
+
+    async def close(self) -> None:
+        """Lets the client go."""
+        await self._asker.close()
+
+    async def _ask_topics(self, names: list[str]) -> dict[str, Described | None]:
+        def request(client: AdminClient, timeout_s: float) -> Mapping[str | None, "Future[Described]"]:
+            return dict(client.describe_topics(TopicCollection(names), request_timeout=timeout_s).items())
+
+        return await self._find_each(request, names)
+
+    async def _ask_configs(self, names: list[str]) -> dict[str, dict[str, ConfigEntry] | None]:
+        resources = {name: ConfigResource(ResourceType.TOPIC, name) for name in names}
+
+        def request(client: AdminClient, timeout_s: float) -> Mapping[str | None, "Future[dict[str, ConfigEntry]]"]:
+            futures = client.describe_configs(list(resources.values()), request_timeout=timeout_s)
+            return {name: futures[resource] for name, resource in resources.items()}
+
+        return await self._find_each(request, names)
+
+    async def _find_each(
+        self, request: Callable[[AdminClient, float], Mapping[str | None, "Future[T]"]], names: Collection[str]
+    ) -> dict[str, T | None]:
+        """What was found of each name, None for what is not there."""
+        answers = await self._asker.ask_each(request)
+        found: dict[str, T | None] = {}
+        for name in names:
+            answer = answers[name]
+            if not isinstance(answer, KafkaException):
+                found[name] = answer
+            elif error_of(answer).code() in _NOT_THERE:
+                found[name] = None
+            else:
+                raise make_store_error(error_of(answer)) from answer
+        return found
+
+
+def _make_description(topic: Described | None, entries: Mapping[str, ConfigEntry] | None) -> TopicDescription | None:
+    if topic is None or entries is None:
+        return None
+    config = {name: entry.value for name, entry in entries.items() if entry.value is not None}
+    partitions = topic.partitions
+    return TopicDescription(
+        name=topic.name,
+        topic_id=str(topic.topic_id),
+        queues=len(partitions),
+        leaderless=frozenset([p.id for p in partitions if p.leader is None or p.leader.id < 0]),
+        replication_factor=len(partitions[0].replicas),
+        max_message_bytes=int(config["max.message.bytes"]),
+        is_log_append_time=config["message.timestamp.type"] == "LogAppendTime",
+        timestamp_before_max_ms=int(config["message.timestamp.before.max.ms"]),
+        timestamp_after_max_ms=int(config["message.timestamp.after.max.ms"]),
+        config=config,
+    )

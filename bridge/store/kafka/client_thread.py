@@ -1,0 +1,79 @@
+"""The one thread that owns a Kafka client, and the queue of calls it runs."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeVar
+
+import structlog
+
+from bridge.core.errors import StoreUnavailable
+
+T = TypeVar("T")
+
+CLOSE_TIMEOUT_S = 10.0
+_LOG = structlog.get_logger()
+
+
+class _Call(NamedTuple):
+    run: Callable[[], Any]
+    future: "asyncio.Future[Any]"
+
+
+class ClientThread:
+    """Runs calls one at a time, in order, in a daemon thread: a call that hangs holds up neither loop nor exit."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], T]) -> "asyncio.Future[T]":
+        """Its result, or what it raised, in a future of the event loop. Raises StoreUnavailable after `close`."""
+        if self._is_closed:
+            raise StoreUnavailable(f"{self._thread.name} is closed")
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._calls.put(_Call(call, future))
+        return future
+
+    async def close(self, last: Callable[[], None]) -> None:
+        """Runs `last`, then ends the thread. A hanging one is left behind after 10 s."""
+        if self._is_closed:
+            return
+        done = self.submit(last)
+        self._is_closed = True
+        self._calls.put(None)
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await done
+        except TimeoutError:
+            _LOG.error("kafka_client_abandoned", client=self._thread.name)
+            return
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                result = call.run()
+            except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
+                self._answer(call.future, None, error)
+            else:
+                self._answer(call.future, result, None)
+            del call  # or an idle thread keeps the last result alive
+
+    def _answer(self, future: "asyncio.Future[Any]", result: object, error: BaseException | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is gone, and so is everybody who waits
+            self._loop.call_soon_threadsafe(_resolve, future, result, error)
+
+
+def _resolve(future: "asyncio.Future[Any]", result: object, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,169 @@
+"""Reads at any offset: a consumer of its own, assigned only while it is read, in a thread of its own."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Message as Record
+
+from bridge.core.errors import StoreTimeout, StoreUnavailable
+from bridge.core.message import MessageQueue, StoredMessage
+from bridge.store.kafka.client_thread import ClientThread
+from bridge.store.kafka.errors import CLIENT_ERRORS, GONE, OUTSIDE_THE_LOG, describe, error_of, make_store_error
+from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, look_up_options
+
+T = TypeVar("T")
+
+NEARBY = 300  # reading so many records for nothing costs what another seek would: 0.6 ms
+_CONSUME_MANY = 500
+
+
+class Range(NamedTuple):
+    """Committed messages of a range, and where it was read to."""
+
+    messages: list[StoredMessage]
+    next_offset: int
+
+
+def make_stored(record: Record) -> StoredMessage:
+    """A record of the client as the ports give it."""
+    offset = record.offset()
+    assert offset is not None
+    return StoredMessage(offset, record.key(), record.value(), record.headers() or (), record.timestamp()[1])  # type: ignore[arg-type]
+
+
+def split_runs(offsets: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Ascending offsets in runs that are worth one read each."""
+    start = 0
+    for place in range(1, len(offsets)):
+        if offsets[place] - offsets[place - 1] > NEARBY:
+            yield offsets[start:place]
+            start = place
+    yield offsets[start:]
+
+
+class LookUpClient:
+    """One read at a time. Each has a deadline that counts from when it was asked for."""
+
+    def __init__(self, config: KafkaConfig) -> None:
+        self.errors = ClientErrors()
+        self._config = config
+        self._thread = ClientThread("kafka-look-up")
+        self._consumer: Consumer | None = None
+
+    async def get_range(self, queue: MessageQueue, start: int, end: int, max_count: int) -> Range:
+        """Up to `max_count` committed messages of [start, end). Raises StoreTimeout, StoreUnavailable."""
+        give_up_at = self._give_up_at()
+        wanted = range(start, end)
+        return await self._thread.submit(
+            lambda: self._run(lambda: self._read_range(queue, wanted, max_count, give_up_at))
+        )
+
+    async def get_each(self, queue: MessageQueue, offsets: Sequence[int]) -> dict[int, StoredMessage]:
+        """Those of these ascending offsets that hold a committed message. Raises StoreTimeout, StoreUnavailable."""
+        give_up_at = self._give_up_at()
+        return await self._thread.submit(lambda: self._run(lambda: self._read_each(queue, offsets, give_up_at)))
+
+    async def close(self) -> None:
+        """Ends the thread."""
+        await self._thread.close(self._close)
+
+    def _give_up_at(self) -> float:
+        return time.monotonic() + self._config.read_timeout_ms / 1000
+
+    # --- in the client's thread ---
+
+    def _run(self, read: Callable[[], T]) -> T:
+        """After an error of the client the next read gets a new one."""
+        try:
+            result = read()
+        except CLIENT_ERRORS as raised:
+            self._close()
+            raise make_store_error(error_of(raised)) from raised
+        self.errors.clear()
+        return result
+
+    def _close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+        self._consumer = None
+
+    def _open(self) -> Consumer:
+        if self._consumer is None:
+            self._consumer = Consumer(look_up_options(self._config, self.errors))
+        return self._consumer
+
+    def _read_range(self, queue: MessageQueue, wanted: range, max_count: int, give_up_at: float) -> Range:
+        cursor = _Cursor(self._open(), queue, give_up_at)
+        messages: list[StoredMessage] = []
+        try:
+            cursor.go_to(wanted.start)
+            while cursor.position < wanted.stop and len(messages) < max_count:
+                records = cursor.read(max_count - len(messages))
+                messages += [make_stored(record) for record in records if (record.offset() or 0) < wanted.stop]
+        finally:
+            cursor.close()
+        return Range(messages, min(cursor.position, wanted.stop))
+
+    def _read_each(self, queue: MessageQueue, offsets: Sequence[int], give_up_at: float) -> dict[int, StoredMessage]:
+        cursor = _Cursor(self._open(), queue, give_up_at)
+        found: dict[int, StoredMessage] = {}
+        try:
+            for run in split_runs(offsets):
+                wanted = set(run)
+                cursor.go_to(run[0])
+                while cursor.position <= run[-1]:
+                    for record in cursor.read(min(run[-1] - cursor.position + 1, _CONSUME_MANY)):
+                        if record.offset() in wanted:
+                            message = make_stored(record)
+                            found[message.queue_offset] = message
+        finally:
+            cursor.close()
+        return found
+
+
+class _Cursor:
+    """A position in one queue, moved by seeks and reads."""
+
+    def __init__(self, consumer: Consumer, queue: MessageQueue, give_up_at: float) -> None:
+        self.position = -1
+        self._consumer = consumer
+        self._queue = queue
+        self._give_up_at = give_up_at
+
+    def go_to(self, offset: int) -> None:
+        target = TopicPartition(self._queue.topic, self._queue.queue_id, offset)
+        if self.position < 0:
+            self._consumer.assign([target])
+        else:
+            self._consumer.seek(target)
+        self.position = offset
+
+    def read(self, max_count: int) -> list[Record]:
+        """What comes next; may be nothing but a moved position."""
+        first = self._consumer.poll(POLL_S)
+        if first is None:
+            if time.monotonic() > self._give_up_at:
+                raise StoreTimeout(f"{self._queue.topic}[{self._queue.queue_id}]: no answer at {self.position}")
+            return []
+        rest = self._consumer.consume(max_count - 1, 0) if max_count > 1 else []
+        return [record for record in [first, *rest] if self._take(record)]
+
+    def close(self) -> None:
+        """Without this the client would fetch on, at the end of a queue a thousand times a second."""
+        self._consumer.unassign()
+
+    def _take(self, record: Record) -> bool:
+        error, offset = record.error(), record.offset()
+        if error is None:
+            assert offset is not None
+            if offset < self.position:
+                return False
+            self.position = offset + 1
+            return True
+        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client's public name for it
+            self.position = max(self.position, offset or 0)
+        elif error.code() in GONE | OUTSIDE_THE_LOG:
+            raise StoreUnavailable(f"{self._queue.topic}[{self._queue.queue_id}]: {describe(error)}")
+        return False

@@ -1,0 +1,185 @@
+"""Options of the Kafka clients: what the user may choose, and what the bridge's promises rest on."""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import KafkaError
+
+from bridge.core.errors import ConfigError
+
+OptionValue = str | int | float | bool
+
+CLIENT_LOG = logging.getLogger(__name__)
+POLL_S = 0.05  # no call into a client waits longer for something that may never come
+
+_EVERY_CLIENT: Mapping[str, OptionValue] = {
+    "connections.max.idle.ms": 540_000,  # below the broker's 10 minutes, so that we are the one to close
+    "log.connection.close": False,
+    "allow.auto.create.topics": False,
+    # Connect to all brokers at once. Otherwise the first request of a client waits until the suppression of
+    # further connections ends: 1 s with a reconnect back-off of 4 s, and a take-over makes two such clients.
+    "enable.sparse.connections": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaConfig:
+    """Settings of all clients of a process. `options`: librdkafka's, such as `bootstrap.servers` and security."""
+
+    options: Mapping[str, OptionValue]
+    client_id: str = "outbox-bridge"
+    linger_ms: float = 1.0
+    message_timeout_ms: int = 30_000  # plain puts; callers have deadlines of their own
+    max_message_bytes: int = 64 * 1024 * 1024  # topics set the limits, not this client
+    read_timeout_ms: int = 5_000
+    call_timeout_ms: int = 2_000  # every transactional call
+    session_timeout_ms: int = 6_000
+    instance_id: str | None = None
+    release_timeout_ms: int = 5_000  # a rebalance waits at most so long for queues to be let go
+
+    def __post_init__(self) -> None:
+        if not self.options.get("bootstrap.servers"):
+            raise ConfigError("bootstrap.servers is not set")
+        if self.call_timeout_ms >= TRANSACTION_TIMEOUT_MS:
+            raise ConfigError(f"call_timeout_ms must be below {TRANSACTION_TIMEOUT_MS}")
+
+
+TRANSACTION_TIMEOUT_MS = 10_000
+
+
+@dataclass(slots=True)
+class ClientErrors:
+    """What a client complained of last, for health. A client says so itself when it is lost for good: `fatal`."""
+
+    last_error: str | None = None
+    last_error_monotonic_ms: int = 0
+    fatal: KafkaError | None = None
+    codes: set[int] = field(default_factory=set)
+
+    def note(self, error: KafkaError) -> None:
+        """librdkafka's `error_cb`; called in the thread that polls."""
+        self.last_error = f"{error.name()}: {error.str()}"
+        self.last_error_monotonic_ms = time.monotonic_ns() // 1_000_000
+        self.codes.add(error.code())
+        if error.fatal():
+            self.fatal = error
+
+    def clear(self) -> None:
+        """Something has worked since."""
+        self.last_error = None
+
+
+def _merge(
+    config: KafkaConfig,
+    errors: ClientErrors,
+    role: str,
+    chosen: Mapping[str, OptionValue],
+    fixed: Mapping[str, OptionValue],
+) -> dict[str, Any]:
+    """`chosen` gives way to the user's options, `fixed` does not."""
+    named = {"client.id": f"{config.client_id}-{role}"}
+    callbacks = {"error_cb": errors.note, "logger": CLIENT_LOG}
+    return {**_EVERY_CLIENT, **named, **chosen, **config.options, **fixed, **callbacks}
+
+
+def append_options(config: KafkaConfig, errors: ClientErrors, role: str = "append") -> dict[str, Any]:
+    """The idempotent producer of half messages and ends."""
+    chosen: dict[str, OptionValue] = {
+        "linger.ms": config.linger_ms,
+        "queue.buffering.max.messages": 100_000,
+        "topic.metadata.propagation.max.ms": 3_000,  # so long an unknown topic may still be a new one
+        "topic.metadata.refresh.interval.ms": 10_000,
+    }
+    fixed: dict[str, OptionValue] = {
+        "enable.idempotence": True,
+        "acks": "all",
+        "message.timeout.ms": config.message_timeout_ms,
+        "message.max.bytes": config.max_message_bytes,
+        "partitioner": "murmur2_random",  # Java's, should a message ever come without a queue id
+    }
+    return _merge(config, errors, role, chosen, fixed)
+
+
+def transaction_options(
+    config: KafkaConfig, errors: ClientErrors, transactional_id: str, batch_bytes: int
+) -> dict[str, Any]:
+    """One transactional producer of a queue."""
+    chosen: dict[str, OptionValue] = {
+        "linger.ms": 5,  # a batch is flushed, which ends the wait; until then records gather
+        "queue.buffering.max.messages": 100_000,
+        "topic.metadata.propagation.max.ms": 1_000,  # a missing topic is named before the call times out
+        "topic.metadata.refresh.interval.ms": 10_000,
+    }
+    fixed: dict[str, OptionValue] = {
+        "transactional.id": transactional_id,
+        "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+        "message.max.bytes": config.max_message_bytes,
+        "batch.size": batch_bytes,
+        # A retry of EndTxn that nobody sees could act on the producer's next Kafka transaction (KAFKA-17754).
+        # With these three, and calls that give up after 2 s, such a retry comes too late to be hidden.
+        "socket.timeout.ms": 10_000,
+        "reconnect.backoff.ms": 4_000,
+        "reconnect.backoff.max.ms": 4_000,
+        "partitioner": "murmur2_random",
+    }
+    return _merge(config, errors, transactional_id, chosen, fixed)
+
+
+_READS: Mapping[str, OptionValue] = {
+    "isolation.level": "read_committed",
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "error",
+    "enable.partition.eof": True,  # its offset is the only sign of markers at the end
+}
+
+
+def reader_options(config: KafkaConfig, errors: ClientErrors) -> dict[str, Any]:
+    """A consumer that follows one queue."""
+    chosen: dict[str, OptionValue] = {
+        "group.id": f"{config.client_id}-reader",  # wanted by the client, never joined
+        "fetch.wait.max.ms": 10,
+        "fetch.queue.backoff.ms": 0,  # default: a second's pause whenever the local queue was full
+        "queued.max.messages.kbytes": 16_384,
+        "topic.metadata.propagation.max.ms": 5_000,
+        "topic.metadata.refresh.interval.ms": 10_000,
+    }
+    return _merge(config, errors, "reader", chosen, _READS)
+
+
+def look_up_options(config: KafkaConfig, errors: ClientErrors) -> dict[str, Any]:
+    """A consumer for reads at any offset: 0.6 ms each, against 500 ms with defaults."""
+    chosen: dict[str, OptionValue] = {
+        "group.id": f"{config.client_id}-reader",
+        "fetch.wait.max.ms": 1,  # it is assigned only while it is read: an end is told at once
+        "fetch.queue.backoff.ms": 0,
+        "queued.min.messages": 1,
+        "topic.metadata.propagation.max.ms": 3_000,
+    }
+    return _merge(config, errors, "look-up", chosen, _READS)
+
+
+def member_options(config: KafkaConfig, errors: ClientErrors, group: str) -> dict[str, Any]:
+    """A consumer that shares out queues and never fetches."""
+    chosen: dict[str, OptionValue] = {"fetch.wait.max.ms": 500, "topic.metadata.refresh.interval.ms": 10_000}
+    fixed: dict[str, OptionValue] = {
+        "group.id": group,
+        "group.protocol": "classic",  # the newer one lets the broker set the session's length, 45 s by default
+        "partition.assignment.strategy": "cooperative-sticky",
+        "session.timeout.ms": config.session_timeout_ms,
+        "heartbeat.interval.ms": max(config.session_timeout_ms // 6, 100),
+        "isolation.level": "read_committed",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+    }
+    if config.instance_id is not None:
+        fixed["group.instance.id"] = config.instance_id
+    return _merge(config, errors, "member", chosen, fixed)
+
+
+def admin_options(config: KafkaConfig, errors: ClientErrors) -> dict[str, Any]:
+    """The client for metadata, offsets and topics."""
+    return _merge(config, errors, "admin", {"socket.timeout.ms": 10_000}, {})

@@ -1,0 +1,214 @@
+"""Plain puts: one idempotent producer a process, one thread that polls, one wake-up of the loop for each poll."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import Message as Report
+
+from bridge.core.message import Message
+from bridge.store.kafka.errors import CLIENT_ERRORS, WHOLE_REQUEST_REFUSALS, error_of, make_failed_put
+from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, append_options
+from bridge.store.results import PutResult, PutStatus, Refusal
+
+ROOM_WAIT_S = 1.0  # for a place in the client's queue
+_ROOM_STEP_S = 0.002
+_FLUSH_S = 5.0
+_PURGE_S = 1.0
+_LOG = structlog.get_logger()
+_UNREPORTED = PutResult(PutStatus.OUTCOME_UNKNOWN, detail="no report")
+_BUSY = PutResult(PutStatus.REFUSED, refusal=Refusal.STORE_BUSY, detail="the client's queue is full")
+_CLOSED = PutResult(PutStatus.REFUSED, refusal=Refusal.STORE_BUSY, detail="the store is closed")
+
+ProducerFactory = Callable[[dict[str, Any]], Producer]
+
+
+class PutCall:
+    """The messages of one call, and one future for all of them.
+
+    `_reported` is counted by the polling thread alone, `_expected` by the loop's alone; each looks at both after
+    its own step, so one of them sees the end, or both.
+    """
+
+    __slots__ = ("_expected", "_finished", "_reported", "again", "future", "results")
+
+    def __init__(self, count: int, finished: "deque[PutCall]", loop: asyncio.AbstractEventLoop) -> None:
+        self.results = [_UNREPORTED] * count
+        self.again: list[int] = []  # refused, but perhaps only for a neighbour in the same request
+        self.future: asyncio.Future[None] = loop.create_future()
+        self._expected = count
+        self._reported = 0
+        self._finished = finished
+
+    def report(self, place: int, error: KafkaError | None, report: Report) -> None:
+        """The delivery callback, in the polling thread. 100,000 a second want to pass here."""
+        if error is None:
+            offset = report.offset()
+            self.results[place] = PutResult(
+                PutStatus.PUT_OK, -1 if offset is None or offset < 0 else offset, report.timestamp()[1]
+            )
+        else:
+            self.results[place] = make_failed_put(error)
+            if error.code() in WHOLE_REQUEST_REFUSALS:
+                self.again.append(place)
+        self._reported += 1
+        if self._reported == self._expected:
+            self._finished.append(self)
+
+    def give(self, place: int, result: PutResult) -> None:
+        """A result that needs no report: the client did not take the message."""
+        self.results[place] = result
+        self._expected -= 1
+        if self._reported == self._expected:
+            self.finish()
+
+    def finish(self) -> None:
+        """Wakes the caller, if it still waits."""
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+class AppendClient:
+    """Puts messages and answers when Kafka has. Made inside the event loop it serves."""
+
+    def __init__(
+        self, config: KafkaConfig, *, is_one_by_one: bool = False, make_producer: ProducerFactory = Producer
+    ) -> None:
+        self.errors = ClientErrors()
+        self._config = config
+        self._is_one_by_one = is_one_by_one
+        self._make_producer = make_producer
+        self._loop = asyncio.get_running_loop()
+        self._finished: deque[PutCall] = deque()
+        self._one_by_one: AppendClient | None = None
+        self._is_closing = False
+        self._producer = self._open()
+        self._thread = threading.Thread(target=self._run, name="kafka-append", daemon=True)
+        self._thread.start()
+
+    async def put_many(self, messages: Sequence[Message]) -> list[PutResult]:
+        """One result for each message, same order. Never raises for a broker's answer.
+
+        A refused message takes the others of its request with it; those are sent again, each alone, and so
+        may come to lie behind later ones of the same call.
+        """
+        if self._is_closing or not messages:
+            return [_CLOSED] * len(messages)
+        call = PutCall(len(messages), self._finished, self._loop)
+        enqueued = self._enqueue(call, messages, 0)
+        if enqueued < len(messages):
+            await self._enqueue_slowly(call, messages, enqueued)
+        await call.future
+        if call.again and not self._is_one_by_one:
+            await self._put_again(call, messages)
+        return call.results
+
+    async def close(self) -> None:
+        """Waits a little for what is in flight; who still waits then hears that the outcome is unknown."""
+        self._is_closing = True
+        if self._one_by_one is not None:
+            await self._one_by_one.close()
+        await asyncio.to_thread(self._thread.join)
+
+    # --- in the loop's thread ---
+
+    def _open(self) -> Producer:
+        options = append_options(self._config, self.errors)
+        return self._make_producer(options | {"batch.num.messages": 1} if self._is_one_by_one else options)
+
+    def _enqueue(self, call: PutCall, messages: Sequence[Message], start: int) -> int:
+        """Hands messages to the client; tells how far it came before the client's queue was full.
+
+        `produce` keeps the GIL, 4-5 us a message: nothing would be won by calling it elsewhere.
+        """
+        produce, report = self._producer.produce, call.report
+        for place in range(start, len(messages)):
+            topic, key, value, headers, queue_id, timestamp_ms = messages[place]
+            listed = headers if type(headers) is list else list(headers)  # the client takes no other sequence
+            try:
+                produce(topic, value, key, queue_id, partial(report, place), None, timestamp_ms or 0, listed)
+            except BufferError:
+                return place
+            except KafkaException as raised:
+                call.give(place, _refused(error_of(raised)))
+        return len(messages)
+
+    async def _enqueue_slowly(self, call: PutCall, messages: Sequence[Message], start: int) -> None:
+        """The client's queue is full: tries again for a while. A second queue would only hide it."""
+        give_up_at = self._loop.time() + ROOM_WAIT_S
+        while start < len(messages) and self._loop.time() < give_up_at and not self._is_closing:
+            await asyncio.sleep(_ROOM_STEP_S)
+            start = self._enqueue(call, messages, start)
+        for place in range(start, len(messages)):
+            call.give(place, _BUSY)
+
+    async def _put_again(self, call: PutCall, messages: Sequence[Message]) -> None:
+        if self._one_by_one is None:
+            self._one_by_one = AppendClient(self._config, is_one_by_one=True, make_producer=self._make_producer)
+        places = sorted(call.again)
+        results = await self._one_by_one.put_many([messages[place] for place in places])
+        for place, result in zip(places, results, strict=True):
+            call.results[place] = result
+
+    # --- in the polling thread ---
+
+    def _run(self) -> None:
+        while not self._is_closing:
+            self._poll(POLL_S)
+            self._wake()
+            if self.errors.fatal is not None:
+                self._renew()
+        self._end(self._producer, _FLUSH_S)
+
+    def _poll(self, timeout_s: float) -> None:
+        try:
+            self._producer.poll(timeout_s)
+        except CLIENT_ERRORS as raised:
+            self.errors.note(error_of(raised))
+
+    def _wake(self) -> None:
+        """One call into the loop for all that this poll has finished."""
+        if not self._finished:
+            return
+        calls = [self._finished.popleft() for _ in range(len(self._finished))]
+        if calls[-1].results[-1].status is PutStatus.PUT_OK:
+            self.errors.clear()
+        with contextlib.suppress(RuntimeError):  # the loop is gone, and so are the callers
+            self._loop.call_soon_threadsafe(_finish_all, calls)
+
+    def _renew(self) -> None:
+        """A producer with a fatal error takes nothing any more; what it still held has an unknown outcome."""
+        _LOG.error("kafka_producer_renewed", reason=self.errors.last_error)
+        old, self.errors.fatal = self._producer, None
+        self._producer = self._open()
+        self._end(old, 0)
+
+    def _end(self, producer: Producer, flush_s: float) -> None:
+        """Every message it holds gets its report: written, or given up."""
+        with contextlib.suppress(*CLIENT_ERRORS):
+            producer.flush(flush_s)
+        with contextlib.suppress(*CLIENT_ERRORS):
+            producer.purge()
+        give_up_at = time.monotonic() + _PURGE_S
+        while len(producer) and time.monotonic() < give_up_at:
+            with contextlib.suppress(*CLIENT_ERRORS):
+                producer.poll(POLL_S)
+        self._wake()
+
+
+def _finish_all(calls: Sequence[PutCall]) -> None:
+    for call in calls:
+        call.finish()
+
+
+def _refused(error: KafkaError) -> PutResult:
+    """The client did not take the message: certainly not written, whatever the reason."""
+    failed = make_failed_put(error)
+    return PutResult(PutStatus.REFUSED, refusal=failed.refusal or Refusal.STORE_BUSY, detail=failed.detail)

@@ -1,0 +1,124 @@
+"""The store on Kafka: plain puts and look-ups, and what owners of queues open. Made and used inside one event loop."""
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+from weakref import WeakSet
+
+from bridge.core.message import Message, MessageQueue, StoredMessage
+from bridge.store.kafka.consumer import KafkaQueueReader
+from bridge.store.kafka.group_member import KafkaGroupMember
+from bridge.store.kafka.look_up import LookUpClient
+from bridge.store.kafka.offsets import OffsetClient
+from bridge.store.kafka.options import ClientErrors, KafkaConfig
+from bridge.store.kafka.producer import AppendClient
+from bridge.store.kafka.transactions import BatchSizeLimit, KafkaBatchWriter, no_limit
+from bridge.store.results import GetResult, GetStatus, PutResult, QueueOffsets
+
+_Opened = KafkaQueueReader | KafkaBatchWriter | KafkaGroupMember
+
+
+class KafkaOwnerStore:
+    """OwnerStore. `batch_size_limit`: the smallest `max.message.bytes` of the topics in use, as far as known."""
+
+    def __init__(self, config: KafkaConfig, batch_size_limit: BatchSizeLimit = no_limit) -> None:
+        self._config = config
+        self._batch_size_limit = batch_size_limit
+        self._readers: WeakSet[KafkaQueueReader] = WeakSet()
+        self._writers: WeakSet[KafkaBatchWriter] = WeakSet()
+        self._members: WeakSet[KafkaGroupMember] = WeakSet()
+
+    @property
+    def last_error(self) -> str | None:
+        """What one of the open clients complained of, if nothing has worked since."""
+        opened: list[_Opened] = [*self._readers, *self._writers, *self._members]
+        return newest_error(each.errors for each in opened)
+
+    def open_reader(self, queue: MessageQueue, offset: int) -> KafkaQueueReader:
+        reader = KafkaQueueReader(self._config, queue, offset)
+        self._readers.add(reader)
+        return reader
+
+    def open_writer(self, transactional_ids: tuple[str, str]) -> KafkaBatchWriter:
+        writer = KafkaBatchWriter(self._config, transactional_ids, self._batch_size_limit)
+        self._writers.add(writer)
+        return writer
+
+    def join_group(self, group: str, topic: str) -> KafkaGroupMember:
+        member = KafkaGroupMember(self._config, group, topic)
+        self._members.add(member)
+        return member
+
+    def find_member(self, group: str) -> KafkaGroupMember | None:
+        """This process's own member of the group."""
+        return next((member for member in self._members if member.group == group and not member.is_closed), None)
+
+    async def close(self) -> None:
+        """Closes whatever is still open."""
+        opened: list[_Opened] = [*self._writers, *self._readers, *self._members]
+        await asyncio.gather(*[each.close() for each in opened])
+
+
+class KafkaMessageStore:
+    """MessageStore. `owners` of the same process, if any, commit consume offsets for groups they are members of."""
+
+    def __init__(self, config: KafkaConfig, owners: KafkaOwnerStore | None = None) -> None:
+        self._owners = owners
+        self._append = AppendClient(config)
+        self._look_up = LookUpClient(config)
+        self._offsets = OffsetClient(config)
+
+    @property
+    def last_error(self) -> str | None:
+        """What one of the clients complained of, if nothing has worked since."""
+        return newest_error((self._append.errors, self._look_up.errors, self._offsets.errors))
+
+    async def put(self, queue: MessageQueue, message: Message) -> PutResult:
+        return (await self.put_many([message._replace(topic=queue.topic, queue_id=queue.queue_id)]))[0]
+
+    async def put_many(self, messages: Sequence[Message]) -> list[PutResult]:
+        return await self._append.put_many(messages)
+
+    async def get(self, queue: MessageQueue, offset: int, max_count: int) -> GetResult:
+        minimum, stable, maximum = await self._offsets.get_offsets(queue)
+        if not minimum <= offset <= maximum:
+            nearest = minimum if offset < minimum else maximum
+            return GetResult(GetStatus.OFFSET_ILLEGAL, (), nearest, minimum, maximum)
+        if offset >= stable:
+            return GetResult(GetStatus.NO_NEW_MSG, (), offset, minimum, maximum)
+        messages, next_offset = await self._look_up.get_range(queue, offset, stable, max_count)
+        status = GetStatus.FOUND if messages else GetStatus.NO_MATCHED_MSG
+        return GetResult(status, messages, next_offset, minimum, maximum)
+
+    async def get_each(self, queue: MessageQueue, offsets: Collection[int]) -> dict[int, StoredMessage]:
+        if not offsets:
+            return {}
+        minimum, stable, _ = await self._offsets.get_offsets(queue)
+        kept = sorted({offset for offset in offsets if minimum <= offset < stable})
+        return await self._look_up.get_each(queue, kept) if kept else {}
+
+    async def get_offsets(self, queue: MessageQueue) -> QueueOffsets:
+        return await self._offsets.get_offsets(queue)
+
+    async def get_offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        found = await self._offsets.get_offset_by_time(queue, timestamp_ms)
+        return found if found >= 0 else (await self._offsets.get_offsets(queue)).maximum
+
+    async def get_consume_offset(self, group: str, queue: MessageQueue) -> int:
+        return await self._offsets.get_consume_offset(group, queue)
+
+    async def put_consume_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
+        member = self._owners.find_member(group) if self._owners else None
+        if member is not None:
+            await member.put_consume_offset(queue, offset)
+        else:
+            await self._offsets.put_consume_offset(group, queue, offset)
+
+    async def close(self) -> None:
+        """Waits a little for puts in flight, then lets all clients go."""
+        await asyncio.gather(self._append.close(), self._look_up.close(), self._offsets.close())
+
+
+def newest_error(clients: Iterable[ClientErrors]) -> str | None:
+    """The last complaint of several clients."""
+    complaining = [client for client in clients if client.last_error is not None]
+    return max(complaining, key=lambda client: client.last_error_monotonic_ms).last_error if complaining else None

@@ -1,0 +1,215 @@
+"""One transactional producer of a queue. Blocking; every call gives up after its time-out."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import NoReturn
+
+from confluent_kafka import KafkaError, Producer, TopicPartition
+from confluent_kafka import Message as Report
+
+from bridge.core.errors import BatchAborted, BatchOutcomeUnknown
+from bridge.core.message import Message
+from bridge.store.kafka.errors import CLIENT_ERRORS, describe, error_of, is_abortable, make_fatal
+from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, transaction_options
+from bridge.store.results import AtomicBatch, BatchResult, Receipt
+
+_UNKNOWN_PARTITION = KafkaError._UNKNOWN_PARTITION  # noqa: SLF001 - the client's public name for it
+_STATE = KafkaError._STATE  # noqa: SLF001
+_PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
+
+
+class _Purged(Exception):
+    """The client itself failed the Kafka transaction, and it was aborted: nobody is to blame."""
+
+
+class _Reports:
+    """Delivery reports of some messages. Those of one partition come in the order in which they were produced."""
+
+    __slots__ = ("culprit", "error", "last", "offsets")
+
+    def __init__(self) -> None:
+        self.offsets: dict[tuple[str | None, int | None], list[int | None]] = {}
+        self.error: KafkaError | None = None
+        self.culprit: str | None = None
+        self.last: Report | None = None
+
+    def take(self, error: KafkaError | None, report: Report) -> None:
+        """The delivery callback."""
+        place = (report.topic(), report.partition())
+        known = self.offsets.get(place)
+        if known is None:
+            known = self.offsets[place] = []
+        known.append(report.offset())
+        self.last = report
+        if error is not None and (self.error is None or self.error.code() in _PURGED):
+            self.error, self.culprit = error, report.topic()
+
+    def make_receipts(self, messages: Sequence[Message]) -> list[Receipt]:
+        """One for each message. An offset the log does not know any more (a repeat it recognised) is None."""
+        turns = {place: iter(offsets) for place, offsets in self.offsets.items()}
+        receipts = []
+        for message in messages:
+            offset = next(turns[message.topic, message.queue_id])
+            known = None if offset is None or offset < 0 else offset
+            receipts.append(Receipt(message.topic, message.queue_id, known))
+        return receipts
+
+    def find_missing(self, messages: Sequence[Message]) -> str:
+        """The topics that have not answered for all their messages."""
+        left = Counter(message.topic for message in messages)
+        for (topic, _), offsets in self.offsets.items():
+            left[topic or ""] -= len(offsets)
+        return ", ".join(sorted(topic for topic, count in left.items() if count > 0)) or "none"
+
+
+class TransactionalProducer:
+    """Writes batches. Raises BatchAborted after a clean abort; after anything else it must be closed."""
+
+    def __init__(self, config: KafkaConfig, transactional_id: str, batch_bytes: int, errors: ClientErrors) -> None:
+        self._config = config
+        self._id = transactional_id
+        self._batch_bytes = batch_bytes
+        self._errors = errors
+        self._call_s = config.call_timeout_ms / 1000
+        self._producer: Producer | None = None
+
+    def init(self, timeout_s: float) -> None:
+        """Ends or fences whatever an earlier producer of this id left. Raises StoreFenced, BatchOutcomeUnknown."""
+        options = transaction_options(self._config, self._errors, self._id, self._batch_bytes)
+        self._producer = Producer(options)
+        try:
+            self._producer.init_transactions(timeout_s)
+        except CLIENT_ERRORS as raised:
+            raise make_fatal(error_of(raised)) from raised
+
+    def write(self, batch: AtomicBatch) -> BatchResult:
+        """The batch, committed.
+
+        Once more if the client fails it for a reason of its own: after a refused message it has lost count of
+        the sequence numbers of that queue, notices that with the next batch, and asks for an abort and a new epoch.
+        """
+        try:
+            return self._write(batch)
+        except _Purged:
+            try:
+                return self._write(batch)
+            except _Purged as purged:
+                raise BatchAborted(str(purged)) from purged
+
+    def close(self) -> None:
+        """Lets the client go. An open Kafka transaction is left to the successor's `init`, or its time-out."""
+        if self._producer is not None:
+            self._producer.purge()
+        self._producer = None
+
+    def _write(self, batch: AtomicBatch) -> BatchResult:
+        """Messages, the records that close the batch, consume offsets, commit."""
+        producer = self._producer
+        assert producer is not None
+        try:
+            producer.begin_transaction()
+            receipts = self._put(producer, batch.messages).make_receipts(batch.messages)
+            closing = batch.finish(receipts)
+            last = self._put_closing(producer, closing).last
+            if batch.consume_offsets is not None:
+                self._put_offsets(producer, batch)
+            producer.commit_transaction(self._call_s)
+        except CLIENT_ERRORS as raised:
+            self._give_up(producer, error_of(raised), None)
+        return _make_result(receipts, last)
+
+    def _put(self, producer: Producer, messages: Sequence[Message]) -> _Reports:
+        reports = _Reports()
+        is_taken = all(self._produce(producer, message, reports) for message in messages)
+        self._flush(producer, reports, messages, is_taken=is_taken)
+        return reports
+
+    def _put_closing(self, producer: Producer, messages: Sequence[Message]) -> _Reports:
+        """A report for the last one only; should another fail, the commit is refused."""
+        reports = _Reports()
+        is_taken = all(self._produce(producer, message, None) for message in messages[:-1])
+        is_taken = is_taken and all(self._produce(producer, message, reports) for message in messages[-1:])
+        self._flush(producer, reports, messages[-1:], is_taken=is_taken)
+        return reports
+
+    def _produce(self, producer: Producer, message: Message, reports: _Reports | None) -> bool:
+        """False when an earlier message has failed the Kafka transaction meanwhile."""
+        try:
+            self._hand_over(producer, message, reports)
+        except CLIENT_ERRORS as raised:
+            error = error_of(raised)
+            if error.code() == _STATE:
+                return False
+            if error.code() != _UNKNOWN_PARTITION:
+                self._give_up(producer, error, message.topic)
+            self._hand_over_anew(producer, message, reports)
+        return True
+
+    def _hand_over_anew(self, producer: Producer, message: Message, reports: _Reports | None) -> None:
+        """The topic may have got more partitions than this client has heard of."""
+        try:
+            producer.list_topics(message.topic, timeout=self._call_s)
+            self._hand_over(producer, message, reports)
+        except CLIENT_ERRORS as raised:
+            self._give_up(producer, error_of(raised), message.topic)
+
+    def _hand_over(self, producer: Producer, message: Message, reports: _Reports | None) -> None:
+        topic, key, value, headers, queue_id, timestamp_ms = message
+        listed = headers if type(headers) is list else list(headers)  # the client takes no other sequence
+        on_delivery = None if reports is None else reports.take
+        give_up_at = time.monotonic() + self._call_s
+        while True:
+            try:
+                producer.produce(topic, value, key, queue_id, on_delivery, None, timestamp_ms or 0, listed)
+            except BufferError:
+                if time.monotonic() > give_up_at:
+                    raise BatchOutcomeUnknown("no place in the client's queue") from None
+                producer.poll(POLL_S)
+            else:
+                return
+
+    def _flush(self, producer: Producer, reports: _Reports, messages: Sequence[Message], *, is_taken: bool) -> None:
+        """Waits for all reports; ends the client's wait for fuller requests."""
+        left = producer.flush(self._call_s)
+        if reports.error is not None:
+            self._give_up(producer, reports.error, reports.culprit)
+        if not is_taken:
+            producer.commit_transaction(self._call_s)  # cannot succeed any more, but says why
+        if left or not is_taken:
+            raise BatchOutcomeUnknown(f"not written in time; without an answer: {reports.find_missing(messages)}")
+
+    def _put_offsets(self, producer: Producer, batch: AtomicBatch) -> None:
+        assert batch.consume_offsets is not None
+        generation, offsets = batch.consume_offsets
+        places = [TopicPartition(topic, queue_id, offset) for topic, queue_id, offset in offsets]
+        producer.send_offsets_to_transaction(places, generation.token, self._call_s)
+
+    def _give_up(self, producer: Producer, error: KafkaError, topic: str | None) -> NoReturn:
+        """Aborts if that is clean, else dies. Raises BatchAborted, _Purged, StoreFenced, BatchOutcomeUnknown."""
+        if not is_abortable(error):
+            raise make_fatal(_find_reason(producer, error))
+        try:
+            producer.abort_transaction(self._call_s)
+        except CLIENT_ERRORS as raised:
+            raise make_fatal(error_of(raised)) from raised
+        if error.code() in _PURGED:
+            raise _Purged(describe(error))
+        raise BatchAborted(describe(error), topic)
+
+
+def _find_reason(producer: Producer, error: KafkaError) -> KafkaError:
+    """What is behind a bare "fatal": the client tells it to whoever polls."""
+    if error.code() == KafkaError._FATAL:  # noqa: SLF001
+        try:
+            producer.poll(0)
+        except CLIENT_ERRORS as raised:
+            return error_of(raised)
+    return error
+
+
+def _make_result(receipts: Sequence[Receipt], last: Report | None) -> BatchResult:
+    if last is None:
+        return BatchResult(receipts, None, -1)
+    offset = last.offset()
+    return BatchResult(receipts, None if offset is None or offset < 0 else offset, last.timestamp()[1])

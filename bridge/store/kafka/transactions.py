@@ -1,0 +1,92 @@
+"""Atomic batches: two transactional producers in strict turns, all calls in one thread, each with a time-out."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreUnavailable
+from bridge.store.kafka.client_thread import ClientThread
+from bridge.store.kafka.options import ClientErrors, KafkaConfig
+from bridge.store.kafka.transactional_producer import TransactionalProducer
+from bridge.store.results import AtomicBatch, BatchResult
+
+T = TypeVar("T")
+
+LARGEST_BATCH_BYTES = 1_000_000  # below the default `max.message.bytes`
+_CALLS_OF_A_BATCH = 8  # produce, flush, produce, flush, offsets, commit, abort; and one for luck
+FENCE_TIMEOUT_S = 10.0  # the broker may first have to end what it finds open
+
+BatchSizeLimit = Callable[[], int | None]
+
+
+def no_limit() -> int | None:
+    """Where nobody knows of a topic with a limit of its own."""
+    return None
+
+
+def find_batch_bytes(limit: int | None) -> int:
+    """Bytes of one request to one queue: a larger one would be refused whole, fifty good messages and all."""
+    return LARGEST_BATCH_BYTES if limit is None else max(min(LARGEST_BATCH_BYTES, limit * 9 // 10), 1)
+
+
+class KafkaBatchWriter:
+    """BatchWriter. `limit`: the smallest `max.message.bytes` of the topics in use, as far as known."""
+
+    def __init__(
+        self, config: KafkaConfig, transactional_ids: tuple[str, str], limit: BatchSizeLimit = no_limit
+    ) -> None:
+        self.errors = ClientErrors()
+        self._limit = limit
+        self._batch_bytes = find_batch_bytes(limit())
+        first, second = transactional_ids
+        self._producers = (
+            TransactionalProducer(config, first, self._batch_bytes, self.errors),
+            TransactionalProducer(config, second, self._batch_bytes, self.errors),
+        )
+        self._watch_s = _CALLS_OF_A_BATCH * config.call_timeout_ms / 1000
+        self._turn = 0
+        self._is_usable = False
+        self._thread = ClientThread(f"kafka-writer-{first}")
+
+    async def fence(self) -> None:
+        self._is_usable = False
+        await self._watch(self._fence, 2 * FENCE_TIMEOUT_S)
+        self._turn = 0
+        self._is_usable = True
+
+    async def put_all(self, batch: AtomicBatch) -> BatchResult:
+        if not self._is_usable:
+            raise StoreUnavailable("the writer is not fenced, at work, or dead")
+        self._is_usable = False  # for good, if this task is cancelled below
+        if find_batch_bytes(self._limit()) < self._batch_bytes:
+            raise BatchOutcomeUnknown("not begun: a topic in use takes less than this writer's requests; open another")
+        producer = self._producers[self._turn]
+        try:
+            result = await self._watch(lambda: producer.write(batch), self._watch_s)
+        except BatchAborted:
+            self._is_usable = True
+            raise
+        self._turn = 1 - self._turn
+        self._is_usable = True
+        self.errors.clear()
+        return result
+
+    async def close(self) -> None:
+        self._is_usable = False
+        await self._thread.close(self._close)
+
+    async def _watch(self, call: Callable[[], T], limit_s: float) -> T:
+        """A call that hangs in spite of its time-outs kills the writer, not the loop."""
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._thread.submit(call)
+        except TimeoutError:
+            raise BatchOutcomeUnknown(f"no answer from the client within {limit_s:.0f} s") from None
+
+    def _fence(self) -> None:
+        for producer in self._producers:
+            producer.init(FENCE_TIMEOUT_S)
+
+    def _close(self) -> None:
+        for producer in self._producers:
+            producer.close()
