@@ -13,7 +13,7 @@ from api.metrics import HttpMetrics
 from api.openapi.document import make_document
 from api.openapi.operation import Json
 from api.problems import MALFORMED_REQUEST, METHOD_NOT_ALLOWED, NOT_FOUND, Problem, Rejected
-from api.routes import health, messages, resolutions, transactions
+from api.routes import health, messages, parked, resolutions, search, transactions
 from api.services import Services
 
 _TAGS = [
@@ -24,7 +24,14 @@ _TAGS = [
     {"name": "health", "description": "Liveness, readiness, metrics."},
     {"name": "callback", "description": "What the bridge asks of you."},
 ]
-_ROUTERS = (transactions.router, messages.router, resolutions.router, health.router)
+_ROUTERS = (
+    transactions.router,
+    search.router,
+    messages.router,
+    resolutions.router,
+    parked.router,
+    health.router,
+)
 
 
 class _Application(FastAPI):

@@ -209,7 +209,7 @@ def _key(body: MessageBody) -> bytes | None:
     if isinstance(body.key_base64, str):
         if body.key is not msgspec.UNSET:
             raise invalid("/key_base64", "key and key_base64 are both given")
-        return _from_base64(body.key_base64, "/key_base64")
+        return parse_base64(body.key_base64, "/key_base64")
     return body.key.encode() if isinstance(body.key, str) else None
 
 
@@ -217,7 +217,7 @@ def _value(body: MessageBody) -> bytes | None:
     if isinstance(body.value_base64, str):
         if body.value is not msgspec.UNSET:
             raise invalid("/value_base64", "value and value_base64 are both given")
-        return _from_base64(body.value_base64, "/value_base64")
+        return parse_base64(body.value_base64, "/value_base64")
     raw = bytes(body.value) if isinstance(body.value, msgspec.Raw) else b"null"
     if raw[:1] == b'"':
         return raw[1:-1] if b"\\" not in raw else _text.decode(raw).encode()
@@ -230,7 +230,7 @@ def _headers(body: MessageBody, limits: MessageLimits) -> Sequence[Header]:
     if not isinstance(body.headers_base64, msgspec.UnsetType):
         pairs = _pairs(body.headers_base64, "/headers_base64", limits)
         return [
-            (name, None if text is None else _from_base64(text, f"/headers_base64/{n}"))
+            (name, None if text is None else parse_base64(text, f"/headers_base64/{n}"))
             for n, (name, text) in enumerate(pairs)
         ]
     if isinstance(body.headers, msgspec.UnsetType):
@@ -248,7 +248,8 @@ def _pairs(headers: Headers, where: str, limits: MessageLimits) -> Sequence[tupl
     return pairs
 
 
-def _from_base64(text: str, where: str) -> bytes:
+def parse_base64(text: str, where: str) -> bytes:
+    """Standard base64 with padding. Raises Rejected."""
     try:
         return binascii.a2b_base64(text, strict_mode=True)
     except ValueError:

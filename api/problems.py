@@ -48,8 +48,14 @@ class Problem:
 
     def at(self, pointer: str) -> "Problem":
         """The same problem inside a larger document: its JSON pointers begin with `pointer`."""
-        moved = [(where if where.startswith("?") else pointer + where, what) for where, what in self.errors]
-        return replace(self, errors=moved) if pointer and moved else self
+        if not pointer or not self.errors:
+            return self
+        inside = [where == "" or where.startswith("/") for where, _ in self.errors]
+        moved = [
+            (pointer + where if within else where, what)
+            for within, (where, what) in zip(inside, self.errors, strict=True)
+        ]
+        return replace(self, errors=moved)
 
 
 class Rejected(Exception):
@@ -246,4 +252,10 @@ def invalid(pointer: str, what: str) -> Rejected:
 
 
 def _error_members(where: str, what: str) -> dict[str, str]:
-    return {"parameter": where[1:], "detail": what} if where.startswith("?") else {"pointer": where, "detail": what}
+    if _is_pointer(where):
+        return {"pointer": where, "detail": what}
+    return {"parameter": where.removeprefix("?"), "detail": what}
+
+
+def _is_pointer(where: str) -> bool:
+    return not where or where.startswith("/")

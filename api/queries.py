@@ -15,6 +15,7 @@ T = TypeVar("T")
 
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)")
 _INTEGER = re.compile(r"\d{1,9}")
+TIME_EXPECTED = "a time as 2026-01-31T12:00:00.000Z"
 _NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?")
 
 
@@ -67,10 +68,13 @@ class Query:
         if value is None:
             return None
         try:
-            moment = datetime.fromisoformat(value.upper() if _RFC3339.fullmatch(value) else "")
-            return (moment - _EPOCH) // timedelta(milliseconds=1)
-        except (ValueError, OverflowError):
-            raise _invalid(name, "a time as 2026-01-31T12:00:00.000Z") from None
+            return parse_time_ms(value)
+        except ValueError:
+            raise _invalid(name, TIME_EXPECTED) from None
+
+    def optional_flag(self, name: str) -> bool | None:
+        """None if it is not given."""
+        return self.flag(name) if name in self._params else None
 
     def flag(self, name: str) -> bool:
         """True for a bare name or `true`."""
@@ -80,6 +84,15 @@ class Query:
         if value not in {"", "true", "1"}:
             raise _invalid(name, "true or false")
         return True
+
+
+def parse_time_ms(text: str) -> int:
+    """A moment in RFC 3339. Raises ValueError."""
+    try:
+        moment = datetime.fromisoformat(text.upper() if _RFC3339.fullmatch(text) else "")
+        return (moment - _EPOCH) // timedelta(milliseconds=1)
+    except OverflowError as error:
+        raise ValueError("outside the calendar") from error
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

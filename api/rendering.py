@@ -3,22 +3,30 @@
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 
 from api.schemas.answers import (
     AcceptedAnswer,
+    GroupCountsAnswer,
     MessageAnswer,
     PreparedAnswer,
     ReceiptAnswer,
+    RedriveJobAnswer,
+    StatsAnswer,
     TimelineEventAnswer,
     TransactionAnswer,
 )
+from api.schemas.answers import TransactionPage as TransactionPageAnswer
 from bridge.core.message import Message
 from bridge.core.message_json import JsonText, show_message
 from bridge.core.transaction import TransactionState
 from bridge.core.view import MessageSummary, TimelineEvent, TransactionView
 from bridge.service.contract import Accepted, Prepared
+from bridge.service.search import BridgeStats, TransactionPage
+from bridge.sql.redrive import RedriveJob
+from bridge.sql.stats import GroupStats
 
 _MAX_SECOND = 253_402_300_799  # the last one of the year 9999
 
@@ -107,5 +115,64 @@ def _render_body(message: Message) -> MessageAnswer:
 
 def render_event(event: TimelineEvent) -> dict[str, object]:
     """An event of a timeline with the members of its type."""
-    shown = TimelineEventAnswer(render_time(event.at_ms), event.type, event.by)
-    return {**msgspec.structs.asdict(shown), **event.members}
+    shown = msgspec.structs.asdict(TimelineEventAnswer(render_time(event.at_ms), event.type, event.by))
+    for name, value in event.members.items():
+        if name in {"first_ms", "last_ms"}:
+            shown[name.removesuffix("_ms")] = render_time(int(str(value)))
+        elif name == "receipts" and isinstance(value, list):
+            shown[name] = [ReceiptAnswer(*receipt) for receipt in value]
+        else:
+            shown[name] = value
+    return shown
+
+
+def render_page(page: TransactionPage) -> TransactionPageAnswer:
+    """A page of transactions."""
+    return TransactionPageAnswer([render_transaction(view) for view in page.transactions], page.next)
+
+
+def render_job(job: RedriveJob) -> RedriveJobAnswer:
+    """A redrive job; times in its filter as elsewhere."""
+    shown = {
+        name.removesuffix("_ms"): render_time(value) if name.endswith("_ms") else value
+        for name, value in job.filter.items()
+    }
+    return RedriveJobAnswer(
+        job_id=job.job_id,
+        state=job.state.value,
+        action=job.action,
+        filter=shown,
+        actor=job.actor,
+        reason=job.reason,
+        rate_per_second=job.rate_per_s,
+        counts=dict(job.counts),
+        created_at=render_time(job.created_ms),
+        updated_at=render_time(job.updated_ms),
+    )
+
+
+def render_stats(stats: BridgeStats) -> StatsAnswer:
+    """Counts; ages at the moment they were read."""
+    groups = {
+        name: GroupCountsAnswer(**_counts(group, stats.now_ms), age_histogram=list(group.age_histogram))
+        for name, group in stats.projection.groups.items()
+    }
+    return StatsAnswer(
+        **_counts(stats.projection.total, stats.now_ms),
+        settle_lag_seconds=stats.lag.settle_ms / 1000,
+        projection_lag_seconds=stats.lag.projection_ms / 1000,
+        groups=groups,
+    )
+
+
+def _counts(counted: GroupStats, now_ms: int) -> dict[str, Any]:
+    oldest = counted.oldest_pending_ms
+    return {
+        "prepared": counted.prepared,
+        "committed": counted.committed,
+        "blocked": counted.blocked,
+        "rolled_back": counted.rolled_back,
+        "parked": counted.parked,
+        "pending": counted.pending,
+        "oldest_pending_seconds": None if oldest is None else max(0, now_ms - oldest) / 1000,
+    }

@@ -35,6 +35,14 @@ class ServeConfig:
 class _Server(uvicorn.Server):
     """uvicorn without its own signals: the process has other parts that must end in order."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_listening.set()
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -70,10 +78,9 @@ class ApiServer:
         port: int = self._socket.getsockname()[1]
         return port
 
-    @property
-    def is_started(self) -> bool:
-        """Whether connections are accepted."""
-        return self._server.started
+    async def wait_started(self) -> None:
+        """Returns when connections are accepted."""
+        await self._server.is_listening.wait()
 
     async def serve_until(self, stop: asyncio.Event) -> None:
         """Serves until `stop`; then takes nothing new, is not ready, and finishes what it has, bounded by drain_s."""

@@ -13,6 +13,10 @@ from bridge.core.record import Act, Resolution
 from bridge.core.view import TimelineEvent, TransactionView
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, Refused, Wait
 from bridge.service.operators import Who
+from bridge.service.parked import RedriveAction, RedrivePreview
+from bridge.service.search import AuditPage, BridgeStats, TransactionPage
+from bridge.sql.redrive import RedriveJob
+from bridge.sql.search import SearchFilter
 
 
 class TransactionCalls(Protocol):
@@ -53,6 +57,52 @@ class TransactionCalls(Protocol):
         ...
 
 
+class SearchCalls(Protocol):
+    """Lists, counts and the audit; may be a moment old."""
+
+    async def search(self, wanted: SearchFilter, limit: int, cursor: str | None = ...) -> TransactionPage | Refused:
+        """Newest first."""
+        ...
+
+    async def audit(self, limit: int, cursor: str | None = ...) -> AuditPage | Refused:
+        """Newest first."""
+        ...
+
+    async def stats(self) -> BridgeStats | Refused:
+        """Counts and lags."""
+        ...
+
+
+class ParkedCalls(Protocol):
+    """Parked transactions, and acts on many of them."""
+
+    async def list(self, wanted: SearchFilter, limit: int, cursor: str | None = ...) -> TransactionPage | Refused:
+        """Newest first."""
+        ...
+
+    async def preview(self, wanted: SearchFilter) -> RedrivePreview | Refused:
+        """What a job would act on."""
+        ...
+
+    async def redrive(
+        self, wanted: SearchFilter, action: RedriveAction, rate_per_s: int, who: Who
+    ) -> RedriveJob | Refused:
+        """Begins a job."""
+        ...
+
+    async def get_job(self, job_id: str) -> RedriveJob | Refused | None:
+        """None: there is no such job."""
+        ...
+
+    async def list_jobs(self, limit: int) -> Sequence[RedriveJob] | Refused:
+        """Newest first."""
+        ...
+
+    async def stop(self, job_id: str, who: Who) -> RedriveJob | Refused | None:
+        """None: there is no such job."""
+        ...
+
+
 class CheckResult(NamedTuple):
     """Whether something is as it must be. `is_degraded`: it is not, but promises can still be kept."""
 
@@ -69,6 +119,8 @@ class Services:
     """Everything the routes call. `readiness`: by name; all must be ok for /readyz to be."""
 
     transactions: TransactionCalls
+    search: SearchCalls
+    parked: ParkedCalls
     readiness: Mapping[str, ReadinessCheck] = field(default_factory=dict)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     limits: HttpLimits = field(default_factory=HttpLimits)

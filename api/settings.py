@@ -24,6 +24,7 @@ from bridge.core.errors import ConfigError
 SETTINGS_FILE = "outbox-bridge.toml"
 ENV_PREFIX = "OUTBOX_BRIDGE_"
 _NESTED = "__"
+_OF_COMMANDS = {"OUTBOX_BRIDGE_URL"}  # which bridge the command line talks to
 _SECRET_WORDS = ("password", "secret", "sasl.jaas", "key.pem", "oauthbearer.config", "token")
 _MASK = "********"
 
@@ -218,7 +219,7 @@ def _read_file(file: Path | None) -> dict[str, Any]:
 def _read_environment() -> dict[str, Any]:
     known = _environment_names()
     for name in os.environ:
-        if name.upper().startswith(ENV_PREFIX) and name.upper() not in known:
+        if name.upper().startswith(ENV_PREFIX) and name.upper() not in known | _OF_COMMANDS:
             raise ConfigError(f"unknown environment variable {name}{_nearest(name.upper(), known)}")
     try:
         return EnvSettingsSource(Settings)()

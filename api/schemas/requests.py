@@ -26,6 +26,8 @@ TransactionId = Annotated[
         extra_json_schema={"pattern": "^[0-9a-z]{28}$"},
     ),
 ]
+Base64 = Annotated[str, Meta(extra_json_schema={"contentEncoding": "base64"})]
+RequestTime = Annotated[str, Meta(extra_json_schema={"format": "date-time"}, examples=["2026-01-31T12:00:00.000Z"])]
 Reason = Annotated[
     str,
     Meta(min_length=1, max_length=500, description="Why; kept in the audit.", examples=["payment confirmed by phone"]),
@@ -46,7 +48,7 @@ class Message(Struct, forbid_unknown_fields=True):
 
     topic: Annotated[str, Meta(description="A topic that exists.", examples=["orders.created"])]
     key: Annotated[str | None, Meta(description="UTF-8 text or null.", examples=["42"])] | UnsetType = UNSET
-    key_base64: Annotated[str, Meta(extra_json_schema={"contentEncoding": "base64"})] | UnsetType = UNSET
+    key_base64: Base64 | UnsetType = UNSET
     value: (
         Annotated[
             Raw,
@@ -58,7 +60,7 @@ class Message(Struct, forbid_unknown_fields=True):
         ]
         | UnsetType
     ) = UNSET
-    value_base64: Annotated[str, Meta(extra_json_schema={"contentEncoding": "base64"})] | UnsetType = UNSET
+    value_base64: Base64 | UnsetType = UNSET
     headers: (
         Annotated[
             Headers,
@@ -166,6 +168,33 @@ class ForceTransaction(Struct, forbid_unknown_fields=True):
 
 class ResumeTransaction(Struct, forbid_unknown_fields=True):
     """Makes a parked transaction prepared again; audited."""
+
+    reason: Reason
+
+
+class ParkedFilter(Struct, forbid_unknown_fields=True):
+    """Which parked transactions; an empty filter matches all."""
+
+    producer_group: GroupName | None = None
+    topic: str | None = None
+    key: str | None = None
+    key_base64: Base64 | None = None
+    born_after: RequestTime | None = None
+    born_before: RequestTime | None = None
+
+
+class Redrive(Struct, forbid_unknown_fields=True):
+    """An act on all parked transactions that match; audited. `preview`: only counts them."""
+
+    action: Literal["resume", "commit", "rollback"]
+    filter: ParkedFilter
+    reason: Reason | None = None
+    rate_per_second: Annotated[int, Meta(ge=1, le=1_000, description="At most so many a second.")] = 50
+    preview: bool = False
+
+
+class StopRedrive(Struct, forbid_unknown_fields=True):
+    """Stops a job after its present step; audited."""
 
     reason: Reason
 

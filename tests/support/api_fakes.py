@@ -3,14 +3,24 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from api.services import Services
 from bridge.core.message import BY_KEY, Message, Receipt
 from bridge.core.record import Act, Resolution
 from bridge.core.transaction import STATE_AFTER, TransactionState
 from bridge.core.transaction_id import digest_bits, make_transaction_id
 from bridge.core.view import MessageSummary, TimelineEvent, TransactionView
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, RefusalCode, Refused, Wait
+from bridge.service.lags import Lag
 from bridge.service.operators import Who
+from bridge.service.parked import RedriveAction, RedrivePreview, encode_filter, only_parked
+from bridge.service.search import AuditPage, BridgeStats, TransactionPage
+from bridge.sql.audit import ActEntry
+from bridge.sql.redrive import JobState, RedriveJob
+from bridge.sql.search import SearchFilter
+from bridge.sql.stats import GroupStats, ProjectionStats
+from tests.support.bad_requests import Facts
 
 BORN_MS = 1_769_860_800_123
 
@@ -60,7 +70,9 @@ class FakeTransactions:
             return view
         return [
             TimelineEvent(view.born_ms, "prepared", "producer", {"queue_offset": view.queue_offset}),
-            TimelineEvent(view.born_ms + 6_000, "check_unanswered", "check", {"first_ms": BORN_MS, "failure": "refused"}),
+            TimelineEvent(
+                view.born_ms + 6_000, "check_unanswered", "check", {"first_ms": BORN_MS, "failure": "refused"}
+            ),
             TimelineEvent(view.born_ms + 9_000, "published", None, {"receipts": [["orders", 0, 7]]}),
         ]
 
@@ -148,9 +160,100 @@ def _ended(view: TransactionView, state: TransactionState) -> TransactionView:
     ]
     is_committed = state is TransactionState.COMMITTED
     return replace(
-        view, state=state, by="producer", ended_ms=BORN_MS + 50, receipts=receipts if is_committed else (), next_due_ms=None
+        view,
+        state=state,
+        by="producer",
+        ended_ms=BORN_MS + 50,
+        receipts=receipts if is_committed else (),
+        next_due_ms=None,
     )
 
 
 def _missing(transaction_id: str) -> Refused:
     return Refused(RefusalCode.UNKNOWN_TRANSACTION, "no such transaction", transaction_id=transaction_id)
+
+
+@dataclass
+class FakeSearch:
+    """Pages over the fake's transactions; a cursor is a place in the list."""
+
+    transactions: FakeTransactions
+
+    async def search(self, wanted: SearchFilter, limit: int, cursor: str | None = None) -> TransactionPage | Refused:
+        """States and groups are filtered."""
+        matching = [
+            view
+            for view in self.transactions.views.values()
+            if (not wanted.states or view.state in wanted.states) and wanted.group in {None, view.group}
+        ]
+        start = 0 if cursor is None else int(cursor)
+        return TransactionPage(
+            matching[start : start + limit], str(start + limit) if len(matching) > start + limit else None
+        )
+
+    async def audit(self, limit: int, cursor: str | None = None) -> AuditPage | Refused:
+        """One entry for each act."""
+        entries = [ActEntry(BORN_MS, who.actor, "act", target, who.reason) for target, _, who in self.transactions.acts]
+        return AuditPage(entries[:limit], None)
+
+    async def stats(self) -> BridgeStats | Refused:
+        """One group with one pending transaction."""
+        group = GroupStats(3, 1, 0, 1, 0, BORN_MS, ((1, 1), (None, 0)))
+        return BridgeStats(ProjectionStats(group, {"orders": group}), Lag(250, 1_500), BORN_MS + 2_000)
+
+
+@dataclass
+class FakeParked:
+    """Jobs in a dict; none ever ends by itself."""
+
+    search: FakeSearch
+    jobs: dict[str, RedriveJob] = field(default_factory=dict)
+
+    async def list(self, wanted: SearchFilter, limit: int, cursor: str | None = None) -> TransactionPage | Refused:
+        """Parked ones."""
+        return await self.search.search(only_parked(wanted), limit, cursor)
+
+    async def preview(self, wanted: SearchFilter) -> RedrivePreview | Refused:
+        """Counts them."""
+        page = await self.list(wanted, 10)
+        assert not isinstance(page, Refused)
+        return RedrivePreview(len(page.transactions), False, page.transactions)
+
+    async def redrive(
+        self, wanted: SearchFilter, action: RedriveAction, rate_per_s: int, who: Who
+    ) -> RedriveJob | Refused:
+        """A running job."""
+        name = f"job-{len(self.jobs)}"
+        self.jobs[name] = job = RedriveJob(
+            name, BORN_MS, BORN_MS, who.actor, who.reason, encode_filter(wanted), action.value, rate_per_s
+        )
+        return job
+
+    async def get_job(self, job_id: str) -> RedriveJob | Refused | None:
+        """The job."""
+        return self.jobs.get(job_id)
+
+    async def list_jobs(self, limit: int) -> Sequence[RedriveJob] | Refused:
+        """All jobs."""
+        return [*self.jobs.values()][:limit]
+
+    async def stop(self, job_id: str, who: Who) -> RedriveJob | Refused | None:
+        """The stopped job."""
+        job = self.jobs.get(job_id)
+        if job is not None:
+            self.jobs[job_id] = job = replace(job, state=JobState.STOPPED)
+        return job
+
+
+def make_services(transactions: FakeTransactions, **others: Any) -> Services:
+    """Services over one fake."""
+    search = FakeSearch(transactions)
+    return Services(transactions, search, FakeParked(search), **others)
+
+
+async def make_facts(transactions: FakeTransactions) -> Facts:
+    """A prepared and a committed transaction."""
+    calls = [PrepareCall("orders", [Message("orders.created", b"42")]) for _ in range(2)]
+    prepared, committed = [answer for answer in await fake.prepare(calls) if isinstance(answer, Prepared)]
+    await fake.end([EndCall(committed.transaction_id, Resolution.COMMIT)])
+    return Facts("orders.created", "orders", prepared.transaction_id, committed.transaction_id)
