@@ -59,7 +59,7 @@ class Transaction(NamedTuple):
     @property
     def is_final(self) -> bool:
         """Whether no later resolution can change it; a blocked commit is final too."""
-        return self.state in {TransactionState.COMMITTED, TransactionState.ROLLED_BACK}
+        return self.state is TransactionState.COMMITTED or self.state is TransactionState.ROLLED_BACK
 
     @property
     def is_live(self) -> bool:

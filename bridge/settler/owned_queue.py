@@ -281,7 +281,7 @@ class OwnedQueue(QueueOwner):
         """One Kafka transaction: all of `effects` and the position. Raises StoreError."""
         assert self._writer is not None
         plan = make_plan(effects)
-        missing = [t for i, t in plan.ops.items() if i in plan.body_ids() and i not in self._batch_bodies]
+        missing = [plan.ops[i] for i in plan.body_ids() if i not in self._batch_bodies]
         if missing:
             self._batch_bodies |= await self._bodies.load(missing)
         made = make_batch(plan, self._state, self._batch_bodies, self._ports.destinations.queues_of, self._target)
