@@ -26,8 +26,6 @@ _LOG = structlog.get_logger()
 
 MAX_URL_BYTES = 8 * 1024
 MAX_HEAD_BYTES = 16 * 1024
-MAX_CONNECTIONS = 4_000
-HEAD_TIMEOUT_S = 5.0
 
 
 class _HeadRefused(Exception):
@@ -37,8 +35,8 @@ class _HeadRefused(Exception):
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. What cannot be a request is answered with a problem, and the connection is closed."""
 
-    max_connections = MAX_CONNECTIONS
-    head_timeout_s = HEAD_TIMEOUT_S
+    max_connections = 4_000
+    head_timeout_s = 5.0
 
     def __init__(
         self,

@@ -30,6 +30,8 @@ class ServeConfig:
     backlog: int = 2_048
     keep_alive_s: int = 30
     drain_s: int = 10
+    connections: int = 4_000
+    head_s: float = 5.0
 
 
 class _Server(uvicorn.Server):
@@ -58,7 +60,7 @@ class ApiServer:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=BoundedProtocol,
+                http=_protocol_for(config),
                 ws="none",
                 loop="uvloop",
                 lifespan="off",
@@ -94,6 +96,14 @@ class ApiServer:
         _LOG.info("draining", in_flight=self._traffic.in_flight, at_most_s=self._config.drain_s)
         self._traffic.is_draining = True
         self._server.should_exit = True
+
+
+def _protocol_for(config: ServeConfig) -> type[BoundedProtocol]:
+    class Protocol(BoundedProtocol):
+        max_connections = config.connections
+        head_timeout_s = config.head_s
+
+    return Protocol
 
 
 def bind(host: str, port: int) -> socket.socket:

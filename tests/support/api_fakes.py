@@ -254,6 +254,6 @@ def make_services(transactions: FakeTransactions, **others: Any) -> Services:
 async def make_facts(transactions: FakeTransactions) -> Facts:
     """A prepared and a committed transaction."""
     calls = [PrepareCall("orders", [Message("orders.created", b"42")]) for _ in range(2)]
-    prepared, committed = [answer for answer in await fake.prepare(calls) if isinstance(answer, Prepared)]
-    await fake.end([EndCall(committed.transaction_id, Resolution.COMMIT)])
+    prepared, committed = [answer for answer in await transactions.prepare(calls) if isinstance(answer, Prepared)]
+    await transactions.end([EndCall(committed.transaction_id, Resolution.COMMIT)])
     return Facts("orders.created", "orders", prepared.transaction_id, committed.transaction_id)
