@@ -10,6 +10,8 @@ from bridge.sql.tables import group_counts, transactions
 
 _T = transactions.c
 
+Histogram = Sequence[tuple[int | None, int]]
+
 # Upper bounds of the ages of pending transactions; the last bucket has none and is shown under the last bound.
 AGE_BOUNDS_S = (1, 5, 10, 30, 60, 300, 900, 3_600, 14_400, 86_400)
 
@@ -28,7 +30,7 @@ class GroupStats:
     rolled_back: int = 0
     parked: int = 0
     oldest_pending_ms: int | None = None
-    age_histogram: Sequence[tuple[int | None, int]] = ()
+    age_histogram: Histogram = ()
 
     @property
     def pending(self) -> int:
@@ -45,20 +47,33 @@ class ProjectionStats:
 
 def read_stats(conn: Connection, now_ms: int) -> ProjectionStats:
     """Counts as applied; ages at `now_ms`."""
-    ages = _read_ages(conn, now_ms)
+    groups = _read_groups(conn, now_ms)
+    return ProjectionStats(_add_up(groups.values()), groups)
+
+
+def read_group_stats(conn: Connection, group: str, now_ms: int) -> GroupStats:
+    """Counts of one group; zeros if it never prepared anything."""
+    return _read_groups(conn, now_ms, group).get(group, GroupStats(age_histogram=_EMPTY))
+
+
+def _read_groups(conn: Connection, now_ms: int, group: str | None = None) -> dict[str, GroupStats]:
+    query = sa.select(group_counts).order_by(group_counts.c.producer_group)
+    if group is not None:
+        query = query.where(group_counts.c.producer_group == group)
+    ages = _read_ages(conn, now_ms, group)
     groups = {}
-    for row in conn.execute(sa.select(group_counts).order_by(group_counts.c.producer_group)):
+    for row in conn.execute(query):
         oldest_ms, histogram = ages.get(row.producer_group, (None, _EMPTY))
         groups[row.producer_group] = GroupStats(
             row.prepared, row.committed, row.blocked, row.rolled_back, row.parked, oldest_ms, histogram
         )
-    return ProjectionStats(_add_up(groups.values()), groups)
+    return groups
 
 
 _EMPTY = tuple((bound, 0) for bound in (*AGE_BOUNDS_S, None))
 
 
-def _read_ages(conn: Connection, now_ms: int) -> dict[str, tuple[int, Sequence[tuple[int | None, int]]]]:
+def _read_ages(conn: Connection, now_ms: int, group: str | None) -> dict[str, tuple[int, Histogram]]:
     """One pass over the index of pending ones."""
     bucket = sa.case(
         *[(_T.appended_ms >= now_ms - bound * 1000, place) for place, bound in enumerate(AGE_BOUNDS_S)],
@@ -69,6 +84,8 @@ def _read_ages(conn: Connection, now_ms: int) -> dict[str, tuple[int, Sequence[t
         .where(sa.text("state = 'PREPARED'"))
         .group_by(_T.producer_group, sa.text("bucket"))
     )
+    if group is not None:
+        query = query.where(_T.producer_group == group)
     counts: dict[str, list[int]] = {}
     oldest: dict[str, int] = {}
     for name, place, count, first_ms in conn.execute(query):

@@ -1,0 +1,141 @@
+"""The directory of producer groups over SQL: read from memory, refreshed beside, written through."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import structlog
+from sqlalchemy import Connection
+
+from bridge.clock import Clock
+from bridge.core.config import GroupSettings
+from bridge.directory import DEFAULT_SETTINGS, ProducerGroup, UnansweredRound
+from bridge.sql import groups
+from bridge.sql.audit import ActEntry, record_act
+from bridge.sql.engine import Database
+from bridge.sql.errors import SqlUnavailable
+from bridge.sql.groups import GroupDeletion, GroupPut, Snapshot
+from bridge.sql.rounds import GroupHealth, read_health, record_rounds
+
+T = TypeVar("T")
+_LOG = structlog.get_logger()
+
+
+class SqlDirectory:
+    """Port ProducerDirectory. Changes made by other processes are seen after at most `refresh_ms`.
+
+    Writes take the audit entry that is to be kept in the same SQL transaction. All of them raise
+    SqlUnavailable; reads from memory never do.
+    """
+
+    def __init__(self, database: Database, clock: Clock, refresh_ms: int = 1_000) -> None:
+        self._database = database
+        self._clock = clock
+        self._refresh_ms = refresh_ms
+        self._snapshot = Snapshot()
+        self._refreshed_ms: int | None = None
+
+    @property
+    def groups(self) -> Mapping[str, ProducerGroup]:
+        """All groups as known now."""
+        return self._snapshot.groups
+
+    def age_ms(self) -> int | None:
+        """How long ago the database was asked last; None: never."""
+        return None if self._refreshed_ms is None else self._clock.monotonic_ms() - self._refreshed_ms
+
+    def get(self, group: str) -> ProducerGroup | None:
+        return self._snapshot.groups.get(group)
+
+    def settings_of(self, group: str) -> GroupSettings:
+        known = self._snapshot.groups.get(group)
+        return known.settings if known else DEFAULT_SETTINGS
+
+    async def disable_endpoint(self, group: str, url: str, reason: str) -> None:
+        await self._write(partial(groups.disable_endpoint, name=group, url=url, reason=reason), None)
+
+    async def record_rounds(self, rounds: Sequence[UnansweredRound]) -> None:
+        await self._database.run(partial(record_rounds, rounds=rounds))
+
+    async def ensure_group(self, group: str) -> ProducerGroup:
+        """The group, made with defaults, without endpoint and secret, if nobody has created it."""
+        known = self.get(group)
+        if known is not None:
+            return known
+        now_ms = self._clock.now_ms()
+
+        def work(conn: Connection) -> ProducerGroup:
+            groups.ensure_group(conn, group, now_ms)
+            made = groups.read_group(conn, group, now_ms)
+            assert made is not None  # in one SQL transaction
+            return made
+
+        made = await self._database.run(work)
+        # without the version, so that the next refresh still reads everything
+        self._snapshot = replace(self._snapshot, groups={**self._snapshot.groups, group: made})
+        return made
+
+    async def put_group(
+        self, group: str, settings: GroupSettings, urls: Collection[str], act: ActEntry | None = None
+    ) -> GroupPut:
+        """Creates, or replaces settings and static endpoints. The secret is told once, on creation."""
+        now_ms = self._clock.now_ms()
+        work = partial(groups.put_group, name=group, settings=settings, urls=urls, now_ms=now_ms)
+        return await self._write(work, act)
+
+    async def delete_group(self, group: str, act: ActEntry | None = None) -> GroupDeletion:
+        """Deletes a group for which nothing is to be done any more."""
+
+        def work(conn: Connection) -> GroupDeletion:
+            deletion = groups.delete_group(conn, group)
+            if deletion is GroupDeletion.DELETED and act is not None:
+                record_act(conn, act)
+            return deletion
+
+        return await self._write(work, None)
+
+    async def rotate_secret(self, group: str, act: ActEntry | None = None) -> str | None:
+        """The new secret, told once; None: no such group. The old one signs for another 24 h."""
+        now_ms = self._clock.now_ms()
+
+        def work(conn: Connection) -> str | None:
+            secret = groups.rotate_secret(conn, group, now_ms)
+            if secret is not None and act is not None:
+                record_act(conn, act)
+            return secret
+
+        return await self._write(work, None)
+
+    async def read_health(self, group: str) -> GroupHealth | None:
+        """The group as the database has it, with results of its rounds and its counts."""
+        return await self._database.read(partial(read_health, name=group, now_ms=self._clock.now_ms()))
+
+    async def refresh(self) -> None:
+        """Reads what has changed. Raises SqlUnavailable."""
+        read = partial(groups.read_snapshot, known=self._snapshot, now_ms=self._clock.now_ms())
+        self._snapshot = await self._database.read(read)
+        self._refreshed_ms = self._clock.monotonic_ms()
+
+    async def run_forever(self) -> None:
+        """Refreshes until it is cancelled; while the database is away the last snapshot stays."""
+        while True:
+            try:
+                await self.refresh()
+            except SqlUnavailable as error:
+                _LOG.warning("directory_not_refreshed", reason=str(error))
+            await self._clock.sleep_ms(self._refresh_ms)
+
+    async def _write(self, work: Callable[[Connection], T], act: ActEntry | None) -> T:
+        def whole(conn: Connection) -> T:
+            result = work(conn)
+            if act is not None:
+                record_act(conn, act)
+            return result
+
+        result = await self._database.run(whole)
+        try:
+            await self.refresh()
+        except SqlUnavailable as error:  # what was written stands, and is seen a little later
+            _LOG.warning("directory_not_refreshed", reason=str(error))
+        return result

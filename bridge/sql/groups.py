@@ -1,0 +1,180 @@
+"""Producer groups in SQL: settings, endpoints, secrets, and what became of their rounds. Plain functions.
+
+Every write moves the directory's version, so that other processes see it within a second.
+"""
+
+import base64
+import secrets as random_source
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from bridge.core.config import CheckCalls, CheckMode, CheckTimes, GroupSettings
+from bridge.directory import DEFAULT_SETTINGS, Endpoint, ProducerGroup
+from bridge.sql.bulk import make_upsert
+from bridge.sql.tables import directory_version, endpoints, producer_groups, secrets
+from bridge.sql.transactions import count_live
+
+OLD_SECRET_SIGNS_MS = 86_400_000
+
+
+class GroupPut(NamedTuple):
+    """`secret` is told once, when a put created the group."""
+
+    is_created: bool
+    secret: str | None
+
+
+class GroupDeletion(Enum):
+    """IN_USE: transactions of the group are pending, parked or blocked."""
+
+    DELETED = "deleted"
+    UNKNOWN = "unknown"
+    IN_USE = "in-use"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All groups at a version; `next_expiry_ms`: when a secret stops signing."""
+
+    version: int = -1
+    groups: Mapping[str, ProducerGroup] = field(default_factory=dict)
+    next_expiry_ms: int | None = None
+
+
+def put_group(conn: Connection, name: str, settings: GroupSettings, urls: Collection[str], now_ms: int) -> GroupPut:
+    """Creates the group, or replaces settings and static endpoints; leased endpoints stay, disabled ones come back."""
+    is_created = ensure_group(conn, name, now_ms)
+    values = {**_settings_values(settings), "updated_ms": now_ms}
+    conn.execute(sa.update(producer_groups).where(producer_groups.c.name == name).values(**values))
+    conn.execute(sa.delete(endpoints).where(endpoints.c.producer_group == name, endpoints.c.is_leased == sa.false()))
+    conn.execute(sa.update(endpoints).where(endpoints.c.producer_group == name).values(disabled_reason=None))
+    for url in dict.fromkeys(urls):
+        upsert = make_upsert(conn, endpoints).values(producer_group=name, url=url, is_leased=False)
+        static = {"is_leased": False, "lease_until_ms": None}
+        conn.execute(upsert.on_conflict_do_update(index_elements=["producer_group", "url"], set_=static))
+    _bump(conn)
+    return GroupPut(is_created, _add_secret(conn, name, now_ms) if is_created else None)
+
+
+def ensure_group(conn: Connection, name: str, now_ms: int) -> bool:
+    """Creates the group with default settings, no endpoint and no secret; False if it is there."""
+    values = {"name": name, **_settings_values(DEFAULT_SETTINGS), "created_ms": now_ms, "updated_ms": now_ms}
+    upsert = make_upsert(conn, producer_groups).values(values).on_conflict_do_nothing(index_elements=["name"])
+    if conn.execute(upsert).rowcount != 1:
+        return False
+    _bump(conn)
+    return True
+
+
+def delete_group(conn: Connection, name: str) -> GroupDeletion:
+    """Forgets the group, its endpoints and secrets, unless something of it is still to be done."""
+    if conn.execute(sa.select(producer_groups.c.name).where(producer_groups.c.name == name)).first() is None:
+        return GroupDeletion.UNKNOWN
+    if count_live(conn, name):
+        return GroupDeletion.IN_USE
+    conn.execute(sa.delete(producer_groups).where(producer_groups.c.name == name))
+    _bump(conn)
+    return GroupDeletion.DELETED
+
+
+def rotate_secret(conn: Connection, name: str, now_ms: int) -> str | None:
+    """A new secret; the one before it signs for another 24 h, older ones no more. None: no such group."""
+    if conn.execute(sa.select(producer_groups.c.name).where(producer_groups.c.name == name)).first() is None:
+        return None
+    of_group = secrets.c.producer_group == name
+    conn.execute(sa.delete(secrets).where(of_group, secrets.c.expires_ms.is_not(None)))
+    conn.execute(sa.update(secrets).where(of_group).values(expires_ms=now_ms + OLD_SECRET_SIGNS_MS))
+    secret = _add_secret(conn, name, now_ms)
+    _bump(conn)
+    return secret
+
+
+def disable_endpoint(conn: Connection, name: str, url: str, reason: str) -> None:
+    """Takes the endpoint out of the rounds until the group is put again."""
+    where = (endpoints.c.producer_group == name, endpoints.c.url == url)
+    conn.execute(sa.update(endpoints).where(*where).values(disabled_reason=reason))
+    _bump(conn)
+
+
+def read_snapshot(conn: Connection, known: Snapshot, now_ms: int) -> Snapshot:
+    """All groups as they are; `known` itself if nothing has changed since."""
+    version = conn.execute(sa.select(directory_version.c.version)).scalar_one_or_none() or 0
+    is_expired = known.next_expiry_ms is not None and known.next_expiry_ms <= now_ms
+    if version == known.version and not is_expired:
+        return known
+    rows = conn.execute(sa.select(producer_groups).order_by(producer_groups.c.name)).all()
+    urls = _read_endpoints(conn)
+    signing = _read_secrets(conn, now_ms)
+    expiries = [expires_ms for found in signing.values() for _, expires_ms in found if expires_ms is not None]
+    groups = {
+        row.name: _make_group(row, urls.get(row.name, ()), [secret for secret, _ in signing.get(row.name, ())])
+        for row in rows
+    }
+    return Snapshot(version, groups, min(expiries, default=None))
+
+
+def read_group(conn: Connection, name: str, now_ms: int) -> ProducerGroup | None:
+    """One group as it is now."""
+    row = conn.execute(sa.select(producer_groups).where(producer_groups.c.name == name)).one_or_none()
+    if row is None:
+        return None
+    signing = _read_secrets(conn, now_ms, secrets.c.producer_group == name)
+    urls = _read_endpoints(conn, endpoints.c.producer_group == name)
+    return _make_group(row, urls.get(name, ()), [secret for secret, _ in signing.get(name, ())])
+
+
+def _read_endpoints(conn: Connection, *where: sa.ColumnElement[bool]) -> dict[str, list[Endpoint]]:
+    found: dict[str, list[Endpoint]] = {}
+    query = sa.select(endpoints).where(*where).order_by(endpoints.c.producer_group, endpoints.c.url)
+    for row in conn.execute(query):
+        endpoint = Endpoint(row.url, row.is_leased, row.lease_until_ms, row.disabled_reason)
+        found.setdefault(row.producer_group, []).append(endpoint)
+    return found
+
+
+def _read_secrets(
+    conn: Connection, now_ms: int, *where: sa.ColumnElement[bool]
+) -> dict[str, list[tuple[str, int | None]]]:
+    """Those that sign, newest first, with the time at which they stop."""
+    found: dict[str, list[tuple[str, int | None]]] = {}
+    signs = sa.or_(secrets.c.expires_ms.is_(None), secrets.c.expires_ms > now_ms)
+    for row in conn.execute(sa.select(secrets).where(signs, *where).order_by(secrets.c.id.desc())):
+        found.setdefault(row.producer_group, []).append((row.secret, row.expires_ms))
+    return found
+
+
+def _make_group(row: sa.Row[Any], urls: Sequence[Endpoint], signing: Sequence[str]) -> ProducerGroup:
+    times = CheckTimes(row.transaction_timeout_ms, row.interval_ms, row.max_checks, row.max_lifetime_ms)
+    calls = CheckCalls(row.call_timeout_ms, row.batch_size, row.concurrency, CheckMode(row.mode))
+    return ProducerGroup(row.name, GroupSettings(times, calls), tuple(urls), tuple(signing), row.created_ms)
+
+
+def _settings_values(settings: GroupSettings) -> dict[str, object]:
+    times, calls = settings.times, settings.calls
+    return {
+        "transaction_timeout_ms": times.transaction_timeout_ms,
+        "interval_ms": times.interval_ms,
+        "max_checks": times.max_checks,
+        "max_lifetime_ms": times.max_lifetime_ms,
+        "call_timeout_ms": calls.call_timeout_ms,
+        "batch_size": calls.batch_size,
+        "concurrency": calls.concurrency,
+        "mode": calls.mode.value,
+    }
+
+
+def _add_secret(conn: Connection, name: str, now_ms: int) -> str:
+    secret = "whsec_" + base64.b64encode(random_source.token_bytes(32)).decode()
+    conn.execute(sa.insert(secrets).values(producer_group=name, secret=secret, created_ms=now_ms))
+    return secret
+
+
+def _bump(conn: Connection) -> None:
+    upsert = make_upsert(conn, directory_version).values(id=1, version=1)
+    moved = {"version": directory_version.c.version + 1}
+    conn.execute(upsert.on_conflict_do_update(index_elements=["id"], set_=moved))
