@@ -19,7 +19,7 @@ from checker.desk import CheckPorts, Desk
 from checker.group_asker import GroupAsker
 
 _LOG = structlog.get_logger()
-_SORT_STEP = 2_000
+_TIDY_STEP = 2_000
 _MOST_COUNTED = 10_000
 _ERROR_PAUSE_MS = 1_000
 _CLOSE_STEP_MS = 20
@@ -78,8 +78,8 @@ class CheckService(SettlerObserver):
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._desk.recorder.run_forever())
                     while not self._desk.is_closing:
-                        is_sorted = self._start_due(tasks)
-                        await self._desk.ports.clock.sleep_ms(self._pause_ms() if is_sorted else 0)
+                        is_tidy = self._start_due(tasks)
+                        await self._desk.ports.clock.sleep_ms(self._pause_ms() if is_tidy else 0)
             except Exception as error:  # noqa: BLE001 - logged and counted; the loop goes on
                 self._desk.counts.errors += 1
                 _LOG.exception("checker_failed", error=type(error).__name__)
@@ -110,13 +110,13 @@ class CheckService(SettlerObserver):
         desk.recorder.close()
 
     def _start_due(self, tasks: asyncio.TaskGroup) -> bool:
-        """Wakes the groups that have something due; False while queues just taken are still being sorted."""
+        """Wakes the groups that have something due; False while the timetable has more to bring into order."""
         desk = self._desk
-        left = desk.timetable.sort(_SORT_STEP)
+        is_more = desk.timetable.tidy(_TIDY_STEP)
         for queue_id, owner in desk.owners.items():
             for group in desk.timetable.wake(queue_id, owner.now_ms()):
                 self._wake(group, tasks)
-        return left == 0
+        return not is_more
 
     def _wake(self, group: str, tasks: asyncio.TaskGroup) -> None:
         if group in self._active:

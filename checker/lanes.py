@@ -62,6 +62,7 @@ class QueueTable:
         self.entries: dict[str, Entry] = {}
         self._lanes: dict[str, _Lane] = {}
         self._fronts: list[tuple[int, str]] = []
+        self._outgrown: dict[str, None] = {}  # groups whose lane holds more stale items than others
 
     def schedule(self, entry: Entry, due_ms: int) -> None:
         """Puts an entry into its group's lane, or moves it there."""
@@ -77,16 +78,27 @@ class QueueTable:
         entry.due_ms = due_ms
         heappush(lane.heap, (due_ms, entry.transaction.transaction_id))
         self._register(group, lane, due_ms)
-        self._compact(lane)
+        self._note_size(group, lane)
 
     def remove(self, transaction_id: str) -> None:
         """Forgets a transaction; its due time is dropped when it comes."""
         self.unsorted.pop(transaction_id, None)
         entry = self.entries.pop(transaction_id, None)
         if entry is not None and entry.is_waiting:
-            lane = self._lanes[entry.transaction.group]
+            group = entry.transaction.group
+            lane = self._lanes[group]
             lane.live -= 1
-            self._compact(lane)
+            self._note_size(group, lane)
+
+    def compact_one(self) -> bool:
+        """Drops what is stale from one lane that holds too much of it; False if there is none."""
+        if not self._outgrown:
+            return False
+        lane = self._lanes.get(self._outgrown.popitem()[0])
+        if lane is not None:
+            lane.heap = [item for item in lane.heap if self._is_current(item)]
+            heapify(lane.heap)
+        return True
 
     def wake(self, now_ms: int) -> set[str]:
         """Groups at rest that have something due; they are registered no more."""
@@ -150,11 +162,9 @@ class QueueTable:
             lane.front_ms = due_ms
             heappush(self._fronts, (due_ms, group))
 
-    def _compact(self, lane: _Lane) -> None:
-        """Drops what is stale as soon as it outweighs what is not; cheap on average."""
+    def _note_size(self, group: str, lane: _Lane) -> None:
         if len(lane.heap) > 2 * lane.live + _SPARE:
-            lane.heap = [item for item in lane.heap if self._is_current(item)]
-            heapify(lane.heap)
+            self._outgrown[group] = None
 
     def _is_current(self, item: tuple[int, str]) -> bool:
         entry = self.entries.get(item[1])

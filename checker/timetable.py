@@ -48,22 +48,23 @@ class Timetable:
     # --- what the settler says ---
 
     def add_queue(self, queue_id: int, prepared: Iterable[Transaction]) -> None:
-        """Takes note of a queue; `sort` brings its transactions into order bit by bit."""
+        """Takes note of a queue; `tidy` brings its transactions into order bit by bit."""
         self._tables[queue_id] = QueueTable(queue_id, prepared)
 
     def drop_queue(self, queue_id: int) -> None:
         """Forgets a queue; what is in flight stays in flight."""
         self._tables.pop(queue_id, None)
 
-    def sort(self, max_count: int) -> int:
-        """Brings up to so many transactions of new queues into order; how many are left."""
-        left = 0
+    def tidy(self, max_count: int) -> bool:
+        """A bounded step: brings up to so many transactions of new queues into order, drops stale due times of one
+        lane. True if there is more to be done."""
+        is_more = False
         for table in self._tables.values():
             for _ in range(min(max_count, len(table.unsorted))):
                 max_count -= 1
                 self._add(table, Entry(table.unsorted.popitem()[1]))
-            left += len(table.unsorted)
-        return left
+            is_more = is_more or bool(table.unsorted)
+        return any(table.compact_one() for table in self._tables.values()) or is_more
 
     def set_prepared(self, queue_id: int, transactions: Sequence[Transaction], read_monotonic_ms: int) -> None:
         """New or changed transactions; the first check of a new one waits by the monotonic clock too."""

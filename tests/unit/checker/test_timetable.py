@@ -42,7 +42,7 @@ def names(asks: Sequence[Ask]) -> list[str]:
 def table_with(*transactions: Transaction, times: CheckTimes = TIMES) -> Timetable:
     table = make_table(times)
     table.add_queue(0, transactions)
-    assert table.sort(1_000_000) == 0
+    assert not table.tidy(1_000_000)
     return table
 
 
@@ -104,7 +104,7 @@ def test_in_flight_is_never_taken_twice() -> None:
     assert take(table, at(FIRST + DAY // 2)).asks == []
     table.drop_queue(0)
     table.add_queue(0, [make_transaction("a")])
-    table.sort(10)
+    table.tidy(10)
     assert take(table, at(FIRST + DAY // 2)).asks == []
     table.set_unanswered(ask, FIRST + 30_000, found_no_endpoint=False)
     assert names(take(table, at(FIRST + 30_000)).asks) == ["a"]
@@ -204,7 +204,7 @@ def test_longer_life_puts_parking_off() -> None:
     settings = [CheckTimes(max_lifetime_ms=20_000)]
     table = Timetable(lambda group: settings[0], report_wait_ms=30_000, max_lag_ms=15_000)
     table.add_queue(0, [make_transaction("a")])
-    table.sort(10)
+    table.tidy(10)
     (ask,) = take(table, at(FIRST)).asks
     table.set_unanswered(ask, FIRST + 30_000, found_no_endpoint=False)
     settings[0] = TIMES
@@ -247,6 +247,7 @@ def test_ended_ones_leave_no_trace_for_long() -> None:
         batch = [make_transaction(f"{i}", FIRST + DAY) for i in range(start, start + 100)]
         table.set_prepared(0, batch, 0)
         table.set_ended(0, [t.transaction_id for t in batch])
+        table.tidy(100)
     lane = table._tables[0]._lanes["g"]
     assert (lane.live, len(lane.heap) <= 1_024) == (0, True)
 
@@ -255,12 +256,13 @@ def test_sorting_a_new_queue_is_done_in_steps() -> None:
     """The oldest first; what ends or changes meanwhile is not brought back."""
     table = make_table()
     table.add_queue(0, [make_transaction(f"{i}", FIRST + i) for i in range(5)])
-    assert table.sort(2) == 3
+    assert table.tidy(2)
+    assert len(table._tables[0].unsorted) == 3
     table.set_ended(0, ["2"])
     table.set_prepared(0, [make_transaction("3", FIRST + DAY, at=9)], 0)
     assert table.count_pending() == 4
     assert names(take(table, at(FIRST + 9)).asks) == ["0", "1"]
-    assert table.sort(10) == 0
+    assert not table.tidy(10)
     assert names(take(table, at(FIRST + 9)).asks) == ["4"]
 
 
