@@ -7,8 +7,9 @@
     await world.clock.advance(6_000)                    # time moves only so, or by clock.drive(...)
 
 Faults: `tests.support.memory_faults.ScriptedFaults`, or any object with the methods of
-`bridge.store.memory.link.Faults`; `process.freeze()`, `.thaw()`, `.kill()`; from outside `world.cluster.log` has delete_topic, create_topic, set_leader,
-add_queues, topics[name].alter({...}), topics[name].is_denied; `clean(world.cluster.log)` runs the cleaner.
+`bridge.store.memory.link.Faults`; `process.freeze()`, `.thaw()`, `.kill()`. From outside
+`world.cluster.log` has delete_topic, create_topic, set_leader, add_queues, topics[name].alter({...})
+and topics[name].is_denied; `bridge.store.memory.retention.clean(world.cluster.log)` runs the cleaner.
 """
 
 from collections.abc import Mapping
