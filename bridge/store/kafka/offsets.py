@@ -21,9 +21,33 @@ class OffsetClient:
     def __init__(self, config: KafkaConfig) -> None:
         self._asker = Asker(config)
         self.errors = self._asker.errors
+        self._running: dict[MessageQueue, asyncio.Task[QueueOffsets]] = {}
+        self._waiting: dict[MessageQueue, asyncio.Task[QueueOffsets]] = {}
 
     async def get_offsets(self, queue: MessageQueue) -> QueueOffsets:
-        """Minimum, last stable and maximum offset. Raises StoreError."""
+        """Minimum, last stable and maximum offset. Raises StoreError.
+
+        While a queue is being asked about, all who come wait for the next asking together: what they get was
+        asked for after they came.
+        """
+        shared = self._waiting.get(queue)
+        if shared is None:
+            before = self._running.get(queue)
+            shared = asyncio.create_task(self._ask_after(before, queue))
+            shared.add_done_callback(_forget_error)
+            (self._running if before is None else self._waiting)[queue] = shared
+        return await asyncio.shield(shared)
+
+    async def _ask_after(self, before: "asyncio.Task[QueueOffsets] | None", queue: MessageQueue) -> QueueOffsets:
+        if before is not None:
+            await asyncio.wait([before])
+            self._running[queue] = self._waiting.pop(queue)
+        try:
+            return await self._ask_offsets(queue)
+        finally:
+            del self._running[queue]
+
+    async def _ask_offsets(self, queue: MessageQueue) -> QueueOffsets:
         minimum, stable, maximum = await asyncio.gather(
             self._find(queue, _EARLIEST, _UNCOMMITTED),
             self._find(queue, _LATEST, _COMMITTED),
@@ -63,6 +87,12 @@ class OffsetClient:
             )[target]
         )
         return int(found.offset)
+
+
+def _forget_error(task: "asyncio.Task[QueueOffsets]") -> None:
+    """Also when all who waited have gone: nobody is left to be told."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _only(answer: ConsumerGroupTopicPartitions) -> int:

@@ -157,6 +157,7 @@ def look_up_options(config: KafkaConfig, errors: ClientErrors) -> dict[str, Any]
         "fetch.wait.max.ms": 1,  # it is assigned only while it is read: an end is told at once
         "fetch.queue.backoff.ms": 0,
         "queued.min.messages": 1,
+        "max.partition.fetch.bytes": 131_072,
         "topic.metadata.propagation.max.ms": 3_000,
     }
     return _merge(config, errors, "look-up", chosen, _READS)
@@ -170,7 +171,7 @@ def member_options(config: KafkaConfig, errors: ClientErrors, group: str) -> dic
         "group.protocol": "classic",  # the newer one lets the broker set the session's length, 45 s by default
         "partition.assignment.strategy": "cooperative-sticky",
         "session.timeout.ms": config.session_timeout_ms,
-        "heartbeat.interval.ms": max(config.session_timeout_ms // 6, 100),
+        "heartbeat.interval.ms": max(config.session_timeout_ms // 12, 100),  # so soon a member hears of a rebalance
         "isolation.level": "read_committed",
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
