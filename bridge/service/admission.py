@@ -3,6 +3,8 @@
 import re
 from collections.abc import Collection, Iterable, Sequence
 
+import structlog
+
 from bridge.core.message import Message
 from bridge.core.properties import RESERVED_HEADERS, is_property_text
 from bridge.service.answers import refuse_unavailable
@@ -13,6 +15,7 @@ from bridge.service.ports import Door
 from bridge.service.record_size import count_body_bytes
 from bridge.sql.errors import SqlUnavailable
 
+_LOG = structlog.get_logger()
 _GROUP = re.compile(r"[A-Za-z0-9._-]{1,120}")
 
 
@@ -27,7 +30,7 @@ class Admission:
         """Looks up topics and groups that are not known; groups that cannot be used, with the reason."""
         topics = {message.topic for call in calls for message in call.messages}
         await self._door.destinations.learn(topics, deadline)
-        return await self._learn_groups({call.group for call in calls})
+        return await self._learn_groups({call.group for call in calls}, deadline)
 
     def check(self, call: PrepareCall) -> Refused | None:
         """Why the call is refused; None if nothing speaks against it."""
@@ -43,7 +46,7 @@ class Admission:
                 return _too_large(index, self._limits.max_message_bytes)
         return self._door.destinations.check(call.messages)
 
-    async def _learn_groups(self, groups: Iterable[str]) -> dict[str, Refused]:
+    async def _learn_groups(self, groups: Iterable[str], deadline: Deadline) -> dict[str, Refused]:
         directory = self._door.directory
         refused: dict[str, Refused] = {}
         missing = [group for group in groups if directory.get(group) is None]
@@ -52,17 +55,19 @@ class Admission:
                 refused[group] = _invalid("/producer_group", "not a legal group name")
             elif not self._door.auto_create_groups:
                 refused[group] = refuse_group(group)
-        return refused | await self._create([group for group in missing if group not in refused])
+        return refused | await self._create([group for group in missing if group not in refused], deadline)
 
-    async def _create(self, groups: Collection[str]) -> dict[str, Refused]:
-        try:
-            for group in groups:
-                await self._door.directory.ensure_group(group)
-        except SqlUnavailable:
-            # those made before the error are known now; the others hear it
-            unknown = [group for group in groups if self._door.directory.get(group) is None]
-            return {group: refuse_unavailable("the producer group could not be looked up") for group in unknown}
-        return {}
+    async def _create(self, groups: Collection[str], deadline: Deadline) -> dict[str, Refused]:
+        refused: dict[str, Refused] = {}
+        for group in groups:
+            try:
+                if deadline.left_ms() and not refused:
+                    await self._door.directory.ensure_group(group)
+                    continue
+            except SqlUnavailable as error:
+                _LOG.warning("group_not_looked_up", reason=str(error))
+            refused[group] = refuse_unavailable("the producer group could not be looked up")
+        return refused
 
 
 def is_group_name(group: str) -> bool:

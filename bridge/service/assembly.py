@@ -10,6 +10,7 @@ from bridge.core.topics import InternalTopics
 from bridge.service.current_reads import CurrentReads, ProjectionPositions
 from bridge.service.destinations import Destinations, DestinationsConfig
 from bridge.service.ending import Ender
+from bridge.service.groups import GroupService, UrlRule
 from bridge.service.journal import Journal
 from bridge.service.lags import Lags
 from bridge.service.limits import Limits
@@ -24,6 +25,7 @@ from bridge.service.repeats import KeyMemory, Repeats
 from bridge.service.search import SearchService
 from bridge.service.transactions import TransactionService
 from bridge.service.waiters import Waiters
+from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
 from bridge.store.message_store import MessageStore, OwnerStore, TopicAdmin
 
@@ -45,8 +47,9 @@ class Stores:
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """Settings of the service."""
+    """Settings of the service. `refuse_url`: which callback URLs may not be registered."""
 
+    refuse_url: UrlRule
     topics: InternalTopics = field(default_factory=InternalTopics)
     limits: Limits = field(default_factory=Limits)
     destinations: DestinationsConfig = field(default_factory=DestinationsConfig)
@@ -61,6 +64,7 @@ class Service:
 
     ports: ServicePorts
     transactions: TransactionService
+    groups: GroupService
     search: SearchService
     parked: ParkedService
     redrive_loop: RedriveLoop
@@ -81,7 +85,7 @@ class Service:
         )
 
 
-def assemble(stores: Stores, directory: GroupRegister, clock: Clock, config: ServiceConfig) -> Service:
+def assemble(stores: Stores, directory: SqlDirectory, clock: Clock, config: ServiceConfig) -> Service:
     """The service of one process. Nothing runs, and nothing is asked, before its loops do."""
     ports = make_ports(stores, directory, clock, config)
     database = stores.database
@@ -92,6 +96,7 @@ def assemble(stores: Stores, directory: GroupRegister, clock: Clock, config: Ser
     return Service(
         ports,
         TransactionService(ports, stores.store, ender, operators),
+        GroupService(directory, ports.lookups.reads, clock, config.topics.queues, config.refuse_url),
         SearchService(database, clock, ports.kafka_time, lags),
         ParkedService(database, clock, lambda: f"{config.random_bits(80):020x}"),
         RedriveLoop(database, clock, operators, ender, config.prefix),

@@ -9,8 +9,8 @@ from typing import Any
 from bridge.clock import Clock
 from bridge.core.transaction import TransactionState
 from bridge.core.view import TransactionView
-from bridge.service.answers import refuse_unavailable
-from bridge.service.contract import Outcome, RefusalCode, Refused
+from bridge.service.contract import RefusalCode, Refused
+from bridge.service.groups import refuse_sql
 from bridge.service.operators import Who
 from bridge.service.search import MAX_PAGE, TransactionPage, read_page
 from bridge.sql.audit import ActEntry, record_act
@@ -98,7 +98,7 @@ class ParkedService:
         try:
             await self._database.run(begin)
         except SqlUnavailable as error:
-            return _refuse_write(error)
+            return refuse_sql(error)
         return job
 
     async def get_job(self, job_id: str) -> RedriveJob | Refused | None:
@@ -125,7 +125,7 @@ class ParkedService:
         try:
             return await self._database.run(stop)
         except SqlUnavailable as error:
-            return _refuse_write(error)
+            return refuse_sql(error)
 
 
 def only_parked(wanted: SearchFilter) -> SearchFilter:
@@ -158,8 +158,3 @@ def decode_filter(members: Mapping[str, Any]) -> SearchFilter:
             born_before_ms=members.get("born_before_ms"),
         )
     )
-
-
-def _refuse_write(error: SqlUnavailable) -> Refused:
-    outcome = Outcome.UNKNOWN if error.is_outcome_unknown else Outcome.NOT_APPLIED
-    return replace(refuse_unavailable("the database cannot be written now"), outcome=outcome)

@@ -28,7 +28,6 @@ from bridge.core.record_codec import decode_record
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState
 from bridge.core.view import TransactionView
-from bridge.directory import MemoryDirectory, ProducerGroup
 from bridge.service.answers import make_view
 from bridge.service.assembly import Service, ServiceConfig, Stores, assemble
 from bridge.service.contract import PrepareCall
@@ -37,6 +36,7 @@ from bridge.service.op_follower import OpFollower
 from bridge.service.ports import ServicePorts
 from bridge.service.transactions import TransactionService
 from bridge.service.waiters import Waiters
+from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
 from bridge.sql.errors import SqlUnavailable
 from bridge.sql.rows import encode_receipts, make_row_id
@@ -64,18 +64,12 @@ class InlineDatabase(Database):
             return work(connection)
 
 
-class GrowingDirectory(MemoryDirectory):
-    """A directory to which a first prepare adds its group."""
-
-    async def ensure_group(self, group: str) -> ProducerGroup:
-        return self.groups.setdefault(group, ProducerGroup(group))
-
-
 @dataclass(slots=True)
 class ServiceProcess:
     """One api process."""
 
     process: MemoryProcess
+    directory: SqlDirectory
     service: Service
 
     @property
@@ -102,7 +96,6 @@ class ServiceWorld:
     settlers: SettlerWorld
     database: InlineDatabase
     limits: Limits = field(default_factory=Limits)
-    directory: GrowingDirectory = field(default_factory=GrowingDirectory)
     random: Random = field(default_factory=lambda: Random(7))
     processes: int = 0
     projected: dict[int, int] = field(default_factory=dict)  # op offset by queue
@@ -125,13 +118,15 @@ class ServiceWorld:
         process = memory.start_process(name)
         stores = Stores(process.store, process.owners, process.admin, self.database)
         config = ServiceConfig(
+            lambda url: None if url.startswith("https://") else "only https",
             self.topics,
             self.limits,
             auto_create_groups=auto_create_groups,
             prefix=f"r{self.processes}-",
             random_bits=self.random.getrandbits,
         )
-        return ServiceProcess(process, assemble(stores, self.directory, clock, config))
+        directory = SqlDirectory(self.database, clock)
+        return ServiceProcess(process, directory, assemble(stores, directory, clock, config))
 
     @asynccontextmanager
     async def serving(self, name: str = "api", **options: Any) -> AsyncIterator[ServiceProcess]:

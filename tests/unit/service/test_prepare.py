@@ -119,8 +119,9 @@ def test_unknown_groups_are_created_or_refused(tmp_path: Path) -> None:
     async def story() -> None:
         async with world.serving() as api:
             await api.transactions.prepare([world.call(group="new")])
-            assert world.directory.get("new") is not None
+            assert api.directory.get("new") is not None
         async with world.serving("strict", auto_create_groups=False) as api:
+            await api.directory.refresh()
             [refused, known] = await api.transactions.prepare([world.call(group="newer"), world.call(group="new")])
             assert isinstance(refused, Refused)
             assert refused.code is RefusalCode.UNKNOWN_PRODUCER_GROUP
@@ -214,11 +215,15 @@ def test_sql_down_stops_only_what_needs_it(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with world.serving() as api:
+            await api.directory.ensure_group("shop")
             world.database.is_down = True
-            plain, keyed = await api.transactions.prepare([world.call(), world.call(idempotency_key="k")])
+            plain, keyed, other = await api.transactions.prepare(
+                [world.call(), world.call(idempotency_key="k"), world.call(group="other")]
+            )
             assert isinstance(plain, Prepared)
-            assert isinstance(keyed, Refused)
-            assert (keyed.code, keyed.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
+            for refused in (keyed, other):
+                assert isinstance(refused, Refused)
+                assert (refused.code, refused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
 
     world.run(story())
 

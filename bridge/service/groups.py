@@ -1,0 +1,154 @@
+"""Producer groups: settings, endpoints, secrets, health. Every change is audited in its own SQL transaction."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from bridge.clock import Clock
+from bridge.core.config import GroupSettings
+from bridge.directory import ProducerGroup
+from bridge.service.admission import is_group_name, refuse_group
+from bridge.service.answers import refuse_unavailable
+from bridge.service.contract import Outcome, RefusalCode, Refused
+from bridge.service.current_reads import CurrentReads, refuse_read
+from bridge.service.deadline import Deadline
+from bridge.service.operators import Who
+from bridge.sql.audit import ActEntry
+from bridge.sql.directory import SqlDirectory
+from bridge.sql.errors import SqlUnavailable
+from bridge.sql.groups import GroupDeletion
+from bridge.sql.rounds import GroupHealth
+from bridge.sql.transactions import count_live
+
+MAX_ENDPOINTS = 100
+UrlRule = Callable[[str], str | None]
+"""Why a callback URL is refused; None if it may be called."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSaved:
+    """What a put made. `secret` is told once, when the put created the group."""
+
+    group: ProducerGroup
+    is_created: bool
+    secret: str | None
+
+
+class GroupService:
+    """What operators and producers may do to producer groups."""
+
+    def __init__(
+        self, directory: SqlDirectory, reads: CurrentReads, clock: Clock, queues: int, refuse_url: UrlRule
+    ) -> None:
+        self._directory = directory
+        self._reads = reads
+        self._clock = clock
+        self._queues = queues
+        self._refuse_url = refuse_url
+
+    async def put(self, name: str, settings: GroupSettings, urls: Sequence[str], who: Who) -> GroupSaved | Refused:
+        """Creates the group, or replaces its settings and static endpoints."""
+        refused = self._check(name, urls)
+        if refused is not None:
+            return refused
+        before = self._directory.get(name)
+        act = self._entry(
+            who, "producer-group.put", name, describe(before) if before else None, _describe_put(settings, urls)
+        )
+        try:
+            made = await self._directory.put_group(name, settings, urls, act)
+        except SqlUnavailable as error:
+            return refuse_sql(error)
+        return GroupSaved(self._directory.get(name) or ProducerGroup(name, settings), made.is_created, made.secret)
+
+    async def get(self, name: str) -> GroupHealth | Refused:
+        """The group with the results of its rounds and its counts."""
+        try:
+            health = await self._directory.read_health(name)
+        except SqlUnavailable as error:
+            return refuse_sql(error)
+        return health or refuse_group(name)
+
+    async def list(self, limit: int, after: str = "") -> Sequence[GroupHealth] | Refused:
+        """Groups in the order of their names, those after `after`."""
+        try:
+            await self._directory.refresh()
+            names = sorted(name for name in self._directory.groups if name > after)[: max(limit, 1)]
+            found = [await self._directory.read_health(name) for name in names]
+        except SqlUnavailable as error:
+            return refuse_sql(error)
+        return [health for health in found if health is not None]
+
+    async def delete(self, name: str, who: Who, wait_ms: int = 2_000) -> Refused | None:
+        """Deletes a group for which nothing is to be done any more; waits for the projection to be sure."""
+        deadline = Deadline.after(self._clock, wait_ms)
+        read = await self._reads.read(range(self._queues), lambda connection: count_live(connection, name), deadline)
+        if read.value is None:
+            return refuse_read(read.currency)
+        before = self._directory.get(name)
+        act = self._entry(who, "producer-group.delete", name, describe(before) if before else None, None)
+        try:
+            deletion = await self._directory.delete_group(name, act)
+        except SqlUnavailable as error:
+            return refuse_sql(error)
+        if deletion is GroupDeletion.IN_USE:
+            detail = "the group has pending, parked or blocked transactions"
+            return Refused(RefusalCode.PRODUCER_GROUP_IN_USE, detail)
+        return refuse_group(name) if deletion is GroupDeletion.UNKNOWN else None
+
+    async def rotate_secret(self, name: str, who: Who) -> str | Refused:
+        """The new secret, told once; the old one signs for another 24 h."""
+        try:
+            secret = await self._directory.rotate_secret(
+                name, self._entry(who, "producer-group.rotate-secret", name, None, None)
+            )
+        except SqlUnavailable as error:
+            return refuse_sql(error)
+        return secret or refuse_group(name)
+
+    def _check(self, name: str, urls: Sequence[str]) -> Refused | None:
+        if not is_group_name(name):
+            detail = "a group name has 1 to 120 of A-Z a-z 0-9 . _ -"
+            return Refused(RefusalCode.INVALID_REQUEST, detail, errors=(("producer_group", detail),))
+        if len(urls) > MAX_ENDPOINTS:
+            detail = f"at most {MAX_ENDPOINTS} endpoints"
+            return Refused(RefusalCode.INVALID_REQUEST, detail, errors=(("/endpoints", detail),))
+        reasons = [(f"/endpoints/{n}/url", reason) for n, url in enumerate(urls) if (reason := self._refuse_url(url))]
+        if reasons:
+            return Refused(RefusalCode.CALLBACK_URL_FORBIDDEN, reasons[0][1], errors=reasons)
+        return None
+
+    def _entry(
+        self,
+        who: Who,
+        what: str,
+        name: str,
+        before: Mapping[str, object] | None,
+        after: Mapping[str, object] | None,
+    ) -> ActEntry:
+        return ActEntry(self._clock.now_ms(), who.actor, what, name, who.reason or None, before, after)
+
+
+def describe(group: ProducerGroup) -> Mapping[str, object]:
+    """What an audit entry says of a group; never its secrets."""
+    return _describe_put(group.settings, [endpoint.url for endpoint in group.endpoints if not endpoint.is_leased])
+
+
+def _describe_put(settings: GroupSettings, urls: Sequence[str]) -> Mapping[str, object]:
+    times, calls = settings.times, settings.calls
+    return {
+        "endpoints": list(urls),
+        "transaction_timeout_ms": times.transaction_timeout_ms,
+        "interval_ms": times.interval_ms,
+        "max_checks": times.max_checks,
+        "max_lifetime_ms": times.max_lifetime_ms,
+        "call_timeout_ms": calls.call_timeout_ms,
+        "batch_size": calls.batch_size,
+        "concurrency": calls.concurrency,
+        "mode": calls.mode.value,
+    }
+
+
+def refuse_sql(error: SqlUnavailable) -> Refused:
+    """The refusal of a read or write the database could not do; a broken COMMIT may have been done."""
+    outcome = Outcome.UNKNOWN if error.is_outcome_unknown else Outcome.NOT_APPLIED
+    return replace(refuse_unavailable("the database cannot do it now"), outcome=outcome)

@@ -1,0 +1,142 @@
+"""Producer groups: changed, shown, deleted; audited."""
+
+from pathlib import Path
+
+from bridge.core.config import CheckTimes, GroupSettings
+from bridge.core.record import Resolution
+from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
+from bridge.service.groups import GroupSaved
+from bridge.service.operators import Who
+from bridge.service.search import AuditPage
+from bridge.sql.rounds import GroupHealth
+from tests.support.service_world import make_service_world
+
+WHO = Who("ada", "why")
+SLOW = GroupSettings(CheckTimes(interval_ms=60_000))
+
+
+def test_put_creates_once_and_tells_its_secret_once(tmp_path: Path) -> None:
+    """Settings and static endpoints are replaced; the audit says what they were, and no secret."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            groups = api.service.groups
+            first = await groups.put("shop", GroupSettings(), ["https://a.example/x"], WHO)
+            second = await groups.put("shop", SLOW, ["https://b.example/x"], WHO)
+            assert isinstance(first, GroupSaved)
+            assert isinstance(second, GroupSaved)
+            assert (first.is_created, second.is_created, second.secret) == (True, False, None)
+            assert first.secret is not None
+            assert [endpoint.url for endpoint in second.group.endpoints] == ["https://b.example/x"]
+            rotated = await groups.rotate_secret("shop", WHO)
+            assert isinstance(rotated, str)
+            assert api.directory.groups["shop"].secrets == (rotated, first.secret)
+            audit = await api.service.search.audit(10)
+            assert isinstance(audit, AuditPage)
+            whats = [(entry.what, entry.actor, entry.target) for entry in audit.entries]
+            assert whats == [
+                ("producer-group.rotate-secret", "ada", "shop"),
+                ("producer-group.put", "ada", "shop"),
+                ("producer-group.put", "ada", "shop"),
+            ]
+            before, after = audit.entries[1].before, audit.entries[1].after
+            assert before is not None
+            assert after is not None
+            assert (before["endpoints"], before["interval_ms"]) == (["https://a.example/x"], 30_000)
+            assert (after["endpoints"], after["interval_ms"]) == (["https://b.example/x"], 60_000)
+            assert "whsec" not in str(audit)
+
+    world.run(story())
+
+
+def test_urls_that_may_not_be_called_are_refused(tmp_path: Path) -> None:
+    """By a rule from outside; each is named; nothing is written."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            urls = ["https://a.example", "http://b.example", "ftp://c"]
+            refused = await api.service.groups.put("shop", SLOW, urls, WHO)
+            assert isinstance(refused, Refused)
+            assert refused.code is RefusalCode.CALLBACK_URL_FORBIDDEN
+            assert [pointer for pointer, _ in refused.errors] == ["/endpoints/1/url", "/endpoints/2/url"]
+            for name, many in (("no spaces", []), ("shop", ["https://a.example"] * 101)):
+                refused = await api.service.groups.put(name, SLOW, many, WHO)
+                assert isinstance(refused, Refused)
+                assert refused.code is RefusalCode.INVALID_REQUEST
+            missing = await api.service.groups.get("shop")
+            assert isinstance(missing, Refused)
+            assert missing.code is RefusalCode.UNKNOWN_PRODUCER_GROUP
+
+    world.run(story())
+
+
+def test_delete_waits_for_what_is_pending(tmp_path: Path) -> None:
+    """Refused while anything of the group is to be done, also when it was prepared a moment ago."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling():
+            groups = api.service.groups
+            [prepared] = await api.transactions.prepare([world.call()])
+            assert isinstance(prepared, Prepared)
+            behind = await groups.delete("shop", WHO)
+            assert isinstance(behind, Refused)
+            assert behind.code is RefusalCode.PROJECTION_BEHIND
+            async with world.projecting():
+                in_use = await groups.delete("shop", WHO)
+                assert isinstance(in_use, Refused)
+                assert (in_use.code, in_use.outcome) == (RefusalCode.PRODUCER_GROUP_IN_USE, Outcome.NOT_APPLIED)
+                await api.transactions.end([EndCall(prepared.transaction_id, Resolution.ROLLBACK)])
+                assert await groups.delete("shop", WHO) is None
+                gone = await groups.delete("shop", WHO)
+                assert isinstance(gone, Refused)
+                assert gone.code is RefusalCode.UNKNOWN_PRODUCER_GROUP
+                audit = await api.service.search.audit(10)
+                assert isinstance(audit, AuditPage)
+                assert [entry.what for entry in audit.entries] == ["producer-group.delete"]
+
+    world.run(story())
+
+
+def test_list_is_in_the_order_of_names(tmp_path: Path) -> None:
+    """With health; a page goes on after a name."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.serving("other") as other:
+            for name in ("c", "a", "b"):
+                await other.service.groups.put(name, SLOW, [], WHO)
+            found = await api.service.groups.list(2)
+            rest = await api.service.groups.list(2, "b")
+            assert not isinstance(found, Refused)
+            assert not isinstance(rest, Refused)
+            assert [health.group.name for health in (*found, *rest)] == ["a", "b", "c"]
+            health = await api.service.groups.get("c")
+            assert isinstance(health, GroupHealth)
+            assert (health.group.settings, health.stats.pending) == (SLOW, 0)
+
+    world.run(story())
+
+
+def test_sql_down_is_said(tmp_path: Path) -> None:
+    """Nothing of a group can be changed or shown without the database."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            world.database.is_down = True
+            groups = api.service.groups
+            answers = [
+                await groups.put("shop", SLOW, [], WHO),
+                await groups.get("shop"),
+                await groups.list(10),
+                await groups.delete("shop", WHO),
+                await groups.rotate_secret("shop", WHO),
+            ]
+            for answer in answers:
+                assert isinstance(answer, Refused)
+                assert (answer.code, answer.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
+
+    world.run(story())
