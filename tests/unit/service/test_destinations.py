@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ class CountingAdmin(MemoryTopicAdmin):
 class Preflight:
     """Destinations over a cluster whose topic `small` takes little and `stamped` overrules timestamps."""
 
-    def __init__(self, **config: int | bool) -> None:
+    def __init__(self, **config: Any) -> None:
         self.memory: MemoryWorld = make_memory_world({"orders": 3})
         log = self.memory.cluster.log
         log.create_topic("small", 1, {"max.message.bytes": "500"})

@@ -1,6 +1,7 @@
 """Who is woken by what."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.support.virtual_time import VirtualClock
 ID, OTHER = "00" + "0" * 26, "00" + "1" * 25 + "0"
 
 
-def op(state: TransactionState, transaction_id: str = ID, **members: object) -> OpMessage:
+def op(state: TransactionState, transaction_id: str = ID, **members: Any) -> OpMessage:
     return OpMessage(Transaction(transaction_id, "shop", 5, 1_000, 0)._replace(state=state, **members))
 
 
@@ -33,7 +34,7 @@ def op(state: TransactionState, transaction_id: str = ID, **members: object) -> 
     ],
 )
 async def test_only_final_states_and_named_requests_wake(
-    state: TransactionState, members: dict[str, object], is_woken: bool
+    state: TransactionState, members: dict[str, Any], is_woken: bool
 ) -> None:
     """SPLIT, another id, another REQUEST and states that are not final wake nobody (design section 6)."""
     waiters = Waiters("p-")

@@ -1,0 +1,50 @@
+"""Appends to the journal."""
+
+import asyncio
+
+from bridge.clock import KafkaTime
+from bridge.core.message import Message
+from bridge.core.topics import InternalTopics
+from bridge.service.deadline import Deadline
+from bridge.service.journal import Journal
+from bridge.store.memory.link import Fate, StepKind
+from bridge.store.results import PutStatus, Refusal
+from tests.support.memory_faults import ScriptedFaults
+from tests.support.memory_world import make_memory_world
+
+HALF = InternalTopics().half
+
+
+def test_records_in_flight_are_bounded() -> None:
+    """What is too much is refused, certainly unwritten; the bound is given back with the answers, late ones too."""
+    faults = ScriptedFaults()
+    memory = make_memory_world(faults=faults)
+    journal = Journal(memory.store, KafkaTime(memory.clock), 3)
+    message = Message(HALF, None, b"", (), 0)
+
+    async def story() -> None:
+        faults.give(StepKind.PUT, Fate(request_ms=300))
+        late = await journal.append([message, message], Deadline.after(memory.clock, 100))
+        assert [result.status for result in late] == [PutStatus.OUTCOME_UNKNOWN] * 2
+        assert journal.in_flight == 2
+        busy = await journal.append([message, message], Deadline.after(memory.clock, 100))
+        assert [result.refusal for result in busy] == [Refusal.STORE_BUSY] * 2
+        await memory.clock.sleep_ms(300)
+        assert journal.in_flight == 0
+        done = await journal.append([message], Deadline.after(memory.clock, 100))
+        assert [(result.status, result.queue_offset) for result in done] == [(PutStatus.PUT_OK, 2)]
+        assert await journal.append([], Deadline.after(memory.clock, 100)) == []
+
+    asyncio.run(memory.clock.drive(story()))
+
+
+def test_append_times_are_kafkas_time() -> None:
+    """Delivery reports tell the time, whoever waits for them."""
+    memory = make_memory_world()
+    time = KafkaTime(memory.clock)
+
+    async def story() -> None:
+        await Journal(memory.store, time, 3).append([Message(HALF, queue_id=0)], Deadline.after(memory.clock, 100))
+        assert time.now_ms() == memory.clock.now_ms()
+
+    asyncio.run(memory.clock.drive(story()))
