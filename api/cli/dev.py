@@ -1,0 +1,213 @@
+"""`dev`: a real Kafka and the whole bridge on this machine, with one command in one terminal."""
+
+import asyncio
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from api.cli.failures import CommandFailed, Exit
+from api.cli.local import ConfigOption, load, run_loop, sigterm_as_ctrl_c
+from api.cli.output import Output, OutputOption, encode, print_line, result_console, say
+from api.cli.steps import Steps
+from bridge.broker.dev_broker import DevBroker
+from bridge.broker.file_lock import FileLock
+from bridge.broker.ports import check_port
+
+if TYPE_CHECKING:
+    from api.settings import Settings
+
+LOOPBACK = ("127.0.0.0/8", "::1/128")
+_LOG_BYTES = 10_000_000
+_LOOK_INTERVAL_S = 0.5
+
+PortOption = Annotated[int | None, typer.Option("--port", min=0, max=65_535, help="Of the API; 0: any free one.")]
+KafkaPortOption = Annotated[int, typer.Option("--kafka-port", min=0, max=65_535, help="Of Kafka; 0: any free one.")]
+DataOption = Annotated[Path | None, typer.Option("--data", help="Folder for all data. [default: .outbox-bridge]")]
+EphemeralOption = Annotated[bool, typer.Option("--ephemeral", help="Empty data, removed at the end.")]
+KafkaOption = Annotated[
+    str | None, typer.Option("--kafka", metavar="HOST:PORT", help="Use this cluster instead of starting a broker.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class DevWishes:
+    """What was asked for on the command line."""
+
+    port: int | None
+    kafka_port: int
+    kafka: str | None
+    config: Path | None
+    output: Output
+
+
+def dev(  # noqa: PLR0913, PLR0917 - a wish is an option
+    port: PortOption = None,
+    kafka_port: KafkaPortOption = 9092,
+    data: DataOption = None,
+    ephemeral: EphemeralOption = False,
+    kafka: KafkaOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Start a real Kafka and the whole bridge on this machine; Ctrl-C stops both.
+
+    Data stay in .outbox-bridge. The first start downloads Kafka (45 MB).
+    """
+    wishes = DevWishes(port, kafka_port, kafka, config, output)
+    with sigterm_as_ctrl_c(), ExitStack() as stack:
+        try:
+            _run(wishes, _open_folder(stack, data, ephemeral, config), stack)
+        except KeyboardInterrupt:
+            say("interrupted; stopping")
+            raise typer.Exit(Exit.FAILED) from None
+
+
+def _run(wishes: DevWishes, folder: Path, stack: ExitStack) -> None:
+    """The bridge ends first, then, with `stack`, the broker."""
+    settings = _make_settings(wishes, folder, wishes.kafka or "")
+    if settings.http.port:
+        check_port(settings.http.port, "Stop that process, or choose another port with --port.")
+    steps = stack.enter_context(Steps())
+    broker = None if wishes.kafka else _start_broker(wishes, folder, steps, stack)
+    if broker is not None:
+        settings = _make_settings(wishes, folder, broker.bootstrap)
+    _configure_logs(settings, folder)
+    steps.begin("bridge")
+    try:
+        run_loop(_serve(settings, broker, lambda url: _welcome(url, settings, wishes.output, steps)))
+    finally:
+        steps.close()
+    if broker is not None and not broker.is_running:
+        raise CommandFailed(Exit.FAILED, "Kafka ended by itself", f"Read {broker.output_file}, then start again.")
+
+
+async def _serve(settings: "Settings", broker: DevBroker | None, on_ready: Callable[[str], None]) -> None:
+    from api.wiring import migrate, parse_roles, run_roles  # noqa: PLC0415  # slow to import
+
+    await migrate(settings)
+    stop = asyncio.Event()
+    watching = asyncio.create_task(_stop_with(broker, stop)) if broker is not None else None
+    try:
+        await run_roles(settings, parse_roles("api,settler,projector"), on_ready=on_ready, stop=stop)
+    finally:
+        if watching is not None:
+            watching.cancel()
+
+
+async def _stop_with(broker: DevBroker, stop: asyncio.Event) -> None:
+    while broker.is_running:  # noqa: ASYNC110 - a process tells nobody that it ended
+        await asyncio.sleep(_LOOK_INTERVAL_S)
+    stop.set()
+
+
+def _make_settings(wishes: DevWishes, folder: Path, bootstrap: str) -> "Settings":
+    """The user's settings, with what `dev` decides; callbacks to this machine are allowed."""
+    own = load(wishes.config)
+    networks = tuple(dict.fromkeys((*own.callbacks.allow_networks, *LOOPBACK)))
+    flags: dict[str, Any] = {
+        "kafka": {"bootstrap.servers": bootstrap or None},
+        "data_dir": folder,
+        "http": {"port": wishes.port},
+        "callbacks": {"allow_networks": networks},
+    }
+    return load(wishes.config, flags)
+
+
+def _open_folder(stack: ExitStack, data: Path | None, ephemeral: bool, config: Path | None) -> Path:
+    """The data folder, ours alone until `stack` ends."""
+    if ephemeral and data is not None:
+        raise CommandFailed(Exit.USAGE, "--ephemeral and --data exclude each other", "Leave one of them out.")
+    if ephemeral:
+        opened = tempfile.TemporaryDirectory(prefix="outbox-bridge-", ignore_cleanup_errors=True)
+        return Path(stack.enter_context(opened))
+    folder = (data or load(config).data_dir).absolute()
+    lock = FileLock(folder / "dev.lock")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_ours = lock.take(wait=False)
+    except OSError as error:
+        remedy = "Choose another folder with --data, or give yourself the right to write there."
+        raise CommandFailed(Exit.FAILED, f"{folder} cannot be used: {error.strerror}", remedy) from error
+    if not is_ours:
+        raise CommandFailed(
+            Exit.CONFLICT,
+            f"`outbox-bridge dev` runs already on the data in {folder}{_read_note(folder)}",
+            "Use that one, or start another with --data FOLDER --port 0 --kafka-port 0.",
+        )
+    stack.callback(lock.free)
+    (folder / "dev.url").unlink(missing_ok=True)
+    return folder
+
+
+def _read_note(folder: Path) -> str:
+    """Where the other one is, if it has come so far."""
+    try:
+        return f": {(folder / 'dev.url').read_text().strip()}"
+    except OSError:
+        return ""
+
+
+def _start_broker(wishes: DevWishes, folder: Path, steps: Steps, stack: ExitStack) -> DevBroker:
+    broker = DevBroker(folder / "kafka", port=wishes.kafka_port or None)
+    stack.callback(_stop_undisturbed, broker)
+    steps.begin("Kafka")
+    broker.start(steps.report_jars)
+    steps.end(f"Kafka at {broker.bootstrap}")
+    return broker
+
+
+def _stop_undisturbed(broker: DevBroker) -> None:
+    """A second Ctrl-C must not leave Kafka behind."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        broker.stop()
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
+
+
+def _configure_logs(settings: "Settings", folder: Path) -> None:
+    """Everything to a file, warnings to the terminal too."""
+    from api.log_setup import configure_logging  # noqa: PLC0415  # slow to import
+
+    path = folder / "bridge.log"
+    if path.exists() and path.stat().st_size > _LOG_BYTES:
+        path.replace(path.with_suffix(".log.1"))
+    configure_logging(settings.log.level, settings.log.format)
+    (terminal,) = logging.getLogger().handlers
+    terminal.setLevel(logging.WARNING)
+    configure_logging(settings.log.level, "json", path.open("a", buffering=1))
+    logging.getLogger().addHandler(terminal)
+
+
+def _welcome(url: str, settings: "Settings", output: Output, steps: Steps) -> None:
+    """Says that it is ready, and where everything is."""
+    steps.end(f"bridge at {url}")
+    steps.close()
+    bootstrap = str(settings.kafka["bootstrap.servers"])
+    (settings.data_dir / "dev.url").write_text(f"{url}\n")
+    if output is not Output.TABLE:
+        ready = {"event": "ready", "url": url, "kafka": bootstrap, "data": str(settings.data_dir), "pid": os.getpid()}
+        print_line(encode(ready).decode())
+        return
+    lines = {
+        "API": url,
+        "docs": f"{url}/docs",
+        "Kafka": bootstrap,
+        "data": str(settings.data_dir),
+        "next": "outbox-bridge topic create orders.created, then the README's producer",
+        "stop": "Ctrl-C",
+    }
+    console = result_console()
+    console.print(f"\noutbox-bridge is ready ({steps.seconds:.1f} s)\n", style="bold")
+    for name, text in lines.items():
+        console.print(f"  {name:6} {text}", markup=False)
+    console.print()

@@ -1,0 +1,161 @@
+"""`group`: producer groups, and whether their endpoints answer checks as they must."""
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from api.cli.dev import LOOPBACK
+from api.cli.failures import CommandFailed, Exit
+from api.cli.http_calls import DEFAULT_URL, Reply, UrlOption, call, find_all, quoted
+from api.cli.local import ConfigOption, load, run_loop
+from api.cli.output import (
+    Column,
+    Output,
+    OutputOption,
+    encode,
+    say,
+    show_document,
+    show_documents,
+    show_members,
+    show_rows,
+)
+
+if TYPE_CHECKING:
+    from api.cli.endpoint_trial import Finding
+    from api.settings import Settings
+    from bridge.directory import ProducerGroup
+
+group = typer.Typer(no_args_is_help=True, help="Producer groups: who may answer checks, and how they are asked.")
+
+NameArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Producer group.")]
+CheckOption = Annotated[
+    list[str], typer.Option("--check", metavar="NAME=VALUE", help="How it is asked, e.g. interval_seconds=10.")
+]
+EndpointOption = Annotated[list[str], typer.Option("--endpoint", "-e", metavar="URL", help="Where it answers checks.")]
+
+_PATH = "/v1/producer-groups"
+_ALL = 100_000
+
+
+@group.command("list", epilog="Example: outbox-bridge group list -o json")
+def list_groups(url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+    """All producer groups with what is pending."""
+    documents, _ = find_all(url, _PATH, "producer_groups", {}, _ALL)
+    if output is not Output.TABLE:
+        show_documents(documents, output)
+        return
+    columns: list[Column] = [
+        ("GROUP", lambda row: row["producer_group"]),
+        ("ENDPOINTS", lambda row: len(row["endpoints"])),
+        ("PENDING", lambda row: row["pending"]),
+        ("OLDEST (s)", lambda row: row["oldest_pending_seconds"]),
+    ]
+    show_rows([Reply(200, bytes(document)).members for document in documents], columns)
+
+
+@group.command(epilog="Example: outbox-bridge group get orders")
+def get(name: NameArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+    """Settings, endpoints with their health, what is pending, and how checks went."""
+    _show(call(url, "GET", f"{_PATH}/{quoted(name)}"), output)
+
+
+@group.command(epilog="Example: outbox-bridge group put orders -e https://orders.example.com/check")
+def put(
+    name: NameArgument,
+    endpoint: EndpointOption = [],  # noqa: B006 - typer reads the default
+    check: CheckOption = [],  # noqa: B006
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Create or replace a group: settings not named here get their defaults. A new secret is shown once."""
+    body = {"endpoints": [{"url": one} for one in endpoint], "check": _parse(check)}
+    reply = call(url, "PUT", f"{_PATH}/{quoted(name)}", body=body)
+    _show(reply, output)
+    if reply.members.get("secret"):
+        say("keep the secret: it is shown only now", "yellow")
+
+
+@group.command(epilog="Example: outbox-bridge group delete orders")
+def delete(name: NameArgument, url: UrlOption = DEFAULT_URL) -> None:
+    """Remove a group that has no pending, parked or blocked transactions."""
+    call(url, "DELETE", f"{_PATH}/{quoted(name)}")
+    say(f"deleted {name}", "green")
+
+
+@group.command("rotate-secret", epilog="Example: outbox-bridge group rotate-secret orders -o json")
+def rotate_secret(name: NameArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+    """A new signing secret, shown once; the old one signs too for 24 hours."""
+    _show(call(url, "POST", f"{_PATH}/{quoted(name)}/rotate-secret", body={}), output)
+    say("keep the secret: it is shown only now", "yellow")
+
+
+@group.command("test", epilog="Example: outbox-bridge group test orders")
+def try_group(name: NameArgument, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Send one signed check about a transaction that never was to each endpoint, and judge the answers.
+
+    Reads URLs and secret from the bridge's database, so it runs where the settings name that.
+    """
+    from api.cli.endpoint_trial import try_endpoints  # noqa: PLC0415  # slow to import
+
+    settings = load(config)
+    known = run_loop(_read_group(settings, name))
+    if known is None:
+        raise CommandFailed(Exit.NOT_FOUND, f"there is no producer group {name}", "See `outbox-bridge group list`.")
+    networks = (*settings.callbacks.allow_networks, *LOOPBACK)
+    findings = run_loop(try_endpoints(known, known.secrets, networks))
+    _show_findings(findings, output)
+    if not findings:
+        raise CommandFailed(Exit.FAILED, f"{name} has no endpoint", f"outbox-bridge group put {name} -e URL")
+    if not all(finding.is_ok for finding in findings):
+        raise typer.Exit(Exit.FAILED)
+
+
+async def _read_group(settings: "Settings", name: str) -> "ProducerGroup | None":
+    from bridge.sql.engine import Database  # noqa: PLC0415  # slow to import
+    from bridge.sql.groups import read_group  # noqa: PLC0415
+
+    database = Database(settings.sql_url())
+    now_ms = time.time_ns() // 1_000_000
+    try:
+        return await database.read(lambda connection: read_group(connection, name, now_ms))
+    finally:
+        await database.close()
+
+
+def _show_findings(findings: "list[Finding]", output: Output) -> None:
+    rows = [finding._asdict() for finding in findings]
+    if output is not Output.TABLE:
+        show_documents([encode(row) for row in rows], output)
+        return
+    columns: list[Column] = [
+        ("ENDPOINT", lambda row: row["endpoint"]),
+        ("GOOD", lambda row: row["is_ok"]),
+        ("FOUND", lambda row: row["found"]),
+        ("MS", lambda row: row["latency_ms"]),
+        ("WHAT TO DO", lambda row: row["remedy"] or None),
+    ]
+    if rows:
+        show_rows(rows, columns)
+
+
+def _show(reply: Reply, output: Output) -> None:
+    if output is Output.TABLE:
+        show_members((name.replace("_", " "), value) for name, value in reply.members.items() if value is not None)
+    else:
+        show_document(reply.raw, output)
+
+
+def _parse(settings: list[str]) -> dict[str, object]:
+    """Numbers as numbers, the rest as words."""
+    parsed: dict[str, object] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not (name and equals):
+            raise CommandFailed(Exit.USAGE, f"--check {setting!r} is not NAME=VALUE", "Example: --check max_checks=5")
+        try:
+            parsed[name] = json.loads(value)
+        except ValueError:
+            parsed[name] = value
+    return parsed

@@ -1,0 +1,66 @@
+"""Ends a command's child processes when the command dies in any way, SIGKILL included.
+
+Runs as a process beside the command: told pids line by line, and when its standard input ends it stops the newest
+first. The pipe closes whatever the command dies of.
+"""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import psutil
+
+STOP_TIMEOUT_S = 20.0
+_KILL_TIMEOUT_S = 5.0
+
+
+class Keeper:
+    """The command's end of the pipe."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "api.cli.keeper"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def keep(self, pid: int) -> None:
+        """From now on this child does not outlive us."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"%d\n" % pid)
+        self._process.stdin.flush()
+
+    def close(self) -> None:
+        """Stops what still runs; returns when it has ended."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+
+
+def stop_all(children: Sequence[psutil.Process]) -> None:
+    """SIGTERM to one after the other, newest first, and SIGKILL to those that do not listen."""
+    for child in reversed(children):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.terminate()
+            with contextlib.suppress(psutil.TimeoutExpired):
+                child.wait(STOP_TIMEOUT_S)
+                continue
+            child.kill()
+            child.wait(_KILL_TIMEOUT_S)
+
+
+def main() -> None:
+    """Remembers who a pid was: it may be somebody else's later."""
+    children = []
+    for line in sys.stdin.buffer:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children.append(psutil.Process(int(line)))
+    stop_all(children)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""What commands that work on this machine share: settings, an event loop, Kafka."""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from api.settings import Settings
+    from api.wiring import KafkaParts
+
+T = TypeVar("T")
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", help="Settings file; outbox-bridge.toml here, if it exists."),
+]
+
+
+def load(config: Path | None, flags: Mapping[str, Any] | None = None) -> "Settings":
+    """The settings of this process. Raises ConfigError."""
+    from api.settings import load_settings  # noqa: PLC0415  # slow to import, not needed for calls over HTTP
+
+    return load_settings(flags, config)
+
+
+def run_loop(main: Coroutine[Any, Any, T]) -> T:
+    """Runs until it is done, on the faster event loop."""
+    import uvloop  # noqa: PLC0415  # slow to import, not needed for calls over HTTP
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+def with_kafka(config: Path | None, act: Callable[["KafkaParts", "Settings"], Awaitable[T]]) -> T:
+    """Runs `act` with the cluster of the settings."""
+    from api.wiring import kafka_parts  # noqa: PLC0415  # slow to import, not needed for calls over HTTP
+
+    settings = load(config)
+
+    async def run() -> T:
+        parts = kafka_parts(settings)
+        try:
+            return await act(parts, settings)
+        finally:
+            await parts.close()
+
+    return run_loop(run())
+
+
+@contextmanager
+def sigterm_as_ctrl_c() -> Iterator[None]:
+    """SIGTERM ends a command as Ctrl-C does: with everything stopped that it started."""
+
+    def interrupt(_: int, __: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

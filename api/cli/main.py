@@ -1,0 +1,72 @@
+"""The command line: its commands, and how it ends."""
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from api.cli.demo import demo
+from api.cli.dev import dev
+from api.cli.doctor import doctor
+from api.cli.failures import Exit, explain
+from api.cli.groups import group
+from api.cli.output import print_line, show_failure
+from api.cli.parked import parked
+from api.cli.serve import serve
+from api.cli.topics import topic
+from api.cli.transactions import tx
+from api.cli.upkeep import config, migrate, openapi, projection
+
+app = typer.Typer(
+    name="outbox-bridge",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="RocketMQ's transactional messages for services that live on Kafka.",
+    epilog="First steps: outbox-bridge demo, then outbox-bridge dev. "
+    "Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 conflict, 5 unreachable.",
+)
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        print_line(f"outbox-bridge {version('outbox-bridge')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end.")
+    ] = False,
+) -> None:
+    """Nothing is done before a command is named."""
+
+
+app.command(epilog="Example: outbox-bridge dev --kafka localhost:9092")(dev)
+app.command(epilog="Example: outbox-bridge demo --break; echo $?")(demo)
+app.command(epilog="Example: outbox-bridge doctor -o json")(doctor)
+app.command(epilog="Example: outbox-bridge serve --roles api --port 8780")(serve)
+app.command(epilog="Example: OUTBOX_BRIDGE_DATABASE_URL=postgresql+psycopg://... outbox-bridge migrate")(migrate)
+app.add_typer(tx, name="tx")
+app.add_typer(group, name="group")
+app.add_typer(parked, name="parked")
+app.add_typer(topic, name="topic")
+app.add_typer(projection, name="projection")
+app.add_typer(config, name="config")
+app.command(epilog="Example: outbox-bridge openapi > openapi.json")(openapi)
+
+
+def run() -> int:
+    """Runs the command of this process's arguments; its exit code."""
+    try:
+        app()
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else Exit.FAILED
+    except Exception as error:
+        failure = explain(error)
+        if failure is None:
+            raise
+        show_failure(failure)
+        return failure.code
+    return Exit.OK

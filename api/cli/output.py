@@ -1,0 +1,135 @@
+"""What commands print: tables for people, JSON for programs; results to standard output, all else to standard error.
+
+Piped, tables have no frames, colours or line breaks. Text from elsewhere is shown with its control characters
+escaped: a key must not be able to speak to the terminal.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Annotated, Any, TextIO
+
+import msgspec
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from api.cli.failures import CommandFailed
+
+_WIDE = 10_000  # piped lines are never broken
+
+Row = Mapping[str, Any]
+Column = tuple[str, Callable[[Row], object]]
+
+
+class Output(StrEnum):
+    """Forms of a result."""
+
+    TABLE = "table"
+    JSON = "json"
+    JSONL = "jsonl"
+
+
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Form of the result.")]
+
+
+def result_console() -> Console:
+    """Standard output."""
+    return _make_console(sys.stdout)
+
+
+def message_console() -> Console:
+    """Standard error, for everything that is not the result."""
+    return _make_console(sys.stderr)
+
+
+def _make_console(stream: TextIO) -> Console:
+    is_terminal = stream.isatty()
+    return Console(
+        file=stream, width=None if is_terminal else _WIDE, highlight=False, emoji=False, soft_wrap=not is_terminal
+    )
+
+
+def printable(value: object) -> str:
+    """A value as one line of text that is safe on a terminal."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in value)
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)
+
+
+def show_rows(rows: Sequence[Row], columns: Sequence[Column]) -> None:
+    """A table, one line a row."""
+    console = result_console()
+    table = _make_table(console)
+    for name, _ in columns:
+        table.add_column(name, overflow="fold", no_wrap=not console.is_terminal)
+    for row in rows:
+        table.add_row(*[Text(printable(read(row))) for _, read in columns])
+    console.print(table)
+
+
+def show_members(members: Iterable[tuple[str, object]]) -> None:
+    """A table of names and values."""
+    console = result_console()
+    table = _make_table(console, with_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold", no_wrap=not console.is_terminal)
+    for name, value in members:
+        table.add_row(name, Text(printable(value)))
+    console.print(table)
+
+
+def show_documents(documents: Sequence[bytes | msgspec.Raw], output: Output) -> None:
+    """JSON documents as they came, numbers untouched: one array, or a line each."""
+    if output is Output.JSONL:
+        for document in documents:
+            _write(msgspec.json.format(bytes(document), indent=-1))
+    else:
+        _write(msgspec.json.format(b"[" + b",".join(bytes(document) for document in documents) + b"]", indent=2))
+
+
+def show_document(document: bytes, output: Output) -> None:
+    """One JSON document as it came."""
+    _write(msgspec.json.format(document, indent=2 if output is Output.JSON else -1))
+
+
+def encode(value: object) -> bytes:
+    """A document of ours."""
+    return msgspec.json.encode(value)
+
+
+def print_line(text: str) -> None:
+    """A line of the result, as it is."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def say(text: str, style: str = "") -> None:
+    """A line to the user, on standard error."""
+    message_console().print(Text(text, style=style))
+
+
+def show_failure(failure: CommandFailed) -> None:
+    """Why a command failed and what to do."""
+    console = message_console()
+    console.print(Text.assemble(("error: ", "bold red"), failure.reason))
+    if failure.remedy:
+        console.print(Text.assemble(("what to do: ", "bold"), failure.remedy))
+
+
+def _make_table(console: Console, *, with_header: bool = True) -> Table:
+    if console.is_terminal:
+        return Table(box=box.SIMPLE_HEAD if with_header else None, show_header=with_header, pad_edge=False)
+    return Table(box=None, show_header=with_header, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+
+
+def _write(document: bytes) -> None:
+    sys.stdout.write(document.decode() + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,145 @@
+"""`parked`: transactions that nobody could decide, and acts on many of them."""
+
+import sys
+import time
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from api.cli.failures import CommandFailed, Exit
+from api.cli.http_calls import DEFAULT_URL, Reply, UrlOption, call, find_all
+from api.cli.output import Output, OutputOption, message_console, say, show_document, show_members, show_rows
+from api.cli.transactions import (
+    TRANSACTION_COLUMNS,
+    AfterOption,
+    BeforeOption,
+    CursorOption,
+    GroupOption,
+    KeyOption,
+    LimitOption,
+    ReasonOption,
+    TopicOption,
+    show_page,
+)
+
+parked = typer.Typer(no_args_is_help=True, help="Parked transactions: list them, redrive many.")
+
+_LOOK_INTERVAL_S = 0.3
+_STOP_REASON = "stopped from the command line"
+
+
+class Action(StrEnum):
+    """What becomes of those that match."""
+
+    RESUME = "resume"
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+
+
+@parked.command("list", epilog="Example: outbox-bridge parked list --group orders")
+def list_parked(  # noqa: PLR0913, PLR0917 - a filter is an option
+    group: GroupOption = None,
+    topic: TopicOption = None,
+    key: KeyOption = None,
+    after: AfterOption = None,
+    before: BeforeOption = None,
+    limit: LimitOption = 50,
+    cursor: CursorOption = None,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Parked transactions that match every filter, newest first."""
+    filters = {**_make_filter(group, topic, key, after, before), "cursor": cursor}
+    show_page(find_all(url, "/v1/parked", "transactions", filters, limit), output)
+
+
+@parked.command(epilog='Example: outbox-bridge parked redrive resume --group orders --reason "shop is back"')
+def redrive(  # noqa: PLR0913, PLR0917 - a filter is an option
+    action: Annotated[Action, typer.Argument(help="What becomes of all that match.")],
+    reason: ReasonOption,
+    group: GroupOption = None,
+    topic: TopicOption = None,
+    key: KeyOption = None,
+    after: AfterOption = None,
+    before: BeforeOption = None,
+    rate: Annotated[int, typer.Option("--rate", min=1, max=1_000, help="At most so many a second.")] = 50,
+    preview: Annotated[bool, typer.Option("--preview", help="Only show what would be acted on.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Resume, commit or roll back all parked transactions that match. Shows them first; Ctrl-C stops the job."""
+    wanted = _make_filter(group, topic, key, after, before)
+    body = {"action": action.value, "filter": wanted, "rate_per_second": rate}
+    previewed = call(url, "POST", "/v1/parked/redrive", body={**body, "preview": True})
+    if preview:
+        _show_preview(previewed, output)
+        return
+    count = int(previewed.members["count"])
+    if not _is_wanted(previewed, action, yes):
+        say("nothing was done")
+        return
+    job = call(url, "POST", "/v1/parked/redrive", body={**body, "reason": reason}).members
+    done = _watch(url, str(job["job_id"]), count, previewed.members["more"])
+    _show_job(done, output)
+    if done.members["state"] != "done":
+        raise CommandFailed(Exit.FAILED, f"the job is {done.members['state']}", "Run it again for those that are left.")
+
+
+def _make_filter(
+    group: str | None, topic: str | None, key: str | None, after: str | None, before: str | None
+) -> dict[str, object]:
+    filters = {"producer_group": group, "topic": topic, "key": key, "born_after": after, "born_before": before}
+    return {name: value for name, value in filters.items() if value is not None}
+
+
+def _is_wanted(previewed: Reply, action: Action, yes: bool) -> bool:
+    """Nothing is acted on that nobody has seen, unless that was asked for."""
+    shown = previewed.members
+    if shown["count"] == 0:
+        return False
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise CommandFailed(Exit.USAGE, f"{_amount(shown)} would be acted on", "Say --yes, or look with --preview.")
+    _show_preview(previewed, Output.TABLE)
+    return typer.confirm(f"{action.value} {_amount(shown)}?", err=True)
+
+
+def _amount(shown: dict[str, Any]) -> str:
+    return f"{shown['count']}{' or more' if shown['more'] else ''} transactions"
+
+
+def _show_preview(previewed: Reply, output: Output) -> None:
+    if output is not Output.TABLE:
+        show_document(previewed.raw, output)
+        return
+    shown = previewed.members
+    show_rows(shown["sample"], TRANSACTION_COLUMNS)
+    say(f"{_amount(shown)} match; {len(shown['sample'])} of them are shown")
+
+
+def _watch(url: str, job_id: str, count: int, is_more: bool) -> Reply:
+    """The job at its end; stopped if we are interrupted."""
+    columns = (TextColumn("redriving"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=message_console(), transient=True) as progress:
+        task = progress.add_task("redriving", total=None if is_more else count)
+        try:
+            while True:
+                job = call(url, "GET", f"/v1/parked/redrive/{job_id}")
+                progress.update(task, completed=sum(job.members["counts"].values()))
+                if job.members["state"] != "running":
+                    return job
+                time.sleep(_LOOK_INTERVAL_S)
+        except KeyboardInterrupt:
+            return call(url, "POST", f"/v1/parked/redrive/{job_id}/stop", body={"reason": _STOP_REASON})
+
+
+def _show_job(job: Reply, output: Output) -> None:
+    if output is not Output.TABLE:
+        show_document(job.raw, output)
+        return
+    shown = job.members
+    show_members([("job", shown["job_id"]), ("state", shown["state"]), *shown["counts"].items()])

@@ -1,0 +1,113 @@
+"""The processes of the demo: the bridge with its Kafka, a shop, a consumer. Real ones, each in a session of its own."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx2
+
+import api
+from api.cli.failures import CommandFailed, Exit
+from api.cli.keeper import STOP_TIMEOUT_S, Keeper
+
+T = TypeVar("T")
+
+_LOOK_INTERVAL_S = 0.05
+_SHOWN_CHARACTERS = 2_000
+
+
+class Stage:
+    """Starts processes, and whatever happens leaves none behind."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._keeper = Keeper()
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, name: str, command: Sequence[str], settings: Mapping[str, str] | None = None) -> "Actor":
+        """A process; what it prints goes to files in the folder."""
+        paths = self.folder / f"{name}.out", self.folder / f"{name}.log"
+        own = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_BRIDGE_")}
+        with paths[0].open("ab") as out, paths[1].open("ab") as log:
+            process = subprocess.Popen(  # noqa: S603
+                [sys.executable, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=log,
+                cwd=self.folder,
+                env={**own, "PYTHONUNBUFFERED": "1", **(settings or {})},
+                start_new_session=True,
+            )
+        self._keeper.keep(process.pid)
+        self._running.append(process)
+        return Actor(name, process, *paths)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """The keeper ends them in order even if we are interrupted here."""
+        for process in reversed(self._running):
+            process.terminate()
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._keeper.close()
+
+
+class Actor:
+    """One process of the demo."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], out: Path, log: Path) -> None:
+        self.name = name
+        self.process = process
+        self._out = out
+        self._log = log
+
+    def until(self, find: Callable[[], T | None], timeout_s: float, what: str) -> T:
+        """What `find` gives as soon as it gives something. Raises CommandFailed if the process ends before."""
+        deadline = time.monotonic() + timeout_s
+        while (found := find()) is None:
+            if self.process.poll() is not None:
+                raise self._failed(f"the {self.name} ended with code {self.process.returncode}")
+            if time.monotonic() > deadline:
+                raise self._failed(f"{what} did not happen within {timeout_s:.0f} s")
+            time.sleep(_LOOK_INTERVAL_S)
+        return found
+
+    def first_line(self) -> dict[str, Any] | None:
+        """The JSON it printed when it was ready."""
+        line, end, _ = self._out.read_text().partition("\n")
+        return dict(json.loads(line)) if end else None
+
+    def answers(self, url: str) -> bool | None:
+        """Whether it listens already; None if not."""
+        try:
+            return True if httpx2.get(url, timeout=1).is_success else None
+        except httpx2.TransportError:
+            return None
+
+    def _failed(self, reason: str) -> CommandFailed:
+        printed = self._log.read_text(errors="replace")[-_SHOWN_CHARACTERS:].strip()
+        return CommandFailed(
+            Exit.FAILED, f"{reason}\n{printed}" if printed else reason, "`outbox-bridge doctor` looks for causes."
+        )
+
+
+def find_shop() -> Path:
+    """The folder of the example shop: inside the installed package, or beside it in a checkout."""
+    package = Path(api.__file__).parent if api.__file__ else Path()
+    for folder in (package / "examples" / "shop", package.parent / "examples" / "shop"):
+        if (folder / "shop.py").is_file():
+            return folder
+    raise CommandFailed(Exit.FAILED, "the example shop is not here", "Run the demo from a checkout of the project.")

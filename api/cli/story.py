@@ -1,0 +1,252 @@
+"""The demo's story: what the shop, the bridge and the consumer did, when, and whether it adds up."""
+
+import json
+import signal
+import sqlite3
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from datetime import datetime
+from typing import Any
+
+import httpx2
+from rich.text import Text
+
+from api.cli.failures import CommandFailed, Exit
+from api.cli.http_calls import call, find_all
+from api.cli.local import run_loop
+from api.cli.output import result_console
+from api.cli.stage import Actor, Stage, find_shop
+from api.cli.verdict import Fact, Verdict, judge
+from bridge.broker.ports import choose_free_port
+
+GROUP = "shop"
+TOPIC = "orders.created"
+_BRIDGE_TIMEOUT_S = 120.0
+_TIMEOUT_S = 30.0
+_UNANSWERED_TIMEOUT_S = 4.0
+_CHECK = {"transaction_timeout_seconds": 1, "interval_seconds": 1, "call_timeout_seconds": 2}
+_DIED = -signal.SIGKILL
+
+
+class Story:
+    """Plays on a stage and tells it. `is_broken`: the consumer overlooks the rescued order."""
+
+    def __init__(self, stage: Stage, *, is_broken: bool) -> None:
+        self._stage = stage
+        self._is_broken = is_broken
+        self._console = result_console()
+        self._start = time.time()
+        self._database = stage.folder / "shop.db"
+        self._journal = stage.folder / "reads.jsonl"
+        self._shop_url = f"http://127.0.0.1:{choose_free_port()}"
+        self._url = ""
+        self._secret = ""
+        self._wrong: list[str] = []
+
+    def tell(self) -> bool:
+        """Whether everything is as promised."""
+        self._console.print(Text("\noutbox-bridge demo: a real Kafka, a real shop, a real SIGKILL\n", style="bold"))
+        self._open()
+        self._tell_committed()
+        self._tell_rolled_back()
+        self._tell_rescued()
+        return self._close()
+
+    def _open(self) -> None:
+        self._say("demo", "starts Kafka and the bridge")
+        bridge = self._stage.start(
+            "bridge", ["-m", "api", "dev", "--ephemeral", "--port", "0", "--kafka-port", "0", "-o", "json"]
+        )
+        ready = bridge.until(bridge.first_line, _BRIDGE_TIMEOUT_S, "starting the bridge")
+        self._url, kafka = str(ready["url"]), str(ready["kafka"])
+        self._say("bridge", f"is ready: {self._url}/docs, Kafka at {kafka}")
+        _create_topic(kafka)
+        group = {"endpoints": [{"url": f"{self._shop_url}/check"}], "check": _CHECK}
+        self._secret = str(call(self._url, "PUT", f"/v1/producer-groups/{GROUP}", body=group).members["secret"])
+        self._shop = self._open_shop()
+        hide = ["--hide", "A-3"] if self._is_broken else []
+        places = ["--kafka", kafka, "--database", str(self._database), "--journal", str(self._journal)]
+        self._consumer = self._stage.start("consumer", [str(find_shop() / "consumer.py"), *places, *hide])
+        self._consumer.until(lambda: self._has_read_to(0), _TIMEOUT_S, "the consumer's first look")
+        self._say("demo", f"shop and consumer run: {self._shop_url}/docs")
+
+    def _open_shop(self) -> Actor:
+        settings = {"SHOP_DATABASE": str(self._database), "SHOP_BRIDGE": self._url, "SHOP_SECRET": self._secret}
+        port = self._shop_url.rpartition(":")[2]
+        command = ["-m", "uvicorn", "shop:app", "--app-dir", str(find_shop()), "--port", port, "--log-level", "warning"]
+        shop = self._stage.start("shop", command, settings)
+        shop.until(lambda: shop.answers(f"{self._shop_url}/health"), _TIMEOUT_S, "starting the shop")
+        return shop
+
+    def _tell_committed(self) -> None:
+        self._title(1, "An order goes through")
+        answer = self._place("A-1", {"cents": 1990})
+        self._expect(answer is not None and answer.status_code == 201, "the shop took order A-1")
+        transaction = self._follow("A-1")
+        self._expect(transaction["state"] == "COMMITTED", "A-1 is COMMITTED")
+        again = call(self._url, "POST", f"/v1/transactions/{transaction['transaction_id']}/commit").members
+        self._expect(again["receipts"] == transaction["receipts"], "a repeated commit of A-1 changes nothing")
+        self._say("shop", "repeats its commit, as after a lost answer: nothing more happens")
+        self._await_reader(transaction, "A-1")
+        self._link(transaction)
+
+    def _tell_rolled_back(self) -> None:
+        self._title(2, "A card is declined")
+        answer = self._place("A-2", {"cents": 4900, "card": "declined"})
+        self._expect(answer is not None and answer.status_code == 402, "the shop refused order A-2")
+        transaction = self._follow("A-2")
+        self._expect(transaction["state"] == "ROLLED_BACK", "A-2 is ROLLED_BACK")
+        self._say("consumer", "will never see it")
+        self._link(transaction)
+
+    def _tell_rescued(self) -> None:
+        self._title(3, "The shop is killed after its local commit")
+        answer = self._place("A-3", {"cents": 2500, "die": "after-local-commit"})
+        self._expect(answer is None and self._shop.process.wait(_TIMEOUT_S) == _DIED, "the shop died of SIGKILL")
+        self._say("shop", "is dead (SIGKILL): its database has the order, nobody has told the bridge", "red")
+        seen: set[str] = set()
+        transaction = self._wait_for(
+            "A-3", seen, lambda t: "check_unanswered" in seen or _is_ended(t), _UNANSWERED_TIMEOUT_S
+        )
+        self._expect(transaction["state"] == "PREPARED", "A-3 waits for an answer while the shop is dead")
+        self._shop = self._open_shop()
+        self._say("shop", "is back")
+        transaction = self._follow("A-3", seen)
+        self._expect(transaction["state"] == "COMMITTED", "A-3 is COMMITTED")
+        self._expect(transaction["resolved_by"] == "check", "A-3 was committed by a back-check")
+        self._await_reader(transaction, "A-3")
+        self._link(transaction)
+
+    def _close(self) -> bool:
+        """Lets the consumer read to the end, then compares what it read with the shop's database."""
+        self._consumer.process.terminate()
+        self._expect(self._consumer.process.wait(_TIMEOUT_S) == 0, "the consumer read to the end of the topic")
+        orders, credits_ = self._read_database()
+        reads = [Fact(line["order_id"], line["cents"]) for line in self._read_journal() if "order_id" in line]
+        verdict = judge(orders, reads, credits_)
+        self._console.print(Text("\nVerdict", style="bold"))
+        self._console.print(f"  orders in the shop's database   {len(orders)}   {', '.join(sorted(orders))}")
+        self._console.print(f"  messages the consumer read      {len(reads)}   {', '.join(f.order_id for f in reads)}")
+        self._console.print(f"  credits handed out              {len(credits_)}")
+        is_so = verdict.is_clean and not self._wrong
+        self._console.print(Text(f"\n  {verdict.summary}", style="bold green" if is_so else "bold red"))
+        for text in [*_name_orders(verdict), *(f"not so: {text}" for text in self._wrong)]:
+            self._console.print(Text(f"  {text}", style="red"))
+        self._console.print()
+        return is_so
+
+    def _place(self, order_id: str, order: Mapping[str, object]) -> httpx2.Response | None:
+        """The shop's answer; None if it died."""
+        self._say("shop", f"takes order {order_id}")
+        try:
+            return httpx2.post(f"{self._shop_url}/orders", json={"order_id": order_id, **order}, timeout=_TIMEOUT_S)
+        except httpx2.TransportError:
+            return None
+
+    def _follow(self, order_id: str, seen: set[str] | None = None) -> dict[str, Any]:
+        """Tells the timeline of the order's transaction until it has ended."""
+        transaction = self._wait_for(order_id, set() if seen is None else seen, _is_ended, _TIMEOUT_S)
+        self._expect(_is_ended(transaction), f"{order_id} ended")
+        return transaction
+
+    def _wait_for(
+        self, order_id: str, seen: set[str], is_enough: Callable[[dict[str, Any]], bool], timeout_s: float
+    ) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            found, _ = find_all(
+                self._url, "/v1/transactions", "transactions", {"producer_group": GROUP, "key": order_id}, 1
+            )
+            if found:
+                transaction: dict[str, Any] = json.loads(bytes(found[0]))
+                self._tell_new(transaction, seen)
+                if is_enough(transaction) or time.monotonic() > deadline:
+                    return transaction
+            elif time.monotonic() > deadline:
+                raise CommandFailed(Exit.FAILED, f"the bridge does not list the transaction of {order_id}")
+            time.sleep(0.05)
+
+    def _tell_new(self, transaction: Mapping[str, Any], seen: set[str]) -> None:
+        for event in call(self._url, "GET", f"/v1/transactions/{transaction['transaction_id']}/timeline").members[
+            "events"
+        ]:
+            text = describe(event)
+            if event["type"] not in seen and text is not None:
+                self._say("bridge", text, at=datetime.fromisoformat(event["at"]).timestamp())
+            seen.add(event["type"])
+
+    def _await_reader(self, transaction: Mapping[str, Any], order_id: str) -> None:
+        """Until the consumer has read beyond what the receipts say."""
+        offsets = [receipt["offset"] for receipt in transaction["receipts"]] or [0]
+        self._consumer.until(lambda: self._has_read_to(max(offsets) + 1), _TIMEOUT_S, f"reading order {order_id}")
+        line = next((line for line in self._read_journal() if line.get("order_id") == order_id), None)
+        if line is None:
+            self._say("consumer", f"has read to the end without seeing order {order_id}", "red")
+        else:
+            self._say("consumer", f"reads order {order_id} and hands out a credit", "green", at=line["at"])
+
+    def _has_read_to(self, offset: int) -> bool | None:
+        return True if any(line.get("end", -1) >= offset for line in self._read_journal()) else None
+
+    def _read_journal(self) -> list[dict[str, Any]]:
+        if not self._journal.exists():
+            return []
+        whole, _, _ = self._journal.read_text().rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def _read_database(self) -> tuple[dict[str, int], list[Fact]]:
+        with closing(sqlite3.connect(f"{self._database.as_uri()}?mode=ro", uri=True)) as database:
+            orders = dict(database.execute("SELECT order_id, cents FROM orders"))
+            return orders, [Fact(*row) for row in database.execute("SELECT order_id, cents FROM credits")]
+
+    def _expect(self, is_so: bool, text: str) -> None:
+        if not is_so:
+            self._wrong.append(text)
+
+    def _title(self, number: int, text: str) -> None:
+        self._console.print(Text(f"\n{number}  {text}", style="bold"))
+
+    def _say(self, who: str, text: str, style: str = "", at: float | None = None) -> None:
+        seconds = max(0.0, (at or time.time()) - self._start)
+        self._console.print(Text.assemble((f"  {seconds:6.2f} s  ", "dim"), (f"{who:8}  ", "cyan"), (text, style)))
+
+    def _link(self, transaction: Mapping[str, Any]) -> None:
+        link = f"{self._url}/v1/transactions/{transaction['transaction_id']}/timeline"
+        self._console.print(Text(f"{'':23}{link}", style="dim"))
+
+
+def describe(event: Mapping[str, Any]) -> str | None:
+    """An event of a timeline in words; None for one that belongs to another."""
+    if event["type"] == "check_unanswered":
+        return f"asks the shop what became of it: no answer ({event['failure']})"
+    if event["type"] == "check_answered":
+        return f"asks the shop what became of it: {event['answer']}"
+    words = {
+        "prepared": "has the message stored in Kafka, where nobody sees it",
+        "end": f"records {event.get('resolution')}, said by the {event['by']}",
+        "published": "has published it: consumers can read it",
+    }
+    return words.get(event["type"])
+
+
+def _is_ended(transaction: Mapping[str, Any]) -> bool:
+    return transaction["state"] in {"COMMITTED", "ROLLED_BACK"} and not transaction["blocked"]
+
+
+def _name_orders(verdict: Verdict) -> list[str]:
+    return [f"{name}: {', '.join(orders)}" for name, orders in verdict._asdict().items() if orders]
+
+
+def _create_topic(kafka: str) -> None:
+    from api.settings import Settings  # noqa: PLC0415  # slow to import
+    from api.wiring import kafka_parts  # noqa: PLC0415
+
+    async def create() -> None:
+        parts = kafka_parts(Settings(kafka={"bootstrap.servers": kafka}))
+        try:
+            await parts.admin.create_topic(TOPIC, 1, 1, {})
+        finally:
+            await parts.close()
+
+    run_loop(create())

@@ -1,0 +1,214 @@
+"""`tx`: look transactions up, end them, and act on them as an operator."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from api.cli.http_calls import DEFAULT_URL, Reply, UrlOption, call, find_all, quoted
+from api.cli.output import (
+    Column,
+    Output,
+    OutputOption,
+    Row,
+    encode,
+    say,
+    show_document,
+    show_documents,
+    show_members,
+    show_rows,
+)  # fmt: skip
+
+tx = typer.Typer(no_args_is_help=True, help="Transactions: list, look up, end, check, force, resume.")
+
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Transaction id.")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why; kept in the audit.")]
+StateOption = Annotated[str | None, typer.Option("--state", help="PREPARED, COMMITTED, ROLLED_BACK or PARKED.")]
+GroupOption = Annotated[str | None, typer.Option("--group", "-g", help="Producer group.")]
+TopicOption = Annotated[str | None, typer.Option("--topic", help="A topic one of the messages goes to.")]
+KeyOption = Annotated[str | None, typer.Option("--key", help="The key of one of the messages.")]
+AfterOption = Annotated[str | None, typer.Option("--after", metavar="TIME", help="Born not before, RFC 3339.")]
+BeforeOption = Annotated[str | None, typer.Option("--before", metavar="TIME", help="Born before, RFC 3339.")]
+LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, newest first.")]
+CursorOption = Annotated[str | None, typer.Option("--cursor", help="Go on where another list ended.")]
+
+
+def show_state(row: Row) -> str:
+    """The state in one word or two."""
+    return f"{row['state']}, blocked" if row.get("blocked") else str(row["state"])
+
+
+def show_receipts(row: Row) -> str | None:
+    """Where the messages lie, as `topic[partition]@offset`."""
+    receipts = row.get("receipts") or []
+    return " ".join(f"{r['topic']}[{r['partition']}]@{_or_unknown(r['offset'])}" for r in receipts) or None
+
+
+TRANSACTION_COLUMNS: list[Column] = [
+    ("TRANSACTION", lambda row: row["transaction_id"]),
+    ("GROUP", lambda row: row["producer_group"]),
+    ("STATE", show_state),
+    ("BORN", lambda row: row["born_time"]),
+    ("CHECKS", lambda row: row["check_times"]),
+    ("NEXT CHECK", lambda row: row["next_check_at"]),
+    ("ENDED BY", lambda row: row["resolved_by"]),
+    ("PUBLISHED", show_receipts),
+]
+
+
+@tx.command("list", epilog="Example: outbox-bridge tx list --state PREPARED --group orders -n 20")
+def list_transactions(  # noqa: PLR0913, PLR0917 - a filter is an option
+    state: StateOption = None,
+    group: GroupOption = None,
+    topic: TopicOption = None,
+    key: KeyOption = None,
+    after: AfterOption = None,
+    before: BeforeOption = None,
+    limit: LimitOption = 50,
+    cursor: CursorOption = None,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Transactions that match every filter, newest first."""
+    filters = {
+        "state": state, "producer_group": group, "topic": topic, "key": key,
+        "born_after": after, "born_before": before, "cursor": cursor,
+    }  # fmt: skip
+    show_page(find_all(url, "/v1/transactions", "transactions", filters, limit), output)
+
+
+def show_page(found: tuple[list[Any], str | None], output: Output) -> None:
+    """A list of transactions; says how to go on if there are more."""
+    documents, following = found
+    if output is Output.TABLE:
+        rows = [Reply(200, bytes(document)).members for document in documents]
+        show_rows(rows, TRANSACTION_COLUMNS) if rows else say("none found")
+    else:
+        show_documents(documents, output)
+    if following is not None:
+        say(f"more: --cursor {following}")
+
+
+@tx.command(epilog="Example: outbox-bridge tx get 0206k8e9s5ta7vo3q1m4c8b2h6dg --messages -o json")
+def get(
+    transaction_id: IdArgument,
+    messages: Annotated[bool, typer.Option("--messages", help="With keys, values and headers.")] = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """One transaction, as current as the last write that was acknowledged."""
+    query = {"include": "messages"} if messages else None
+    show_transaction(call(url, "GET", f"/v1/transactions/{quoted(transaction_id)}", query=query), output)
+
+
+@tx.command(epilog="Example: outbox-bridge tx timeline 0206k8e9s5ta7vo3q1m4c8b2h6dg")
+def timeline(transaction_id: IdArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+    """What happened to a transaction, oldest first."""
+    reply = call(url, "GET", f"/v1/transactions/{quoted(transaction_id)}/timeline")
+    if output is not Output.TABLE:
+        show_documents(reply.items("events"), output)
+        return
+    columns: list[Column] = [
+        ("AT", lambda row: row["at"]),
+        ("EVENT", lambda row: row["type"]),
+        ("BY", lambda row: row["by"]),
+        ("DETAILS", describe_event),
+    ]
+    show_rows(reply.members["events"], columns)
+
+
+def describe_event(event: Row) -> str:
+    """What belongs to this type of event, as `name=value`."""
+    own = {name: value for name, value in event.items() if name not in {"at", "type", "by"} and value is not None}
+    return " ".join(
+        f"{name}={encode(value).decode() if not isinstance(value, str) else value}" for name, value in own.items()
+    )
+
+
+@tx.command(epilog="Example: outbox-bridge tx commit 0206k8e9s5ta7vo3q1m4c8b2h6dg --group orders")
+def commit(
+    transaction_id: IdArgument,
+    group: GroupOption = None,
+    is_async: Annotated[bool, typer.Option("--async", help="Do not wait until it is settled.")] = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Commit in the producer's name: the messages are published."""
+    _end("commit", transaction_id, group, is_async, url, output)
+
+
+@tx.command(epilog="Example: outbox-bridge tx rollback 0206k8e9s5ta7vo3q1m4c8b2h6dg --group orders")
+def rollback(
+    transaction_id: IdArgument,
+    group: GroupOption = None,
+    is_async: Annotated[bool, typer.Option("--async", help="Do not wait until it is settled.")] = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Roll back in the producer's name: the messages are never seen."""
+    _end("rollback", transaction_id, group, is_async, url, output)
+
+
+def _end(verb: str, transaction_id: str, group: str | None, is_async: bool, url: str, output: Output) -> None:
+    body = {} if group is None else {"producer_group": group}
+    headers = {"Prefer": "respond-async"} if is_async else None
+    reply = call(url, "POST", f"/v1/transactions/{quoted(transaction_id)}/{verb}", body=body, headers=headers)
+    show_transaction(reply, output)
+
+
+@tx.command(epilog="Example: outbox-bridge tx check 0206k8e9s5ta7vo3q1m4c8b2h6dg")
+def check(transaction_id: IdArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+    """Ask the producer group now, instead of at the next due time."""
+    reply = call(url, "POST", f"/v1/transactions/{quoted(transaction_id)}/check", body={})
+    if output is Output.TABLE:
+        say(f"the group is being asked; see: outbox-bridge tx timeline {transaction_id}")
+    else:
+        show_document(reply.raw, output)
+
+
+@tx.command(epilog='Example: outbox-bridge tx force 0206k8e9s5ta7vo3q1m4c8b2h6dg COMMIT --reason "paid, see ticket 7"')
+def force(
+    transaction_id: IdArgument,
+    resolution: Annotated[str, typer.Argument(metavar="COMMIT|ROLLBACK", help="What it shall be.")],
+    reason: ReasonOption,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """End a transaction as an operator; the first recorded resolution still wins. Audited."""
+    body = {"resolution": resolution.upper(), "reason": reason}
+    show_transaction(call(url, "POST", f"/v1/transactions/{quoted(transaction_id)}/force", body=body), output)
+
+
+@tx.command(epilog='Example: outbox-bridge tx resume 0206k8e9s5ta7vo3q1m4c8b2h6dg --reason "shop is back"')
+def resume(
+    transaction_id: IdArgument,
+    reason: ReasonOption,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Ask the group again about a parked transaction: its life and its checks begin anew. Audited."""
+    body = {"reason": reason}
+    show_transaction(call(url, "POST", f"/v1/transactions/{quoted(transaction_id)}/resume", body=body), output)
+
+
+def show_transaction(reply: Reply, output: Output) -> None:
+    """One transaction, or an end that was accepted."""
+    if output is Output.TABLE:
+        show_members(_describe(reply.members))
+    else:
+        show_document(reply.raw, output)
+
+
+def _describe(row: Row) -> Iterator[tuple[str, object]]:
+    for name, value in row.items():
+        if name == "receipts":
+            yield "published", show_receipts(row)
+        elif name == "messages":
+            for number, message in enumerate(value):
+                yield f"message {number}", message
+        elif name != "blocked" and value is not None:
+            yield name.replace("_", " "), show_state(row) if name == "state" else value
+
+
+def _or_unknown(offset: int | None) -> str:
+    return "?" if offset is None else str(offset)

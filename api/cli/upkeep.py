@@ -1,0 +1,86 @@
+"""`migrate`, `projection rebuild`, `config show`, `openapi`."""
+
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from api.cli.http_calls import DEFAULT_URL, UrlOption, call
+from api.cli.local import ConfigOption, load, run_loop
+from api.cli.output import (
+    Column,
+    Output,
+    OutputOption,
+    Row,
+    encode,
+    message_console,
+    print_line,
+    say,
+    show_document,
+    show_documents,
+    show_members,
+    show_rows,
+)
+
+projection = typer.Typer(no_args_is_help=True, help="The searchable copy of all transactions in SQL.")
+config = typer.Typer(no_args_is_help=True, help="Settings.")
+
+AcceptOption = Annotated[
+    bool,
+    typer.Option("--accept-identity", help="Take the cluster and topics as they are now for the bridge's own."),
+]
+
+
+def migrate(accept_identity: AcceptOption = False, config: ConfigOption = None) -> None:
+    """Bring the SQL tables up to date, and create the internal topics where this bridge never ran.
+
+    Safe to run again, and by several at once.
+    """
+    from api.wiring import migrate as run_migrations  # noqa: PLC0415  # slow to import
+
+    for line in run_loop(run_migrations(load(config), accept_identity=accept_identity)):
+        print_line(line)
+
+
+@projection.command(epilog="Example: outbox-bridge projection rebuild")
+def rebuild(config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Make the projection anew from Kafka, while the bridge runs."""
+    from api.wiring import rebuild_projection  # noqa: PLC0415  # slow to import
+
+    settings = load(config)
+    columns = (TextColumn("rebuilding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=message_console(), transient=True) as progress:
+        task = progress.add_task("rebuilding", total=None)
+        counts = run_loop(
+            rebuild_projection(settings, lambda done, total: progress.update(task, completed=done, total=total))
+        )
+    if output is Output.TABLE:
+        show_members(counts.items())
+    else:
+        show_document(encode(counts), output)
+    say("rebuilt", "green")
+
+
+@config.command(epilog="Example: OUTBOX_BRIDGE_HTTP__PORT=9000 outbox-bridge config show")
+def show(config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Every setting with its value and where that came from; secrets are masked."""
+    settings = load(config)
+    from api.settings import show_settings  # noqa: PLC0415  # slow to import
+
+    rows: list[Row] = [
+        {"name": shown.name, "value": shown.value, "origin": shown.origin.value} for shown in show_settings(settings)
+    ]
+    if output is not Output.TABLE:
+        show_documents([encode(row) for row in rows], output)
+        return
+    columns: list[Column] = [
+        ("SETTING", lambda row: row["name"]),
+        ("VALUE", lambda row: row["value"]),
+        ("FROM", lambda row: row["origin"]),
+    ]
+    show_rows(rows, columns)
+
+
+def openapi(url: UrlOption = DEFAULT_URL) -> None:
+    """The OpenAPI document of a running bridge, as JSON."""
+    show_document(call(url, "GET", "/openapi.json").raw, Output.JSON)

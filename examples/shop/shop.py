@@ -1,0 +1,140 @@
+"""A shop that announces an order on Kafka exactly if the order is in its own database.
+
+    SHOP_DATABASE=shop.db SHOP_BRIDGE=http://127.0.0.1:8780 SHOP_SECRET=whsec_... uvicorn shop:app
+
+An order is prepared at the bridge, written by the local transaction, and committed at the bridge. Should this
+process die in between, the bridge asks `/check`, which looks into the database.
+"""
+
+import json
+import os
+import signal
+from typing import Annotated, Any, Literal
+
+import httpx2
+from fastapi import FastAPI, HTTPException, Request
+from pydantic import BaseModel, Field
+from sqlalchemy import create_engine, select, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from standardwebhooks.webhooks import Webhook, WebhookVerificationError
+
+GROUP = "shop"
+TOPIC = "orders.created"
+
+app = FastAPI(title="shop")
+engine = create_engine(f"sqlite:///{os.environ['SHOP_DATABASE']}", connect_args={"timeout": 10})
+bridge = httpx2.Client(base_url=os.environ["SHOP_BRIDGE"], timeout=15)
+webhook = Webhook(os.environ["SHOP_SECRET"])
+being_placed: set[str] = set()
+
+
+class Table(DeclarativeBase):
+    """Tables of the shop."""
+
+
+class Order(Table):
+    """A fact of the shop, written by its local transaction."""
+
+    __tablename__ = "orders"
+    order_id: Mapped[str] = mapped_column(primary_key=True)
+    cents: Mapped[int]
+    transaction_id: Mapped[str] = mapped_column(unique=True)
+
+
+class Credit(Table):
+    """A fact of the loyalty programme, written by `consumer.py` for each message that it reads."""
+
+    __tablename__ = "credits"
+    topic: Mapped[str] = mapped_column(primary_key=True)
+    partition: Mapped[int] = mapped_column(primary_key=True)
+    offset: Mapped[int] = mapped_column(primary_key=True)
+    order_id: Mapped[str]
+    cents: Mapped[int]
+
+
+with engine.begin() as setup:
+    setup.execute(text("PRAGMA journal_mode=WAL"))
+Table.metadata.create_all(engine)
+
+
+class NewOrder(BaseModel):
+    """`die`: the whole process is killed at this point, to see what becomes of the order."""
+
+    order_id: Annotated[str, Field(min_length=1, max_length=40, pattern=r"^[\w-]+$")]
+    cents: Annotated[int, Field(ge=1)]
+    card: Literal["good", "declined"] = "good"
+    die: Literal["after-local-commit"] | None = None
+
+
+class CardDeclined(Exception):
+    """The bank said no."""
+
+
+@app.get("/health")
+def health() -> dict[str, bool]:
+    return {"alive": True}
+
+
+@app.post("/orders", status_code=201)
+def place_order(order: NewOrder) -> dict[str, Any]:
+    being_placed.add(order.order_id)
+    try:
+        transaction_id = prepare(order)
+        try:
+            write_order(order, transaction_id)
+        except (CardDeclined, IntegrityError) as error:
+            end(transaction_id, "rollback")
+            raise HTTPException(402 if isinstance(error, CardDeclined) else 409, type(error).__name__) from error
+    finally:
+        being_placed.discard(order.order_id)
+    if order.die == "after-local-commit":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return end(transaction_id, "commit")
+
+
+def prepare(order: NewOrder) -> str:
+    """A half message: stored by the bridge, seen by nobody. The key makes a repeat harmless."""
+    message = {"topic": TOPIC, "key": order.order_id, "value": {"order_id": order.order_id, "cents": order.cents}}
+    body = {"producer_group": GROUP, "messages": [message], "idempotency_key": order.order_id}
+    answer = bridge.post("/v1/transactions", json=body)
+    answer.raise_for_status()
+    prepared = answer.json()
+    if prepared["state"] != "PREPARED":
+        raise HTTPException(409, f"order {order.order_id} was {prepared['state']} before")
+    return str(prepared["transaction_id"])
+
+
+def write_order(order: NewOrder, transaction_id: str) -> None:
+    """The local transaction."""
+    with Session(engine) as session, session.begin():
+        session.add(Order(order_id=order.order_id, cents=order.cents, transaction_id=transaction_id))
+        session.flush()
+        if order.card == "declined":
+            raise CardDeclined
+
+
+def end(transaction_id: str, resolution: str) -> dict[str, Any]:
+    """Whatever becomes of this call, the order stands as it is in the database: the bridge would ask."""
+    answer = bridge.post(f"/v1/transactions/{transaction_id}/{resolution}")
+    return {"transaction_id": transaction_id, **(answer.json() if answer.is_success else {"state": "to be asked"})}
+
+
+@app.post("/check")
+async def check(request: Request) -> dict[str, Any]:
+    """The bridge asks what became of transactions whose end it never heard."""
+    body = await request.body()
+    try:
+        webhook.verify(body, dict(request.headers))
+    except WebhookVerificationError as error:
+        raise HTTPException(401, "not signed by the bridge") from error
+    return {"resolutions": [answer_check(asked) for asked in json.loads(body)["checks"]]}
+
+
+def answer_check(asked: dict[str, Any]) -> dict[str, str]:
+    """In the database: COMMIT. Not there, and nobody at work on it: ROLLBACK."""
+    is_at_work = asked["idempotency_key"] in being_placed  # looked at before the database is
+    with Session(engine) as session:
+        is_written = session.scalar(select(Order).where(Order.transaction_id == asked["transaction_id"])) is not None
+    resolution = "COMMIT" if is_written else "UNKNOWN" if is_at_work else "ROLLBACK"
+    return {"transaction_id": asked["transaction_id"], "nonce": asked["nonce"], "resolution": resolution}
