@@ -1,0 +1,177 @@
+"""Atomic batches on a real broker: what goes wrong outside, and what the writer makes of it."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreFenced, StoreUnavailable
+from bridge.core.message import Message, MessageQueue
+from bridge.store.kafka.options import KafkaConfig
+from bridge.store.kafka.transactions import BatchSizeLimit, KafkaBatchWriter, no_limit
+from bridge.store.results import AtomicBatch, Receipt
+from tests.contract.kafka_world import KafkaContractWorld
+from tests.contract.world import (
+    DEADLINE_S,
+    batch_of,
+    fresh_name,
+    make_queue,
+    make_topic,
+    put_values,
+    read_until,
+    read_values,
+    to,
+)
+
+
+async def add_queues(bootstrap: str, topic: str, queues: int) -> None:
+    """The topic has so many queues from now on."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    await asyncio.wrap_future(admin.create_partitions([NewPartitions(topic, queues)])[topic])
+
+
+def fresh_ids() -> tuple[str, str]:
+    """The transactional ids of a queue nobody has used."""
+    name = fresh_name("owner")
+    return f"{name}-0", f"{name}-1"
+
+
+@asynccontextmanager
+async def fenced_writer(
+    bootstrap: str, ids: tuple[str, str], limit: BatchSizeLimit = no_limit, call_timeout_ms: int = 2_000
+) -> AsyncIterator[KafkaBatchWriter]:
+    """A writer that is ready, closed at the end."""
+    config = KafkaConfig({"bootstrap.servers": bootstrap}, call_timeout_ms=call_timeout_ms)
+    writer = KafkaBatchWriter(config, ids, limit)
+    try:
+        await writer.fence()
+        yield writer
+    finally:
+        await writer.close()
+
+
+class Frozen:
+    """A batch whose writer stands still after its messages were written, as a process that is paused there."""
+
+    def __init__(self, messages: Sequence[Message], closing: Message) -> None:
+        self.written = threading.Event()
+        self.thawed = threading.Event()
+        self._closing = closing
+        self.batch = AtomicBatch(messages, self._finish)
+
+    def _finish(self, _: Sequence[Receipt]) -> list[Message]:
+        self.written.set()
+        assert self.thawed.wait(DEADLINE_S)
+        return [self._closing]
+
+    async def wait(self) -> None:
+        assert await asyncio.to_thread(self.written.wait, DEADLINE_S)
+
+
+async def test_deleted_topic_is_named_and_the_outcome_unknown(world: KafkaContractWorld, kafka: str) -> None:
+    """Nothing of such a batch is sent and no report names the culprit; the error names who did not answer."""
+    queue, op, gone = await make_queue(world), await make_queue(world), await make_queue(world)
+    async with fenced_writer(kafka, fresh_ids()) as writer:
+        await writer.put_all(batch_of([to(gone, b"there")], to(op, b"first")))
+        await writer.put_all(batch_of([to(gone, b"there")], to(op, b"second")))
+        await world.delete_topic(gone.topic)
+        with pytest.raises(BatchOutcomeUnknown, match=gone.topic):
+            await writer.put_all(batch_of([to(queue, b"never"), to(gone, b"never")], to(op, b"never")))
+        with pytest.raises(StoreUnavailable):
+            await writer.put_all(batch_of([], to(op, b"never")))
+    assert await read_values(world, queue) == []
+    assert await read_values(world, op) == [b"first", b"second"]
+
+
+async def test_second_writer_frees_the_readers_of_a_frozen_one(world: KafkaContractWorld, kafka: str) -> None:
+    """An owner frozen in mid-batch holds readers up; who takes its ids frees them, and it is refused (D, T)."""
+    queue, op, ids = await make_queue(world), await make_queue(world), fresh_ids()
+    frozen = Frozen([to(queue, b"never")], to(op, b"never"))
+    async with fenced_writer(kafka, ids) as owner:
+        late = asyncio.create_task(owner.put_all(frozen.batch))
+        await frozen.wait()
+        await put_values(world, queue, b"behind")
+        assert (await world.process.store.get_offsets(queue)).stable == 0
+        async with fenced_writer(kafka, ids) as successor:
+            assert [m.value for m in await read_until(world, queue, b"behind")] == [b"behind"]
+            await successor.put_all(batch_of([to(queue, b"new")], to(op, b"new")))
+            frozen.thawed.set()
+            with pytest.raises(StoreFenced):
+                await late
+    assert await read_values(world, queue) == [b"behind", b"new"]
+    assert await read_values(world, op) == [b"new"]
+
+
+async def test_hanging_call_kills_the_writer_not_the_loop(world: KafkaContractWorld, kafka: str) -> None:
+    """A call that does not return in spite of its time-out ends as unknown, while the loop goes on."""
+    queue, op = await make_queue(world), await make_queue(world)
+    frozen = Frozen([to(queue, b"never")], to(op, b"never"))
+    async with fenced_writer(kafka, fresh_ids(), call_timeout_ms=250) as writer:
+        hanging = asyncio.create_task(writer.put_all(frozen.batch))
+        await frozen.wait()
+        await put_values(world, op, b"meanwhile")
+        with pytest.raises(BatchOutcomeUnknown):
+            await hanging
+        with pytest.raises(StoreUnavailable):
+            await writer.put_all(batch_of([], to(op, b"never")))
+        frozen.thawed.set()
+
+
+async def test_cancelled_batch_kills_the_writer(world: KafkaContractWorld, kafka: str) -> None:
+    """Nobody knows what became of a batch whose caller has gone: the writer takes no other."""
+    queue, op = await make_queue(world), await make_queue(world)
+    frozen = Frozen([to(queue, b"?")], to(op, b"?"))
+    async with fenced_writer(kafka, fresh_ids()) as writer:
+        running = asyncio.create_task(writer.put_all(frozen.batch))
+        await frozen.wait()
+        running.cancel()
+        frozen.thawed.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        with pytest.raises(StoreUnavailable):
+            await writer.put_all(batch_of([], to(op, b"never")))
+
+
+async def test_partitions_added_later_can_be_written(world: KafkaContractWorld, kafka: str) -> None:
+    """A queue younger than the writer's knowledge of its topic is looked up, not refused."""
+    topic, op = await make_topic(world, 1), await make_queue(world)
+    async with fenced_writer(kafka, fresh_ids()) as writer:
+        await writer.put_all(batch_of([to(MessageQueue(topic, 0), b"old")], to(op, b"first")))
+        await add_queues(kafka, topic, 3)
+        await writer.put_all(batch_of([to(MessageQueue(topic, 2), b"new")], to(op, b"second")))
+    assert [m.value for m in await read_until(world, MessageQueue(topic, 2), b"new")] == [b"new"]
+
+
+async def test_many_messages_to_a_topic_with_a_small_limit(world: KafkaContractWorld, kafka: str) -> None:
+    """Fifty messages of 10 kB to a topic that takes 100 kB a request: in one request all would be refused."""
+    small, op = await make_queue(world, {"max.message.bytes": "100000"}), await make_queue(world)
+    messages = [to(small, b"%d" % n + b"x" * 10_000) for n in range(50)]
+    async with fenced_writer(kafka, fresh_ids(), lambda: 100_000) as writer:
+        result = await writer.put_all(batch_of(messages, to(op, b"position")))
+    assert [receipt.queue_offset for receipt in result.receipts] == list(range(50))
+
+
+async def test_writer_gives_up_when_the_limit_falls(world: KafkaContractWorld, kafka: str) -> None:
+    """A topic with a smaller limit came into use: a new writer is wanted, and nothing was begun."""
+    op, limits = await make_queue(world), [1_000_000]
+    async with fenced_writer(kafka, fresh_ids(), lambda: limits[-1]) as writer:
+        await writer.put_all(batch_of([], to(op, b"first")))
+        limits.append(50_000)
+        with pytest.raises(BatchOutcomeUnknown, match="not begun"):
+            await writer.put_all(batch_of([], to(op, b"never")))
+    assert await read_values(world, op) == [b"first"]
+
+
+async def test_refused_message_twice_to_the_same_queue(world: KafkaContractWorld, kafka: str) -> None:
+    """After a refusal the client has lost count of that queue's numbers; batches go on all the same (D)."""
+    small, op = await make_queue(world, {"max.message.bytes": "2000"}), await make_queue(world)
+    async with fenced_writer(kafka, fresh_ids()) as writer:
+        for n in range(3):
+            with pytest.raises(BatchAborted):
+                await writer.put_all(batch_of([to(small, b"x" * 3_000)], to(op, b"never")))
+            await writer.put_all(batch_of([to(small, b"%d" % n)], to(op, b"%d" % n)))
+    assert await read_values(world, small) == [b"0", b"1", b"2"]
+    assert await read_values(world, op) == [b"0", b"1", b"2"]
