@@ -43,8 +43,11 @@ class _Application(FastAPI):
         return self.openapi_schema
 
 
-def create_app(services: Services) -> FastAPI:
-    """The application over these services. Serve it with `ApiServer`, which also bounds heads of requests."""
+def create_app(services: Services, *, is_api: bool = True) -> FastAPI:
+    """The application over these services. Serve it with `ApiServer`, which also bounds heads of requests.
+
+    `is_api` False: health and metrics alone, for a process without the api role.
+    """
     app = _Application(
         title="outbox-bridge",
         summary="Transactional messages for Kafka over HTTP",
@@ -56,7 +59,7 @@ def create_app(services: Services) -> FastAPI:
     )
     app.state.services = services
     app.state.traffic = Traffic(services.limits.in_flight)
-    for router in _ROUTERS:
+    for router in _ROUTERS if is_api else (health.router,):
         app.router.routes.extend(router.routes)  # plainly: an included router hides its routes' methods and paths
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_middleware(Gate, traffic=app.state.traffic, metrics=HttpMetrics(services.registry))

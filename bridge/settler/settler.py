@@ -3,12 +3,14 @@
 import asyncio
 import random
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 
 import structlog
 
 from bridge.core.errors import BatchOutcomeUnknown, QueueHalted, StoreError, StoreFenced, UnknownRecordVersion
+from bridge.core.message import MessageQueue
 from bridge.core.topics import InternalTopics
 from bridge.settler.batch import BatchTarget
 from bridge.settler.owned_queue import OwnedQueue
@@ -21,6 +23,7 @@ _FIRST_BACKOFF_MS = 100
 _LONGEST_BACKOFF_MS = 5_000
 _HALTED_BACKOFF_MS = 10_000
 _CONSUME_OFFSET_MS = 5_000
+_STAND_BY_MS = 10_000
 
 
 class Hold(Enum):
@@ -68,6 +71,15 @@ class Settler:
         self._let_go: dict[int, asyncio.Event] = {}
         self._stop = asyncio.Event()
         self.status: dict[int, QueueStatus] = {}
+        self._joined_at_ms: int | None = None
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it has queues, or has been a member for so long that it stands by."""
+        joined_at_ms = self._joined_at_ms
+        if self.status or joined_at_ms is None:
+            return bool(self.status)
+        return self._ports.clock.monotonic_ms() - joined_at_ms > _STAND_BY_MS
 
     def stop(self) -> None:
         """Lets all queues go and ends `run_forever`."""
@@ -76,16 +88,35 @@ class Settler:
     async def run_forever(self) -> None:
         """Joins the group, settles what it is given, joins again when membership is lost."""
         backoff = _Backoff()
+        noting = asyncio.create_task(self._put_consume_offsets())
+        try:
+            await self._run(backoff)
+        finally:
+            noting.cancel()
+
+    async def _run(self, backoff: "_Backoff") -> None:
         while not self._stop.is_set():
             member = self._ports.owners.join_group(self._topics.group, self._topics.half)
+            self._joined_at_ms = self._ports.clock.monotonic_ms()
             try:
                 await self._serve(member, backoff.reset)
             except StoreError as error:
                 _LOG.warning("membership_lost", reason=str(error))
                 await self._pause(backoff.next_ms())
             finally:
+                self._joined_at_ms = None
                 await self._release(member, list(self._tasks))
                 await member.close()
+
+    async def _put_consume_offsets(self) -> None:
+        """Shows Kafka's lag tools how far the queues are; nothing depends on it."""
+        while True:
+            await self._ports.clock.sleep_ms(_CONSUME_OFFSET_MS)
+            for queue_id, status in list(self.status.items()):
+                if status.hold is Hold.OWNED:
+                    queue = MessageQueue(self._topics.half, queue_id)
+                    with suppress(StoreError):
+                        await self._ports.store.put_consume_offset(self._topics.group, queue, status.s)
 
     async def _serve(self, member: GroupMember, on_change: Callable[[], None]) -> None:
         stopped = asyncio.create_task(self._stop.wait())
