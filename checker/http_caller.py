@@ -11,6 +11,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from io import BytesIO
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -125,7 +126,7 @@ def _failed(failure: Failure) -> _Exchange:
 async def _post(session: aiohttp.ClientSession, call: Call) -> _Exchange:
     url = URL(call.url, encoded=True)
     headers = {**call.headers, "Content-Type": "application/json"}
-    async with session.post(url, data=call.body, headers=headers, allow_redirects=False) as response:
+    async with session.post(url, data=BytesIO(call.body), headers=headers, allow_redirects=False) as response:
         status = response.status
         failure = failure_of(status)
         if failure is not None:
