@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,7 @@ from api.cli.output import (
     Column,
     Output,
     OutputOption,
+    Row,
     encode,
     say,
     show_document,
@@ -47,10 +49,12 @@ def list_groups(url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABL
         show_documents(documents, output)
         return
     columns: list[Column] = [
-        ("GROUP", lambda row: row["producer_group"]),
+        ("GROUP", lambda row: row["name"]),
         ("ENDPOINTS", lambda row: len(row["endpoints"])),
-        ("PENDING", lambda row: row["pending"]),
-        ("OLDEST (s)", lambda row: row["oldest_pending_seconds"]),
+        ("PENDING", lambda row: row["counts"]["pending"]),
+        ("OLDEST (s)", lambda row: row["counts"]["oldest_pending_seconds"]),
+        ("BLOCKED", lambda row: row["counts"]["blocked"]),
+        ("PARKED", lambda row: row["counts"]["parked"]),
     ]
     show_rows([Reply(200, bytes(document)).members for document in documents], columns)
 
@@ -142,9 +146,22 @@ def _show_findings(findings: "list[Finding]", output: Output) -> None:
 
 def _show(reply: Reply, output: Output) -> None:
     if output is Output.TABLE:
-        show_members((name.replace("_", " "), value) for name, value in reply.members.items() if value is not None)
+        show_members(_describe(reply.members))
     else:
         show_document(reply.raw, output)
+
+
+def _describe(members: Row) -> Iterator[tuple[str, object]]:
+    """One line a fact: those of an endpoint together, those of settings and counts under their own names."""
+    for name, value in members.items():
+        if name == "endpoints":
+            for endpoint in value:
+                facts = [f"{key}={fact}" for key, fact in endpoint.items() if key != "url" and fact]
+                yield "endpoint", " ".join([endpoint["url"], *facts])
+        elif isinstance(value, dict):
+            yield from ((f"{name} {key}".replace("_", " "), inner) for key, inner in value.items())
+        else:
+            yield name.replace("_", " "), value
 
 
 def _parse(settings: list[str]) -> dict[str, object]:

@@ -1,0 +1,40 @@
+"""api.cli.groups: settings as the HTTP interface wants them."""
+
+from tests.support.canned_http import CannedServer
+from tests.unit.cli.conftest import Cli
+
+PATH = "/v1/producer-groups/orders"
+
+
+def test_put_sends_endpoints_and_settings(cli: Cli, bridge: CannedServer) -> None:
+    """Numbers as numbers, words as words; the secret is pointed out."""
+    bridge.answer("PUT", PATH, 201, {"producer_group": "orders", "secret": "whsec_x"})
+    checks = ("--check", "interval_seconds=1.5", "--check", "mode=push")
+    ended = cli("group", "put", "orders", "-e", "http://a/c", "-e", "http://b/c", *checks, "--url", bridge.url)
+    assert ended.code == 0
+    assert "whsec_x" in ended.out
+    assert "shown only now" in ended.err
+    assert bridge.asked[0].document == {
+        "endpoints": [{"url": "http://a/c"}, {"url": "http://b/c"}],
+        "check": {"interval_seconds": 1.5, "mode": "push"},
+    }
+
+
+def test_malformed_setting_is_a_usage_error(cli: Cli, bridge: CannedServer) -> None:
+    """Nothing is sent."""
+    assert cli("group", "put", "orders", "--check", "interval", "--url", bridge.url).code == 2
+    assert bridge.asked == []
+
+
+def test_delete_and_rotation_name_the_group(cli: Cli, bridge: CannedServer) -> None:
+    """204 has no body."""
+    bridge.answer("DELETE", PATH, 204, b"")
+    bridge.answer("POST", f"{PATH}/rotate-secret", 200, {"secret": "whsec_y"})
+    assert cli("group", "delete", "orders", "--url", bridge.url).code == 0
+    assert "whsec_y" in cli("group", "rotate-secret", "orders", "-o", "json", "--url", bridge.url).out
+
+
+def test_group_in_use_is_a_conflict(cli: Cli, bridge: CannedServer) -> None:
+    """Its transactions must end first."""
+    bridge.refuse("DELETE", PATH, 409, "producer-group-in-use", "2 pending")
+    assert cli("group", "delete", "orders", "--url", bridge.url).code == 4

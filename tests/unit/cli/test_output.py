@@ -1,0 +1,44 @@
+"""api.cli.output: results that programs and people can read."""
+
+import pytest
+
+from api.cli.output import Output, printable, show_document, show_documents, show_members, show_rows
+
+EXACT = b'{"value":{"big":123456789012345678901234567890,"decimal":1.10}}'
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (True, "yes"), (7, "7"), ("käse", "käse"), ("a\x1b[31mb\r\n", "a\\x1b[31mb\\r\\n"), ([1], "[1]")],
+)
+def test_text_cannot_speak_to_the_terminal(value: object, text: str) -> None:
+    """A key with an escape sequence would colour, move or erase what an operator reads."""
+    assert printable(value) == text
+
+
+def test_documents_keep_their_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    """Big integers and decimals come through as the bridge wrote them."""
+    show_document(EXACT, Output.JSONL)
+    assert capsys.readouterr().out == EXACT.decode() + "\n"
+
+
+def test_many_documents_are_an_array_or_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """json: one document; jsonl: one line each, none for nothing."""
+    show_documents([b'{"a": 1}', b'{"b":2}'], Output.JSONL)
+    assert capsys.readouterr().out == '{"a":1}\n{"b":2}\n'
+    show_documents([], Output.JSONL)
+    assert capsys.readouterr().out == ""
+    show_documents([], Output.JSON)
+    assert capsys.readouterr().out == "[]\n"
+
+
+def test_piped_table_has_a_line_for_each_row(capsys: pytest.CaptureFixture[str]) -> None:
+    """No frames, colours or line breaks, whatever the length."""
+    show_rows([{"id": "x" * 300}, {"id": "[bold]y[/bold]"}], [("ID", lambda row: row["id"])])
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == ["ID", "x" * 300, "[bold]y[/bold]"]
+
+
+def test_members_are_name_and_value(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line a member."""
+    show_members([("state", "PREPARED"), ("checks", 0)])
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [["state", "PREPARED"], ["checks", "0"]]

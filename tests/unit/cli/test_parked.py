@@ -1,0 +1,64 @@
+"""api.cli.parked: nothing is acted on that nobody has seen."""
+
+from tests.support.canned_http import CannedServer
+from tests.unit.cli.conftest import Cli
+
+REDRIVE = "/v1/parked/redrive"
+BODY = {"action": "resume", "filter": {"producer_group": "orders"}, "rate_per_second": 50}
+ARGUMENTS = ("parked", "redrive", "resume", "--reason", "back", "--group", "orders")
+
+
+def job(state: str, **counts: int) -> dict[str, object]:
+    return {"job_id": "j1", "state": state, "counts": counts}
+
+
+def test_list_asks_for_parked_ones(cli: Cli, bridge: CannedServer) -> None:
+    """With the filters of the HTTP interface."""
+    bridge.answer("GET", "/v1/parked", 200, {"transactions": [], "next": None})
+    assert cli("parked", "list", "--topic", "t", "-o", "json", "--url", bridge.url).out == "[]\n"
+    assert bridge.asked[0].query == {"topic": "t", "limit": "50"}
+
+
+def test_redrive_runs_to_its_end(cli: Cli, bridge: CannedServer) -> None:
+    """Preview, job, progress, result."""
+    bridge.answer("POST", REDRIVE, 200, {"count": 2, "more": False, "sample": []})
+    bridge.answer("POST", REDRIVE, 202, job("running"))
+    bridge.answer("GET", f"{REDRIVE}/j1", 200, job("running", resumed=1))
+    bridge.answer("GET", f"{REDRIVE}/j1", 200, job("done", resumed=2))
+    ended = cli(*ARGUMENTS, "--yes", "--url", bridge.url)
+    assert ended.code == 0
+    assert [line.split() for line in ended.out.splitlines()] == [["job", "j1"], ["state", "done"], ["resumed", "2"]]
+    assert [asked.document for asked in bridge.asked[:2]] == [{**BODY, "preview": True}, {**BODY, "reason": "back"}]
+
+
+def test_preview_changes_nothing(cli: Cli, bridge: CannedServer) -> None:
+    """Only one request, and that one says preview."""
+    bridge.answer("POST", REDRIVE, 200, {"count": 2, "more": True, "sample": []})
+    assert (
+        cli(*ARGUMENTS, "--preview", "--url", bridge.url).err == "2 or more transactions match; 0 of them are shown\n"
+    )
+    assert len(bridge.asked) == 1
+
+
+def test_without_a_terminal_yes_must_be_said(cli: Cli, bridge: CannedServer) -> None:
+    """A script that forgot --yes acts on nothing and does not wait for ever."""
+    bridge.answer("POST", REDRIVE, 200, {"count": 2, "more": False, "sample": []})
+    ended = cli(*ARGUMENTS, "--url", bridge.url)
+    assert ended.code == 2
+    assert "--yes" in ended.err
+    assert len(bridge.asked) == 1
+
+
+def test_nothing_to_do_begins_no_job(cli: Cli, bridge: CannedServer) -> None:
+    """And is no failure."""
+    bridge.answer("POST", REDRIVE, 200, {"count": 0, "more": False, "sample": []})
+    assert cli(*ARGUMENTS, "--url", bridge.url).code == 0
+    assert len(bridge.asked) == 1
+
+
+def test_stopped_job_is_a_failure(cli: Cli, bridge: CannedServer) -> None:
+    """Somebody stopped it: not all that was asked for has happened."""
+    bridge.answer("POST", REDRIVE, 200, {"count": 2, "more": False, "sample": []})
+    bridge.answer("POST", REDRIVE, 202, job("running"))
+    bridge.answer("GET", f"{REDRIVE}/j1", 200, job("stopped", resumed=1))
+    assert cli(*ARGUMENTS, "--yes", "--url", bridge.url).code == 1

@@ -1,0 +1,102 @@
+"""api.cli.transactions: commands as requests, answers as tables and JSON."""
+
+import pytest
+
+from tests.support.canned_http import CannedServer
+from tests.unit.cli.conftest import Cli
+
+ID = "0206k8e9s5ta7vo3q1m4c8b2h6dg"
+TRANSACTION = {
+    "transaction_id": ID, "producer_group": "orders", "state": "COMMITTED", "blocked": False, "reason": None,
+    "resolved_by": "check", "resolved_at": "2026-01-31T12:00:00.000Z",
+    "receipts": [{"topic": "orders.created", "partition": 0, "offset": 7}],
+    "born_time": "2026-01-31T11:59:00.000Z", "first_check_at": None, "next_check_at": None, "check_times": 1,
+    "queue_id": 1, "queue_offset": 5, "ordering_key": None, "idempotency_key": None,
+}  # fmt: skip
+
+
+def test_list_sends_its_filters(cli: Cli, bridge: CannedServer) -> None:
+    """Each option is the parameter of the HTTP interface."""
+    bridge.answer("GET", "/v1/transactions", 200, {"transactions": [TRANSACTION], "next": None})
+    ended = cli("tx", "list", "--state", "COMMITTED", "-g", "orders", "--key", "42", "--url", bridge.url)
+    assert ended.code == 0
+    assert bridge.asked[0].query == {"state": "COMMITTED", "producer_group": "orders", "key": "42", "limit": "50"}
+    header, row = ended.out.splitlines()
+    assert header.split()[:3] == ["TRANSACTION", "GROUP", "STATE"]
+    assert row.split()[:3] == [ID, "orders", "COMMITTED"]
+    assert row.split()[-1] == "orders.created[0]@7"
+
+
+def test_list_says_how_to_go_on(cli: Cli, bridge: CannedServer) -> None:
+    """The cursor is for people, so not among the results."""
+    bridge.answer("GET", "/v1/transactions", 200, {"transactions": [TRANSACTION], "next": "abc"})
+    ended = cli("tx", "list", "-n", "1", "-o", "jsonl", "--url", bridge.url)
+    assert len(ended.out.splitlines()) == 1
+    assert ended.err == "more: --cursor abc\n"
+
+
+def test_json_is_what_the_bridge_said(cli: Cli, bridge: CannedServer) -> None:
+    """Numbers inside values are not rewritten."""
+    bridge.answer("GET", f"/v1/transactions/{ID}", 200, b'{"messages":[{"value":{"amount":1.10}}]}')
+    ended = cli("tx", "get", ID, "--messages", "-o", "jsonl", "--url", bridge.url)
+    assert ended.out == '{"messages":[{"value":{"amount":1.10}}]}\n'
+    assert bridge.asked[0].query == {"include": "messages"}
+
+
+def test_timeline_is_a_line_an_event(cli: Cli, bridge: CannedServer) -> None:
+    """With what belongs to the event's type."""
+    events = [
+        {"at": "2026-01-31T11:59:00.000Z", "type": "prepared", "by": "producer"},
+        {"at": "2026-01-31T12:00:00.000Z", "type": "check_answered", "by": "check", "number": 1, "answer": "COMMIT"},
+    ]
+    bridge.answer("GET", f"/v1/transactions/{ID}/timeline", 200, {"events": events})
+    lines = cli("tx", "timeline", ID, "--url", bridge.url).out.splitlines()
+    assert lines[2].split() == ["2026-01-31T12:00:00.000Z", "check_answered", "check", "number=1", "answer=COMMIT"]
+
+
+@pytest.mark.parametrize("verb", ["commit", "rollback"])
+def test_ends_name_their_group_and_may_not_wait(cli: Cli, bridge: CannedServer, verb: str) -> None:
+    """--async is the preference of RFC 7240."""
+    bridge.answer("POST", f"/v1/transactions/{ID}/{verb}", 202, {"transaction_id": ID, "resolution": verb.upper()})
+    ended = cli("tx", verb, ID, "--group", "orders", "--async", "--url", bridge.url)
+    assert ended.code == 0
+    assert bridge.asked[0].document == {"producer_group": "orders"}
+    assert bridge.asked[0].headers["Prefer"] == "respond-async"
+
+
+def test_operators_acts_carry_their_reason(cli: Cli, bridge: CannedServer) -> None:
+    """Nothing is forced or resumed without one."""
+    bridge.answer("POST", f"/v1/transactions/{ID}/force", 200, TRANSACTION)
+    bridge.answer("POST", f"/v1/transactions/{ID}/resume", 200, TRANSACTION)
+    assert cli("tx", "force", ID, "commit", "--url", bridge.url).code == 2
+    assert cli("tx", "force", ID, "commit", "--reason", "paid", "--url", bridge.url).code == 0
+    assert cli("tx", "resume", ID, "--reason", "back", "--url", bridge.url).code == 0
+    assert [asked.document for asked in bridge.asked] == [
+        {"resolution": "COMMIT", "reason": "paid"},
+        {"reason": "back"},
+    ]
+
+
+def test_check_asks_now(cli: Cli, bridge: CannedServer) -> None:
+    """The answer comes later: the timeline shows it."""
+    bridge.answer("POST", f"/v1/transactions/{ID}/check", 202, {"transaction_id": ID})
+    ended = cli("tx", "check", ID, "--url", bridge.url)
+    assert ended.code == 0
+    assert f"tx timeline {ID}" in ended.err
+
+
+def test_refusal_ends_with_its_code_and_says_why(cli: Cli, bridge: CannedServer) -> None:
+    """On standard error; nothing on standard output."""
+    bridge.refuse("POST", f"/v1/transactions/{ID}/rollback", 409, "already-resolved", "it is COMMITTED")
+    ended = cli("tx", "rollback", ID, "--url", bridge.url)
+    assert (ended.code, ended.out) == (4, "")
+    assert ended.err.splitlines() == [
+        "error: it is COMMITTED (already-resolved)",
+        "what to do: The recorded `state` stands for ever.",
+    ]
+
+
+def test_id_cannot_leave_its_place_in_the_path(cli: Cli, bridge: CannedServer) -> None:
+    """What was typed is one segment, whatever it holds."""
+    cli("tx", "get", "../stats?x=1", "--url", bridge.url)
+    assert bridge.asked[0].path == "/v1/transactions/..%2Fstats%3Fx%3D1"
