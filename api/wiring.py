@@ -43,6 +43,7 @@ from checker.http_caller import HttpCaller
 _LOG = structlog.get_logger()
 _ROLES = ("api", "settler", "projector")
 _READY_POLL_S = 0.05
+_MAX_BATCH_BYTES = 1_000_000  # fits topics with default limits; one larger message still goes alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,11 @@ class KafkaParts:
         config = KafkaConfig(dict(settings.kafka))
         self.admin = KafkaTopicAdmin(config)
         self.destinations = Destinations(self.admin, SystemClock())
-        self.owners = KafkaOwnerStore(config, self.destinations.smallest_max_message_bytes)
+        self.owners = KafkaOwnerStore(config, self._batch_size_limit)
         self.store = KafkaMessageStore(config, self.owners)
+
+    def _batch_size_limit(self) -> int:
+        return min(_MAX_BATCH_BYTES, self.destinations.smallest_max_message_bytes() or _MAX_BATCH_BYTES)
 
     def last_error(self) -> str | None:
         """What the clients complained of, if nothing has worked since."""
@@ -169,9 +173,10 @@ class _Process:
         """The HTTP side: the whole API, or health alone where the process has no api role."""
         limits, http = self._settings.limits, self._settings.http
         services = Services(
-            self._service.transactions,
-            self._service.search,
-            self._service.parked,
+            transactions=self._service.transactions,
+            groups=self._service.groups,
+            search=self._service.search,
+            parked=self._service.parked,
             readiness=make_readiness(self._watched),
             limits=HttpLimits(
                 body_bytes=limits.body_bytes, receive_s=http.receive_seconds, in_flight=limits.requests_in_flight
@@ -179,7 +184,7 @@ class _Process:
             message_limits=MessageLimits(limits.message_bytes, limits.headers_per_message),
         )
         register_gauges(services.registry, self._watched)
-        config = ServeConfig(http.host, http.port, http.backlog, http.keep_alive_seconds, http.drain_seconds)
+        config = ServeConfig(http.host, http.port, http.backlog, http.keep_alive_seconds, http.drain_seconds, limits.connections)
         return ApiServer(create_app(services, is_api=roles.api), config)
 
     async def is_ready(self) -> bool:
