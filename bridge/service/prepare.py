@@ -61,26 +61,30 @@ class Preparer:
 
     async def prepare(self, calls: Sequence[PrepareCall], deadline: Deadline) -> list[PrepareAnswer]:
         """An answer for each call, same order."""
+        if not calls:
+            return []
         if self._ports.door.pending.is_full:
             return [refuse_unavailable("too many transactions are pending")] * len(calls)
         refused_groups = await self._admission.learn(calls, deadline)
         batch = _Batch(self._ports, len(calls), deadline)
         drafts: list[_Draft] = []
         born_ms = self._ports.clock.now_ms()
+        randomness = self._ports.random_bits(_RANDOM_BITS * len(calls))  # one system call for the whole list
         for index, call in enumerate(calls):
             refused = refused_groups.get(call.group) or self._admission.check(call)
             if refused is None:
-                drafts.append(self._draft(index, call, born_ms))
+                bits = randomness >> _RANDOM_BITS * index
+                drafts.append(self._draft(index, call, born_ms, bits))
             else:
                 batch.answers[index] = refused
         await batch.run(drafts, _TRIES)
         return [answer for answer in batch.answers if answer is not None]
 
-    def _draft(self, index: int, call: PrepareCall, born_ms: int) -> _Draft:
+    def _draft(self, index: int, call: PrepareCall, born_ms: int, random_bits: int) -> _Draft:
         messages = call.messages
         key = call.idempotency_key
         if key is None:
-            bits = make_uuid7_bits(born_ms, self._ports.random_bits(_RANDOM_BITS))
+            bits = make_uuid7_bits(born_ms, random_bits)
         else:
             bits = digest_bits(call.group, key, call.is_published, call.ordering_key, messages)
         okey = hash_ordering_key(choose_effective_key(call.ordering_key, messages[0].key, bits.to_bytes(16)))
