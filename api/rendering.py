@@ -9,16 +9,14 @@ import msgspec
 
 from api.schemas.answers import (
     AcceptedAnswer,
-    GroupCountsAnswer,
     MessageAnswer,
     PreparedAnswer,
     ReceiptAnswer,
-    RedriveJobAnswer,
-    StatsAnswer,
     TimelineEventAnswer,
     TransactionAnswer,
 )
 from api.schemas.answers import TransactionPage as TransactionPageAnswer
+from api.schemas.operator_answers import GroupCountsAnswer, RedriveJobAnswer, StatsAnswer
 from bridge.core.message import Message
 from bridge.core.message_json import JsonText, show_message
 from bridge.core.transaction import TransactionState
@@ -44,7 +42,8 @@ def render_time(time_ms: int) -> str:
     return f"{_render_second(second)}.{rest:03d}Z"
 
 
-def _optional_time(time_ms: int | None) -> str | None:
+def render_optional_time(time_ms: int | None) -> str | None:
+    """The same, where there may be none."""
     return None if time_ms is None else render_time(time_ms)
 
 
@@ -76,11 +75,11 @@ def render_transaction(view: TransactionView, bodies: Sequence[Message] | None =
         blocked=view.blocked,
         reason=view.why,
         resolved_by=view.by if is_resolved else None,
-        resolved_at=_optional_time(view.ended_ms) if is_resolved else None,
+        resolved_at=render_optional_time(view.ended_ms) if is_resolved else None,
         receipts=[ReceiptAnswer(*receipt) for receipt in view.receipts],
         born_time=render_time(view.born_ms),
-        first_check_at=_optional_time(view.first_check_ms),
-        next_check_at=_optional_time(view.next_due_ms) if view.state is TransactionState.PREPARED else None,
+        first_check_at=render_optional_time(view.first_check_ms),
+        next_check_at=render_optional_time(view.next_due_ms) if view.state is TransactionState.PREPARED else None,
         check_times=view.check_times,
         queue_id=view.queue_id,
         queue_offset=view.queue_offset,
@@ -153,16 +152,18 @@ def render_job(job: RedriveJob) -> RedriveJobAnswer:
 
 def render_stats(stats: BridgeStats) -> StatsAnswer:
     """Counts; ages at the moment they were read."""
-    groups = {
-        name: GroupCountsAnswer(**_counts(group, stats.now_ms), age_histogram=list(group.age_histogram))
-        for name, group in stats.projection.groups.items()
-    }
+    groups = {name: render_counts(group, stats.now_ms) for name, group in stats.projection.groups.items()}
     return StatsAnswer(
         **_counts(stats.projection.total, stats.now_ms),
         settle_lag_seconds=stats.lag.settle_ms / 1000,
         projection_lag_seconds=stats.lag.projection_ms / 1000,
         groups=groups,
     )
+
+
+def render_counts(counted: GroupStats, now_ms: int) -> GroupCountsAnswer:
+    """Counts of one group."""
+    return GroupCountsAnswer(**_counts(counted, now_ms), age_histogram=list(counted.age_histogram))
 
 
 def _counts(counted: GroupStats, now_ms: int) -> dict[str, Any]:

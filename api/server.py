@@ -80,6 +80,11 @@ class ApiServer:
         port: int = self._socket.getsockname()[1]
         return port
 
+    @property
+    def is_started(self) -> bool:
+        """Whether connections are accepted."""
+        return self._server.is_listening.is_set()
+
     async def wait_started(self) -> None:
         """Returns when connections are accepted."""
         await self._server.is_listening.wait()

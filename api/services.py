@@ -8,14 +8,18 @@ from prometheus_client import CollectorRegistry
 
 from api.bodies import MessageLimits
 from api.limits import HttpLimits
+from bridge.clock import SystemClock
+from bridge.core.config import GroupSettings
 from bridge.core.message import Message
 from bridge.core.record import Act, Resolution
 from bridge.core.view import TimelineEvent, TransactionView
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, Refused, Wait
+from bridge.service.groups import GroupSaved
 from bridge.service.operators import Who
 from bridge.service.parked import RedriveAction, RedrivePreview
 from bridge.service.search import AuditPage, BridgeStats, TransactionPage
 from bridge.sql.redrive import RedriveJob
+from bridge.sql.rounds import GroupHealth
 from bridge.sql.search import SearchFilter
 
 
@@ -103,6 +107,30 @@ class ParkedCalls(Protocol):
         ...
 
 
+class GroupCalls(Protocol):
+    """Producer groups; every change is audited."""
+
+    async def put(self, name: str, settings: GroupSettings, urls: Sequence[str], who: Who) -> GroupSaved | Refused:
+        """Creates, or replaces settings and static endpoints."""
+        ...
+
+    async def get(self, name: str) -> GroupHealth | Refused:
+        """With the results of its rounds and its counts."""
+        ...
+
+    async def list(self, limit: int, after: str = ...) -> Sequence[GroupHealth] | Refused:
+        """In the order of their names."""
+        ...
+
+    async def delete(self, name: str, who: Who, wait_ms: int = ...) -> Refused | None:
+        """None: it is gone."""
+        ...
+
+    async def rotate_secret(self, name: str, who: Who) -> str | Refused:
+        """The new secret, told once."""
+        ...
+
+
 class CheckResult(NamedTuple):
     """Whether something is as it must be. `is_degraded`: it is not, but promises can still be kept."""
 
@@ -121,7 +149,9 @@ class Services:
     transactions: TransactionCalls
     search: SearchCalls
     parked: ParkedCalls
+    groups: GroupCalls
     readiness: Mapping[str, ReadinessCheck] = field(default_factory=dict)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     limits: HttpLimits = field(default_factory=HttpLimits)
     message_limits: MessageLimits = field(default_factory=MessageLimits)
+    now_ms: Callable[[], int] = SystemClock().now_ms

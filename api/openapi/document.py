@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 
 from api.openapi.operation import COMPONENT, Json, reference
 from api.problems import PROBLEMS
-from api.schemas import answers, callback, requests
+from api.schemas import answers, callback, operator_answers, requests
 
 _DESCRIPTION = """\
 RocketMQ's transactional messages for services that live on Kafka: prepare a half message, run your local
@@ -44,7 +44,7 @@ def make_document(app: FastAPI) -> Json:
 
 def make_schemas() -> Json:
     """Schemas of all structs that go in or out."""
-    structs = [struct for module in (requests, answers, callback) for struct in _structs(module)]
+    structs = [struct for module in (requests, answers, operator_answers, callback) for struct in _structs(module)]
     _, components = msgspec.json.schema_components(structs, ref_template=COMPONENT)
     return dict(sorted(components.items()))
 

@@ -1,14 +1,8 @@
 """Descriptions of the routes that list, count and redrive."""
 
 from api.openapi.operation import CURSOR, LIMIT, Body, Json, Operation, path_parameter, query_parameter
-from api.schemas.answers import (
-    AuditPage,
-    RedriveJobAnswer,
-    RedriveJobList,
-    RedrivePreviewAnswer,
-    StatsAnswer,
-    TransactionPage,
-)
+from api.schemas.answers import TransactionPage
+from api.schemas.operator_answers import AuditPage, RedriveJobAnswer, RedriveJobList, RedrivePreviewAnswer, StatsAnswer
 from api.schemas.requests import GROUP_PATTERN, Redrive, StopRedrive
 
 _TAG = "operators"

@@ -15,7 +15,7 @@ from api.queries import Query
 from api.reading import json_answer, json_body, refuse, services_of
 from api.rendering import render_job, render_page, render_transaction
 from api.routes.operators import check_reason, who_is
-from api.schemas.answers import RedriveJobList, RedrivePreviewAnswer
+from api.schemas.operator_answers import RedriveJobList, RedrivePreviewAnswer
 from api.schemas.requests import Redrive, StopRedrive
 from bridge.service.contract import Refused
 from bridge.service.parked import RedriveAction

@@ -9,7 +9,7 @@ from api.openapi.reading import AUDIT, SEARCH, STATS
 from api.queries import Query
 from api.reading import json_answer, refuse, services_of
 from api.rendering import render_page, render_stats, render_time
-from api.schemas.answers import AuditEntryAnswer, AuditPage
+from api.schemas.operator_answers import AuditEntryAnswer, AuditPage
 from bridge.service.contract import Refused
 
 router = APIRouter()

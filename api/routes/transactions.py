@@ -42,7 +42,7 @@ from api.schemas.answers import AskedAnswer
 from api.schemas.requests import ForceTransaction, Nothing, ResumeTransaction
 from bridge.core.record import Act, Resolution
 from bridge.core.view import TransactionView
-from bridge.service.contract import Refused
+from bridge.service.contract import Accepted, Refused
 
 router = APIRouter()
 
@@ -179,7 +179,8 @@ async def _end(request: Request, transaction_id: str, resolution: Resolution) ->
     (answer,) = await services_of(request).transactions.end([call], patience.wait, patience.wait_ms)
     if isinstance(answer, Refused):
         raise refuse(answer)
-    return json_answer(*show(answer))
+    applied = {"Preference-Applied": "respond-async"} if isinstance(answer, Accepted) else {}
+    return json_answer(*show(answer), applied)
 
 
 async def _found(request: Request, transaction_id: str) -> TransactionView:

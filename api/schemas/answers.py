@@ -1,6 +1,6 @@
 """Bodies of answers. Times are RFC 3339 in UTC with milliseconds; members without a value are null."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
@@ -152,89 +152,6 @@ class TimelineAnswer(Struct):
     """What happened to a transaction, oldest first."""
 
     events: list[TimelineEventAnswer]
-
-
-class EndpointAnswer(Struct):
-    """A callback URL. `disabled_reason`: it said that it is gone, and is asked no more."""
-
-    url: str
-    leased: bool
-    lease_until: Time | None
-    disabled_reason: str | None
-
-
-class AuditEntryAnswer(Struct):
-    """Who did what to what, why, and what it was before and after."""
-
-    at: Time
-    actor: str
-    action: str
-    target: str
-    reason: str | None
-    before: Any
-    after: Any
-
-
-class AuditPage(Struct):
-    """Newest first."""
-
-    entries: list[AuditEntryAnswer]
-    next: str | None
-
-
-class RedriveJobAnswer(Struct):
-    """A job and how far it is: `counts` by what became of each transaction."""
-
-    job_id: str
-    state: Annotated[str, Meta(extra_json_schema={"enum": ["running", "done", "stopped", "failed"]})]
-    action: Annotated[str, Meta(extra_json_schema={"enum": ["resume", "commit", "rollback"]})]
-    filter: dict[str, Any]
-    actor: str
-    reason: str
-    rate_per_second: int
-    counts: dict[str, int]
-    created_at: Time
-    updated_at: Time
-
-
-class RedriveJobList(Struct):
-    """Newest first."""
-
-    jobs: list[RedriveJobAnswer]
-
-
-class RedrivePreviewAnswer(Struct):
-    """What a job would act on. `more`: counting stopped at `count`."""
-
-    count: int
-    more: bool
-    sample: list[TransactionAnswer]
-
-
-class CountsAnswer(Struct, kw_only=True):
-    """prepared = committed + rolled_back + parked + pending; `blocked` is a part of committed."""
-
-    prepared: int
-    committed: int
-    blocked: int
-    rolled_back: int
-    parked: int
-    pending: int
-    oldest_pending_seconds: float | None
-
-
-class GroupCountsAnswer(CountsAnswer, kw_only=True):
-    """Of one group. `age_histogram`: pairs of an upper bound in seconds (null: none) and pending transactions."""
-
-    age_histogram: list[tuple[int | None, int]]
-
-
-class StatsAnswer(CountsAnswer, kw_only=True):
-    """Of all groups, and of each. Lags: age of the oldest journal record that is not settled, or not yet searchable."""
-
-    settle_lag_seconds: float
-    projection_lag_seconds: float
-    groups: dict[str, GroupCountsAnswer]
 
 
 class ReadyAnswer(Struct):

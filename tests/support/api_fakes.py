@@ -6,18 +6,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from api.services import Services
+from bridge.core.config import GroupSettings
 from bridge.core.message import BY_KEY, Message, Receipt
 from bridge.core.record import Act, Resolution
 from bridge.core.transaction import STATE_AFTER, TransactionState
 from bridge.core.transaction_id import digest_bits, make_transaction_id
 from bridge.core.view import MessageSummary, TimelineEvent, TransactionView
+from bridge.directory import Endpoint, ProducerGroup
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, RefusalCode, Refused, Wait
+from bridge.service.groups import GroupSaved
 from bridge.service.lags import Lag
 from bridge.service.operators import Who
 from bridge.service.parked import RedriveAction, RedrivePreview, encode_filter, only_parked
 from bridge.service.search import AuditPage, BridgeStats, TransactionPage
 from bridge.sql.audit import ActEntry
 from bridge.sql.redrive import JobState, RedriveJob
+from bridge.sql.rounds import EndpointHealth, GroupHealth
 from bridge.sql.search import SearchFilter
 from bridge.sql.stats import GroupStats, ProjectionStats
 from tests.support.bad_requests import Facts
@@ -245,10 +249,59 @@ class FakeParked:
         return job
 
 
+@dataclass
+class FakeGroups:
+    """Groups in a dict; `forbidden` is the one URL that may not be called, `busy` the one group in use."""
+
+    groups: dict[str, ProducerGroup] = field(default_factory=dict)
+    forbidden: str = "http://10.0.0.1/"
+    busy: str = "busy"
+    deleted_by: list[Who] = field(default_factory=list)
+
+    async def put(self, name: str, settings: GroupSettings, urls: Sequence[str], who: Who) -> GroupSaved | Refused:
+        """A secret on creation."""
+        if self.forbidden in urls:
+            place = f"/endpoints/{list(urls).index(self.forbidden)}/url"
+            return Refused(RefusalCode.CALLBACK_URL_FORBIDDEN, "not allowed", errors=((place, "not allowed"),))
+        is_created = name not in self.groups
+        group = ProducerGroup(name, settings, [Endpoint(url) for url in urls], created_ms=BORN_MS)
+        self.groups[name] = group
+        return GroupSaved(group, is_created, "whsec_first" if is_created else None)
+
+    async def get(self, name: str) -> GroupHealth | Refused:
+        """Its endpoints with a failure each, and a round without any."""
+        group = self.groups.get(name)
+        if group is None:
+            return Refused(RefusalCode.UNKNOWN_PRODUCER_GROUP, "no such group")
+        unasked = EndpointHealth(Endpoint(""), unanswered=2, last_unanswered_ms=BORN_MS)
+        healths = [EndpointHealth(endpoint, 1, BORN_MS, 12, 3, BORN_MS, "timeout") for endpoint in group.endpoints]
+        return GroupHealth(group, [unasked, *healths], GroupStats(1, oldest_pending_ms=BORN_MS))
+
+    async def list(self, limit: int, after: str = "") -> Sequence[GroupHealth] | Refused:
+        """By name."""
+        found = [await self.get(name) for name in sorted(self.groups) if name > after]
+        return [health for health in found[:limit] if isinstance(health, GroupHealth)]
+
+    async def delete(self, name: str, who: Who, wait_ms: int = 2_000) -> Refused | None:
+        """Not the busy one."""
+        if name == self.busy:
+            return Refused(RefusalCode.PRODUCER_GROUP_IN_USE, "in use")
+        if self.groups.pop(name, None) is None:
+            return Refused(RefusalCode.UNKNOWN_PRODUCER_GROUP, "no such group")
+        self.deleted_by.append(who)
+        return None
+
+    async def rotate_secret(self, name: str, who: Who) -> str | Refused:
+        """Another one."""
+        if name not in self.groups:
+            return Refused(RefusalCode.UNKNOWN_PRODUCER_GROUP, "no such group")
+        return "whsec_second"
+
+
 def make_services(transactions: FakeTransactions, **others: Any) -> Services:
     """Services over one fake."""
     search = FakeSearch(transactions)
-    return Services(transactions, search, FakeParked(search), **others)
+    return Services(transactions, search, FakeParked(search), FakeGroups(), now_ms=lambda: BORN_MS + 2_000, **others)
 
 
 async def make_facts(transactions: FakeTransactions) -> Facts:

@@ -1,0 +1,33 @@
+"""The body of a producer group's PUT, read into settings."""
+
+import msgspec
+
+from api.bodies import parse_body
+from api.problems import invalid
+from api.schemas.requests import CheckSettings, PutGroup
+from bridge.core.config import CheckCalls, CheckTimes, GroupSettings
+
+_group = msgspec.json.Decoder(PutGroup)
+
+
+def parse_group(raw: bytes) -> tuple[GroupSettings, list[str]]:
+    """Settings and callback URLs of a producer group. Raises Rejected."""
+    body = parse_body(raw, _group)
+    if body.check.mode == "pull":
+        raise invalid("/check/mode", "pull is not available yet; use push")
+    urls = [endpoint.url for endpoint in body.endpoints]
+    if len(set(urls)) < len(urls):
+        raise invalid("/endpoints", "a URL is given twice")
+    return _make_settings(body.check), urls
+
+
+def _make_settings(check: CheckSettings) -> GroupSettings:
+    return GroupSettings(
+        CheckTimes(
+            round(check.transaction_timeout_seconds * 1000),
+            round(check.interval_seconds * 1000),
+            check.max_checks,
+            round(check.max_lifetime_seconds * 1000),
+        ),
+        CheckCalls(round(check.call_timeout_seconds * 1000), check.batch_size, check.concurrency),
+    )

@@ -1,0 +1,52 @@
+"""Descriptions of the routes of producer groups."""
+
+from api.openapi.operation import CURSOR, GROUP, LIMIT, Body, Operation
+from api.schemas.operator_answers import GroupAnswer, GroupList, GroupRemoved, GroupSavedAnswer, SecretAnswer
+from api.schemas.requests import Nothing, PutGroup
+
+_TAG = "producer groups"
+_LOCATION = {"Location": "Path of the group."}
+
+PUT_GROUP = Operation(
+    _TAG,
+    {
+        201: (GroupSavedAnswer, "Created; with its signing secret, shown this once."),
+        200: (GroupSavedAnswer, "Replaced; leased endpoints stay."),
+    },
+    ("callback-url-forbidden",),
+    Body(
+        PutGroup,
+        examples={
+            "an endpoint": {"endpoints": [{"url": "https://orders.example.com/check"}]},
+            "patient": {
+                "endpoints": [{"url": "https://orders.example.com/check"}],
+                "check": {"transaction_timeout_seconds": 60, "interval_seconds": 120, "max_checks": 30},
+            },
+        },
+    ),
+    (GROUP,),
+    headers={201: _LOCATION, 200: _LOCATION},
+).arguments()
+GET_GROUP = Operation(
+    _TAG, {200: (GroupAnswer, "The group.")}, ("unknown-producer-group",), parameters=(GROUP,)
+).arguments()
+LIST_GROUPS = Operation(
+    _TAG,
+    {200: (GroupList, "A page.")},
+    parameters=(LIMIT, CURSOR),
+    headers={200: {"Link": 'Where the next page is (`rel="next"`), if there is one.'}},
+).arguments()
+DELETE_GROUP = Operation(
+    _TAG,
+    {200: (GroupRemoved, "Removed.")},
+    ("unknown-producer-group", "producer-group-in-use", "projection-behind"),
+    Body(Nothing, is_required=False),
+    (GROUP,),
+).arguments()
+ROTATE_SECRET = Operation(
+    _TAG,
+    {200: (SecretAnswer, "The new secret, shown this once.")},
+    ("unknown-producer-group",),
+    Body(Nothing, is_required=False),
+    (GROUP,),
+).arguments()

@@ -1,0 +1,76 @@
+"""What producer groups look like in answers."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from api.rendering import render_counts, render_optional_time, render_time
+from api.schemas.operator_answers import EndpointAnswer, GroupAnswer, GroupSavedAnswer, UnaskedAnswer
+from api.schemas.requests import CheckSettings
+from bridge.core.config import GroupSettings
+from bridge.directory import Endpoint
+from bridge.service.groups import GroupSaved
+from bridge.sql.rounds import EndpointHealth, GroupHealth
+
+
+def render_group(health: GroupHealth, now_ms: int) -> GroupAnswer:
+    """A group; ages at `now_ms`."""
+    group = health.group
+    return GroupAnswer(
+        name=group.name,
+        endpoints=[_render_health(endpoint) for endpoint in health.endpoints if endpoint.endpoint.url],
+        check=render_settings(group.settings),
+        created_at=render_time(group.created_ms),
+        unasked=_render_unasked(health.endpoints),
+        counts=render_counts(health.stats, now_ms),
+    )
+
+
+def render_saved(saved: GroupSaved) -> GroupSavedAnswer:
+    """A group that was put."""
+    return GroupSavedAnswer(
+        saved.group.name,
+        [_render_endpoint(endpoint) for endpoint in saved.group.endpoints],
+        render_settings(saved.group.settings),
+        render_time(saved.group.created_ms),
+        msgspec.UNSET if saved.secret is None else saved.secret,
+    )
+
+
+def render_settings(settings: GroupSettings) -> CheckSettings:
+    """Settings as they were put: in seconds."""
+    times, calls = settings.times, settings.calls
+    return CheckSettings(
+        times.transaction_timeout_ms / 1000,
+        times.interval_ms / 1000,
+        times.max_checks,
+        times.max_lifetime_ms / 1000,
+        calls.call_timeout_ms / 1000,
+        calls.batch_size,
+        calls.concurrency,
+        calls.mode.value,
+    )
+
+
+def _render_endpoint(endpoint: Endpoint) -> EndpointAnswer:
+    until = render_optional_time(endpoint.lease_until_ms)
+    return EndpointAnswer(endpoint.url, endpoint.is_leased, until, endpoint.disabled_reason)
+
+
+def _render_health(health: EndpointHealth) -> EndpointAnswer:
+    shown = _render_endpoint(health.endpoint)
+    shown.answered = health.answered
+    shown.last_answered_at = render_optional_time(health.last_answered_ms)
+    shown.last_latency_ms = health.last_latency_ms
+    shown.unanswered = health.unanswered
+    shown.last_unanswered_at = render_optional_time(health.last_unanswered_ms)
+    shown.last_failure = health.last_failure
+    return shown
+
+
+def _render_unasked(endpoints: Sequence[EndpointHealth]) -> UnaskedAnswer:
+    """Rounds without an endpoint are kept under no URL."""
+    for health in endpoints:
+        if not health.endpoint.url:
+            return UnaskedAnswer(health.unanswered, render_optional_time(health.last_unanswered_ms))
+    return UnaskedAnswer(0, None)

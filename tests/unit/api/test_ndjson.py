@@ -1,0 +1,123 @@
+"""Newline-delimited JSON: cutting lines, answering them while more come."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.limits import HttpLimits
+from api.ndjson import MAX_LINES, Line, LineSplitter
+from api.problems import Problem
+from tests.support.api_fakes import FakeTransactions, make_services
+from tests.support.bad_requests import NDJSON
+from tests.support.live_server import HOST, LiveServer, serve
+
+LINE = b'{"producer_group":"g","messages":[{"topic":"t"}]}\n'
+BATCH = "/v1/transactions/batch"
+SMALL = HttpLimits(body_bytes=100, receive_s=0.3)
+
+
+def split(chunks: list[bytes], limits: HttpLimits = SMALL) -> list[Line]:
+    """All lines of a stream."""
+    splitter = LineSplitter(limits)
+    return [line for chunk in chunks for line in splitter.feed(chunk)] + splitter.finish()
+
+
+def results(response: httpx2.Response) -> list[Any]:
+    """Every line of the answer."""
+    assert response.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+@given(st.lists(st.binary(max_size=90).map(lambda raw: raw.replace(b"\n", b"").replace(b"\r", b""))), st.data())
+def test_lines_do_not_depend_on_chunks(lines: list[bytes], data: st.DataObject) -> None:
+    """However the stream is cut, the lines are the same; empty ones are no lines."""
+    stream = b"\n".join(lines)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    chunks = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+    assert split(chunks) == [line for line in lines if line.strip(b" \t")]
+
+
+def test_line_that_is_too_long_is_one_problem_in_its_place() -> None:
+    """It is not collected, and the lines behind it are read."""
+    first, long, last = split([b"a\n", *[b"x" * 60] * 1_000, b"\nb\r\n"])
+    assert (first, last) == (b"a", b"b")
+    assert isinstance(long, Problem)
+    assert long.type.slug == "body-too-large"
+
+
+async def test_many_lines_are_answered_in_order(live: LiveServer, fake: FakeTransactions) -> None:
+    """Far more than a batch may have; each list that is passed on is bounded."""
+
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(50):
+            yield LINE * 100
+
+    answer = results(await live.client.post(BATCH, content=body(), headers=NDJSON))
+    assert [line["status"] for line in answer] == [201] * 5_000
+    assert [line["queue_offset"] for line in answer] == list(range(5_000))
+    assert max(fake.batches) <= MAX_LINES
+
+
+async def test_bad_lines_are_problems_in_their_places(live: LiveServer) -> None:
+    """The others are decided."""
+    body = LINE + b"{\n\n" + b'{"producer_group":"g","messages":[]}\n' + LINE.rstrip()
+    answer = results(await live.client.post(BATCH, content=body, headers=NDJSON))
+    assert [line["status"] for line in answer] == [201, 400, 422, 201]
+    assert answer[2]["problem"]["errors"][0]["pointer"] == "/messages"
+    assert answer[2]["problem"]["type"].endswith("/invalid-request")
+
+
+async def test_no_lines_are_no_results(live: LiveServer) -> None:
+    """An empty stream is no error."""
+    assert results(await live.client.post(BATCH, content=b"", headers=NDJSON)) == []
+
+
+async def test_answers_come_while_the_request_is_open(live: LiveServer) -> None:
+    """A client may look at each answer before it sends the next line."""
+    reader, writer = await asyncio.open_connection(HOST, live.port)
+    writer.write(b"POST /v1/transactions/batch HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n")
+    writer.write(b"Content-Type: application/x-ndjson\r\n\r\n")
+    for _ in range(3):
+        writer.write(b"%x\r\n%b\r\n" % (len(LINE), LINE))
+        assert b'"status":201' in await asyncio.wait_for(reader.readuntil(b"}\n"), 5)
+    writer.write(b"0\r\n\r\n")
+    await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 5)
+    writer.close()
+
+
+@pytest.mark.parametrize("start", [LINE, b""], ids=["after an answer", "before any"])
+async def test_stream_that_stalls_is_ended(start: bytes, fake: FakeTransactions) -> None:
+    """What was decided is told; then, or at once, comes a problem, and the connection ends."""
+    async with serve(make_services(fake, limits=SMALL)) as live:
+        chunk = b"%x\r\n%b\r\n" % (len(start), start) if start else b""
+        answer = await live.send_raw(
+            b"POST /v1/transactions/batch HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
+            b"Content-Type: application/x-ndjson\r\n\r\n" + chunk
+        )
+    assert (b'"status":201' in answer) == bool(start)
+    assert b"request-timeout" in answer
+    assert answer.startswith(b"HTTP/1.1 200 " if start else b"HTTP/1.1 408 ")
+
+
+async def test_resolutions_are_taken_as_lines(live: LiveServer, fake: FakeTransactions) -> None:
+    """Also answers to checks: the nonce tells which."""
+    prepared = results(await live.client.post(BATCH, content=LINE * 2, headers=NDJSON))
+    ids = [line["transaction_id"] for line in prepared]
+    lines = [
+        {"transaction_id": ids[0], "resolution": "COMMIT"},
+        {"transaction_id": ids[1], "resolution": 12, "nonce": "3-abcdefghijklmnop"},
+        {"transaction_id": ids[0], "resolution": "ROLLBACK"},
+        {"transaction_id": ids[0], "resolution": "COMMIT", "nonce": "x"},
+    ]
+    body = "\n".join([json.dumps(line) for line in lines])
+    answer = results(await live.client.post("/v1/resolutions", content=body, headers=NDJSON))
+    assert [line["status"] for line in answer] == [200, 200, 409, 422]
+    assert [line.get("state") for line in answer[:2]] == ["COMMITTED", "ROLLED_BACK"]
+    assert answer[2]["problem"]["state"] == "COMMITTED"
+    assert [call.check_number for call in fake.ended] == [0, 3, 0]
