@@ -7,12 +7,12 @@ import structlog
 
 from bridge.core.message import Message
 from bridge.core.properties import RESERVED_HEADERS, is_property_text
+from bridge.core.record_size import count_body_bytes
 from bridge.service.answers import refuse_unavailable
 from bridge.service.contract import PrepareCall, RefusalCode, Refused
 from bridge.service.deadline import Deadline
 from bridge.service.limits import Limits
 from bridge.service.ports import Door
-from bridge.service.record_size import count_body_bytes
 from bridge.sql.errors import SqlUnavailable
 
 _LOG = structlog.get_logger()

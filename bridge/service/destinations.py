@@ -9,10 +9,10 @@ import structlog
 from bridge.clock import Clock, KafkaTime
 from bridge.core.errors import StoreError
 from bridge.core.message import BY_KEY, Message
+from bridge.core.record_size import ID_HEADER_BYTES, count_record_bytes
 from bridge.core.topics import InternalTopics, is_legal_topic, is_reserved_topic
 from bridge.service.contract import RefusalCode, Refused
 from bridge.service.deadline import Deadline
-from bridge.service.record_size import ID_HEADER_BYTES, count_record_bytes
 from bridge.store.message_store import TopicAdmin, TopicDescription
 
 _LOG = structlog.get_logger()

@@ -9,6 +9,7 @@ from bridge.core.message import Message
 from bridge.core.queue_choice import choose_effective_key, choose_half_queue, hash_ordering_key
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source, is_void
 from bridge.core.record_codec import encode_end, encode_half
+from bridge.core.record_size import count_record_bytes
 from bridge.core.transaction import TransactionState
 from bridge.core.transaction_id import digest_bits, make_transaction_id, make_uuid7_bits
 from bridge.core.view import TransactionView
@@ -18,7 +19,6 @@ from bridge.service.contract import Outcome, PrepareCall, Prepared, RefusalCode,
 from bridge.service.current_reads import refuse_read
 from bridge.service.deadline import Deadline
 from bridge.service.ports import ServicePorts
-from bridge.service.record_size import count_record_bytes
 from bridge.service.repeats import Keyed, Known
 from bridge.service.waiters import BatchWait, Heard
 from bridge.store.results import PutResult, PutStatus

@@ -6,6 +6,7 @@ from bridge.core.errors import MalformedRecord, StoreError, UnknownRecordVersion
 from bridge.core.message import Message, MessageQueue, StoredMessage
 from bridge.core.record import Act, HalfMessage, Resolution
 from bridge.core.record_codec import decode_body, decode_parked, decode_record
+from bridge.core.topics import PARKED_QUEUE
 from bridge.core.transaction_id import queue_of
 from bridge.core.view import TimelineEvent, TransactionView
 from bridge.service.answers import refuse_missing, refuse_unavailable
@@ -73,7 +74,7 @@ class TransactionService:
             half_queue = MessageQueue(self._ports.topics.half, view.queue_id)
             messages = await self._read_body(view, half_queue, view.queue_offset)
             if messages is None and view.parked_offset is not None:
-                parked_queue = MessageQueue(self._ports.topics.parked, view.queue_id)
+                parked_queue = MessageQueue(self._ports.topics.parked, PARKED_QUEUE)
                 messages = await self._read_body(view, parked_queue, view.parked_offset)
         except StoreError:
             return refuse_unavailable("the journal cannot be read now", view.transaction_id)

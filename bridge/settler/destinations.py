@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from bridge.clock import Clock
 from bridge.core.message import Message
+from bridge.core.record_size import ID_HEADER_BYTES, count_record_bytes
 from bridge.settler.batch import real_queue
 from bridge.store.message_store import TopicAdmin, TopicDescription
 
@@ -11,8 +12,6 @@ UNKNOWN_TOPIC = "UNKNOWN_TOPIC"
 UNKNOWN_PARTITION = "UNKNOWN_PARTITION"
 LEADERLESS = "LEADERLESS"
 MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
-
-_RECORD_OVERHEAD_BYTES = 90  # batch header and varints around one record, and its id header at least
 
 
 class Destinations:
@@ -58,14 +57,11 @@ class Destinations:
             return UNKNOWN_PARTITION
         if queue_id in described.leaderless:
             return LEADERLESS
-        return MESSAGE_TOO_LARGE if _size_of(message) > described.max_message_bytes else None
+        return (
+            MESSAGE_TOO_LARGE if count_record_bytes(message) + ID_HEADER_BYTES > described.max_message_bytes else None
+        )
 
 
 def topics_of(messages: Iterable[Message]) -> frozenset[str]:
     """The set of destinations of one transaction."""
     return frozenset([message.topic for message in messages])
-
-
-def _size_of(message: Message) -> int:
-    headers = sum([len(name) + len(value or b"") for name, value in message.headers])
-    return _RECORD_OVERHEAD_BYTES + len(message.key or b"") + len(message.value or b"") + headers
