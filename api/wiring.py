@@ -133,7 +133,7 @@ async def _tell_ready(
 ) -> None:
     await server.wait_started()
     while not await process.is_ready():
-        await asyncio.sleep(_READY_POLL_S)  # noqa: ASYNC110 - readiness is asked, nobody tells it
+        await asyncio.sleep(_READY_POLL_S)
     if on_ready is not None:
         host = f"[{settings.http.host}]" if ":" in settings.http.host else settings.http.host
         on_ready(f"http://{host}:{server.port}")
@@ -184,7 +184,9 @@ class _Process:
             message_limits=MessageLimits(limits.message_bytes, limits.headers_per_message),
         )
         register_gauges(services.registry, self._watched)
-        config = ServeConfig(http.host, http.port, http.backlog, http.keep_alive_seconds, http.drain_seconds, limits.connections)
+        config = ServeConfig(
+            http.host, http.port, http.backlog, http.keep_alive_seconds, http.drain_seconds, limits.connections
+        )
         return ApiServer(create_app(services, is_api=roles.api), config)
 
     async def is_ready(self) -> bool:

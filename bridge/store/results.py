@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from bridge.core.message import Message, StoredMessage
-from bridge.core.message import Receipt as Receipt
+from bridge.core.message import Message, Receipt, StoredMessage
 
 
 class PutStatus(Enum):

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import pytest
 
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreError, StoreFenced
-from bridge.core.message import Message, MessageQueue
+from bridge.core.message import Message, MessageQueue, Receipt
 from bridge.store.message_store import BatchWriter
-from bridge.store.results import AtomicBatch, ConsumeOffset, Receipt
+from bridge.store.results import AtomicBatch, ConsumeOffset
 from tests.contract.world import (
     DEADLINE_S,
     ContractWorld,

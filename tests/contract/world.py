@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from bridge.clock import Clock
-from bridge.core.message import Message, MessageQueue, StoredMessage
+from bridge.core.message import Message, MessageQueue, Receipt, StoredMessage
 from bridge.store.message_store import GroupChange, GroupMember, MessageStore, OwnerStore, TopicAdmin
-from bridge.store.results import AtomicBatch, PutResult, PutStatus, Receipt
+from bridge.store.results import AtomicBatch, PutResult, PutStatus
 
 DEADLINE_S = 30
 SWEEP_MS = 100

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreFenced, StoreUnavailable
-from bridge.core.message import Message, MessageQueue
+from bridge.core.message import Message, MessageQueue, Receipt
 from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.errors import ABORTABLE, FENCED, BrokerError, Code, NoAnswerError
 from bridge.store.memory.link import Link, Step, StepKind
 from bridge.store.memory.partition import Appended, Stamp
-from bridge.store.results import AtomicBatch, BatchResult, ConsumeOffset, GroupGeneration, Receipt
+from bridge.store.results import AtomicBatch, BatchResult, ConsumeOffset, GroupGeneration
 
 T = TypeVar("T")
 
