@@ -23,6 +23,7 @@ _TIDY_STEP = 2_000
 _MOST_COUNTED = 10_000
 _ERROR_PAUSE_MS = 1_000
 _CLOSE_STEP_MS = 20
+_LAST_NOTES_MS = 1_000  # for writing down the last rounds without answer
 
 
 class CheckGauges(NamedTuple):
@@ -41,6 +42,7 @@ class CheckService(SettlerObserver):
         self._desk = Desk(ports, topics, config or CheckerConfig())
         self._askers: dict[str, GroupAsker] = {}
         self._active: dict[str, asyncio.Task[None]] = {}
+        self._is_running = False
 
     @property
     def counts(self) -> CheckCounts:
@@ -73,17 +75,12 @@ class CheckService(SettlerObserver):
 
     async def run_forever(self) -> None:
         """Asks about what becomes due until `close`; outlives its own errors."""
-        while not self._desk.is_closing:
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._desk.recorder.run_forever())
-                    while not self._desk.is_closing:
-                        is_tidy = self._start_due(tasks)
-                        await self._desk.ports.clock.sleep_ms(self._pause_ms() if is_tidy else 0)
-            except Exception as error:  # noqa: BLE001 - logged and counted; the loop goes on
-                self._desk.counts.errors += 1
-                _LOG.exception("checker_failed", error=type(error).__name__)
-                await self._desk.ports.clock.sleep_ms(_ERROR_PAUSE_MS)
+        self._is_running = True
+        try:
+            while not self._desk.is_closing:
+                await self._run()
+        finally:
+            self._is_running = False
 
     async def run_once(self) -> CheckGauges:
         """Asks about everything that is due now, once the queues have been read so far; returns when it is done."""
@@ -95,7 +92,7 @@ class CheckService(SettlerObserver):
         return self.gauges()
 
     async def close(self) -> None:
-        """Starts no more rounds, waits for those in flight within a bound, then cuts them."""
+        """Starts no more rounds, waits for those in flight within a bound, then cuts them and `run_forever` ends."""
         desk = self._desk
         desk.is_closing = True
         desk.gate.close()
@@ -108,6 +105,22 @@ class CheckService(SettlerObserver):
         for task in list(self._active.values()):
             task.cancel()
         desk.recorder.close()
+        for _ in range(_LAST_NOTES_MS // _CLOSE_STEP_MS):
+            if not self._is_running:
+                break
+            await desk.ports.clock.sleep_ms(_CLOSE_STEP_MS)
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._desk.recorder.run_forever())
+                while not self._desk.is_closing:
+                    is_tidy = self._start_due(tasks)
+                    await self._desk.ports.clock.sleep_ms(self._pause_ms() if is_tidy else 0)
+        except Exception as error:  # noqa: BLE001 - logged and counted; the loop goes on
+            self._desk.counts.errors += 1
+            _LOG.exception("checker_failed", error=type(error).__name__)
+            await self._desk.ports.clock.sleep_ms(_ERROR_PAUSE_MS)
 
     def _start_due(self, tasks: asyncio.TaskGroup) -> bool:
         """Wakes the groups that have something due; False while the timetable has more to bring into order."""

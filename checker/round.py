@@ -18,7 +18,7 @@ from bridge.store.results import PutResult, PutStatus
 from checker.caller import Call, Failure, Reply
 from checker.check_call import Answers, Check, decode_answers, encode_call, make_check
 from checker.desk import Desk
-from checker.signing import sign_call
+from checker.signing import can_sign, sign_call
 from checker.timetable import Ask
 from checker.turns import GONE_MS, Order, Turns, retry_after_ms
 
@@ -70,6 +70,12 @@ class Round:
             failure = Failure.RATE_LIMITED if order.paused else Failure.NO_ENDPOINT
             self._give_up(dict.fromkeys(self._flying, (failure, None)))
             return None
+        known = ports.directory.get(self._group)
+        if known is None or not can_sign(known.secrets):
+            self._desk.raise_alert(self._group, "producer_group_without_secret")
+            self._give_up(dict.fromkeys(self._flying, (Failure.NO_SECRET, None)))
+            return None
+        self._desk.clear_alert(self._group, "producer_group_without_secret")
         await self._render()
         self._webhook_id = f"check_{ports.random_text()}"
         self._count_asked()
@@ -141,10 +147,8 @@ class Round:
         now_ms = self._desk.ports.clock.now_ms()
         headers = sign_call(known.secrets if known else (), self._webhook_id, now_ms, text)
         if headers is None:
-            self._desk.raise_alert(self._group, "producer_group_without_secret")
             self._note(Failure.NO_SECRET, None)
             return False
-        self._desk.clear_alert(self._group, "producer_group_without_secret")
         self._desk.counts.calls += 1
         most = self._desk.config.max_answer_bytes(len(checks))
         reply = await self._desk.ports.caller.call(Call(url, headers, text.encode(), self._calls.call_timeout_ms, most))
@@ -230,7 +234,7 @@ class Round:
 
     def _give_up(self, failures: Mapping[str, tuple[Failure, str | None]]) -> None:
         """Nobody answered about these: again at the next interval, nothing used up."""
-        asks = [(self._flying.pop(id_), *failures[id_]) for id_ in failures]
+        asks = [(self._flying.pop(id_), *failure) for id_, failure in failures.items()]
         give_up(self._desk, self._group, asks)
 
 

@@ -37,17 +37,18 @@ class RoundRecorder:
 
     async def run_once(self) -> int:
         """Writes up to one batch; what could not be written is kept."""
-        for (group, url), reason in list(self._gone.items()):
-            await self._directory.disable_endpoint(group, url, reason)
-            self._gone.pop((group, url), None)
         batch = [self._rounds.popleft() for _ in range(min(_MAX_BATCH, len(self._rounds)))]
-        if not batch:
-            return 0
-        try:
-            await self._directory.record_rounds(batch)
-        except BaseException:
-            self._rounds.extendleft(reversed(batch[: _MAX_WAITING - len(self._rounds)]))
-            raise
+        if batch:
+            try:
+                await self._directory.record_rounds(batch)
+            except BaseException:
+                room = _MAX_WAITING - len(self._rounds)
+                self._rounds.extendleft(reversed(batch[-room:] if room else []))
+                raise
+        for (group, url), reason in list(self._gone.items()):
+            if self._directory.get(group) is not None:
+                await self._directory.disable_endpoint(group, url, reason)
+            self._gone.pop((group, url), None)
         return len(batch)
 
     async def run_forever(self) -> None:

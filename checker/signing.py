@@ -19,6 +19,11 @@ def sign_call(secrets: Sequence[str], webhook_id: str, now_ms: int, body: str) -
     }
 
 
+def can_sign(secrets: Sequence[str]) -> bool:
+    """Whether any secret can be used."""
+    return any(_open(secret) for secret in secrets)
+
+
 def _open(secret: str) -> Webhook | None:
     try:
         return Webhook(secret)

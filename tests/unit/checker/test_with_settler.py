@@ -1,0 +1,182 @@
+"""Checker and settler together on the in-memory log: from a half message nobody ended to its end."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from bridge.core.config import CheckTimes, GroupSettings
+from bridge.core.message import Message
+from bridge.core.record import Act, ActRecord
+from bridge.core.transaction import MAX_CHECKS, NO_ENDPOINT, TransactionState
+from bridge.directory import Endpoint, MemoryDirectory, ProducerGroup
+from checker.caller import Call
+from checker.check_service import CheckService
+from checker.desk import CheckPorts
+from checker.memory_caller import Handler, MemoryCaller, Response
+from tests.support.settler_world import GROUP, SettlerWorld, make_settler_world
+from tests.unit.checker.world import saying
+
+URL = "https://shop.example/"
+SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()
+
+
+class Story:
+    """A settler world in which a checker runs beside."""
+
+    def __init__(self, times: CheckTimes | None = None) -> None:
+        self.world: SettlerWorld = make_settler_world()
+        self.world.times = times or CheckTimes()
+        clock = self.world.memory.clock
+        group = ProducerGroup(GROUP, GroupSettings(self.world.times), (Endpoint(URL),), (SECRET,))
+        self.directory = MemoryDirectory({GROUP: group})
+        self.caller = MemoryCaller(clock)
+        self.calls: list[tuple[int, dict[str, object]]] = []
+
+    def serve(self, handler: Handler) -> None:
+        async def noted(call: Call) -> Response:
+            now_ms = self.world.memory.clock.now_ms()
+            self.calls += [(now_ms, check) for check in json.loads(call.body)["checks"]]
+            return await handler(call)
+
+        self.caller.endpoints[URL] = noted
+
+    @asynccontextmanager
+    async def checking(self, name: str = "settler") -> AsyncIterator[None]:
+        """A process with settler and checker; leaves cleanly."""
+        clock, store = self.world.memory.clock, self.world.memory.start_process(f"{name}-checker").store
+        service = CheckService(CheckPorts(store, self.directory, self.caller, clock), self.world.topics)
+        self.world.observer = service  # type: ignore[assignment]
+        running = asyncio.ensure_future(service.run_forever())
+        try:
+            async with self.world.settling(name):
+                yield
+        finally:
+            await service.close()
+            await running
+
+    async def sleep(self, duration_ms: int) -> None:
+        await self.world.memory.clock.sleep_ms(duration_ms)
+
+
+@pytest.mark.parametrize(
+    ("word", "state", "published"),
+    [("COMMIT", TransactionState.COMMITTED, [b"v"]), ("ROLLBACK", TransactionState.ROLLED_BACK, [])],
+)
+def test_forgotten_transaction_is_decided_by_its_group(
+    word: str, state: TransactionState, published: list[bytes]
+) -> None:
+    """The producer died: the check's answer decides, once, and says so."""
+    story = Story()
+    story.serve(saying(word))
+
+    async def body() -> None:
+        async with story.checking():
+            await story.world.prepare("a", Message("credits", b"k", b"v"))
+            born_ms = story.world.memory.clock.now_ms()
+            await story.sleep(40_000)
+            assert len(story.calls) == 1
+            assert 6_000 <= story.calls[0][0] - born_ms <= 7_000
+            await story.world.settled()
+
+    story.world.run(body())
+    op = story.world.op_of("a").transaction
+    assert (op.state, op.by) == (state, "check")
+    assert story.world.memory.visible("credits") == published
+
+
+def test_answers_unknown_are_counted_until_it_is_parked() -> None:
+    """Three answers, 30 s apart, numbered; then parked with its message."""
+    story = Story(CheckTimes(max_checks=3))
+    story.serve(saying("UNKNOWN"))
+
+    async def body() -> None:
+        async with story.checking():
+            await story.world.prepare("a", Message("credits", b"k", b"v"))
+            await story.sleep(150_000)
+
+    story.world.run(body())
+    assert [check["check_number"] for _, check in story.calls] == [1, 2, 3]
+    gaps = [later - at for (at, _), (later, _) in zip(story.calls, story.calls[1:], strict=False)]
+    assert all(30_000 <= gap <= 31_000 for gap in gaps)
+    op = story.world.op_of("a").transaction
+    assert (op.state, op.why, op.check_times) == (TransactionState.PARKED, MAX_CHECKS, 3)
+    assert len(story.world.memory.read_visible(story.world.topics.parked)) == 1
+
+
+def test_commit_in_time_is_never_checked() -> None:
+    """No check after a resolution, and none before the due time (K)."""
+    story = Story()
+    story.serve(saying("ROLLBACK"))
+
+    async def body() -> None:
+        async with story.checking():
+            for number in range(50):
+                await story.world.prepare(f"{number}", Message("credits", b"k", b"v"))
+            await story.sleep(5_000)
+            for number in range(50):
+                await story.world.commit(f"{number}")
+            await story.sleep(40_000)
+
+    story.world.run(body())
+    assert story.calls == []
+    assert len(story.world.memory.visible("credits")) == 50
+
+
+def test_rounds_without_endpoint_use_nothing_up() -> None:
+    """Hole 6: parked at the end of its life with no check counted, not before."""
+    story = Story(CheckTimes(max_checks=2, max_lifetime_ms=200_000))
+    story.directory.groups[GROUP] = ProducerGroup(GROUP, GroupSettings(story.world.times))
+
+    async def body() -> None:
+        async with story.checking():
+            await story.world.prepare("a", Message("credits", b"k", b"v"))
+            await story.sleep(199_000)
+            assert story.world.read_op().last == {}
+            await story.sleep(5_000)
+
+    story.world.run(body())
+    op = story.world.op_of("a").transaction
+    assert (op.state, op.why, op.check_times) == (TransactionState.PARKED, NO_ENDPOINT, 0)
+
+
+def test_resumed_transaction_is_asked_about_at_once() -> None:
+    """An operator resumes a parked one: next number, new allowance."""
+    story = Story(CheckTimes(max_checks=1))
+    story.serve(saying("UNKNOWN"))
+
+    async def body() -> None:
+        async with story.checking():
+            await story.world.prepare("a", Message("credits", b"k", b"v"))
+            await story.sleep(60_000)
+            assert story.world.op_of("a").transaction.state is TransactionState.PARKED
+            story.serve(saying("COMMIT"))
+            resume = ActRecord(story.world.id_of("a"), Act.RESUME, "op", "again", 0)
+            await story.world.act(resume)
+            await story.sleep(2_000)
+
+    story.world.run(body())
+    assert [check["check_number"] for _, check in story.calls] == [1, 2]
+    assert story.world.memory.visible("credits") == [b"v"]
+
+
+def test_successor_goes_on_where_the_last_owner_stopped() -> None:
+    """Counters come from the journal: no number is lost or used twice by a take-over."""
+    story = Story()
+    story.serve(saying("UNKNOWN"))
+
+    async def body() -> None:
+        for name in ("first", "second", "third"):
+            async with story.checking(name):
+                if name == "first":
+                    await story.world.prepare("a", Message("credits", b"k", b"v"))
+                await story.sleep(31_000)
+
+    story.world.run(body())
+    numbers = [check["check_number"] for _, check in story.calls]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert len(numbers) >= 2
+    assert story.world.op_of("a").transaction.check_times == numbers[-1]
