@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import text
-
 from api.services import CheckResult, ReadinessCheck
 from bridge.clock import Clock
 from bridge.core.errors import StoreError
@@ -15,6 +13,7 @@ from bridge.service.contract import Refused
 from bridge.settler.settler import Hold, Settler
 from bridge.sql.engine import Database
 from bridge.sql.errors import SqlUnavailable
+from bridge.sql.transactions import read_positions
 from bridge.store.message_store import TopicAdmin
 from checker.check_service import CheckService
 
@@ -60,7 +59,7 @@ async def _kafka(watched: Watched) -> CheckResult:
 
 async def _sql(watched: Watched) -> CheckResult:
     try:
-        await watched.database.read(lambda connection: connection.execute(text("SELECT 1")).scalar())
+        await watched.database.read(read_positions)
     except SqlUnavailable as error:
         return CheckResult(is_ok=False, detail=str(error))
     return CheckResult(is_ok=True)
