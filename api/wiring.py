@@ -42,7 +42,7 @@ from checker.http_caller import HttpCaller
 
 _LOG = structlog.get_logger()
 _ROLES = ("api", "settler", "projector")
-_READY_POLL_S = 0.05
+_READY_POLL_MS = 50
 _MAX_BATCH_BYTES = 1_000_000  # fits topics with default limits; one larger message still goes alone
 
 
@@ -132,8 +132,7 @@ async def _tell_ready(
     process: "_Process", server: ApiServer, settings: Settings, on_ready: Callable[[str], None] | None
 ) -> None:
     await server.wait_started()
-    while not await process.is_ready():
-        await asyncio.sleep(_READY_POLL_S)
+    await process.wait_ready()
     if on_ready is not None:
         host = f"[{settings.http.host}]" if ":" in settings.http.host else settings.http.host
         on_ready(f"http://{host}:{server.port}")
@@ -189,8 +188,12 @@ class _Process:
         )
         return ApiServer(create_app(services, is_api=roles.api), config)
 
-    async def is_ready(self) -> bool:
-        """Whether /readyz would say so."""
+    async def wait_ready(self) -> None:
+        """Returns when /readyz would say so."""
+        while not await self._is_ready():
+            await self._clock.sleep_ms(_READY_POLL_MS)
+
+    async def _is_ready(self) -> bool:
         results = [await check() for check in make_readiness(self._watched).values()]
         return all(result.is_ok or result.is_degraded for result in results)
 
