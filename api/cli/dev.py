@@ -1,11 +1,13 @@
 """`dev`: a real Kafka and the whole bridge on this machine, with one command in one terminal."""
 
 import asyncio
+import importlib
 import logging
 import os
 import signal
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from api.settings import Settings
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
+_CHATTY = {"bridge.store.kafka.options"}  # Kafka's clients tell each retry; the file has them
 _LOG_BYTES = 10_000_000
 _LOOK_INTERVAL_S = 0.5
 
@@ -36,6 +39,10 @@ KafkaOption = Annotated[
     str | None, typer.Option("--kafka", metavar="HOST:PORT", help="Use this cluster instead of starting a broker.")
 ]
 
+TopicOption = Annotated[
+    list[str], typer.Option("--topic", metavar="NAME", help="Create this topic if it is not there.")
+]
+
 
 @dataclass(frozen=True, slots=True)
 class DevWishes:
@@ -44,6 +51,7 @@ class DevWishes:
     port: int | None
     kafka_port: int
     kafka: str | None
+    topics: Sequence[str]
     config: Path | None
     output: Output
 
@@ -54,6 +62,7 @@ def dev(  # noqa: PLR0913, PLR0917 - a wish is an option
     data: DataOption = None,
     ephemeral: EphemeralOption = False,
     kafka: KafkaOption = None,
+    topic: TopicOption = [],  # noqa: B006 - typer reads the default
     config: ConfigOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -61,7 +70,7 @@ def dev(  # noqa: PLR0913, PLR0917 - a wish is an option
 
     Data stay in .outbox-bridge. The first start downloads Kafka (45 MB).
     """
-    wishes = DevWishes(port, kafka_port, kafka, config, output)
+    wishes = DevWishes(port, kafka_port, kafka, topic, config, output)
     with sigterm_as_ctrl_c(), ExitStack() as stack:
         try:
             _run(wishes, _open_folder(stack, data, ephemeral, config), stack)
@@ -82,24 +91,41 @@ def _run(wishes: DevWishes, folder: Path, stack: ExitStack) -> None:
     _configure_logs(settings, folder)
     steps.begin("bridge")
     try:
-        run_loop(_serve(settings, broker, lambda url: _welcome(url, settings, wishes.output, steps)))
+        run_loop(_serve(settings, broker, wishes, steps))
     finally:
         steps.close()
     if broker is not None and not broker.is_running:
         raise CommandFailed(Exit.FAILED, "Kafka ended by itself", f"Read {broker.output_file}, then start again.")
 
 
-async def _serve(settings: "Settings", broker: DevBroker | None, on_ready: Callable[[str], None]) -> None:
+async def _serve(settings: "Settings", broker: DevBroker | None, wishes: DevWishes, steps: Steps) -> None:
     from api.wiring import migrate, parse_roles, run_roles  # noqa: PLC0415  # slow to import
 
     await migrate(settings)
+    await _create_topics(settings, wishes.topics)
     stop = asyncio.Event()
     watching = asyncio.create_task(_stop_with(broker, stop)) if broker is not None else None
     try:
-        await run_roles(settings, parse_roles("api,settler,projector"), on_ready=on_ready, stop=stop)
+        await run_roles(
+            settings,
+            parse_roles("api,settler,projector"),
+            on_ready=lambda url: _welcome(url, settings, wishes.output, steps),
+            stop=stop,
+        )
     finally:
         if watching is not None:
             watching.cancel()
+
+
+async def _create_topics(settings: "Settings", names: Sequence[str]) -> None:
+    from api.wiring import kafka_parts  # noqa: PLC0415  # slow to import
+
+    parts = kafka_parts(settings)
+    try:
+        for name in names:
+            await parts.admin.create_topic(name, 1, -1, {})
+    finally:
+        await parts.close()
 
 
 async def _stop_with(broker: DevBroker, stop: asyncio.Event) -> None:
@@ -158,6 +184,7 @@ def _read_note(folder: Path) -> str:
 def _start_broker(wishes: DevWishes, folder: Path, steps: Steps, stack: ExitStack) -> DevBroker:
     broker = DevBroker(folder / "kafka", port=wishes.kafka_port or None)
     stack.callback(_stop_undisturbed, broker)
+    threading.Thread(target=importlib.import_module, args=("api.wiring",), daemon=True).start()  # slow; Kafka is slower
     steps.begin("Kafka")
     broker.start(steps.report_jars)
     steps.end(f"Kafka at {broker.bootstrap}")
@@ -184,6 +211,7 @@ def _configure_logs(settings: "Settings", folder: Path) -> None:
     configure_logging(settings.log.level, settings.log.format)
     (terminal,) = logging.getLogger().handlers
     terminal.setLevel(logging.WARNING)
+    terminal.addFilter(lambda record: record.name not in _CHATTY)
     configure_logging(settings.log.level, "json", path.open("a", buffering=1))
     logging.getLogger().addHandler(terminal)
 

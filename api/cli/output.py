@@ -72,7 +72,7 @@ def show_rows(rows: Sequence[Row], columns: Sequence[Column]) -> None:
         table.add_column(name, overflow="fold", no_wrap=not console.is_terminal)
     for row in rows:
         table.add_row(*[Text(printable(read(row))) for _, read in columns])
-    console.print(table)
+    _print_table(console, table)
 
 
 def show_members(members: Iterable[tuple[str, object]]) -> None:
@@ -83,7 +83,7 @@ def show_members(members: Iterable[tuple[str, object]]) -> None:
     table.add_column(overflow="fold", no_wrap=not console.is_terminal)
     for name, value in members:
         table.add_row(name, Text(printable(value)))
-    console.print(table)
+    _print_table(console, table)
 
 
 def show_documents(documents: Sequence[bytes | msgspec.Raw], output: Output) -> None:
@@ -128,6 +128,16 @@ def _make_table(console: Console, *, with_header: bool = True) -> Table:
     if console.is_terminal:
         return Table(box=box.SIMPLE_HEAD if with_header else None, show_header=with_header, pad_edge=False)
     return Table(box=None, show_header=with_header, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+
+
+def _print_table(console: Console, table: Table) -> None:
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as printed:
+        console.print(table)
+    for line in printed.get().splitlines():
+        print_line(line.rstrip())
 
 
 def _write(document: bytes) -> None:

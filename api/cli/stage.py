@@ -14,6 +14,7 @@ import httpx2
 
 import api
 from api.cli.failures import CommandFailed, Exit
+from api.cli.http_calls import client_for
 from api.cli.keeper import STOP_TIMEOUT_S, Keeper
 
 T = TypeVar("T")
@@ -93,7 +94,7 @@ class Actor:
     def answers(self, url: str) -> bool | None:
         """Whether it listens already; None if not."""
         try:
-            return True if httpx2.get(url, timeout=1).is_success else None
+            return True if client_for(url).get(url, timeout=1).is_success else None
         except httpx2.TransportError:
             return None
 

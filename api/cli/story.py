@@ -13,8 +13,7 @@ import httpx2
 from rich.text import Text
 
 from api.cli.failures import CommandFailed, Exit
-from api.cli.http_calls import call, find_all
-from api.cli.local import run_loop
+from api.cli.http_calls import call, client_for, find_all
 from api.cli.output import result_console
 from api.cli.stage import Actor, Stage, find_shop
 from api.cli.verdict import Fact, Verdict, judge
@@ -40,8 +39,8 @@ class Story:
         self._database = stage.folder / "shop.db"
         self._journal = stage.folder / "reads.jsonl"
         self._shop_url = f"http://127.0.0.1:{choose_free_port()}"
-        self._url = ""
-        self._secret = ""
+        self._url = f"http://127.0.0.1:{choose_free_port()}"
+        self._secret = stage.folder / "secret"
         self._wrong: list[str] = []
 
     def tell(self) -> bool:
@@ -54,30 +53,35 @@ class Story:
         return self._close()
 
     def _open(self) -> None:
-        self._say("demo", "starts Kafka and the bridge")
+        self._say("demo", "starts Kafka, the bridge, a shop and a consumer")
+        ports = ["--port", self._url.rpartition(":")[2], "--kafka-port", "0"]
         bridge = self._stage.start(
-            "bridge", ["-m", "api", "dev", "--ephemeral", "--port", "0", "--kafka-port", "0", "-o", "json"]
+            "bridge", ["-m", "api", "dev", "--ephemeral", *ports, "--topic", TOPIC, "-o", "json"]
         )
-        ready = bridge.until(bridge.first_line, _BRIDGE_TIMEOUT_S, "starting the bridge")
-        self._url, kafka = str(ready["url"]), str(ready["kafka"])
+        self._shop = self._start_shop()
+        kafka = str(bridge.until(bridge.first_line, _BRIDGE_TIMEOUT_S, "starting the bridge")["kafka"])
         self._say("bridge", f"is ready: {self._url}/docs, Kafka at {kafka}")
-        _create_topic(kafka)
         group = {"endpoints": [{"url": f"{self._shop_url}/check"}], "check": _CHECK}
-        self._secret = str(call(self._url, "PUT", f"/v1/producer-groups/{GROUP}", body=group).members["secret"])
-        self._shop = self._open_shop()
-        hide = ["--hide", "A-3"] if self._is_broken else []
+        self._secret.write_text(call(self._url, "PUT", f"/v1/producer-groups/{GROUP}", body=group).members["secret"])
         places = ["--kafka", kafka, "--database", str(self._database), "--journal", str(self._journal)]
+        hide = ["--hide", "A-3"] if self._is_broken else []
         self._consumer = self._stage.start("consumer", [str(find_shop() / "consumer.py"), *places, *hide])
+        self._await_shop()
         self._consumer.until(lambda: self._has_read_to(0), _TIMEOUT_S, "the consumer's first look")
-        self._say("demo", f"shop and consumer run: {self._shop_url}/docs")
+        self._say("demo", f"shop and consumer are ready: {self._shop_url}/docs")
 
-    def _open_shop(self) -> Actor:
-        settings = {"SHOP_DATABASE": str(self._database), "SHOP_BRIDGE": self._url, "SHOP_SECRET": self._secret}
+    def _start_shop(self) -> Actor:
+        settings = {
+            "SHOP_DATABASE": str(self._database),
+            "SHOP_BRIDGE": self._url,
+            "SHOP_SECRET_FILE": str(self._secret),
+        }
         port = self._shop_url.rpartition(":")[2]
         command = ["-m", "uvicorn", "shop:app", "--app-dir", str(find_shop()), "--port", port, "--log-level", "warning"]
-        shop = self._stage.start("shop", command, settings)
-        shop.until(lambda: shop.answers(f"{self._shop_url}/health"), _TIMEOUT_S, "starting the shop")
-        return shop
+        return self._stage.start("shop", command, settings)
+
+    def _await_shop(self) -> None:
+        self._shop.until(lambda: self._shop.answers(f"{self._shop_url}/health"), _TIMEOUT_S, "starting the shop")
 
     def _tell_committed(self) -> None:
         self._title(1, "An order goes through")
@@ -85,10 +89,10 @@ class Story:
         self._expect(answer is not None and answer.status_code == 201, "the shop took order A-1")
         transaction = self._follow("A-1")
         self._expect(transaction["state"] == "COMMITTED", "A-1 is COMMITTED")
+        self._await_reader(transaction, "A-1")
         again = call(self._url, "POST", f"/v1/transactions/{transaction['transaction_id']}/commit").members
         self._expect(again["receipts"] == transaction["receipts"], "a repeated commit of A-1 changes nothing")
         self._say("shop", "repeats its commit, as after a lost answer: nothing more happens")
-        self._await_reader(transaction, "A-1")
         self._link(transaction)
 
     def _tell_rolled_back(self) -> None:
@@ -104,13 +108,14 @@ class Story:
         self._title(3, "The shop is killed after its local commit")
         answer = self._place("A-3", {"cents": 2500, "die": "after-local-commit"})
         self._expect(answer is None and self._shop.process.wait(_TIMEOUT_S) == _DIED, "the shop died of SIGKILL")
-        self._say("shop", "is dead (SIGKILL): its database has the order, nobody has told the bridge", "red")
-        seen: set[str] = set()
+        died_at, seen = time.time(), set[str]()
+        self._wait_for("A-3", seen, lambda _: "prepared" in seen, _TIMEOUT_S)
+        self._say("shop", "is dead (SIGKILL): its database has the order, nobody told the bridge", "red", at=died_at)
+        self._shop = self._start_shop()
         transaction = self._wait_for(
             "A-3", seen, lambda t: "check_unanswered" in seen or _is_ended(t), _UNANSWERED_TIMEOUT_S
         )
-        self._expect(transaction["state"] == "PREPARED", "A-3 waits for an answer while the shop is dead")
-        self._shop = self._open_shop()
+        self._await_shop()
         self._say("shop", "is back")
         transaction = self._follow("A-3", seen)
         self._expect(transaction["state"] == "COMMITTED", "A-3 is COMMITTED")
@@ -140,7 +145,8 @@ class Story:
         """The shop's answer; None if it died."""
         self._say("shop", f"takes order {order_id}")
         try:
-            return httpx2.post(f"{self._shop_url}/orders", json={"order_id": order_id, **order}, timeout=_TIMEOUT_S)
+            body = {"order_id": order_id, **order}
+            return client_for(self._shop_url).post(f"{self._shop_url}/orders", json=body, timeout=_TIMEOUT_S)
         except httpx2.TransportError:
             return None
 
@@ -236,17 +242,3 @@ def _is_ended(transaction: Mapping[str, Any]) -> bool:
 
 def _name_orders(verdict: Verdict) -> list[str]:
     return [f"{name}: {', '.join(orders)}" for name, orders in verdict._asdict().items() if orders]
-
-
-def _create_topic(kafka: str) -> None:
-    from api.settings import Settings  # noqa: PLC0415  # slow to import
-    from api.wiring import kafka_parts  # noqa: PLC0415
-
-    async def create() -> None:
-        parts = kafka_parts(Settings(kafka={"bootstrap.servers": kafka}))
-        try:
-            await parts.admin.create_topic(TOPIC, 1, 1, {})
-        finally:
-            await parts.close()
-
-    run_loop(create())

@@ -49,7 +49,7 @@ class Loyalty:
         self._write({"drained": True})
         self._consumer.close()
 
-    def _take(self, message: Message[bytes, bytes]) -> None:
+    def _take(self, message: "Message[bytes, bytes]") -> None:
         error, partition, offset = message.error(), message.partition() or 0, message.offset() or 0
         if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - its name
             raise KafkaException(error)

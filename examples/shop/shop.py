@@ -1,6 +1,6 @@
 """A shop that announces an order on Kafka exactly if the order is in its own database.
 
-    SHOP_DATABASE=shop.db SHOP_BRIDGE=http://127.0.0.1:8780 SHOP_SECRET=whsec_... uvicorn shop:app
+    SHOP_DATABASE=shop.db SHOP_BRIDGE=http://127.0.0.1:8780 SHOP_SECRET_FILE=secret uvicorn shop:app
 
 An order is prepared at the bridge, written by the local transaction, and committed at the bridge. Should this
 process die in between, the bridge asks `/check`, which looks into the database.
@@ -9,6 +9,7 @@ process die in between, the bridge asks `/check`, which looks into the database.
 import json
 import os
 import signal
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import httpx2
@@ -25,7 +26,7 @@ TOPIC = "orders.created"
 app = FastAPI(title="shop")
 engine = create_engine(f"sqlite:///{os.environ['SHOP_DATABASE']}", connect_args={"timeout": 10})
 bridge = httpx2.Client(base_url=os.environ["SHOP_BRIDGE"], timeout=15)
-webhook = Webhook(os.environ["SHOP_SECRET"])
+secret_file = Path(os.environ["SHOP_SECRET_FILE"])
 being_placed: set[str] = set()
 
 
@@ -125,10 +126,15 @@ async def check(request: Request) -> dict[str, Any]:
     """The bridge asks what became of transactions whose end it never heard."""
     body = await request.body()
     try:
-        webhook.verify(body, dict(request.headers))
+        verify(body, dict(request.headers))
     except WebhookVerificationError as error:
         raise HTTPException(401, "not signed by the bridge") from error
     return {"resolutions": [answer_check(asked) for asked in json.loads(body)["checks"]]}
+
+
+def verify(body: bytes, headers: dict[str, str]) -> None:
+    """The secret may be rotated while this runs, so it is read each time."""
+    Webhook(secret_file.read_text().strip()).verify(body, headers)
 
 
 def answer_check(asked: dict[str, Any]) -> dict[str, str]:
