@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 import structlog
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -26,6 +27,9 @@ _LOG = structlog.get_logger()
 
 MAX_URL_BYTES = 8 * 1024
 MAX_HEAD_BYTES = 16 * 1024
+
+
+_UPGRADE_HEADERS = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
 class _HeadRefused(Exception):
@@ -49,6 +53,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_in_head = True  # also before the first byte: a connection must say something
         self._head_bytes = 0  # as the parser told them
         self._raw_bytes = 0  # as they came
+        self._messages = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._refusal: Problem | None = None
 
@@ -69,10 +74,14 @@ class BoundedProtocol(HttpToolsProtocol):
         """Counts bytes while a head is incomplete: the parser itself would collect without end."""
         if self.transport.is_closing():
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        was_in_head, messages = self._is_in_head, self._messages
+        self._feed(data)
         if not self._is_in_head or self.transport.is_closing():
             return
-        self._raw_bytes += len(data)
+        # what came with the end of another request is not counted: it is bounded by one read
+        is_head_alone = was_in_head and self._messages <= messages + 1
+        self._raw_bytes += len(data) if is_head_alone else 1
         if self._raw_bytes > 2 * MAX_HEAD_BYTES:
             self._close_with(Problem(HEADERS_TOO_LARGE, f"more than {MAX_HEAD_BYTES} bytes"))
         else:
@@ -80,6 +89,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A new head begins."""
+        self._messages += 1
         self._await_head()
         super().on_message_begin()
 
@@ -97,16 +107,16 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The request is served from here on."""
+        """The request is served from here on; one that offers to upgrade, when it has been read without its offer."""
         self._is_in_head = False
         self._disarm()
-        super().on_headers_complete()
-        if self.parser.should_upgrade():
-            # the parser takes what follows for another protocol, so nothing may follow
-            self.cycle.keep_alive = False
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """A body that nobody wanted is over: the connection waits for the next request."""
+        if self.parser.should_upgrade():
+            return
         super().on_message_complete()
         if self.cycle.response_complete:
             self._disarm()
@@ -120,13 +130,36 @@ class BoundedProtocol(HttpToolsProtocol):
         """Keep-alive time runs from here; what is left of the body is thrown away, but not for ever."""
         if self.cycle.more_body:
             self._arm()
-        elif not self.pipeline:
+        elif not self.pipeline and not self._is_in_head:
             self._await_head()
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Called for whatever the parser does not take."""
         self._close_with(self._refusal or Problem(MALFORMED_REQUEST, "not HTTP/1.1 as RFC 9112 says"))
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._ignore_upgrade(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("")
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Reads the request again without its offer to upgrade: the parser would take its body for another protocol.
+
+        Some clients offer HTTP/2 with the first request of every connection.
+        """
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self.send_400_response("")
+            return
+        kept = [(name, value) for name, value in self.headers if name not in _UPGRADE_HEADERS]
+        lines = [b"%b %b HTTP/1.1" % (method, self.url), *[b"%b: %b" % header for header in kept], b"", b""]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._feed(b"\r\n".join(lines) + rest)
 
     def _refuse(self, problem: Problem) -> None:
         self._refusal = problem

@@ -48,10 +48,10 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A route's description. `answers`: struct and meaning by status."""
+    """A route's description. `answers`: what and why by status; a struct, one of several, or plain text."""
 
     tag: str
-    answers: Mapping[int, tuple[type[Struct] | None, str]]
+    answers: Mapping[int, tuple[type[Struct] | Sequence[type[Struct]] | None, str]]
     problems: Sequence[str] = ()
     body: Body | None = None
     parameters: Sequence[Json] = ()
@@ -83,7 +83,7 @@ class Operation:
     def _answer_responses(self) -> dict[int | str, Json]:
         found: dict[int | str, Json] = {}
         for status, (struct, meaning) in self.answers.items():
-            schema = {"type": "string"} if struct is None else reference(struct)
+            schema = _answer_schema(struct)
             content = {kind: {"schema": schema} for kind in self.media_types}
             if self.body is not None and self.body.lines is not None:
                 content[NDJSON] = {"schema": {"$ref": COMPONENT.format(name="BatchItem")}}
@@ -147,6 +147,14 @@ _REQUEST_ID = header_parameter(
     "Becomes the id of the request; otherwise the bridge makes one.",
     {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,200}$"},
 )
+
+
+def _answer_schema(struct: type[Struct] | Sequence[type[Struct]] | None) -> Json:
+    if struct is None:
+        return {"type": "string"}
+    if isinstance(struct, Sequence):
+        return {"anyOf": [reference(one) for one in struct]}
+    return reference(struct)
 
 
 def _header(meaning: str) -> Json:

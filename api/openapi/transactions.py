@@ -105,7 +105,7 @@ RESOLVE = Operation(
 def _end(meaning: str) -> Operation:
     return Operation(
         _TAG,
-        {200: (TransactionAnswer, meaning), 202: (AcceptedAnswer, _BLOCKED)},
+        {200: (TransactionAnswer, meaning), 202: ((TransactionAnswer, AcceptedAnswer), _BLOCKED)},
         END_PROBLEMS,
         Body(EndTransaction, is_required=False, examples={"compared": {"producer_group": "orders"}}),
         (TRANSACTION_ID, WAIT, PREFER),

@@ -153,7 +153,8 @@ class FakeTransactions:
                 return Refused(
                     RefusalCode.ALREADY_RESOLVED, "resolved", transaction_id=call.transaction_id, state=view.state
                 )
-            self.views[call.transaction_id] = view = _ended(view, state)
+            if view.ended_ms is None:
+                self.views[call.transaction_id] = view = _ended(view, state)
         return view if wait is Wait.SETTLED else Accepted(call.transaction_id, call.resolution)
 
 

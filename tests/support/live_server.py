@@ -6,12 +6,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import httpx2
+from fastapi import FastAPI
 
 from api.app import create_app
 from api.server import ApiServer, ServeConfig
 from api.services import Services
+from tests.support.documented import Documented
 
 HOST = "127.0.0.1"
+_DOCUMENTED: dict[str, Documented] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +39,25 @@ class LiveServer:
 
 
 @asynccontextmanager
-async def serve(services: Services) -> AsyncIterator[LiveServer]:
-    """Serves until the block ends, then drains."""
-    server = ApiServer(create_app(services), ServeConfig(host=HOST, port=0))
+async def serve(services: Services, config: ServeConfig | None = None) -> AsyncIterator[LiveServer]:
+    """Serves until the block ends, then drains. Every answer the client gets is held against the document."""
+    app = create_app(services)
+    server = ApiServer(app, config or ServeConfig(host=HOST, port=0))
     stop = asyncio.Event()
     serving = asyncio.ensure_future(server.serve_until(stop))
     try:
         await asyncio.wait_for(server.wait_started(), 10)
-        async with httpx2.AsyncClient(base_url=f"http://{HOST}:{server.port}", timeout=20) as client:
+        async with httpx2.AsyncClient(
+            base_url=f"http://{HOST}:{server.port}", timeout=20, event_hooks={"response": [_documented(app).check]}
+        ) as client:
             yield LiveServer(server.port, client, server, stop)
     finally:
         stop.set()
         await serving
+
+
+def _documented(app: FastAPI) -> Documented:
+    """The document is the same for every application."""
+    if "document" not in _DOCUMENTED:
+        _DOCUMENTED["document"] = Documented(app.openapi())
+    return _DOCUMENTED["document"]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from api.limits import HttpLimits
 from api.ndjson import MAX_LINES, Line, LineSplitter
 from api.problems import Problem
+from api.server import ServeConfig
 from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.bad_requests import NDJSON
 from tests.support.live_server import HOST, LiveServer, serve
@@ -94,7 +95,7 @@ async def test_answers_come_while_the_request_is_open(live: LiveServer) -> None:
 @pytest.mark.parametrize("start", [LINE, b""], ids=["after an answer", "before any"])
 async def test_stream_that_stalls_is_ended(start: bytes, fake: FakeTransactions) -> None:
     """What was decided is told; then, or at once, comes a problem, and the connection ends."""
-    async with serve(make_services(fake, limits=SMALL)) as live:
+    async with serve(make_services(fake, limits=SMALL), ServeConfig(port=0, head_s=0.2)) as live:
         chunk = b"%x\r\n%b\r\n" % (len(start), start) if start else b""
         answer = await live.send_raw(
             b"POST /v1/transactions/batch HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"

@@ -95,19 +95,9 @@ async def test_blocked_commit_is_accepted(live: LiveServer, facts: Facts, fake: 
     """202: it is decided, nobody can read it yet."""
     view = replace(fake.views[facts.committed], blocked=True, why="topic is gone", receipts=())
     fake.views[facts.committed] = view
-    fake.end = replaced_end(fake, facts.committed)  # type: ignore[method-assign]
     answer = await live.client.post(f"/v1/transactions/{facts.committed}/commit")
     shown = answer.json()
     assert (answer.status_code, shown["state"], shown["blocked"], shown["receipts"]) == (202, "COMMITTED", True, [])
-
-
-def replaced_end(fake: FakeTransactions, transaction_id: str):  # type: ignore[no-untyped-def] # noqa: ANN201
-    """An end that finds the view as it is."""
-
-    async def end(*_: object) -> list[object]:
-        return [fake.views[transaction_id]]
-
-    return end
 
 
 @pytest.mark.parametrize("path", ["commit", "rollback"])

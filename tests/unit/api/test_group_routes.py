@@ -1,0 +1,124 @@
+"""Producer groups over HTTP."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.live_server import LiveServer
+from tests.support.problems import check_problem, named_places
+
+PATH = "/v1/producer-groups/orders"
+URL = {"url": "https://orders.example.com/check"}
+DEFAULTS = {
+    "transaction_timeout_seconds": 6.0,
+    "interval_seconds": 30.0,
+    "max_checks": 15,
+    "max_lifetime_seconds": 86400.0,
+    "call_timeout_seconds": 5.0,
+    "batch_size": 100,
+    "concurrency": 8,
+    "mode": "push",
+}
+
+
+async def test_group_is_created_with_defaults_and_its_secret_once(live: LiveServer) -> None:
+    """201 with the secret, 200 without it when it is replaced."""
+    created = await live.client.put(PATH, json={"endpoints": [URL]})
+    assert (created.status_code, created.headers["location"]) == (201, PATH)
+    assert created.headers["cache-control"] == "no-store"
+    shown = created.json()
+    assert (shown["secret"], shown["check"]) == ("whsec_first", DEFAULTS)
+    replaced = await live.client.put(PATH, json={"check": {"max_checks": 3, "call_timeout_seconds": 0.25}})
+    assert replaced.status_code == 200
+    assert "secret" not in replaced.json()
+    assert replaced.json()["check"] == {**DEFAULTS, "max_checks": 3, "call_timeout_seconds": 0.25}
+    assert replaced.json()["endpoints"] == []
+
+
+async def test_group_is_shown_with_health_and_counts(live: LiveServer) -> None:
+    """What became of its rounds, and what is pending."""
+    await live.client.put(PATH, json={"endpoints": [URL]})
+    shown = (await live.client.get(PATH)).json()
+    assert shown["endpoints"] == [
+        {
+            **URL,
+            "leased": False,
+            "lease_until": None,
+            "disabled_reason": None,
+            "answered": 1,
+            "last_answered_at": "2026-01-31T12:00:00.123Z",
+            "last_latency_ms": 12,
+            "unanswered": 3,
+            "last_unanswered_at": "2026-01-31T12:00:00.123Z",
+            "last_failure": "timeout",
+        }
+    ]
+    assert shown["unasked"] == {"count": 2, "last_at": "2026-01-31T12:00:00.123Z"}
+    assert (shown["counts"]["pending"], shown["counts"]["oldest_pending_seconds"]) == (1, 2.0)
+    assert "secret" not in shown
+
+
+async def test_groups_are_listed_page_by_page(live: LiveServer) -> None:
+    """In the order of their names."""
+    for name in ("b", "a", "c"):
+        await live.client.put(f"/v1/producer-groups/{name}", json={})
+    first = (await live.client.get("/v1/producer-groups?limit=2")).json()
+    rest = (await live.client.get(f"/v1/producer-groups?limit=2&cursor={first['next']}")).json()
+    assert [group["name"] for page in (first, rest) for group in page["producer_groups"]] == ["a", "b", "c"]
+    assert rest["next"] is None
+
+
+async def test_secret_is_rotated_and_group_removed(live: LiveServer) -> None:
+    """Neither needs a body."""
+    await live.client.put(PATH, json={})
+    rotated = await live.client.post(f"{PATH}/rotate-secret")
+    assert rotated.json() == {"name": "orders", "secret": "whsec_second"}
+    assert (await live.client.delete(PATH)).json() == {"name": "orders"}
+    check_problem(await live.client.get(PATH), 404, "unknown-producer-group")
+    check_problem(await live.client.delete(PATH), 404, "unknown-producer-group")
+    check_problem(await live.client.post(f"{PATH}/rotate-secret"), 404, "unknown-producer-group")
+
+
+async def test_group_in_use_stays(live: LiveServer) -> None:
+    """409: something of it is still to be done."""
+    check_problem(await live.client.delete("/v1/producer-groups/busy"), 409, "producer-group-in-use")
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ({"check": {"mode": "pull"}}, "/check/mode"),
+        ({"check": {"transaction_timeout_seconds": 0.999}}, "/check/transaction_timeout_seconds"),
+        ({"check": {"transaction_timeout_seconds": 86_401}}, "/check/transaction_timeout_seconds"),
+        ({"check": {"interval_seconds": 0}}, "/check/interval_seconds"),
+        ({"check": {"interval_seconds": 3_601}}, "/check/interval_seconds"),
+        ({"check": {"max_checks": 0}}, "/check/max_checks"),
+        ({"check": {"max_checks": 1_001}}, "/check/max_checks"),
+        ({"check": {"max_lifetime_seconds": 604_801}}, "/check/max_lifetime_seconds"),
+        ({"check": {"call_timeout_seconds": 0.09}}, "/check/call_timeout_seconds"),
+        ({"check": {"call_timeout_seconds": 61}}, "/check/call_timeout_seconds"),
+        ({"check": {"batch_size": 1_001}}, "/check/batch_size"),
+        ({"check": {"concurrency": 257}}, "/check/concurrency"),
+        ({"check": {"interval": 3}}, "/check/interval"),
+        ({"endpoints": [URL, URL]}, "/endpoints"),
+        ({"endpoints": [{"uri": "x"}]}, "/endpoints/0/uri"),
+        ({"endpoints": [{"url": ""}]}, "/endpoints/0/url"),
+    ],
+)
+async def test_settings_outside_their_bounds_are_refused(body: Any, place: str, live: LiveServer) -> None:
+    """422 with the place."""
+    problem = check_problem(await live.client.put(PATH, json=body), 422, "invalid-request")
+    assert named_places(problem) == {place}
+
+
+async def test_url_that_may_not_be_called_is_refused(live: LiveServer) -> None:
+    """No hint why beyond the rule."""
+    answer = await live.client.put(PATH, json={"endpoints": [URL, {"url": "http://10.0.0.1/"}]})
+    assert named_places(check_problem(answer, 422, "callback-url-forbidden")) == {"/endpoints/1/url"}
+
+
+async def test_names_are_checked_in_the_path(live: LiveServer) -> None:
+    """As in bodies."""
+    for name in ("a%20b", "g" * 121, "a%0A"):
+        problem = check_problem(await live.client.put(f"/v1/producer-groups/{name}", json={}), 422, "invalid-request")
+        assert named_places(problem) == {"?group"}

@@ -1,0 +1,162 @@
+"""The OpenAPI document says what the routes do."""
+
+import json
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from fastapi.routing import APIRoute
+
+from api.app import create_app
+from api.openapi.document import make_schemas
+from api.problems import PROBLEMS
+from tests.support.api_fakes import FakeTransactions, make_services
+
+CONTRACT = {
+    ("post", "/v1/transactions"),
+    ("post", "/v1/transactions/batch"),
+    ("get", "/v1/transactions"),
+    ("get", "/v1/transactions/{transaction_id}"),
+    ("get", "/v1/transactions/{transaction_id}/timeline"),
+    ("post", "/v1/transactions/{transaction_id}/commit"),
+    ("post", "/v1/transactions/{transaction_id}/rollback"),
+    ("post", "/v1/transactions/{transaction_id}/check"),
+    ("post", "/v1/transactions/{transaction_id}/force"),
+    ("post", "/v1/transactions/{transaction_id}/resume"),
+    ("post", "/v1/resolutions"),
+    ("post", "/v1/messages"),
+    ("post", "/v1/messages/batch"),
+    ("get", "/v1/producer-groups"),
+    ("get", "/v1/producer-groups/{group}"),
+    ("put", "/v1/producer-groups/{group}"),
+    ("delete", "/v1/producer-groups/{group}"),
+    ("post", "/v1/producer-groups/{group}/rotate-secret"),
+    ("get", "/v1/parked"),
+    ("post", "/v1/parked/redrive"),
+    ("get", "/v1/stats"),
+    ("get", "/v1/audit"),
+    ("get", "/livez"),
+    ("get", "/readyz"),
+    ("get", "/metrics"),
+}
+METHODS = {"get", "put", "post", "delete", "patch", "head", "options"}
+APP = create_app(make_services(FakeTransactions()))
+DOCUMENT: dict[str, Any] = json.loads(json.dumps(APP.openapi()))
+OPERATIONS = [
+    (method, path, operation)
+    for path, item in DOCUMENT["paths"].items()
+    for method, operation in item.items()
+    if method in METHODS
+]
+
+
+def resolve(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with all components beside it, so that references are found."""
+    return {**schema, "components": DOCUMENT["components"]}
+
+
+def test_document_has_exactly_the_routes() -> None:
+    """None is left out, none invented."""
+    routes = {
+        (method.lower(), route.path) for route in APP.routes if isinstance(route, APIRoute) for method in route.methods
+    }
+    assert {(method, path) for method, path, _ in OPERATIONS} == routes
+    assert routes >= CONTRACT
+
+
+def test_operations_are_named_once_and_described() -> None:
+    """Generated clients need unique names, readers need words."""
+    names = [operation["operationId"] for _, _, operation in OPERATIONS]
+    assert len(set(names)) == len(names)
+    for _, path, operation in OPERATIONS:
+        assert operation["summary"], path
+        assert operation["description"], path
+        assert operation["tags"], path
+
+
+@pytest.mark.parametrize(("method", "path", "operation"), OPERATIONS, ids=[f"{m} {p}" for m, p, _ in OPERATIONS])
+def test_path_parameters_are_described(method: str, path: str, operation: dict[str, Any]) -> None:
+    """Those of the template, no more."""
+    described = {p["name"] for p in operation["parameters"] if p["in"] == "path"}
+    assert described == {part[1:-1] for part in path.split("/") if part.startswith("{")}, method
+
+
+def test_every_problem_is_described() -> None:
+    """Each row of the table is in the overview, and each that a route can answer with is there with an example."""
+    overview = DOCUMENT["info"]["description"]
+    for slug in PROBLEMS:
+        assert f"`{slug}`" in overview
+    shown = {
+        slug
+        for _, _, operation in OPERATIONS
+        for response in operation["responses"].values()
+        for slug in response["content"].get("application/problem+json", {}).get("examples", {})
+    }
+    assert shown == set(PROBLEMS) - {"method-not-allowed"}
+
+
+def test_every_error_is_a_problem() -> None:
+    """4xx and 5xx have one shape, but for readiness."""
+    for _, path, operation in OPERATIONS:
+        for status, response in operation["responses"].items():
+            if status >= "400" and (path, status) != ("/readyz", "503"):
+                assert set(response["content"]) == {"application/problem+json"}, path
+                assert response["description"]
+
+
+def test_examples_are_valid() -> None:
+    """Of requests and of problems, against their own schemas."""
+    count = 0
+    for _, _, operation in OPERATIONS:
+        contents = [operation.get("requestBody", {}).get("content", {})]
+        contents += [response["content"] for response in operation["responses"].values()]
+        for content in [media for found in contents for media in found.values()]:
+            validator = jsonschema_rs.validator_for(resolve(content["schema"]))
+            for example in content.get("examples", {}).values():
+                validator.validate(example["value"])
+                count += 1
+    assert count > 100
+
+
+def test_all_references_lead_somewhere() -> None:
+    """And every schema is a valid one."""
+    text = json.dumps(DOCUMENT)
+    names = set(DOCUMENT["components"]["schemas"])
+    referred = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
+    assert referred <= names
+    for name, schema in DOCUMENT["components"]["schemas"].items():
+        jsonschema_rs.meta.validate(schema)
+        assert schema.get("description") or name.endswith("Settings"), name
+
+
+def test_callback_is_described_as_a_webhook() -> None:
+    """What the bridge sends, and what counts as an answer."""
+    post = DOCUMENT["webhooks"]["transaction.check"]["post"]
+    schema = post["requestBody"]["content"]["application/json"]["schema"]
+    call = {
+        "type": "transaction.check",
+        "producer_group": "orders",
+        "checks": [
+            {
+                "transaction_id": "0206k8e9s5ta7vo3q1m4c8b2h6dg",
+                "check_number": 1,
+                "nonce": "1-p7Yw0b2cQm3dEf4g",
+                "born_time": "2026-01-31T12:00:00.000Z",
+                "idempotency_key": None,
+                "messages": [{"topic": "t", "key": "k", "value": {"a": 1}, "headers": []}],
+            }
+        ],
+    }
+    jsonschema_rs.validator_for(resolve(schema)).validate(call)
+    assert {parameter["name"] for parameter in post["parameters"]} == {
+        "webhook-id",
+        "webhook-timestamp",
+        "webhook-signature",
+    }
+
+
+def test_document_is_the_same_every_time() -> None:
+    """It can be compared from one release to the next."""
+    again = create_app(make_services(FakeTransactions())).openapi()
+    assert json.dumps(again) == json.dumps(APP.openapi())
+    assert list(make_schemas()) == sorted(make_schemas())
