@@ -7,12 +7,14 @@ first. The pipe closes whatever the command dies of.
 import contextlib
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 
 import psutil
 
 STOP_TIMEOUT_S = 20.0
 _KILL_TIMEOUT_S = 5.0
+_LOOK_INTERVAL_S = 0.02
 
 
 class Keeper:
@@ -41,16 +43,24 @@ class Keeper:
         self._process.wait()
 
 
-def stop_all(children: Sequence[psutil.Process]) -> None:
+def stop_all(children: Sequence[psutil.Process], timeout_s: float = STOP_TIMEOUT_S) -> None:
     """SIGTERM to one after the other, newest first, and SIGKILL to those that do not listen."""
     for child in reversed(children):
         with contextlib.suppress(psutil.NoSuchProcess):
             child.terminate()
-            with contextlib.suppress(psutil.TimeoutExpired):
-                child.wait(STOP_TIMEOUT_S)
-                continue
-            child.kill()
-            child.wait(_KILL_TIMEOUT_S)
+            if not _has_ended(child, timeout_s):
+                child.kill()
+                _has_ended(child, _KILL_TIMEOUT_S)
+
+
+def _has_ended(child: psutil.Process, timeout_s: float) -> bool:
+    """Whether it did within the time. One that its parent has not reaped yet has ended, too."""
+    deadline = time.monotonic() + timeout_s
+    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_INTERVAL_S)
+    return True
 
 
 def main() -> None:

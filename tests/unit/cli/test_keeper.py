@@ -1,0 +1,58 @@
+"""api.cli.keeper: a command's children do not outlive it."""
+
+import subprocess
+import sys
+import time
+
+import psutil
+
+from api.cli.keeper import Keeper, stop_all
+
+DEADLINE_S = 20.0
+
+SLEEPER = "import signal, sys, time; print('up', flush=True); time.sleep(600)"
+DEAF_SLEEPER = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPER}"
+
+PARENT = f"""
+import subprocess, sys, time
+from api.cli.keeper import Keeper
+keeper = Keeper()
+child = subprocess.Popen([sys.executable, "-c", {SLEEPER!r}], start_new_session=True, stdout=subprocess.DEVNULL)
+keeper.keep(child.pid)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_children_end_with_a_killed_parent() -> None:
+    """SIGKILL runs no cleanup of the parent's: the keeper sees its pipe close."""
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+        deadline = time.monotonic() + DEADLINE_S
+        while not is_gone(child):
+            assert time.monotonic() < deadline, "the child outlived its parent"
+            time.sleep(0.02)
+
+
+def test_closing_returns_when_the_children_have_ended() -> None:
+    """And is harmless for those that ended by themselves."""
+    keeper = Keeper()
+    with subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.DEVNULL) as child:
+        keeper.keep(child.pid)
+        keeper.close()
+        assert child.wait(DEADLINE_S) == -15
+
+
+def test_deaf_child_is_killed() -> None:
+    """One that ignores SIGTERM gets SIGKILL."""
+    with subprocess.Popen([sys.executable, "-c", DEAF_SLEEPER], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        stop_all([psutil.Process(child.pid)], timeout_s=0.2)
+        assert child.wait(DEADLINE_S) == -9
