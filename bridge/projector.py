@@ -5,31 +5,36 @@ the SQL transaction of the rows, and who loses reads them again (design section 
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import structlog
+from sqlalchemy import Connection
 
 from bridge.clock import Clock
 from bridge.core.errors import ConfigError, QueueHalted, StoreError
 from bridge.core.message import MessageQueue
+from bridge.core.op_message import POSITION_KEY, decode_position
 from bridge.core.topics import InternalTopics
 from bridge.sql.chunking import JournalBuffer, OpBuffer, Quarantined, next_chunk
 from bridge.sql.engine import Database
 from bridge.sql.errors import SqlUnavailable
 from bridge.sql.fold import TimesOf
 from bridge.sql.leases import release_lease, take_lease
-from bridge.sql.positions import AppliedPosition, LogIdentity, begin_position, read_position
+from bridge.sql.positions import AppliedPosition, LogIdentity, begin_position, read_position, read_positions
 from bridge.sql.projection import Chunk, apply_chunk
 from bridge.sql.purge import purge
+from bridge.sql.rebuilding import Orphan, allow_long_statements, clear_projection, forget_previous, read_orphans
+from bridge.sql.stats import GroupStats, read_stats
 from bridge.store.message_store import MessageStore, OwnerStore, QueueReader, TopicAdmin
 
 _LOG = structlog.get_logger()
 _LEASE = "projector"
 _DAY_MS = 86_400_000
+_CLEAR_TIMEOUT_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +69,28 @@ class ProjectorPorts:
 
 
 class RunResult(NamedTuple):
-    """What one pass over all queues did."""
+    """What one pass over all queues did. `chunks`: SQL transactions; 0 if nothing could be applied."""
 
+    chunks: int = 0
     prepared: int = 0
     moved: int = 0
     quarantined: int = 0
+
+
+class RebuildProgress(NamedTuple):
+    """S of each queue: applied so far, and to be reached."""
+
+    applied: Mapping[int, int]
+    wanted: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildVerdict:
+    """What a rebuild found. `orphans`: the first of those that only the database knew, not Kafka."""
+
+    total: GroupStats
+    orphan_count: int
+    orphans: Sequence[Orphan]
 
 
 class PositionMoved(Exception):
@@ -118,6 +140,7 @@ class QueueFollower:
             halted = self._journal.halted or self._ops.halted
             if halted is not None:
                 raise QueueHalted(halted)
+            await self._check_position()
             return RunResult(quarantined=len(quarantined)) if quarantined else None
         return await self._apply(chunk, len(quarantined))
 
@@ -131,7 +154,13 @@ class QueueFollower:
         self.position = chunk.after
         if chunk.ops:
             self.newest_ms = max(self.newest_ms, chunk.ops[-1].stored_ms)
-        return RunResult(result.prepared, result.moved, quarantined + len(result.quarantined))
+        return RunResult(1, result.prepared, result.moved, quarantined + len(result.quarantined))
+
+    async def _check_position(self) -> None:
+        """An idle follower has no compare-and-set to fail: only so it hears of a rebuild."""
+        known = await self._ports.database.read(partial(read_position, queue_id=self._queue_id))
+        if known is None or known[0] != self.position:
+            raise PositionMoved
 
     async def _read_ops(self, max_wait_ms: int) -> list[Quarantined]:
         if self._ops.halted is not None or self._ops.is_overfull or self._ops.groups:
@@ -332,3 +361,68 @@ class Projector:
             if count < limit:
                 break
         return purged
+
+
+async def rebuild(
+    projector: Projector, ports: ProjectorPorts, topics: InternalTopics, on_progress: Callable[[RebuildProgress], None]
+) -> RebuildVerdict:
+    """Empties the projection and reads Kafka from the beginning, up to what is decided now; while the bridge runs.
+
+    A projector at work notices and begins anew: then this one only watches. Raises what a step raises;
+    called again it starts again, and orphans are still compared with what there was at first.
+    """
+    database = ports.database
+    await database.run(clear_projection, timeout_ms=_CLEAR_TIMEOUT_MS)
+    wanted = {queue_id: await _find_decided(ports.store, topics, queue_id) for queue_id in range(topics.queues)}
+    while True:
+        is_ours = await projector.hold_lease()
+        result = await _run_or_begin_anew(projector) if is_ours else RunResult()
+        positions = await database.read(read_positions)
+        applied = {queue_id: positions[queue_id].s if queue_id in positions else 0 for queue_id in wanted}
+        on_progress(RebuildProgress(applied, wanted))
+        if all(applied[queue_id] >= s for queue_id, s in wanted.items()):
+            break
+        if not result.chunks:
+            await ports.clock.sleep_ms(100)
+    return await database.run(lambda conn: _conclude(conn, ports.clock.now_ms()), timeout_ms=_CLEAR_TIMEOUT_MS)
+
+
+async def _run_or_begin_anew(projector: Projector) -> RunResult:
+    try:
+        return await projector.run_once(100)
+    except PositionMoved:  # by a projector that was at work before it lost the lease
+        return RunResult()
+
+
+def _conclude(conn: Connection, now_ms: int) -> RebuildVerdict:
+    allow_long_statements(conn)
+    count, orphans = read_orphans(conn, 1_000)
+    forget_previous(conn)
+    return RebuildVerdict(read_stats(conn, now_ms).total, count, orphans)
+
+
+async def _find_decided(store: MessageStore, topics: InternalTopics, queue_id: int) -> int:
+    """S of the last position in the queue's op topic; 0 if there is none. Looks back in growing steps."""
+    queue = MessageQueue(topics.op, queue_id)
+    offsets = await store.get_offsets(queue)
+    start, back = offsets.stable, 4_000
+    while start > offsets.minimum:
+        end, start = start, max(offsets.minimum, start - back)
+        back *= 2
+        s = await _find_last_position(store, queue, start, end)
+        if s is not None:
+            return s
+    return 0
+
+
+async def _find_last_position(store: MessageStore, queue: MessageQueue, start: int, end: int) -> int | None:
+    found = None
+    while start < end:
+        result = await store.get(queue, start, 1_000)
+        for message in result.messages:
+            if message.key == POSITION_KEY and message.value is not None:
+                found = decode_position(message.value).s
+        if result.next_begin_offset <= start:
+            break
+        start = result.next_begin_offset
+    return found

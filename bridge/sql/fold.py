@@ -142,8 +142,8 @@ class Fold:
 
     def _apply_other(self, entry: RawEntry) -> None:
         row = self.rows.get(entry.transaction_id)
-        if row is None or _is_told_by(row, entry):
-            return
+        if row is None or entry.offset < row.queue_offset or _is_told_by(row, entry):
+            return  # unknown to the settler at that place, or told already
         try:
             record = decode_record(entry.stored)
         except MalformedRecord as error:

@@ -65,7 +65,7 @@ def ensure_group(conn: Connection, name: str, now_ms: int) -> bool:
     """Creates the group with default settings, no endpoint and no secret; False if it is there."""
     values = {"name": name, **_settings_values(DEFAULT_SETTINGS), "created_ms": now_ms, "updated_ms": now_ms}
     upsert = make_upsert(conn, producer_groups).values(values).on_conflict_do_nothing(index_elements=["name"])
-    if conn.execute(upsert).rowcount != 1:
+    if conn.execute(upsert.returning(producer_groups.c.name)).first() is None:
         return False
     _bump(conn)
     return True

@@ -14,7 +14,7 @@ def take_lease(conn: Connection, name: str, owner: str, now_ms: int, lease_ms: i
     taken = upsert.on_conflict_do_update(
         index_elements=["name"], set_={"owner": owner, "until_ms": now_ms + lease_ms}, where=is_free
     )
-    return conn.execute(taken).rowcount == 1
+    return conn.execute(taken.returning(leases.c.name)).first() is not None
 
 
 def release_lease(conn: Connection, name: str, owner: str) -> None:

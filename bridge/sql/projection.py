@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from bridge.sql.bulk import insert_rows, make_upsert, select_many, update_rows
@@ -107,10 +108,11 @@ def _write_answers(conn: Connection, fold: Fold) -> None:
     ]
     if rows:
         upsert = make_upsert(conn, check_results)
-        new = upsert.excluded
+        new, old = upsert.excluded, check_results.c
+        is_later = new.last_answered_ms >= sa.func.coalesce(old.last_answered_ms, 0)  # queues come in any order
         values = {
-            "answered": check_results.c.answered + new.answered,
-            "last_answered_ms": new.last_answered_ms,
-            "last_latency_ms": new.last_latency_ms,
+            "answered": old.answered + new.answered,
+            "last_answered_ms": sa.case((is_later, new.last_answered_ms), else_=old.last_answered_ms),
+            "last_latency_ms": sa.case((is_later, new.last_latency_ms), else_=old.last_latency_ms),
         }
         conn.execute(upsert.on_conflict_do_update(index_elements=["producer_group", "endpoint"], set_=values), rows)

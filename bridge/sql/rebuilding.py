@@ -34,8 +34,7 @@ def clear_projection(conn: Connection) -> None:
     Positions go too: a projector at work fails its compare-and-set and begins anew. Groups, audit and
     unanswered rounds stay.
     """
-    if conn.dialect.name == "postgresql":
-        conn.exec_driver_sql("SET LOCAL statement_timeout = 0")
+    allow_long_statements(conn)
     conn.execute(sa.delete(projection_positions))
     known = sa.select(_T.transaction_id, _T.producer_group, _T.state)
     known = known.where(~sa.exists().where(_P.transaction_id == _T.transaction_id))
@@ -58,3 +57,9 @@ def read_orphans(conn: Connection, limit: int) -> tuple[int, list[Orphan]]:
 def forget_previous(conn: Connection) -> None:
     """The rebuild is over."""
     conn.execute(sa.delete(projection_previous))
+
+
+def allow_long_statements(conn: Connection) -> None:
+    """Millions of rows at once take longer than any statement of a service may."""
+    if conn.dialect.name == "postgresql":
+        conn.exec_driver_sql("SET LOCAL statement_timeout = 0")

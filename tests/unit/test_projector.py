@@ -1,0 +1,579 @@
+"""The projector behind a real settler on the in-memory log: what it shows, and that it counts once."""
+
+import asyncio
+from random import Random
+
+import pytest
+
+from bridge.core.errors import QueueHalted
+from bridge.core.message import Message, MessageQueue
+from bridge.core.record import Act, ActRecord, Resolution, Source
+from bridge.core.transaction import TransactionState
+from bridge.core.view import MessageSummary
+from bridge.projector import PositionMoved, ProjectorConfig, RebuildProgress, rebuild
+from bridge.sql.bulk import insert_rows
+from bridge.sql.errors import SqlUnavailable
+from bridge.sql.projected_row import ALL_COLUMNS, all_values, make_row
+from bridge.sql.rebuilding import Orphan
+from bridge.sql.search import SearchFilter, search_transactions
+from bridge.sql.tables import transactions
+from bridge.sql.transactions import read_positions
+from bridge.store.memory.retention import clean
+from tests.support.projector_world import ProjectorWorld, make_projector_world
+
+pytest_plugins = ["tests.support.postgres"]
+
+
+def of(value: bytes = b"v", key: bytes | None = b"k", topic: str = "orders") -> Message:
+    return Message(topic, key, value)
+
+
+def act(world: ProjectorWorld, name: str, what: Act, reason: str = "because") -> ActRecord:
+    return ActRecord(world.settlers.id_of(name), what, "ann", reason, world.settlers.memory.clock.now_ms())
+
+
+def counts_of(world: ProjectorWorld) -> tuple[int, int, int, int, int, int]:
+    t = world.stats().total
+    return t.prepared, t.committed, t.blocked, t.rolled_back, t.parked, t.pending
+
+
+def types_of(world: ProjectorWorld, name: str) -> list[str]:
+    return [event.type for event in world.timeline(name)]
+
+
+def test_committed_rolled_back_and_pending_are_told_apart(database_url: str) -> None:
+    """State, receipts, metadata and counts as journal and op topic say (C)."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of(b"four"), ordering_key="o-1", immunity_s=60, max_checks=3)
+            await world.settlers.prepare("b", of(), Message("credits", None, None))
+            await world.settlers.prepare("c", of())
+            await world.settlers.commit("b")
+            await world.settlers.rollback("c")
+            await world.catch_up()
+
+    world.run(story())
+    a, b, c = world.view("a"), world.view("b"), world.view("c")
+    assert a is not None
+    assert b is not None
+    assert c is not None
+    assert (a.state, b.state, c.state) == ("PREPARED", "COMMITTED", "ROLLED_BACK")
+    assert (a.ordering_key, a.max_checks, a.check_times, a.receipts) == ("o-1", 3, 0, ())
+    assert a.first_check_ms == a.next_due_ms == a.appended_ms + 60_000
+    assert a.messages == (MessageSummary("orders", b"k", 4, -1, None),)
+    assert [(r.topic, r.queue_offset) for r in b.receipts] == [("orders", 0), ("credits", 0)]
+    assert b.messages == (MessageSummary("orders", b"k", 1, -1, None), MessageSummary("credits", None, None, -1, None))
+    assert (b.by, b.next_due_ms, c.receipts) == ("producer", None, ())
+    assert counts_of(world) == (3, 1, 0, 1, 0, 1)
+
+
+def test_timeline_of_a_commit_is_prepared_end_published(database_url: str) -> None:
+    """The usual story costs no rows of its own; the row tells it."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of())
+            await world.settlers.memory.clock.sleep_ms(5)
+            await world.settlers.commit("a")
+            await world.catch_up()
+
+    world.run(story())
+    prepared, end, published = world.timeline("a")
+    assert (prepared.type, prepared.by) == ("prepared", "producer")
+    assert (end.type, end.by, end.members) == ("end", "producer", {"resolution": "COMMIT", "effective": True})
+    assert end.at_ms == prepared.at_ms + 5
+    assert published.type == "published"
+    assert world.dump()["timeline_events"] == []
+
+
+def test_contradicting_end_is_in_the_timeline(database_url: str) -> None:
+    """An operator sees that somebody wanted something else (F)."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of())
+            await world.settlers.rollback("a")
+            await world.catch_up()
+            await world.settlers.commit("a")
+            await world.catch_up()
+
+    world.run(story())
+    ends = [event.members for event in world.timeline("a") if event.type == "end"]
+    assert {"resolution": "ROLLBACK", "effective": True} in ends
+    assert {"resolution": "COMMIT", "effective": False} in ends
+    assert counts_of(world) == (1, 0, 0, 1, 0, 0)
+
+
+def test_answered_checks_are_counted_and_told(database_url: str) -> None:
+    """UNKNOWN uses a check up; the deciding answer is both an answer and the end."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of())
+            check = {"source": Source.CHECK, "endpoint": "https://shop/check", "status": 200}
+            await world.settlers.end("a", Resolution.UNKNOWN, check_number=1, latency_ms=7, **check)
+            await world.catch_up()
+            view = world.view("a")
+            assert view is not None
+            assert (view.state, view.check_times) == ("PREPARED", 1)
+            await world.settlers.end("a", Resolution.COMMIT, check_number=2, latency_ms=9, **check)
+            await world.catch_up()
+
+    world.run(story())
+    assert types_of(world, "a") == ["prepared", "check_answered", "check_answered", "end", "published"]
+    first = world.timeline("a")[1]
+    assert first.members == {
+        "number": 1, "endpoint": "https://shop/check", "status": 200, "latency_ms": 7, "answer": "UNKNOWN",
+    }  # fmt: skip
+    (row,) = world.dump()["check_results"]
+    assert row[:3] == ("shop", "https://shop/check", 2)
+
+
+def test_parked_resumed_and_forced_are_told(database_url: str) -> None:
+    """Each act with who and why; the counts follow (C)."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of())
+            await world.settlers.settled()
+            world.settlers.observer.owners[0].park({world.settlers.id_of("a"): "MAX_CHECKS"})
+            while world.settlers.read_op().last.get(world.settlers.id_of("a")) is None:
+                await world.settlers.memory.clock.sleep_ms(20)
+            await world.catch_up()
+            assert counts_of(world) == (1, 0, 0, 0, 1, 0)
+            await world.settlers.act(act(world, "a", Act.RESUME))
+            await world.catch_up()
+            assert counts_of(world) == (1, 0, 0, 0, 0, 1)
+            await world.settlers.end("a", Resolution.ROLLBACK, source=Source.OPERATOR, actor="bob", reason="asked")
+            await world.catch_up()
+
+    world.run(story())
+    assert types_of(world, "a") == ["prepared", "parked", "resumed", "forced", "end"]
+    _, parked, resumed, forced, end = world.timeline("a")
+    assert (parked.by, parked.members["why"]) == ("timer", "MAX_CHECKS")
+    assert resumed.members == {"actor": "ann", "reason": "because"}
+    assert forced.members == {"resolution": "ROLLBACK", "effective": True, "actor": "bob", "reason": "asked"}
+    assert end.by == "operator"
+    assert counts_of(world) == (1, 0, 0, 1, 0, 0)
+
+
+def test_blocked_commit_is_counted_beside_and_told_until_published(database_url: str) -> None:
+    """COMMITTED at once; `blocked` is a part of it and goes away (C, L)."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        topic = world.settlers.memory.cluster.log.topics["credits"]
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of(topic="credits"))
+            await world.settlers.settled()
+            topic.is_denied = True
+            await world.settlers.commit("a")
+            await world.catch_up()
+            assert counts_of(world) == (1, 1, 1, 0, 0, 0)
+            topic.is_denied = False
+            while world.settlers.op_of("a").transaction.blocked:
+                await world.settlers.memory.clock.sleep_ms(100)
+            await world.project()
+
+    world.run(story())
+    assert counts_of(world) == (1, 1, 0, 0, 0, 0)
+    types = types_of(world, "a")
+    assert types[:2] == ["prepared", "end"]
+    assert types[2:-1] == ["blocked"] * (len(types) - 3)
+    assert types[-1] == "published"
+
+
+def test_ask_now_is_seen_in_the_next_check(database_url: str) -> None:
+    """`check` moves the due time although no op message says so."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of())
+            await world.settlers.act(act(world, "a", Act.CHECK))
+            await world.catch_up()
+
+    world.run(story())
+    view = world.view("a")
+    assert view is not None
+    assert view.next_due_ms == view.appended_ms
+    assert view.first_check_ms == view.appended_ms + 6_000
+
+
+def test_void_and_repeated_half_messages_are_not_counted(database_url: str) -> None:
+    """What nobody decides is not prepared (C)."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        clock = world.settlers.memory.clock
+        async with world.settlers.settling():
+            await world.settlers.prepare("void", of(), idempotency_key="x", seen_ms=clock.now_ms() - 60_000)
+            for _ in range(2):
+                await world.settlers.prepare("a", of(), idempotency_key="y", seen_ms=clock.now_ms())
+                await world.catch_up()
+            await world.settlers.commit("a")
+            await world.settlers.prepare("a", of(), idempotency_key="y", seen_ms=clock.now_ms())
+            await world.catch_up()
+
+    world.run(story())
+    assert world.view("void") is None
+    assert counts_of(world) == (1, 1, 0, 0, 0, 0)
+    assert len(world.dump()["transaction_keys"]) == 1
+
+
+def test_position_s_says_what_is_complete(database_url: str) -> None:
+    """A reader that waits for S beyond the journal's end sees everything before it."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        await world.project()
+        assert world.query(read_positions)[0].s == 0
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of())
+            await world.settlers.commit("a")
+            await world.catch_up()
+
+    world.run(story())
+    assert world.query(read_positions)[0][:2] == (2, 2)
+
+
+def test_messages_are_found_by_topic_and_key(database_url: str) -> None:
+    """Each of several messages leads to its transaction, once."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of(key=b"1"), of(key=b"1"), of(key=b"2"), of(key=b"1", topic="credits"))
+            await world.settlers.prepare("b", of(key=b"1"))
+            await world.catch_up()
+
+    world.run(story())
+
+    def found(**wanted: object) -> list[str]:
+        views, _ = world.query(lambda c: search_transactions(c, SearchFilter(**wanted), 10))  # type: ignore[arg-type]
+        return sorted(view.transaction_id for view in views)
+
+    a, b = world.settlers.id_of("a"), world.settlers.id_of("b")
+    assert found(topic="orders") == found(key=b"1") == [a, b]
+    assert found(topic="credits") == found(key=b"2") == found(topic="orders", key=b"2") == [a]
+    assert found(topic="credits", key=b"2") == []
+
+
+def test_two_projectors_at_once_count_once(database_url: str) -> None:
+    """The loser of the compare-and-set applies nothing and reads the positions again (C)."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        other = world.make_projector("other")
+        await world.projector.run_once()
+        await other.run_once()
+        async with world.settlers.settling():
+            for name in ("a", "b"):
+                await world.settlers.prepare(name, of())
+                await world.settlers.commit(name)
+                await world.settled()
+                await world.project()
+                with pytest.raises(PositionMoved):
+                    await other.run_once()
+                await world.project(other)
+        await other.close()
+
+    world.run(story())
+    assert counts_of(world) == (2, 2, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("point", ["fail_before", "fail_after"])
+def test_crash_around_the_sql_transaction_counts_once(database_url: str, point: str) -> None:
+    """Rows and positions are one: applied with both, or read again (11)."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        await world.project()
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of())
+            await world.settlers.commit("a")
+            await world.settled()
+            setattr(world.database, point, 1)
+            with pytest.raises(SqlUnavailable):
+                await world.project()
+            await world.project()
+
+    world.run(story())
+    assert counts_of(world) == (1, 1, 0, 0, 0, 0)
+
+
+def test_unparsable_records_are_stepped_over_and_counted(database_url: str) -> None:
+    """Foreign rubbish in an internal topic does not stop the projection (61)."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        store, topics = world.settlers.memory.store, world.topics
+        await store.put(MessageQueue(topics.half, 0), Message(topics.half, b"x", b"rubbish"))
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of())
+            await world.settled()
+        await store.put(MessageQueue(topics.op, 0), Message(topics.op, b"rubbish", b"{"))
+        await world.project()
+
+    world.run(story())
+    assert counts_of(world) == (1, 0, 0, 0, 0, 1)
+    assert world.projector.quarantined == 2
+
+
+def test_unknown_version_halts_its_queue_and_no_other(database_url: str) -> None:
+    """A newer format is not guessed at: that queue is not ready until a newer projector runs (40)."""
+    world = make_projector_world(database_url, queues=2)
+
+    async def story() -> None:
+        op = MessageQueue(world.topics.op, 0)
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of())
+            await world.settlers.prepare("b", of(), queue_id=1)
+            await world.catch_up()
+            await world.settlers.commit("b", queue_id=1)
+            await world.settled()
+            key = world.settlers.id_of("a").encode()
+            await world.settlers.memory.store.put(op, Message(op.topic, key, b'{"v":2}'))
+            running = asyncio.create_task(world.projector.run_forever())
+            while counts_of(world)[1] == 0 or not world.projector.halted:
+                await world.settlers.memory.clock.sleep_ms(50)
+            world.projector.stop()
+            await running
+
+    world.run(story())
+    assert list(world.projector.halted) == [0]
+    assert "version" in world.projector.halted[0]
+
+
+def test_recreated_topic_halts_until_a_rebuild(database_url: str) -> None:
+    """Offsets of another log mean nothing: they are not applied (53, 62)."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        log = world.settlers.memory.cluster.log
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of())
+            await world.catch_up()
+        await world.projector.close()
+        config = log.topics[world.topics.op].config
+        log.delete_topic(world.topics.op)
+        log.create_topic(world.topics.op, 1, config)
+        with pytest.raises(QueueHalted, match="rebuild"):
+            await world.projector.run_once()
+
+    world.run(story())
+    assert counts_of(world) == (1, 0, 0, 0, 0, 1)
+
+
+def test_standby_takes_over_when_the_active_one_dies(database_url: str) -> None:
+    """One works, the other waits for its lease to end; nothing is counted twice."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        clock = world.settlers.memory.clock
+        other = world.make_projector("other")
+        first = asyncio.create_task(world.projector.run_forever())
+        while not world.projector.is_active:
+            await clock.sleep_ms(10)
+        second = asyncio.create_task(other.run_forever())
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of())
+            while world.view("a") is None:
+                await clock.sleep_ms(10)
+            assert not other.is_active
+            world.database.fail_before = 10**9  # dies without giving its lease back
+            first.cancel()
+            await asyncio.wait([first])
+            world.database.fail_before = 0
+            await world.settlers.commit("a")
+            while counts_of(world)[1] == 0:
+                await clock.sleep_ms(10)
+            assert other.is_active
+        other.stop()
+        await second
+
+    world.run(story())
+    assert counts_of(world) == (1, 1, 0, 0, 0, 0)
+
+
+def test_long_ended_ones_are_purged_and_pending_ones_never(database_url: str) -> None:
+    """Seven days by Kafka's time after the end; the totals still count them (C)."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await world.settlers.prepare("old", of(), of(topic="credits"))
+            await world.settlers.prepare("pending", of())
+            await world.settlers.commit("old")
+            await world.settlers.commit("old")
+            await world.catch_up()
+            assert await world.projector.purge() == 0
+            world.settlers.memory.clock.shift_wall_clock(7 * 86_400_000 + 1_000)
+            await world.settlers.prepare("new", of())
+            await world.settlers.commit("new")
+            await world.catch_up()
+            assert await world.projector.purge() == 1
+
+    world.run(story())
+    assert world.view("old") is None
+    assert [view is not None for view in (world.view("pending"), world.view("new"))] == [True, True]
+    assert counts_of(world) == (3, 2, 0, 0, 0, 1)
+    dump = world.dump()
+    assert (len(dump["transaction_keys"]), len(dump["timeline_events"])) == (2, 0)
+
+
+def differences(one: ProjectorWorld, other: ProjectorWorld) -> dict[str, set[tuple[object, ...]]]:
+    """Rows that only one of them has, by table."""
+    first, second = one.dump(), other.dump()
+    return {name: rows for name in first if (rows := set(first[name]) ^ set(second[name]))}
+
+
+SMALL = ProjectorConfig(max_read_records=2, max_waiting_records=3)
+
+
+async def live_on(world: ProjectorWorld, random: Random, steps: int) -> None:
+    """A random history of one or two queues, projected now and then."""
+    clock, settlers = world.settlers.memory.clock, world.settlers
+    names = [(f"t{n}", n % world.topics.queues) for n in range(8)]
+    for _ in range(steps):
+        name, queue_id = random.choice(names)
+        choice = random.random()
+        if choice < 0.35:
+            topic = random.choice(["orders", "credits"])
+            await settlers.prepare(name, *[of(topic=topic, key=random.choice([None, b"1", b"2"]))], queue_id=queue_id)
+        elif choice < 0.7:
+            members = random.choice(
+                [{}, {"source": Source.OPERATOR, "actor": "ann", "reason": "r"}]
+                + [{"source": Source.CHECK, "check_number": number, "endpoint": "e"} for number in (1, 2)]
+            )
+            await settlers.end(name, random.choice(list(Resolution)), queue_id=queue_id, **members)
+        elif choice < 0.75 and queue_id in settlers.observer.owners:
+            settlers.observer.owners[queue_id].park({settlers.id_of(name, queue_id): "MAX_CHECKS"})
+        elif choice < 0.8:
+            record = ActRecord(settlers.id_of(name, queue_id), random.choice(list(Act)), "a", "r", clock.now_ms())
+            await settlers.act(record, queue_id)
+        elif choice < 0.85:
+            topic = settlers.memory.cluster.log.topics["credits"]
+            topic.is_denied = not topic.is_denied
+        elif choice < 0.95:
+            await world.projector.run_once()
+        await clock.sleep_ms(random.choice([0, 1, 30, 1_000]))
+    settlers.memory.cluster.log.topics["credits"].is_denied = False
+    await clock.sleep_ms(120_000)
+    await world.catch_up()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_projection_is_the_same_however_it_was_cut(make_sqlite_url: object, seed: int) -> None:
+    """Bit by bit, all at once, with hardly any room to wait in: the rows are the same, and C holds."""
+    assert callable(make_sqlite_url)
+    world = make_projector_world(make_sqlite_url(), queues=2, config=SMALL)
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await live_on(world, Random(seed), 90)
+        for config in (ProjectorConfig(), SMALL):
+            fresh = ProjectorWorld(world.settlers, type(world.database)(make_sqlite_url()), config)
+            await fresh.project()
+            assert differences(fresh, world) == {}, f"seed {seed}"
+            await fresh.projector.close()
+            fresh.database.engine.dispose()
+
+    world.run(story())
+    for queue_id in range(2):
+        for transaction_id, op in world.settlers.read_op(queue_id).last.items():
+            name = next(n for n in range(8) if world.settlers.id_of(f"t{n}", queue_id) == transaction_id)
+            view = world.view(f"t{name}", queue_id)
+            assert view is not None
+            assert (view.state, view.blocked, view.receipts) == (
+                op.transaction.state, op.transaction.blocked, tuple(op.receipts),
+            )  # fmt: skip
+    states = [row[3] for row in world.dump()["transactions"]]
+    total = world.stats().total
+    assert total.pending == states.count(TransactionState.PREPARED)
+    assert total.prepared == total.committed + total.rolled_back + total.parked + total.pending == len(states)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_rebuild_beside_a_working_projector_gives_the_same_rows(database_url: str, seed: int) -> None:
+    """`projection rebuild` while the bridge runs: who is at work begins anew (19, 67)."""
+    world = make_projector_world(database_url, queues=2)
+    seen: list[RebuildProgress] = []
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await live_on(world, Random(seed), 40)
+            before = world.dump()
+            working = asyncio.create_task(world.projector.run_forever())
+            while not world.projector.is_active:
+                await world.settlers.memory.clock.sleep_ms(10)
+            other = world.make_projector("rebuilder")
+            verdict = await rebuild(other, world.make_ports("rebuilder-2"), world.topics, seen.append)
+            assert {name: set(rows) ^ set(before[name]) for name, rows in world.dump().items()} == {
+                name: set() for name in before
+            }
+            assert (verdict.total, verdict.orphan_count) == (world.stats().total, 0)
+            world.projector.stop()
+            await working
+
+    world.run(story())
+    assert seen[-1].applied == seen[-1].wanted
+
+
+def test_rebuild_names_what_kafka_does_not_know(database_url: str) -> None:
+    """Kafka restored behind SQL: such entries are listed, and nothing is published for them (63)."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of())
+            await world.catch_up()
+            ghost = make_row("0" * 28, "shop", 0, 99, 1)
+            world.query(lambda c: insert_rows(c, transactions, ALL_COLUMNS, [all_values(ghost)]))
+            verdict = await rebuild(world.projector, world.make_ports("rebuilder"), world.topics, lambda _: None)
+            assert (verdict.orphan_count, verdict.orphans) == (1, [Orphan("0" * 28, "shop", TransactionState.PREPARED)])
+            again = await rebuild(world.projector, world.make_ports("rebuilder"), world.topics, lambda _: None)
+            assert again.orphan_count == 0
+
+    world.run(story())
+    assert counts_of(world) == (1, 0, 0, 0, 0, 1)
+
+
+def test_compacted_log_still_gives_every_state(database_url: str) -> None:
+    """The op topic keeps one message an id, the journal may have lost the half messages (11)."""
+    world = make_projector_world(database_url, config=ProjectorConfig(max_read_records=2, max_waiting_records=3))
+
+    async def story() -> None:
+        log = world.settlers.memory.cluster.log
+        async with world.settlers.settling():
+            for n in range(6):
+                await world.settlers.prepare(f"t{n}", of())
+                await world.settlers.end(f"t{n}", Resolution.UNKNOWN, source=Source.CHECK, check_number=1)
+            for n in range(3):
+                await world.settlers.commit(f"t{n}")
+                await world.settlers.settled()
+            await world.catch_up()
+        log.topics[world.topics.op].alter({"segment.ms": "1000", "min.compaction.lag.ms": "0"})
+        world.settlers.memory.clock.shift_wall_clock(2 * 86_400_000)
+        async with world.settlers.settling():
+            await world.settlers.prepare("new", of())
+            await world.catch_up()
+            clean(log)
+            log.topics[world.topics.half].partitions[0].drop_below(4)
+            before = {name: world.view(name) for name in ("t0", "t3", "t5", "new")}
+            await rebuild(world.projector, world.make_ports("rebuilder"), world.topics, lambda _: None)
+        after = {name: world.view(name) for name in before}
+        assert after["t0"] is not None
+        assert (after["t0"].state, after["t0"].messages, after["t0"].receipts != ()) == ("COMMITTED", (), True)
+        assert {name: after[name] for name in ("t3", "t5", "new")} == {
+            name: before[name] for name in ("t3", "t5", "new")
+        }
+
+    world.run(story())
+    assert counts_of(world) == (7, 3, 0, 0, 0, 4)
