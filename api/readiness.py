@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from api.services import CheckResult, ReadinessCheck
-from bridge.clock import Clock
 from bridge.core.errors import StoreError
 from bridge.projector import Projector
 from bridge.service.assembly import Service
@@ -15,6 +14,7 @@ from bridge.sql.engine import Database
 from bridge.sql.errors import SqlUnavailable
 from bridge.sql.transactions import read_positions
 from bridge.store.message_store import TopicAdmin
+from bridge.topology import TopologyGuard
 from checker.check_service import CheckService
 
 MAX_SETTLE_LAG_MS = 60_000
@@ -27,8 +27,8 @@ class Watched:
 
     admin: TopicAdmin
     database: Database
+    guard: TopologyGuard
     kafka_error: Callable[[], str | None]
-    clock: Clock
     service: Service | None = None
     settler: Settler | None = None
     checks: CheckService | None = None
@@ -37,7 +37,11 @@ class Watched:
 
 def make_readiness(watched: Watched) -> Mapping[str, ReadinessCheck]:
     """The checks of this process, by name."""
-    checks: dict[str, ReadinessCheck] = {"kafka": lambda: _kafka(watched), "sql": lambda: _sql(watched)}
+    checks: dict[str, ReadinessCheck] = {
+        "kafka": lambda: _kafka(watched),
+        "sql": lambda: _sql(watched),
+        "topology": lambda: _topology(watched),
+    }
     if watched.settler is not None:
         checks["settler"] = lambda: _settler(watched)
     if watched.projector is not None:
@@ -63,6 +67,11 @@ async def _sql(watched: Watched) -> CheckResult:
     except SqlUnavailable as error:
         return CheckResult(is_ok=False, detail=str(error))
     return CheckResult(is_ok=True)
+
+
+async def _topology(watched: Watched) -> CheckResult:
+    faults = watched.guard.faults
+    return CheckResult(is_ok=not faults, detail="; ".join(map(str, faults)))
 
 
 async def _settler(watched: Watched) -> CheckResult:

@@ -23,7 +23,7 @@ from api.settings import Settings
 from bridge.clock import SystemClock
 from bridge.core.errors import ConfigError
 from bridge.core.topics import InternalTopics, with_prefix
-from bridge.projector import Projector, ProjectorPorts
+from bridge.projector import Projector, ProjectorPorts, RebuildProgress, rebuild
 from bridge.service.assembly import Service, ServiceConfig, Stores, assemble
 from bridge.service.destinations import DestinationsConfig
 from bridge.service.limits import Limits
@@ -32,9 +32,11 @@ from bridge.settler.ports import SettlerConfig, SettlerPorts
 from bridge.settler.settler import Settler
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
+from bridge.sql.migrate import read_revisions, upgrade
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
+from bridge.topology import TopologyConflict, TopologyGuard, migrate_topics
 from checker.check_service import CheckService
 from checker.desk import CheckPorts
 from checker.endpoint_guard import CallbackPolicy, check_url, parse_networks
@@ -138,6 +140,64 @@ async def _tell_ready(
         on_ready(f"http://{host}:{server.port}")
 
 
+async def migrate(settings: Settings, *, accept_identity: bool = False) -> list[str]:
+    """Tables to their newest form, internal topics where this bridge never ran; what was done, line by line.
+
+    Raises ConfigError, StoreError, SqlUnavailable.
+    """
+    before = await asyncio.to_thread(upgrade, settings.sql_url())
+    topics = internal_topics(settings)
+    async with _open_stores(settings) as (kafka, database):
+        now_ms = SystemClock().now_ms()
+        created = await migrate_topics(kafka.admin, database, topics, now_ms, accept=accept_identity)
+        faults = await TopologyGuard(kafka.admin, database, topics, SystemClock()).run_once()
+    if faults:
+        raise TopologyConflict(faults)
+    tables = "are up to date" if before.is_current else f"were brought to revision {before.needed}"
+    return [f"tables {tables}", *[f"topic {name} created" for name in created], "internal topics are as they must be"]
+
+
+async def rebuild_projection(settings: Settings, on_progress: Callable[[int, int], None]) -> dict[str, int]:
+    """The projection anew from Kafka, while the bridge runs; its counts at the end. Raises StoreError, SqlUnavailable.
+
+    `on_progress` hears journal offsets applied and wanted, summed over the queues.
+    """
+    topics, clock = internal_topics(settings), SystemClock()
+    async with _open_stores(settings) as (kafka, database):
+        directory = SqlDirectory(database, clock)
+        await directory.refresh()
+        ports = _projector_ports(kafka, database, directory)
+        projector = Projector(topics, _make_owner(), ports)
+
+        def tell(progress: RebuildProgress) -> None:
+            on_progress(sum(progress.applied.values()), sum(progress.wanted.values()))
+
+        try:
+            verdict = await rebuild(projector, ports, topics, tell)
+        finally:
+            await projector.close()
+    total = verdict.total
+    counts = {
+        name: getattr(total, name) for name in ("prepared", "committed", "rolled_back", "parked", "pending", "blocked")
+    }
+    return {**counts, "orphans": verdict.orphan_count}
+
+
+def _projector_ports(kafka: KafkaParts, database: Database, directory: SqlDirectory) -> ProjectorPorts:
+    return ProjectorPorts(
+        kafka.owners,
+        kafka.store,
+        kafka.admin,
+        database,
+        SystemClock(),
+        lambda group: directory.settings_of(group).times,
+    )
+
+
+def _make_owner() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
 class _Process:
     """The parts of one process. Loops run in tasks that are ended in the reverse order of their start."""
 
@@ -148,16 +208,25 @@ class _Process:
         self._stack = stack
         self._clock = SystemClock()
         self._topics = internal_topics(settings)
-        self._owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._owner = _make_owner()
         self._callbacks = CallbackPolicy(parse_networks(settings.callbacks.allow_networks))
         self._directory = SqlDirectory(database, self._clock)
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._watched = Watched(kafka.admin, database, kafka.last_error, self._clock)
+        self._guard = TopologyGuard(kafka.admin, database, self._topics, self._clock)
+        self._watched = Watched(kafka.admin, database, self._guard, kafka.last_error)
         self._service = self._make_service()
 
     async def start(self, roles: Roles) -> None:
-        """Starts the loops of these roles, last stopped first."""
+        """Starts the loops of these roles, last stopped first. Raises ConfigError if a promise could not be kept."""
+        revisions = await asyncio.to_thread(read_revisions, self._settings.sql_url())
+        if revisions.current != revisions.needed:
+            raise ConfigError(
+                f"tables are at {revisions.current}, {revisions.needed} is needed: run outbox-bridge migrate"
+            )
+        if await self._guard.run_once():
+            raise ConfigError("; ".join(map(str, self._guard.faults or ())))
         await self._directory.refresh()
+        self._run("guard", self._guard.run_forever())
         self._run("directory", self._directory.run_forever())
         if roles.projector:
             await self._start_projector()
@@ -221,11 +290,7 @@ class _Process:
         return checked if isinstance(checked, str) else None
 
     async def _start_projector(self) -> None:
-        kafka = self._kafka
-        ports = ProjectorPorts(
-            kafka.owners, kafka.store, kafka.admin, self._database, self._clock,
-            lambda group: self._directory.settings_of(group).times,
-        )  # fmt: skip
+        ports = _projector_ports(self._kafka, self._database, self._directory)
         projector = Projector(self._topics, self._owner, ports)
         self._watched.projector = projector
         self._run("projector", projector.run_forever(), projector.stop)
@@ -269,10 +334,17 @@ class _Process:
 
 
 @asynccontextmanager
+async def _open_stores(settings: Settings) -> AsyncIterator[tuple[KafkaParts, Database]]:
+    async with AsyncExitStack() as stack:
+        database = Database(settings.sql_url())
+        stack.push_async_callback(database.close)
+        kafka = KafkaParts(settings)
+        stack.push_async_callback(kafka.close)
+        yield kafka, database
+
+
+@asynccontextmanager
 async def _open_process(settings: Settings) -> AsyncIterator[_Process]:
     gc.set_threshold(100_000, 50, 1_000)  # pending transactions are many and acyclic: full passes cost and find nothing
-    kafka, database = KafkaParts(settings), Database(settings.sql_url())
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(database.close)
-        stack.push_async_callback(kafka.close)
+    async with _open_stores(settings) as (kafka, database), AsyncExitStack() as stack:
         yield _Process(settings, kafka, database, stack)

@@ -1,0 +1,365 @@
+"""The internal topics: what they must be, made where this bridge never ran, and guarded while it runs.
+
+An unexpected internal topic is never "nothing pending": the bridge is not ready until an operator has
+decided (design section 4).
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+
+import structlog
+
+from bridge.clock import Clock
+from bridge.core.errors import BridgeError, StoreError
+from bridge.core.topics import InternalTopics
+from bridge.sql.engine import Database
+from bridge.sql.errors import SqlUnavailable
+from bridge.sql.identity import TopicIdentity, read_identity, record_identity
+from bridge.store.message_store import ClusterDescription, TopicAdmin, TopicDescription
+
+_LOG = structlog.get_logger()
+_DAY_MS = 86_400_000
+_BODY_BYTES = 8 * 1024 * 1024
+_MARGIN_BYTES = 64 * 1024
+
+MARGIN_AFTER_LIFE_MS = 7 * _DAY_MS
+GUARD_INTERVAL_MS = 300_000
+
+
+class FaultKind(StrEnum):
+    """What can be wrong; the value is the name by which it is overridden."""
+
+    NOT_MIGRATED = "not-migrated"
+    MISSING = "missing"
+    QUEUE_COUNT = "queue-count"
+    CLEANUP_POLICY = "cleanup-policy"
+    RETENTION = "retention"
+    COMPACTION_LAG = "compaction-lag"
+    TIMESTAMPS = "timestamps"
+    MESSAGE_SIZE = "message-size"
+    UNCLEAN_ELECTION = "unclean-election"
+    REPLICAS = "replicas"
+    OTHER_CLUSTER = "other-cluster"
+    OTHER_TOPIC = "other-topic"
+    UNREACHABLE = "unreachable"
+
+
+# Without these nothing can be decided, whatever anybody says.
+NEVER_OVERRIDDEN = frozenset(
+    {FaultKind.NOT_MIGRATED, FaultKind.MISSING, FaultKind.QUEUE_COUNT, FaultKind.TIMESTAMPS, FaultKind.UNREACHABLE}
+)
+
+
+class TopologyConflict(BridgeError):
+    """The internal topics cannot be made or recorded safely; an operator must decide. `faults` say why."""
+
+    def __init__(self, faults: Sequence["TopologyFault"]) -> None:
+        super().__init__("; ".join(str(fault) for fault in faults))
+        self.faults = faults
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyFault:
+    """One thing that is not as it must be, and what to do about it."""
+
+    kind: FaultKind
+    topic: str
+    detail: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}: {self.detail}; {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRules:
+    """What an internal topic must be; all have as many queues as the journal."""
+
+    cleanup_policy: frozenset[str]
+    retention_ms: int
+    max_message_bytes: int
+    min_compaction_lag_ms: int = 0
+
+    def make_config(self, min_insync_replicas: int) -> dict[str, str]:
+        """Kafka's settings for a new topic."""
+        config = {
+            "cleanup.policy": ",".join(sorted(self.cleanup_policy)),
+            "message.timestamp.type": "LogAppendTime",
+            "retention.ms": str(self.retention_ms),
+            "retention.bytes": "-1",
+            "max.message.bytes": str(self.max_message_bytes),
+            "unclean.leader.election.enable": "false",
+            "min.insync.replicas": str(min_insync_replicas),
+        }
+        if self.min_compaction_lag_ms:
+            config["min.compaction.lag.ms"] = str(self.min_compaction_lag_ms)
+        return config
+
+
+JOURNAL_RULES = TopicRules(frozenset({"delete"}), 14 * _DAY_MS, _BODY_BYTES + _MARGIN_BYTES)
+OP_RULES = TopicRules(frozenset({"compact", "delete"}), 30 * _DAY_MS, _BODY_BYTES + 2 * _MARGIN_BYTES, _DAY_MS)
+PARKED_RULES = TopicRules(frozenset({"delete"}), 90 * _DAY_MS, _BODY_BYTES + 2 * _MARGIN_BYTES)
+
+
+def rules_of(internal: InternalTopics) -> dict[str, TopicRules]:
+    """The rules by topic name."""
+    return {internal.half: JOURNAL_RULES, internal.op: OP_RULES, internal.parked: PARKED_RULES}
+
+
+def choose_replicas(cluster: ClusterDescription, replication_factor: int | None) -> tuple[int, int]:
+    """Replication factor and minimum in-sync replicas of new topics: 1 and 1 on a single broker, else 3 and 2."""
+    factor = replication_factor or (1 if len(cluster.brokers) == 1 else 3)
+    return factor, min(2, factor)
+
+
+def find_faults(
+    internal: InternalTopics,
+    found: Mapping[str, TopicDescription | None],
+    recorded: Mapping[str, TopicIdentity] | None = None,
+    cluster_id: str = "",
+    longest_life_ms: int = _DAY_MS,
+) -> list[TopologyFault]:
+    """Everything that is not as it must be. `recorded` None: identities are not compared."""
+    faults = [_not_migrated(internal)] if recorded is not None and not recorded else []
+    known = recorded or {}
+    for name, rules in rules_of(internal).items():
+        topic = found.get(name)
+        if topic is None:
+            faults.append(_missing(name, is_known=name in known))
+            continue
+        faults += judge_topic(topic, rules, internal.queues)
+        faults += _judge_identity(topic, cluster_id, known.get(name))
+        if name == internal.half:
+            faults += _judge_life(topic, longest_life_ms)
+    return faults
+
+
+async def examine(
+    admin: TopicAdmin, internal: InternalTopics, recorded: Mapping[str, TopicIdentity], longest_life_ms: int = _DAY_MS
+) -> list[TopologyFault]:
+    """Faults as the cluster tells now. Raises StoreError."""
+    cluster = await admin.describe_cluster()
+    found = await admin.describe_topics(list(rules_of(internal)))
+    return find_faults(internal, found, recorded, cluster.cluster_id, longest_life_ms)
+
+
+def judge_topic(topic: TopicDescription, rules: TopicRules, queues: int) -> list[TopologyFault]:
+    """What of a topic's settings is not as it must be."""
+    judged = [
+        _judge_queues(topic, queues),
+        _judge_policy(topic, rules),
+        _judge_retention(topic, rules),
+        _judge_lag(topic, rules),
+        _judge_timestamps(topic),
+        _judge_size(topic, rules),
+        _judge_election(topic),
+        _judge_replicas(topic),
+    ]
+    return [fault for fault in judged if fault is not None]
+
+
+async def create_missing(
+    admin: TopicAdmin, internal: InternalTopics, replication_factor: int | None = None
+) -> list[str]:
+    """Creates the internal topics that are not there; which. Only where this bridge never ran. Raises StoreError."""
+    factor, min_insync = choose_replicas(await admin.describe_cluster(), replication_factor)
+    rules = rules_of(internal)
+    found = await admin.describe_topics(list(rules))
+    created = []
+    for name, rule in rules.items():
+        if found[name] is None and await admin.create_topic(
+            name, internal.queues, factor, rule.make_config(min_insync)
+        ):
+            created.append(name)
+    return created
+
+
+async def migrate_topics(
+    admin: TopicAdmin,
+    database: Database,
+    internal: InternalTopics,
+    now_ms: int,
+    *,
+    replication_factor: int | None = None,
+    accept: bool = False,
+) -> list[str]:
+    """Makes the internal topics where this bridge never ran, and records which they are; which were made.
+
+    Where it ran before, a missing or another topic is refused with TopologyConflict. `accept` records
+    what is there now, and makes what is missing, all the same: the operator says that what the old topics
+    held is given up. Raises StoreError and SqlUnavailable.
+    """
+    identity = await database.read(read_identity)
+    if identity and not accept:
+        faults = await examine(admin, internal, identity)
+        refused = [f for f in faults if f.kind in {FaultKind.MISSING, FaultKind.OTHER_CLUSTER, FaultKind.OTHER_TOPIC}]
+        if refused:
+            raise TopologyConflict(refused)
+        return []
+    created = await create_missing(admin, internal, replication_factor)
+    cluster = await admin.describe_cluster()
+    found = await admin.describe_topics(list(rules_of(internal)))
+    known = {name: TopicIdentity(cluster.cluster_id, topic.topic_id) for name, topic in found.items() if topic}
+    await database.run(partial(record_identity, topics=known, now_ms=now_ms))
+    return created
+
+
+class TopologyGuard:
+    """Looks every 5 minutes, and every few seconds while something is wrong. Not ready as long as `faults` has any."""
+
+    def __init__(
+        self,
+        admin: TopicAdmin,
+        database: Database,
+        internal: InternalTopics,
+        clock: Clock,
+        *,
+        overridden: Collection[str] = (),
+        longest_life_ms: int = _DAY_MS,
+    ) -> None:
+        self._admin = admin
+        self._database = database
+        self._internal = internal
+        self._clock = clock
+        self._overridden = frozenset(overridden) - NEVER_OVERRIDDEN
+        self.longest_life_ms = longest_life_ms
+        self.faults: Sequence[TopologyFault] = (
+            TopologyFault(FaultKind.UNREACHABLE, internal.half, "not looked at yet", "wait"),
+        )
+
+    async def run_once(self) -> Sequence[TopologyFault]:
+        """Looks now. What cannot be asked is left as it was known. Raises StoreError and SqlUnavailable."""
+        recorded = await self._database.read(read_identity)
+        faults = await examine(self._admin, self._internal, recorded, self.longest_life_ms)
+        for fault in faults:
+            _LOG.warning("topology_fault", topic=fault.topic, kind=fault.kind.value, detail=fault.detail)
+        self.faults = [fault for fault in faults if fault.kind not in self._overridden]
+        return self.faults
+
+    async def run_forever(self) -> None:
+        """Looks until it is cancelled."""
+        while True:
+            try:
+                await self.run_once()
+            except (StoreError, SqlUnavailable) as error:
+                _LOG.warning("topology_not_checked", reason=str(error))
+                await self._clock.sleep_ms(5_000)
+            else:
+                await self._clock.sleep_ms(5_000 if self.faults else GUARD_INTERVAL_MS)
+
+
+def _not_migrated(internal: InternalTopics) -> TopologyFault:
+    detail = "this database knows no internal topics"
+    return TopologyFault(FaultKind.NOT_MIGRATED, internal.half, detail, "run `outbox-bridge migrate`")
+
+
+def _missing(name: str, *, is_known: bool) -> TopologyFault:
+    if not is_known:
+        return TopologyFault(FaultKind.MISSING, name, "the topic is missing", "run `outbox-bridge migrate`")
+    remedy = "restore it, or give up what it held: `outbox-bridge migrate --accept-identity`, then `projection rebuild`"
+    return TopologyFault(FaultKind.MISSING, name, "the topic is gone", remedy)
+
+
+def _judge_identity(topic: TopicDescription, cluster_id: str, known: TopicIdentity | None) -> list[TopologyFault]:
+    if known is None:
+        return []
+    remedy = "check the addresses; if it is meant: `outbox-bridge migrate --accept-identity`, then `projection rebuild`"
+    if known.cluster_id != cluster_id:
+        detail = f"cluster {cluster_id}, recorded was {known.cluster_id}"
+        return [TopologyFault(FaultKind.OTHER_CLUSTER, topic.name, detail, remedy)]
+    if known.topic_id != topic.topic_id:
+        detail = f"topic id {topic.topic_id}, recorded was {known.topic_id}: it was deleted and made again"
+        return [TopologyFault(FaultKind.OTHER_TOPIC, topic.name, detail, remedy)]
+    return []
+
+
+def _judge_life(topic: TopicDescription, longest_life_ms: int) -> list[TopologyFault]:
+    least = longest_life_ms + MARGIN_AFTER_LIFE_MS
+    if _retains(topic, least):
+        return []
+    detail = f"retention.ms {topic.config.get('retention.ms')} is below the longest life of a transaction + 7 days"
+    return [_fault(FaultKind.RETENTION, topic, detail, "retention.ms", str(least))]
+
+
+def _judge_queues(topic: TopicDescription, queues: int) -> TopologyFault | None:
+    if topic.queues == queues:
+        return None
+    detail = f"{topic.queues} queues, {queues} are configured"
+    remedy = f"set the number of queues to {topic.queues}; to change it, drain first, then make the topics anew"
+    return TopologyFault(FaultKind.QUEUE_COUNT, topic.name, detail, remedy)
+
+
+def _judge_policy(topic: TopicDescription, rules: TopicRules) -> TopologyFault | None:
+    policy = topic.config.get("cleanup.policy", "")
+    if {part.strip() for part in policy.split(",")} == rules.cleanup_policy:
+        return None
+    wanted = ",".join(sorted(rules.cleanup_policy))
+    return _fault(FaultKind.CLEANUP_POLICY, topic, f"cleanup.policy {policy!r}", "cleanup.policy", wanted)
+
+
+def _judge_retention(topic: TopicDescription, rules: TopicRules) -> TopologyFault | None:
+    """A size limit deletes what is still pending, whatever the time."""
+    if topic.config.get("retention.bytes", "-1") != "-1":
+        detail = f"retention.bytes {topic.config['retention.bytes']}"
+        return _fault(FaultKind.RETENTION, topic, detail, "retention.bytes", "-1")
+    if _retains(topic, rules.retention_ms):
+        return None
+    detail = f"retention.ms {topic.config.get('retention.ms')}, at least {rules.retention_ms} is needed"
+    return _fault(FaultKind.RETENTION, topic, detail, "retention.ms", str(rules.retention_ms))
+
+
+def _judge_lag(topic: TopicDescription, rules: TopicRules) -> TopologyFault | None:
+    lag_ms = _int(topic, "min.compaction.lag.ms")
+    if lag_ms >= rules.min_compaction_lag_ms:
+        return None
+    wanted = str(rules.min_compaction_lag_ms)
+    return _fault(FaultKind.COMPACTION_LAG, topic, f"min.compaction.lag.ms {lag_ms}", "min.compaction.lag.ms", wanted)
+
+
+def _judge_timestamps(topic: TopicDescription) -> TopologyFault | None:
+    if topic.is_log_append_time:
+        return None
+    detail = "timestamps are not the broker's"
+    return _fault(FaultKind.TIMESTAMPS, topic, detail, "message.timestamp.type", "LogAppendTime")
+
+
+def _judge_size(topic: TopicDescription, rules: TopicRules) -> TopologyFault | None:
+    if topic.max_message_bytes >= rules.max_message_bytes:
+        return None
+    detail = f"max.message.bytes {topic.max_message_bytes}"
+    return _fault(FaultKind.MESSAGE_SIZE, topic, detail, "max.message.bytes", str(rules.max_message_bytes))
+
+
+def _judge_election(topic: TopicDescription) -> TopologyFault | None:
+    if topic.config.get("unclean.leader.election.enable", "false") == "false":
+        return None
+    detail = "unclean leader election can forget what was acknowledged"
+    return _fault(FaultKind.UNCLEAN_ELECTION, topic, detail, "unclean.leader.election.enable", "false")
+
+
+def _judge_replicas(topic: TopicDescription) -> TopologyFault | None:
+    """With one replica there is nothing to choose; with more, two must have what is acknowledged."""
+    factor, min_insync = topic.replication_factor, _int(topic, "min.insync.replicas")
+    if min_insync > factor:
+        detail = f"min.insync.replicas {min_insync} with {factor} replicas: nothing can be written"
+        return _fault(FaultKind.REPLICAS, topic, detail, "min.insync.replicas", str(min(2, factor)))
+    if min_insync < min(2, factor):
+        detail = f"min.insync.replicas {min_insync} with {factor} replicas: one lost disk loses what was acknowledged"
+        return _fault(FaultKind.REPLICAS, topic, detail, "min.insync.replicas", "2")
+    return None
+
+
+def _retains(topic: TopicDescription, least_ms: int) -> bool:
+    retention_ms = _int(topic, "retention.ms")
+    return retention_ms < 0 or retention_ms >= least_ms
+
+
+def _int(topic: TopicDescription, name: str) -> int:
+    return int(topic.config.get(name, "0"))
+
+
+def _fault(kind: FaultKind, topic: TopicDescription, detail: str, setting: str, wanted: str) -> TopologyFault:
+    remedy = f"set {setting}={wanted} on it (kafka-configs.sh --alter --add-config), or override `{kind.value}`"
+    return TopologyFault(kind, topic.name, detail, remedy)
