@@ -1,0 +1,148 @@
+"""Settings: where they come from, which win, and that nothing misspelt passes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.settings import SETTINGS_FILE, Origin, is_loopback, load_settings, show_settings
+from bridge.core.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No settings of the machine reach a test."""
+    monkeypatch.chdir(tmp_path)
+
+
+def write(text: str) -> None:
+    """The settings file of the working directory."""
+    Path(SETTINGS_FILE).write_text(text, encoding="utf-8")
+
+
+def test_defaults_are_a_bridge_on_this_machine(tmp_path: Path) -> None:
+    """Loopback, SQLite beside the data, Kafka where `dev` puts it."""
+    settings = load_settings()
+    assert (settings.http.host, settings.http.port) == ("127.0.0.1", 8780)
+    assert settings.sql_url() == f"sqlite:///{tmp_path}/.outbox-bridge/bridge.db"
+    assert settings.kafka == {"bootstrap.servers": "127.0.0.1:9092"}
+    assert settings.limits.body_bytes == 8 * 1024 * 1024
+    assert settings.auto_create_groups
+    assert settings.origin("http.port") is Origin.DEFAULT
+
+
+def test_flags_win_over_environment_over_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Value by value, not section by section."""
+    write("auto_create_groups = false\n[http]\nport = 1\nbacklog = 1\nkeep_alive_seconds = 1\n")
+    monkeypatch.setenv("OUTBOX_BRIDGE_HTTP__PORT", "2")
+    monkeypatch.setenv("OUTBOX_BRIDGE_HTTP__BACKLOG", "2")
+    settings = load_settings({"http": {"port": 3, "host": None}, "data_dir": None})
+    assert (settings.http.port, settings.http.backlog, settings.http.keep_alive_seconds) == (3, 2, 1)
+    assert not settings.auto_create_groups
+    origins = [settings.origin(f"http.{name}") for name in ("port", "backlog", "keep_alive_seconds", "host")]
+    assert origins == [Origin.FLAG, Origin.ENVIRONMENT, Origin.FILE, Origin.DEFAULT]
+
+
+def test_kafka_takes_the_names_of_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quoted or as tables in TOML, as JSON in the environment; merged name by name."""
+    write('[kafka]\nbootstrap.servers = "a:1"\n"security.protocol" = "SSL"\nsocket.keepalive.enable = true\n')
+    monkeypatch.setenv("OUTBOX_BRIDGE_KAFKA", '{"bootstrap.servers": "b:2", "socket.timeout.ms": 100}')
+    assert load_settings().kafka == {
+        "bootstrap.servers": "b:2",
+        "security.protocol": "SSL",
+        "socket.keepalive.enable": True,
+        "socket.timeout.ms": 100,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("OUTBOX_BRIDGE_HTTP__PROT", "1", "did you mean OUTBOX_BRIDGE_HTTP__PORT"),
+        ("OUTBOX_BRIDGE_KAFKA__ACKS", "1", "unknown environment variable OUTBOX_BRIDGE_KAFKA__ACKS"),
+        ("outbox_bridge_colour", "1", "unknown environment variable"),
+        ("OUTBOX_BRIDGE_HTTP", "{}", "unknown environment variable"),
+        ("OUTBOX_BRIDGE_HTTP__PORT", "many", "setting http.port"),
+        ("OUTBOX_BRIDGE_HTTP__PORT", "70000", "setting http.port"),
+        ("OUTBOX_BRIDGE_TOPICS__QUEUES", "0", "setting topics.queues"),
+        ("OUTBOX_BRIDGE_TOPICS__PREFIX", "a b", "setting topics.prefix"),
+        ("OUTBOX_BRIDGE_KAFKA", "{", "kafka"),
+        ("OUTBOX_BRIDGE_CALLBACKS__ALLOW_NETWORKS", '["127.0.0.1/8"]', "setting callbacks.allow_networks"),
+        ("OUTBOX_BRIDGE_LOG__LEVEL", "loud", "setting log.level"),
+    ],
+)
+def test_environment_is_strict(name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unknown names and bad values are errors that name them."""
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=message):
+        load_settings()
+
+
+def test_variable_of_the_command_line_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says which bridge commands talk to."""
+    monkeypatch.setenv("OUTBOX_BRIDGE_URL", "http://127.0.0.1:1")
+    load_settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prot = 1", "unknown setting prot"),
+        ("[http]\nprot = 1", "unknown setting http.prot; did you mean http.port"),
+        ("[htp]\nport = 1", "unknown setting htp"),
+        ("[http]\nport = 'x'", r"setting http.port \(file\)"),
+        ("[http", "is not TOML"),
+        ("kafka = 3", "setting kafka"),
+    ],
+)
+def test_file_is_strict(text: str, message: str) -> None:
+    """As the environment is."""
+    write(text)
+    with pytest.raises(ConfigError, match=message):
+        load_settings()
+
+
+def test_named_file_must_exist(tmp_path: Path) -> None:
+    """The one in the working directory need not."""
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_settings(file=tmp_path / "missing.toml")
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_fine"),
+    [
+        ({"http": {"host": "127.0.0.1"}}, True),
+        ({"http": {"host": "::1"}}, True),
+        ({"http": {"host": "localhost"}}, True),
+        ({"http": {"host": "0.0.0.0"}}, False),
+        ({"http": {"host": "::"}}, False),
+        ({"http": {"host": "bridge.example.com"}}, False),
+        ({"http": {"host": "0.0.0.0"}, "insecure_no_auth": True}, True),
+    ],
+)
+def test_only_loopback_without_authentication(flags: dict[str, Any], is_fine: bool) -> None:
+    """Unless somebody says that he knows."""
+    if is_fine:
+        load_settings(flags)
+        return
+    with pytest.raises(ConfigError, match="insecure-no-auth"):
+        load_settings(flags)
+    assert not is_loopback(flags["http"]["host"])
+
+
+def test_secrets_are_masked_and_never_in_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In `config show`, in messages, in the object itself."""
+    monkeypatch.setenv("OUTBOX_BRIDGE_DATABASE_URL", "postgresql://bridge:geheim@db/bridge")
+    monkeypatch.setenv("OUTBOX_BRIDGE_KAFKA", '{"sasl.password": "geheim", "sasl.username": "bridge"}')
+    settings = load_settings()
+    lines = {line.name: (line.value, line.origin) for line in show_settings(settings)}
+    assert lines["kafka.sasl.password"] == ("********", Origin.ENVIRONMENT)
+    assert lines["kafka.sasl.username"] == ("bridge", Origin.ENVIRONMENT)
+    assert lines["database_url"] == ("********", Origin.ENVIRONMENT)
+    assert lines["http.port"] == ("8780", Origin.DEFAULT)
+    assert "geheim" not in repr(lines)
+    assert settings.sql_url() == "postgresql://bridge:geheim@db/bridge"
+    monkeypatch.setenv("OUTBOX_BRIDGE_KAFKA", '{"sasl.password": ["geheim"]}')
+    with pytest.raises(ConfigError) as error:
+        load_settings()
+    assert "geheim" not in str(error.value)
