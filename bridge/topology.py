@@ -4,7 +4,7 @@ An unexpected internal topic is never "nothing pending": the bridge is not ready
 decided (design section 4).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -207,7 +207,11 @@ async def migrate_topics(
 
 
 class TopologyGuard:
-    """Looks every 5 minutes, and every few seconds while something is wrong. Not ready as long as `faults` has any."""
+    """Looks every 5 minutes, and every few seconds while something is wrong. Not ready as long as `faults` has any.
+
+    `overridden`: kinds of faults that an operator takes. `longest_life_of`: the longest life, in milliseconds,
+    that a producer group gives its transactions now.
+    """
 
     def __init__(
         self,
@@ -217,14 +221,14 @@ class TopologyGuard:
         clock: Clock,
         *,
         overridden: Collection[str] = (),
-        longest_life_ms: int = _DAY_MS,
+        longest_life_of: Callable[[], int] = lambda: _DAY_MS,
     ) -> None:
         self._admin = admin
         self._database = database
         self._internal = internal
         self._clock = clock
         self._overridden = frozenset(overridden) - NEVER_OVERRIDDEN
-        self.longest_life_ms = longest_life_ms
+        self._longest_life_of = longest_life_of
         self.faults: Sequence[TopologyFault] = (
             TopologyFault(FaultKind.UNREACHABLE, internal.half, "not looked at yet", "wait"),
         )
@@ -232,7 +236,7 @@ class TopologyGuard:
     async def run_once(self) -> Sequence[TopologyFault]:
         """Looks now. What cannot be asked is left as it was known. Raises StoreError and SqlUnavailable."""
         recorded = await self._database.read(read_identity)
-        faults = await examine(self._admin, self._internal, recorded, self.longest_life_ms)
+        faults = await examine(self._admin, self._internal, recorded, self._longest_life_of())
         for fault in faults:
             _LOG.warning("topology_fault", topic=fault.topic, kind=fault.kind.value, detail=fault.detail)
         self.faults = [fault for fault in faults if fault.kind not in self._overridden]
