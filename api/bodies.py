@@ -29,7 +29,7 @@ from api.schemas.requests import (
     Resolutions,
 )
 from api.schemas.requests import Message as MessageBody
-from api.strict_json import check_json, compact_json, escape_pointer
+from api.strict_json import escape_pointer, read_strict
 from bridge.core.message import BY_KEY, Header, Message
 from bridge.core.properties import RESERVED_HEADERS, is_property_text
 from bridge.core.record import Resolution
@@ -71,25 +71,22 @@ class NoncedEnd:
 
 def parse_body(raw: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
     """A body of a route without a parser of its own. Raises Rejected."""
-    check_json(raw)
-    return _decode(raw, decoder)
+    return _decode(read_strict(raw), decoder)
 
 
 def parse_prepare(
     raw: bytes, limits: MessageLimits, *, header_key: str | None = None, is_published: bool = False
 ) -> PrepareCall:
     """A prepare, or a publish. `header_key`: the `Idempotency-Key` header. Raises Rejected."""
-    check_json(raw)
-    return _make_prepare(_decode(raw, _prepare), limits, header_key, is_published=is_published)
+    return _make_prepare(_decode(read_strict(raw), _prepare), limits, header_key, is_published=is_published)
 
 
 def parse_prepare_batch(
     raw: bytes, limits: MessageLimits, *, is_published: bool = False
 ) -> list[PrepareCall | Problem]:
     """Every transaction of a batch, or what is wrong with it. Raises Rejected if it is no batch."""
-    check_json(raw)
     calls: list[PrepareCall | Problem] = []
-    for index, item in enumerate(_decode(raw, _prepare_batch).transactions):
+    for index, item in enumerate(_decode(read_strict(raw), _prepare_batch).transactions):
         try:
             calls.append(_make_prepare(_decode(item, _prepare), limits, None, is_published=is_published))
         except Rejected as rejected:
@@ -102,8 +99,7 @@ def parse_end(raw: bytes, transaction_id: str, resolution: Resolution) -> EndCal
     check_transaction_id(transaction_id, "?transaction_id")
     if not raw:
         return EndCall(transaction_id, resolution)
-    check_json(raw)
-    body = _decode(raw, _end)
+    body = _decode(read_strict(raw), _end)
     if body.producer_group is not None:
         check_group(body.producer_group, "/producer_group")
     return EndCall(transaction_id, resolution, body.producer_group)
@@ -111,15 +107,13 @@ def parse_end(raw: bytes, transaction_id: str, resolution: Resolution) -> EndCal
 
 def parse_resolution(raw: bytes) -> EndCall | NoncedEnd:
     """One resolution: a line of NDJSON. Raises Rejected."""
-    check_json(raw)
-    return _make_resolution(_decode(raw, _resolution))
+    return _make_resolution(_decode(read_strict(raw), _resolution))
 
 
 def parse_resolutions(raw: bytes) -> list[EndCall | NoncedEnd | Problem]:
     """Every resolution of a batch, or what is wrong with it. Raises Rejected if it is no batch."""
-    check_json(raw)
     calls: list[EndCall | NoncedEnd | Problem] = []
-    for index, item in enumerate(_decode(raw, _resolutions).resolutions):
+    for index, item in enumerate(_decode(read_strict(raw), _resolutions).resolutions):
         try:
             calls.append(_make_resolution(_decode(item, _resolution)))
         except Rejected as rejected:
@@ -221,7 +215,7 @@ def _value(body: MessageBody) -> bytes | None:
     raw = bytes(body.value) if isinstance(body.value, msgspec.Raw) else b"null"
     if raw[:1] == b'"':
         return raw[1:-1] if b"\\" not in raw else _text.decode(raw).encode()
-    return None if raw == b"null" else compact_json(raw)
+    return None if raw == b"null" else raw
 
 
 def _headers(body: MessageBody, limits: MessageLimits) -> Sequence[Header]:

@@ -39,12 +39,28 @@ def _no_constant(word: str) -> object:
 _decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_int=str, parse_float=str, parse_constant=_no_constant)
 
 
-def check_json(raw: bytes) -> None:
-    """Raises Rejected unless `raw` is one strict JSON value whose texts can all be written as UTF-8."""
+def read_strict(raw: bytes) -> bytes:
+    """The document without the white space between its tokens, each of which keeps its bytes.
+
+    Raises Rejected unless it is one strict JSON value whose texts can all be written as UTF-8.
+    """
     if raw.startswith(_BOM):
         raise reject(MALFORMED_JSON, "the body begins with a byte order mark")
-    if not _is_shallow(raw):
+    # Control bytes cannot occur in valid JSON, so they can stand for escapes while texts are told apart.
+    escaped = raw.replace(b"\\\\", b"\x01").replace(b'\\"', b"\x02") if b"\\" in raw else raw
+    parts = escaped.split(b'"')
+    outside = b'"'.join(parts[::2])
+    if not _is_shallow(outside):
         raise reject(MALFORMED_JSON, f"brackets do not match, or are nested deeper than {MAX_DEPTH} levels")
+    _check_syntax(raw)
+    if _SPACED.search(outside) is None:
+        return raw
+    parts[::2] = outside.translate(None, _WHITESPACE).split(b'"')
+    compact = b'"'.join(parts)
+    return compact.replace(b"\x02", b'\\"').replace(b"\x01", b"\\\\") if escaped is not raw else compact
+
+
+def _check_syntax(raw: bytes) -> None:
     try:
         document = _decoder.decode(raw.decode())
     except UnicodeDecodeError as error:
@@ -57,21 +73,10 @@ def check_json(raw: bytes) -> None:
         _check_surrogates(document)
 
 
-def compact_json(raw: bytes) -> bytes:
-    """Valid JSON without the white space between its tokens; every token keeps its bytes."""
-    if _SPACED.search(raw) is None:
-        return raw
-    # Control bytes cannot occur in valid JSON, so they can stand for escapes while texts are told apart.
-    parts = raw.replace(b"\\\\", b"\x01").replace(b'\\"', b"\x02").split(b'"')
-    parts[::2] = [part.translate(None, _WHITESPACE) for part in parts[::2]]
-    return b'"'.join(parts).replace(b"\x02", b'\\"').replace(b"\x01", b"\\\\")
-
-
-def _is_shallow(raw: bytes) -> bool:
+def _is_shallow(outside: bytes) -> bool:
     """Whether brackets outside texts nest at most MAX_DEPTH deep: each pass takes the innermost pairs away."""
-    if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
+    if outside.count(b"[") + outside.count(b"{") <= MAX_DEPTH:
         return True
-    outside = b"".join(raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
     brackets = outside.translate(_ROUND, _NOT_BRACKETS)
     for _ in range(MAX_DEPTH):
         if not brackets:
