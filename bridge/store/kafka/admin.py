@@ -1,6 +1,7 @@
 """What the cluster says of its topics."""
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import TypeVar
@@ -15,6 +16,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from confluent_kafka.admin import TopicDescription as Described  # type: ignore[attr-defined]
 
+from bridge.core.errors import StoreTimeout
 from bridge.store.kafka.asker import Asker
 from bridge.store.kafka.errors import error_of, make_store_error
 from bridge.store.kafka.options import KafkaConfig
@@ -22,6 +24,7 @@ from bridge.store.message_store import ClusterDescription, TopicDescription
 
 T = TypeVar("T")
 
+_VISIBLE_S, _LOOK_S = 10.0, 0.02
 _NOT_THERE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})  # noqa: SLF001
 
 
@@ -55,10 +58,19 @@ class KafkaTopicAdmin:
         )
         answer = answers[name]
         if not isinstance(answer, KafkaException):
+            await self._await_visible(name)
             return True
         if error_of(answer).code() == KafkaError.TOPIC_ALREADY_EXISTS:
             return False
         raise make_store_error(error_of(answer)) from answer
+
+    async def _await_visible(self, name: str) -> None:
+        """The controller has made it; brokers hear of it a moment later. Raises StoreTimeout."""
+        end = time.monotonic() + _VISIBLE_S
+        while (await self.describe_topics([name]))[name] is None:
+            if time.monotonic() > end:
+                raise StoreTimeout(f"topic {name} was made, but no broker knows it yet")
+            await asyncio.sleep(_LOOK_S)
 
     async def close(self) -> None:
         """Lets the client go."""
