@@ -207,12 +207,12 @@ class _Producer:
 
 def _message(content: Content) -> dict[str, Any]:
     topic, key, value, headers = content
-    return {
-        "topic": topic,
-        "key_base64": _encode(key),
-        "value_base64": _encode(value),
-        "headers_base64": [[name, _encode(each)] for name, each in headers],
-    }
+    named = {"topic": topic, "headers_base64": [[name, _encode(each)] for name, each in headers]}
+    return named | _member("key", key) | _member("value", value)
+
+
+def _member(name: str, raw: bytes | None) -> dict[str, Any]:
+    return {name: None} if raw is None else {f"{name}_base64": _encode(raw)}
 
 
 def _encode(value: bytes | None) -> str | None:

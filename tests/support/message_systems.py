@@ -7,7 +7,6 @@ from enum import Enum
 from typing import Any, Protocol
 
 import httpx2
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from tests.support.bridge_process import (
     Bridge,
@@ -17,6 +16,7 @@ from tests.support.bridge_process import (
     read_committed,
     wait_until,
 )
+from tests.support.cluster_acts import set_topic_config
 from tests.support.kafka_proxy import END_TXN, ProxiedBroker
 from tests.support.rocketmq_model import DISCARD, STEP_MS, Half, Resolution, Response, RocketBroker, RocketSettings
 
@@ -268,7 +268,7 @@ class BridgeSystem:
 
     def discarded(self) -> list[str]:
         records = read_committed(self._world.kafka.direct, [self._world.bridge.parked_topic])
-        here = [record for record in records if self._topic.encode() in dict(record.headers)["properties"]]
+        here = [record for record in records if self._topic.encode() in (dict(record.headers)["properties"] or b"")]
         return [(record.value or b"").decode() for record in here]
 
     def asked(self, transaction: str) -> int:
@@ -291,8 +291,4 @@ class BridgeSystem:
         return told
 
     def _limit_parked(self, size: str) -> None:
-        entry = ConfigEntry("max.message.bytes", size, incremental_operation=AlterConfigOpType.SET)
-        resource = ConfigResource(ResourceType.TOPIC, self._world.bridge.parked_topic, incremental_configs=[entry])
-        admin = AdminClient({"bootstrap.servers": self._world.kafka.direct})
-        for future in admin.incremental_alter_configs([resource]).values():
-            future.result(30)
+        set_topic_config(self._world.kafka.direct, self._world.bridge.parked_topic, {"max.message.bytes": size})

@@ -1,0 +1,34 @@
+"""A broker killed under load."""
+
+from pathlib import Path
+
+from tests.support.bridge_process import Bridge, create_topics, read_committed, wait_until
+from tests.support.broker import BrokerFactory
+from tests.support.fault_load import Load
+
+SEED = 4_711
+
+
+def test_killed_broker_loses_nothing_that_was_acknowledged(broker_factory: BrokerFactory, tmp_path: Path) -> None:
+    """kill -9 of Kafka under load, and its start: meanwhile 503 or unknown, afterwards the truth (L, P, D, A, T)."""
+    broker = broker_factory()
+    topics = ["orders", "credits"]
+    create_topics(broker.bootstrap, dict.fromkeys(topics, 2))
+    bridge = Bridge.create(broker.bootstrap, tmp_path, queues=2)
+    with bridge.serve() as process, Load([process.url], topics, seed=SEED) as load:
+        load.wait_ended(200)
+        broker.kill()
+        wait_until(lambda: process.get("/readyz").status_code == 503, name="not ready")
+        assert process.get("/livez").status_code == 200
+        refused = process.post("/v1/transactions?wait_seconds=1", prepare_of(topics[0]))
+        assert refused.status_code in {503, 504}, refused.text
+        assert refused.json()["outcome"] in {"unknown", "not_applied"}
+        broker.start()
+        load.wait_ended(200)
+        process.wait_ready()
+    assert load.ledger.repeats > 0, "nobody noticed"
+    assert load.broken_promises(read_committed(broker.bootstrap, topics)) == []
+
+
+def prepare_of(topic: str) -> dict[str, object]:
+    return {"producer_group": "other", "messages": [{"topic": topic, "value": "?"}]}

@@ -1,0 +1,70 @@
+"""What an administrator does to topics and groups of a running Kafka, and what its internal records say."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+from tests.support.bridge_process import Bridge, read_committed, wait_until
+
+_ANSWER_S = 30.0
+
+
+def set_topic_config(kafka: str, topic: str, config: Mapping[str, str]) -> None:
+    """Changes a topic's configuration."""
+    entries = [ConfigEntry(n, v, incremental_operation=AlterConfigOpType.SET) for n, v in config.items()]
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+    for future in AdminClient({"bootstrap.servers": kafka}).incremental_alter_configs([resource]).values():
+        future.result(_ANSWER_S)
+
+
+def delete_topic(kafka: str, topic: str) -> None:
+    """Deletes a topic; returns when nobody sees it any more."""
+    admin = AdminClient({"bootstrap.servers": kafka})
+    admin.delete_topics([topic])[topic].result(_ANSWER_S)
+    wait_until(lambda: topic not in admin.list_topics(timeout=10).topics, name=f"{topic} gone")
+
+
+def reset_offsets(kafka: str, group: str, topic: str, offsets: Mapping[int, int]) -> bool:
+    """Sets a group's committed offsets; False if Kafka refuses, as it does for a group with members."""
+    places = [TopicPartition(topic, partition, offset) for partition, offset in offsets.items()]
+    admin = AdminClient({"bootstrap.servers": kafka})
+    (future,) = admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, places)]).values()
+    try:
+        answered: ConsumerGroupTopicPartitions = future.result(_ANSWER_S)
+    except KafkaException:
+        return False
+    return all(place.error is None for place in answered.topic_partitions or ())
+
+
+def delete_group(kafka: str, group: str) -> bool:
+    """Deletes a group with its offsets; False if Kafka refuses, as it does for a group with members."""
+    (future,) = AdminClient({"bootstrap.servers": kafka}).delete_consumer_groups([group]).values()
+    try:
+        future.result(_ANSWER_S)
+    except KafkaException:
+        return False
+    return True
+
+
+def read_positions(bridge: Bridge) -> dict[int, dict[str, Any]]:
+    """The last position of each queue."""
+    records = read_committed(bridge.kafka, [bridge.op_topic])
+    return {r.partition: json.loads(r.value or b"") for r in records if r.key == b"~"}
+
+
+def read_states(bridge: Bridge) -> dict[str, list[dict[str, Any]]]:
+    """All op messages of each transaction, in their order."""
+    states: dict[str, list[dict[str, Any]]] = {}
+    for record in read_committed(bridge.kafka, [bridge.op_topic]):
+        if record.key not in {b"~", b"?", None} and record.key is not None:
+            states.setdefault(record.key.decode(), []).append(json.loads(record.value or b""))
+    return states
