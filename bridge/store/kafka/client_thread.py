@@ -32,6 +32,11 @@ class ClientThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
     def submit(self, call: Callable[[], T]) -> "asyncio.Future[T]":
         """Its result, or what it raised, in a future of the event loop. Raises StoreUnavailable after `close`."""
         if self._is_closed:

@@ -27,6 +27,11 @@ class KafkaQueueReader:
         self._running: asyncio.Future[GetResult] | None = None
         self._left: GetResult | None = None
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._thread.is_closed
+
     async def get(self, max_count: int, max_wait_ms: int) -> GetResult:
         if self._left is None:
             self._left = await self._get_more(max_count, max_wait_ms)

@@ -38,12 +38,17 @@ WHOLE_REQUEST_REFUSALS = frozenset(
 
 FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})  # noqa: SLF001
 
-TIMEOUTS = frozenset(
+# Nobody has answered.
+SILENCE = frozenset(
     {KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001
-     KafkaError.REQUEST_TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
-     KafkaError._RESOLVE, KafkaError._WAIT_COORD, KafkaError.LEADER_NOT_AVAILABLE,  # noqa: SLF001
-     KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.NETWORK_EXCEPTION,
-     KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
+     KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE}  # noqa: SLF001
+)  # fmt: skip
+# Nobody who could say it has answered yet: a retry helps.
+TIMEOUTS = SILENCE | frozenset(
+    {KafkaError.REQUEST_TIMED_OUT, KafkaError.NETWORK_EXCEPTION, KafkaError._WAIT_COORD,  # noqa: SLF001
+     KafkaError._NOENT, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION,  # noqa: SLF001
+     KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.OFFSET_NOT_AVAILABLE,
+     KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR}
 )  # fmt: skip
 
 # Errors after which the client asks for an abort, or allows one, and nothing of the request was written.
@@ -104,7 +109,7 @@ def is_abortable(error: KafkaError) -> bool:
     return error.code() in ABORTABLE or error.txn_requires_abort()
 
 
-def make_fatal(error: KafkaError) -> BatchOutcomeUnknown:
-    """After any error that is not abortable the writer is dead."""
+def make_fatal(error: KafkaError, reason: str | None = None) -> BatchOutcomeUnknown:
+    """After any error that is not abortable the writer is dead. `reason`: what came before, if anything."""
     kind = StoreFenced if error.code() in FENCED else BatchOutcomeUnknown
-    return kind(describe(error))
+    return kind(describe(error) if reason is None else f"{reason}; then {describe(error)}")

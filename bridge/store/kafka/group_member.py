@@ -110,6 +110,7 @@ class KafkaGroupMember:
                 record = consumer.poll(POLL_S)
                 error = None if record is None else record.error()
                 if error is not None:
+                    self.errors.note(error)
                     _LOG.warning("kafka_member_error", group=self.group, error=describe(error))
                 self._token = consumer.consumer_group_metadata()
                 self._commit(consumer)

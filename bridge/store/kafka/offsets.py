@@ -2,12 +2,13 @@
 
 import asyncio
 
-from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, TopicPartition
-from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka import OFFSET_INVALID, ConsumerGroupTopicPartitions, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec  # type: ignore[attr-defined]
 
+from bridge.core.errors import StoreTimeout
 from bridge.core.message import MessageQueue
 from bridge.store.kafka.asker import Asker
-from bridge.store.kafka.errors import make_store_error
+from bridge.store.kafka.errors import SILENCE, error_of, make_store_error
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.results import QueueOffsets
 
@@ -21,6 +22,7 @@ class OffsetClient:
     def __init__(self, config: KafkaConfig) -> None:
         self._asker = Asker(config)
         self.errors = self._asker.errors
+        self._is_stale = False
         self._running: dict[MessageQueue, asyncio.Task[QueueOffsets]] = {}
         self._waiting: dict[MessageQueue, asyncio.Task[QueueOffsets]] = {}
 
@@ -80,13 +82,38 @@ class OffsetClient:
         await self._asker.close()
 
     async def _find(self, queue: MessageQueue, spec: OffsetSpec, isolation: IsolationLevel) -> int:
+        """The client asks whom it once knew as leader, and would stay with that for minutes: after an error it is
+        made to look anew, at once if somebody did answer."""
+        if self._is_stale:
+            await self._look_for_leaders()
+        answer = await self._ask_leader(queue, spec, isolation)
+        if isinstance(answer, KafkaException) and error_of(answer).code() not in SILENCE:
+            await self._look_for_leaders()
+            answer = await self._ask_leader(queue, spec, isolation)
+        if isinstance(answer, KafkaException):
+            self._is_stale = True
+            raise make_store_error(error_of(answer)) from answer
+        # A request without an answer in time comes back as a success, with this offset for every queue.
+        if answer.offset == OFFSET_INVALID:
+            self._is_stale = True
+            raise StoreTimeout(f"{queue.topic}[{queue.queue_id}]: no answer to a question for its offsets")
+        return int(answer.offset)
+
+    async def _look_for_leaders(self) -> None:
+        """All topics: a request that names one could create it."""
+        await self._asker.run(lambda client, timeout_s: client.list_topics(timeout=timeout_s))
+        self._is_stale = False
+
+    async def _ask_leader(
+        self, queue: MessageQueue, spec: OffsetSpec, isolation: IsolationLevel
+    ) -> ListOffsetsResultInfo | KafkaException:
         target = TopicPartition(*queue)
-        found = await self._asker.ask(
-            lambda client, timeout_s: client.list_offsets(
-                {target: spec}, isolation_level=isolation, request_timeout=timeout_s
-            )[target]
+        answers = await self._asker.ask_each(
+            lambda client, timeout_s: {
+                None: client.list_offsets({target: spec}, isolation_level=isolation, request_timeout=timeout_s)[target]
+            }
         )
-        return int(found.offset)
+        return answers[None]
 
 
 def _forget_error(task: "asyncio.Task[QueueOffsets]") -> None:

@@ -18,6 +18,7 @@ POLL_S = 0.05  # no call into a client waits longer for something that may never
 _EVERY_CLIENT: Mapping[str, OptionValue] = {
     "connections.max.idle.ms": 540_000,  # below the broker's 10 minutes, so that we are the one to close
     "log.connection.close": False,
+    "reconnect.backoff.max.ms": 1_000,  # default: 10 s; the broker is to be found again soon
     "allow.auto.create.topics": False,
     # Connect to all brokers at once. Otherwise the first request of a client waits until the suppression of
     # further connections ends: 1 s with a reconnect back-off of 4 s, and a take-over makes two such clients.
@@ -64,7 +65,7 @@ class ClientErrors:
         self.last_error = f"{error.name()}: {error.str()}"
         self.last_error_monotonic_ms = time.monotonic_ns() // 1_000_000
         self.codes.add(error.code())
-        if error.fatal():
+        if error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001 - the client's public name for it
             self.fatal = error
 
     def clear(self) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
-from weakref import WeakSet
+from typing import TypeVar
 
 from bridge.core.message import Message, MessageQueue, StoredMessage
 from bridge.store.kafka.consumer import KafkaQueueReader
@@ -14,7 +14,8 @@ from bridge.store.kafka.producer import AppendClient
 from bridge.store.kafka.transactions import BatchSizeLimit, KafkaBatchWriter, no_limit
 from bridge.store.results import GetResult, GetStatus, PutResult, QueueOffsets
 
-_Opened = KafkaQueueReader | KafkaBatchWriter | KafkaGroupMember
+_AnyOpened = KafkaQueueReader | KafkaBatchWriter | KafkaGroupMember
+Opened = TypeVar("Opened", KafkaQueueReader, KafkaBatchWriter, KafkaGroupMember)
 
 
 class KafkaOwnerStore:
@@ -23,39 +24,36 @@ class KafkaOwnerStore:
     def __init__(self, config: KafkaConfig, batch_size_limit: BatchSizeLimit = no_limit) -> None:
         self._config = config
         self._batch_size_limit = batch_size_limit
-        self._readers: WeakSet[KafkaQueueReader] = WeakSet()
-        self._writers: WeakSet[KafkaBatchWriter] = WeakSet()
-        self._members: WeakSet[KafkaGroupMember] = WeakSet()
+        self._opened: list[_AnyOpened] = []
 
     @property
     def last_error(self) -> str | None:
         """What one of the open clients complained of, if nothing has worked since."""
-        opened: list[_Opened] = [*self._readers, *self._writers, *self._members]
-        return newest_error(each.errors for each in opened)
+        return newest_error(each.errors for each in self._opened if not each.is_closed)
 
     def open_reader(self, queue: MessageQueue, offset: int) -> KafkaQueueReader:
-        reader = KafkaQueueReader(self._config, queue, offset)
-        self._readers.add(reader)
-        return reader
+        return self._keep(KafkaQueueReader(self._config, queue, offset))
 
     def open_writer(self, transactional_ids: tuple[str, str]) -> KafkaBatchWriter:
-        writer = KafkaBatchWriter(self._config, transactional_ids, self._batch_size_limit)
-        self._writers.add(writer)
-        return writer
+        return self._keep(KafkaBatchWriter(self._config, transactional_ids, self._batch_size_limit))
 
     def join_group(self, group: str, topic: str) -> KafkaGroupMember:
-        member = KafkaGroupMember(self._config, group, topic)
-        self._members.add(member)
-        return member
+        return self._keep(KafkaGroupMember(self._config, group, topic))
 
     def find_member(self, group: str) -> KafkaGroupMember | None:
         """This process's own member of the group."""
-        return next((member for member in self._members if member.group == group and not member.is_closed), None)
+        members = (each for each in self._opened if isinstance(each, KafkaGroupMember) and not each.is_closed)
+        return next((member for member in members if member.group == group), None)
 
     async def close(self) -> None:
         """Closes whatever is still open."""
-        opened: list[_Opened] = [*self._writers, *self._readers, *self._members]
+        opened, self._opened = self._opened, []
         await asyncio.gather(*[each.close() for each in opened])
+
+    def _keep(self, opened: Opened) -> Opened:
+        """For `close`; those that are closed are forgotten at the next opening."""
+        self._opened = [*(each for each in self._opened if not each.is_closed), opened]
+        return opened
 
 
 class KafkaMessageStore:

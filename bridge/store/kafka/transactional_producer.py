@@ -9,10 +9,10 @@ from confluent_kafka import KafkaError, Producer, TopicPartition
 from confluent_kafka import Message as Report
 
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown
-from bridge.core.message import Message
+from bridge.core.message import Message, Receipt
 from bridge.store.kafka.errors import CLIENT_ERRORS, describe, error_of, is_abortable, make_fatal
 from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, transaction_options
-from bridge.store.results import AtomicBatch, BatchResult, Receipt
+from bridge.store.results import AtomicBatch, BatchResult
 
 _UNKNOWN_PARTITION = KafkaError._UNKNOWN_PARTITION  # noqa: SLF001 - the client's public name for it
 _STATE = KafkaError._STATE  # noqa: SLF001
@@ -192,7 +192,8 @@ class TransactionalProducer:
         try:
             producer.abort_transaction(self._call_s)
         except CLIENT_ERRORS as raised:
-            raise make_fatal(error_of(raised)) from raised
+            reason = describe(error) if topic is None else f"{topic}: {describe(error)}"
+            raise make_fatal(error_of(raised), reason) from raised
         if error.code() in _PURGED:
             raise _Purged(describe(error))
         raise BatchAborted(describe(error), topic)

@@ -48,6 +48,11 @@ class KafkaBatchWriter:
         self._is_usable = False
         self._thread = ClientThread(f"kafka-writer-{first}")
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._thread.is_closed
+
     async def fence(self) -> None:
         self._is_usable = False
         await self._watch(self._fence, 2 * FENCE_TIMEOUT_S)

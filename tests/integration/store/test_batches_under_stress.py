@@ -9,10 +9,10 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreFenced, StoreUnavailable
-from bridge.core.message import Message, MessageQueue
+from bridge.core.message import Message, MessageQueue, Receipt
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.transactions import BatchSizeLimit, KafkaBatchWriter, no_limit
-from bridge.store.results import AtomicBatch, Receipt
+from bridge.store.results import AtomicBatch
 from tests.contract.kafka_world import KafkaContractWorld
 from tests.contract.world import (
     DEADLINE_S,

@@ -1,0 +1,133 @@
+"""A broker that stands still, is killed, or was never there."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from bridge.broker.dev_broker import DevBroker
+from bridge.core.errors import BatchOutcomeUnknown, StoreError, StoreTimeout
+from bridge.core.message import MessageQueue
+from bridge.store.kafka.admin import KafkaTopicAdmin
+from bridge.store.kafka.options import KafkaConfig
+from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
+from bridge.store.results import PutStatus
+from tests.contract.world import DEADLINE_S, batch_of, fresh_name, to
+from tests.support.broker import BrokerFactory
+
+QUEUE = MessageQueue("orders", 0)
+
+
+class Clients(NamedTuple):
+    """The stores of one process, impatient."""
+
+    store: KafkaMessageStore
+    owners: KafkaOwnerStore
+    admin: KafkaTopicAdmin
+
+
+@asynccontextmanager
+async def open_clients(bootstrap: str) -> AsyncIterator[Clients]:
+    """Closed at the end, whatever the broker does."""
+    config = KafkaConfig({"bootstrap.servers": bootstrap}, message_timeout_ms=1_500, read_timeout_ms=1_500)
+    owners = KafkaOwnerStore(config)
+    clients = Clients(KafkaMessageStore(config, owners), owners, KafkaTopicAdmin(config))
+    try:
+        yield clients
+    finally:
+        await asyncio.gather(clients.owners.close(), clients.store.close(), clients.admin.close())
+
+
+async def until_it_works(attempt: Callable[[], Awaitable[object]]) -> None:
+    """The clients find the broker again by themselves."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            try:
+                await attempt()
+            except StoreError:
+                await asyncio.sleep(0.1)
+            else:
+                return
+
+
+async def test_nobody_there_is_said_in_time() -> None:
+    """Without a broker reads and puts end with their time-outs, the complaint is kept, and closing works (A)."""
+    async with open_clients("127.0.0.1:1") as clients:
+        for attempt in (
+            clients.store.get_offsets(QUEUE),
+            clients.store.get(QUEUE, 0, 1),
+            clients.admin.describe_cluster(),
+            clients.admin.list_topics(),
+        ):
+            with pytest.raises(StoreTimeout):
+                await attempt
+        assert (await clients.store.put(QUEUE, to(QUEUE, b"v"))).status is PutStatus.OUTCOME_UNKNOWN
+        assert "127.0.0.1:1" in (clients.store.last_error or "") or "down" in (clients.store.last_error or "")
+
+
+async def test_paused_and_killed_broker(broker_factory: BrokerFactory) -> None:
+    """Unknown while it stands still or is gone, never a hang; afterwards everything goes on (A, T)."""
+    broker = broker_factory()
+    async with open_clients(broker.bootstrap) as clients:
+        await clients.admin.create_topic(QUEUE.topic, 1, 1, {})
+        name = fresh_name("owner")
+        ids = (f"{name}-0", f"{name}-1")
+        await _stop_in_mid_batch(clients, broker, ids)
+        await until_it_works(lambda: clients.store.get_offsets(QUEUE))
+        successor = clients.owners.open_writer(ids)
+        await successor.fence()
+        await successor.put_all(batch_of([], to(QUEUE, b"after the pause")))
+        await _kill(clients, broker)
+        again = clients.owners.open_writer(ids)
+        await until_it_works(again.fence)
+        await again.put_all(batch_of([], to(QUEUE, b"after the kill")))
+        await until_it_works(lambda: _put(clients, b"plain"))
+        assert clients.store.last_error is None
+        values = [message.value for message in (await clients.store.get(QUEUE, 0, 100)).messages]
+    assert values[0] == b"first"
+    certain = [b"first", b"after the pause", b"after the kill"]
+    assert [value for value in values if value in certain] == certain
+    assert len(values) == len(set(values))
+
+
+async def _pause(broker: DevBroker) -> None:
+    """The signal takes a moment."""
+    broker.pause()
+    assert broker.pid is not None
+    async with asyncio.timeout(DEADLINE_S):
+        while psutil.Process(broker.pid).status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110 - no event tells it
+            await asyncio.sleep(0.01)
+
+
+async def _stop_in_mid_batch(clients: Clients, broker: DevBroker, ids: tuple[str, str]) -> None:
+    writer = clients.owners.open_writer(ids)
+    await writer.fence()
+    await writer.put_all(batch_of([], to(QUEUE, b"first")))
+    await _pause(broker)
+    batch = asyncio.create_task(writer.put_all(batch_of([], to(QUEUE, b"?"))))
+    put = await clients.store.put(QUEUE, to(QUEUE, b"put 1?"))
+    assert put.status is PutStatus.OUTCOME_UNKNOWN
+    with pytest.raises(StoreTimeout):
+        await clients.store.get_offsets(QUEUE)
+    with pytest.raises(BatchOutcomeUnknown):
+        await batch
+    await writer.close()
+    broker.resume()
+
+
+async def _put(clients: Clients, word: bytes) -> None:
+    result = await clients.store.put(QUEUE, to(QUEUE, word + uuid.uuid4().bytes))
+    if result.status is not PutStatus.PUT_OK:
+        raise StoreTimeout(result.detail)
+
+
+async def _kill(clients: Clients, broker: DevBroker) -> None:
+    broker.kill()
+    with pytest.raises(StoreTimeout):
+        await clients.admin.describe_topics([QUEUE.topic])
+    assert (await clients.store.put(QUEUE, to(QUEUE, b"put 2?"))).status is PutStatus.OUTCOME_UNKNOWN
+    await asyncio.to_thread(broker.start)

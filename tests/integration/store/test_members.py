@@ -1,0 +1,68 @@
+"""Group members on a real broker, beyond the contract."""
+
+import asyncio
+
+import pytest
+
+from bridge.core.errors import StoreError
+from bridge.store.kafka.group_member import KafkaGroupMember
+from bridge.store.kafka.options import KafkaConfig
+from tests.contract.kafka_world import KafkaContractWorld
+from tests.contract.world import DEADLINE_S, fresh_name, gain, make_topic, next_change
+
+
+async def test_member_with_a_name_hands_over_at_once(world: KafkaContractWorld, kafka: str) -> None:
+    """A `group.instance.id` keeps queues over a restart; a member that leaves on purpose gives them up (T)."""
+    topic, group = await make_topic(world, 2), fresh_name("group")
+    named = KafkaConfig({"bootstrap.servers": kafka}, instance_id="first", session_timeout_ms=45_000)
+    first = KafkaGroupMember(named, group, topic)
+    await gain(first, {0, 1})
+    await first.close()
+    second = world.process.owners.join_group(group, topic)
+    await gain(second, {0, 1})
+    await second.close()
+
+
+async def test_rebalance_waits_only_so_long(world: KafkaContractWorld, kafka: str) -> None:
+    """A member that never lets go holds the others up to its bound, not for ever (T)."""
+    topic, group = await make_topic(world, 2), fresh_name("group")
+    stubborn = KafkaGroupMember(KafkaConfig({"bootstrap.servers": kafka}, release_timeout_ms=300), group, topic)
+    await gain(stubborn, {0, 1})
+    second = world.process.owners.join_group(group, topic)
+    while not (await next_change(second)).gained:
+        pass
+    assert sum(stubborn.is_owned(queue_id) for queue_id in (0, 1)) == 1
+    await second.close()
+    await stubborn.close()
+
+
+async def test_name_taken_by_another_ends_the_membership(world: KafkaContractWorld, kafka: str) -> None:
+    """Two processes with one instance id: the older one is told that it has lost everything, with the reason."""
+    topic, group = await make_topic(world, 2), fresh_name("group")
+    named = KafkaConfig({"bootstrap.servers": kafka}, instance_id="twin")
+    first = KafkaGroupMember(named, group, topic)
+    await gain(first, {0, 1})
+    second = KafkaGroupMember(named, group, topic)
+    lost = await next_change(first)
+    assert lost.lost == {0, 1}
+    assert not first.is_owned(0)
+    with pytest.raises(StoreError, match="fenced"):
+        await next_change(first)
+    await gain(second, {0, 1})
+    await first.close()
+    await second.close()
+
+
+async def test_members_queues_survive_quiet_minutes(world: KafkaContractWorld, kafka: str) -> None:
+    """A member that nobody asks anything keeps its queues beyond a session: it polls by itself."""
+    topic = await make_topic(world, 1)
+    member = KafkaGroupMember(
+        KafkaConfig({"bootstrap.servers": kafka}, session_timeout_ms=6_000), fresh_name("group"), topic
+    )
+    await gain(member, {0})
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(7):
+            await member.next_change()
+    assert member.is_owned(0)
+    assert DEADLINE_S > 7
+    await member.close()
