@@ -1,0 +1,218 @@
+"""Short SQL transactions on threads, on both databases: nothing waits for ever, nothing is applied by halves."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import pytest
+import pytest_asyncio
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from bridge.core.errors import ConfigError
+from bridge.sql.engine import Database, SqlConfig
+from bridge.sql.errors import SqlUnavailable
+from bridge.sql.tables import group_counts, leases
+
+pytest_plugins = ["tests.support.postgres"]
+
+QUICK = SqlConfig(statement_timeout_ms=300, admission_timeout_ms=200, call_timeout_ms=5_000, threads=2)
+
+
+@pytest_asyncio.fixture
+async def quick(database_url: str) -> AsyncIterator[Database]:
+    """A database with short time-outs."""
+    opened = Database(database_url, QUICK)
+    yield opened
+    await opened.close()
+
+
+def add_lease(conn: Connection, name: str = "a") -> None:
+    conn.execute(sa.insert(leases).values(name=name, owner="me", until_ms=1))
+
+
+def count_leases(conn: Connection) -> int:
+    return int(conn.execute(sa.select(sa.func.count()).select_from(leases)).scalar_one())
+
+
+async def test_work_is_applied_whole_or_not_at_all(database: Database) -> None:
+    """An error in the middle takes everything back."""
+
+    def fail(conn: Connection) -> None:
+        add_lease(conn)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await database.run(fail)
+    assert await database.read(count_leases) == 0
+    await database.run(add_lease)
+    assert await database.read(count_leases) == 1
+
+
+async def test_many_at_once_all_get_their_turn(database: Database) -> None:
+    """Writers wait for each other; nobody is refused for being busy."""
+    await asyncio.gather(*[database.run(lambda conn, n=n: add_lease(conn, f"lease-{n}")) for n in range(40)])
+    assert await database.read(count_leases) == 40
+
+
+async def test_broken_constraint_is_no_outage(database: Database) -> None:
+    """A bug must not look like a database that is away."""
+    await database.run(add_lease)
+    with pytest.raises(sa.exc.IntegrityError):
+        await database.run(add_lease)
+
+
+async def test_database_without_tables_names_the_remedy(empty_database_url: str) -> None:
+    """Whoever starts without `migrate` is told so."""
+    database = Database(empty_database_url)
+    with pytest.raises(SqlUnavailable, match="migrate") as caught:
+        await database.read(count_leases)
+    assert not caught.value.retry_helps
+    await database.close()
+
+
+async def test_slow_read_is_stopped(quick: Database) -> None:
+    """A bad search does not hold a thread for ever (66)."""
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    with pytest.raises(SqlUnavailable, match="too long"):
+        await quick.read(lambda conn: conn.execute(sa.text(endless)).scalar_one())
+    assert await quick.read(count_leases) == 0
+
+
+async def test_full_house_sends_callers_away_in_time(quick: Database) -> None:
+    """Bounded waits, no pile-up; afterwards everything goes on (66)."""
+    leave = threading.Event()
+    inside = [threading.Event() for _ in range(QUICK.threads)]
+
+    def stay(conn: Connection, event: threading.Event) -> None:
+        event.set()
+        leave.wait(5)
+
+    staying = [asyncio.create_task(quick.read(lambda conn, e=event: stay(conn, e))) for event in inside]
+    for event in inside:
+        assert await asyncio.to_thread(event.wait, 5)
+    with pytest.raises(SqlUnavailable, match="overloaded"):
+        await quick.read(count_leases)
+    leave.set()
+    await asyncio.gather(*staying)
+    assert await quick.read(count_leases) == 0
+
+
+async def test_caller_who_leaves_does_not_free_a_busy_thread(quick: Database) -> None:
+    """A cancelled request still occupies its thread until the work is done."""
+    leave, inside = threading.Event(), threading.Event()
+
+    def stay(conn: Connection) -> None:
+        inside.set()
+        leave.wait(5)
+
+    staying = asyncio.create_task(quick.run(stay))
+    assert await asyncio.to_thread(inside.wait, 5)
+    staying.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await staying
+    if quick.is_sqlite:
+        with pytest.raises(SqlUnavailable, match="overloaded"):
+            await quick.run(add_lease)
+    leave.set()
+    await quick.run(add_lease)
+    assert await quick.read(count_leases) == 1
+
+
+async def test_answer_that_does_not_come_is_an_unknown_outcome(database_url: str) -> None:
+    """A database that hangs is given up; whether it worked is not known."""
+    database = Database(database_url, SqlConfig(call_timeout_ms=100))
+    leave = threading.Event()
+    with pytest.raises(SqlUnavailable) as caught:
+        await database.run(lambda conn: leave.wait(5))
+    assert caught.value.is_outcome_unknown
+    leave.set()
+    await database.close()
+
+
+async def test_closed_database_refuses(database_url: str) -> None:
+    """No call hangs at the end of a process."""
+    database = Database(database_url)
+    await database.close()
+    with pytest.raises(SqlUnavailable, match="closed"):
+        await database.read(count_leases)
+
+
+async def test_deadlock_is_repeated_until_it_works(database_url: str) -> None:
+    """Two that wait for each other: the database ends one, and its work is run again (66)."""
+    database = Database(database_url)
+    if database.is_sqlite:
+        return  # one writer at a time: there is nothing to wait for in a circle
+    columns = ("committed", "blocked", "rolled_back", "parked")
+    for name in ("a", "b"):
+        row = {"producer_group": name, "prepared": 0, **dict.fromkeys(columns, 0)}
+        await database.run(lambda conn, r=row: conn.execute(sa.insert(group_counts).values(r)))
+    met = threading.Barrier(2)
+
+    def add(conn: Connection, names: str) -> None:
+        for place, name in enumerate(names):
+            is_it = group_counts.c.producer_group == name
+            conn.execute(sa.update(group_counts).where(is_it).values(prepared=group_counts.c.prepared + 1))
+            if place == 0:
+                with suppress(threading.BrokenBarrierError):  # the repetition is alone
+                    met.wait(0.5)
+
+    await asyncio.gather(database.run(lambda conn: add(conn, "ab")), database.run(lambda conn: add(conn, "ba")))
+    counts = await database.read(lambda conn: conn.execute(sa.select(group_counts.c.prepared)).scalars().all())
+    assert counts == [2, 2]
+    await database.close()
+
+
+async def test_two_processes_write_to_one_sqlite_file(database_url: str) -> None:
+    """`serve` processes share the file: they wait for each other (SQLite), or do not notice (PostgreSQL)."""
+    databases = [Database(database_url) for _ in range(2)]
+    calls = [
+        database.run(lambda conn, n=n, m=m: add_lease(conn, f"{n}-{m}"))
+        for n, database in enumerate(databases)
+        for m in range(20)
+    ]
+    await asyncio.gather(*calls)
+    assert await databases[0].read(count_leases) == 40
+    for database in databases:
+        await database.close()
+
+
+async def test_read_only_view_cannot_write_on_sqlite(database: Database) -> None:
+    """A read that writes is a bug, found at once where the database can tell."""
+    if database.is_sqlite:
+        with pytest.raises(SqlUnavailable, match="read-only"):
+            await database.read(add_lease)
+
+
+async def test_server_out_of_reach_is_unavailable() -> None:
+    """Nothing was applied, and trying again may help (65)."""
+    database = Database("postgresql://nobody@127.0.0.1:1/nothing")
+    with pytest.raises(SqlUnavailable, match="cannot be reached") as caught:
+        await database.run(add_lease)
+    assert caught.value.retry_helps
+    assert not caught.value.is_outcome_unknown
+    await database.close()
+
+
+async def test_connection_cut_off_in_between_is_unavailable(database_url: str) -> None:
+    """An administrator, or a fail-over, ends the session: nothing was applied, the next call works (66, 67)."""
+    database = Database(database_url)
+    if database.is_sqlite:
+        return  # a file has no session
+
+    def die(conn: Connection) -> None:
+        add_lease(conn)
+        conn.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    with pytest.raises(SqlUnavailable):
+        await database.run(die)
+    assert await database.read(count_leases) == 0
+    await database.close()
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "mysql://host/db", "not a url"])
+def test_unusable_url_is_a_setting_that_is_wrong(url: str) -> None:
+    """Memory would be another database on each connection."""
+    with pytest.raises(ConfigError):
+        Database(url)

@@ -1,0 +1,252 @@
+"""Groups, rounds, counts, audit, redrive jobs, leases and identity, on both databases."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from bridge.core.config import CheckTimes, GroupSettings
+from bridge.directory import DEFAULT_SETTINGS, UnansweredRound
+from bridge.sql.audit import ActEntry, read_audit
+from bridge.sql.bulk import insert_rows
+from bridge.sql.directory import SqlDirectory
+from bridge.sql.engine import Database
+from bridge.sql.errors import MalformedCursor
+from bridge.sql.groups import GroupDeletion
+from bridge.sql.identity import TopicIdentity, read_identity, record_identity
+from bridge.sql.leases import release_lease, take_lease
+from bridge.sql.projected_row import ALL_COLUMNS, all_values, make_row
+from bridge.sql.redrive import JobState, RedriveJob, advance_job, claim_job, create_job, find_job, list_jobs, stop_job
+from bridge.sql.stats import AGE_BOUNDS_S, read_stats
+from bridge.sql.tables import endpoints, group_counts, transactions
+from bridge.sql.transactions import read_timeline
+from tests.support.virtual_time import VirtualClock
+
+pytest_plugins = ["tests.support.postgres"]
+
+HOUR_MS = 3_600_000
+URL = "https://shop/check"
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    """Time that moves when it is told to."""
+    return VirtualClock()
+
+
+@pytest_asyncio.fixture
+async def directory(database: Database, clock: VirtualClock) -> AsyncIterator[SqlDirectory]:
+    """A directory that has read the empty database."""
+    opened = SqlDirectory(database, clock)
+    await opened.refresh()
+    yield opened
+
+
+async def test_secret_is_told_once_and_signs(directory: SqlDirectory) -> None:
+    """A put that creates tells it; a put that replaces does not."""
+    put = await directory.put_group("shop", DEFAULT_SETTINGS, [URL])
+    assert put.is_created
+    assert put.secret is not None
+    assert put.secret.startswith("whsec_")
+    assert await directory.put_group("shop", DEFAULT_SETTINGS, []) == (False, None)
+    group = directory.get("shop")
+    assert group is not None
+    assert (list(group.endpoints), list(group.secrets)) == ([], [put.secret])
+
+
+async def test_old_secret_signs_for_a_day_more(directory: SqlDirectory, clock: VirtualClock) -> None:
+    """Receivers change over without a gap; never more than two sign (77)."""
+    first = (await directory.put_group("shop", DEFAULT_SETTINGS, [])).secret
+    second = await directory.rotate_secret("shop")
+    assert secrets_of(directory) == [second, first]
+    third = await directory.rotate_secret("shop")
+    assert secrets_of(directory) == [third, second]
+    clock.shift_wall_clock(24 * HOUR_MS)
+    await directory.refresh()
+    assert secrets_of(directory) == [third]
+    assert await directory.rotate_secret("nobody") is None
+
+
+def secrets_of(directory: SqlDirectory) -> list[str]:
+    group = directory.get("shop")
+    assert group is not None
+    return list(group.secrets)
+
+
+async def test_first_prepare_makes_a_group_without_secret_once(directory: SqlDirectory, database: Database) -> None:
+    """Two processes at once make one group; a later put keeps it."""
+    other = SqlDirectory(database, VirtualClock())
+    made, again = await directory.ensure_group("shop"), await other.ensure_group("shop")
+    assert (made.settings, list(made.endpoints), list(made.secrets)) == (DEFAULT_SETTINGS, [], [])
+    assert again == made
+    assert directory.get("shop") == made
+    assert not (await directory.put_group("shop", DEFAULT_SETTINGS, [URL])).is_created
+
+
+async def test_change_by_another_process_is_seen_after_a_refresh(directory: SqlDirectory, database: Database) -> None:
+    """Revoked or added: within a second everywhere, without restart."""
+    other = SqlDirectory(database, VirtualClock())
+    await other.put_group("shop", GroupSettings(CheckTimes(max_checks=3)), [URL])
+    assert directory.get("shop") is None
+    await directory.refresh()
+    assert directory.settings_of("shop").times.max_checks == 3
+    await other.delete_group("shop")
+    await directory.refresh()
+    assert directory.get("shop") is None
+
+
+async def test_unchanged_directory_is_not_read_again(directory: SqlDirectory) -> None:
+    """A refresh costs one row as long as nothing happens."""
+    await directory.put_group("shop", DEFAULT_SETTINGS, [URL])
+    before = directory.groups
+    await directory.refresh()
+    assert directory.groups is before
+
+
+async def test_leased_endpoints_survive_a_put(directory: SqlDirectory, database: Database) -> None:
+    """A put replaces what was configured, not who is alive."""
+    await directory.put_group("shop", DEFAULT_SETTINGS, [URL])
+    leased = {"producer_group": "shop", "url": "https://live", "is_leased": True, "lease_until_ms": 5}
+    await database.run(lambda conn: conn.execute(sa.insert(endpoints).values(leased)))
+    await directory.put_group("shop", DEFAULT_SETTINGS, ["https://new"])
+    group = directory.get("shop")
+    assert group is not None
+    assert sorted((e.url, e.is_leased) for e in group.endpoints) == [("https://live", True), ("https://new", False)]
+
+
+async def test_group_in_use_is_not_deleted(directory: SqlDirectory, database: Database) -> None:
+    """Somebody would have to be asked about what is pending (409)."""
+    await directory.put_group("shop", DEFAULT_SETTINGS, [URL])
+    row = make_row("0" * 28, "shop", 0, 1, 1)
+    await database.run(lambda conn: insert_rows(conn, transactions, ALL_COLUMNS, [all_values(row)]))
+    entry = ActEntry(1, "ann", "delete", "shop")
+    assert await directory.delete_group("shop", entry) is GroupDeletion.IN_USE
+    await database.run(lambda conn: conn.execute(sa.delete(transactions)))
+    assert await directory.delete_group("shop", entry) is GroupDeletion.DELETED
+    assert await directory.delete_group("shop", entry) is GroupDeletion.UNKNOWN
+    assert (await database.read(lambda conn: read_audit(conn, 10)))[0] == [entry]
+
+
+async def test_unanswered_rounds_are_added_up_in_timeline_and_health(
+    directory: SqlDirectory, database: Database
+) -> None:
+    """A group that is down for a day leaves one line, not thousands."""
+    await directory.put_group("shop", DEFAULT_SETTINGS, [URL])
+    row = make_row("0" * 28, "shop", 0, 1, 1)
+    await database.run(lambda conn: insert_rows(conn, transactions, ALL_COLUMNS, [all_values(row)]))
+    for at_ms in (10, 20, 30):
+        await directory.record_rounds([UnansweredRound("0" * 28, "shop", at_ms, "timeout", URL)])
+    await directory.record_rounds([UnansweredRound("0" * 28, "shop", 40, "no-endpoint", None)])
+    _, timeout, missing = await database.read(lambda conn: read_timeline(conn, "0" * 28))
+    assert timeout.type == missing.type == "check_unanswered"
+    assert (timeout.members["first_ms"], timeout.members["last_ms"], timeout.members["count"]) == (10, 30, 3)
+    assert missing.members["failure"] == "no-endpoint"
+    health = await directory.read_health("shop")
+    assert health is not None
+    assert [(h.endpoint.url, h.unanswered, h.last_failure) for h in health.endpoints] == [
+        ("", 1, "no-endpoint"), (URL, 3, "timeout"),
+    ]  # fmt: skip
+    assert await directory.read_health("nobody") is None
+
+
+async def test_stats_come_by_group_with_ages_of_pending_ones(database: Database) -> None:
+    """Totals, oldest and histogram; ended ones are not looked at (C)."""
+    now_ms = 1_000_000_000
+    ages_s = {"shop": [0, 1, 4, 100_000], "bank": [40]}
+    rows = [
+        make_row(f"{group:0>20}{n:08}", group, 0, 100 * len(group) + n + ord(group[0]), now_ms - age * 1000)
+        for group, ages in ages_s.items()
+        for n, age in enumerate(ages)
+    ]
+
+    def fill(conn: Connection) -> None:
+        insert_rows(conn, transactions, ALL_COLUMNS, [all_values(row) for row in rows])
+        columns = ("producer_group", "prepared", "committed", "blocked", "rolled_back", "parked")
+        insert_rows(conn, group_counts, columns, [("shop", 10, 3, 1, 2, 1), ("bank", 1, 0, 0, 0, 0)])
+
+    await database.run(fill)
+    stats = await database.read(lambda conn: read_stats(conn, now_ms))
+    shop = stats.groups["shop"]
+    assert (shop.pending, shop.blocked, shop.oldest_pending_ms) == (4, 1, now_ms - 100_000_000)
+    assert {bound: count for bound, count in shop.age_histogram if count} == {1: 2, 5: 1, None: 1}
+    assert (stats.total.prepared, stats.total.pending, stats.total.oldest_pending_ms) == (11, 5, now_ms - 100_000_000)
+    assert [bound for bound, _ in stats.total.age_histogram] == [*AGE_BOUNDS_S, None]
+    assert sum(count for _, count in stats.total.age_histogram) == 5
+
+
+async def test_empty_stats_are_zeros(database: Database) -> None:
+    """Before the first transaction there is nothing, not an error."""
+    stats = await database.read(lambda conn: read_stats(conn, 1))
+    assert (stats.total.prepared, stats.total.pending, stats.groups) == (0, 0, {})
+
+
+async def test_audit_is_paged_newest_first(directory: SqlDirectory, database: Database) -> None:
+    """Who did what, with before and after, kept with the act itself."""
+    for number in range(5):
+        entry = ActEntry(number, "ann", "put", f"group-{number}", "why", {"a": number}, None)
+        await directory.put_group(f"group-{number}", DEFAULT_SETTINGS, [], entry)
+    first, cursor = await database.read(lambda conn: read_audit(conn, 3))
+    rest, last = await database.read(lambda conn: read_audit(conn, 3, cursor))
+    assert [entry.at_ms for entry in first + rest] == [4, 3, 2, 1, 0]
+    assert (first[0].before, first[0].after, last) == ({"a": 4}, None, None)
+    with pytest.raises(MalformedCursor):
+        await database.read(lambda conn: read_audit(conn, 3, "MTo1OjU"))
+
+
+JOB = RedriveJob("job-1", 1, 1, "ann", "why", {"group": "shop"}, "resume", 50)
+
+
+async def test_redrive_job_is_worked_at_by_one_until_its_lease_ends(database: Database) -> None:
+    """A process that dies is followed by another, from the page it had reached (89)."""
+    await database.run(lambda conn: create_job(conn, JOB))
+    assert await database.run(lambda conn: claim_job(conn, "one", 100, 50)) == JOB
+    assert await database.run(lambda conn: claim_job(conn, "two", 149, 50)) is None
+    step = replace(JOB, updated_ms=120, cursor="next", counts={"done": 7})
+    assert await database.run(lambda conn: advance_job(conn, step, "one"))
+    assert await database.run(lambda conn: claim_job(conn, "two", 150, 50)) == step
+    assert not await database.run(lambda conn: advance_job(conn, step, "one"))
+
+
+async def test_stopped_or_finished_job_is_not_claimed(database: Database) -> None:
+    """Stop means that nothing more is begun, and it stays visible."""
+    await database.run(lambda conn: create_job(conn, JOB))
+    await database.run(lambda conn: claim_job(conn, "one", 100, 50))
+    assert await database.run(lambda conn: stop_job(conn, "job-1", 110))
+    assert not await database.run(lambda conn: stop_job(conn, "job-1", 111))
+    assert not await database.run(lambda conn: advance_job(conn, JOB, "one"))
+    assert await database.run(lambda conn: claim_job(conn, "two", 1_000, 50)) is None
+    found = await database.read(lambda conn: find_job(conn, "job-1"))
+    assert found is not None
+    assert (found.state, found.updated_ms) == (JobState.STOPPED, 110)
+    assert await database.read(lambda conn: list_jobs(conn, 5)) == [found]
+    assert await database.read(lambda conn: find_job(conn, "job-2")) is None
+
+
+async def test_lease_belongs_to_one_until_it_ends(database: Database) -> None:
+    """Renewed by its owner, taken by another only afterwards, free when given back."""
+
+    async def take(owner: str, now_ms: int) -> bool:
+        return await database.run(lambda conn: take_lease(conn, "projector", owner, now_ms, 50))
+
+    assert await take("one", 100)
+    assert not await take("two", 149)
+    assert await take("one", 140)
+    assert not await take("two", 189)
+    assert await take("two", 190)
+    await database.run(lambda conn: release_lease(conn, "projector", "one"))
+    assert not await take("one", 191)
+    await database.run(lambda conn: release_lease(conn, "projector", "two"))
+    assert await take("one", 192)
+
+
+async def test_identity_is_recorded_and_replaced(database: Database) -> None:
+    """What an operator accepts takes the place of what was known (62)."""
+    assert await database.read(read_identity) == {}
+    topics = {"half": TopicIdentity("cluster", "1"), "op": TopicIdentity("cluster", "2")}
+    await database.run(lambda conn: record_identity(conn, topics, 1))
+    changed = {"op": TopicIdentity("cluster", "3")}
+    await database.run(lambda conn: record_identity(conn, changed, 2))
+    assert await database.read(read_identity) == topics | changed

@@ -1,0 +1,171 @@
+"""Pages, look-ups and counts over rows as the projector writes them, on both databases."""
+
+from random import Random
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from bridge.core.transaction import TransactionState
+from bridge.core.view import MessageSummary
+from bridge.sql.bulk import insert_rows
+from bridge.sql.engine import Database
+from bridge.sql.errors import MalformedCursor
+from bridge.sql.fold import KeyRow
+from bridge.sql.projected_row import ALL_COLUMNS, ProjectedRow, all_values, make_row
+from bridge.sql.rows import encode_messages
+from bridge.sql.search import SearchFilter, search_transactions
+from bridge.sql.tables import transaction_keys, transactions
+from bridge.sql.transactions import (
+    count_live,
+    find_by_idempotency_key,
+    find_many,
+    find_many_by_key,
+    find_transaction,
+    purge,
+    read_timeline,
+)
+
+pytest_plugins = ["tests.support.postgres"]
+
+COMMITTED, ROLLED_BACK = TransactionState.COMMITTED, TransactionState.ROLLED_BACK
+PREPARED, PARKED = TransactionState.PREPARED, TransactionState.PARKED
+
+
+def id_of(number: int) -> str:
+    return f"{number:028d}"
+
+
+def make(number: int, group: str = "shop", state: TransactionState = PREPARED, **members: Any) -> ProjectedRow:
+    """A row of one message; `born_ms` is the number unless it is given."""
+    row = make_row(id_of(number), group, number % 2, number, number)
+    row.state = state.value
+    row.live = int(state in {PREPARED, PARKED} or bool(members.get("blocked")))
+    row.ended_ms = None if row.live else number
+    for name, value in members.items():
+        setattr(row, name, value)
+    return row
+
+
+def put(conn: Connection, rows: list[ProjectedRow], topic: str = "orders", key: bytes | None = b"k") -> None:
+    for row in rows:
+        row.messages = encode_messages([MessageSummary(topic, key, 1, -1, None)])
+    insert_rows(conn, transactions, ALL_COLUMNS, [all_values(row) for row in rows])
+    insert_rows(conn, transaction_keys, KeyRow._fields, [KeyRow(topic, row.born_ms, row.id, 0, key) for row in rows])
+
+
+async def read_pages(database: Database, wanted: SearchFilter, limit: int) -> list[list[str]]:
+    """Ids of all pages."""
+    pages, cursor = [], None
+    while True:
+        views, cursor = await database.read(lambda conn, c=cursor: search_transactions(conn, wanted, limit, c))
+        pages.append([view.transaction_id for view in views])
+        if cursor is None:
+            return pages
+
+
+async def test_pages_are_newest_first_and_hold_everything_once(database: Database) -> None:
+    """Also where many were born in the same millisecond."""
+    rows = [make(n, state=Random(n).choice(list(TransactionState)), born_ms=n // 5) for n in range(23)]
+    await database.run(lambda conn: put(conn, rows))
+    pages = await read_pages(database, SearchFilter(), 5)
+    assert [len(page) for page in pages] == [5, 5, 5, 5, 3]
+    expected = sorted(rows, key=lambda row: (row.born_ms, row.id), reverse=True)
+    assert [i for page in pages for i in page] == [row.transaction_id for row in expected]
+
+
+async def test_new_rows_do_not_shift_the_next_page(database: Database) -> None:
+    """A cursor is a place in the order, not a count."""
+    await database.run(lambda conn: put(conn, [make(n) for n in range(6)]))
+    first, cursor = await database.read(lambda conn: search_transactions(conn, SearchFilter(), 3, None))
+    await database.run(lambda conn: put(conn, [make(n) for n in range(6, 9)]))
+    second, last = await database.read(lambda conn: search_transactions(conn, SearchFilter(), 3, cursor))
+    assert [view.transaction_id for view in first + second] == [id_of(n) for n in (5, 4, 3, 2, 1, 0)]
+    assert last is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (SearchFilter(states=[PREPARED]), {0, 4}),
+        (SearchFilter(states=[COMMITTED]), {1, 5}),
+        (SearchFilter(states=[COMMITTED, PARKED]), {1, 3, 5}),
+        (SearchFilter(states=[ROLLED_BACK], group="shop"), {2}),
+        (SearchFilter(group="bank"), {4, 5}),
+        (SearchFilter(blocked=True), {5}),
+        (SearchFilter(blocked=False, states=[COMMITTED]), {1}),
+        (SearchFilter(blocked=True, states=[PREPARED]), set()),
+        (SearchFilter(topic="credits"), {4, 5}),
+        (SearchFilter(key=b"\xff"), {4, 5}),
+        (SearchFilter(topic="credits", key=b"k"), set()),
+        (SearchFilter(topic="credits", group="bank", states=[PREPARED]), {4}),
+        (SearchFilter(topic="credits", blocked=True), {5}),
+        (SearchFilter(topic="orders", group="bank"), set()),
+        (SearchFilter(born_after_ms=2, born_before_ms=5), {3, 4}),
+        (SearchFilter(topic="orders", born_after_ms=0, born_before_ms=3), {1, 2}),
+        (SearchFilter(states=[PARKED], born_after_ms=3), set()),
+    ],
+)
+async def test_filters_can_be_combined(database: Database, wanted: SearchFilter, expected: set[int]) -> None:
+    """Each combination finds exactly what it says."""
+    shop = [make(0), make(1, state=COMMITTED), make(2, state=ROLLED_BACK), make(3, state=PARKED)]
+    bank = [make(4, "bank"), make(5, "bank", COMMITTED, blocked=1)]
+
+    def fill(conn: Connection) -> None:
+        put(conn, shop)
+        put(conn, bank, "credits", b"\xff")
+
+    await database.run(fill)
+    pages = await read_pages(database, wanted, 2)
+    assert {int(i) for page in pages for i in page} == expected
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "!!", "MTox", "MTo5OTk5OTk5OTk5OTk5OTk5OTk5OTk5OTk5Ojk", "ä"])
+async def test_malformed_cursor_is_refused(database: Database, cursor: str) -> None:
+    """A cursor comes from outside: it is an error of the caller, never of the database."""
+    with pytest.raises(MalformedCursor):
+        await database.read(lambda conn: search_transactions(conn, SearchFilter(), 5, cursor))
+
+
+async def test_newest_transaction_of_a_key_is_found(database: Database) -> None:
+    """A key may be used again when everybody has forgotten the first one (30, 31)."""
+    rows = [make(1, idempotency_key="a"), make(2, idempotency_key="a"), make(3, "bank", idempotency_key="a"), make(4)]
+    await database.run(lambda conn: put(conn, rows))
+    found = await database.read(lambda conn: find_by_idempotency_key(conn, "shop", "a"))
+    assert found is not None
+    assert found.transaction_id == id_of(2)
+    pairs = [("shop", "a"), ("bank", "a"), ("bank", "b")]
+    many = await database.read(lambda conn: find_many_by_key(conn, pairs))
+    assert {pair: view.transaction_id for pair, view in many.items()} == {pairs[0]: id_of(2), pairs[1]: id_of(3)}
+
+
+async def test_many_ids_are_looked_up_at_once(database: Database) -> None:
+    """A batch asks for a thousand; unknown ones are left out."""
+    await database.run(lambda conn: put(conn, [make(n) for n in range(1_200)]))
+    found = await database.read(lambda conn: find_many(conn, [id_of(n) for n in range(1_100, 2_000)]))
+    assert sorted(int(i) for i in found) == list(range(1_100, 1_200))
+    assert await database.read(lambda conn: find_transaction(conn, id_of(5_000))) is None
+    assert await database.read(lambda conn: read_timeline(conn, id_of(5_000))) == []
+
+
+async def test_live_ones_are_pending_parked_and_blocked(database: Database) -> None:
+    """A group with any of them cannot be deleted."""
+    rows = [make(0), make(1, state=PARKED), make(2, state=COMMITTED, blocked=1), make(3, state=COMMITTED)]
+    await database.run(lambda conn: put(conn, [*rows, make(4, "bank")]))
+    assert await database.read(lambda conn: count_live(conn, "shop")) == 3
+    assert await database.read(lambda conn: count_live(conn, "nobody")) == 0
+
+
+async def test_purge_takes_only_what_ended_before(database: Database) -> None:
+    """Oldest first, at most as many as it may, never what is live (S)."""
+    rows = [make(n, state=Random(n).choice([COMMITTED, ROLLED_BACK])) for n in range(6)]
+    live = [make(6), make(7, state=PARKED), make(8, state=COMMITTED, blocked=1, ended_ms=1)]
+    await database.run(lambda conn: put(conn, rows + live))
+    assert await database.run(lambda conn: purge(conn, 5, 3)) == 3
+    assert await database.run(lambda conn: purge(conn, 5, 3)) == 2
+    assert await database.run(lambda conn: purge(conn, 5, 3)) == 0
+    left = await database.read(lambda conn: conn.execute(sa.select(transactions.c.transaction_id)).scalars().all())
+    assert sorted(left) == [id_of(n) for n in (5, 6, 7, 8)]
+    keys = await database.read(lambda conn: conn.execute(sa.select(sa.func.count(transaction_keys.c.id))).scalar_one())
+    assert keys == 4
