@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx2
-from bridge.topology import find_faults
 
 from api.cli.broker_version import ask_version
 from api.cli.clock_probe import probe_clocks
@@ -20,7 +19,9 @@ from bridge.core.topics import InternalTopics, with_prefix
 from bridge.sql.engine import Database
 from bridge.sql.errors import SqlUnavailable
 from bridge.sql.groups import Snapshot, read_snapshot
+from bridge.sql.identity import read_identity
 from bridge.sql.migrate import read_revisions
+from bridge.topology import examine as find_faults
 
 OK, WARNING, BROKEN = "ok", "warning", "broken"
 MAX_SKEW_MS = 5_000
@@ -82,7 +83,7 @@ async def _examine_kafka(settings: Settings) -> list[Diagnosis]:
     try:
         found = [Diagnosis(OK, "Kafka", f"{', '.join(cluster.brokers)} (cluster {cluster.cluster_id})")]
         found += await asyncio.gather(*[_examine_version(address) for address in cluster.brokers])
-        found += await _guard("topics", _examine_topics(parts, topics))
+        found += await _guard("topics", _examine_topics(parts, topics, settings))
         found += await _guard("transactions", _examine_transactions(parts, topics))
         found += await _guard("clocks", _examine_clocks(parts, topics))
         return found
@@ -102,14 +103,17 @@ async def _examine_version(address: str) -> Diagnosis:
     return Diagnosis(OK, "Kafka version", f"{address} is Kafka {release}")
 
 
-async def _examine_topics(parts: KafkaParts, topics: InternalTopics) -> list[Diagnosis]:
-    names = (topics.half, topics.op, topics.parked)
-    found = await parts.admin.describe_topics(names)
-    missing = [name for name in names if found[name] is None]
-    if len(missing) == len(names):
-        return [Diagnosis(BROKEN, "topics", "the bridge never ran here: no internal topics", _MIGRATE_REMEDY)]
-    faults = [Diagnosis(BROKEN, "topics", str(fault), "") for fault in find_faults(topics, found)]
-    return faults or [Diagnosis(OK, "topics", f"{', '.join(names)} are as they must be")]
+async def _examine_topics(parts: KafkaParts, topics: InternalTopics, settings: Settings) -> list[Diagnosis]:
+    database = Database(settings.sql_url())
+    try:
+        identity = await database.read(read_identity)
+    except SqlUnavailable:
+        return [Diagnosis(WARNING, "topics", "cannot be judged before SQL is migrated", _MIGRATE_REMEDY)]
+    finally:
+        await database.close()
+    faults = await find_faults(parts.admin, topics, identity)
+    found = [Diagnosis(BROKEN, "topics", f"{fault.topic}: {fault.detail}", fault.remedy) for fault in faults]
+    return found or [Diagnosis(OK, "topics", f"{topics.half}, {topics.op}, {topics.parked} are as they must be")]
 
 
 async def _examine_transactions(parts: KafkaParts, topics: InternalTopics) -> list[Diagnosis]:

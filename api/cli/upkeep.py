@@ -27,7 +27,9 @@ config = typer.Typer(no_args_is_help=True, help="Settings.")
 
 AcceptOption = Annotated[
     bool,
-    typer.Option("--accept-identity", help="Take the cluster and topics as they are now for the bridge's own."),
+    typer.Option(
+        "--accept-identity", "--accept", help="Take the cluster and topics as they are now for the bridge's own."
+    ),
 ]
 
 

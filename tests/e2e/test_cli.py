@@ -1,0 +1,259 @@
+"""The command line against a real bridge on a real Kafka, all as processes."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.support.cli_process import DevProcess, environment, is_gone, run_command, running_dev, wait_for
+from tests.support.source_tree import ROOT
+
+TOPIC = "orders.created"
+
+
+@pytest.fixture(scope="module")
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevProcess]:
+    """One `dev` for the tests that only use it."""
+    with running_dev(tmp_path_factory.mktemp("dev"), "--kafka-port", "0", "--ephemeral", "--topic", TOPIC) as process:
+        yield process
+
+
+def command(dev: DevProcess, tmp_path: Path, *arguments: str, code: int = 0) -> str:
+    """Output of a command that ends with this code."""
+    done = run_command(*arguments, folder=tmp_path, settings=dev.settings)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+def prepare(dev: DevProcess, key: str, group: str = "cli") -> str:
+    body = {"producer_group": group, "messages": [{"topic": TOPIC, "key": key, "value": {"key": key}}]}
+    answer = httpx2.post(f"{dev.url}/v1/transactions", json=body, timeout=30)
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["transaction_id"])
+
+
+def sample(language: str) -> str:
+    """The sample of this language in the README."""
+    found = re.search(rf"<!-- sample: {language} -->\n```\w+\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def test_transaction_goes_its_way_by_commands(dev: DevProcess, tmp_path: Path) -> None:
+    """Prepared over HTTP, then looked up, committed, contradicted, listed, told and read by commands."""
+    transaction_id = prepare(dev, "way")
+    assert json.loads(command(dev, tmp_path, "tx", "get", transaction_id, "-o", "json"))["state"] == "PREPARED"
+    committed = json.loads(command(dev, tmp_path, "tx", "commit", transaction_id, "-g", "cli", "-o", "json"))
+    (receipt,) = committed["receipts"]
+    assert (committed["state"], receipt["topic"]) == ("COMMITTED", TOPIC)
+    command(dev, tmp_path, "tx", "rollback", transaction_id, code=4)
+    listed = command(dev, tmp_path, "tx", "list", "--key", "way", "-o", "jsonl").splitlines()
+    assert [json.loads(line)["transaction_id"] for line in listed] == [transaction_id]
+    events = [
+        json.loads(line)["type"]
+        for line in command(dev, tmp_path, "tx", "timeline", transaction_id, "-o", "jsonl").splitlines()
+    ]
+    assert events == ["prepared", "end", "published", "end"]
+    tailed = command(
+        dev, tmp_path, "topic", "tail", TOPIC, "--from-beginning", "--no-follow", "-o", "jsonl"
+    ).splitlines()
+    found = [record for record in map(json.loads, tailed) if record["key"] == "way"]
+    assert [(record["offset"], record["value"]) for record in found] == [(receipt["offset"], {"key": "way"})]
+
+
+def test_operator_ends_what_the_producer_will_not(dev: DevProcess, tmp_path: Path) -> None:
+    """Forced with a reason; unknown ids are not found."""
+    transaction_id = prepare(dev, "forced")
+    forced = command(dev, tmp_path, "tx", "force", transaction_id, "ROLLBACK", "--reason", "test", "-o", "json")
+    assert (json.loads(forced)["state"], json.loads(forced)["resolved_by"]) == ("ROLLED_BACK", "operator")
+    command(dev, tmp_path, "tx", "resume", transaction_id, "--reason", "test", code=4)
+    command(dev, tmp_path, "tx", "get", "0" * 28, code=3)
+
+
+def test_topics_are_made_and_listed(dev: DevProcess, tmp_path: Path) -> None:
+    """A second making is a conflict; reserved and illegal names are refused before Kafka is asked."""
+    command(dev, tmp_path, "topic", "create", "made.by.command", "--partitions", "3", "-s", "retention.ms=60000")
+    command(dev, tmp_path, "topic", "create", "made.by.command", code=4)
+    command(dev, tmp_path, "topic", "create", "RMQ_SYS_TRANS_HALF_TOPIC", code=2)
+    command(dev, tmp_path, "topic", "create", "no/name", code=2)
+    command(dev, tmp_path, "topic", "tail", "not.there", "--no-follow", code=3)
+    listed = {row["topic"]: row for row in json.loads(command(dev, tmp_path, "topic", "list", "-o", "json"))}
+    assert (listed["made.by.command"]["partitions"], listed["made.by.command"]["reserved"]) == (3, False)
+    assert listed["RMQ_SYS_TRANS_HALF_TOPIC"]["reserved"] is True
+
+
+def test_group_is_put_tried_and_deleted(dev: DevProcess, tmp_path: Path) -> None:
+    """An endpoint that answers everything with COMMIT is found out; one that rolls back is good."""
+    resolution = "COMMIT"
+
+    class Endpoint(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["checks"][0]
+            entry = {"transaction_id": asked["transaction_id"], "nonce": asked["nonce"], "resolution": resolution}
+            raw = json.dumps({"resolutions": [entry]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(raw)))
+            self.end_headers()
+            self.wfile.write(raw)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endpoint) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_address[1]}/check"
+            put = command(dev, tmp_path, "group", "put", "tried", "-e", url, "--check", "max_checks=3", "-o", "json")
+            assert json.loads(put)["secret"].startswith("whsec_")
+            (bad,) = json.loads(command(dev, tmp_path, "group", "test", "tried", "-o", "json", code=1))
+            assert (bad["is_ok"], bad["found"]) == (False, "COMMIT of a transaction that never was")
+            resolution = "ROLLBACK"
+            (good,) = json.loads(command(dev, tmp_path, "group", "test", "tried", "-o", "json"))
+            assert good["is_ok"] is True
+        finally:
+            server.shutdown()
+            thread.join()
+    assert json.loads(command(dev, tmp_path, "group", "get", "tried", "-o", "json"))["check"]["max_checks"] == 3
+    command(dev, tmp_path, "group", "delete", "tried")
+    command(dev, tmp_path, "group", "test", "tried", code=3)
+
+
+def test_doctor_finds_nothing_broken(dev: DevProcess, tmp_path: Path) -> None:
+    """On a fresh `dev`; and its records in the journal are nobody's transactions."""
+    diagnoses = json.loads(command(dev, tmp_path, "doctor", "--url", dev.url, "-o", "json"))
+    verdicts = {diagnosis["what"]: diagnosis["verdict"] for diagnosis in diagnoses}
+    assert verdicts.keys() >= {
+        "Java",
+        "Kafka",
+        "Kafka version",
+        "topics",
+        "transactions",
+        "clocks",
+        "SQL",
+        "bridge sql",
+    }
+    assert {what for what, verdict in verdicts.items() if verdict != "ok" and not what.startswith("group ")} == set()
+    assert command(dev, tmp_path, "tx", "list", "-g", "outbox-bridge-doctor", "-o", "json") == "[]\n"
+
+
+def test_doctor_names_what_is_missing(tmp_path: Path) -> None:
+    """No Kafka, no database: broken, with what to do."""
+    settings = {"OUTBOX_BRIDGE_KAFKA": '{"bootstrap.servers": "127.0.0.1:9"}'}
+    done = run_command("doctor", "--url", "http://127.0.0.1:9", "-o", "jsonl", folder=tmp_path, settings=settings)
+    assert done.returncode == 1
+    broken = [json.loads(line) for line in done.stdout.splitlines() if json.loads(line)["verdict"] == "broken"]
+    assert {diagnosis["what"] for diagnosis in broken} == {"Kafka", "SQL"}
+    assert all(diagnosis["remedy"] for diagnosis in broken)
+
+
+def test_settings_are_shown_with_their_origin(dev: DevProcess, tmp_path: Path) -> None:
+    """File, environment and default beside one another; secrets masked."""
+    (tmp_path / "outbox-bridge.toml").write_text('database_url = "sqlite:///secret.db"\n[http]\nport = 9000\n')
+    shown = {row["name"]: row for row in json.loads(command(dev, tmp_path, "config", "show", "-o", "json"))}
+    assert (shown["http.port"]["value"], shown["http.port"]["origin"]) == ("9000", "file")
+    assert shown["kafka.bootstrap.servers"]["origin"] == "environment"
+    assert "secret" not in shown["database_url"]["value"]
+
+
+def test_openapi_document_is_printed(dev: DevProcess, tmp_path: Path) -> None:
+    """With the paths of the interface."""
+    assert "/v1/transactions" in json.loads(command(dev, tmp_path, "openapi"))["paths"]
+
+
+def test_projection_is_rebuilt_while_the_bridge_runs(dev: DevProcess, tmp_path: Path) -> None:
+    """And a transaction from before is still found."""
+    transaction_id = prepare(dev, "rebuilt")
+    command(dev, tmp_path, "tx", "rollback", transaction_id)
+    command(dev, tmp_path, "projection", "rebuild")
+    wait_for(
+        lambda: '"ROLLED_BACK"' in command(dev, tmp_path, "tx", "list", "--key", "rebuilt", "-o", "json"),
+        "the rebuilt row",
+    )
+
+
+@pytest.mark.parametrize("language", ["curl", "python"])
+def test_readme_samples_work_as_they_stand(dev: DevProcess, tmp_path: Path, language: str) -> None:
+    """What a newcomer copies must publish."""
+    text = sample(language)
+    if language == "curl":
+        text = text.replace(f"outbox-bridge topic create {TOPIC}", f"outbox-bridge topic list | grep {TOPIC}")
+    argv = ["bash", "-euo", "pipefail", "-c", text] if language == "curl" else [sys.executable, "-c", text]
+    done = subprocess.run(
+        argv, cwd=tmp_path, env=environment(dev.settings), capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert f'"{TOPIC}"' in done.stdout or f"'{TOPIC}'" in done.stdout
+    order = {"curl": "42", "python": "43"}[language]
+    tailed = command(dev, tmp_path, "topic", "tail", TOPIC, "-b", "--no-follow", "-o", "jsonl")
+    assert [json.loads(line)["key"] for line in tailed.splitlines()].count(order) == 1
+
+
+def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
+    """Bridge first, then Kafka; exit code 0."""
+    with running_dev(tmp_path, "--kafka-port", "0", "--ephemeral") as dev:
+        family = dev.family()
+        assert family
+        assert dev.end(signal.SIGINT) == 0
+        assert [pid for pid in family if not is_gone(pid)] == []
+        assert not dev.data.exists()
+
+
+def test_data_survive_a_kill(tmp_path: Path) -> None:
+    """SIGKILL of `dev`: nothing runs on, and the next `dev` on the data knows what was prepared."""
+    with running_dev(tmp_path, "--kafka-port", "0", "--data", "data", "--topic", TOPIC) as first:
+        family = first.family()
+        transaction_id = prepare(first, "survivor")
+        second = run_command("dev", "--data", "data", "--port", "0", "--kafka-port", "0", folder=tmp_path)
+        assert second.returncode == 4
+        assert first.url in second.stderr
+        first.end(signal.SIGKILL)
+        wait_for(lambda: all(is_gone(pid) for pid in family), "the broker's end")
+    with running_dev(tmp_path, "--kafka-port", "0", "--data", "data") as again:
+        committed = json.loads(command(again, tmp_path, "tx", "commit", transaction_id, "-o", "json"))
+        assert committed["state"] == "COMMITTED"
+
+
+def test_existing_cluster_is_used(kafka: str, tmp_path: Path) -> None:
+    """`--kafka` starts no broker; `serve` works on what `dev` has made."""
+    prefix = {"OUTBOX_BRIDGE_TOPICS__PREFIX": f"{tmp_path.name}."}
+    with running_dev(tmp_path, "--kafka", kafka, "--topic", "dev.kafka", settings=prefix) as dev:
+        assert dev.kafka == kafka
+        assert dev.family() == []
+        assert dev.end(signal.SIGTERM) == 0
+
+
+def test_serve_refuses_to_start_unmigrated(kafka: str, tmp_path: Path) -> None:
+    """And names the command; after `migrate`, again and again, it starts."""
+    settings = {
+        "OUTBOX_BRIDGE_KAFKA": json.dumps({"bootstrap.servers": kafka}),
+        "OUTBOX_BRIDGE_TOPICS__PREFIX": f"{tmp_path.name}.",
+        "OUTBOX_BRIDGE_DATABASE_URL": f"sqlite:///{tmp_path / 'bridge.db'}",
+    }
+    done = run_command("serve", "--port", "0", folder=tmp_path, settings=settings)
+    assert done.returncode != 0
+    assert "outbox-bridge migrate" in done.stderr
+    for _ in range(2):
+        assert run_command("migrate", folder=tmp_path, settings=settings).returncode == 0
+
+
+def test_unknown_role_is_a_usage_error(tmp_path: Path) -> None:
+    """Names those that there are."""
+    done = run_command("serve", "--roles", "api,settlers", folder=tmp_path)
+    assert done.returncode == 2
+    assert "api, settler, projector" in done.stderr
+
+
+def test_exposed_host_needs_a_word(tmp_path: Path) -> None:
+    """Nobody is asked who he is, so nobody else may call."""
+    done = run_command("serve", "--host", "0.0.0.0", folder=tmp_path)
+    assert done.returncode == 2
+    assert "--insecure-no-auth" in done.stderr

@@ -1,0 +1,52 @@
+"""The demo, as a newcomer starts it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from tests.support.cli_process import DEADLINE_S, environment, is_gone, run_command, wait_for
+
+
+def links_in(text: str) -> list[str]:
+    return re.findall(r"http://127\.0\.0\.1:\d+/v1/transactions/[0-9a-v]{28}/timeline", text)
+
+
+def test_demo_tells_its_story_and_is_right(tmp_path: Path) -> None:
+    """One committed, one rolled back, one rescued by a back-check; plain text when piped."""
+    done = run_command("demo", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "records COMMIT, said by the producer" in done.stdout
+    assert "records ROLLBACK, said by the producer" in done.stdout
+    assert "is dead (SIGKILL)" in done.stdout
+    assert "records COMMIT, said by the check" in done.stdout
+    assert "0 lost, 0 invented, 0 twice" in done.stdout
+    assert len(links_in(done.stdout)) == 3
+    assert "\x1b" not in done.stdout
+
+
+def test_broken_demo_names_what_is_missing(tmp_path: Path) -> None:
+    """A verdict that cannot fail would prove nothing."""
+    done = run_command("demo", "--break", folder=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 lost, 0 invented, 0 twice" in done.stdout
+    assert "lost: A-3" in done.stdout
+
+
+def test_killed_demo_leaves_no_process(tmp_path: Path) -> None:
+    """SIGKILL in the middle: Kafka, bridge, shop and consumer end all the same."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "api", "demo"], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+    ) as demo:
+        assert demo.stdout is not None
+        while "takes order A-1" not in (line := demo.stdout.readline()):
+            assert line, "the demo ended"
+        family = [child.pid for child in psutil.Process(demo.pid).children(recursive=True)]
+        assert len(family) >= 4
+        os.kill(demo.pid, signal.SIGKILL)
+        demo.wait(DEADLINE_S)
+        wait_for(lambda: all(is_gone(pid) for pid in family), "the end of all processes")
