@@ -1,11 +1,13 @@
 """RocketMQ's property map in RocketMQ's own encoding."""
 
+import re
 from collections.abc import Mapping
 
 from bridge.core.errors import MalformedRecord
 
 NAME_END = "\x01"
 PROPERTY_END = "\x02"
+_PAIR = re.compile("([^\x01\x02]*)\x01([^\x01\x02]*)\x02")
 
 # Header names that clients may not set: they would be taken for the bridge's own.
 PROPERTIES_HEADER = "properties"
@@ -21,12 +23,17 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 def decode_properties(raw: bytes) -> dict[str, str]:
     """Name 0x01 value 0x02, repeated. Raises MalformedRecord. Source: RocketMQ MessageDecoder, strict."""
     try:
-        *parts, rest = raw.decode().split(PROPERTY_END)
-        properties = dict([part.split(NAME_END) for part in parts])
+        text = raw.decode()
     except ValueError as error:
-        raise MalformedRecord("properties are not UTF-8 or not pairs") from error
-    if rest or len(properties) != len(parts):
-        raise MalformedRecord("properties have an open end or a repeated name")
+        raise MalformedRecord("properties are not UTF-8") from error
+    pairs = _PAIR.findall(text)
+    properties = dict(pairs)
+    count = len(pairs)
+    # every separator belongs to a pair, and nothing is left behind the last one
+    if text.count(NAME_END) != count or text.count(PROPERTY_END) != count or (text and text[-1] != PROPERTY_END):
+        raise MalformedRecord("properties are not pairs, or have an open end")
+    if len(properties) != count:
+        raise MalformedRecord("a property is repeated")
     return properties
 
 

@@ -14,6 +14,8 @@ from bridge.core.transaction_id import is_transaction_id
 
 _PREFIX = b"KIND\x01"
 _BODIED = frozenset({"H", "D"})
+_RESOLUTIONS = {str(int(resolution)): resolution for resolution in Resolution}
+_SOURCES = {source.value: source for source in Source}
 
 
 def encode_half(half: HalfMessage, messages: Sequence[Message], topic: str, queue_id: int) -> Message:
@@ -189,8 +191,8 @@ def _decode_end(transaction_id: str, properties: Mapping[str, str]) -> EndRecord
     get = properties.get
     return EndRecord(
         transaction_id,
-        Resolution(int(properties["RES"])),
-        Source(properties["SRC"]),
+        _RESOLUTIONS[properties["RES"]],
+        _SOURCES[properties["SRC"]],
         int(properties["BORN"]),
         get("PGROUP"),
         get("REQUEST"),

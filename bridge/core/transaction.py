@@ -64,4 +64,5 @@ class Transaction(NamedTuple):
     @property
     def is_live(self) -> bool:
         """Whether its owner must still do something for it one day."""
-        return self.blocked or not self.is_final
+        state = self.state
+        return self.blocked or (state is not TransactionState.COMMITTED and state is not TransactionState.ROLLED_BACK)

@@ -107,16 +107,34 @@ def end(t: Transaction, record: EndRecord, place: Place, times: CheckTimes, *, h
         return _count(t, record, place, times)
     if record.resolution is Resolution.COMMIT and not has_body:
         return Transition(t, _reply(record.request, t.transaction_id, AnswerCode.BODY_EXPIRED))
-    ended = t._replace(
-        state=STATE_AFTER[record.resolution],
-        at=place.offset,
-        by=_BY[record.source],
-        end=place.offset,
-        ended_ms=place.stored_ms,
-        why=None,
-        requests=_requests(record.request),
-    )
+    ended = _resolve(t, record, place)
     return Transition(ended, (Publish(ended) if record.resolution is Resolution.COMMIT else WriteOp(ended),))
+
+
+def _resolve(t: Transaction, record: EndRecord, place: Place) -> Transaction:
+    # All members by position, in the order of Transaction: `_replace` costs three times as much, for every commit.
+    return Transaction(
+        t.transaction_id,
+        t.group,
+        t.half,
+        t.appended_ms,
+        t.okey,
+        STATE_AFTER[record.resolution],
+        place.offset,
+        t.since_ms,
+        t.next_due_ms,
+        t.check_times,
+        t.base,
+        t.max_checks,
+        t.max_life_s,
+        _BY[record.source],
+        place.offset,
+        place.stored_ms,
+        t.blocked,
+        None,
+        t.parked,
+        _requests(record.request),
+    )
 
 
 def act(t: Transaction, record: ActRecord, place: Place) -> Transition:
