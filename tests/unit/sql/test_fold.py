@@ -1,0 +1,146 @@
+"""Entries -> rows, counts and events, without a database."""
+
+import json
+
+from bridge.core.config import CheckTimes
+from bridge.core.message import Message, Receipt, StoredMessage
+from bridge.core.op_message import OpMessage
+from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
+from bridge.core.record_codec import encode_end
+from bridge.core.transaction import Transaction, TransactionState
+from bridge.core.transaction_id import make_transaction_id
+from bridge.core.view import MessageSummary
+from bridge.sql.entries import HalfEntry, OpEntry, RawEntry
+from bridge.sql.fold import Fold
+from bridge.sql.projected_row import ProjectedRow, make_row
+
+ID = make_transaction_id(3, 7)
+PREPARED = Transaction(ID, "shop", 10, 1_000, 1, at=10)
+COMMITTED = PREPARED._replace(state=TransactionState.COMMITTED, at=11, end=11, by="producer", ended_ms=1_011)
+COUNTS = ("prepared", "committed", "blocked", "rolled_back", "parked")
+
+
+def half(offset: int = 10, *topics: str) -> HalfEntry:
+    messages = [MessageSummary(topic, b"k", 1, -1, None) for topic in topics or ("orders",)]
+    return HalfEntry(offset, 990 + offset, HalfMessage(ID, "shop", len(messages), 5), messages)
+
+
+def op(t: Transaction, offset: int = 0, *receipts: Receipt) -> OpEntry:
+    return OpEntry(offset, 2_000 + offset, OpMessage(t, receipts))
+
+
+def end(offset: int, resolution: Resolution = Resolution.COMMIT, **members: object) -> RawEntry:
+    record = EndRecord(ID, resolution, Source.PRODUCER, 1)._replace(**members)  # type: ignore[arg-type]
+    raw: Message = encode_end(record, "half", 3)
+    return RawEntry(offset, ID, StoredMessage(offset, raw.key, raw.value, raw.headers, 1_000 + offset))
+
+
+def fold(
+    *ops: OpEntry, halves: list[HalfEntry] | None = None, others: list[RawEntry] | None = None,
+    known: ProjectedRow | None = None,
+) -> Fold:  # fmt: skip
+    made = Fold(3, {ID: known} if known else {}, lambda _: CheckTimes())
+    made.apply([half()] if halves is None else halves, ops, others or [])
+    return made
+
+
+def known_row(t: Transaction = PREPARED) -> ProjectedRow:
+    """A row as an earlier chunk left it."""
+    row = make_row(ID, "shop", 3, t.half, t.appended_ms)
+    row.has_half, row.is_new = 1, False
+    row.state, row.blocked, row.live = t.state.value, int(t.blocked), int(t.is_live)
+    row.why, row.ended_ms, row.resolved_by, row.at_offset = t.why, t.ended_ms, t.by, t.at
+    row.was = (row.state, row.blocked)
+    return row
+
+
+def counts_of(made: Fold) -> dict[str, int]:
+    return {name: n for name, n in zip(COUNTS, made.counts.get("shop", [0] * 5), strict=True) if n}
+
+
+def test_half_message_alone_is_prepared_and_counted() -> None:
+    """With the first check that its group's settings give it."""
+    made = fold()
+    row = made.rows[ID]
+    assert (row.state, row.id, row.next_due_ms, row.live) == ("PREPARED", 10 * 1024 + 3, 7_000, 1)
+    assert counts_of(made) == {"prepared": 1}
+
+
+def test_prepared_and_ended_in_one_chunk_is_one_new_row() -> None:
+    """The usual case: written once, in its last state."""
+    made = fold(op(COMMITTED, 0, Receipt("orders", 1, 5)), others=[end(11)])
+    row = made.rows[ID]
+    assert (row.state, row.live, row.published_ms, row.next_due_ms) == ("COMMITTED", 0, 2_000, None)
+    assert json.loads(row.receipts or "") == [["orders", 1, 5]]
+    assert counts_of(made) == {"prepared": 1, "committed": 1}
+    assert made.events == []
+
+
+def test_counts_move_by_comparing_with_the_stored_state() -> None:
+    """A state that was counted before is not counted again (C)."""
+    parked = known_row(PREPARED._replace(state=TransactionState.PARKED))
+    assert counts_of(fold(op(COMMITTED), halves=[], known=parked)) == {"parked": -1, "committed": 1}
+    assert counts_of(fold(op(COMMITTED), halves=[], known=known_row(COMMITTED))) == {}
+
+
+def test_blocked_is_counted_beside_committed_until_it_is_published() -> None:
+    """SPLIT, a reason, then published: three op messages, one commit."""
+    split = COMMITTED._replace(blocked=True, why="SPLIT")
+    made = fold(op(split), halves=[], known=known_row())
+    assert counts_of(made) == {"committed": 1, "blocked": 1}
+    gone = split._replace(why="UNKNOWN_TOPIC")
+    made = fold(op(gone, 1), op(COMMITTED._replace(at=12), 2), halves=[], known=known_row(split))
+    assert counts_of(made) == {"blocked": -1}
+    assert [(event.type, json.loads(event.members)) for event in made.events] == [("blocked", {"why": "UNKNOWN_TOPIC"})]
+
+
+def test_op_message_of_an_unknown_half_makes_a_row_and_the_half_enriches_it() -> None:
+    """The journal has forgotten it, or comes later in a rebuild: state and counts are right at once."""
+    made = fold(op(COMMITTED), halves=[])
+    row = made.rows[ID]
+    assert (row.has_half, row.messages, row.born_ms) == (0, None, 1_000)
+    assert counts_of(made) == {"prepared": 1, "committed": 1}
+    row.is_new, row.was = False, (row.state, row.blocked)
+    later = fold(halves=[half()], known=row)
+    assert list(later.enriched) == [ID]
+    assert (row.has_half, row.born_ms, row.state) == (1, 5, "COMMITTED")
+    assert counts_of(later) == {}
+    assert len(later.keys) == 1
+
+
+def test_id_prepared_again_after_it_was_forgotten_is_another_transaction() -> None:
+    """The settler decided it again; the old state must not be taken for it (30)."""
+    again = PREPARED._replace(half=90, at=90)
+    made = fold(op(again), halves=[half(90)], known=known_row(COMMITTED))
+    assert (made.rows[ID].state, made.rows[ID].queue_offset) == ("PREPARED", 90)
+    assert counts_of(made) == {"prepared": 1}
+    late = fold(op(COMMITTED), halves=[], known=made.rows[ID])
+    assert late.rows[ID].state == "PREPARED"
+
+
+def test_rewritten_op_message_changes_nothing_that_is_shown() -> None:
+    """A repeated prepare makes the settler write the op message again."""
+    known = known_row(COMMITTED)
+    known.published_ms = 1_500
+    made = fold(op(COMMITTED, 9), halves=[half(20)], known=known)
+    assert (made.rows[ID].published_ms, counts_of(made), made.events, made.keys) == (1_500, {}, [], [])
+
+
+def test_end_before_its_half_message_is_no_event() -> None:
+    """Nobody knew the transaction then."""
+    made = fold(others=[end(9), end(12, Resolution.ROLLBACK)])
+    assert [(event.type, event.source_offset) for event in made.events] == [("end", 12)]
+
+
+def test_same_topic_and_key_are_indexed_once() -> None:
+    """Several messages of a transaction must not show it twice in a page."""
+    made = fold(halves=[half(10, "orders", "credits", "orders")])
+    assert [(key.topic, key.position) for key in made.keys] == [("orders", 0), ("credits", 1)]
+
+
+def test_unparsable_end_is_quarantined() -> None:
+    """Only its own transaction's timeline misses it."""
+    broken = end(12)
+    headers = (("properties", b"KIND\x01E\x02UNIQ_KEY\x01" + ID.encode() + b"\x02V\x011\x02"),)
+    made = fold(others=[broken._replace(stored=broken.stored._replace(headers=headers))])
+    assert [offset for offset, _ in made.quarantined] == [12]
