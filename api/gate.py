@@ -72,10 +72,6 @@ class _Served:
         await send_problem(problem, self.request_id, self.answer)
 
 
-class AnswerNotTaken(Exception):
-    """The client does not read what it asked for; raised by answers that have begun."""
-
-
 class Gate:
     """Stands before the application."""
 
@@ -113,9 +109,6 @@ class Gate:
         except asyncio.CancelledError:
             # the process stops at once; whether the call was applied is told by its repeat
             problem = Problem(UNAVAILABLE, "stopped before the answer was known", Outcome.UNKNOWN, retry_after_s=1)
-        except AnswerNotTaken:
-            _LOG.info("answer_not_taken", request_id=served.request_id)
-            return
         except Exception as error:  # noqa: BLE001 - the last one who can answer
             _log_internal(error, served.request_id)
             problem = Problem(INTERNAL, "an error inside the bridge; see its log")

@@ -1,23 +1,20 @@
 """Newline-delimited JSON in and out: any number of lines with bounded memory, answered as they come.
 
 A client that sends more than its and our socket buffers hold must read while it sends: the bridge does not
-collect answers, and goes on reading only when they are taken.
+collect answers, goes on reading only when they are taken, and ends the connection of one that never takes any.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.gate import AnswerNotTaken
 from api.limits import HttpLimits, read_chunks, too_large
 from api.problems import Problem, Rejected
 from api.reading import NDJSON, problem_item, request_id_of
 
 MAX_LINES = 1_000
-SEND_TIMEOUT_S = 30.0
 
 Line = bytes | Problem
 AnswerLines = Callable[[Sequence[Line]], Awaitable[list[bytes]]]
@@ -41,15 +38,15 @@ class NdjsonAnswer(Response):
                 if not is_begun:
                     is_begun = True
                     await self._begin(send)
-                await _send_in_time(send, results, more=True)
+                await send({"type": "http.response.body", "body": results, "more_body": True})
         except Rejected as rejected:
             if not is_begun:
                 raise
             last = problem_item(rejected.problem, request_id_of(self._request))
-            await _send_in_time(send, last + b"\n", more=True)
+            await send({"type": "http.response.body", "body": last + b"\n", "more_body": True})
         if not is_begun:
             await self._begin(send)
-        await _send_in_time(send, b"", more=False)
+        await send({"type": "http.response.body"})
 
     async def _begin(self, send: Send) -> None:
         headers = [(b"content-type", NDJSON.encode()), (b"cache-control", b"no-store")]
@@ -106,12 +103,3 @@ class LineSplitter:
         self._rest.clear()
         if line.strip(b" \t"):
             lines.append(line)
-
-
-async def _send_in_time(send: Send, body: bytes, *, more: bool) -> None:
-    """Raises AnswerNotTaken, which ends the connection, if the client reads nothing."""
-    try:
-        async with asyncio.timeout(SEND_TIMEOUT_S):
-            await send({"type": "http.response.body", "body": body, "more_body": more})
-    except TimeoutError:
-        raise AnswerNotTaken from None

@@ -41,6 +41,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     max_connections = 4_000
     head_timeout_s = 5.0
+    send_timeout_s = 30.0
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._raw_bytes = 0  # as they came
         self._messages = 0
         self._head_timer: asyncio.TimerHandle | None = None
+        self._send_timer: asyncio.TimerHandle | None = None
         self._refusal: Problem | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -66,8 +68,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The timer dies with the connection."""
+        """The timers die with the connection."""
         self._disarm()
+        self._stop_send_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -133,6 +136,16 @@ class BoundedProtocol(HttpToolsProtocol):
         elif not self.pipeline and not self._is_in_head:
             self._await_head()
         super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """A client that takes nothing of its answer for too long is cut off."""
+        super().pause_writing()
+        self._send_timer = self.loop.call_later(self.send_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It takes something again."""
+        self._stop_send_timer()
+        super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
         """Called for whatever the parser does not take."""
@@ -211,6 +224,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _stop_send_timer(self) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
 
     def _head_timed_out(self) -> None:
         self._head_timer = None

@@ -32,6 +32,7 @@ class ServeConfig:
     drain_s: int = 10
     connections: int = 4_000
     head_s: float = 5.0
+    send_s: float = 30.0
 
 
 class _Server(uvicorn.Server):
@@ -107,6 +108,7 @@ def _protocol_for(config: ServeConfig) -> type[BoundedProtocol]:
     class Protocol(BoundedProtocol):
         max_connections = config.connections
         head_timeout_s = config.head_s
+        send_timeout_s = config.send_s
 
     return Protocol
 

@@ -50,7 +50,7 @@ def _fill(text: str, facts: Facts) -> str:
     return text.replace("<unknown>", UNKNOWN_ID)
 
 
-def _prepare(message: Mapping[str, Any] | None = None, **members: Any) -> bytes:
+def make_prepare(message: Mapping[str, Any] | None = None, **members: Any) -> bytes:
     """A prepare that is right but for what is given."""
     messages = [{"topic": "<topic>", **(message or {})}]
     return json.dumps({"producer_group": "<group>", "messages": messages, **members}).encode()
@@ -61,7 +61,7 @@ def _text(member: str) -> bytes:
     return b'{"producer_group":"<group>","messages":[{"topic":"<topic>",' + member.encode() + b"}]}"
 
 
-GOOD = _prepare()
+GOOD = make_prepare()
 _BATCH = "/v1/transactions/batch"
 _RESOLVE = "/v1/resolutions"
 _END = "/v1/transactions/<prepared>/commit"
@@ -129,25 +129,25 @@ SHAPES = [
         "/messages",
         json.dumps({"producer_group": "<group>", "messages": [{"topic": "<topic>"}] * 101}).encode(),
     ),
-    _invalid("an unknown field", "/colour", _prepare(colour="red")),
-    _invalid("an unknown field of a message", "/messages/0/colour", _prepare({"colour": "red"})),
-    _invalid("a misspelt field of a message", "/messages/0/Key", _prepare({"Key": "a"})),
+    _invalid("an unknown field", "/colour", make_prepare(colour="red")),
+    _invalid("an unknown field of a message", "/messages/0/colour", make_prepare({"colour": "red"})),
+    _invalid("a misspelt field of a message", "/messages/0/Key", make_prepare({"Key": "a"})),
     _invalid("a message without a topic", "/messages/0/topic", b'{"producer_group":"<group>","messages":[{}]}'),
-    _invalid("a topic that is a number", "/messages/0/topic", _prepare({"topic": 7})),
-    _invalid("a key that is a number", "/messages/0/key", _prepare({"key": 42})),
-    _invalid("a group with a space", "/producer_group", _prepare(producer_group="my group")),
-    _invalid("a group with a line end", "/producer_group", _prepare(producer_group="group\n")),
-    _invalid("a group of 121 characters", "/producer_group", _prepare(producer_group="g" * 121)),
-    _invalid("an empty group", "/producer_group", _prepare(producer_group="")),
-    _invalid("a partition below 0", "/messages/0/partition", _prepare({"partition": -1})),
-    _invalid("a partition that is a fraction", "/messages/0/partition", _prepare({"partition": 1.5})),
-    _invalid("a partition that is true", "/messages/0/partition", _prepare({"partition": True})),
-    _invalid("a partition of 30 digits", "/messages/0/partition", _prepare({"partition": 10**29})),
-    _invalid("a timestamp of 30 digits", "/messages/0/timestamp_ms", _prepare({"timestamp_ms": 10**29})),
-    _invalid("an immunity below 0", "/check_immunity_seconds", _prepare(check_immunity_seconds=-1)),
-    _invalid("no checks at all", "/max_checks", _prepare(max_checks=0)),
-    _invalid("1,001 checks", "/max_checks", _prepare(max_checks=1001)),
-    _invalid("a life above a week", "/max_lifetime_seconds", _prepare(max_lifetime_seconds=604_801)),
+    _invalid("a topic that is a number", "/messages/0/topic", make_prepare({"topic": 7})),
+    _invalid("a key that is a number", "/messages/0/key", make_prepare({"key": 42})),
+    _invalid("a group with a space", "/producer_group", make_prepare(producer_group="my group")),
+    _invalid("a group with a line end", "/producer_group", make_prepare(producer_group="group\n")),
+    _invalid("a group of 121 characters", "/producer_group", make_prepare(producer_group="g" * 121)),
+    _invalid("an empty group", "/producer_group", make_prepare(producer_group="")),
+    _invalid("a partition below 0", "/messages/0/partition", make_prepare({"partition": -1})),
+    _invalid("a partition that is a fraction", "/messages/0/partition", make_prepare({"partition": 1.5})),
+    _invalid("a partition that is true", "/messages/0/partition", make_prepare({"partition": True})),
+    _invalid("a partition of 30 digits", "/messages/0/partition", make_prepare({"partition": 10**29})),
+    _invalid("a timestamp of 30 digits", "/messages/0/timestamp_ms", make_prepare({"timestamp_ms": 10**29})),
+    _invalid("an immunity below 0", "/check_immunity_seconds", make_prepare(check_immunity_seconds=-1)),
+    _invalid("no checks at all", "/max_checks", make_prepare(max_checks=0)),
+    _invalid("1,001 checks", "/max_checks", make_prepare(max_checks=1001)),
+    _invalid("a life above a week", "/max_lifetime_seconds", make_prepare(max_lifetime_seconds=604_801)),
     _invalid("no batch", "/transactions", b"{}", path=_BATCH),
     _invalid("an empty batch", "/transactions", b'{"transactions":[]}', path=_BATCH),
     _invalid(
@@ -156,42 +156,48 @@ SHAPES = [
     _invalid("no resolutions", "/resolutions", b"{}", path=_RESOLVE),
     _invalid("an end with an unknown field", "/group", b'{"group":"g"}', path=_END),
     _invalid("an end with an illegal group", "/producer_group", b'{"producer_group":"a b"}', path=_END),
-    _invalid("a field name of 1 MiB", "/" + "x" * 200, _prepare(**{"x" * MIB: 1})),
+    _invalid("a field name of 1 MiB", "/" + "x" * 200, make_prepare(**{"x" * MIB: 1})),
 ]
 
 TEXTS = [
-    _invalid("key in both forms", "/messages/0/key_base64", _prepare({"key": "a", "key_base64": "YQ=="})),
-    _invalid("null key in both forms", "/messages/0/key_base64", _prepare({"key": None, "key_base64": "YQ=="})),
-    _invalid("value in both forms", "/messages/0/value_base64", _prepare({"value": None, "value_base64": "YQ=="})),
-    _invalid("headers in both forms", "/messages/0/headers_base64", _prepare({"headers": [], "headers_base64": []})),
-    _invalid("base64 without padding", "/messages/0/value_base64", _prepare({"value_base64": "YQ"})),
-    _invalid("base64 of the URL kind", "/messages/0/key_base64", _prepare({"key_base64": "_-8="})),
-    _invalid("base64 with a line end", "/messages/0/value_base64", _prepare({"value_base64": "YQ==\n"})),
-    _invalid("base64 that is not ASCII", "/messages/0/value_base64", _prepare({"value_base64": "ä==="})),
-    _invalid("base64 in a header", "/messages/0/headers_base64/0", _prepare({"headers_base64": [["h", "?"]]})),
-    _invalid("a reserved header", "/messages/0/headers", _prepare({"headers": [["properties", "x"]]})),
-    _invalid("a reserved header in an object", "/messages/0/headers", _prepare({"headers": {"transaction-id": "x"}})),
+    _invalid("key in both forms", "/messages/0/key_base64", make_prepare({"key": "a", "key_base64": "YQ=="})),
+    _invalid("null key in both forms", "/messages/0/key_base64", make_prepare({"key": None, "key_base64": "YQ=="})),
+    _invalid("value in both forms", "/messages/0/value_base64", make_prepare({"value": None, "value_base64": "YQ=="})),
     _invalid(
-        "a reserved header in base64", "/messages/0/headers_base64", _prepare({"headers_base64": {"properties": None}})
+        "headers in both forms", "/messages/0/headers_base64", make_prepare({"headers": [], "headers_base64": []})
     ),
-    _invalid("a header that is a number", "/messages/0/headers/0/1", _prepare({"headers": [["a", 1]]})),
-    _invalid("a header without a value", "/messages/0/headers/0", _prepare({"headers": [["a"]]})),
-    _invalid("65 headers", "/messages/0/headers", _prepare({"headers": [["a", "b"]] * 65})),
+    _invalid("base64 without padding", "/messages/0/value_base64", make_prepare({"value_base64": "YQ"})),
+    _invalid("base64 of the URL kind", "/messages/0/key_base64", make_prepare({"key_base64": "_-8="})),
+    _invalid("base64 with a line end", "/messages/0/value_base64", make_prepare({"value_base64": "YQ==\n"})),
+    _invalid("base64 that is not ASCII", "/messages/0/value_base64", make_prepare({"value_base64": "ä==="})),
+    _invalid("base64 in a header", "/messages/0/headers_base64/0", make_prepare({"headers_base64": [["h", "?"]]})),
+    _invalid("a reserved header", "/messages/0/headers", make_prepare({"headers": [["properties", "x"]]})),
+    _invalid(
+        "a reserved header in an object", "/messages/0/headers", make_prepare({"headers": {"transaction-id": "x"}})
+    ),
+    _invalid(
+        "a reserved header in base64",
+        "/messages/0/headers_base64",
+        make_prepare({"headers_base64": {"properties": None}}),
+    ),
+    _invalid("a header that is a number", "/messages/0/headers/0/1", make_prepare({"headers": [["a", 1]]})),
+    _invalid("a header without a value", "/messages/0/headers/0", make_prepare({"headers": [["a"]]})),
+    _invalid("65 headers", "/messages/0/headers", make_prepare({"headers": [["a", "b"]] * 65})),
     _invalid("a lone surrogate in a key", "/messages/0/key", _text('"key":"\\ud800"')),
     _invalid("a lone low surrogate in a value", "/messages/0/value", _text('"value":"x\\uDC00y"')),
     _invalid("a lone surrogate inside a value", "/messages/0/value/a/1", _text('"value":{"a":[1,"\\ud8ff"]}')),
     _invalid("a lone surrogate in a name", "/messages/0/value", _text('"value":{"\\udfff":1}')),
-    _invalid("a lone surrogate in the group", "/producer_group", _prepare(producer_group="\ud800")),
-    _invalid("an ordering key with 0x01", "/ordering_key", _prepare(ordering_key="a\x01b")),
-    _invalid("an ordering key with 0x02", "/ordering_key", _prepare(ordering_key="a\x02b")),
-    _invalid("an empty ordering key", "/ordering_key", _prepare(ordering_key="")),
-    _invalid("an idempotency key with a line end", "/idempotency_key", _prepare(idempotency_key="a\n")),
-    _invalid("an idempotency key that is not ASCII", "/idempotency_key", _prepare(idempotency_key="ä")),
-    _invalid("an idempotency key of 201 characters", "/idempotency_key", _prepare(idempotency_key="k" * 201)),
+    _invalid("a lone surrogate in the group", "/producer_group", make_prepare(producer_group="\ud800")),
+    _invalid("an ordering key with 0x01", "/ordering_key", make_prepare(ordering_key="a\x01b")),
+    _invalid("an ordering key with 0x02", "/ordering_key", make_prepare(ordering_key="a\x02b")),
+    _invalid("an empty ordering key", "/ordering_key", make_prepare(ordering_key="")),
+    _invalid("an idempotency key with a line end", "/idempotency_key", make_prepare(idempotency_key="a\n")),
+    _invalid("an idempotency key that is not ASCII", "/idempotency_key", make_prepare(idempotency_key="ä")),
+    _invalid("an idempotency key of 201 characters", "/idempotency_key", make_prepare(idempotency_key="k" * 201)),
     _invalid(
         "two idempotency keys",
         "/idempotency_key",
-        _prepare(idempotency_key="a"),
+        make_prepare(idempotency_key="a"),
         headers={**JSON, "Idempotency-Key": "b"},
     ),
     _invalid(
@@ -212,9 +218,13 @@ TEXTS = [
     ),
     _invalid("resume without a reason", "/reason", b"{}", path="/v1/transactions/<prepared>/resume"),
     BadRequest(
-        "a timestamp of 0", 422, "invalid-timestamp", _prepare({"timestamp_ms": 0}), pointer="/messages/0/timestamp_ms"
+        "a timestamp of 0",
+        422,
+        "invalid-timestamp",
+        make_prepare({"timestamp_ms": 0}),
+        pointer="/messages/0/timestamp_ms",
     ),
-    BadRequest("a timestamp below 0", 422, "invalid-timestamp", _prepare({"timestamp_ms": -1})),
+    BadRequest("a timestamp below 0", 422, "invalid-timestamp", make_prepare({"timestamp_ms": -1})),
 ]
 
 PATHS = [
@@ -288,7 +298,7 @@ SIZES = [
         "a message of 1 MiB and a byte",
         413,
         "message-too-large",
-        _prepare({"value": "x" * (MIB + 1)}),
+        make_prepare({"value": "x" * (MIB + 1)}),
         pointer="/messages/0",
     ),
     BadRequest("a body of 8 MiB and a byte", 413, "body-too-large", GOOD + b" " * (8 * MIB + 1 - len(GOOD))),

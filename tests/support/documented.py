@@ -21,7 +21,17 @@ class Documented:
         self._validators: dict[str, Any] = {}
 
     async def check(self, response: httpx2.Response) -> None:
-        """Status and body; streams are read by their tests."""
+        """The hook of an asynchronous client."""
+        await response.aread()
+        self.verify(response)
+
+    def check_now(self, response: httpx2.Response) -> None:
+        """The hook of a synchronous client."""
+        response.read()
+        self.verify(response)
+
+    def verify(self, response: httpx2.Response) -> None:
+        """Status and body; the lines of NDJSON are read by their tests."""
         operation = self._find(response.request.method.lower(), response.request.url.path)
         if operation is None:
             assert response.status_code in {404, 405}
@@ -31,7 +41,6 @@ class Documented:
         kind = response.headers["content-type"].partition(";")[0]
         assert kind in documented["content"], f"{kind} of {response.request.url.path} is not documented"
         if kind.endswith("json") and kind != "application/x-ndjson":
-            await response.aread()
             self._validator(documented["content"][kind]["schema"]).validate(response.json())
 
     def _find(self, method: str, path: str) -> Mapping[str, Any] | None:

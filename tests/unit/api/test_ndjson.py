@@ -122,3 +122,21 @@ async def test_resolutions_are_taken_as_lines(live: LiveServer, fake: FakeTransa
     assert [line.get("state") for line in answer[:2]] == ["COMMITTED", "ROLLED_BACK"]
     assert answer[2]["problem"]["state"] == "COMMITTED"
     assert [call.check_number for call in fake.ended] == [0, 3, 0]
+
+
+async def send_for_ever(writer: asyncio.StreamWriter, lines: bytes) -> None:
+    """Chunk after chunk, until the connection ends."""
+    while True:
+        writer.write(b"%x\r\n%b\r\n" % (len(lines), lines))
+        await writer.drain()
+
+
+async def test_client_that_takes_no_answers_is_cut_off(fake: FakeTransactions) -> None:
+    """The bridge stops reading what it could only answer into memory, and ends the connection."""
+    async with serve(make_services(fake), ServeConfig(port=0, send_s=0.3)) as live:
+        _, writer = await asyncio.open_connection(HOST, live.port, limit=1)
+        writer.write(b"POST /v1/transactions/batch HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n")
+        writer.write(b"Content-Type: application/x-ndjson\r\n\r\n")
+        with pytest.raises(ConnectionError):
+            await send_for_ever(writer, b"{\n" * 1_000)
+        assert (await live.client.get("/livez")).status_code == 200
