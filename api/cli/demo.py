@@ -2,8 +2,6 @@
 
 import contextlib
 import signal
-import tempfile
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,8 +30,7 @@ def demo(is_broken: BreakOption = False, stay: StayOption = False) -> None:
     with Steps() as steps:
         steps.begin("Kafka")
         fetch_jars(report=steps.report_jars)
-    folder = tempfile.TemporaryDirectory(prefix="outbox-bridge-demo-", ignore_cleanup_errors=True)
-    with sigterm_as_ctrl_c(), folder as path, Stage(Path(path)) as stage:
+    with sigterm_as_ctrl_c(), Stage() as stage:
         is_so = Story(stage, is_broken=is_broken).tell()
         if stay:
             say("everything keeps running; Ctrl-C ends it")

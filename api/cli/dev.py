@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from api.cli.failures import CommandFailed, Exit
+from api.cli.keeper import Keeper
 from api.cli.local import ConfigOption, load, run_loop, sigterm_as_ctrl_c
 from api.cli.output import Output, OutputOption, encode, print_line, result_console, say
 from api.cli.steps import Steps
@@ -73,14 +74,18 @@ def dev(  # noqa: PLR0913, PLR0917 - a wish is an option
     wishes = DevWishes(port, kafka_port, kafka, topic, config, output)
     with sigterm_as_ctrl_c(), ExitStack() as stack:
         try:
-            _run(wishes, _open_folder(stack, data, ephemeral, config), stack)
+            folder = _open_folder(stack, data, ephemeral, config)
+            keeper = Keeper(folder) if ephemeral else None
+            if keeper is not None:
+                stack.callback(keeper.close)
+            _run(wishes, folder, stack, keeper)
         except KeyboardInterrupt:
             say("interrupted; stopping")
             raise typer.Exit(Exit.FAILED) from None
 
 
-def _run(wishes: DevWishes, folder: Path, stack: ExitStack) -> None:
-    """The bridge ends first, then, with `stack`, the broker."""
+def _run(wishes: DevWishes, folder: Path, stack: ExitStack, keeper: Keeper | None) -> None:
+    """The bridge ends first, then, with `stack`, the broker, then the data if they are not to be kept."""
     settings = _make_settings(wishes, folder, wishes.kafka or "")
     if settings.http.port:
         check_port(settings.http.port, "Stop that process, or choose another port with --port.")
@@ -88,6 +93,8 @@ def _run(wishes: DevWishes, folder: Path, stack: ExitStack) -> None:
     broker = None if wishes.kafka else _start_broker(wishes, folder, steps, stack)
     if broker is not None:
         settings = _make_settings(wishes, folder, broker.bootstrap)
+        if keeper is not None and broker.pid is not None:
+            keeper.keep(broker.pid)
     _configure_logs(settings, folder)
     steps.begin("bridge")
     try:
@@ -152,8 +159,7 @@ def _open_folder(stack: ExitStack, data: Path | None, ephemeral: bool, config: P
     if ephemeral and data is not None:
         raise CommandFailed(Exit.USAGE, "--ephemeral and --data exclude each other", "Leave one of them out.")
     if ephemeral:
-        opened = tempfile.TemporaryDirectory(prefix="outbox-bridge-", ignore_cleanup_errors=True)
-        return Path(stack.enter_context(opened))
+        return Path(tempfile.mkdtemp(prefix="outbox-bridge-"))
     folder = (data or load(config).data_dir).absolute()
     lock = FileLock(folder / "dev.lock")
     try:

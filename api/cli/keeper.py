@@ -1,14 +1,16 @@
-"""Ends a command's child processes when the command dies in any way, SIGKILL included.
+"""Ends a command's child processes, and removes its folder, when the command dies in any way, SIGKILL included.
 
 Runs as a process beside the command: told pids line by line, and when its standard input ends it stops the newest
 first. The pipe closes whatever the command dies of.
 """
 
 import contextlib
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import psutil
 
@@ -18,11 +20,11 @@ _LOOK_INTERVAL_S = 0.02
 
 
 class Keeper:
-    """The command's end of the pipe."""
+    """The command's end of the pipe. `folder` is removed at the end."""
 
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "api.cli.keeper"],
+    def __init__(self, folder: Path | None = None) -> None:
+        self._process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "api.cli.keeper", *([str(folder)] if folder else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -70,6 +72,8 @@ def main() -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             children.append(psutil.Process(int(line)))
     stop_all(children)
+    for folder in sys.argv[1:]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any, Self, TypeVar
 
 import httpx2
 
-import api
 from api.cli.failures import CommandFailed, Exit
 from api.cli.http_calls import client_for
 from api.cli.keeper import STOP_TIMEOUT_S, Keeper
@@ -24,11 +24,11 @@ _SHOWN_CHARACTERS = 2_000
 
 
 class Stage:
-    """Starts processes, and whatever happens leaves none behind."""
+    """Starts processes in a folder of their own, and whatever happens leaves neither behind."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._keeper = Keeper()
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="outbox-bridge-demo-"))
+        self._keeper = Keeper(self.folder)
         self._running: list[subprocess.Popen[bytes]] = []
 
     def start(self, name: str, command: Sequence[str], settings: Mapping[str, str] | None = None) -> "Actor":
@@ -106,9 +106,8 @@ class Actor:
 
 
 def find_shop() -> Path:
-    """The folder of the example shop: inside the installed package, or beside it in a checkout."""
-    package = Path(api.__file__).parent if api.__file__ else Path()
-    for folder in (package / "examples" / "shop", package.parent / "examples" / "shop"):
-        if (folder / "shop.py").is_file():
-            return folder
-    raise CommandFailed(Exit.FAILED, "the example shop is not here", "Run the demo from a checkout of the project.")
+    """The folder of the example shop, in a checkout of the project."""
+    folder = Path(__file__).parents[2] / "examples" / "shop"
+    if not (folder / "shop.py").is_file():
+        raise CommandFailed(Exit.FAILED, "the example shop is not here", "Run the demo from a checkout of the project.")
+    return folder

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 
@@ -15,8 +16,9 @@ DEAF_SLEEPER = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {
 
 PARENT = f"""
 import subprocess, sys, time
+from pathlib import Path
 from api.cli.keeper import Keeper
-keeper = Keeper()
+keeper = Keeper(Path(sys.argv[1]))
 child = subprocess.Popen([sys.executable, "-c", {SLEEPER!r}], start_new_session=True, stdout=subprocess.DEVNULL)
 keeper.keep(child.pid)
 print(child.pid, flush=True)
@@ -28,15 +30,18 @@ def is_gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def test_children_end_with_a_killed_parent() -> None:
+def test_children_and_folder_end_with_a_killed_parent(tmp_path: Path) -> None:
     """SIGKILL runs no cleanup of the parent's: the keeper sees its pipe close."""
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "file").write_text("")
+    with subprocess.Popen([sys.executable, "-c", PARENT, str(folder)], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         parent.kill()
         deadline = time.monotonic() + DEADLINE_S
-        while not is_gone(child):
-            assert time.monotonic() < deadline, "the child outlived its parent"
+        while not is_gone(child) or folder.exists():
+            assert time.monotonic() < deadline, "child or folder outlived their parent"
             time.sleep(0.02)
 
 

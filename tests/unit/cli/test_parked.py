@@ -1,8 +1,14 @@
 """api.cli.parked: nothing is acted on that nobody has seen."""
 
+import signal
+import subprocess
+import sys
+import time
+
 from tests.support.canned_http import CannedServer
 from tests.unit.cli.conftest import Cli
 
+DEADLINE_S = 60.0
 REDRIVE = "/v1/parked/redrive"
 BODY = {"action": "resume", "filter": {"producer_group": "orders"}, "rate_per_second": 50}
 ARGUMENTS = ("parked", "redrive", "resume", "--reason", "back", "--group", "orders")
@@ -62,3 +68,23 @@ def test_stopped_job_is_a_failure(cli: Cli, bridge: CannedServer) -> None:
     bridge.answer("POST", REDRIVE, 202, job("running"))
     bridge.answer("GET", f"{REDRIVE}/j1", 200, job("stopped", resumed=1))
     assert cli(*ARGUMENTS, "--yes", "--url", bridge.url).code == 1
+
+
+def test_ctrl_c_stops_the_job(bridge: CannedServer) -> None:
+    """The job runs in the bridge: without this it would go on behind the operator's back."""
+    bridge.answer("POST", REDRIVE, 200, {"count": 2, "more": False, "sample": []})
+    bridge.answer("POST", REDRIVE, 202, job("running"))
+    bridge.answer("GET", f"{REDRIVE}/j1", 200, job("running", resumed=1))
+    bridge.answer("POST", f"{REDRIVE}/j1/stop", 200, job("stopped", resumed=1))
+    command = [sys.executable, "-m", "api", *ARGUMENTS, "--yes", "--url", bridge.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + DEADLINE_S
+        while not any(asked.method == "GET" for asked in bridge.asked):
+            assert time.monotonic() < deadline, "it does not look after its job"
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 1
+    assert "the job is stopped" in err
+    assert "resumed" in out
+    assert [asked.path for asked in bridge.asked if asked.method == "POST"][-1] == f"{REDRIVE}/j1/stop"
