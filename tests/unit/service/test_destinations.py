@@ -93,7 +93,7 @@ NOW_MS = make_memory_world().clock.now_ms()
         (Message("small", headers=(("h" * 500, None),)), RefusalCode.MESSAGE_TOO_LARGE),
     ],
 )
-async def test_preflight(message: Message, code: RefusalCode | None) -> None:
+async def test_preflight_refuses_what_could_never_be_published(message: Message, code: RefusalCode | None) -> None:
     """Topic, partition, timestamp and size; the second message is named by its pointer."""
     preflight = Preflight()
     refused = await preflight.check(Message("orders"), message)
