@@ -25,7 +25,8 @@ class _Call(NamedTuple):
 class ClientThread:
     """Runs calls one at a time, in order, in a daemon thread: a call that hangs holds up neither loop nor exit."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, close_timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        self._close_timeout_s = close_timeout_s
         self._loop = asyncio.get_running_loop()
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._is_closed = False
@@ -46,14 +47,14 @@ class ClientThread:
         return future
 
     async def close(self, last: Callable[[], None]) -> None:
-        """Runs `last`, then ends the thread. A hanging one is left behind after 10 s."""
+        """Runs `last`, then ends the thread. A hanging one is left behind after a while."""
         if self._is_closed:
             return
         done = self.submit(last)
         self._is_closed = True
         self._calls.put(None)
         try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            async with asyncio.timeout(self._close_timeout_s):
                 await done
         except TimeoutError:
             _LOG.error("kafka_client_abandoned", client=self._thread.name)

@@ -2,15 +2,16 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Producer
 
 from bridge.core.errors import ConfigError
 
 OptionValue = str | int | float | bool
+ProducerFactory = Callable[[dict[str, Any]], Producer]
 
 CLIENT_LOG = logging.getLogger(__name__)
 POLL_S = 0.05  # no call into a client waits longer for something that may never come

@@ -5,9 +5,8 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -15,7 +14,7 @@ from confluent_kafka import Message as Report
 
 from bridge.core.message import Message
 from bridge.store.kafka.errors import CLIENT_ERRORS, WHOLE_REQUEST_REFUSALS, error_of, make_failed_put
-from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, append_options
+from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, ProducerFactory, append_options
 from bridge.store.results import PutResult, PutStatus, Refusal
 
 ROOM_WAIT_S = 1.0  # for a place in the client's queue
@@ -26,8 +25,6 @@ _LOG = structlog.get_logger()
 _UNREPORTED = PutResult(PutStatus.OUTCOME_UNKNOWN, detail="no report")
 _BUSY = PutResult(PutStatus.REFUSED, refusal=Refusal.STORE_BUSY, detail="the client's queue is full")
 _CLOSED = PutResult(PutStatus.REFUSED, refusal=Refusal.STORE_BUSY, detail="the store is closed")
-
-ProducerFactory = Callable[[dict[str, Any]], Producer]
 
 
 class PutCall:
@@ -79,8 +76,14 @@ class AppendClient:
     """Puts messages and answers when Kafka has. Made inside the event loop it serves."""
 
     def __init__(
-        self, config: KafkaConfig, *, is_one_by_one: bool = False, make_producer: ProducerFactory = Producer
+        self,
+        config: KafkaConfig,
+        *,
+        is_one_by_one: bool = False,
+        make_producer: ProducerFactory = Producer,
+        room_wait_s: float = ROOM_WAIT_S,
     ) -> None:
+        self._room_wait_s = room_wait_s
         self.errors = ClientErrors()
         self._config = config
         self._is_one_by_one = is_one_by_one
@@ -142,7 +145,7 @@ class AppendClient:
 
     async def _enqueue_slowly(self, call: PutCall, messages: Sequence[Message], start: int) -> None:
         """The client's queue is full: tries again for a while. A second queue would only hide it."""
-        give_up_at = self._loop.time() + ROOM_WAIT_S
+        give_up_at = self._loop.time() + self._room_wait_s
         while start < len(messages) and self._loop.time() < give_up_at and not self._is_closing:
             await asyncio.sleep(_ROOM_STEP_S)
             start = self._enqueue(call, messages, start)

@@ -11,7 +11,7 @@ from confluent_kafka import Message as Report
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown
 from bridge.core.message import Message, Receipt
 from bridge.store.kafka.errors import CLIENT_ERRORS, describe, error_of, is_abortable, make_fatal
-from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, transaction_options
+from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, ProducerFactory, transaction_options
 from bridge.store.results import AtomicBatch, BatchResult
 
 _UNKNOWN_PARTITION = KafkaError._UNKNOWN_PARTITION  # noqa: SLF001 - the client's public name for it
@@ -66,7 +66,15 @@ class _Reports:
 class TransactionalProducer:
     """Writes batches. Raises BatchAborted after a clean abort; after anything else it must be closed."""
 
-    def __init__(self, config: KafkaConfig, transactional_id: str, batch_bytes: int, errors: ClientErrors) -> None:
+    def __init__(
+        self,
+        config: KafkaConfig,
+        transactional_id: str,
+        batch_bytes: int,
+        errors: ClientErrors,
+        make_producer: ProducerFactory = Producer,
+    ) -> None:
+        self._make_producer = make_producer
         self._config = config
         self._id = transactional_id
         self._batch_bytes = batch_bytes
@@ -77,7 +85,7 @@ class TransactionalProducer:
     def init(self, timeout_s: float) -> None:
         """Ends or fences whatever an earlier producer of this id left. Raises StoreFenced, BatchOutcomeUnknown."""
         options = transaction_options(self._config, self._errors, self._id, self._batch_bytes)
-        self._producer = Producer(options)
+        self._producer = self._make_producer(options)
         try:
             self._producer.init_transactions(timeout_s)
         except CLIENT_ERRORS as raised:

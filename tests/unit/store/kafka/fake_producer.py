@@ -1,0 +1,115 @@
+"""A producer that does what a test says, for errors that a broker cannot be asked for."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+TIMED_OUT = KafkaError(KafkaError._TIMED_OUT, retriable=True)
+FENCED = KafkaError(KafkaError._FENCED, fatal=True)
+TOO_LARGE = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
+PURGED = KafkaError(KafkaError._PURGE_QUEUE)
+
+
+class FakeReport:
+    """A delivery report."""
+
+    def __init__(self, topic: str, queue_id: int, offset: int | None) -> None:
+        self._place = (topic, queue_id, offset)
+
+    def topic(self) -> str:
+        return self._place[0]
+
+    def partition(self) -> int:
+        return self._place[1]
+
+    def offset(self) -> int | None:
+        return self._place[2]
+
+    def timestamp(self) -> tuple[int, int]:
+        return (2, 1_000)
+
+
+class FakeProducer:
+    """Reports in order at the next poll or flush. `failures`: what a call of that name raises next."""
+
+    def __init__(self, options: dict[str, Any] | None = None) -> None:
+        self.options = options or {}
+        self.calls: list[str] = []
+        self.failures: dict[str, deque[BaseException]] = {}
+        self.report_errors: dict[str, deque[KafkaError]] = {}
+        self.capacity = 1_000_000
+        self.is_silent = False
+        self._queued: deque[tuple[Callable[..., None] | None, str, int, int]] = deque()
+        self._offset = 0
+
+    def fail(self, call: str, *errors: KafkaError | BaseException) -> None:
+        """The next calls of this name raise these."""
+        raised = [KafkaException(error) if isinstance(error, KafkaError) else error for error in errors]
+        self.failures.setdefault(call, deque()).extend(raised)
+
+    def produce(
+        self, topic: str, value: bytes | None, key: bytes | None, queue_id: int, on_delivery: Any, *_: object
+    ) -> None:
+        self._do("produce")
+        if len(self._queued) >= self.capacity:
+            raise BufferError
+        self._queued.append((on_delivery, topic, queue_id, self._offset))
+        self._offset += 1
+
+    def poll(self, _: float = 0) -> int:
+        self._raise("poll")
+        return self._report()
+
+    def flush(self, _: float = 0) -> int:
+        self._do("flush")
+        self._report()
+        return len(self._queued)
+
+    def purge(self) -> None:
+        for on_delivery, topic, queue_id, _ in self._queued:
+            if on_delivery is not None:
+                on_delivery(PURGED, FakeReport(topic, queue_id, None))
+        self._queued.clear()
+
+    def init_transactions(self, _: float) -> None:
+        self._do("init")
+
+    def begin_transaction(self) -> None:
+        self._do("begin")
+
+    def commit_transaction(self, _: float) -> None:
+        self._do("commit")
+
+    def abort_transaction(self, _: float) -> None:
+        self._do("abort")
+
+    def send_offsets_to_transaction(self, _offsets: Sequence[object], _generation: object, _timeout: float) -> None:
+        self._do("offsets")
+
+    def list_topics(self, _: str, timeout: float) -> None:
+        self._do("list")
+
+    def __len__(self) -> int:
+        return len(self._queued)
+
+    def _report(self) -> int:
+        if self.is_silent:
+            return 0
+        count = len(self._queued)
+        while self._queued:
+            on_delivery, topic, queue_id, offset = self._queued.popleft()
+            errors = self.report_errors.get(topic)
+            error = errors.popleft() if errors else None
+            if on_delivery is not None:
+                on_delivery(error, FakeReport(topic, queue_id, offset if error is None else None))
+        return count
+
+    def _do(self, call: str) -> None:
+        self.calls.append(call)
+        self._raise(call)
+
+    def _raise(self, call: str) -> None:
+        if self.failures.get(call):
+            raise self.failures[call].popleft()

@@ -1,0 +1,66 @@
+"""Who has the last word on an option."""
+
+import pytest
+from confluent_kafka import KafkaError
+
+from bridge.core.errors import ConfigError
+from bridge.store.kafka.options import (
+    ClientErrors,
+    KafkaConfig,
+    append_options,
+    member_options,
+    reader_options,
+    transaction_options,
+)
+
+USER = {"bootstrap.servers": "nowhere:1", "acks": 0, "isolation.level": "read_uncommitted", "linger.ms": 77,
+        "socket.timeout.ms": 1, "fetch.wait.max.ms": 33, "security.protocol": "SSL"}  # fmt: skip
+
+
+def test_promises_do_not_give_way_to_the_user() -> None:
+    """Idempotence, isolation, the guard against hidden retries of EndTxn."""
+    config, errors = KafkaConfig(USER), ClientErrors()
+    append = append_options(config, errors)
+    assert (append["acks"], append["enable.idempotence"]) == ("all", True)
+    reader = reader_options(config, errors)
+    assert (reader["isolation.level"], reader["auto.offset.reset"]) == ("read_committed", "error")
+    transaction = transaction_options(config, errors, "id-0", 90_000)
+    guard = [transaction[f"{name}.ms"] for name in ("socket.timeout", "reconnect.backoff", "reconnect.backoff.max")]
+    assert guard == [10_000, 4_000, 4_000]
+    assert (transaction["transactional.id"], transaction["batch.size"]) == ("id-0", 90_000)
+
+
+def test_the_rest_is_the_users_choice() -> None:
+    """Waits, security and whatever else librdkafka knows."""
+    config, errors = KafkaConfig(USER), ClientErrors()
+    assert append_options(config, errors)["linger.ms"] == 77
+    assert reader_options(config, errors)["fetch.wait.max.ms"] == 33
+    assert member_options(config, errors, "group")["security.protocol"] == "SSL"
+
+
+def test_member_has_a_name_only_if_asked_for() -> None:
+    """Without one a member that dies is replaced after its session, with one it may come back."""
+    errors = ClientErrors()
+    assert "group.instance.id" not in member_options(KafkaConfig(USER), errors, "group")
+    named = member_options(KafkaConfig(USER, instance_id="a"), errors, "group")
+    assert named["group.instance.id"] == "a"
+
+
+def test_impossible_settings_are_refused() -> None:
+    """No broker to ask; calls that outlive their Kafka transaction."""
+    with pytest.raises(ConfigError, match=r"bootstrap\.servers"):
+        KafkaConfig({})
+    with pytest.raises(ConfigError, match="call_timeout_ms"):
+        KafkaConfig(USER, call_timeout_ms=10_000)
+
+
+def test_complaints_are_kept_until_something_works() -> None:
+    """The last one, and whether the client is lost."""
+    errors = ClientErrors()
+    errors.note(KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down"))
+    assert errors.last_error == "_ALL_BROKERS_DOWN: 1/1 brokers are down"
+    assert errors.fatal is None
+    errors.note(KafkaError(KafkaError._FENCED, fatal=True))
+    assert errors.fatal is not None
+    errors.clear()
+    assert errors.last_error is None

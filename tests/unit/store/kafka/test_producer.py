@@ -1,0 +1,137 @@
+"""Plain puts over a producer that does what a test says."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from bridge.core.message import Message
+from bridge.store.kafka.options import KafkaConfig
+from bridge.store.kafka.producer import AppendClient
+from bridge.store.results import PutResult, PutStatus, Refusal
+from tests.unit.store.kafka.fake_producer import FENCED, TOO_LARGE, FakeProducer
+
+MESSAGES = [Message("orders", b"k", b"%d" % n, (), 0) for n in range(3)]
+DEADLINE_S = 10
+
+
+class Clients:
+    """An AppendClient, and the producers it has made."""
+
+    def __init__(self) -> None:
+        self.made: list[FakeProducer] = []
+        config = KafkaConfig({"bootstrap.servers": "nowhere:1"})
+        self.append = AppendClient(config, make_producer=self._make, room_wait_s=0.02)
+
+    def _make(self, options: dict[str, Any]) -> Any:
+        self.made.append(FakeProducer(options))
+        return self.made[-1]
+
+
+@pytest.fixture
+async def clients() -> AsyncIterator[Clients]:
+    """Closed at the end."""
+    opened = Clients()
+    yield opened
+    await opened.append.close()
+
+
+async def put(clients: Clients, messages: list[Message] | None = None) -> list[PutResult]:
+    async with asyncio.timeout(DEADLINE_S):
+        return await clients.append.put_many(MESSAGES if messages is None else messages)
+
+
+async def test_each_message_has_its_own_report(clients: Clients) -> None:
+    """Offset and time of each, in the order of the call."""
+    assert await put(clients) == [PutResult(PutStatus.PUT_OK, n, 1_000) for n in range(3)]
+    assert await put(clients, []) == []
+
+
+async def test_definite_and_unknown_failures_are_told_apart(clients: Clients) -> None:
+    """A time-out is never a refusal (A)."""
+    clients.made[0].report_errors["orders"] = deque(
+        [KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), KafkaError(KafkaError._MSG_TIMED_OUT)]
+    )
+    denied, late, fine = await put(clients)
+    assert (denied.status, denied.refusal) == (PutStatus.REFUSED, Refusal.NOT_AUTHORISED)
+    assert (late.status, late.refusal) == (PutStatus.OUTCOME_UNKNOWN, None)
+    assert fine.status is PutStatus.PUT_OK
+
+
+async def test_refused_request_is_sent_again_message_by_message(clients: Clients) -> None:
+    """Only those of the refused request, through a second producer with one message a request."""
+    clients.made[0].report_errors["orders"] = deque([TOO_LARGE, TOO_LARGE])
+    results = await put(clients)
+    assert [result.status for result in results] == [PutStatus.PUT_OK] * 3
+    assert [made.options.get("batch.num.messages") for made in clients.made] == [None, 1]
+    assert clients.made[1].calls.count("produce") == 2
+
+
+async def test_message_refused_alone_is_refused(clients: Clients) -> None:
+    """There is no third try."""
+    clients.made[0].report_errors["orders"] = deque([TOO_LARGE])
+    await put(clients)
+    clients.made[0].report_errors["orders"].append(TOO_LARGE)
+    clients.made[1].report_errors["orders"] = deque([TOO_LARGE])
+    (result,) = await put(clients, MESSAGES[:1])
+    assert (result.status, result.refusal) == (PutStatus.REFUSED, Refusal.MESSAGE_TOO_LARGE)
+
+
+async def test_message_the_client_does_not_take_is_refused(clients: Clients) -> None:
+    """Nothing was sent, whatever the reason; its neighbours are."""
+    clients.made[0].fail("produce", TOO_LARGE)
+    clients.made[0].fail("produce", KafkaError(KafkaError._FATAL))
+    large, broken, fine = await put(clients)
+    assert (large.status, large.refusal) == (PutStatus.REFUSED, Refusal.MESSAGE_TOO_LARGE)
+    assert (broken.status, broken.refusal) == (PutStatus.REFUSED, Refusal.STORE_BUSY)
+    assert fine.status is PutStatus.PUT_OK
+
+
+async def test_full_queue_refuses_in_the_end(clients: Clients) -> None:
+    """It waits for room, but not for ever; what was taken keeps its own outcome (A)."""
+    fake = clients.made[0]
+    fake.capacity, fake.is_silent = 1, True
+    waiting = asyncio.create_task(put(clients))
+    first_refused = asyncio.create_task(put(clients, MESSAGES[:1]))
+    (refused,) = await first_refused
+    assert (refused.status, refused.refusal) == (PutStatus.REFUSED, Refusal.STORE_BUSY)
+    fake.is_silent = False
+    taken, *rest = await waiting
+    assert taken.status is PutStatus.PUT_OK
+    assert all(result.refusal in {Refusal.STORE_BUSY, None} for result in rest)
+
+
+async def test_fatal_error_makes_a_new_producer(clients: Clients) -> None:
+    """The old one takes nothing any more; what it held is unknown, and the next put works (A, T)."""
+    old = clients.made[0]
+    old.is_silent = True
+    lost = asyncio.create_task(put(clients))
+    await asyncio.sleep(0)
+    old.fail("poll", FENCED)
+    assert [result.status for result in await lost] == [PutStatus.OUTCOME_UNKNOWN] * 3
+    assert [result.status for result in await put(clients)] == [PutStatus.PUT_OK] * 3
+    assert len(clients.made) == 2
+
+
+async def test_closing_answers_everybody(clients: Clients) -> None:
+    """Who still waits hears that nobody knows; who comes later, that nothing was done (A)."""
+    clients.made[0].is_silent = True
+    waiting = asyncio.create_task(put(clients))
+    await asyncio.sleep(0)
+    await clients.append.close()
+    assert [result.status for result in await waiting] == [PutStatus.OUTCOME_UNKNOWN] * 3
+    assert [result.refusal for result in await put(clients)] == [Refusal.STORE_BUSY] * 3
+
+
+async def test_cancelled_caller_disturbs_nobody(clients: Clients) -> None:
+    """Its reports come all the same, and find nobody."""
+    fake = clients.made[0]
+    fake.is_silent = True
+    gone, stays = asyncio.create_task(put(clients)), asyncio.create_task(put(clients))
+    await asyncio.sleep(0)
+    gone.cancel()
+    fake.is_silent = False
+    assert [result.status for result in await stays] == [PutStatus.PUT_OK] * 3
