@@ -99,6 +99,7 @@ def _run(wishes: DevWishes, folder: Path, stack: ExitStack, keeper: Keeper | Non
     steps.begin("bridge")
     try:
         run_loop(_serve(settings, broker, wishes, steps))
+        say("bridge stopped" if broker is None else "bridge stopped; stopping Kafka")
     finally:
         steps.close()
     if broker is not None and not broker.is_running:

@@ -92,7 +92,7 @@ class Story:
         self._await_reader(transaction, "A-1")
         again = call(self._url, "POST", f"/v1/transactions/{transaction['transaction_id']}/commit").members
         self._expect(again["receipts"] == transaction["receipts"], "a repeated commit of A-1 changes nothing")
-        self._say("shop", "repeats its commit, as after a lost answer: nothing more happens")
+        self._say("shop", "repeats its commit, as after a lost answer: no effect")
         self._link(transaction)
 
     def _tell_rolled_back(self) -> None:
@@ -110,7 +110,7 @@ class Story:
         self._expect(answer is None and self._shop.process.wait(_TIMEOUT_S) == _DIED, "the shop died of SIGKILL")
         died_at, seen = time.time(), set[str]()
         self._wait_for("A-3", seen, lambda _: "prepared" in seen, _TIMEOUT_S)
-        self._say("shop", "is dead (SIGKILL): its database has the order, nobody told the bridge", "red", at=died_at)
+        self._say("shop", "is dead (SIGKILL): the order is in its database alone", "red", at=died_at)
         self._shop = self._start_shop()
         transaction = self._wait_for(
             "A-3", seen, lambda t: "check_unanswered" in seen or _is_ended(t), _UNANSWERED_TIMEOUT_S
@@ -219,7 +219,7 @@ class Story:
 
     def _link(self, transaction: Mapping[str, Any]) -> None:
         link = f"{self._url}/v1/transactions/{transaction['transaction_id']}/timeline"
-        self._console.print(Text(f"{'':23}{link}", style="dim"))
+        self._console.print(Text(f"  {link}", style="dim"), soft_wrap=True)
 
 
 def describe(event: Mapping[str, Any]) -> str | None:
