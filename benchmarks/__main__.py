@@ -42,9 +42,15 @@ def main() -> int:
         kafka = broker.bootstrap
         create_topics(kafka, {TOPIC: 2, RAW_TOPIC: 2})
         bridge = Bridge.create(kafka, folder, queues=options.queues, OUTBOX_BRIDGE_LOG__LEVEL="warning")
-        settler = stack.enter_context(bridge.serve("settler,projector"))
+        projector = stack.enter_context(bridge.serve("projector"))
+        settler = stack.enter_context(bridge.serve("settler"))
         api = stack.enter_context(bridge.serve("api"))
-        parts = {"broker": broker.pid, "api": api.popen.pid, "settler": settler.popen.pid}
+        parts = {
+            "broker": broker.pid,
+            "api": api.popen.pid,
+            "settler": settler.popen.pid,
+            "projector": projector.popen.pid,
+        }
         settled = 0
         for number in range(options.rounds):
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.settler_core`: CPU time of the settler's own work for one committed transaction, without Kafka."""
+"""`python -m benchmarks.settler_core`: CPU time of the settler itself for one committed transaction, without Kafka."""
 
 import asyncio
 import gc
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from bridge.clock import SystemClock
 from bridge.core.config import CheckTimes
-from bridge.core.message import Message, Receipt, StoredMessage
+from bridge.core.message import Message, MessageQueue, Receipt, StoredMessage
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.topics import InternalTopics
@@ -17,6 +17,7 @@ from bridge.settler.destinations import Destinations
 from bridge.settler.owned_queue import OwnedQueue
 from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
 from bridge.store.memory.process import MemoryProcess
+from bridge.store.message_store import BatchWriter, GroupMember, QueueReader
 from bridge.store.results import AtomicBatch, BatchResult, GetResult, GetStatus
 from tests.support.memory_world import make_cluster
 from tests.support.settler_world import RecordingObserver
@@ -57,6 +58,22 @@ class _Writer:
         return None
 
 
+class _Owners:
+    """The journal is prepared records, what is written is only counted."""
+
+    def __init__(self, records: Sequence[StoredMessage]) -> None:
+        self._records = records
+
+    def open_reader(self, queue: MessageQueue, offset: int) -> QueueReader:
+        return _Reader(self._records)
+
+    def open_writer(self, transactional_ids: tuple[str, str]) -> BatchWriter:
+        return _Writer()
+
+    def join_group(self, group: str, topic: str) -> GroupMember:
+        raise LookupError("nobody shares")
+
+
 def make_records(transactions: int) -> list[StoredMessage]:
     """Half messages and ends, in the order in which batches of a hundred arrive."""
     records: list[Message] = []
@@ -80,7 +97,7 @@ async def measure(transactions: int) -> float:
     process = MemoryProcess(cluster, "bench")
     ports = SettlerPorts(
         process.store,
-        process.owners,
+        _Owners(make_records(transactions)),
         Destinations(process.admin, clock),
         lambda _: CheckTimes(),
         RecordingObserver(),
@@ -89,7 +106,6 @@ async def measure(transactions: int) -> float:
     target = BatchTarget(InternalTopics(queues=1), 0, "bench")
     queue = OwnedQueue(target, ports, SettlerConfig(max_batch_records=2 * BATCH), QueueMemory(), QueueCounts())
     await queue.take_over()
-    queue._reader, queue._writer = _Reader(make_records(transactions)), _Writer()
     gc.collect()
     started = time.process_time()
     while queue.counts.published < transactions:
