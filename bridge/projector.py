@@ -276,6 +276,8 @@ class Projector:
                     await self._work()
             except SqlUnavailable as error:
                 _LOG.warning("projector_waits", reason=str(error))
+            except Exception:  # noqa: BLE001 - the loop outlives any error
+                _LOG.exception("projector_failed")
             self.is_active = False
             await self._ports.clock.sleep_ms(self._config.lease_ms // 3)
 
