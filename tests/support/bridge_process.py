@@ -277,14 +277,23 @@ class Bridge:
         return self.start(roles, **options).wait_ready()
 
 
+class ReceivedCall(NamedTuple):
+    """A call as it came: headers by their names in lower case, body as it stood."""
+
+    headers: Mapping[str, str]
+    body: bytes
+
+
 @dataclass(slots=True)
 class CheckEndpoint:
-    """A producer's check endpoint: answers as `answers` says, keeps every call."""
+    """A producer's check endpoint: answers as `answers` says, keeps every call. `status`: of all its answers."""
 
     port: int
     answers: dict[str, str] = field(default_factory=dict)
     default: str = "UNKNOWN"
+    status: int = 200
     calls: list[dict[str, Any]] = field(default_factory=list)
+    received: list[ReceivedCall] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -301,7 +310,9 @@ def check_endpoint(default: str = "UNKNOWN") -> Iterator[CheckEndpoint]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            call = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            raw = self.rfile.read(int(self.headers["Content-Length"]))
+            call = json.loads(raw)
+            endpoint.received.append(ReceivedCall({n.lower(): v for n, v in self.headers.items()}, raw))
             endpoint.calls.append(call)
             resolutions = [
                 {
@@ -312,7 +323,7 @@ def check_endpoint(default: str = "UNKNOWN") -> Iterator[CheckEndpoint]:
                 for c in call["checks"]
             ]
             body = json.dumps({"resolutions": resolutions}).encode()
-            self.send_response(200)
+            self.send_response(endpoint.status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
