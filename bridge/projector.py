@@ -35,6 +35,7 @@ _LOG = structlog.get_logger()
 _LEASE = "projector"
 _DAY_MS = 86_400_000
 _CLEAR_TIMEOUT_MS = 600_000
+_POSTGRES_WRITERS = 2  # half of the pool: readers are never kept out
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,16 @@ class PositionMoved(Exception):
 class QueueFollower:
     """Follows one queue from the position in SQL. After any error: close it and open another."""
 
-    def __init__(self, queue_id: int, topics: InternalTopics, ports: ProjectorPorts, config: ProjectorConfig) -> None:
+    def __init__(
+        self,
+        queue_id: int,
+        topics: InternalTopics,
+        ports: ProjectorPorts,
+        config: ProjectorConfig,
+        writing: asyncio.Semaphore,
+    ) -> None:
         self._queue_id = queue_id
+        self._writing = writing
         self._topics = topics
         self._ports = ports
         self._config = config
@@ -146,7 +155,8 @@ class QueueFollower:
 
     async def _apply(self, chunk: Chunk, quarantined: int) -> RunResult:
         work = partial(apply_chunk, chunk=chunk, times_of=self._ports.times_of)
-        result = await self._ports.database.run(work)
+        async with self._writing:
+            result = await self._ports.database.run(work)
         if result is None:
             raise PositionMoved
         for offset, reason in result.quarantined:
@@ -223,6 +233,8 @@ class Projector:
         self._followers: dict[int, QueueFollower] = {}
         self._halted: dict[int, str] = {}
         self._stopping = asyncio.Event()
+        # queues wait for each other here, not at the one writer of SQLite, where others would be sent away
+        self._writing = asyncio.Semaphore(1 if ports.database.is_sqlite else _POSTGRES_WRITERS)
         self.is_active = False
         self.quarantined = 0
 
@@ -336,7 +348,7 @@ class Projector:
         return result
 
     def _make_follower(self, queue_id: int) -> QueueFollower:
-        return QueueFollower(queue_id, self._topics, self._ports, self._config)
+        return QueueFollower(queue_id, self._topics, self._ports, self._config, self._writing)
 
     async def _drop(self, queue_id: int) -> None:
         follower = self._followers.pop(queue_id, None)
