@@ -65,8 +65,9 @@ class Asker:
             raise make_store_error(error_of(raised)) from raised
 
     async def close(self) -> None:
-        """Lets the client go, which takes it some milliseconds."""
-        self._client = None
+        """Lets the client go. Its end waits for its threads, so it is not awaited in the loop's."""
+        held, self._client = [self._client], None
+        await asyncio.to_thread(held.clear)
 
     def _get_client(self) -> AdminClient:
         if self._client is None:

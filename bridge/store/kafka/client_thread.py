@@ -83,3 +83,4 @@ def _resolve(future: "asyncio.Future[Any]", result: object, error: BaseException
         future.set_result(result)
     else:
         future.set_exception(error)
+        future.exception()  # seen; or a caller that has gone would leave a complaint in the log

@@ -83,6 +83,7 @@ class _Follower:
     def close(self) -> None:
         if self._consumer is not None:
             self._consumer.close()
+        self._consumer = None
 
     def _read(self, consumer: Consumer, max_count: int, max_wait_ms: int) -> GetResult:
         give_up_at = time.monotonic() + max_wait_ms / 1000

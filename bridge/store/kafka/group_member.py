@@ -88,21 +88,25 @@ class KafkaGroupMember:
         await asyncio.to_thread(self._thread.join, CLOSE_TIMEOUT_S)
         if self._thread.is_alive():
             _LOG.error("kafka_client_abandoned", client=self._thread.name)
-        self._changes.put_nowait(StoreUnavailable("the member has left its group"))
+            self._changes.put_nowait(StoreUnavailable("the member does not answer"))
 
     # --- in the member's thread ---
 
     def _run(self) -> None:
+        """Whatever ends the thread, nobody waits for a change that cannot come."""
         try:
             consumer = Consumer(member_options(self._config, self.errors, self.group))
             consumer.subscribe(
                 [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
             )
+            self._follow(consumer)
+            self._leave(consumer)
         except CLIENT_ERRORS as raised:
             self._tell(make_store_error(error_of(raised)))
-            return
-        self._follow(consumer)
-        self._leave(consumer)
+        finally:
+            self._is_closing = True
+            self._lose_all()
+            self._tell(StoreUnavailable("the member has left its group"))
 
     def _follow(self, consumer: Consumer) -> None:
         while not self._is_closing:
@@ -117,9 +121,9 @@ class KafkaGroupMember:
             except CLIENT_ERRORS as raised:
                 self.errors.note(error_of(raised))
             if self.errors.fatal is not None:
+                self._is_closing = True
                 self._lose_all()
                 self._tell(StoreUnavailable(describe(self.errors.fatal)))
-                return
 
     def _leave(self, consumer: Consumer) -> None:
         """Unsubscribes first: with a `group.instance.id` closing alone leaves the queues to a session's end."""

@@ -145,7 +145,7 @@ def reader_options(config: KafkaConfig, errors: ClientErrors) -> dict[str, Any]:
         "group.id": f"{config.client_id}-reader",  # wanted by the client, never joined
         "fetch.wait.max.ms": 10,
         "fetch.queue.backoff.ms": 0,  # default: a second's pause whenever the local queue was full
-        "queued.max.messages.kbytes": 16_384,
+        "queued.max.messages.kbytes": 8_192,
         "topic.metadata.propagation.max.ms": 5_000,
         "topic.metadata.refresh.interval.ms": 10_000,
     }

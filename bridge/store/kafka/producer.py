@@ -169,6 +169,7 @@ class AppendClient:
             if self.errors.fatal is not None:
                 self._renew()
         self._end(self._producer, _FLUSH_S)
+        del self._producer  # its end waits for the client's threads: here, not in the loop
 
     def _poll(self, timeout_s: float) -> None:
         try:

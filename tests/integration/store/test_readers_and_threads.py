@@ -3,6 +3,7 @@
 import asyncio
 import random
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,12 @@ from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
 from bridge.store.results import GetStatus, PutStatus
 from tests.contract.kafka_world import KafkaContractWorld
 from tests.contract.world import DEADLINE_S, batch_of, fresh_name, make_queue, put_values, to, until_stable
+
+
+def find_client_threads() -> set[str]:
+    """The client's own threads, which Python does not know of."""
+    tasks = Path("/proc/self/task").iterdir()
+    return {task.name for task in tasks if (task / "comm").read_text().startswith("rdk:")}
 
 
 async def test_cancelled_get_loses_nothing(world: KafkaContractWorld) -> None:
@@ -121,7 +128,7 @@ async def test_closed_store_refuses(world: KafkaContractWorld, kafka: str) -> No
 async def test_no_thread_stays_behind(world: KafkaContractWorld, kafka: str) -> None:
     """Closing the stores ends the threads of everything that was opened through them and left open."""
     queue, op = await make_queue(world), await make_queue(world)
-    before = set(threading.enumerate())
+    before, clients_before = set(threading.enumerate()), find_client_threads()
     config = KafkaConfig({"bootstrap.servers": kafka}, client_id="left-open")
     owners = KafkaOwnerStore(config)
     store = KafkaMessageStore(config, owners)
@@ -137,6 +144,7 @@ async def test_no_thread_stays_behind(world: KafkaContractWorld, kafka: str) -> 
     await asyncio.gather(owners.close(), store.close())
     left = {thread.name for thread in set(threading.enumerate()) - before}
     assert [name for name in left if name.startswith("kafka-")] == []
+    assert find_client_threads() - clients_before == set()
 
 
 async def test_reader_far_behind_gets_everything(world: KafkaContractWorld) -> None:
