@@ -22,7 +22,8 @@ def set_topic_config(kafka: str, topic: str, config: Mapping[str, str]) -> None:
     """Changes a topic's configuration."""
     entries = [ConfigEntry(n, v, incremental_operation=AlterConfigOpType.SET) for n, v in config.items()]
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
-    for future in AdminClient({"bootstrap.servers": kafka}).incremental_alter_configs([resource]).values():
+    admin = AdminClient({"bootstrap.servers": kafka})  # must outlive its futures
+    for future in admin.incremental_alter_configs([resource]).values():
         future.result(_ANSWER_S)
 
 
@@ -47,7 +48,8 @@ def reset_offsets(kafka: str, group: str, topic: str, offsets: Mapping[int, int]
 
 def delete_group(kafka: str, group: str) -> bool:
     """Deletes a group with its offsets; False if Kafka refuses, as it does for a group with members."""
-    (future,) = AdminClient({"bootstrap.servers": kafka}).delete_consumer_groups([group]).values()
+    admin = AdminClient({"bootstrap.servers": kafka})
+    (future,) = admin.delete_consumer_groups([group]).values()
     try:
         future.result(_ANSWER_S)
     except KafkaException:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from bridge.core.config import CheckTimes
 from bridge.core.horizon import HorizonConfig
 from bridge.core.message import Message, Receipt, StoredMessage
-from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, Position, decode_position
-from bridge.core.queue_state import QueueState, Restored, effective_okey
+from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, Position, decode_op, decode_position
+from bridge.core.queue_state import QueueState, Restored, RestoredOp, effective_okey
 from bridge.core.record import EndRecord, HalfMessage, Record
 from bridge.core.record_codec import decode_record, encode_half
 from bridge.core.topics import InternalTopics
@@ -64,7 +64,7 @@ class QueueLog:
         ]
         restored = Restored(
             position,
-            [(offset, key, value) for key, (offset, value) in ops.items()],
+            [RestoredOp(offset, decode_op(key, value).transaction, value) for key, (offset, value) in ops.items()],
             halves,
             floors[-1] + 1 if floors else position.o,
             self.op_end,

@@ -79,6 +79,14 @@ class RunningService:
         assert answer.status_code == 201, answer.text
         return str(answer.json()["transaction_id"])
 
+    def publish(self, group: str, *messages: Json) -> Json:
+        """The answer to a publish, which must be 200."""
+        body = {"producer_group": group, "messages": list(messages) or [self.message(key="k", value="v")]}
+        answer = self.api.post("/v1/messages", body)
+        assert answer.status_code == 200, answer.text
+        members: Json = answer.json()
+        return members
+
     def prepare_many(self, transactions: Sequence[Json]) -> list[str]:
         """The ids of new transactions."""
         ids: list[str] = []
