@@ -92,6 +92,7 @@ def append_options(config: KafkaConfig, errors: ClientErrors, role: str = "appen
     chosen: dict[str, OptionValue] = {
         "linger.ms": config.linger_ms,
         "queue.buffering.max.messages": 100_000,
+        "queue.buffering.max.kbytes": 262_144,
         "topic.metadata.propagation.max.ms": 3_000,  # so long an unknown topic may still be a new one
         "topic.metadata.refresh.interval.ms": 10_000,
     }
