@@ -21,6 +21,7 @@ from api.server import ApiServer, ServeConfig, stop_at_signals
 from api.services import Services
 from api.settings import Settings
 from bridge.clock import SystemClock
+from bridge.core.config import CheckTimes
 from bridge.core.errors import ConfigError
 from bridge.core.topics import InternalTopics, with_prefix
 from bridge.projector import Projector, ProjectorPorts, RebuildProgress, rebuild
@@ -216,7 +217,9 @@ class _Process:
         self._callbacks = CallbackPolicy(parse_networks(settings.callbacks.allow_networks))
         self._directory = SqlDirectory(database, self._clock)
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._guard = TopologyGuard(kafka.admin, database, self._topics, self._clock)
+        self._guard = TopologyGuard(
+            kafka.admin, database, self._topics, self._clock, longest_life_of=self._find_longest_life
+        )
         self._watched = Watched(kafka.admin, database, self._guard, kafka.last_error)
         self._service = self._make_service()
 
@@ -288,6 +291,10 @@ class _Process:
             auto_create_groups=settings.auto_create_groups,
         )
         return assemble(stores, self._directory, self._clock, config)
+
+    def _find_longest_life(self) -> int:
+        lives = [group.settings.times.max_lifetime_ms for group in self._directory.groups.values()]
+        return max([CheckTimes().max_lifetime_ms, *lives])
 
     def _refuse_url(self, url: str) -> str | None:
         checked = check_url(url, self._callbacks)

@@ -5,7 +5,7 @@ decided (design section 4).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 
@@ -75,12 +75,13 @@ class TopologyFault:
 
 @dataclass(frozen=True, slots=True)
 class TopicRules:
-    """What an internal topic must be; all have as many queues as the journal."""
+    """What an internal topic must be."""
 
     cleanup_policy: frozenset[str]
     retention_ms: int
     max_message_bytes: int
     min_compaction_lag_ms: int = 0
+    queues: int = 1
 
     def make_config(self, min_insync_replicas: int) -> dict[str, str]:
         """Kafka's settings for a new topic."""
@@ -104,8 +105,13 @@ PARKED_RULES = TopicRules(frozenset({"delete"}), 90 * _DAY_MS, _BODY_BYTES + 2 *
 
 
 def rules_of(internal: InternalTopics) -> dict[str, TopicRules]:
-    """The rules by topic name."""
-    return {internal.half: JOURNAL_RULES, internal.op: OP_RULES, internal.parked: PARKED_RULES}
+    """The rules by topic name: journal and op topic have the same queues, the parked topic one."""
+    queues = internal.queues
+    return {
+        internal.half: replace(JOURNAL_RULES, queues=queues),
+        internal.op: replace(OP_RULES, queues=queues),
+        internal.parked: PARKED_RULES,
+    }
 
 
 def choose_replicas(cluster: ClusterDescription, replication_factor: int | None) -> tuple[int, int]:
@@ -129,7 +135,7 @@ def find_faults(
         if topic is None:
             faults.append(_missing(name, is_known=name in known))
             continue
-        faults += judge_topic(topic, rules, internal.queues)
+        faults += judge_topic(topic, rules)
         faults += _judge_identity(topic, cluster_id, known.get(name))
         if name == internal.half:
             faults += _judge_life(topic, longest_life_ms)
@@ -145,10 +151,10 @@ async def examine(
     return find_faults(internal, found, recorded, cluster.cluster_id, longest_life_ms)
 
 
-def judge_topic(topic: TopicDescription, rules: TopicRules, queues: int) -> list[TopologyFault]:
+def judge_topic(topic: TopicDescription, rules: TopicRules) -> list[TopologyFault]:
     """What of a topic's settings is not as it must be."""
     judged = [
-        _judge_queues(topic, queues),
+        _judge_queues(topic, rules.queues),
         _judge_policy(topic, rules),
         _judge_retention(topic, rules),
         _judge_lag(topic, rules),
@@ -169,9 +175,7 @@ async def create_missing(
     found = await admin.describe_topics(list(rules))
     created = []
     for name, rule in rules.items():
-        if found[name] is None and await admin.create_topic(
-            name, internal.queues, factor, rule.make_config(min_insync)
-        ):
+        if found[name] is None and await admin.create_topic(name, rule.queues, factor, rule.make_config(min_insync)):
             created.append(name)
     return created
 

@@ -20,15 +20,23 @@ TimesOf = Callable[[str], CheckTimes]
 NOBODY: Collection[str] = frozenset()
 
 
+class RestoredOp(NamedTuple):
+    """An op message with its offset, decoded and as it lies there."""
+
+    offset: int
+    transaction: Transaction
+    value: bytes
+
+
 class Restored(NamedTuple):
-    """What a take-over read. `ops`: (op offset, id, value), the last of each id. `halves`: journal from L to S.
+    """What a take-over read. `ops`: the last op message of each id. `halves`: journal from L to S.
 
     `op_floor`: the op offset after the last position with s <= l, else the O read. `op_end`: the op
     queue's end noted after fencing. `journal_ms`: append time of the record before S, 0 if there is none.
     """
 
     position: Position
-    ops: Sequence[tuple[int, str, bytes]]
+    ops: Sequence[RestoredOp]
     halves: Sequence[tuple[Place, HalfMessage, int]]
     op_floor: int
     op_end: int
@@ -69,8 +77,7 @@ class QueueState:
 
     @classmethod
     def restore(cls, restored: Restored, times_of: TimesOf, config: HorizonConfig) -> "QueueState":
-        """The state an owner with this log would have. Raises MalformedRecord, UnknownRecordVersion,
-        QueueHalted."""
+        """The state an owner with this log would have. Raises QueueHalted."""
         state = cls(times_of, config)
         state.s, state.op_start = restored.position.s, restored.op_end
         state.journal_ms = restored.journal_ms
@@ -232,17 +239,16 @@ class QueueState:
         self.live[half.transaction_id] = transaction
         self._horizon.add_half(transaction)
 
-    def _restore_ops(self, ops: Sequence[tuple[int, str, bytes]]) -> None:
-        for offset, transaction_id, value in sorted(ops):
-            t = decode_op(transaction_id, value).transaction
+    def _restore_ops(self, ops: Sequence[RestoredOp]) -> None:
+        for offset, t, value in sorted(ops, key=lambda op: op.offset):
             if t.is_live:
-                self.live[transaction_id] = t
-                self._horizon.mark(transaction_id, offset, self.journal_ms)
+                self.live[t.transaction_id] = t
+                self._horizon.mark(t.transaction_id, offset, self.journal_ms)
                 if t.blocked:
                     self._enchain(t)
             else:
-                self.ended[transaction_id] = value
-                self._horizon.end(transaction_id, offset, t.ended_ms or 0)
+                self.ended[t.transaction_id] = value
+                self._horizon.end(t.transaction_id, offset, t.ended_ms or 0)
 
 
 def touched_by(effects: Iterable[Effect]) -> Mapping[str, Transaction]:

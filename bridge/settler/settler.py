@@ -126,6 +126,7 @@ class Settler:
                 await asyncio.wait({change, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 if not change.done():
                     change.cancel()
+                    await asyncio.wait({change})
                     return
                 on_change()
                 await self._follow(member, change.result())

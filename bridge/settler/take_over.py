@@ -1,14 +1,17 @@
 """What a successor reads before it decides anything. Source: design section 5, take over a queue."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import structlog
 
 from bridge.clock import Clock
 from bridge.core.errors import MalformedRecord, QueueHalted, StoreTimeout
 from bridge.core.message import MessageQueue, StoredMessage
-from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, Position, decode_position
-from bridge.core.queue_state import Restored, effective_okey
+from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, Position, decode_op, decode_position
+from bridge.core.queue_state import Restored, RestoredOp, effective_okey
 from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_record
 from bridge.core.topics import InternalTopics
@@ -17,6 +20,7 @@ from bridge.settler.batch import Held
 from bridge.store.message_store import MessageStore, OwnerStore
 from bridge.store.results import QueueOffsets
 
+_LOG = structlog.get_logger()
 _READ_COUNT = 5_000
 _READ_WAIT_MS = 500
 _STALL_LIMIT_MS = 30_000
@@ -32,7 +36,7 @@ class TakeOver(NamedTuple):
 
 @dataclass(slots=True)
 class _OpTail:
-    last: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    last: dict[str, RestoredOp] = field(default_factory=dict)
     positions: list[tuple[int, int]] = field(default_factory=list)  # op offset, s
 
 
@@ -56,7 +60,7 @@ async def read_back(
     return TakeOver(
         Restored(
             position,
-            [(offset, transaction_id, value) for transaction_id, (offset, value) in tail.last.items()],
+            list(tail.last.values()),
             halves,
             _op_floor(tail.positions, position),
             op.maximum,
@@ -99,7 +103,8 @@ async def _find_position(reader: _LogReader, queue: MessageQueue, offsets: Queue
         start = max(offsets.minimum, offsets.maximum - count)
         for message in reversed(await reader.read(queue, start, offsets.maximum)):
             if message.key == POSITION_KEY and message.value is not None:
-                return decode_position(message.value)
+                with suppress(MalformedRecord):
+                    return decode_position(message.value)
         if start == offsets.minimum:
             return None
         count *= 8
@@ -121,14 +126,19 @@ def _check_ranges(position: Position, op: QueueOffsets, journal: QueueOffsets) -
 
 
 def _fold_op(messages: Sequence[StoredMessage]) -> _OpTail:
+    """The last op message of each id. A foreign record in the topic is quarantined, as in the journal."""
     tail = _OpTail()
     for message in messages:
         if message.key is None or message.value is None or message.key == ANSWERS_KEY:
             continue
-        if message.key == POSITION_KEY:
-            tail.positions.append((message.queue_offset, decode_position(message.value).s))
-        else:
-            tail.last[message.key.decode()] = (message.queue_offset, message.value)
+        try:
+            if message.key == POSITION_KEY:
+                tail.positions.append((message.queue_offset, decode_position(message.value).s))
+                continue
+            op = decode_op(message.key.decode(), message.value)
+            tail.last[op.transaction.transaction_id] = RestoredOp(message.queue_offset, op.transaction, message.value)
+        except (MalformedRecord, UnicodeDecodeError) as error:
+            _LOG.error("op_message_quarantined", offset=message.queue_offset, reason=str(error))
     return tail
 
 

@@ -377,3 +377,24 @@ def test_blocked_commit_outlives_the_journal_in_the_parked_topic() -> None:
 
     world.run(story())
     assert world.memory.visible("credits") == [b"v"]
+
+
+def test_foreign_record_in_the_op_topic_does_not_stop_a_successor() -> None:
+    """What cannot be parsed there is quarantined, and what lies before it still counts (row 61)."""
+    world = make_settler_world()
+
+    async def story() -> None:
+        async with world.settling():
+            await world.prepare("a", Message("credits", b"k", b"v"))
+            await world.commit("a")
+            await world.settled()
+        for key in (world.id_of("a").encode(), b"~", b"\xff"):
+            await world.memory.store.put_many([Message(world.topics.op, key, b"junk", (), 0)])
+        async with world.settling("second"):
+            await world.prepare("b", Message("credits", b"k", b"w"))
+            await world.commit("a", request="again")
+            await world.commit("b")
+            await world.memory.clock.sleep_ms(2_000)
+
+    world.run(story())
+    assert world.memory.visible("credits") == [b"v", b"w"]
