@@ -22,8 +22,8 @@ install: $(INSTALLED) ## the virtual environment .venv with everything, locked b
 demo: $(INSTALLED) ## a real Kafka, a shop that is killed, and the bridge that rescues its message
 	$(BIN)/outbox-bridge demo
 
-test: $(INSTALLED) ## all tests, on a real Kafka (TEST_ARGS="-k name" for some of them)
-	$(BIN)/python -m pytest $(TEST_ARGS)
+test: $(INSTALLED) ## all tests, two at a time, on a real Kafka (TEST_ARGS="-k name" for some of them)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(TEST_ARGS)
 
 lint: $(LINTERS) ## ruff, mypy, import rules, shell scripts, Dockerfile and compose.yaml
 	$(BIN)/ruff check .
