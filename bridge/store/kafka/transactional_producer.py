@@ -43,7 +43,8 @@ class _Reports:
         known.append(report.offset())
         self.last = report
         if error is not None and (self.error is None or self.error.code() in _PURGED):
-            self.error, self.culprit = error, report.topic()
+            self.error = error
+            self.culprit = None if error.code() in _PURGED else report.topic()
 
     def make_receipts(self, messages: Sequence[Message]) -> list[Receipt]:
         """One for each message. An offset the log does not know any more (a repeat it recognised) is None."""
