@@ -334,7 +334,7 @@ def check_endpoint(default: str = "UNKNOWN") -> Iterator[CheckEndpoint]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     endpoint = CheckEndpoint(server.server_address[1], default=default)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
         yield endpoint

@@ -56,7 +56,7 @@ class RunningService:
     other: BridgeProcess
     strict: BridgeProcess
     engine: BridgeProcess
-    documented: Documented
+    document: Json
     _numbers: Iterator[int] = field(default_factory=lambda: iter(range(10**9)))
 
     @property
@@ -144,8 +144,13 @@ class RunningService:
         return secret
 
     def put_known_group(self, name: str, urls: Iterable[str] = (), **check: Any) -> str | None:
-        """The same, and waits until the engine knows it: other processes see a change after a second at most."""
+        """The same, and waits until the engine knows it."""
         secret = self.put_group(name, urls, **check)
+        self.wait_known(name)
+        return secret
+
+    def wait_known(self, name: str) -> None:
+        """Until the engine knows the group as it was put, and all put before: a second at most."""
         body = {"producer_group": name, "messages": [self.message()]}
 
         def is_known() -> bool:
@@ -155,7 +160,6 @@ class RunningService:
             return is_same
 
         wait_until(is_known, name=f"group {name}")
-        return secret
 
     def read(self, transaction_ids: Iterable[str], *topics: str) -> list[Record]:
         """Records of these transactions, as an independent `read_committed` consumer sees them."""
@@ -180,10 +184,11 @@ def running_service(kafka: str, folder: Path) -> Iterator[RunningService]:
         api, other = [stack.enter_context(bridge.start("api")) for _ in range(2)]
         for process in (engine, strict, api, other):
             process.wait_ready()
-        documented = Documented(api.get("/openapi.json").json())
+        document = api.get("/openapi.json").json()
+        documented = Documented(document)
         for process in (api, other, strict):
             process.http.event_hooks["response"].append(documented.check_now)
-        service = RunningService(bridge, topics, api, other, strict, engine, documented)
+        service = RunningService(bridge, topics, api, other, strict, engine, document)
         yield service
         assert internal_errors(service.processes) == []
 
