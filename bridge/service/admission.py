@@ -20,17 +20,15 @@ _GROUP = re.compile(r"[A-Za-z0-9._-]{1,120}")
 
 
 class Admission:
-    """Checks prepares. `learn` does the I/O for many calls at once, `check` none."""
+    """Checks prepares. What learns does the I/O for many calls at once, `check` none."""
 
     def __init__(self, door: Door, limits: Limits) -> None:
         self._door = door
         self._limits = limits
 
-    async def learn(self, calls: Sequence[PrepareCall], deadline: Deadline) -> dict[str, Refused]:
-        """Looks up topics and groups that are not known; groups that cannot be used, with the reason."""
-        topics = {message.topic for call in calls for message in call.messages}
-        await self._door.destinations.learn(topics, deadline)
-        return await self._learn_groups({call.group for call in calls}, deadline)
+    async def learn_topics(self, calls: Sequence[PrepareCall], deadline: Deadline) -> None:
+        """Looks up topics that are not known."""
+        await self._door.destinations.learn({message.topic for call in calls for message in call.messages}, deadline)
 
     def check(self, call: PrepareCall) -> Refused | None:
         """Why the call is refused; None if nothing speaks against it."""
@@ -46,16 +44,25 @@ class Admission:
                 return _too_large(index, self._limits.max_message_bytes)
         return self._door.destinations.check(call.messages)
 
-    async def _learn_groups(self, groups: Iterable[str], deadline: Deadline) -> dict[str, Refused]:
+    async def learn_groups(self, groups: Iterable[str], deadline: Deadline) -> dict[str, Refused]:
+        """Looks up or creates groups that are not known; those that cannot be used, with the reason."""
         directory = self._door.directory
-        refused: dict[str, Refused] = {}
         missing = [group for group in groups if directory.get(group) is None]
-        for group in missing:
-            if not is_group_name(group):
-                refused[group] = _invalid("/producer_group", "not a legal group name")
-            elif not self._door.auto_create_groups:
-                refused[group] = refuse_group(group)
-        return refused | await self._create([group for group in missing if group not in refused], deadline)
+        refused = {g: _invalid("/producer_group", "not a legal group name") for g in missing if not is_group_name(g)}
+        legal = [group for group in missing if group not in refused]
+        learn = self._create if self._door.auto_create_groups else self._find
+        return refused | await learn(legal, deadline) if legal else refused
+
+    async def _find(self, groups: Collection[str], deadline: Deadline) -> dict[str, Refused]:
+        """Another process may have made them a moment ago."""
+        directory = self._door.directory
+        try:
+            if deadline.left_ms():
+                await directory.refresh()
+                return {group: refuse_group(group) for group in groups if directory.get(group) is None}
+        except SqlUnavailable as error:
+            _LOG.warning("group_not_looked_up", reason=str(error))
+        return dict.fromkeys(groups, refuse_unavailable("the producer group could not be looked up"))
 
     async def _create(self, groups: Collection[str], deadline: Deadline) -> dict[str, Refused]:
         refused: dict[str, Refused] = {}

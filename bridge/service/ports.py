@@ -24,6 +24,10 @@ class GroupRegister(ProducerDirectory, Protocol):
         """The group, created with default settings if nobody did. Raises SqlUnavailable."""
         ...
 
+    async def refresh(self) -> None:
+        """Learns what other processes have changed. Raises SqlUnavailable."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Door:

@@ -65,20 +65,23 @@ class Preparer:
             return []
         if self._ports.door.pending.is_full:
             return [refuse_unavailable("too many transactions are pending")] * len(calls)
-        refused_groups = await self._admission.learn(calls, deadline)
-        batch = _Batch(self._ports, len(calls), deadline)
+        batch = _Batch(self._ports, await self._refuse(calls, deadline), deadline)
         drafts: list[_Draft] = []
         born_ms = self._ports.clock.now_ms()
         randomness = self._ports.random_bits(_RANDOM_BITS * len(calls))  # one system call for the whole list
         for index, call in enumerate(calls):
-            refused = refused_groups.get(call.group) or self._admission.check(call)
-            if refused is None:
-                bits = randomness >> _RANDOM_BITS * index
-                drafts.append(self._draft(index, call, born_ms, bits))
-            else:
-                batch.answers[index] = refused
+            if batch.answers[index] is None:
+                drafts.append(self._draft(index, call, born_ms, randomness >> _RANDOM_BITS * index))
         await batch.run(drafts, _TRIES)
         return [answer for answer in batch.answers if answer is not None]
+
+    async def _refuse(self, calls: Sequence[PrepareCall], deadline: Deadline) -> list[PrepareAnswer | None]:
+        """Why calls are refused at the door, by place. Groups last: a refused call makes none."""
+        await self._admission.learn_topics(calls, deadline)
+        refused = [self._admission.check(call) for call in calls]
+        groups = {call.group for call, refusal in zip(calls, refused, strict=True) if refusal is None}
+        refused_groups = await self._admission.learn_groups(groups, deadline)
+        return [refusal or refused_groups.get(call.group) for call, refusal in zip(calls, refused, strict=True)]
 
     def _draft(self, index: int, call: PrepareCall, born_ms: int, random_bits: int) -> _Draft:
         messages = call.messages
@@ -113,10 +116,10 @@ class Preparer:
 class _Batch:
     """One list of calls until every one has its answer."""
 
-    def __init__(self, ports: ServicePorts, count: int, deadline: Deadline) -> None:
+    def __init__(self, ports: ServicePorts, answers: list[PrepareAnswer | None], deadline: Deadline) -> None:
         self._ports = ports
         self._deadline = deadline
-        self.answers: list[PrepareAnswer | None] = [None] * count
+        self.answers = answers
 
     async def run(self, drafts: Sequence[_Draft], tries: int) -> None:
         """Looks up, appends, waits; once more from the start for what was void."""

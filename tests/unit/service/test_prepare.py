@@ -113,7 +113,7 @@ def test_several_messages_are_one_record(tmp_path: Path) -> None:
 
 
 def test_unknown_groups_are_created_or_refused(tmp_path: Path) -> None:
-    """The first prepare of a group creates it, unless that is switched off."""
+    """The first prepare of a group creates it, unless that is switched off; one made elsewhere is known at once."""
     world = make_service_world(tmp_path)
 
     async def story() -> None:
@@ -121,11 +121,23 @@ def test_unknown_groups_are_created_or_refused(tmp_path: Path) -> None:
             await api.transactions.prepare([world.call(group="new")])
             assert api.directory.get("new") is not None
         async with world.serving("strict", auto_create_groups=False) as api:
-            await api.directory.refresh()
             [refused, known] = await api.transactions.prepare([world.call(group="newer"), world.call(group="new")])
             assert isinstance(refused, Refused)
             assert refused.code is RefusalCode.UNKNOWN_PRODUCER_GROUP
             assert isinstance(known, Prepared)
+
+    world.run(story())
+
+
+def test_refused_prepare_makes_no_group(tmp_path: Path) -> None:
+    """A refusal says that nothing was done: a name that was mistyped with its topic is not kept."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            await api.transactions.prepare([world.call(group="typo", topic="nowhere"), world.call(group="right")])
+            await api.directory.refresh()
+            assert sorted(api.directory.groups) == ["right"]
 
     world.run(story())
 
