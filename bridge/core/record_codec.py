@@ -3,6 +3,7 @@
 import base64
 import binascii
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,17 @@ _PREFIX = b"KIND\x01"
 _BODIED = frozenset({"H", "D"})
 _RESOLUTIONS = {str(int(resolution)): resolution for resolution in Resolution}
 _SOURCES = {source.value: source for source in Source}
+
+_ID = rb"([0-9a-v]{27}[048cgkos])"
+_NAME = rb"([A-Za-z0-9._-]+)"
+_USUAL = re.compile(
+    rb"KIND\x01(?:"
+    rb"E\x02UNIQ_KEY\x01" + _ID + rb"\x02V\x011\x02RES\x01(0|8|12)\x02SRC\x01P\x02BORN\x01([0-9]{1,18})\x02"
+    rb"(?:PGROUP\x01" + _NAME + rb"\x02)?(?:REQUEST\x01" + _NAME + rb"\x02)?"
+    rb"|H\x02UNIQ_KEY\x01" + _ID + rb"\x02V\x011\x02TRAN_MSG\x01true\x02PGROUP\x01" + _NAME + rb"\x02N\x011\x02"
+    rb"BORN\x01([0-9]+)\x02REAL_TOPIC\x01" + _NAME + rb"\x02REAL_QID\x01(-?[0-9]{1,9})\x02"
+    rb")"
+)
 
 
 def encode_half(half: HalfMessage, messages: Sequence[Message], topic: str, queue_id: int) -> Message:
@@ -63,6 +75,26 @@ def encode_parked(stored: StoredMessage, check_times: int, why: str, topic: str,
 def decode_record(stored: StoredMessage) -> Record:
     """A journal record. Raises MalformedRecord (quarantine it) and UnknownRecordVersion (halt the queue)."""
     raw = _properties_of(stored)
+    found = _USUAL.fullmatch(raw)
+    return _decode_any(raw) if found is None else _decode_usual(found)
+
+
+def _decode_usual(found: re.Match[bytes]) -> Record:
+    """What nearly all records are, a producer's end or a plain half message, in a third of the general way's time."""
+    end_id, resolution, end_born, end_group, request, half_id, group, half_born, topic, queue_id = found.groups()
+    if end_id is None:
+        return HalfMessage(half_id.decode(), group.decode(), 1, int(half_born), topic.decode(), int(queue_id))
+    return EndRecord(
+        end_id.decode(),
+        _RESOLUTIONS[resolution.decode()],
+        Source.PRODUCER,
+        int(end_born),
+        None if end_group is None else end_group.decode(),
+        None if request is None else request.decode(),
+    )
+
+
+def _decode_any(raw: bytes) -> Record:
     if not raw.startswith(_PREFIX):
         raise MalformedRecord("properties do not begin with KIND")
     properties = decode_properties(raw)

@@ -83,5 +83,7 @@ def _decode(stored: StoredMessage, *, is_parked: bool) -> Held | None:
 
 
 def _size_of(stored: StoredMessage) -> int:
-    headers = sum([len(name) + len(value or b"") for name, value in stored.headers])
-    return _OVERHEAD_BYTES + len(stored.key or b"") + len(stored.value or b"") + headers
+    size = _OVERHEAD_BYTES + len(stored.key or b"") + len(stored.value or b"")
+    for name, value in stored.headers:
+        size += len(name) + len(value or b"")
+    return size

@@ -167,3 +167,18 @@ def test_published_record_has_the_id_as_its_last_header_if_wanted() -> None:
 def test_void_rule_is_of_the_record_alone(key: str | None, seen: int, appended: int, void: bool) -> None:
     """More than 30 s between look-up and append: void for everybody."""
     assert is_void(HalfMessage(ID, "g", 1, 0, idempotency_key=key, seen_ms=seen), appended) is void
+
+
+@given(halves(), st.sampled_from(Resolution), st.none() | st.just("shop"), st.none() | st.just("a1-2"))
+def test_usual_records_are_read_as_all_others(
+    made: tuple[HalfMessage, list[Message]], resolution: Resolution, group: str | None, request: str | None
+) -> None:
+    """The short way for producers' records and the general way say the same."""
+    half, messages = made
+    plain = half._replace(
+        group="shop", ordering_key=None, immunity_s=None, max_checks=None, max_life_s=None, idempotency_key=None,
+        seen_ms=0, request=None, is_published=False, timestamp_ms=None,
+    )  # fmt: skip
+    end = EndRecord(half.transaction_id, resolution, Source.PRODUCER, half.born_ms, group, request)
+    for record, raw in ((plain, encode_half(plain, messages, "H", 0)), (end, encode_end(end, "H", 0))):
+        assert decode_record(stored(raw)) == record
