@@ -70,3 +70,10 @@ def read_states(bridge: Bridge) -> dict[str, list[dict[str, Any]]]:
         if record.key not in {b"~", b"?", None} and record.key is not None:
             states.setdefault(record.key.decode(), []).append(json.loads(record.value or b""))
     return states
+
+
+def read_last_position(kafka: str, op_topic: str) -> dict[str, Any]:
+    """The last position of an op topic with one queue."""
+    positions = [r for r in read_committed(kafka, [op_topic]) if r.key == b"~"]
+    last: dict[str, Any] = json.loads(positions[-1].value or b"")
+    return last
