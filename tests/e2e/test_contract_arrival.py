@@ -106,10 +106,11 @@ def test_answers_show_bodies_without_loss(service: RunningService) -> None:
     """`include=messages` gives JSON and text where the bytes are such, base64 where they are not; else sizes."""
     messages: list[dict[str, Any]] = [
         service.message(key="k", value={"n": 12345678901234567890}, headers=[["h", "1"], ["h", None]], partition=1),
-        {"topic": service.topics.credits, "key_base64": "/w==", "value_base64": "AP8=", "headers_base64": [["b", "/w=="]]},
+        {"topic": service.topics.credits, "key_base64": "/w==", "value_base64": "AP8="}
+        | {"headers_base64": [["b", "/w=="]]},
         {"topic": service.topics.line, "value": "text", "timestamp_ms": 1_700_000_000_000},
         service.message(value=None),
-    ]  # fmt: skip
+    ]
     transaction_id = service.prepare(service.new_group("shown"), *messages)
     expected = [
         messages[0],

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.support.bad_requests import UNKNOWN_ID
-from tests.support.bridge_process import BridgeProcess, wait_until
 from tests.support.problems import check_problem
 from tests.support.running_service import NDJSON, Json, RunningService, lines_of
 
@@ -433,15 +432,7 @@ def test_prepared_here_and_ended_there_is_never_unknown(service: RunningService)
 
 def test_group_made_here_is_known_there(service: RunningService) -> None:
     """A process that makes no groups knows at once those that others make."""
-    group = service.new_group("spread")
-    service.put_group(group)
-    body = {"producer_group": group, "messages": [service.message()]}
-    answer = wait_until(
-        lambda: next((a for a in [post(service.strict, body)] if a.status_code == 201), None), name="the group"
-    )
-    assert answer.json()["producer_group"] == group
-
-
-def post(process: BridgeProcess, body: Json) -> Any:
-    """A prepare."""
-    return process.post("/v1/transactions", body)
+    for _ in range(5):
+        group = service.new_group("spread")
+        service.put_group(group)
+        service.prepare(group, at=service.strict)

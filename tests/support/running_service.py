@@ -48,7 +48,7 @@ class Topics:
 
 @dataclass(slots=True)
 class RunningService:
-    """`api` and `other` are alike; `strict` makes no groups and serves two requests at once."""
+    """`api` and `other` are alike; `strict` makes no groups, calls no network of ours, serves two at once."""
 
     bridge: Bridge
     topics: Topics
@@ -175,6 +175,7 @@ def running_service(kafka: str, folder: Path) -> Iterator[RunningService]:
     topics = Topics.create(kafka)
     limits = {
         "OUTBOX_BRIDGE_AUTO_CREATE_GROUPS": "false",
+        "OUTBOX_BRIDGE_CALLBACKS__ALLOW_NETWORKS": "[]",
         "OUTBOX_BRIDGE_LIMITS__REQUESTS_IN_FLIGHT": "2",
         "OUTBOX_BRIDGE_HTTP__RECEIVE_SECONDS": "2",
     }
