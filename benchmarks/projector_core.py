@@ -1,0 +1,122 @@
+"""`python -m benchmarks.projector_core`: CPU time of the projector itself for a committed transaction, without Kafka."""
+
+import gc
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+from bridge.core.config import CheckTimes
+from bridge.core.message import Message, Receipt, StoredMessage
+from bridge.core.op_message import POSITION_KEY, OpMessage, Position, encode_op, encode_position
+from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
+from bridge.core.record_codec import encode_end, encode_half
+from bridge.core.transaction import Transaction, TransactionState
+from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
+from bridge.sql.chunking import JournalBuffer, OpBuffer, next_chunk
+from bridge.sql.engine import Database
+from bridge.sql.migrate import upgrade
+from bridge.sql.positions import AppliedPosition, LogIdentity, begin_position
+from bridge.sql.projection import Chunk, apply_chunk
+
+CHUNK = 250
+_NOW_MS = 1_700_000_000_000
+_REQUEST = "0123456789ab-1"
+
+
+class Portion(NamedTuple):
+    """What one chunk is made of. Half of the transactions it prepares end in the next one."""
+
+    journal: list[StoredMessage]
+    ops: list[StoredMessage]
+
+
+class Cost(NamedTuple):
+    """Microseconds of CPU for each transaction: in the event loop, and in the thread of the database."""
+
+    decode: float
+    apply: float
+
+
+def make_portions(transactions: int) -> Iterator[Portion]:
+    """The records of that many transactions, and of those that still wait for their end at last."""
+    offsets, op_offsets = count(), count()
+    late: list[Transaction] = []
+    for start in range(0, transactions, CHUNK):
+        portion = Portion([], [])
+        prepared = [_add_half(portion, n, next(offsets)) for n in range(start, start + CHUNK)]
+        for t in late + prepared[::2]:
+            _add_end(portion, t, next(offsets), next(op_offsets))
+        late = prepared[1::2]
+        s, place = len(portion.journal) + portion.journal[0].queue_offset, next(op_offsets)
+        portion.ops.append(StoredMessage(place, POSITION_KEY, encode_position(Position(s, 0, 0, "x")), (), _NOW_MS))
+        yield portion
+
+
+def _add_half(portion: Portion, number: int, offset: int) -> Transaction:
+    now_ms = _NOW_MS + number // 10
+    transaction_id = make_transaction_id(0, make_uuid7_bits(now_ms, hash((number, 7)) & (1 << 74) - 1))
+    half = HalfMessage(transaction_id, "bench", 1, now_ms, "orders", -1)
+    raw = encode_half(half, [Message("orders", b"%d" % (number % 1000), b"x" * 300)], "half", 0)
+    portion.journal.append(StoredMessage(offset, raw.key, raw.value, list(raw.headers), now_ms))
+    return Transaction(transaction_id, "bench", offset, now_ms, number)
+
+
+def _add_end(portion: Portion, t: Transaction, offset: int, op_offset: int) -> None:
+    at_ms = t.appended_ms + 20
+    end = EndRecord(t.transaction_id, Resolution.COMMIT, Source.PRODUCER, at_ms, request=_REQUEST)
+    raw = encode_end(end, "half", 0)
+    portion.journal.append(StoredMessage(offset, raw.key, raw.value, list(raw.headers), at_ms))
+    ended = t._replace(
+        state=TransactionState.COMMITTED, at=offset, end=offset, ended_ms=at_ms, by="producer", requests=(_REQUEST,)
+    )
+    value = encode_op(OpMessage(ended, (Receipt("orders", 1, offset),)))
+    portion.ops.append(StoredMessage(op_offset, t.transaction_id.encode(), value, (), at_ms))
+
+
+def measure(folder: Path, transactions: int) -> Cost:
+    """Reads and applies prepared records to a new SQLite database."""
+    url = f"sqlite:///{folder / 'bench.db'}"
+    upgrade(url)
+    database = Database(url)
+    position = AppliedPosition(0, 0, 0)
+    journal, ops = JournalBuffer(0, 20_000), OpBuffer(0, 20_000)
+    portions = list(make_portions(transactions))
+    decode_s = apply_s = 0.0
+    gc.collect()
+    with database.engine.begin() as conn:
+        begin_position(conn, 0, position, LogIdentity("c", "j", "o"))
+    for portion in portions:
+        started = time.process_time()
+        chunk = _read(portion, position, journal, ops)
+        decoded = time.process_time()
+        with database.engine.begin() as conn:
+            apply_chunk(conn, chunk, partial(_times_of, CheckTimes()))
+        apply_s += time.process_time() - decoded
+        decode_s += decoded - started
+        position = chunk.after
+    database.engine.dispose()
+    return Cost(decode_s / transactions * 1e6, apply_s / transactions * 1e6)
+
+
+def _read(portion: Portion, position: AppliedPosition, journal: JournalBuffer, ops: OpBuffer) -> Chunk:
+    ops.add(portion.ops, portion.ops[-1].queue_offset + 1)
+    journal.add(portion.journal, portion.journal[-1].queue_offset + 1)
+    chunk = next_chunk(0, position, journal, ops)
+    if chunk is None:
+        raise RuntimeError("the records are no chunk")
+    return chunk
+
+
+def _times_of(times: CheckTimes, _: str) -> CheckTimes:
+    return times
+
+
+if __name__ == "__main__":
+    for _ in range(3):
+        with tempfile.TemporaryDirectory() as name:
+            cost = measure(Path(name), 50_000)
+        print(f"{cost.decode:.1f} us to decode, {cost.apply:.1f} us to apply, {sum(cost):.1f} us a transaction")
