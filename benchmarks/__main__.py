@@ -25,6 +25,7 @@ from tests.support.broker import running_broker
 
 TOPIC = "bench.orders"
 RAW_TOPIC = "bench.raw"
+WARM_UP_SECONDS = 10  # the broker's compiler needs them
 
 
 def main() -> int:
@@ -51,7 +52,7 @@ def main() -> int:
             "settler": settler.popen.pid,
             "projector": projector.popen.pid,
         }
-        settled = 0
+        settled = _drive(lambda: load_batches(api.port, TOPIC, 32, WARM_UP_SECONDS)).transactions
         for number in range(options.rounds):
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
             settled += _measure_round(api, kafka, options.seconds, figures, parts)
@@ -72,12 +73,12 @@ def _measure_round(
     raw = measure_raw_loop(kafka, RAW_TOPIC, seconds) / 4
     note("raw_tps", raw)
     before = _cpu_seconds(parts)
-    batches = _drive(lambda: load_batches(api.port, TOPIC, 12, seconds))
+    batches = _drive(lambda: load_batches(api.port, TOPIC, 32, seconds))
     for part, used in _cpu_seconds(parts).items():
         note(f"batch_{part}_us", (used - before[part]) / batches.transactions * 1e6)
     note("batch_tps_300", batches.per_second)
     note("batch_vs_raw", batches.per_second / raw)
-    large = _drive(lambda: load_batches(api.port, TOPIC, 12, seconds, bytes_=1000))
+    large = _drive(lambda: load_batches(api.port, TOPIC, 32, seconds, bytes_=1000))
     note("batch_tps_1000", large.per_second)
     singles = _drive(lambda: load_singles(api.port, TOPIC, 64, seconds))
     note("single64_tps", singles.per_second)

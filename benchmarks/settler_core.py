@@ -23,6 +23,7 @@ from tests.support.memory_world import make_cluster
 from tests.support.settler_world import RecordingObserver
 
 BATCH = 1_000
+TIMES = CheckTimes()
 
 
 class _Reader:
@@ -99,7 +100,7 @@ async def measure(transactions: int) -> float:
         process.store,
         _Owners(make_records(transactions)),
         Destinations(process.admin, clock),
-        lambda _: CheckTimes(),
+        lambda _: TIMES,
         RecordingObserver(),
         clock,
     )

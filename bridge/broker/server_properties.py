@@ -82,13 +82,17 @@ def make_properties(layout: BrokerLayout, log_folder: Path) -> str:
     return "".join(f"{name}={_escape(value)}\n" for name, value in settings.items())
 
 
+SMALL_HEAP_MB = 512
+
+
 def make_java_options(heap_mb: int) -> tuple[str, ...]:
-    """For a short start and a small memory, not for throughput records."""
+    """For a short start and a small memory; a larger heap means long work, which the full compiler is for."""
+    compiler = ("-XX:TieredStopAtLevel=1",) if heap_mb <= SMALL_HEAP_MB else ()
     return (
         f"-Xms{min(64, heap_mb)}m",
         f"-Xmx{heap_mb}m",
         "-XX:+UseSerialGC",
-        "-XX:TieredStopAtLevel=1",
+        *compiler,
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
         "-Dorg.slf4j.simpleLogger.showDateTime=true",
         "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSSXXX",
