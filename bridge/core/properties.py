@@ -17,7 +17,12 @@ RESERVED_HEADERS = frozenset({PROPERTIES_HEADER, TRANSACTION_ID_HEADER})
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
     """Name 0x01 value 0x02, repeated. Texts are free of both bytes (`is_property_text`)."""
-    return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode()
+    return write_properties(properties).encode()
+
+
+def write_properties(properties: Mapping[str, str]) -> str:
+    """The same as text, to be put behind other properties."""
+    return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
 
 
 def decode_properties(raw: bytes) -> dict[str, str]:

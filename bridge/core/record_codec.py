@@ -9,7 +9,13 @@ from typing import Any
 
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
 from bridge.core.message import Header, Message, StoredMessage
-from bridge.core.properties import PROPERTIES_HEADER, TRANSACTION_ID_HEADER, decode_properties, encode_properties
+from bridge.core.properties import (
+    PROPERTIES_HEADER,
+    TRANSACTION_ID_HEADER,
+    decode_properties,
+    encode_properties,
+    write_properties,
+)
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Record, Resolution, Source
 from bridge.core.transaction_id import is_transaction_id
 
@@ -17,6 +23,8 @@ _PREFIX = b"KIND\x01"
 _BODIED = frozenset({"H", "D"})
 _RESOLUTIONS = {str(int(resolution)): resolution for resolution in Resolution}
 _SOURCES = {source.value: source for source in Source}
+_NOTHING_ASKED = list(HalfMessage("", "", 1, 0))[7:]
+_NO_CHECK = list(EndRecord("", Resolution.UNKNOWN, Source.PRODUCER, 0))[6:]
 
 _ID = rb"([0-9a-v]{27}[048cgkos])"
 _NAME = rb"([A-Za-z0-9._-]+)"
@@ -32,28 +40,27 @@ _USUAL = re.compile(
 
 def encode_half(half: HalfMessage, messages: Sequence[Message], topic: str, queue_id: int) -> Message:
     """The journal record of a prepare: one message untouched, several as a framed list."""
-    properties = _half_properties(half)
+    header = (PROPERTIES_HEADER, _half_properties(half))
     if half.message_count == 1:
-        only = messages[0]
-        headers = [*only.headers, (PROPERTIES_HEADER, encode_properties(properties))]
-        return Message(topic, only.key, only.value, headers, queue_id)
+        _, key, value, headers, _, _ = messages[0]
+        return Message(topic, key, value, [*headers, header], queue_id)
     framed = json.dumps([_frame(message) for message in messages], separators=(",", ":")).encode()
-    return Message(topic, None, framed, [(PROPERTIES_HEADER, encode_properties(properties))], queue_id)
+    return Message(topic, None, framed, [header], queue_id)
 
 
 def encode_end(end: EndRecord, topic: str, queue_id: int) -> Message:
     """The journal record of a resolution."""
-    properties = _head("E", end.transaction_id)
-    properties |= {"RES": str(int(end.resolution)), "SRC": end.source.value, "BORN": str(end.born_ms)}
-    _set(properties, "PGROUP", end.group)
-    _set(properties, "REQUEST", end.request)
-    if end.source is Source.CHECK:
-        properties["TRANSACTION_CHECK_TIMES"] = str(end.check_number)
-        _set(properties, "ENDPOINT", end.endpoint)
-        properties |= {"STATUS": str(end.status), "LATENCY": str(end.latency_ms)}
-    _set(properties, "ACTOR", end.actor)
-    _set(properties, "REASON", end.reason)
-    return _bare(end.transaction_id, properties, topic, queue_id)
+    transaction_id, resolution, source, born_ms, group, request, *rest = end
+    letter = "P" if source is Source.PRODUCER else source.value
+    text = f"KIND\x01E\x02UNIQ_KEY\x01{transaction_id}\x02V\x011\x02RES\x01{resolution:d}\x02SRC\x01{letter}\x02"
+    text += f"BORN\x01{born_ms}\x02"
+    if group is not None:
+        text += f"PGROUP\x01{group}\x02"
+    if request is not None:
+        text += f"REQUEST\x01{request}\x02"
+    if rest != _NO_CHECK or source is not Source.PRODUCER:
+        text += write_properties(_rare_end_properties(end))
+    return Message(topic, transaction_id.encode(), None, [(PROPERTIES_HEADER, text.encode())], queue_id)
 
 
 def encode_act(act: ActRecord, topic: str, queue_id: int) -> Message:
@@ -146,12 +153,24 @@ def _head(kind: str, transaction_id: str) -> dict[str, str]:
     return {"KIND": kind, "UNIQ_KEY": transaction_id, "V": "1"}
 
 
-def _half_properties(half: HalfMessage) -> dict[str, str]:
-    properties = _head("H", half.transaction_id)
-    properties |= {"TRAN_MSG": "true", "PGROUP": half.group, "N": str(half.message_count), "BORN": str(half.born_ms)}
-    if half.message_count == 1:
-        properties |= {"REAL_TOPIC": half.real_topic, "REAL_QID": str(half.real_queue_id)}
-        _set(properties, "TS", half.timestamp_ms)
+def _half_properties(half: HalfMessage) -> bytes:
+    """Written out: every prepare pays for it."""
+    transaction_id, group, count, born_ms, real_topic, real_queue_id, timestamp_ms, *rest = half
+    text = (
+        f"KIND\x01H\x02UNIQ_KEY\x01{transaction_id}\x02V\x011\x02TRAN_MSG\x01true\x02PGROUP\x01{group}\x02"
+        f"N\x01{count}\x02BORN\x01{born_ms}\x02"
+    )
+    if count == 1:
+        text += f"REAL_TOPIC\x01{real_topic}\x02REAL_QID\x01{real_queue_id}\x02"
+        if timestamp_ms is not None:
+            text += f"TS\x01{timestamp_ms}\x02"
+    if rest != _NOTHING_ASKED:
+        text += write_properties(_rare_half_properties(half))
+    return text.encode()
+
+
+def _rare_half_properties(half: HalfMessage) -> dict[str, str]:
+    properties: dict[str, str] = {}
     _set(properties, "ORDERING_KEY", half.ordering_key)
     _set(properties, "CHECK_IMMUNITY_TIME_IN_SECONDS", half.immunity_s)
     _set(properties, "MAX_CHECKS", half.max_checks)
@@ -161,6 +180,17 @@ def _half_properties(half: HalfMessage) -> dict[str, str]:
     _set(properties, "REQUEST", half.request)
     if half.is_published:
         properties["RES"] = "8"
+    return properties
+
+
+def _rare_end_properties(end: EndRecord) -> dict[str, str]:
+    properties: dict[str, str] = {}
+    if end.source is Source.CHECK:
+        properties["TRANSACTION_CHECK_TIMES"] = str(end.check_number)
+        _set(properties, "ENDPOINT", end.endpoint)
+        properties |= {"STATUS": str(end.status), "LATENCY": str(end.latency_ms)}
+    _set(properties, "ACTOR", end.actor)
+    _set(properties, "REASON", end.reason)
     return properties
 
 

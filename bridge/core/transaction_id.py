@@ -8,6 +8,8 @@ from bridge.core.message import Message
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuv"
 _PAIRS = tuple(a + b for a in _DIGITS for b in _DIGITS)
+_QUEUES = {pair: queue_id for queue_id, pair in enumerate(_PAIRS)}
+_WORD = (1 << 50) - 1
 _ID = re.compile(r"[0-9a-v]{27}[048cgkos]")
 _DIGEST_VERSION = b"outbox-bridge/1"  # frozen: another digest would make another transaction of a repeat
 
@@ -16,8 +18,15 @@ TRANSACTION_ID_LENGTH = 28
 
 def make_transaction_id(queue_id: int, bits: int) -> str:
     """The id of a transaction in `queue_id` with these 128 bits."""
-    shifted = bits << 2
-    return _PAIRS[queue_id] + "".join([_PAIRS[(shifted >> shift) & 1023] for shift in range(120, -1, -10)])
+    pairs = _PAIRS
+    # in words that fit a machine's: shifting all 128 bits for each pair costs more than twice as much
+    high, middle, low = bits >> 98, bits >> 48 & _WORD, bits << 2 & _WORD
+    return (
+        f"{pairs[queue_id]}{pairs[high >> 20]}{pairs[high >> 10 & 1023]}{pairs[high & 1023]}"
+        f"{pairs[middle >> 40]}{pairs[middle >> 30 & 1023]}{pairs[middle >> 20 & 1023]}{pairs[middle >> 10 & 1023]}"
+        f"{pairs[middle & 1023]}{pairs[low >> 40]}{pairs[low >> 30 & 1023]}{pairs[low >> 20 & 1023]}"
+        f"{pairs[low >> 10 & 1023]}{pairs[low & 1023]}"
+    )
 
 
 def make_uuid7_bits(now_ms: int, random_bits: int) -> int:
@@ -34,7 +43,7 @@ def is_transaction_id(text: str) -> bool:
 
 def queue_of(transaction_id: str) -> int:
     """The queue of the half topic that holds the transaction."""
-    return int(transaction_id[:2], 32)
+    return _QUEUES[transaction_id[:2]]
 
 
 def digest_bits(
