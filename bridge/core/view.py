@@ -18,9 +18,12 @@ class MessageSummary(NamedTuple):
     timestamp_ms: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TransactionView:
-    """One transaction. Times are milliseconds; `by`: producer, check, operator or timer."""
+    """One transaction. Times are milliseconds; `by`: producer, check, operator or timer.
+
+    Nobody changes one; it is not frozen because that makes it four times as dear to make.
+    """
 
     transaction_id: str
     group: str

@@ -2,7 +2,7 @@
 
 from bridge.core.op_message import AnswerCode, OpMessage
 from bridge.core.record import Resolution
-from bridge.core.transaction import STATE_AFTER, TransactionState
+from bridge.core.transaction import TransactionState
 from bridge.core.transaction_id import queue_of
 from bridge.core.view import TransactionView
 from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
@@ -11,29 +11,38 @@ from bridge.store.results import PutResult, PutStatus, Refusal
 
 FINAL = frozenset({TransactionState.COMMITTED, TransactionState.ROLLED_BACK})
 
+# Python finds a member of an enum, and its hash, only slowly.
+_PREPARED, _COMMITTED, _ROLLED_BACK = (
+    TransactionState.PREPARED,
+    TransactionState.COMMITTED,
+    TransactionState.ROLLED_BACK,
+)
+_COMMIT, _UNKNOWN = Resolution.COMMIT, Resolution.UNKNOWN
+_PUT_OK = PutStatus.PUT_OK
+
 
 def make_view(op: OpMessage) -> TransactionView:
     """A transaction as its op message shows it. It does not say when it was born: its append time stands for that."""
     t = op.transaction
-    is_prepared = t.state is TransactionState.PREPARED
+    state = t.state
     return TransactionView(
-        transaction_id=t.transaction_id,
-        group=t.group,
-        state=t.state,
-        queue_id=queue_of(t.transaction_id),
-        queue_offset=t.half,
-        born_ms=t.appended_ms,
-        appended_ms=t.appended_ms,
-        check_times=t.check_times,
-        blocked=t.blocked,
-        why=t.why,
-        by=t.by,
-        ended_ms=t.ended_ms,
-        next_due_ms=t.next_due_ms if is_prepared else None,
+        t.transaction_id,
+        t.group,
+        state,
+        queue_of(t.transaction_id),
+        t.half,
+        t.appended_ms,
+        t.appended_ms,
+        t.check_times,
+        t.blocked,
+        t.why,
+        t.by,
+        t.ended_ms,
+        t.next_due_ms if state is _PREPARED else None,
         parked_offset=t.parked,
         max_checks=t.max_checks,
         max_life_s=t.max_life_s,
-        since_ms=t.since_ms if t.is_live else None,
+        since_ms=t.since_ms if t.blocked or not (state is _COMMITTED or state is _ROLLED_BACK) else None,
         base=t.base,
         receipts=op.receipts,
     )
@@ -54,7 +63,7 @@ def make_prepared(view: TransactionView) -> Prepared:
 
 def refuse_put(result: PutResult, transaction_id: str) -> Refused | None:
     """The refusal of a put that is certainly not, or perhaps, written; None if it is."""
-    if result.status is PutStatus.PUT_OK:
+    if result.status is _PUT_OK:
         return None
     if result.status is PutStatus.OUTCOME_UNKNOWN:
         return refuse_unknown(transaction_id)
@@ -81,7 +90,11 @@ def refuse_missing(transaction_id: str) -> Refused:
 
 def answer_end(call: EndCall, heard: Heard) -> TransactionView | Refused | None:
     """The answer to an end that its queue's owner has decided; None if the owner does not know the transaction."""
-    if heard.op is None or heard.code is AnswerCode.UNKNOWN_TRANSACTION:
+    if heard.op is None:
+        return None
+    if heard.code is None:
+        return compare_end(call, make_view(heard.op))
+    if heard.code is AnswerCode.UNKNOWN_TRANSACTION:
         return None
     if heard.code is AnswerCode.GROUP_MISMATCH:
         return _refuse_group(call.transaction_id)
@@ -96,9 +109,10 @@ def compare_end(call: EndCall, view: TransactionView) -> TransactionView | Refus
     """The recorded state as the answer to an end: a repeat hears the same, a contradiction the truth."""
     if call.group is not None and call.group != view.group:
         return _refuse_group(call.transaction_id)
-    if call.resolution is Resolution.UNKNOWN or view.state is STATE_AFTER[call.resolution]:
+    resolution, state = call.resolution, view.state
+    if state is (_COMMITTED if resolution is _COMMIT else _ROLLED_BACK) or resolution is _UNKNOWN:
         return view
-    if view.state in FINAL:
+    if state is _COMMITTED or state is _ROLLED_BACK:
         detail = f"the transaction is {view.state.value}"
         return Refused(RefusalCode.ALREADY_RESOLVED, detail, transaction_id=view.transaction_id, state=view.state)
     return refuse_unknown(call.transaction_id)

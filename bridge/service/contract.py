@@ -1,4 +1,7 @@
-"""What the service is asked and what it answers: expected outcomes are values."""
+"""What the service is asked and what it answers: expected outcomes are values.
+
+Nobody changes them. What every transaction needs is not frozen, because that makes it thrice as dear to make.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,7 +58,7 @@ class Refused:
     retry_after_s: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PrepareCall:
     """A prepare, or with `is_published` a publish without a local transaction. Bodies are bytes already."""
 
@@ -69,7 +72,7 @@ class PrepareCall:
     is_published: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prepared:
     """A stored half message; `state` is another than PREPARED only for a repeat."""
 
@@ -82,7 +85,7 @@ class Prepared:
     queue_offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EndCall:
     """An end transaction. `group` None: not compared. `check_number`: the answer to that check."""
 

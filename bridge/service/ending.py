@@ -24,6 +24,7 @@ from bridge.service.waiters import BatchWait
 from bridge.store.results import PutStatus
 
 EndAnswer = TransactionView | Accepted | Refused
+_REFUSED = PutStatus.REFUSED
 
 
 class Ender:
@@ -34,10 +35,12 @@ class Ender:
 
     async def end(self, calls: Sequence[EndCall], deadline: Deadline, *, is_awaited: bool) -> list[EndAnswer]:
         """An answer for each call, same order; Accepted, once durable, if it is not awaited until settled."""
+        make = self._settle if is_awaited else self._append
         answers: list[EndAnswer | None] = [self._check(call) for call in calls]
         open_places = [place for place, answer in enumerate(answers) if answer is None]
+        if calls and len(open_places) == len(calls):
+            return await make(calls, deadline)
         if open_places:
-            make = self._settle if is_awaited else self._append
             made = await make([calls[place] for place in open_places], deadline)
             for place, answer in zip(open_places, made, strict=True):
                 answers[place] = answer
@@ -47,6 +50,8 @@ class Ender:
         """Ids that cannot exist are refused without a record."""
         if not is_possible_id(call.transaction_id, self._ports.topics.queues):
             return refuse_missing(call.transaction_id)
+        if call.group is None and call.actor is None and call.reason is None:
+            return None
         for name, text in (("producer_group", call.group), ("actor", call.actor), ("reason", call.reason)):
             if text is not None and not is_text(text, self._ports.limits.max_text_chars):
                 detail = "too long, or holds a byte that is not allowed"
@@ -54,7 +59,7 @@ class Ender:
         return None
 
     async def _append(self, calls: Sequence[EndCall], deadline: Deadline) -> list[EndAnswer]:
-        messages = [self._encode(call, None) for call in calls]
+        messages = self._encode(calls, [None] * len(calls))
         results = await self._ports.journal.append(messages, deadline)
         return [
             refuse_put(result, call.transaction_id) or Accepted(call.transaction_id, call.resolution)
@@ -68,12 +73,14 @@ class Ender:
             return [refuse_unavailable(detail, call.transaction_id) for call in calls]
         wait = hearing.waiters.open([call.transaction_id for call in calls])
         try:
-            messages = [self._encode(call, request) for call, request in zip(calls, wait.requests, strict=True)]
-            refused = await self._put(calls, messages, wait, deadline)
+            refused = await self._put(calls, self._encode(calls, wait.requests), wait, deadline)
             await wait.until(deadline)
         finally:
             wait.close()
-        answers = [refused.get(place) or self._answer(call, wait, place) for place, call in enumerate(calls)]
+        answers = [
+            refused.get(place) or (answer_end(call, heard) if heard else refuse_unknown(call.transaction_id))
+            for place, (call, heard) in enumerate(zip(calls, wait.heard, strict=True))
+        ]
         return await self._find_forgotten(calls, answers, deadline)
 
     async def _put(
@@ -82,23 +89,19 @@ class Ender:
         """Refusals by place. Of what may be written the settlers may still tell."""
         refused: dict[int, Refused] = {}
         for place, result in enumerate(await self._ports.journal.append(messages, deadline)):
-            if result.status is PutStatus.REFUSED and (refusal := refuse_put(result, calls[place].transaction_id)):
+            if result.status is _REFUSED and (refusal := refuse_put(result, calls[place].transaction_id)):
                 refused[place] = refusal
                 wait.drop(place)
         return refused
 
-    def _answer(self, call: EndCall, wait: BatchWait, place: int) -> TransactionView | Refused | None:
-        """None: the owner of the queue does not know the transaction (any more)."""
-        heard = wait.heard[place]
-        return refuse_unknown(call.transaction_id) if heard is None else answer_end(call, heard)
-
     async def _find_forgotten(
         self, calls: Sequence[EndCall], answers: Sequence[TransactionView | Refused | None], deadline: Deadline
     ) -> list[EndAnswer]:
-        """Settlers forget what ended minutes ago; the projection does not."""
+        """None: the owner of the queue does not know it any more. The projection does not forget."""
+        known: list[EndAnswer] = [answer for answer in answers if answer is not None]
+        if len(known) == len(calls):
+            return known
         forgotten = {call.transaction_id for call, answer in zip(calls, answers, strict=True) if answer is None}
-        if not forgotten:
-            return [answer for answer in answers if answer is not None]
         read = await self._ports.lookups.reads.find(forgotten, deadline)
         found: list[EndAnswer] = []
         for call, answer in zip(calls, answers, strict=True):
@@ -112,19 +115,23 @@ class Ender:
                 found.append(compare_end(call, view))
         return found
 
-    def _encode(self, call: EndCall, request: str | None) -> Message:
-        record = EndRecord(
-            call.transaction_id,
-            call.resolution,
-            call.source,
-            self._ports.clock.now_ms(),
-            call.group,
-            request,
-            call.check_number,
-            actor=call.actor,
-            reason=call.reason,
-        )
-        return encode_end(record, self._ports.topics.half, queue_of(call.transaction_id))
+    def _encode(self, calls: Sequence[EndCall], requests: Sequence[str | None]) -> list[Message]:
+        topic, born_ms = self._ports.topics.half, self._ports.clock.now_ms()
+        messages = []
+        for call, request in zip(calls, requests, strict=True):
+            record = EndRecord(
+                call.transaction_id,
+                call.resolution,
+                call.source,
+                born_ms,
+                call.group,
+                request,
+                call.check_number,
+                actor=call.actor,
+                reason=call.reason,
+            )
+            messages.append(encode_end(record, topic, queue_of(call.transaction_id)))
+        return messages
 
 
 def is_possible_id(transaction_id: str, queues: int) -> bool:

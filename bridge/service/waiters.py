@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bridge.core.op_message import Answer, AnswerCode, OpMessage
-from bridge.core.transaction import SPLIT, Transaction
+from bridge.core.transaction import SPLIT, Transaction, TransactionState
 from bridge.service.deadline import Deadline
+
+_COMMITTED, _ROLLED_BACK = TransactionState.COMMITTED, TransactionState.ROLLED_BACK
 
 
 class Heard(NamedTuple):
@@ -92,7 +94,12 @@ class Waiters:
         wait = BatchWait(transaction_ids, requests, self)
         by_id = self.by_id
         for index, transaction_id in enumerate(transaction_ids):
-            by_id.setdefault(transaction_id.encode(), []).append(_Slot(wait, index, requests[index]))
+            slot = _Slot(wait, index, requests[index])
+            key = transaction_id.encode()
+            if key in by_id:
+                by_id[key].append(slot)
+            else:
+                by_id[key] = [slot]
         self._count += len(transaction_ids)
         return wait
 
@@ -110,8 +117,8 @@ class Waiters:
         t = op.transaction
         if is_interim(t):
             return
-        named = t.requests
-        self._wake(t.transaction_id, Heard(None, op), None if t.is_final else named)
+        is_final = t.state is _COMMITTED or t.state is _ROLLED_BACK
+        self._wake(t.transaction_id, Heard(None, op), None if is_final else t.requests)
 
     def hear_answers(self, answers: Iterable[Answer]) -> None:
         """Answers wake whoever asked."""
@@ -121,15 +128,20 @@ class Waiters:
 
     def _wake(self, transaction_id: str, heard: Heard, requests: Sequence[str] | None) -> None:
         key = transaction_id.encode()
+        slots = self.by_id.pop(key, None)
+        if slots is None:
+            return
         kept: list[_Slot] = []
-        for slot in self.by_id.get(key, ()):
-            if requests is not None and slot.request not in requests:
+        for slot in slots:
+            wait, place, request = slot
+            if requests is not None and request not in requests:
                 kept.append(slot)
                 continue
-            slot.wait.heard[slot.place] = heard
-            slot.wait.count_down()
+            wait.heard[place] = heard
+            wait.count_down()
             self._count -= 1
-        self._keep(key, kept)
+        if kept:
+            self.by_id[key] = kept
 
     def _keep(self, key: bytes, kept: list[_Slot]) -> None:
         if kept:
