@@ -1,4 +1,4 @@
-"""`python -m benchmarks.projector_core`: CPU time of the projector itself for a committed transaction, without Kafka."""
+"""`python -m benchmarks.projector_core`: CPU time of the projector itself for a transaction, without Kafka."""
 
 import gc
 import tempfile

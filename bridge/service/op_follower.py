@@ -9,9 +9,9 @@ import structlog
 from bridge.clock import Clock, KafkaTime
 from bridge.core.errors import MalformedRecord, QueueHalted, StoreError, UnknownRecordVersion
 from bridge.core.message import MessageQueue, StoredMessage
+from bridge.core.op_decoding import decode_state
 from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, decode_answers, decode_position
 from bridge.core.topics import InternalTopics
-from bridge.service.op_decoding import decode_state
 from bridge.service.waiters import Waiters
 from bridge.store.message_store import MessageStore, OwnerStore, QueueReader
 

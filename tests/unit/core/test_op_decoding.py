@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
 from bridge.core.message import Receipt
+from bridge.core.op_decoding import decode_state
 from bridge.core.op_message import OpMessage, decode_op, encode_op
 from bridge.core.transaction import Transaction, TransactionState
-from bridge.service.op_decoding import decode_state
 
 ID = "00" + "0" * 26
 _number = st.integers(0, 2**62)

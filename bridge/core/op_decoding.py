@@ -1,4 +1,4 @@
-"""Op messages as callers need them, decoded five times faster than `bridge.core.op_message` does.
+"""Op messages as all but a queue's owner need them, decoded five times faster than `bridge.core.op_message` does.
 
 What only a queue's owner needs to rebuild (`okey`) is left out. A test holds both decoders together.
 """
