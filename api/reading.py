@@ -13,6 +13,7 @@ from bridge.service.contract import Refused
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
+_STATUSES = {status: b'{"status":%d,' % status for status in (200, 201, 202)}
 
 
 def services_of(request: Request) -> Services:
@@ -69,7 +70,7 @@ def refuse(refused: Refused) -> Rejected:
 
 def item(status: int, body: object) -> bytes:
     """A result in a batch: the status, then the members of the single call's answer."""
-    return b'{"status":%d,' % status + encode_json(body)[1:]
+    return _STATUSES[status] + encode_json(body)[1:]
 
 
 def problem_item(problem: Problem, request_id: str) -> bytes:

@@ -26,6 +26,8 @@ from bridge.service.search import BridgeStats, TransactionPage
 from bridge.sql.redrive import RedriveJob
 from bridge.sql.stats import GroupStats
 
+# Python finds the members of an enum only slowly.
+_PREPARED, _PARKED = TransactionState.PREPARED, TransactionState.PARKED
 _MAX_SECOND = 253_402_300_799  # the last one of the year 9999
 
 encode_json = msgspec.json.Encoder().encode
@@ -36,6 +38,7 @@ def _render_second(second: int) -> str:
     return datetime.fromtimestamp(min(max(second, 0), _MAX_SECOND), UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
+@lru_cache(maxsize=4096)  # what is in one batch often has one time
 def render_time(time_ms: int) -> str:
     """RFC 3339 in UTC with milliseconds."""
     second, rest = divmod(time_ms, 1000)
@@ -67,25 +70,26 @@ def render_accepted(accepted: Accepted) -> AcceptedAnswer:
 
 def render_transaction(view: TransactionView, bodies: Sequence[Message] | None = None) -> TransactionAnswer:
     """A transaction; with `bodies`, its messages are shown whole."""
-    is_resolved = view.state in {TransactionState.COMMITTED, TransactionState.ROLLED_BACK}
+    state, ended_ms, first_ms, due_ms = view.state, view.ended_ms, view.first_check_ms, view.next_due_ms
+    is_resolved = state is not _PREPARED and state is not _PARKED
     return TransactionAnswer(
-        transaction_id=view.transaction_id,
-        producer_group=view.group,
-        state=view.state,
-        blocked=view.blocked,
-        reason=view.why,
-        resolved_by=view.by if is_resolved else None,
-        resolved_at=render_optional_time(view.ended_ms) if is_resolved else None,
-        receipts=[ReceiptAnswer(*receipt) for receipt in view.receipts],
-        born_time=render_time(view.born_ms),
-        first_check_at=render_optional_time(view.first_check_ms),
-        next_check_at=render_optional_time(view.next_due_ms) if view.state is TransactionState.PREPARED else None,
-        check_times=view.check_times,
-        queue_id=view.queue_id,
-        queue_offset=view.queue_offset,
-        ordering_key=view.ordering_key,
-        idempotency_key=view.idempotency_key,
-        messages=_render_messages(view.messages, bodies),
+        view.transaction_id,
+        view.group,
+        state,
+        view.blocked,
+        view.why,
+        view.by if is_resolved else None,
+        None if ended_ms is None or not is_resolved else render_time(ended_ms),
+        [ReceiptAnswer(*receipt) for receipt in view.receipts],
+        render_time(view.born_ms),
+        None if first_ms is None else render_time(first_ms),
+        None if due_ms is None or state is not _PREPARED else render_time(due_ms),
+        view.check_times,
+        view.queue_id,
+        view.queue_offset,
+        view.ordering_key,
+        view.idempotency_key,
+        _render_messages(view.messages, bodies) if view.messages or bodies is not None else msgspec.UNSET,
     )
 
 

@@ -62,7 +62,9 @@ async def end_many(
     services: Services, calls: Sequence[ParsedEnd], patience: Patience, request_id: str, pointer: str = ""
 ) -> list[bytes]:
     """A result for each resolution."""
-    parsed = [_answer_to_check(call, pointer.format(n)) for n, call in enumerate(calls)]
+    parsed = [
+        _answer_to_check(call, pointer, n) if isinstance(call, NoncedEnd) else call for n, call in enumerate(calls)
+    ]
     ends = [call for call in parsed if not isinstance(call, Problem)]
     answers = iter(await services.transactions.end(ends, patience.wait, patience.wait_ms))
     merged = [call if isinstance(call, Problem) else next(answers) for call in parsed]
@@ -90,13 +92,11 @@ def _parse_lines(lines: Sequence[Line], parse: Callable[[bytes], T]) -> list[T |
     return parsed
 
 
-def _answer_to_check(call: ParsedEnd, pointer: str) -> EndCall | Problem:
+def _answer_to_check(call: NoncedEnd, pointer: str, index: int) -> EndCall | Problem:
     """A nonce tells which check is answered."""
-    if not isinstance(call, NoncedEnd):
-        return call
     number = parse_nonce(call.nonce)
     if number is None:
-        return invalid(f"{pointer}/nonce", "not the nonce of a check").problem
+        return invalid(f"{pointer.format(index)}/nonce", "not the nonce of a check").problem
     return replace(call.call, source=Source.CHECK, check_number=number)
 
 
