@@ -73,7 +73,7 @@ def stage(service: RunningService) -> Iterator[dict[str, Asked]]:
     """All plans at once, so that what the tests wait for happens at the same time."""
     with ExitStack() as stack:
         asked = {name: put(service, name, plan, stack) for name, plan in PLANS.items()}
-        service.wait_known(asked["now"].group)
+        service.wait_groups_known()
         for name, plan in PLANS.items():
             asked[name].ids.extend(prepare(service, asked[name].group, **members) for members in plan.prepares)
         yield asked

@@ -146,12 +146,14 @@ class RunningService:
     def put_known_group(self, name: str, urls: Iterable[str] = (), **check: Any) -> str | None:
         """The same, and waits until the engine knows it."""
         secret = self.put_group(name, urls, **check)
-        self.wait_known(name)
+        self.wait_groups_known()
         return secret
 
-    def wait_known(self, name: str) -> None:
-        """Until the engine knows the group as it was put, and all put before: a second at most."""
-        body = {"producer_group": name, "messages": [self.message()]}
+    def wait_groups_known(self) -> None:
+        """Until the engine knows all groups as they were put: a second at most. One more is put to see it."""
+        probe = self.new_group("probe")
+        self.put_group(probe, transaction_timeout_seconds=86_400)
+        body = {"producer_group": probe, "messages": [self.message()]}
 
         def is_known() -> bool:
             told: Json = self.api.post("/v1/transactions", body).json()
@@ -159,7 +161,7 @@ class RunningService:
             self.end(told["transaction_id"], "rollback")
             return is_same
 
-        wait_until(is_known, name=f"group {name}")
+        wait_until(is_known, name="groups known")
 
     def read(self, transaction_ids: Iterable[str], *topics: str) -> list[Record]:
         """Records of these transactions, as an independent `read_committed` consumer sees them."""
