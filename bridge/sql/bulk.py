@@ -1,7 +1,7 @@
 """Many rows in one statement, straight to the driver: SQLAlchemy's work for each row would cost more than the row."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -26,18 +26,24 @@ def update_rows(conn: Connection, table: sa.Table, columns: Sequence[str], rows:
         conn.exec_driver_sql(_update(table.name, tuple(columns), mark), list(rows))
 
 
+def add_rows(conn: Connection, table: sa.Table, columns: Sequence[str], rows: Rows) -> None:
+    """Adds numbers to the rows with the same keys, the first of `columns`; makes those that are not there yet."""
+    if rows:
+        mark = _mark(conn)
+        conn.exec_driver_sql(_add(table.name, tuple(columns), mark), list(rows))
+
+
 def select_many(
     conn: Connection, table: sa.Table, columns: Sequence[str], transaction_ids: Sequence[str]
-) -> Iterable[Any]:
+) -> Sequence[Any]:
     """Rows with these transaction ids, however many there are, in one statement."""
     if not transaction_ids:
         return ()
-    names = _names(columns)
+    select = f"SELECT {_names(columns)} FROM {table.name} WHERE transaction_id"  # noqa: S608
     if conn.dialect.name == "sqlite":
-        where, value = "IN (SELECT value FROM json_each(?))", (json.dumps(transaction_ids),)
-        return conn.exec_driver_sql(f"SELECT {names} FROM {table.name} WHERE transaction_id {where}", value)  # noqa: S608
-    where = "= ANY(%s)"
-    return conn.exec_driver_sql(f"SELECT {names} FROM {table.name} WHERE transaction_id {where}", (transaction_ids,))  # noqa: S608
+        query = f"{select} IN (SELECT value FROM json_each(?))"  # noqa: S608
+        return conn.exec_driver_sql(query, (json.dumps(transaction_ids),)).all()
+    return conn.exec_driver_sql(f"{select} = ANY(%s)", (transaction_ids,)).all()
 
 
 def make_upsert(conn: Connection, table: sa.Table) -> "sqlite.Insert | postgresql.Insert":
@@ -56,6 +62,12 @@ def _names(columns: Sequence[str]) -> str:
 @lru_cache
 def _insert(table: str, columns: tuple[str, ...], mark: str) -> str:
     return f"INSERT INTO {table} ({_names(columns)}) VALUES ({', '.join([mark] * len(columns))})"  # noqa: S608
+
+
+@lru_cache
+def _add(table: str, columns: tuple[str, ...], mark: str) -> str:
+    sums = ", ".join([f'"{name}" = {table}."{name}" + excluded."{name}"' for name in columns[1:]])
+    return f'{_insert(table, columns, mark)} ON CONFLICT ("{columns[0]}") DO UPDATE SET {sums}'
 
 
 @lru_cache

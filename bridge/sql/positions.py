@@ -54,6 +54,22 @@ def begin_position(conn: Connection, queue_id: int, position: AppliedPosition, i
 
 def move_position(conn: Connection, queue_id: int, before: AppliedPosition, after: AppliedPosition) -> bool:
     """Moves the position if it is still `before`; locks it until the SQL transaction ends. Else False."""
-    same = [_P[name] == value for name, value in before._asdict().items()]
-    update = sa.update(projection_positions).where(_P.queue_id == queue_id, *same).values(**after._asdict())
-    return conn.execute(update).rowcount == 1
+    return (
+        conn.execute(_MOVE, {"queue": queue_id, **_prefixed("before", before), **_prefixed("after", after)}).rowcount
+        == 1
+    )
+
+
+def _prefixed(prefix: str, position: AppliedPosition) -> dict[str, int]:
+    return {f"{prefix}_{name}": value for name, value in position._asdict().items()}
+
+
+# made once: to put it together takes longer than to run it
+_MOVE = (
+    sa.update(projection_positions)
+    .where(
+        _P.queue_id == sa.bindparam("queue"),
+        *[_P[name] == sa.bindparam(f"before_{name}") for name in AppliedPosition._fields],
+    )
+    .values({name: sa.bindparam(f"after_{name}") for name in AppliedPosition._fields})
+)

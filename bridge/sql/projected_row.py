@@ -82,8 +82,12 @@ def make_row(transaction_id: str, group: str, queue_id: int, half: int, appended
 def load_row(values: Iterable[Any]) -> ProjectedRow:
     """A row read back in the order of LOADED_COLUMNS; the other columns are not known and not written."""
     row = ProjectedRow()
-    for name, value in zip(LOADED_COLUMNS, values, strict=True):
-        setattr(row, name, value)
+    (
+        row.id, row.transaction_id, row.producer_group, row.queue_id, row.appended_ms, row.has_half,
+        row.state, row.live, row.blocked, row.queue_offset, row.at_offset, row.next_due_ms, row.check_times,
+        row.base, row.since_ms, row.resolved_by, row.ended_ms, row.published_ms, row.why, row.parked_offset,
+        row.receipts,
+    ) = values  # fmt: skip
     row.is_new = False
     row.was = (row.state, row.blocked)
     return row

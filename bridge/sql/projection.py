@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from bridge.sql.bulk import insert_rows, make_upsert, select_many, update_rows
+from bridge.sql.bulk import add_rows, insert_rows, make_upsert, select_many, update_rows
 from bridge.sql.entries import HalfEntry, OpEntry, RawEntry
 from bridge.sql.fold import COUNTS, EventRow, Fold, KeyRow, TimesOf
 from bridge.sql.positions import AppliedPosition, move_position
@@ -84,15 +83,8 @@ def _write_rows(conn: Connection, fold: Fold, new: Sequence[ProjectedRow]) -> No
 
 def _write_counts(conn: Connection, fold: Fold) -> None:
     """In order of names, so that two queues' SQL transactions never wait for each other in a circle."""
-    rows: list[dict[str, Any]] = [
-        {"producer_group": group, **dict(zip(COUNTS, counts, strict=True))}
-        for group, counts in sorted(fold.counts.items())
-        if any(counts)
-    ]
-    if rows:
-        upsert = make_upsert(conn, group_counts)
-        added = {name: group_counts.c[name] + upsert.excluded[name] for name in COUNTS}
-        conn.execute(upsert.on_conflict_do_update(index_elements=["producer_group"], set_=added), rows)
+    rows = [(group, *counts) for group, counts in sorted(fold.counts.items()) if any(counts)]
+    add_rows(conn, group_counts, ("producer_group", *COUNTS), rows)
 
 
 def _write_answers(conn: Connection, fold: Fold) -> None:
