@@ -7,10 +7,13 @@ import binascii
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 import msgspec
+from msgspec import UNSET
 
+from api.plain_bodies import read_plain_prepare, read_plain_prepares, read_plain_resolutions
 from api.problems import (
     INVALID_REQUEST,
     INVALID_TIMESTAMP,
@@ -78,7 +81,8 @@ def parse_prepare(
     raw: bytes, limits: MessageLimits, *, header_key: str | None = None, is_published: bool = False
 ) -> PrepareCall:
     """A prepare, or a publish. `header_key`: the `Idempotency-Key` header. Raises Rejected."""
-    return _make_prepare(_decode(read_strict(raw), _prepare), limits, header_key, is_published=is_published)
+    body = read_plain_prepare(raw) or _decode(read_strict(raw), _prepare)
+    return _make_prepare(body, limits, header_key, is_published=is_published)
 
 
 def parse_prepare_batch(
@@ -86,9 +90,13 @@ def parse_prepare_batch(
 ) -> list[PrepareCall | Problem]:
     """Every transaction of a batch, or what is wrong with it. Raises Rejected if it is no batch."""
     calls: list[PrepareCall | Problem] = []
-    for index, item in enumerate(_decode(read_strict(raw), _prepare_batch).transactions):
+    items: Sequence[Prepare | msgspec.Raw] = (
+        read_plain_prepares(raw) or _decode(read_strict(raw), _prepare_batch).transactions
+    )
+    for index, item in enumerate(items):
         try:
-            calls.append(_make_prepare(_decode(item, _prepare), limits, None, is_published=is_published))
+            body = item if isinstance(item, Prepare) else _decode(item, _prepare)
+            calls.append(_make_prepare(body, limits, None, is_published=is_published))
         except Rejected as rejected:
             calls.append(rejected.problem.at(f"/transactions/{index}"))
     return calls
@@ -113,17 +121,25 @@ def parse_resolution(raw: bytes) -> EndCall | NoncedEnd:
 def parse_resolutions(raw: bytes) -> list[EndCall | NoncedEnd | Problem]:
     """Every resolution of a batch, or what is wrong with it. Raises Rejected if it is no batch."""
     calls: list[EndCall | NoncedEnd | Problem] = []
-    for index, item in enumerate(_decode(read_strict(raw), _resolutions).resolutions):
+    items: Sequence[ResolutionItem | msgspec.Raw] = (
+        read_plain_resolutions(raw) or _decode(read_strict(raw), _resolutions).resolutions
+    )
+    for index, item in enumerate(items):
         try:
-            calls.append(_make_resolution(_decode(item, _resolution)))
+            calls.append(_make_resolution(item if isinstance(item, ResolutionItem) else _decode(item, _resolution)))
         except Rejected as rejected:
             calls.append(rejected.problem.at(f"/resolutions/{index}"))
     return calls
 
 
+@lru_cache(maxsize=1024)
+def _is_group(name: str) -> bool:
+    return _GROUP.fullmatch(name) is not None
+
+
 def check_group(name: str, where: str) -> None:
     """Raises Rejected unless it is a legal name of a producer group."""
-    if _GROUP.fullmatch(name) is None:
+    if not _is_group(name):
         raise invalid(where, "a group name has 1..120 characters of A-Z a-z 0-9 . _ -")
 
 
@@ -161,12 +177,14 @@ def _violation(what: str, path: str) -> Rejected:
 
 def _make_prepare(body: Prepare, limits: MessageLimits, header_key: str | None, *, is_published: bool) -> PrepareCall:
     check_group(body.producer_group, "/producer_group")
-    check_property(body.ordering_key, "/ordering_key")
+    if body.ordering_key is not None:
+        check_property(body.ordering_key, "/ordering_key")
+    is_keyed = body.idempotency_key is not None or header_key is not None
     return PrepareCall(
         body.producer_group,
         [_make_message(message, limits, index) for index, message in enumerate(body.messages)],
         body.ordering_key,
-        _idempotency_key(body.idempotency_key, header_key),
+        _idempotency_key(body.idempotency_key, header_key) if is_keyed else None,
         body.check_immunity_seconds,
         body.max_checks,
         body.max_lifetime_seconds,
@@ -201,7 +219,7 @@ def _make_message(body: MessageBody, limits: MessageLimits, index: int) -> Messa
 
 def _key(body: MessageBody) -> bytes | None:
     if isinstance(body.key_base64, str):
-        if body.key is not msgspec.UNSET:
+        if body.key is not UNSET:
             raise invalid("/key_base64", "key and key_base64 are both given")
         return parse_base64(body.key_base64, "/key_base64")
     return body.key.encode() if isinstance(body.key, str) else None
@@ -209,7 +227,7 @@ def _key(body: MessageBody) -> bytes | None:
 
 def _value(body: MessageBody) -> bytes | None:
     if isinstance(body.value_base64, str):
-        if body.value is not msgspec.UNSET:
+        if body.value is not UNSET:
             raise invalid("/value_base64", "value and value_base64 are both given")
         return parse_base64(body.value_base64, "/value_base64")
     raw = bytes(body.value) if isinstance(body.value, msgspec.Raw) else b"null"
@@ -219,7 +237,9 @@ def _value(body: MessageBody) -> bytes | None:
 
 
 def _headers(body: MessageBody, limits: MessageLimits) -> Sequence[Header]:
-    if body.headers is not msgspec.UNSET and body.headers_base64 is not msgspec.UNSET:
+    if body.headers is UNSET and body.headers_base64 is UNSET:
+        return ()
+    if body.headers is not UNSET and body.headers_base64 is not UNSET:
         raise invalid("/headers_base64", "headers and headers_base64 are both given")
     if not isinstance(body.headers_base64, msgspec.UnsetType):
         pairs = _pairs(body.headers_base64, "/headers_base64", limits)
@@ -251,7 +271,7 @@ def parse_base64(text: str, where: str) -> bytes:
 
 
 def _check_size(key: bytes | None, value: bytes | None, headers: Sequence[Header], limits: MessageLimits) -> None:
-    size = len(key or b"") + len(value or b"")
+    size = (len(key) if key else 0) + (len(value) if value else 0)
     for name, text in headers:
         size += len(name.encode()) + len(text or b"")
     if size > limits.message_bytes:

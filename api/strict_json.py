@@ -60,6 +60,19 @@ def read_strict(raw: bytes) -> bytes:
     return compact.replace(b"\x02", b'\\"').replace(b"\x01", b"\\\\") if escaped is not raw else compact
 
 
+def strip_texts(raw: bytes) -> bytes | None:
+    """What is outside of texts, if that is not too deep and no text has an escape."""
+    if b"\\" in raw:
+        return None
+    outside = b'"'.join(raw.split(b'"')[::2])
+    return outside if _is_shallow(outside) else None
+
+
+def count_members(outside: bytes) -> int:
+    """How many members the objects have together, those given twice counted twice."""
+    return outside.count(b":")
+
+
 def _check_syntax(raw: bytes) -> None:
     try:
         document = _decoder.decode(raw.decode())
