@@ -52,8 +52,8 @@ def encode_end(end: EndRecord, topic: str, queue_id: int) -> Message:
     """The journal record of a resolution."""
     transaction_id, resolution, source, born_ms, group, request, *rest = end
     letter = "P" if source is Source.PRODUCER else source.value
-    text = f"KIND\x01E\x02UNIQ_KEY\x01{transaction_id}\x02V\x011\x02RES\x01{resolution:d}\x02SRC\x01{letter}\x02"
-    text += f"BORN\x01{born_ms}\x02"
+    text = f"KIND\x01E\x02UNIQ_KEY\x01{transaction_id}\x02V\x011\x02RES\x01{resolution!s}\x02SRC\x01{letter}\x02"
+    text += f"BORN\x01{born_ms!s}\x02"
     if group is not None:
         text += f"PGROUP\x01{group}\x02"
     if request is not None:
@@ -154,14 +154,14 @@ def _head(kind: str, transaction_id: str) -> dict[str, str]:
 
 
 def _half_properties(half: HalfMessage) -> bytes:
-    """Written out: every prepare pays for it."""
+    """Written out: every prepare pays for it. (`!s`: the quicker way to write an integer.)"""
     transaction_id, group, count, born_ms, real_topic, real_queue_id, timestamp_ms, *rest = half
     text = (
         f"KIND\x01H\x02UNIQ_KEY\x01{transaction_id}\x02V\x011\x02TRAN_MSG\x01true\x02PGROUP\x01{group}\x02"
-        f"N\x01{count}\x02BORN\x01{born_ms}\x02"
+        f"N\x01{count!s}\x02BORN\x01{born_ms!s}\x02"
     )
     if count == 1:
-        text += f"REAL_TOPIC\x01{real_topic}\x02REAL_QID\x01{real_queue_id}\x02"
+        text += f"REAL_TOPIC\x01{real_topic}\x02REAL_QID\x01{real_queue_id!s}\x02"
         if timestamp_ms is not None:
             text += f"TS\x01{timestamp_ms}\x02"
     if rest != _NOTHING_ASKED:

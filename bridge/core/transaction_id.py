@@ -9,7 +9,8 @@ from bridge.core.message import Message
 _DIGITS = "0123456789abcdefghijklmnopqrstuv"
 _PAIRS = tuple(a + b for a in _DIGITS for b in _DIGITS)
 _QUEUES = {pair: queue_id for queue_id, pair in enumerate(_PAIRS)}
-_WORD = (1 << 50) - 1
+_TRIPLES = tuple(pair + digit for pair in _PAIRS for digit in _DIGITS)
+_WORD = (1 << 60) - 1
 _ID = re.compile(r"[0-9a-v]{27}[048cgkos]")
 _DIGEST_VERSION = b"outbox-bridge/1"  # frozen: another digest would make another transaction of a repeat
 
@@ -18,14 +19,13 @@ TRANSACTION_ID_LENGTH = 28
 
 def make_transaction_id(queue_id: int, bits: int) -> str:
     """The id of a transaction in `queue_id` with these 128 bits."""
-    pairs = _PAIRS
-    # in words that fit a machine's: shifting all 128 bits for each pair costs more than twice as much
-    high, middle, low = bits >> 98, bits >> 48 & _WORD, bits << 2 & _WORD
+    triples = _TRIPLES
+    # in words that fit a machine's: shifting all 128 bits for each step costs more than twice as much
+    high, middle, low = bits >> 68, bits >> 8 & _WORD, bits << 2 & 1023
     return (
-        f"{pairs[queue_id]}{pairs[high >> 20]}{pairs[high >> 10 & 1023]}{pairs[high & 1023]}"
-        f"{pairs[middle >> 40]}{pairs[middle >> 30 & 1023]}{pairs[middle >> 20 & 1023]}{pairs[middle >> 10 & 1023]}"
-        f"{pairs[middle & 1023]}{pairs[low >> 40]}{pairs[low >> 30 & 1023]}{pairs[low >> 20 & 1023]}"
-        f"{pairs[low >> 10 & 1023]}{pairs[low & 1023]}"
+        f"{_PAIRS[queue_id]}{triples[high >> 45]}{triples[high >> 30 & 32767]}{triples[high >> 15 & 32767]}"
+        f"{triples[high & 32767]}{triples[middle >> 45]}{triples[middle >> 30 & 32767]}{triples[middle >> 15 & 32767]}"
+        f"{triples[middle & 32767]}{_PAIRS[low]}"
     )
 
 

@@ -18,7 +18,7 @@ class MessageSummary(NamedTuple):
     timestamp_ms: int | None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class TransactionView:
     """One transaction. Times are milliseconds; `by`: producer, check, operator or timer.
 

@@ -32,17 +32,25 @@ class Admission:
 
     def check(self, call: PrepareCall) -> Refused | None:
         """Why the call is refused; None if nothing speaks against it."""
-        if not 1 <= len(call.messages) <= self._limits.max_messages:
-            return _invalid("/messages", f"1 to {self._limits.max_messages} messages")
+        limits, messages = self._limits, call.messages
+        if not 1 <= len(messages) <= limits.max_messages:
+            return _invalid("/messages", f"1 to {limits.max_messages} messages")
+        if call.ordering_key is not None or call.idempotency_key is not None:
+            refused = self._check_keys(call)
+            if refused is not None:
+                return refused
+        for index, message in enumerate(messages):
+            if message.headers and (header := _find_bad_header(message)) is not None:
+                return _invalid(f"/messages/{index}/headers", f"header name {header!r} cannot be used")
+            if count_body_bytes(message) > limits.max_message_bytes:
+                return _too_large(index, limits.max_message_bytes)
+        return self._door.destinations.check(messages)
+
+    def _check_keys(self, call: PrepareCall) -> Refused | None:
         for name, text in (("ordering_key", call.ordering_key), ("idempotency_key", call.idempotency_key)):
             if text is not None and not is_text(text, self._limits.max_text_chars):
                 return _invalid(f"/{name}", "too long, or holds a byte that is not allowed")
-        for index, message in enumerate(call.messages):
-            if message.headers and (header := _find_bad_header(message)) is not None:
-                return _invalid(f"/messages/{index}/headers", f"header name {header!r} cannot be used")
-            if count_body_bytes(message) > self._limits.max_message_bytes:
-                return _too_large(index, self._limits.max_message_bytes)
-        return self._door.destinations.check(call.messages)
+        return None
 
     async def learn_groups(self, groups: Iterable[str], deadline: Deadline) -> dict[str, Refused]:
         """Looks up or creates groups that are not known; those that cannot be used, with the reason."""

@@ -58,7 +58,7 @@ class Refused:
     retry_after_s: int | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class PrepareCall:
     """A prepare, or with `is_published` a publish without a local transaction. Bodies are bytes already."""
 
@@ -72,7 +72,7 @@ class PrepareCall:
     is_published: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Prepared:
     """A stored half message; `state` is another than PREPARED only for a repeat."""
 
@@ -85,7 +85,7 @@ class Prepared:
     queue_offset: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class EndCall:
     """An end transaction. `group` None: not compared. `check_number`: the answer to that check."""
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bridge.core.check_rules import first_check_ms
+from bridge.core.config import CheckTimes
 from bridge.core.message import Message
 from bridge.core.queue_choice import choose_effective_key, choose_half_queue, hash_ordering_key
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source, is_void
@@ -27,6 +28,9 @@ PrepareAnswer = Prepared | TransactionView | Refused
 
 _TRIES = 2  # of a keyed half message that was void: the first may only have fetched the time
 _RANDOM_BITS = 74
+_RANDOM_MASK = (1 << _RANDOM_BITS) - 1
+_NO_MESSAGE = Message("")  # stands for several
+_PUT_OK, _PREPARED = PutStatus.PUT_OK, TransactionState.PREPARED  # Python finds the members of an enum only slowly
 
 
 class _Seen(NamedTuple):
@@ -44,12 +48,9 @@ class _Draft:
     call: PrepareCall
     half: HalfMessage
     queue_id: int
+    is_waiting: bool
     place: int = -1
     is_asked_only: bool = False
-
-    @property
-    def is_waiting(self) -> bool:
-        return self.call.idempotency_key is not None or self.call.is_published
 
 
 class Preparer:
@@ -63,15 +64,16 @@ class Preparer:
         """An answer for each call, same order."""
         if not calls:
             return []
-        if self._ports.door.pending.is_full:
+        ports = self._ports
+        if ports.door.pending.is_full:
             return [refuse_unavailable("too many transactions are pending")] * len(calls)
-        batch = _Batch(self._ports, await self._refuse(calls, deadline), deadline)
+        batch = _Batch(ports, await self._refuse(calls, deadline), deadline)
         drafts: list[_Draft] = []
-        born_ms = self._ports.clock.now_ms()
-        randomness = self._ports.random_bits(_RANDOM_BITS * len(calls))  # one system call for the whole list
+        born_ms = ports.clock.now_ms()
+        randomness = ports.random_bits(_RANDOM_BITS * len(calls))  # one system call for the whole list
         for index, call in enumerate(calls):
             if batch.answers[index] is None:
-                drafts.append(self._draft(index, call, born_ms, randomness >> _RANDOM_BITS * index))
+                drafts.append(self._draft(index, call, born_ms, randomness >> _RANDOM_BITS * index & _RANDOM_MASK))
         await batch.run(drafts, _TRIES)
         return [answer for answer in batch.answers if answer is not None]
 
@@ -92,7 +94,7 @@ class Preparer:
             bits = digest_bits(call.group, key, call.is_published, call.ordering_key, messages)
         okey = hash_ordering_key(choose_effective_key(call.ordering_key, messages[0].key, bits.to_bytes(16)))
         queue_id = choose_half_queue(okey, self._ports.topics.queues)
-        only = messages[0] if len(messages) == 1 else Message("")
+        only = messages[0] if len(messages) == 1 else _NO_MESSAGE
         half = HalfMessage(
             make_transaction_id(queue_id, bits),
             call.group,
@@ -110,7 +112,7 @@ class Preparer:
             None,
             call.is_published,
         )
-        return _Draft(index, call, half, queue_id)
+        return _Draft(index, call, half, queue_id, key is not None or call.is_published)
 
 
 class _Batch:
@@ -119,6 +121,7 @@ class _Batch:
     def __init__(self, ports: ServicePorts, answers: list[PrepareAnswer | None], deadline: Deadline) -> None:
         self._ports = ports
         self._deadline = deadline
+        self._times: dict[str, CheckTimes] = {}
         self.answers = answers
 
     async def run(self, drafts: Sequence[_Draft], tries: int) -> None:
@@ -185,7 +188,7 @@ class _Batch:
                 messages.append(message)
         void: list[_Draft] = []
         for draft, result in zip(sent, await self._ports.journal.append(messages, self._deadline), strict=True):
-            if result.status is PutStatus.PUT_OK:
+            if result.status is _PUT_OK:
                 if not draft.is_waiting:
                     self.answers[draft.index] = self._prepared(draft, result)
                 elif not draft.is_asked_only and is_void(draft.half, result.stored_ms):
@@ -231,7 +234,7 @@ class _Batch:
         return Prepared(
             half.transaction_id,
             half.group,
-            TransactionState.PREPARED,
+            _PREPARED,
             half.born_ms,
             self._first_check_ms(half, stored_ms),
             draft.queue_id,
@@ -243,13 +246,15 @@ class _Batch:
         if heard is None or heard.op is None:
             return refuse_unknown(draft.half.transaction_id)
         t = heard.op.transaction
-        if t.state is not TransactionState.PREPARED:
+        if t.state is not _PREPARED:
             return make_view(heard.op)
         first_ms = self._first_check_ms(draft.half, t.appended_ms)
         return Prepared(t.transaction_id, t.group, t.state, t.appended_ms, first_ms, draft.queue_id, t.half)
 
     def _first_check_ms(self, half: HalfMessage, stored_ms: int) -> int:
-        times = self._ports.door.directory.settings_of(half.group).times
+        times = self._times.get(half.group)
+        if times is None:
+            times = self._times[half.group] = self._ports.door.directory.settings_of(half.group).times
         return first_check_ms(half, stored_ms, times)
 
 

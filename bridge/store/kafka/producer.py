@@ -22,6 +22,7 @@ _ROOM_STEP_S = 0.002
 _FLUSH_S = 5.0
 _PURGE_S = 1.0
 _LOG = structlog.get_logger()
+_PUT_OK = PutStatus.PUT_OK  # Python finds the members of an enum only slowly
 _UNREPORTED = PutResult(PutStatus.OUTCOME_UNKNOWN, detail="no report")
 _BUSY = PutResult(PutStatus.REFUSED, refusal=Refusal.STORE_BUSY, detail="the client's queue is full")
 _CLOSED = PutResult(PutStatus.REFUSED, refusal=Refusal.STORE_BUSY, detail="the store is closed")
@@ -49,7 +50,7 @@ class PutCall:
         if error is None:
             offset = report.offset()
             self.results[place] = PutResult(
-                PutStatus.PUT_OK, -1 if offset is None or offset < 0 else offset, report.timestamp()[1]
+                _PUT_OK, -1 if offset is None or offset < 0 else offset, report.timestamp()[1]
             )
         else:
             self.results[place] = make_failed_put(error)
