@@ -70,13 +70,16 @@ PLANS = {
 
 @pytest.fixture(scope="module")
 def stage(service: RunningService) -> Iterator[dict[str, Asked]]:
-    """All plans at once, so that what the tests wait for happens at the same time."""
+    """All plans at once, so that what the tests wait for happens at the same time; nothing is left open behind."""
     with ExitStack() as stack:
         asked = {name: put(service, name, plan, stack) for name, plan in PLANS.items()}
         service.wait_groups_known()
         for name, plan in PLANS.items():
             asked[name].ids.extend(prepare(service, asked[name].group, **members) for members in plan.prepares)
         yield asked
+    left = [i for each in asked.values() for i in each.ids if service.get(i)["state"] in {"PREPARED", "PARKED"}]
+    for transaction_id in left:
+        service.end(transaction_id, "rollback")
 
 
 def put(service: RunningService, name: str, plan: Plan, stack: ExitStack) -> Asked:

@@ -113,6 +113,7 @@ def test_redrive_of_parked_transactions(service: RunningService) -> None:
         assert begun.headers["location"] == f"/v1/parked/redrive/{job['job_id']}"
         done = wait_done(service, job["job_id"])
         assert (done["state"], done["counts"]) == ("done", {"done": 20})
+        service.catch_up()
         rest = redrive(service, action="rollback", filter={"producer_group": group}, reason="gone").json()
         assert wait_done(service, rest["job_id"])["counts"] == {"done": 20}
         counts = service.counts(group)

@@ -88,13 +88,13 @@ def test_slow_bodies_are_not_waited_for(service: RunningService) -> None:
     with socket.create_connection(address, 20) as first, socket.create_connection(address, 20) as second:
         first.sendall(head)
         second.sendall(head)
-        wait_until(lambda: service.strict.get("/v1/stats").status_code == 503, name="overload")
-        problem = check_problem(service.strict.get("/v1/stats"), 503, "unavailable")
+        wait_until(lambda: service.strict.get("/v1/producer-groups/nobody").status_code == 503, name="overload")
+        problem = check_problem(service.strict.get("/v1/producer-groups/nobody"), 503, "unavailable")
         assert problem["outcome"] == "not_applied"
         assert service.strict.get("/livez").status_code == 200
         for connection in (first, second):
             assert connection.recv(65_536).startswith(b"HTTP/1.1 408 ")
-    wait_until(lambda: service.strict.get("/v1/stats").status_code == 200, name="room")
+    wait_until(lambda: service.strict.get("/v1/producer-groups/nobody").status_code == 404, name="room")
 
 
 def test_body_cut_off_changes_nothing(service: RunningService) -> None:
