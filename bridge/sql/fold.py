@@ -212,8 +212,10 @@ class Fold:
 
 
 COUNTS = ("prepared", "committed", "blocked", "rolled_back", "parked")
+_COMMITTED = TransactionState.COMMITTED.value
+_FINAL = {_COMMITTED, TransactionState.ROLLED_BACK.value}
 _PLACE = {
-    TransactionState.COMMITTED.value: 1,
+    _COMMITTED: 1,
     TransactionState.ROLLED_BACK.value: 3,
     TransactionState.PARKED.value: 4,
 }
@@ -240,16 +242,16 @@ def _describe(row: ProjectedRow, entry: HalfEntry, times: CheckTimes) -> None:
 
 def _move(row: ProjectedRow, entry: OpEntry) -> None:
     t = entry.op.transaction
-    row.state = t.state.value
-    row.live = int(t.is_live)
+    row.state = state = t.state._value_
     row.blocked = int(t.blocked)
+    row.live = int(t.blocked or state not in _FINAL)
     row.at_offset = t.at
-    row.next_due_ms = t.next_due_ms if t.state is TransactionState.PREPARED else None
+    row.next_due_ms = t.next_due_ms if state == PREPARED else None
     row.check_times, row.base, row.since_ms = t.check_times, t.base, t.since_ms
     row.resolved_by, row.ended_ms, row.why = t.by, t.ended_ms, t.why
     row.parked_offset = t.parked
     row.receipts = encode_receipts(entry.op.receipts)
-    if t.state is TransactionState.COMMITTED and not t.blocked:
+    if state == _COMMITTED and not t.blocked:
         if row.published_ms is None:
             row.published_ms = entry.stored_ms
     else:

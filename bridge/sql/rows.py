@@ -2,6 +2,7 @@
 
 import base64
 import json
+from binascii import b2a_base64
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -55,7 +56,7 @@ def encode_receipts(receipts: Sequence[Receipt]) -> str | None:
     """JSON list of [topic, queue, offset]; None if there is none."""
     if not receipts:
         return None
-    return "[" + ",".join([f'["{r.topic}",{r.queue_id},{_number(r.queue_offset)}]' for r in receipts]) + "]"
+    return "[" + ",".join([f'["{topic}",{queue_id},{_number(offset)}]' for topic, queue_id, offset in receipts]) + "]"
 
 
 def decode_messages(text: str | None) -> tuple[MessageSummary, ...]:
@@ -96,8 +97,8 @@ def make_view(row: sa.Row[Any]) -> TransactionView:
 
 def _encode_message(message: MessageSummary) -> str:
     topic, key, size, queue_id, timestamp_ms = message
-    text = "null" if key is None else f'"{base64.b64encode(key).decode()}"'
-    return f'["{topic}",{text},{_number(size)},{queue_id},{_number(timestamp_ms)}]'
+    text = "null" if key is None else f'"{b2a_base64(key, newline=False).decode()}"'
+    return f'["{topic}",{text},{_number(size)},{queue_id},{"null" if timestamp_ms is None else timestamp_ms}]'
 
 
 def _number(value: int | None) -> str:
