@@ -127,8 +127,11 @@ class Ender:
                 call.group,
                 request,
                 call.check_number,
-                actor=call.actor,
-                reason=call.reason,
+                None,  # endpoint, status and latency are the checker's to tell
+                0,
+                0,
+                call.actor,
+                call.reason,
             )
             messages.append(encode_end(record, topic, queue_of(call.transaction_id)))
         return messages
