@@ -19,12 +19,6 @@ class Heard(NamedTuple):
     op: OpMessage | None
 
 
-class _Slot(NamedTuple):
-    wait: "BatchWait"
-    place: int
-    request: str
-
-
 @dataclass(slots=True, eq=False)
 class BatchWait:
     """The answers a list of calls waits for. `requests[i]` goes into the record of `transaction_ids[i]`."""
@@ -68,6 +62,9 @@ class BatchWait:
             self.done.set_result(None)
 
 
+_Slot = tuple[BatchWait, int, str]  # who waits, at which place, for which REQUEST; plain because it is quicker to make
+
+
 class Waiters:
     """All that this process waits for. `prefix`: random, so that no other process ever makes the same REQUEST."""
 
@@ -94,7 +91,7 @@ class Waiters:
         wait = BatchWait(transaction_ids, requests, self)
         by_id = self.by_id
         for index, transaction_id in enumerate(transaction_ids):
-            slot = _Slot(wait, index, requests[index])
+            slot = (wait, index, requests[index])
             key = transaction_id.encode()
             if key in by_id:
                 by_id[key].append(slot)
@@ -107,7 +104,7 @@ class Waiters:
         """Whether somebody did wait for it."""
         key = transaction_id.encode()
         slots = self.by_id.get(key, ())
-        kept = [slot for slot in slots if slot.request != request]
+        kept = [slot for slot in slots if slot[2] != request]
         self._keep(key, kept)
         self._count -= len(slots) - len(kept)
         return len(kept) < len(slots)
