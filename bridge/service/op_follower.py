@@ -9,8 +9,7 @@ import structlog
 from bridge.clock import Clock, KafkaTime
 from bridge.core.errors import MalformedRecord, QueueHalted, StoreError, UnknownRecordVersion
 from bridge.core.message import MessageQueue, StoredMessage
-from bridge.core.op_decoding import decode_state
-from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, decode_answers, decode_position
+from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, decode_answers, decode_op, decode_position
 from bridge.core.topics import InternalTopics
 from bridge.service.waiters import Waiters
 from bridge.store.message_store import MessageStore, OwnerStore, QueueReader
@@ -139,7 +138,7 @@ class _QueueTail:
                 continue
             try:
                 if key in wanted:
-                    waiters.hear_state(decode_state(key.decode(), value))
+                    waiters.hear_state(decode_op(key.decode(), value))
                 elif key == POSITION_KEY:
                     self._position = value
                 elif key == ANSWERS_KEY and prefix in value:

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 from bridge.core.errors import MalformedRecord
 from bridge.core.message import StoredMessage
-from bridge.core.op_decoding import decode_state
-from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, OpMessage, decode_position
+from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, OpMessage, decode_op, decode_position
 from bridge.core.properties import PROPERTIES_HEADER
 from bridge.core.record import HalfMessage, is_void
 from bridge.core.record_codec import decode_body, decode_record
@@ -76,7 +75,7 @@ def read_op_entry(stored: StoredMessage) -> OpEntry | PositionEntry | None:
     transaction_id = stored.key.decode("latin-1")
     if not is_transaction_id(transaction_id):
         raise MalformedRecord("op message whose key is no transaction id")
-    return OpEntry(stored.queue_offset, stored.stored_ms, decode_state(transaction_id, stored.value))
+    return OpEntry(stored.queue_offset, stored.stored_ms, decode_op(transaction_id, stored.value))
 
 
 def _summarise(half: HalfMessage, stored: StoredMessage) -> Sequence[MessageSummary]:

@@ -108,3 +108,18 @@ def test_another_version_is_told_apart(value: bytes) -> None:
     """A newer op message is not rubbish."""
     with pytest.raises(UnknownRecordVersion):
         decode_op(ID, value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"[]",
+        b'{"v":1}',
+        b'{"v":1,"state":"GONE","group":"g","at":1,"half":1,"appended_ms":1,"check_times":0}',
+        b'{"v":1,"state":"PREPARED","group":"g","at":1,"half":1,"appended_ms":1,"check_times":0,"okey":"x"}',
+    ],
+)
+def test_what_is_not_a_state_is_malformed(value: bytes) -> None:
+    """Our version, but not what the format says: quarantined."""
+    with pytest.raises(MalformedRecord):
+        decode_op(ID, value)
