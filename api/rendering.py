@@ -70,9 +70,9 @@ def render_accepted(accepted: Accepted) -> AcceptedAnswer:
 
 def render_transaction(view: TransactionView, bodies: Sequence[Message] | None = None) -> TransactionAnswer:
     """A transaction; with `bodies`, its messages are shown whole."""
-    state, ended_ms, first_ms, due_ms = view.state, view.ended_ms, view.first_check_ms, view.next_due_ms
+    state, ended_ms, due_ms = view.state, view.ended_ms, view.next_due_ms
     is_resolved = state is not _PREPARED and state is not _PARKED
-    return TransactionAnswer(
+    shown = TransactionAnswer(
         view.transaction_id,
         view.group,
         state,
@@ -81,16 +81,17 @@ def render_transaction(view: TransactionView, bodies: Sequence[Message] | None =
         view.by if is_resolved else None,
         None if ended_ms is None or not is_resolved else render_time(ended_ms),
         [ReceiptAnswer(*receipt) for receipt in view.receipts],
-        render_time(view.born_ms),
-        None if first_ms is None else render_time(first_ms),
         None if due_ms is None or state is not _PREPARED else render_time(due_ms),
         view.check_times,
         view.queue_id,
         view.queue_offset,
-        view.ordering_key,
-        view.idempotency_key,
-        _render_messages(view.messages, bodies) if view.messages or bodies is not None else msgspec.UNSET,
     )
+    if view.messages or bodies is not None:  # else it was made of an op message, which does not tell more
+        shown.born_time = render_time(view.born_ms)
+        shown.first_check_at = render_optional_time(view.first_check_ms)
+        shown.ordering_key, shown.idempotency_key = view.ordering_key, view.idempotency_key
+        shown.messages = _render_messages(view.messages, bodies)
+    return shown
 
 
 def _render_messages(

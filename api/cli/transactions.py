@@ -48,7 +48,7 @@ TRANSACTION_COLUMNS: list[Column] = [
     ("TRANSACTION", lambda row: row["transaction_id"]),
     ("GROUP", lambda row: row["producer_group"]),
     ("STATE", show_state),
-    ("BORN", lambda row: row["born_time"]),
+    ("BORN", lambda row: row.get("born_time")),
     ("CHECKS", lambda row: row["check_times"]),
     ("NEXT CHECK", lambda row: row["next_check_at"]),
     ("ENDED BY", lambda row: row["resolved_by"]),

@@ -61,7 +61,10 @@ class MessageAnswer(Struct, omit_defaults=True):
 
 
 class TransactionAnswer(Struct):
-    """A transaction as it is recorded. `blocked`: committed, its publication is being retried, for `reason`."""
+    """A transaction as it is recorded. `blocked`: committed, its publication is being retried, for `reason`.
+
+    Answers to ends leave out what only a look at the transaction tells: the members from `born_time` on.
+    """
 
     transaction_id: TransactionId
     producer_group: GroupName
@@ -71,14 +74,14 @@ class TransactionAnswer(Struct):
     resolved_by: By | None
     resolved_at: Time | None
     receipts: Annotated[list[ReceiptAnswer], Meta(description="In message order; empty until it is published.")]
-    born_time: Time
-    first_check_at: Time | None
     next_check_at: Time | None
     check_times: Annotated[int, Meta(description="Answered checks.")]
     queue_id: int
     queue_offset: int
-    ordering_key: str | None
-    idempotency_key: str | None
+    born_time: Time | UnsetType = UNSET
+    first_check_at: Time | UnsetType | None = UNSET
+    ordering_key: str | UnsetType | None = UNSET
+    idempotency_key: str | UnsetType | None = UNSET
     messages: list[MessageAnswer] | UnsetType = UNSET
 
 

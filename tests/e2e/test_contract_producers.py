@@ -277,6 +277,17 @@ def test_commit_gives_receipts_in_message_order_and_repeats_them(service: Runnin
     assert len(places) == 5
 
 
+def test_answer_to_an_end_does_not_contradict_a_look(service: RunningService) -> None:
+    """What it shows is what a GET shows; what the settlers do not know it leaves out instead of calling it null."""
+    group = service.new_group("agree")
+    members = {"idempotency_key": "agree", "ordering_key": "in order"}
+    for transaction_id in (service.prepare(group), service.prepare(group, **members)):
+        ended = service.end(transaction_id, "commit")
+        found = service.get(transaction_id)
+        assert {name: (value, found[name]) for name, value in ended.items() if value != found[name]} == {}
+        assert {"transaction_id", "producer_group", "state", "resolved_by", "resolved_at", "receipts"} <= set(ended)
+
+
 @pytest.mark.parametrize(
     ("word", "contrary", "state"), [("commit", "rollback", "COMMITTED"), ("rollback", "commit", "ROLLED_BACK")]
 )
