@@ -9,7 +9,7 @@ import msgspec
 
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
 from bridge.core.message import Receipt
-from bridge.core.transaction import Transaction, TransactionState
+from bridge.core.transaction import PREPARED, Transaction, TransactionState
 
 POSITION_KEY = b"~"
 ANSWERS_KEY = b"?"
@@ -64,7 +64,7 @@ def encode_op(op: OpMessage) -> bytes:
     if t.ended_ms is not None:
         parts.append(f'"ended_ms":{t.ended_ms}')
     parts.append(f'"check_times":{t.check_times}')
-    if t.state is TransactionState.PREPARED:
+    if t.state is PREPARED:
         parts.append(f'"next_due_ms":{t.next_due_ms}')
     if t.why is not None:
         parts.append(f'"why":{json.dumps(t.why)}')

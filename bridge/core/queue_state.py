@@ -11,7 +11,7 @@ from bridge.core.horizon import Horizon, HorizonConfig
 from bridge.core.op_message import AnswerCode, OpMessage, Position, decode_op, encode_op
 from bridge.core.queue_choice import choose_effective_key, hash_ordering_key
 from bridge.core.record import ActRecord, EndRecord, HalfMessage, Record, is_void
-from bridge.core.transaction import ORDER, Transaction, TransactionState
+from bridge.core.transaction import ORDER, PREPARED, Transaction
 from bridge.core.transition import Effect, Park, Place, Publish, Reply, Rewrite, Schedule, WriteOp
 
 TimesOf = Callable[[str], CheckTimes]
@@ -103,7 +103,7 @@ class QueueState:
     def park(self, transaction_id: str, why: str) -> Sequence[Effect]:
         """Parks a transaction that is still PREPARED."""
         t = self.live.get(transaction_id)
-        if t is None or t.state is not TransactionState.PREPARED:
+        if t is None or t.state is not PREPARED:
             return ()
         return self._follow(transition.park(t, why, self.s - 1))
 
@@ -171,7 +171,7 @@ class QueueState:
 
     def prepared(self) -> Iterator[Transaction]:
         """All PREPARED transactions."""
-        return (t for t in self.live.values() if t.state is TransactionState.PREPARED)
+        return (t for t in self.live.values() if t.state is PREPARED)
 
     def get_op_value(self, transaction_id: str) -> bytes | None:
         """The op message of a known transaction as it stands before this batch; None if it is not known."""

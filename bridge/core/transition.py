@@ -6,7 +6,7 @@ from bridge.core.check_rules import first_check_ms
 from bridge.core.config import CheckTimes
 from bridge.core.op_message import AnswerCode
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
-from bridge.core.transaction import STATE_AFTER, Transaction, TransactionState
+from bridge.core.transaction import COMMITTED, PARKED, PREPARED, STATE_AFTER, Transaction
 
 
 class Publish(NamedTuple):
@@ -64,6 +64,7 @@ class Transition(NamedTuple):
     effects: tuple[Effect, ...]
 
 
+_COMMIT, _UNKNOWN = Resolution.COMMIT, Resolution.UNKNOWN
 _BY = {Source.PRODUCER: "producer", Source.CHECK: "check", Source.OPERATOR: "operator"}
 
 
@@ -76,7 +77,7 @@ def prepare(half: HalfMessage, place: Place, okey: int, times: CheckTimes) -> Tr
         place.offset,
         place.stored_ms,
         okey,
-        TransactionState.COMMITTED if is_published else TransactionState.PREPARED,
+        COMMITTED if is_published else PREPARED,
         place.offset,
         place.stored_ms,
         first_check_ms(half, place.stored_ms, times),
@@ -103,12 +104,12 @@ def end(t: Transaction, record: EndRecord, place: Place, times: CheckTimes, *, h
         return Transition(t, _reply(record.request, t.transaction_id, AnswerCode.GROUP_MISMATCH))
     if t.is_final:
         return Transition(t, _reply(record.request, t.transaction_id, AnswerCode.ALREADY))
-    if record.resolution is Resolution.UNKNOWN:
+    if record.resolution is _UNKNOWN:
         return _count(t, record, place, times)
-    if record.resolution is Resolution.COMMIT and not has_body:
+    if record.resolution is _COMMIT and not has_body:
         return Transition(t, _reply(record.request, t.transaction_id, AnswerCode.BODY_EXPIRED))
     ended = _resolve(t, record, place)
-    return Transition(ended, (Publish(ended) if record.resolution is Resolution.COMMIT else WriteOp(ended),))
+    return Transition(ended, (Publish(ended) if record.resolution is _COMMIT else WriteOp(ended),))
 
 
 def _resolve(t: Transaction, record: EndRecord, place: Place) -> Transaction:
@@ -141,16 +142,16 @@ def act(t: Transaction, record: ActRecord, place: Place) -> Transition:
     """An operator asks now, or gives a parked transaction a new life. Check numbers never restart."""
     if record.act is Act.CHECK:
         replies = _reply(record.request, t.transaction_id, AnswerCode.ALREADY)
-        if t.state is not TransactionState.PREPARED:
+        if t.state is not PREPARED:
             return Transition(t, replies)
         is_past_first = t.check_times > 0  # before the first answer only the first due time counts
         due_ms = min(t.next_due_ms, place.stored_ms) if is_past_first else t.next_due_ms
         asked = t._replace(at=place.offset, next_due_ms=due_ms)
         return Transition(asked, (Schedule(asked), *replies))
-    if t.state is not TransactionState.PARKED:
+    if t.state is not PARKED:
         return Transition(t, _reply(record.request, t.transaction_id, AnswerCode.NOT_PARKED))
     resumed = t._replace(
-        state=TransactionState.PREPARED,
+        state=PREPARED,
         at=place.offset,
         by="operator",
         since_ms=place.stored_ms,
@@ -164,7 +165,7 @@ def act(t: Transaction, record: ActRecord, place: Place) -> Transition:
 
 def park(t: Transaction, why: str, at: int) -> Transition:
     """Discard: out of checks or out of life. A late answer or an operator can still end it."""
-    parked = t._replace(state=TransactionState.PARKED, at=at, by="timer", why=why, requests=())
+    parked = t._replace(state=PARKED, at=at, by="timer", why=why, requests=())
     return Transition(parked, (Park(parked),))
 
 
@@ -194,11 +195,7 @@ def put_back(t: Transaction, *, is_old: bool) -> Transition:
 
 def _count(t: Transaction, record: EndRecord, place: Place, times: CheckTimes) -> Transition:
     """UNKNOWN changes nothing; as the answer to the next check it is counted."""
-    is_counted = (
-        record.source is Source.CHECK
-        and t.state is TransactionState.PREPARED
-        and record.check_number == t.check_times + 1
-    )
+    is_counted = record.source is Source.CHECK and t.state is PREPARED and record.check_number == t.check_times + 1
     if not is_counted:
         return Transition(t, _reply(record.request, t.transaction_id, AnswerCode.ALREADY))
     counted = t._replace(

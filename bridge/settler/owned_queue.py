@@ -11,7 +11,7 @@ from bridge.core.message import MessageQueue, StoredMessage
 from bridge.core.queue_state import QueueState, effective_okey, touched_by
 from bridge.core.record import EndRecord, HalfMessage, Record, Resolution
 from bridge.core.record_codec import decode_record
-from bridge.core.transaction import SPLIT, Transaction, TransactionState
+from bridge.core.transaction import PREPARED, SPLIT, Transaction
 from bridge.core.transition import Effect, Park, Place, Publish, WriteOp
 from bridge.settler.batch import BatchTarget, Held, make_batch, make_plan
 from bridge.settler.blocked import DestinationSet, Try
@@ -25,6 +25,7 @@ from bridge.store.message_store import BatchWriter, QueueReader
 
 _LOG = structlog.get_logger()
 BODY_EXPIRED = "BODY_EXPIRED"
+_COMMIT = Resolution.COMMIT
 
 
 class SettleResult(NamedTuple):
@@ -217,7 +218,7 @@ class OwnedQueue(QueueOwner):
             record.transaction_id
             for _, record, _ in records
             if isinstance(record, EndRecord)
-            and record.resolution is Resolution.COMMIT
+            and record.resolution is _COMMIT
             and record.transaction_id in live
             and record.transaction_id not in self._batch_bodies
             and not live[record.transaction_id].is_final
@@ -335,8 +336,8 @@ class OwnedQueue(QueueOwner):
         touched = touched_by(effects)
         if not touched:
             return
-        prepared = [t for t in touched.values() if t.state is TransactionState.PREPARED]
-        ended = [i for i, t in touched.items() if t.state is not TransactionState.PREPARED]
+        prepared = [t for t in touched.values() if t.state is PREPARED]
+        ended = [i for i, t in touched.items() if t.state is not PREPARED]
         if prepared:
             self._ports.observer.prepared(self.queue_id, prepared, seen_at_ms)
         if ended:
