@@ -60,6 +60,10 @@ class Roles:
     projector: bool
 
 
+_PROJECTOR_ALONE = Roles(api=False, settler=False, projector=True)
+_PROJECTOR_NICENESS = 10  # where processors are short, search may lag; orders must not
+
+
 def parse_roles(text: str) -> Roles:
     """`api,settler,projector` or a part of it. Raises ConfigError."""
     names = {name.strip() for name in text.split(",") if name.strip()}
@@ -118,6 +122,8 @@ async def run_roles(
     """
     stop = stop or asyncio.Event()
     stop_at_signals(stop)
+    if roles == _PROJECTOR_ALONE:
+        os.nice(_PROJECTOR_NICENESS)
     async with _open_process(settings) as process:
         await process.start(roles)
         server = process.make_server(roles)
