@@ -48,7 +48,7 @@ _ROLES = ("api", "settler", "projector")
 _READY_POLL_MS = 50
 _MAX_BATCH_BYTES = 1_000_000  # fits topics with default limits; one larger message still goes alone
 # The projector reads everything and nobody waits for a single record: fewer, fuller answers of the broker.
-_GATHERING = {"fetch.min.bytes": 64 * 1024, "fetch.wait.max.ms": 20}
+_GATHERING = {"fetch.min.bytes": 64 * 1024, "fetch.wait.max.ms": 50}
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,8 @@ class OwnedQueue(QueueOwner):
     def _wait_ms(self) -> int:
         if self._parks or self._end.is_asked:
             return 10
-        return self._config.position_delay_ms // 2
+        is_moved = self._state.s != self._written_s
+        return self._config.position_delay_ms // 2 if is_moved else self._config.idle_wait_ms
 
     def _decode(self, messages: Sequence[StoredMessage]) -> "_Decoded":
         """The records in order, up to the first of an unknown version; unparsable ones are quarantined."""

@@ -19,6 +19,7 @@ class SettlerConfig:
     max_batch_records: int = 2_000
     max_body_bytes: int = 128 * 1024 * 1024
     position_delay_ms: int = 100  # a batch without effects moves S at latest after this
+    idle_wait_ms: int = 200  # what the checker asks for is seen at latest after this
     idle_position_ms: int = 86_400_000
     max_put_backs: int = 1_000
     max_parks: int = 500

@@ -144,7 +144,7 @@ def reader_options(config: KafkaConfig, errors: ClientErrors) -> dict[str, Any]:
     """A consumer that follows one queue."""
     chosen: dict[str, OptionValue] = {
         "group.id": f"{config.client_id}-reader",  # wanted by the client, never joined
-        "fetch.wait.max.ms": 10,
+        "fetch.wait.max.ms": 100,  # new records and moved ends of Kafka transactions answer at once
         "fetch.queue.backoff.ms": 0,  # default: a second's pause whenever the local queue was full
         "queued.max.messages.kbytes": 8_192,
         "topic.metadata.propagation.max.ms": 5_000,
