@@ -19,7 +19,7 @@ REFUSED = {47, 90}  # INVALID_PRODUCER_EPOCH, PRODUCER_FENCED
 @pytest.fixture(scope="module")
 def kafka() -> Iterator[ProxiedBroker]:
     """A broker with a proxy before it."""
-    with proxied_broker() as broker:
+    with proxied_broker({"group.min.session.timeout.ms": "1000"}) as broker:
         yield broker
 
 

@@ -63,6 +63,12 @@ def read_positions(bridge: Bridge) -> dict[int, dict[str, Any]]:
     return {r.partition: json.loads(r.value or b"") for r in records if r.key == b"~"}
 
 
+def read_owners(bridge: Bridge) -> set[str]:
+    """Everybody who ever wrote a position."""
+    records = read_committed(bridge.kafka, [bridge.op_topic])
+    return {json.loads(r.value or b"")["owner"] for r in records if r.key == b"~"}
+
+
 def read_states(bridge: Bridge) -> dict[str, list[dict[str, Any]]]:
     """All op messages of each transaction, in their order."""
     states: dict[str, list[dict[str, Any]]] = {}

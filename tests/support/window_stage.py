@@ -1,5 +1,7 @@
 """A stage for windows that random kills do not find: an owner behind the proxy, a successor beside it, one queue."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,6 +13,7 @@ import httpx2
 from tests.support.bridge_process import Bridge, BridgeProcess, create_topics, read_committed, wait_until
 from tests.support.cluster_acts import read_states
 from tests.support.kafka_proxy import END_TXN, PRODUCE, Gate, KafkaProxy, ProxiedBroker
+from tests.support.source_tree import ROOT
 
 TAKE_OVER_S = 40.0
 
@@ -63,11 +66,18 @@ class Stage:
 
     def start_owner(self) -> BridgeProcess:
         """A settler behind the proxy; not waited for."""
-        return self._stack.enter_context(self.bridge.start("settler", kafka=self.proxy.bootstrap))
+        return self._start("owner", self.proxy.bootstrap)
 
     def start_successor(self) -> BridgeProcess:
         """A settler that reaches the broker directly; not waited for."""
-        return self._stack.enter_context(self.bridge.start("settler"))
+        return self._start("successor", self.kafka.direct)
+
+    def _start(self, name: str, bootstrap: str) -> BridgeProcess:
+        command = [sys.executable, "-m", "tests.support.settler_process", bootstrap, self.bridge.prefix, "1"]
+        log = self.bridge.directory / f"{self.topic}-{name}.log"
+        with log.open("wb") as output:
+            popen = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        return self._stack.enter_context(BridgeProcess(popen, 0, log))
 
     def prepare(self, value: str) -> str:
         """A transaction with one message."""

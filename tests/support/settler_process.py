@@ -1,0 +1,47 @@
+"""A process with a settler and nothing else: it starts in a second, and can be frozen and killed.
+
+Its session is shorter than brokers allow by default: `group.min.session.timeout.ms`.
+
+python -m tests.support.settler_process BOOTSTRAP PREFIX QUEUES
+"""
+
+import asyncio
+import signal
+import sys
+
+import structlog
+
+from bridge.clock import SystemClock
+from bridge.core.config import CheckTimes
+from bridge.core.topics import with_prefix
+from bridge.settler.destinations import Destinations
+from bridge.settler.ports import SettlerConfig, SettlerPorts
+from bridge.settler.settler import Settler
+from bridge.store.kafka.admin import KafkaTopicAdmin
+from bridge.store.kafka.options import KafkaConfig
+from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
+from tests.support.settler_world import RecordingObserver
+
+SESSION_MS = 3_000  # so soon a successor gets the queues of one that stands still
+
+
+async def run(bootstrap: str, prefix: str, queues: int) -> None:
+    """Settles until SIGTERM."""
+    config, clock = KafkaConfig({"bootstrap.servers": bootstrap}, session_timeout_ms=SESSION_MS), SystemClock()
+    admin = KafkaTopicAdmin(config)
+    destinations = Destinations(admin, clock)
+    owners = KafkaOwnerStore(config, destinations.smallest_max_message_bytes)
+    store = KafkaMessageStore(config, owners)
+    ports = SettlerPorts(store, owners, destinations, lambda _: CheckTimes(), RecordingObserver(), clock)
+    settler = Settler(with_prefix(prefix, queues), "lone", ports, SettlerConfig())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, settler.stop)
+    await settler.run_forever()
+    await asyncio.gather(owners.close(), store.close(), admin.close())
+
+
+if __name__ == "__main__":
+    structlog.configure(
+        processors=[structlog.processors.TimeStamper(), structlog.processors.JSONRenderer()],
+        logger_factory=structlog.WriteLoggerFactory(),
+    )
+    asyncio.run(run(sys.argv[1], sys.argv[2], int(sys.argv[3])))
