@@ -144,6 +144,17 @@ def test_partition_and_timestamp_asked_for_are_kept(service: RunningService) -> 
     assert found[3].timestamp_ms >= between.timestamp_ms, "not the time of its prepare"
 
 
+def test_topic_with_append_time_overrules_the_timestamp(service: RunningService, kafka: str) -> None:
+    """What was asked for is taken, and the broker's own time arrives."""
+    topic = f"appendtime.{secrets.token_hex(4)}"
+    create_topics(kafka, {topic: 1}, {"message.timestamp.type": "LogAppendTime"})
+    group = service.new_group("append")
+    view = service.publish(group, {"topic": topic, "timestamp_ms": 1}, {"topic": service.topics.line})
+    records = service.read([view["transaction_id"]], topic, service.topics.line)
+    times = {record.topic: record.timestamp_ms for record in records}
+    assert abs(times[topic] - times[service.topics.line]) < 60_000
+
+
 def test_partitions_are_those_of_java_clients(service: RunningService, kafka: str) -> None:
     """The same keys through the client library's own murmur2 partitioner land on the same partitions."""
     rng = random.Random(SEED)

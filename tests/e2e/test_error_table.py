@@ -86,15 +86,24 @@ def test_slow_bodies_are_not_waited_for(service: RunningService) -> None:
     head = b"POST /v1/transactions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
     address = ("127.0.0.1", service.strict.port)
     with socket.create_connection(address, 20) as first, socket.create_connection(address, 20) as second:
-        first.sendall(head)
-        second.sendall(head)
-        wait_until(lambda: service.strict.get("/v1/producer-groups/nobody").status_code == 503, name="overload")
-        problem = check_problem(service.strict.get("/v1/producer-groups/nobody"), 503, "unavailable")
+        for number, connection in enumerate((first, second), start=1):
+            connection.sendall(head)
+            wait_until(lambda n=number: in_flight(service.strict) == n, name=f"{number} in flight")
+        problem = check_problem(service.strict.get("/v1/stats"), 503, "unavailable")
         assert problem["outcome"] == "not_applied"
         assert service.strict.get("/livez").status_code == 200
         for connection in (first, second):
             assert connection.recv(65_536).startswith(b"HTTP/1.1 408 ")
-    wait_until(lambda: service.strict.get("/v1/producer-groups/nobody").status_code == 404, name="room")
+    wait_until(lambda: in_flight(service.strict) == 0, name="room")
+    assert service.strict.get("/v1/stats").status_code == 200
+
+
+def in_flight(process: BridgeProcess) -> float:
+    """Requests being served besides the one that asks."""
+    lines = process.get("/metrics").text.splitlines()
+    return (
+        next(float(line.split()[1]) for line in lines if line.startswith("outbox_bridge_http_requests_in_flight ")) - 1
+    )
 
 
 def test_body_cut_off_changes_nothing(service: RunningService) -> None:
