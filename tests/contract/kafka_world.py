@@ -13,10 +13,10 @@ from confluent_kafka.admin import (
     ConfigResource,
     ResourceType,
 )
-from tests.contract.kafka_adapter import open_process
 
 from bridge.clock import SystemClock
 from bridge.core.message import Message, MessageQueue
+from tests.contract.kafka_adapter import open_process
 from tests.contract.world import SWEEP_MS, Process
 
 _TIMEOUT_S = 15
