@@ -34,7 +34,7 @@ from api.schemas.requests import (
 from api.schemas.requests import Message as MessageBody
 from api.strict_json import escape_pointer, read_strict
 from bridge.core.message import BY_KEY, Header, Message
-from bridge.core.properties import RESERVED_HEADERS, is_property_text
+from bridge.core.properties import NUL, RESERVED_HEADERS, is_property_text
 from bridge.core.record import Resolution
 from bridge.core.transaction_id import is_transaction_id
 from bridge.service.contract import EndCall, PrepareCall
@@ -152,7 +152,7 @@ def check_transaction_id(text: str, where: str) -> None:
 def check_property(text: str | None, where: str) -> None:
     """Raises Rejected for a text that cannot stand in a record's properties."""
     if text is not None and not is_property_text(text):
-        raise invalid(where, "the bytes 0x01 and 0x02 are not allowed here")
+        raise invalid(where, "the bytes 0x00, 0x01 and 0x02 are not allowed here")
 
 
 def _decode(raw: bytes | msgspec.Raw, decoder: "msgspec.json.Decoder[T]") -> T:
@@ -259,6 +259,8 @@ def _pairs(headers: Headers, where: str, limits: MessageLimits) -> Sequence[tupl
     for name, _ in pairs:
         if name in RESERVED_HEADERS:
             raise invalid(where, f"the header name {name} is reserved")
+        if NUL in name:  # it would arrive cut off, and could be a reserved one then
+            raise invalid(where, "the byte 0x00 is not allowed in a header name")
     return pairs
 
 

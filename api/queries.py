@@ -33,7 +33,7 @@ class Query:
     def text(self, name: str) -> str | None:
         """A text that can be written as UTF-8."""
         value = self._params.get(name)
-        if value is not None and ("\x00" in value or not is_property_text(value)):
+        if value is not None and not is_property_text(value):
             raise _invalid(name, "holds a byte that is not allowed")
         return value
 

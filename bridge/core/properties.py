@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from bridge.core.errors import MalformedRecord
 
+NUL = "\x00"  # ends a text for C libraries, librdkafka's header names too, and PostgreSQL has no text with it
 NAME_END = "\x01"
 PROPERTY_END = "\x02"
 _PAIR = re.compile("([^\x01\x02]*)\x01([^\x01\x02]*)\x02")
@@ -43,5 +44,7 @@ def decode_properties(raw: bytes) -> dict[str, str]:
 
 
 def is_property_text(text: str) -> bool:
-    """Whether a text can stand in a property: no 0x01, no 0x02, encodable as UTF-8."""
-    return NAME_END not in text and PROPERTY_END not in text and not any("\ud800" <= c <= "\udfff" for c in text)
+    """Whether a text can stand in a property, and be kept: no 0x00, 0x01, 0x02, encodable as UTF-8."""
+    if NUL in text or NAME_END in text or PROPERTY_END in text:
+        return False
+    return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 import structlog
 
 from bridge.core.message import Message
-from bridge.core.properties import RESERVED_HEADERS, is_property_text
+from bridge.core.properties import NUL, RESERVED_HEADERS, is_property_text
 from bridge.core.record_size import count_body_bytes
 from bridge.service.answers import refuse_unavailable
 from bridge.service.contract import PrepareCall, RefusalCode, Refused
@@ -92,9 +92,7 @@ def is_group_name(group: str) -> bool:
 
 def is_text(text: str, max_chars: int) -> bool:
     """Whether a text of this length can travel in a record's properties."""
-    if len(text) > max_chars:
-        return False
-    return "\x01" not in text and "\x02" not in text if text.isascii() else is_property_text(text)
+    return len(text) <= max_chars and is_property_text(text)
 
 
 def refuse_group(group: str) -> Refused:
@@ -104,7 +102,7 @@ def refuse_group(group: str) -> Refused:
 
 def _find_bad_header(message: Message) -> str | None:
     for name, _ in message.headers:
-        if name in RESERVED_HEADERS or not (name.isascii() or is_property_text(name)):
+        if name in RESERVED_HEADERS or NUL in name or not (name.isascii() or is_property_text(name)):
             return name
     return None
 

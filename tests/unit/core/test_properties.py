@@ -41,8 +41,9 @@ def test_any_bytes_are_properties_or_malformed(raw: bytes) -> None:
 
 
 def test_texts_that_cannot_be_properties() -> None:
-    """The separators and lone surrogates are refused at the door."""
-    assert [is_property_text(text) for text in ("a\x01", "a\x02", "\ud800", "ü€😀", "")] == [
+    """The separators, 0x00 and lone surrogates are refused at the door."""
+    assert [is_property_text(text) for text in ("a\x01", "a\x02", "a\x00", "\ud800", "ü€😀", "")] == [
+        False,
         False,
         False,
         False,
