@@ -165,12 +165,14 @@ def open_migration_engine(text: str) -> Engine:
     if url.get_backend_name() == "sqlite":
         return _make_sqlite_engine(url, SqlConfig(statement_timeout_ms=60_000, threads=1), is_reader=False)
     options = "-c statement_timeout=0 -c lock_timeout=60000"
-    return sa.create_engine(url, pool_size=1, connect_args={"options": options, "connect_timeout": 5})
+    connect = {"options": options, "connect_timeout": 5}
+    return sa.create_engine(url, pool_size=1, hide_parameters=True, connect_args=connect)
 
 
 def _make_sqlite_engine(url: URL, config: SqlConfig, *, is_reader: bool) -> Engine:
     """Writers begin IMMEDIATE, so that two processes wait for each other instead of failing half-way."""
-    engine = sa.create_engine(url, pool_size=1 if not is_reader else config.threads, max_overflow=0)
+    threads = config.threads if is_reader else 1
+    engine = sa.create_engine(url, pool_size=threads, max_overflow=0, hide_parameters=True)
     deadline = _ReadDeadline(config.statement_timeout_ms)
 
     @event.listens_for(engine, "connect")
@@ -218,5 +220,6 @@ def _make_postgres_engine(url: URL, config: SqlConfig) -> Engine:
         max_overflow=0,
         pool_timeout=config.admission_timeout_ms / 1000,
         pool_pre_ping=True,
+        hide_parameters=True,
         connect_args={"options": options, "connect_timeout": 3, "tcp_user_timeout": 5 * timeout},
     )

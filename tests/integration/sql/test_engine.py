@@ -56,6 +56,17 @@ async def test_many_at_once_all_get_their_turn(database: Database) -> None:
     assert await database.read(count_leases) == 40
 
 
+async def test_errors_tell_no_values(database: Database) -> None:
+    """Their text goes to logs and health, where keys and bodies have no business."""
+
+    def select(conn: Connection) -> None:
+        conn.execute(sa.text("SELECT no_such_function(:value)"), {"value": "a key of a user"})
+
+    with pytest.raises(Exception, match="no_such_function") as caught:
+        await database.run(select)
+    assert "a key of a user" not in str(caught.value)
+
+
 async def test_broken_constraint_is_no_outage(database: Database) -> None:
     """A bug must not look like a database that is away."""
     await database.run(add_lease)
