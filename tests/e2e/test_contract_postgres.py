@@ -65,6 +65,26 @@ def test_same_key_at_once_is_one_transaction(service: RunningService) -> None:
     assert len(service.read([transaction_id])) == 1
 
 
+def test_texts_that_a_database_could_choke_on(service: RunningService) -> None:
+    """What is let in is kept exactly; what cannot be kept is refused, and never stops the projection."""
+    group = service.new_group("texts")
+    texts = ["\U0001f600 \u2028\x7f", "' OR 1=1 --", '%s {} \\ "', "x" * 1_000]
+    for text in texts:
+        transaction_id = service.prepare(group, service.message(key="\x00", value="\x00"), ordering_key=text)
+        answer = service.api.post(
+            f"/v1/transactions/{transaction_id}/force", {"resolution": "ROLLBACK", "reason": text[:500]}
+        )
+        assert answer.status_code == 200
+        assert service.get(transaction_id)["ordering_key"] == text
+        (forced,) = [event for event in service.events(transaction_id) if event["type"] == "forced"]
+        assert forced["reason"] == text[:500]
+    assert len(listed(service, producer_group=group, key_base64="AA==")) == len(texts)
+    body = {"producer_group": group, "messages": [service.message()], "ordering_key": "a\x00b"}
+    check_problem(service.api.post("/v1/transactions", body), 422, "invalid-request")
+    service.catch_up()
+    assert service.api.get("/readyz").status_code == 200
+
+
 def test_checks_commit_and_park(service: RunningService) -> None:
     """A check resolves one, another is parked, listed and redriven."""
     with check_endpoint("COMMIT") as willing, check_endpoint("UNKNOWN") as clueless:
