@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,3 +66,23 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def noticed_ctrl_c() -> Iterator[threading.Event]:
+    """The first Ctrl-C sets the event, the second interrupts.
+
+    An exception raised by a signal is lost when it falls into a finalizer; an event is not.
+    """
+    noticed = threading.Event()
+
+    def notice(_: int, __: FrameType | None) -> None:
+        if noticed.is_set():
+            raise KeyboardInterrupt
+        noticed.set()
+
+    before = signal.signal(signal.SIGINT, notice)
+    try:
+        yield noticed
+    finally:
+        signal.signal(signal.SIGINT, before)

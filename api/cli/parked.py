@@ -1,7 +1,6 @@
 """`parked`: transactions that nobody could decide, and acts on many of them."""
 
 import sys
-import time
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -10,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from api.cli.failures import CommandFailed, Exit
 from api.cli.http_calls import DEFAULT_URL, Reply, UrlOption, call, find_all
+from api.cli.local import noticed_ctrl_c
 from api.cli.output import Output, OutputOption, message_console, say, show_document, show_members, show_rows
 from api.cli.transactions import (
     TRANSACTION_COLUMNS,
@@ -124,17 +124,14 @@ def _show_preview(previewed: Reply, output: Output) -> None:
 def _watch(url: str, job_id: str, count: int, is_more: bool) -> Reply:
     """The job at its end; stopped if we are interrupted."""
     columns = (TextColumn("redriving"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=message_console(), transient=True) as progress:
+    with noticed_ctrl_c() as noticed, Progress(*columns, console=message_console(), transient=True) as progress:
         task = progress.add_task("redriving", total=None if is_more else count)
-        try:
-            while True:
-                job = call(url, "GET", f"/v1/parked/redrive/{job_id}")
-                progress.update(task, completed=sum(job.members["counts"].values()))
-                if job.members["state"] != "running":
-                    return job
-                time.sleep(_LOOK_INTERVAL_S)
-        except KeyboardInterrupt:
-            return call(url, "POST", f"/v1/parked/redrive/{job_id}/stop", body={"reason": _STOP_REASON})
+        while not noticed.wait(_LOOK_INTERVAL_S):
+            job = call(url, "GET", f"/v1/parked/redrive/{job_id}")
+            progress.update(task, completed=sum(job.members["counts"].values()))
+            if job.members["state"] != "running":
+                return job
+        return call(url, "POST", f"/v1/parked/redrive/{job_id}/stop", body={"reason": _STOP_REASON})
 
 
 def _show_job(job: Reply, output: Output) -> None:
