@@ -69,6 +69,16 @@ def test_bytes_arrive_as_prepared(service: RunningService) -> None:
     assert found == {}, "more arrived than was prepared"
 
 
+def test_hundred_messages_are_one_transaction(service: RunningService) -> None:
+    """The most there may be, over three topics: all of them, each where its receipt says."""
+    topics = (service.topics.orders, service.topics.credits, service.topics.line)
+    messages = [{"topic": topics[n % 3], "value": str(n)} for n in range(100)]
+    view = service.publish(service.new_group("hundred"), *messages)
+    found = {(r.topic, r.partition, r.offset): r.value for r in service.read([view["transaction_id"]], *topics)}
+    assert [found[tuple(receipt.values())] for receipt in view["receipts"]] == [b"%d" % n for n in range(100)]
+    assert len(found) == 100
+
+
 def test_json_values_arrive_exactly_as_sent(service: RunningService) -> None:
     """Compact JSON; big integers, decimals, escapes and the order of members stay what they were."""
     values = {
