@@ -65,7 +65,9 @@ class Database:
             self._write_lane = _Lane(1, config, "sql-write")
             self._read_lane = _Lane(config.threads, config, "sql-read")
         else:
-            self.engine = self._reader = _make_postgres_engine(self.url, config)
+            self.engine = _make_postgres_engine(self.url, config)
+            # by default each statement of a SQL transaction sees what was committed before that statement
+            self._reader = self.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
             self._write_lane = self._read_lane = _Lane(config.threads, config, "sql")
 
     async def run(self, work: Callable[[Connection], T], timeout_ms: int | None = None) -> T:

@@ -56,6 +56,25 @@ async def test_many_at_once_all_get_their_turn(database: Database) -> None:
     assert await database.read(count_leases) == 40
 
 
+async def test_read_sees_one_state_whatever_is_committed_meanwhile(database: Database) -> None:
+    """A look-up by id and one by key must not straddle a commit, or a repeat looks like another content."""
+
+    def look_twice(conn: Connection) -> tuple[int, int]:
+        first = count_leases(conn)
+        with database.engine.begin() as other:
+            add_lease(other)
+        return first, count_leases(conn)
+
+    assert await database.read(look_twice) == (0, 0)
+    assert await database.read(count_leases) == 1
+
+
+async def test_read_cannot_write(database: Database) -> None:
+    """On either database."""
+    with pytest.raises(SqlUnavailable):
+        await database.read(add_lease)
+
+
 async def test_errors_tell_no_values(database: Database) -> None:
     """Their text goes to logs and health, where keys and bodies have no business."""
 
