@@ -77,6 +77,7 @@ def read_committed(kafka: str, topics: Sequence[str], *, isolation: str = "read_
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # the end of a partition is told only with the answer to a fetch
         }
     )
     records: list[Record] = []
