@@ -12,10 +12,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
   --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(LOCK_ARGS)
 
-.PHONY: help install demo test lint bench lock clean
+.PHONY: help install demo test simulate crash-points differential planted chaos lint bench lock clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
 
 install: $(INSTALLED) ## the virtual environment .venv with everything, locked by hash
 
@@ -24,6 +24,24 @@ demo: $(INSTALLED) ## a real Kafka, a shop that is killed, and the bridge that r
 
 test: $(INSTALLED) ## all tests, two at a time, on a real Kafka (TEST_ARGS="-k name" for some of them)
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(TEST_ARGS)
+
+simulate: $(INSTALLED) ## the whole bridge under seeded schedules of faults (SEEDS=1000000 goes on where it was stopped)
+	$(BIN)/python -m pytest tests/simulation $(TEST_ARGS)
+	$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS) --ledger .outbox-bridge/simulation.jsonl)
+
+crash-points: $(INSTALLED) ## every crash point, each with a real kill of a real process
+	$(BIN)/python -m pytest tests/crash $(TEST_ARGS)
+
+differential: $(INSTALLED) ## random programs on the in-memory log and on a real Kafka (SEEDS=3000 for more, SEED=7 for one)
+	$(BIN)/python -m pytest tests/differential $(TEST_ARGS)
+
+planted: $(INSTALLED) ## bugs planted in copies of the code: each must be found
+	$(BIN)/python -m tests.planted
+CHAOS ?= ci
+CHAOS_ARGS = $(foreach name,SEED TRANSACTIONS KILLS BROKER_FAULTS HELD_ENDS MINUTES PENDING BROKERS,$(if $($(name)),--$(subst _,-,$(shell tr A-Z a-z <<< $(name))) $($(name))))
+chaos: $(INSTALLED) ## faults on a real Kafka and PostgreSQL, every transaction judged (CHAOS=release, SEED=7, BROKERS=3)
+	$(BIN)/python -m pytest tests/chaos
+	$(BIN)/python -m tests.chaos $(CHAOS) $(CHAOS_ARGS)
 
 lint: $(LINTERS) ## ruff, mypy, import rules, shell scripts, Dockerfile and compose.yaml
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from api.gate import Gate, Traffic
+from api.hot_path import HotPath
 from api.metrics import HttpMetrics
 from api.openapi.document import make_document
 from api.openapi.operation import Json
@@ -63,6 +64,7 @@ def create_app(services: Services, *, is_api: bool = True) -> FastAPI:
     for router in _ROUTERS if is_api else (health.router,):
         app.router.routes.extend(router.routes)  # plainly: an included router hides its routes' methods and paths
     app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_middleware(HotPath, routes=list(app.routes))
     app.add_middleware(Gate, traffic=app.state.traffic, metrics=HttpMetrics(services.registry))
     return app
 

@@ -7,7 +7,6 @@ import binascii
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TypeVar
 
 import msgspec
@@ -33,6 +32,7 @@ from api.schemas.requests import (
 )
 from api.schemas.requests import Message as MessageBody
 from api.strict_json import escape_pointer, read_strict
+from bridge.core.config import is_group_name
 from bridge.core.message import BY_KEY, Header, Message
 from bridge.core.properties import NUL, RESERVED_HEADERS, is_property_text
 from bridge.core.record import Resolution
@@ -41,7 +41,6 @@ from bridge.service.contract import EndCall, PrepareCall
 
 T = TypeVar("T")
 
-_GROUP = re.compile(r"[A-Za-z0-9._-]{1,120}")
 _IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,200}")
 _NAMED_FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(.*)`$", re.DOTALL)
 _WORDS = {"COMMIT": Resolution.COMMIT, "ROLLBACK": Resolution.ROLLBACK, "UNKNOWN": Resolution.UNKNOWN}
@@ -132,14 +131,9 @@ def parse_resolutions(raw: bytes) -> list[EndCall | NoncedEnd | Problem]:
     return calls
 
 
-@lru_cache(maxsize=1024)
-def _is_group(name: str) -> bool:
-    return _GROUP.fullmatch(name) is not None
-
-
 def check_group(name: str, where: str) -> None:
     """Raises Rejected unless it is a legal name of a producer group."""
-    if not _is_group(name):
+    if not is_group_name(name):
         raise invalid(where, "a group name has 1..120 characters of A-Z a-z 0-9 . _ -")
 
 

@@ -55,7 +55,7 @@ def make_readiness(watched: Watched) -> Mapping[str, ReadinessCheck]:
 async def _kafka(watched: Watched) -> CheckResult:
     try:
         async with asyncio.timeout(_KAFKA_ANSWER_MS / 1000):
-            await watched.admin.describe_cluster()
+            await watched.admin.ping()
     except (StoreError, TimeoutError) as error:
         return CheckResult(is_ok=False, detail=watched.kafka_error() or str(error) or "no answer")
     return CheckResult(is_ok=True)

@@ -80,7 +80,7 @@ def render_transaction(view: TransactionView, bodies: Sequence[Message] | None =
         view.why,
         view.by if is_resolved else None,
         None if ended_ms is None or not is_resolved else render_time(ended_ms),
-        [ReceiptAnswer(*receipt) for receipt in view.receipts],
+        [ReceiptAnswer(r.topic, r.queue_id, r.queue_offset) for r in view.receipts],
         None if due_ms is None or state is not _PREPARED else render_time(due_ms),
         view.check_times,
         view.queue_id,

@@ -82,6 +82,13 @@ class CallbacksSettings(_Section):
         return networks
 
 
+class SettlerSettings(_Section):
+    """How soon another settler takes over from a killed one, and how far back a successor must read the journal."""
+
+    session_ms: Annotated[int, Field(ge=1_000, le=60_000)] = 6_000
+    put_back_records: Annotated[int, Field(ge=1)] = 100_000
+
+
 class LogSettings(_Section):
     """`auto`: JSON when piped, text on a terminal."""
 
@@ -115,7 +122,9 @@ class Settings(BaseSettings):
     http: HttpSettings = HttpSettings()
     limits: LimitsSettings = LimitsSettings()
     callbacks: CallbacksSettings = CallbacksSettings()
+    settler: SettlerSettings = SettlerSettings()
     log: LogSettings = LogSettings()
+    fault: str | None = None
 
     _origins: dict[str, Origin] = PrivateAttr(default_factory=dict)
 

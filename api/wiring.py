@@ -23,7 +23,9 @@ from api.settings import Settings
 from bridge.clock import SystemClock
 from bridge.core.config import CheckTimes
 from bridge.core.errors import ConfigError
+from bridge.core.horizon import HorizonConfig
 from bridge.core.topics import InternalTopics, with_prefix
+from bridge.fault_points import FaultPoint, reach
 from bridge.projector import Projector, ProjectorPorts, RebuildProgress, rebuild
 from bridge.service.assembly import Service, ServiceConfig, Stores, assemble
 from bridge.service.destinations import DestinationsConfig
@@ -77,7 +79,7 @@ class KafkaParts:
     """The Kafka adapters of a process."""
 
     def __init__(self, settings: Settings) -> None:
-        config = KafkaConfig(dict(settings.kafka))
+        config = KafkaConfig(dict(settings.kafka), session_timeout_ms=settings.settler.session_ms)
         self.admin = KafkaTopicAdmin(config)
         self.destinations = Destinations(self.admin, SystemClock())
         self.owners = KafkaOwnerStore(config, self._batch_size_limit)
@@ -126,6 +128,7 @@ async def run_roles(
         os.nice(_PROJECTOR_NICENESS)
     async with _open_process(settings) as process:
         await process.start(roles)
+        reach(FaultPoint.START_LOOPS)
         server = process.make_server(roles)
         serving = asyncio.create_task(server.serve_until(stop), name="http")
         telling = asyncio.create_task(_tell_ready(process, server, settings, on_ready))
@@ -238,6 +241,7 @@ class _Process:
             )
         if await self._guard.run_once():
             raise ConfigError("; ".join(map(str, self._guard.faults or ())))
+        reach(FaultPoint.START_CHECKED)
         await self._directory.refresh()
         self._run("guard", self._guard.run_forever())
         self._run("directory", self._directory.run_forever())
@@ -321,9 +325,8 @@ class _Process:
             kafka.store, kafka.owners, kafka.destinations,
             lambda group: self._directory.settings_of(group).times, checks, clock,
         )  # fmt: skip
-        settler = Settler(
-            self._topics, self._owner, ports, SettlerConfig(), has_id_header=self._settings.transaction_id_header
-        )
+        config = SettlerConfig(horizon=HorizonConfig(journal_records=self._settings.settler.put_back_records))
+        settler = Settler(self._topics, self._owner, ports, config, has_id_header=self._settings.transaction_id_header)
         self._watched.settler, self._watched.checks = settler, checks
         self._run("settler", settler.run_forever(), settler.stop)
         self._run("checks", checks.run_forever())

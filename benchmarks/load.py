@@ -32,7 +32,7 @@ def _message(topic: str, number: int, value: str) -> str:
 
 
 async def load_batches(
-    port: int, topic: str, connections: int, seconds: float, size: int = 100, bytes_: int = 300
+    ports: Sequence[int], topic: str, connections: int, seconds: float, size: int = 100, bytes_: int = 300
 ) -> Load:
     """Prepares and commits `size` transactions a call on each connection, for `seconds`."""
     value = "x" * bytes_
@@ -50,10 +50,10 @@ async def load_batches(
             _checked(result, 200)
         return len(ids), latency
 
-    return await _run(port, connections, seconds, step)
+    return await _run(ports, connections, seconds, step)
 
 
-async def load_singles(port: int, topic: str, connections: int, seconds: float, bytes_: int = 300) -> Load:
+async def load_singles(ports: Sequence[int], topic: str, connections: int, seconds: float, bytes_: int = 300) -> Load:
     """Prepares one transaction, then commits it, on each connection, for `seconds`."""
     message = _message(topic, 7, "x" * bytes_)
     body = f'{{"producer_group":"bench","messages":[{message}]}}'.encode()
@@ -64,7 +64,7 @@ async def load_singles(port: int, topic: str, connections: int, seconds: float, 
         await connection.post_ok(f"/v1/transactions/{prepared['transaction_id']}/commit", b"")
         return 1, time.perf_counter() - started
 
-    return await _run(port, connections, seconds, step)
+    return await _run(ports, connections, seconds, step)
 
 
 def _checked(result: dict[str, object], status: int) -> dict[str, object]:
@@ -74,9 +74,9 @@ def _checked(result: dict[str, object], status: int) -> dict[str, object]:
 
 
 async def _run(
-    port: int, connections: int, seconds: float, step: Callable[[Connection], Awaitable[tuple[int, float]]]
+    ports: Sequence[int], connections: int, seconds: float, step: Callable[[Connection], Awaitable[tuple[int, float]]]
 ) -> Load:
-    opened = [await Connection.open(port) for _ in range(connections)]
+    opened = [await Connection.open(ports[n % len(ports)]) for n in range(connections)]
     latencies: list[float] = []
     started = time.perf_counter()
 

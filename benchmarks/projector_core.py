@@ -9,6 +9,8 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from bridge.core.config import CheckTimes
 from bridge.core.message import Message, Receipt, StoredMessage
 from bridge.core.op_message import POSITION_KEY, OpMessage, Position, encode_op, encode_position
@@ -70,8 +72,8 @@ def _add_end(portion: Portion, t: Transaction, offset: int, op_offset: int) -> N
     end = EndRecord(t.transaction_id, Resolution.COMMIT, Source.PRODUCER, at_ms, request=_REQUEST)
     raw = encode_end(end, "half", 0)
     portion.journal.append(StoredMessage(offset, raw.key, raw.value, list(raw.headers), at_ms))
-    ended = t._replace(
-        state=TransactionState.COMMITTED, at=offset, end=offset, ended_ms=at_ms, by="producer", requests=(_REQUEST,)
+    ended = replace(
+        t, state=TransactionState.COMMITTED, at=offset, end=offset, ended_ms=at_ms, by="producer", requests=(_REQUEST,)
     )
     value = encode_op(OpMessage(ended, (Receipt("orders", 1, offset),)))
     portion.ops.append(StoredMessage(op_offset, t.transaction_id.encode(), value, (), at_ms))

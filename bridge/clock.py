@@ -2,7 +2,16 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Protocol
+
+
+class Timer(Protocol):
+    """A call that is to come."""
+
+    def cancel(self) -> object:
+        """It does not come any more."""
+        ...
 
 
 class Clock(Protocol):
@@ -20,6 +29,10 @@ class Clock(Protocol):
         """Suspends the caller."""
         ...
 
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> Timer:
+        """Calls in the event loop, without a task of its own."""
+        ...
+
 
 class SystemClock:
     """The machine's clock."""
@@ -32,6 +45,9 @@ class SystemClock:
 
     async def sleep_ms(self, duration_ms: int) -> None:
         await asyncio.sleep(duration_ms / 1000)
+
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> Timer:
+        return asyncio.get_running_loop().call_later(delay_ms / 1000, callback)
 
 
 class KafkaTime:

@@ -1,7 +1,7 @@
 """Port for producer groups: settings, endpoints, secrets; and an in-memory one."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from bridge.core.config import GroupSettings
@@ -28,6 +28,12 @@ class ProducerGroup:
     endpoints: Sequence[Endpoint] = ()
     secrets: Sequence[str] = ()
     created_ms: int = 0
+    updated_ms: int = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its settings have always been the defaults, so that nobody can know it with others."""
+        return self.updated_ms == self.created_ms and self.settings == DEFAULT_SETTINGS
 
 
 class ProducerDirectory(Protocol):
@@ -82,7 +88,7 @@ class MemoryDirectory:
         endpoints = tuple(
             Endpoint(e.url, e.is_leased, e.lease_until_ms, reason) if e.url == url else e for e in known.endpoints
         )
-        self.groups[group] = ProducerGroup(group, known.settings, endpoints, known.secrets, known.created_ms)
+        self.groups[group] = replace(known, endpoints=endpoints)
 
     async def record_rounds(self, rounds: Sequence[UnansweredRound]) -> None:
         self.rounds.extend(rounds)

@@ -19,11 +19,12 @@ from bridge.core.errors import ConfigError, QueueHalted, StoreError
 from bridge.core.message import MessageQueue
 from bridge.core.op_message import POSITION_KEY, decode_position
 from bridge.core.topics import InternalTopics
+from bridge.fault_points import FaultPoint, reach
 from bridge.sql.chunking import JournalBuffer, OpBuffer, Quarantined, next_chunk
 from bridge.sql.engine import Database
 from bridge.sql.errors import SqlUnavailable
 from bridge.sql.fold import TimesOf
-from bridge.sql.leases import release_lease, take_lease
+from bridge.sql.leases import LeaseWatch, release_lease, take_lease
 from bridge.sql.positions import AppliedPosition, LogIdentity, begin_position, read_position, read_positions
 from bridge.sql.projection import Chunk, apply_chunk
 from bridge.sql.purge import purge
@@ -155,8 +156,10 @@ class QueueFollower:
 
     async def _apply(self, chunk: Chunk, quarantined: int) -> RunResult:
         work = partial(apply_chunk, chunk=chunk, times_of=self._ports.times_of)
+        reach(FaultPoint.PROJECT_READ)
         async with self._writing:
             result = await self._ports.database.run(work)
+        reach(FaultPoint.PROJECT_COMMITTED)
         if result is None:
             raise PositionMoved
         for offset, reason in result.quarantined:
@@ -232,6 +235,7 @@ class Projector:
         self._config = config or ProjectorConfig()
         self._followers: dict[int, QueueFollower] = {}
         self._halted: dict[int, str] = {}
+        self._lease_watch = LeaseWatch(self._config.lease_ms)
         self._stopping = asyncio.Event()
         # queues wait for each other here, not at the one writer of SQLite, where others would be sent away
         self._writing = asyncio.Semaphore(1 if ports.database.is_sqlite else _POSTGRES_WRITERS)
@@ -276,8 +280,13 @@ class Projector:
     async def hold_lease(self) -> bool:
         """Takes or renews the lease; False if another projector works."""
         now_ms, lease_ms = self._ports.clock.now_ms(), self._config.lease_ms
-        take = partial(take_lease, name=_LEASE, owner=self._owner, now_ms=now_ms, lease_ms=lease_ms)
-        self.is_active = await self._ports.database.run(take)
+        abandoned = self._lease_watch.find_abandoned(self._ports.clock.monotonic_ms())
+        take = partial(
+            take_lease, name=_LEASE, owner=self._owner, now_ms=now_ms, lease_ms=lease_ms, abandoned=abandoned
+        )
+        lease = await self._ports.database.run(take)
+        self._lease_watch.note(lease, self._ports.clock.monotonic_ms())
+        self.is_active = lease.owner == self._owner
         return self.is_active
 
     async def _run(self) -> None:
@@ -387,10 +396,12 @@ async def rebuild(
     """
     database = ports.database
     await database.run(clear_projection, timeout_ms=_CLEAR_TIMEOUT_MS)
+    reach(FaultPoint.REBUILD_CLEARED)
     wanted = {queue_id: await _find_decided(ports.store, topics, queue_id) for queue_id in range(topics.queues)}
     while True:
         is_ours = await projector.hold_lease()
         result = await _run_or_begin_anew(projector) if is_ours else RunResult()
+        reach(FaultPoint.REBUILD_STEPPED)
         positions = await database.read(read_positions)
         applied = {queue_id: positions[queue_id].s if queue_id in positions else 0 for queue_id in wanted}
         on_progress(RebuildProgress(applied, wanted))
@@ -398,6 +409,7 @@ async def rebuild(
             break
         if not result.chunks:
             await ports.clock.sleep_ms(100)
+    reach(FaultPoint.REBUILD_READ)
     return await database.run(lambda conn: _conclude(conn, ports.clock.now_ms()), timeout_ms=_CLEAR_TIMEOUT_MS)
 
 

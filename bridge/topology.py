@@ -14,6 +14,7 @@ import structlog
 from bridge.clock import Clock
 from bridge.core.errors import BridgeError, StoreError
 from bridge.core.topics import InternalTopics
+from bridge.fault_points import FaultPoint, reach
 from bridge.sql.engine import Database
 from bridge.sql.errors import SqlUnavailable
 from bridge.sql.identity import TopicIdentity, read_identity, record_identity
@@ -177,6 +178,7 @@ async def create_missing(
     for name, rule in rules.items():
         if found[name] is None and await admin.create_topic(name, rule.queues, factor, rule.make_config(min_insync)):
             created.append(name)
+            reach(FaultPoint.MIGRATE_TOPIC_CREATED)
     return created
 
 
@@ -203,10 +205,12 @@ async def migrate_topics(
             raise TopologyConflict(refused)
         return []
     created = await create_missing(admin, internal, replication_factor)
+    reach(FaultPoint.MIGRATE_TOPICS_CREATED)
     cluster = await admin.describe_cluster()
     found = await admin.describe_topics(list(rules_of(internal)))
     known = {name: TopicIdentity(cluster.cluster_id, topic.topic_id) for name, topic in found.items() if topic}
     await database.run(partial(record_identity, topics=known, now_ms=now_ms))
+    reach(FaultPoint.MIGRATE_RECORDED)
     return created
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from bridge.core.config import GroupSettings
+from bridge.fault_points import FaultPoint, reach
 from checker.desk import Desk
 from checker.round import GroupMemory, Round, give_up_unasked, live_endpoints
 from checker.timetable import Ask
@@ -81,6 +82,8 @@ class GroupAsker:
             await self._stirred.wait()
 
     def _park(self, parks: Mapping[int, Mapping[str, str]]) -> None:
+        if parks:
+            reach(FaultPoint.PARK_CHOSEN)
         for queue_id, whys in parks.items():
             self._desk.owners[queue_id].park(whys)
             self._desk.counts.parked += len(whys)
@@ -102,6 +105,7 @@ class GroupAsker:
             for ask in set(asks) - set(pending):
                 self._desk.timetable.set_postponed(ask, ask.due_ms, was_tried=False)
         if pending:
+            reach(FaultPoint.CHECK_PICKED)
             self._in_flight += 1
             rounds.create_task(self._run_round(pending))
         elif is_let_in:

@@ -173,10 +173,10 @@ class QueueTable:
 
 def _count_heap(heap: Sequence[tuple[int, str]], now_ms: int, most: int) -> int:
     """Items of a heap not after `now_ms`, found through its branches."""
-    count, todo = 0, [0]
-    while todo and count < most:
-        index = todo.pop()
+    count, branches = 0, [0]
+    while branches and count < most:
+        index = branches.pop()
         if index < len(heap) and heap[index][0] <= now_ms:
             count += 1
-            todo += (2 * index + 1, 2 * index + 2)
+            branches += (2 * index + 1, 2 * index + 2)
     return count

@@ -13,6 +13,7 @@ from bridge.core.record import EndRecord, Resolution, Source
 from bridge.core.record_codec import encode_end
 from bridge.core.transaction_id import queue_of
 from bridge.directory import Endpoint, UnansweredRound
+from bridge.fault_points import FaultPoint, reach
 from bridge.settler.observer import Body
 from bridge.store.results import PutResult, PutStatus
 from checker.caller import Call, Failure, Reply
@@ -151,6 +152,7 @@ class Round:
             return False
         self._desk.counts.calls += 1
         most = self._desk.config.max_answer_bytes(len(checks))
+        reach(FaultPoint.CHECK_SIGNED)
         reply = await self._desk.ports.caller.call(Call(url, headers, text.encode(), self._calls.call_timeout_ms, most))
         answers = self._read(url, reply)
         if answers.resolutions:
@@ -211,10 +213,12 @@ class Round:
             for item, resolution in answered
         ]
         self._answered += len(answered)
+        reach(FaultPoint.CHECK_ANSWERED)
         try:
             results: Sequence[PutResult] = await self._desk.ports.store.put_many(messages)
         except StoreError as error:
             results = [PutResult(PutStatus.OUTCOME_UNKNOWN, detail=str(error))] * len(messages)
+        reach(FaultPoint.CHECK_APPENDED)
         for (item, resolution), result in zip(answered, results, strict=True):
             self._land_answer(item.ask, resolution, result)
 

@@ -7,6 +7,7 @@ import structlog
 
 from bridge.clock import Clock
 from bridge.directory import ProducerDirectory, UnansweredRound
+from bridge.fault_points import FaultPoint, reach
 from checker.counts import CheckCounts
 
 _LOG = structlog.get_logger()
@@ -39,6 +40,7 @@ class RoundRecorder:
         """Writes up to one batch; what could not be written is kept."""
         batch = [self._rounds.popleft() for _ in range(min(_MAX_BATCH, len(self._rounds)))]
         if batch:
+            reach(FaultPoint.CHECK_UNANSWERED)
             try:
                 await self._directory.record_rounds(batch)
             except BaseException:

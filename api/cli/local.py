@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from api.cli.faults import arm_fault, refuse_fault
+from api.cli.output import say
+
 if TYPE_CHECKING:
     from api.settings import Settings
     from api.wiring import KafkaParts
@@ -23,11 +26,16 @@ ConfigOption = Annotated[
 ]
 
 
-def load(config: Path | None, flags: Mapping[str, Any] | None = None) -> "Settings":
+def load(config: Path | None, flags: Mapping[str, Any] | None = None, *, allow_faults: bool = False) -> "Settings":
     """The settings of this process. Raises ConfigError."""
     from api.settings import load_settings  # noqa: PLC0415  # slow to import, not needed for calls over HTTP
 
-    return load_settings(flags, config)
+    settings = load_settings(flags, config)
+    if not allow_faults:
+        refuse_fault(settings)
+    elif (fault := arm_fault(settings)) is not None:
+        say(f"FAULT ARMED: this process dies at passing {fault.passing} of {fault.point.name}", "bold red")
+    return settings
 
 
 def run_loop(main: Coroutine[Any, Any, T]) -> T:

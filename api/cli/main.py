@@ -9,6 +9,7 @@ from api.cli.demo import demo
 from api.cli.dev import dev
 from api.cli.doctor import doctor
 from api.cli.failures import Exit, explain
+from api.cli.faults import fault_points
 from api.cli.groups import group
 from api.cli.output import print_line, show_failure
 from api.cli.parked import parked
@@ -54,6 +55,7 @@ app.add_typer(parked, name="parked")
 app.add_typer(topic, name="topic")
 app.add_typer(projection, name="projection")
 app.add_typer(config, name="config")
+app.command(epilog="Example: outbox-bridge fault-points -o json")(fault_points)
 app.command(epilog="Example: outbox-bridge openapi > openapi.json")(openapi)
 
 

@@ -2,10 +2,14 @@
 
 from typing import Annotated
 
+import structlog
 import typer
 
+from api.cli.faults import AllowFaultsOption
 from api.cli.local import ConfigOption, load, run_loop
 from api.cli.output import say
+
+_LOG = structlog.get_logger()
 
 RolesOption = Annotated[
     str, typer.Option("--roles", help="What this process does: api, settler (with the checker), projector.")
@@ -22,6 +26,7 @@ def serve(
     host: HostOption = None,
     port: PortOption = None,
     insecure_no_auth: InsecureOption = False,
+    allow_faults: AllowFaultsOption = False,
     config: ConfigOption = None,
 ) -> None:
     """Run parts of the bridge until SIGTERM or Ctrl-C; several processes of each role share the work.
@@ -32,6 +37,8 @@ def serve(
     from api.wiring import parse_roles, run_roles  # noqa: PLC0415
 
     flags = {"http": {"host": host, "port": port}, "insecure_no_auth": insecure_no_auth or None}
-    settings = load(config, flags)
+    settings = load(config, flags, allow_faults=allow_faults)
     configure_logging(settings.log.level, settings.log.format)
+    if settings.fault is not None:
+        _LOG.critical("fault_armed", fault=settings.fault)
     run_loop(run_roles(settings, parse_roles(roles), on_ready=lambda url: say(f"ready: {url} ({roles})")))

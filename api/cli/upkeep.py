@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from api.cli.faults import AllowFaultsOption
 from api.cli.http_calls import DEFAULT_URL, UrlOption, call
 from api.cli.local import ConfigOption, load, run_loop
 from api.cli.output import (
@@ -33,23 +34,28 @@ AcceptOption = Annotated[
 ]
 
 
-def migrate(accept_identity: AcceptOption = False, config: ConfigOption = None) -> None:
+def migrate(
+    accept_identity: AcceptOption = False, allow_faults: AllowFaultsOption = False, config: ConfigOption = None
+) -> None:
     """Bring the SQL tables up to date, and create the internal topics where this bridge never ran.
 
     Safe to run again, and by several at once.
     """
     from api.wiring import migrate as run_migrations  # noqa: PLC0415  # slow to import
 
-    for line in run_loop(run_migrations(load(config), accept_identity=accept_identity)):
+    settings = load(config, allow_faults=allow_faults)
+    for line in run_loop(run_migrations(settings, accept_identity=accept_identity)):
         print_line(line)
 
 
 @projection.command(epilog="Example: outbox-bridge projection rebuild")
-def rebuild(config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
+def rebuild(
+    allow_faults: AllowFaultsOption = False, config: ConfigOption = None, output: OutputOption = Output.TABLE
+) -> None:
     """Make the projection anew from Kafka, while the bridge runs."""
     from api.wiring import rebuild_projection  # noqa: PLC0415  # slow to import
 
-    settings = load(config)
+    settings = load(config, allow_faults=allow_faults)
     columns = (TextColumn("rebuilding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=message_console(), transient=True) as progress:
         task = progress.add_task("rebuilding", total=None)

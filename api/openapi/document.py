@@ -37,6 +37,10 @@ def make_document(app: FastAPI) -> Json:
         tags=app.openapi_tags,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
+    for operation in [operation for item in document["paths"].values() for operation in item.values()]:
+        # the framework names those of the path as well, and knows less of them
+        own = {(parameter["name"], parameter["in"]): parameter for parameter in operation["parameters"]}
+        operation["parameters"] = list(own.values())
     document["components"] = {"schemas": make_schemas()}
     document["webhooks"] = {"transaction.check": _check_callback()}
     return document

@@ -1,9 +1,10 @@
 """Service calls as answers: the same for single requests, batches and NDJSON."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
+from msgspec.structs import replace
 from starlette.requests import Request
 
 from api.bodies import NoncedEnd, parse_prepare, parse_resolution

@@ -1,6 +1,7 @@
 """One real Kafka broker on this machine, for development and tests."""
 
 import base64
+import contextlib
 import os
 import shutil
 import signal
@@ -22,9 +23,18 @@ from bridge.broker.file_lock import FileLock
 from bridge.broker.jars import Report, fetch_jars
 from bridge.broker.java import find_java
 from bridge.broker.ports import check_port, choose_free_port
-from bridge.broker.server_properties import HOST, STARTED_LINE, BrokerLayout, make_java_options, make_properties
+from bridge.broker.server_properties import (
+    FENCED_LINE,
+    HOST,
+    STARTED_LINE,
+    BrokerLayout,
+    make_controller_properties,
+    make_java_options,
+    make_properties,
+)
 
 _START_TIMEOUT_S = 90.0
+_FENCE_TIMEOUT_S = 8.0  # a few sessions
 _STOP_TIMEOUT_S = 15.0
 _FORMAT_TIMEOUT_S = 60.0
 _LOOK_INTERVAL_S = 0.05
@@ -58,6 +68,7 @@ class DevBroker:
         self._jar_folder = jar_folder
         self._lock = FileLock(self._folder / "broker.lock")
         self._process: subprocess.Popen[bytes] | None = None
+        self._printed_from = 0
         self._lifeline: Lifeline | None = None
 
     @property
@@ -101,23 +112,17 @@ class DevBroker:
             self._end_left_over()
             layout = self._lay_out()
             command = (str(java.path), *make_java_options(self._heap_mb), "-cp", f"{jars}/*")
-            self._format(layout, command)
-            self._run(layout, command)
+            if not self._format(layout, command) and layout.is_unclean:
+                self._fence(layout, command)
+            self._run(layout, command, make_properties(layout, layout.log_folder))
+            self._await_line(STARTED_LINE)
         except BaseException:
             self.stop()
             raise
 
     def stop(self, timeout_s: float = _STOP_TIMEOUT_S) -> None:
         """SIGTERM, then SIGKILL after the deadline; harmless if it does not run."""
-        if self._lifeline is not None:
-            self._lifeline.cut()
-            self._lifeline = None
-        if self._process is not None:
-            if self.is_running:
-                stop_process(self._process.pid, self._folder / "server.properties", timeout_s)
-            self._process.wait()
-            self._process = None
-            self._pid_file.unlink(missing_ok=True)
+        self._end_process(timeout_s)
         self._lock.free()
 
     def kill(self) -> None:
@@ -133,6 +138,17 @@ class DevBroker:
     def resume(self) -> None:
         """SIGCONT."""
         self._signal(signal.SIGCONT)
+
+    def _end_process(self, timeout_s: float = _STOP_TIMEOUT_S) -> None:
+        if self._lifeline is not None:
+            self._lifeline.cut()
+            self._lifeline = None
+        if self._process is not None:
+            if self.is_running:
+                stop_process(self._process.pid, self._folder / "server.properties", timeout_s)
+            self._process.wait()
+            self._process = None
+            self._pid_file.unlink(missing_ok=True)
 
     @property
     def _pid_file(self) -> Path:
@@ -170,10 +186,10 @@ class DevBroker:
             check_port(port, "Stop that process, choose another port, or use its Kafka with --kafka HOST:PORT.")
         return BrokerLayout(self._folder, self._port, self._controller_port, self._settings)
 
-    def _format(self, layout: BrokerLayout, command: tuple[str, ...]) -> None:
-        """Makes the log folder, whole or not at all; once in the life of a data folder."""
+    def _format(self, layout: BrokerLayout, command: tuple[str, ...]) -> bool:
+        """Makes the log folder, whole or not at all; False if it is there already."""
         if layout.log_folder.exists():
-            return
+            return False
         fresh, properties = layout.folder / "log.new", layout.folder / "format.properties"
         shutil.rmtree(fresh, ignore_errors=True)
         properties.write_text(make_properties(layout, fresh))
@@ -183,26 +199,40 @@ class DevBroker:
         _run_to_its_end((*command, *options))
         fresh.rename(layout.log_folder)
         properties.unlink()
+        return True
 
-    def _run(self, layout: BrokerLayout, command: tuple[str, ...]) -> None:
-        layout.properties_file.write_text(make_properties(layout, layout.log_folder))
+    def _fence(self, layout: BrokerLayout, command: tuple[str, ...]) -> None:
+        """Lets the controller alone end the broker's old session, which a start would wait for anyway.
+
+        Otherwise the broker begins as the leader it was before the crash, and for a moment there is none while it
+        registers. A marker of a Kafka transaction that falls into that moment is never written, its partitions
+        cannot be read any further (KAFKA-20734: no leader is taken for a deleted topic).
+        """
+        self._run(layout, command, make_controller_properties(layout))
+        self._await_line(STARTED_LINE)
+        with contextlib.suppress(BrokerFailed):  # it may have been fenced before it died
+            self._await_line(FENCED_LINE, _FENCE_TIMEOUT_S)
+        self._end_process()
+
+    def _run(self, layout: BrokerLayout, command: tuple[str, ...], properties: str) -> None:
+        layout.properties_file.write_text(properties)
         if layout.output_file.exists() and layout.output_file.stat().st_size > _MAX_OUTPUT_BYTES:
             layout.output_file.replace(layout.output_file.with_suffix(".log.1"))
         with layout.output_file.open("a") as output:
-            offset = output.tell()
+            self._printed_from = output.tell()
             self._process = start_process((*command, "kafka.Kafka", str(layout.properties_file)), output, layout.folder)
         write_pid(self._pid_file, self._process.pid)
         self._lifeline = Lifeline(self._process.pid, layout.properties_file)
-        self._await_started(layout.output_file, offset)
 
-    def _await_started(self, output_file: Path, offset: int) -> None:
-        """Kafka says so itself, after its sockets are open and the controller lets it serve."""
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while STARTED_LINE not in (printed := read_tail(output_file, offset)):
+    def _await_line(self, line: str, timeout_s: float = _START_TIMEOUT_S) -> None:
+        """Kafka says so itself: STARTED_LINE after its sockets are open and the controller lets it serve."""
+        deadline = time.monotonic() + timeout_s
+        while line not in (printed := read_tail(self.output_file, self._printed_from)):
             if not self.is_running:
-                raise BrokerFailed(f"Kafka ended while starting:\n{printed[-_SHOWN_CHARACTERS:]}", _see(output_file))
+                reason = f"Kafka ended while starting:\n{printed[-_SHOWN_CHARACTERS:]}"
+                raise BrokerFailed(reason, _see(self.output_file))
             if time.monotonic() > deadline:
-                raise BrokerFailed(f"Kafka did not start in {_START_TIMEOUT_S:.0f} s", _see(output_file))
+                raise BrokerFailed(f"Kafka did not start in {timeout_s:.0f} s", _see(self.output_file))
             time.sleep(_LOOK_INTERVAL_S)
 
 

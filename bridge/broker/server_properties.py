@@ -1,11 +1,12 @@
 """PURE. How a single-node KRaft broker on loopback is configured; written down once, tried on Kafka 4.3.1."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 HOST = "127.0.0.1"
 STARTED_LINE = "Kafka Server started"
+FENCED_LINE = "Fencing broker 1"
 
 _FIXED = {
     "process.roles": "broker,controller",
@@ -60,6 +61,11 @@ class BrokerLayout:
         return self.folder / "log"
 
     @property
+    def is_unclean(self) -> bool:
+        """Whether the last run on these data did not end in peace."""
+        return not (self.log_folder / ".kafka_cleanshutdown").exists()
+
+    @property
     def properties_file(self) -> Path:
         """The configuration; its path in a command line tells whose broker that is."""
         return self.folder / "server.properties"
@@ -82,22 +88,29 @@ def make_properties(layout: BrokerLayout, log_folder: Path) -> str:
     return "".join(f"{name}={_escape(value)}\n" for name, value in settings.items())
 
 
-SMALL_HEAP_MB = 512
+def make_controller_properties(layout: BrokerLayout) -> str:
+    """The same node as a controller without its broker, on the same data."""
+    listener = f"C://{HOST}:{layout.controller_port}"
+    alone = {"process.roles": "controller", "listeners": listener, "advertised.listeners": listener}
+    lines = make_properties(replace(layout, settings={**layout.settings, **alone}), layout.log_folder).splitlines()
+    return "".join(f"{line}\n" for line in lines if not line.startswith("inter.broker.listener.name="))
 
 
 def make_java_options(heap_mb: int) -> tuple[str, ...]:
-    """For a short start and a small memory; a larger heap means long work, which the full compiler is for."""
-    compiler = ("-XX:TieredStopAtLevel=1",) if heap_mb <= SMALL_HEAP_MB else ()
+    """For a short start and a small memory: the full compiler takes a third of a core for minutes, and what it makes
+    costs a single broker as much as before."""
     return (
         f"-Xms{min(64, heap_mb)}m",
         f"-Xmx{heap_mb}m",
         "-XX:+UseSerialGC",
-        *compiler,
+        "-XX:TieredStopAtLevel=1",
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
         "-Dorg.slf4j.simpleLogger.showDateTime=true",
         "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSSXXX",
         # prints STARTED_LINE once clients are answered
         "-Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaftServer=info",
+        # prints FENCED_LINE
+        "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.controller.ReplicationControlManager=info",
     )
 
 

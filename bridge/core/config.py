@@ -1,9 +1,17 @@
 """Settings that the rules depend on, with their bounds."""
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 
 from bridge.core.errors import ConfigError
+
+_GROUP = re.compile(r"[A-Za-z0-9._-]{1,120}")
+
+
+def is_group_name(group: str) -> bool:
+    """Whether a producer group can have this name."""
+    return _GROUP.fullmatch(group) is not None
 
 
 def _bounded(name: str, value: int, least: int, most: int) -> None:

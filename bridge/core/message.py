@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec import Struct
+
 Header = tuple[str, bytes | None]
 
 BY_KEY = -1  # RocketMQ writes an unset queue id so
@@ -15,7 +17,7 @@ class MessageQueue(NamedTuple):
     queue_id: int
 
 
-class Message(NamedTuple):
+class Message(Struct, frozen=True, gc=False):
     """A message to be put. `queue_id` BY_KEY: the writer chooses as Java clients do."""
 
     topic: str
@@ -26,7 +28,7 @@ class Message(NamedTuple):
     timestamp_ms: int | None = None
 
 
-class StoredMessage(NamedTuple):
+class StoredMessage(Struct, frozen=True, gc=False):
     """A message as the log holds it. `stored_ms`: its timestamp; the append time where the topic says so."""
 
     queue_offset: int
@@ -36,7 +38,7 @@ class StoredMessage(NamedTuple):
     stored_ms: int
 
 
-class Receipt(NamedTuple):
+class Receipt(Struct, frozen=True, gc=False, array_like=True):
     """Where a published message lies; `queue_offset` None where the log does not know it any more."""
 
     topic: str

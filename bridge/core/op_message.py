@@ -6,10 +6,11 @@ from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
 from bridge.core.message import Receipt
-from bridge.core.transaction import PREPARED, Transaction, TransactionState
+from bridge.core.transaction import COMMITTED, PREPARED, Transaction, TransactionState
 
 POSITION_KEY = b"~"
 ANSWERS_KEY = b"?"
@@ -36,7 +37,7 @@ class AnswerCode(StrEnum):
     BODY_EXPIRED = "BODY_EXPIRED"
 
 
-class Answer(NamedTuple):
+class Answer(Struct, frozen=True, gc=False):
     """An answer to one REQUEST; `op` is the transaction's op message as it stands, None if there is none."""
 
     request: str
@@ -45,7 +46,7 @@ class Answer(NamedTuple):
     op: "OpMessage | None"
 
 
-class OpMessage(NamedTuple):
+class OpMessage(Struct, frozen=True, gc=False):
     """A transaction's state as the op topic holds it; receipts in message order."""
 
     transaction: Transaction
@@ -55,6 +56,12 @@ class OpMessage(NamedTuple):
 def encode_op(op: OpMessage) -> bytes:
     """The value of an op message; members without meaning for the state are left out."""
     t = op.transaction
+    is_published = t.state is COMMITTED and not t.blocked and t.why is None and t.parked is None and t.by is not None
+    encode = _encode_published if is_published and op.receipts else _encode_any
+    return encode(t, op.receipts).encode()
+
+
+def _encode_any(t: Transaction, receipts: Sequence[Receipt]) -> str:
     parts = [f'{{"v":1,"state":"{t.state}"']
     if t.blocked:
         parts.append('"blocked":true')
@@ -72,11 +79,21 @@ def encode_op(op: OpMessage) -> bytes:
         parts.append(_rebuild_members(t))
     if t.parked is not None:
         parts.append(f'"parked":{t.parked}')
-    if op.receipts:
-        parts.append(f'"receipts":{_encode_receipts(op.receipts)}')
+    if receipts:
+        parts.append(f'"receipts":{_encode_receipts(receipts)}')
     if t.requests:
         parts.append(f'"requests":[{",".join([_quote(request) for request in t.requests])}]')
-    return (",".join(parts) + "}").encode()
+    return ",".join(parts) + "}"
+
+
+def _encode_published(t: Transaction, receipts: Sequence[Receipt]) -> str:
+    """What most op messages are, the same members in the same order, in half the time."""
+    requests = f',"requests":[{",".join([_quote(request) for request in t.requests])}]' if t.requests else ""
+    return (
+        f'{{"v":1,"state":"COMMITTED","group":"{t.group}","at":{t.at!s},"half":{t.half!s},'
+        f'"appended_ms":{t.appended_ms!s},"by":"{t.by}","ended_ms":{t.ended_ms!s},"check_times":{t.check_times!s},'
+        f'"receipts":{_encode_receipts(receipts)}{requests}}}'
+    )
 
 
 def decode_op(transaction_id: str, value: bytes) -> OpMessage:
@@ -124,7 +141,7 @@ def decode_answers(value: bytes) -> list[Answer]:
     ]
 
 
-# What the decoders read. msgspec, the one library in here, does it five times faster than json and NamedTuples.
+# What the decoders read: the members as they lie there, in the format's names.
 
 
 class _Op(msgspec.Struct, gc=False):
@@ -175,6 +192,8 @@ class _Version(msgspec.Struct, gc=False):
     v: int = 0
 
 
+# texts that are not UTF-8, and depth in members that are passed over, have errors of their own
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _op_decoder = msgspec.json.Decoder(_Op)
 _position_decoder = msgspec.json.Decoder(_Position)
 _answers_decoder = msgspec.json.Decoder(_Answers)
@@ -186,7 +205,7 @@ _Read = TypeVar("_Read", _Op, _Position, _Answers)
 def _read(decoder: "msgspec.json.Decoder[_Read]", value: bytes) -> _Read:
     try:
         read = decoder.decode(value)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         _check_version(value)
         raise MalformedRecord(f"op message: {error}") from error
     if read.v != 1:
@@ -198,7 +217,7 @@ def _check_version(value: bytes) -> None:
     """Another version may look different in everything but its number."""
     try:
         version = _version_decoder.decode(value).v
-    except msgspec.MsgspecError:
+    except _UNREADABLE:
         return
     if version != 1:
         raise UnknownRecordVersion(f"op message version {version}")

@@ -6,11 +6,21 @@ from struct import unpack_from
 
 _M = 0x5BD1E995
 _MASK = 0xFFFFFFFF
+_SHORT = 64  # bytes of a key whose hashes are remembered: orders of one customer come again
+
+_remember = lru_cache(maxsize=16_384)
 
 
 def hash_ordering_key(ordering_key: bytes) -> int:
     """64 bits of the effective ordering key; chooses the half queue and stands for the key in op messages."""
+    return _known_hash(ordering_key) if len(ordering_key) <= _SHORT else _hash(ordering_key)
+
+
+def _hash(ordering_key: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(ordering_key, digest_size=8).digest())
+
+
+_known_hash = _remember(_hash)
 
 
 def choose_effective_key(ordering_key: str | None, first_message_key: bytes | None, fallback: bytes) -> bytes:
@@ -25,9 +35,12 @@ def choose_half_queue(okey: int, queues: int) -> int:
     return okey % queues
 
 
-@lru_cache(maxsize=65_536)
 def murmur2(key: bytes) -> int:
     """32-bit MurmurHash2 as Kafka's Java client computes it. Source: org.apache.kafka.common.utils.Utils."""
+    return _known_murmur2(key) if len(key) <= _SHORT else _murmur2(key)
+
+
+def _murmur2(key: bytes) -> int:
     length = len(key)
     h = 0x9747B28C ^ length
     words = length >> 2
@@ -39,6 +52,9 @@ def murmur2(key: bytes) -> int:
         h = (h ^ int.from_bytes(tail, "little")) * _M & _MASK
     h = (h ^ h >> 13) * _M & _MASK
     return h ^ h >> 15
+
+
+_known_murmur2 = _remember(_murmur2)
 
 
 def choose_real_queue(key: bytes | None, transaction_id: str, queues: int) -> int:

@@ -4,6 +4,8 @@ from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from bridge.core import transition
 from bridge.core.config import CheckTimes
 from bridge.core.errors import QueueHalted
@@ -18,9 +20,10 @@ TimesOf = Callable[[str], CheckTimes]
 """Check times of a producer group by its name."""
 
 NOBODY: Collection[str] = frozenset()
+_OF_TRANSACTIONS = (Schedule, Publish, WriteOp, Park)
 
 
-class RestoredOp(NamedTuple):
+class RestoredOp(Struct, frozen=True, gc=False):
     """An op message with its offset, decoded and as it lies there."""
 
     offset: int
@@ -43,7 +46,7 @@ class Restored(NamedTuple):
     journal_ms: int
 
 
-class Sealed(NamedTuple):
+class Sealed(Struct, frozen=True, gc=False):
     """A transaction's op message as one Kafka transaction wrote it."""
 
     transaction: Transaction
@@ -158,9 +161,10 @@ class QueueState:
 
     def confirm(self, sealed: Iterable[Sealed], last_op_offset: int | None) -> None:
         """The Kafka transaction is committed: remember the op messages of what ended, forget what is too old."""
-        for transaction, value in sealed:
+        for entry in sealed:
+            transaction = entry.transaction
             if not transaction.is_live:
-                self.ended[transaction.transaction_id] = value
+                self.ended[transaction.transaction_id] = entry.value
             elif transaction.transaction_id in self.live:
                 self.live[transaction.transaction_id] = transaction
         self._settling.clear()
@@ -240,15 +244,16 @@ class QueueState:
         self._horizon.add_half(transaction)
 
     def _restore_ops(self, ops: Sequence[RestoredOp]) -> None:
-        for offset, t, value in sorted(ops, key=lambda op: op.offset):
+        for op in sorted(ops, key=lambda op: op.offset):
+            t = op.transaction
             if t.is_live:
                 self.live[t.transaction_id] = t
-                self._horizon.mark(t.transaction_id, offset, self.journal_ms)
+                self._horizon.mark(t.transaction_id, op.offset, self.journal_ms)
                 if t.blocked:
                     self._enchain(t)
             else:
-                self.ended[t.transaction_id] = value
-                self._horizon.end(t.transaction_id, offset, t.ended_ms or 0)
+                self.ended[t.transaction_id] = op.value
+                self._horizon.end(t.transaction_id, op.offset, t.ended_ms or 0)
 
 
 def touched_by(effects: Iterable[Effect]) -> Mapping[str, Transaction]:
@@ -256,5 +261,5 @@ def touched_by(effects: Iterable[Effect]) -> Mapping[str, Transaction]:
     return {
         effect.transaction.transaction_id: effect.transaction
         for effect in effects
-        if isinstance(effect, Publish | WriteOp | Park | Schedule)
+        if isinstance(effect, _OF_TRANSACTIONS)
     }

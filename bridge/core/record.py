@@ -1,7 +1,8 @@
 """What the journal holds: half messages, ends, operators' acts."""
 
 from enum import Enum, IntEnum
-from typing import NamedTuple
+
+from msgspec import Struct
 
 
 class Resolution(IntEnum):
@@ -27,7 +28,7 @@ class Act(Enum):
     RESUME = "RESUME"
 
 
-class HalfMessage(NamedTuple):
+class HalfMessage(Struct, frozen=True, gc=False):
     """A half message without its body. For several messages `real_topic` is "" and the rest of the three unset.
 
     `is_published`: prepared and committed in one step. `seen_ms`: Kafka's time as the api knew it before
@@ -51,7 +52,7 @@ class HalfMessage(NamedTuple):
     is_published: bool = False
 
 
-class EndRecord(NamedTuple):
+class EndRecord(Struct, frozen=True, gc=False):
     """A resolution. The check's fields are set for Source.CHECK, the operator's for Source.OPERATOR."""
 
     transaction_id: str
@@ -68,7 +69,7 @@ class EndRecord(NamedTuple):
     reason: str | None = None
 
 
-class ActRecord(NamedTuple):
+class ActRecord(Struct, frozen=True, gc=False):
     """An operator's act."""
 
     transaction_id: str

@@ -1,12 +1,15 @@
 """The journal's records on the wire: strict, versioned. The format is `docs/records.md`."""
 
 import base64
-import binascii
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
+
+from bridge.core.config import is_group_name
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
 from bridge.core.message import Header, Message, StoredMessage
 from bridge.core.properties import (
@@ -17,14 +20,16 @@ from bridge.core.properties import (
     write_properties,
 )
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Record, Resolution, Source
+from bridge.core.topics import is_legal_topic
 from bridge.core.transaction_id import is_transaction_id
 
 _PREFIX = b"KIND\x01"
 _BODIED = frozenset({"H", "D"})
 _RESOLUTIONS = {str(int(resolution)): resolution for resolution in Resolution}
+_INT64 = 2**63
+_INT, _COUNT = re.compile("-?[0-9]{1,19}"), re.compile("-?[0-9]{1,9}")
+_PRODUCER = Source.PRODUCER
 _SOURCES = {source.value: source for source in Source}
-_NOTHING_ASKED = list(HalfMessage("", "", 1, 0))[7:]
-_NO_CHECK = list(EndRecord("", Resolution.UNKNOWN, Source.PRODUCER, 0))[6:]
 
 _ID = rb"([0-9a-v]{27}[048cgkos])"
 _NAME = rb"([A-Za-z0-9._-]+)"
@@ -33,7 +38,8 @@ _USUAL = re.compile(
     rb"E\x02UNIQ_KEY\x01" + _ID + rb"\x02V\x011\x02RES\x01(0|8|12)\x02SRC\x01P\x02BORN\x01([0-9]{1,18})\x02"
     rb"(?:PGROUP\x01" + _NAME + rb"\x02)?(?:REQUEST\x01" + _NAME + rb"\x02)?"
     rb"|H\x02UNIQ_KEY\x01" + _ID + rb"\x02V\x011\x02TRAN_MSG\x01true\x02PGROUP\x01" + _NAME + rb"\x02N\x011\x02"
-    rb"BORN\x01([0-9]+)\x02REAL_TOPIC\x01" + _NAME + rb"\x02REAL_QID\x01(-?[0-9]{1,9})\x02"
+    rb"BORN\x01([0-9]{1,18})\x02REAL_TOPIC\x01" + _NAME + rb"\x02REAL_QID\x01(-?[0-9]{1,9})\x02"
+    rb"(?:CHECK_IMMUNITY_TIME_IN_SECONDS\x01([0-9]{1,9})\x02)?"
     rb")"
 )
 
@@ -42,23 +48,25 @@ def encode_half(half: HalfMessage, messages: Sequence[Message], topic: str, queu
     """The journal record of a prepare: one message untouched, several as a framed list."""
     header = (PROPERTIES_HEADER, _half_properties(half))
     if half.message_count == 1:
-        _, key, value, headers, _, _ = messages[0]
-        return Message(topic, key, value, [*headers, header], queue_id)
+        only = messages[0]
+        return Message(topic, only.key, only.value, [*only.headers, header], queue_id)
     framed = json.dumps([_frame(message) for message in messages], separators=(",", ":")).encode()
     return Message(topic, None, framed, [header], queue_id)
 
 
 def encode_end(end: EndRecord, topic: str, queue_id: int) -> Message:
     """The journal record of a resolution."""
-    transaction_id, resolution, source, born_ms, group, request, *rest = end
-    letter = "P" if source is Source.PRODUCER else source.value
-    text = f"KIND\x01E\x02UNIQ_KEY\x01{transaction_id}\x02V\x011\x02RES\x01{resolution!s}\x02SRC\x01{letter}\x02"
-    text += f"BORN\x01{born_ms!s}\x02"
-    if group is not None:
-        text += f"PGROUP\x01{group}\x02"
-    if request is not None:
-        text += f"REQUEST\x01{request}\x02"
-    if rest != _NO_CHECK or source is not Source.PRODUCER:
+    transaction_id, source = end.transaction_id, end.source
+    letter = "P" if source is _PRODUCER else source.value
+    text = (
+        f"KIND\x01E\x02UNIQ_KEY\x01{transaction_id}\x02V\x011\x02RES\x01{end.resolution!s}\x02SRC\x01{letter}\x02"
+        f"BORN\x01{end.born_ms!s}\x02"
+    )
+    if end.group is not None:
+        text += f"PGROUP\x01{end.group}\x02"
+    if end.request is not None:
+        text += f"REQUEST\x01{end.request}\x02"
+    if source is not _PRODUCER or end.actor is not None or end.reason is not None:
         text += write_properties(_rare_end_properties(end))
     return Message(topic, transaction_id.encode(), None, [(PROPERTIES_HEADER, text.encode())], queue_id)
 
@@ -88,9 +96,12 @@ def decode_record(stored: StoredMessage) -> Record:
 
 def _decode_usual(found: re.Match[bytes]) -> Record:
     """What nearly all records are, a producer's end or a plain half message, in a third of the general way's time."""
-    end_id, resolution, end_born, end_group, request, half_id, group, half_born, topic, queue_id = found.groups()
+    end_id, resolution, end_born, end_group, request, half_id, group, half_born, topic, queue_id, immunity = (
+        found.groups()
+    )
     if end_id is None:
-        return HalfMessage(half_id.decode(), group.decode(), 1, int(half_born), topic.decode(), int(queue_id))
+        half = HalfMessage(half_id.decode(), group.decode(), 1, int(half_born), topic.decode(), int(queue_id))
+        return half if immunity is None else replace(half, immunity_s=int(immunity))
     return EndRecord(
         end_id.decode(),
         _RESOLUTIONS[resolution.decode()],
@@ -132,10 +143,10 @@ def decode_body(half: HalfMessage, stored: StoredMessage) -> list[Message]:
         headers = tuple(stored.headers[:-1])
         return [Message(half.real_topic, stored.key, stored.value, headers, half.real_queue_id, half.timestamp_ms)]
     try:
-        framed = json.loads(stored.value or b"")
-        messages = [_unframe(frame) for frame in framed]
-    except (ValueError, KeyError, TypeError) as error:
+        frames = _frames.decode(stored.value or b"")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedRecord(f"framed list: {error}") from error
+    messages = [Message(_checked_topic(f.topic), f.key, f.value, f.headers, f.qid, f.ts) for f in frames]
     if len(messages) != half.message_count:
         raise MalformedRecord(f"{len(messages)} messages framed, {half.message_count} announced")
     return messages
@@ -155,18 +166,27 @@ def _head(kind: str, transaction_id: str) -> dict[str, str]:
 
 def _half_properties(half: HalfMessage) -> bytes:
     """Written out: every prepare pays for it. (`!s`: the quicker way to write an integer.)"""
-    transaction_id, group, count, born_ms, real_topic, real_queue_id, timestamp_ms, *rest = half
     text = (
-        f"KIND\x01H\x02UNIQ_KEY\x01{transaction_id}\x02V\x011\x02TRAN_MSG\x01true\x02PGROUP\x01{group}\x02"
-        f"N\x01{count!s}\x02BORN\x01{born_ms!s}\x02"
+        f"KIND\x01H\x02UNIQ_KEY\x01{half.transaction_id}\x02V\x011\x02TRAN_MSG\x01true\x02PGROUP\x01{half.group}\x02"
+        f"N\x01{half.message_count!s}\x02BORN\x01{half.born_ms!s}\x02"
     )
-    if count == 1:
-        text += f"REAL_TOPIC\x01{real_topic}\x02REAL_QID\x01{real_queue_id!s}\x02"
-        if timestamp_ms is not None:
-            text += f"TS\x01{timestamp_ms}\x02"
-    if rest != _NOTHING_ASKED:
-        text += write_properties(_rare_half_properties(half))
-    return text.encode()
+    if half.message_count == 1:
+        text += f"REAL_TOPIC\x01{half.real_topic}\x02REAL_QID\x01{half.real_queue_id!s}\x02"
+        if half.timestamp_ms is not None:
+            text += f"TS\x01{half.timestamp_ms}\x02"
+    return (text + write_properties(_rare_half_properties(half)) if _is_rare(half) else text).encode()
+
+
+def _is_rare(half: HalfMessage) -> bool:
+    return (
+        half.request is not None  # all that have a key, or are published, have one too
+        or half.ordering_key is not None
+        or half.immunity_s is not None
+        or half.max_checks is not None
+        or half.max_life_s is not None
+        or half.idempotency_key is not None
+        or half.is_published
+    )
 
 
 def _rare_half_properties(half: HalfMessage) -> dict[str, str]:
@@ -220,30 +240,57 @@ def _checked_id(properties: Mapping[str, str]) -> str:
     return transaction_id
 
 
-def _int(properties: Mapping[str, str], name: str) -> int | None:
-    text = properties.get(name)
-    return None if text is None else int(text)
+def _checked_group(name: str) -> str:
+    """Names of groups and topics stand without escapes in op messages and in SQL."""
+    if not is_group_name(name):
+        raise MalformedRecord("no name of a producer group")
+    return name
+
+
+def _checked_topic(name: str) -> str:
+    if not is_legal_topic(name):
+        raise MalformedRecord("no name of a topic")
+    return name
+
+
+def _int(text: str) -> int:
+    """A time: digits alone, and no more than 64 bits, which is what SQL and Kafka take."""
+    number = int(text) if _INT.fullmatch(text) else _INT64
+    if not -_INT64 <= number < _INT64:
+        raise MalformedRecord("not a number of 64 bits")
+    return number
+
+
+def _count(text: str) -> int:
+    """A number of messages, checks, seconds, milliseconds of a call, or a queue."""
+    if not _COUNT.fullmatch(text):
+        raise MalformedRecord("not a number of at most 9 digits")
+    return int(text)
+
+
+def _optional(parse: Callable[[str], int], text: str | None) -> int | None:
+    return None if text is None else parse(text)
 
 
 def _decode_half(transaction_id: str, properties: Mapping[str, str]) -> HalfMessage:
-    count = int(properties["N"])
+    count = _count(properties["N"])
     if count < 1:
         raise MalformedRecord("no messages")
     get = properties.get
     return HalfMessage(
         transaction_id,
-        properties["PGROUP"],
+        _checked_group(properties["PGROUP"]),
         count,
-        int(properties["BORN"]),
-        properties["REAL_TOPIC"] if count == 1 else "",
-        int(properties["REAL_QID"]) if count == 1 else -1,
-        _int(properties, "TS"),
+        _int(properties["BORN"]),
+        _checked_topic(properties["REAL_TOPIC"]) if count == 1 else "",
+        _count(properties["REAL_QID"]) if count == 1 else -1,
+        _optional(_int, get("TS")),
         get("ORDERING_KEY"),
-        _int(properties, "CHECK_IMMUNITY_TIME_IN_SECONDS"),
-        _int(properties, "MAX_CHECKS"),
-        _int(properties, "MAX_LIFE"),
+        _optional(_count, get("CHECK_IMMUNITY_TIME_IN_SECONDS")),
+        _optional(_count, get("MAX_CHECKS")),
+        _optional(_count, get("MAX_LIFE")),
         get("IDEMPOTENCY_KEY"),
-        int(get("SEEN", "0")),
+        _int(get("SEEN", "0")),
         get("REQUEST"),
         get("RES") == "8",
     )
@@ -255,13 +302,13 @@ def _decode_end(transaction_id: str, properties: Mapping[str, str]) -> EndRecord
         transaction_id,
         _RESOLUTIONS[properties["RES"]],
         _SOURCES[properties["SRC"]],
-        int(properties["BORN"]),
+        _int(properties["BORN"]),
         get("PGROUP"),
         get("REQUEST"),
-        int(get("TRANSACTION_CHECK_TIMES", "0")),
+        _count(get("TRANSACTION_CHECK_TIMES", "0")),
         get("ENDPOINT"),
-        int(get("STATUS", "0")),
-        int(get("LATENCY", "0")),
+        _count(get("STATUS", "0")),
+        _count(get("LATENCY", "0")),
         get("ACTOR"),
         get("REASON"),
     )
@@ -273,7 +320,7 @@ def _decode_act(transaction_id: str, properties: Mapping[str, str]) -> ActRecord
         Act(properties["ACT"]),
         properties["ACTOR"],
         properties["REASON"],
-        int(properties["BORN"]),
+        _int(properties["BORN"]),
         properties.get("REQUEST"),
     )
 
@@ -296,20 +343,19 @@ def _frame(message: Message) -> dict[str, Any]:
     }
 
 
-def _unframe(frame: Mapping[str, Any]) -> Message:
-    headers = tuple((str(name), _from_base64(value)) for name, value in frame["headers"])
-    key, value = _from_base64(frame["key"]), _from_base64(frame["value"])
-    return Message(str(frame["topic"]), key, value, headers, int(frame["qid"]), frame["ts"])
-
-
 def _to_base64(raw: bytes | None) -> str | None:
     return None if raw is None else base64.b64encode(raw).decode()
 
 
-def _from_base64(text: str | None) -> bytes | None:
-    if text is None:
-        return None
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise MalformedRecord("not base64") from error
+class _Frame(msgspec.Struct, gc=False):
+    """One of several messages as it lies there; members that are not known are passed over."""
+
+    topic: str
+    qid: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    ts: int | None
+
+
+_frames = msgspec.json.Decoder(list[_Frame])

@@ -1,7 +1,8 @@
 """A transaction as its queue's owner knows it."""
 
 from enum import StrEnum
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from bridge.core.record import Resolution
 
@@ -32,7 +33,7 @@ SPLIT = "SPLIT"  # decided, to be tried apart from the others; nobody is woken f
 ORDER = "ORDER"  # behind a blocked one of the same effective ordering key
 
 
-class Transaction(NamedTuple):
+class Transaction(Struct, frozen=True, gc=False):
     """One transaction. Offsets are the journal's, times are Kafka's append times in milliseconds.
 
     `half`, `appended_ms`: its half message. `at`: the record that caused the present state. `end`,

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from bridge.core.message import Receipt
 from bridge.core.transaction import TransactionState
 
 
-class MessageSummary(NamedTuple):
+class MessageSummary(Struct, frozen=True, gc=False):
     """A prepared message without its value. `value_bytes` None: null."""
 
     topic: str
@@ -18,12 +19,8 @@ class MessageSummary(NamedTuple):
     timestamp_ms: int | None
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class TransactionView:
-    """One transaction. Times are milliseconds; `by`: producer, check, operator or timer.
-
-    Nobody changes one; it is not frozen because that makes it four times as dear to make.
-    """
+class TransactionView(Struct, frozen=True, gc=False):
+    """One transaction. Times are milliseconds; `by`: producer, check, operator or timer."""
 
     transaction_id: str
     group: str

@@ -1,13 +1,14 @@
 """What is refused at the door: before anything is written, and before the caller commits anything."""
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 
 import structlog
 
+from bridge.core.config import is_group_name
 from bridge.core.message import Message
 from bridge.core.properties import NUL, RESERVED_HEADERS, is_property_text
 from bridge.core.record_size import count_body_bytes
+from bridge.fault_points import FaultPoint, reach
 from bridge.service.answers import refuse_unavailable
 from bridge.service.contract import PrepareCall, RefusalCode, Refused
 from bridge.service.deadline import Deadline
@@ -16,7 +17,6 @@ from bridge.service.ports import Door
 from bridge.sql.errors import SqlUnavailable
 
 _LOG = structlog.get_logger()
-_GROUP = re.compile(r"[A-Za-z0-9._-]{1,120}")
 
 
 class Admission:
@@ -78,16 +78,12 @@ class Admission:
             try:
                 if deadline.left_ms() and not refused:
                     await self._door.directory.ensure_group(group)
+                    reach(FaultPoint.GROUP_CREATED)
                     continue
             except SqlUnavailable as error:
                 _LOG.warning("group_not_looked_up", reason=str(error))
             refused[group] = refuse_unavailable("the producer group could not be looked up")
         return refused
-
-
-def is_group_name(group: str) -> bool:
-    """Whether a producer group can have this name."""
-    return _GROUP.fullmatch(group) is not None
 
 
 def is_text(text: str, max_chars: int) -> bool:

@@ -1,11 +1,10 @@
-"""What the service is asked and what it answers: expected outcomes are values.
-
-Nobody changes them. What every transaction needs is not frozen, because that makes it thrice as dear to make.
-"""
+"""What the service is asked and what it answers: expected outcomes are values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+
+from msgspec import Struct
 
 from bridge.core.message import Message
 from bridge.core.record import Resolution, Source
@@ -58,8 +57,7 @@ class Refused:
     retry_after_s: int | None = None
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class PrepareCall:
+class PrepareCall(Struct, frozen=True, gc=False):
     """A prepare, or with `is_published` a publish without a local transaction. Bodies are bytes already."""
 
     group: str
@@ -72,8 +70,7 @@ class PrepareCall:
     is_published: bool = False
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class Prepared:
+class Prepared(Struct, frozen=True, gc=False):
     """A stored half message; `state` is another than PREPARED only for a repeat."""
 
     transaction_id: str
@@ -85,8 +82,7 @@ class Prepared:
     queue_offset: int
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class EndCall:
+class EndCall(Struct, frozen=True, gc=False):
     """An end transaction. `group` None: not compared. `check_number`: the answer to that check."""
 
     transaction_id: str

@@ -13,8 +13,9 @@ from bridge.clock import Clock
 from bridge.core.errors import StoreError
 from bridge.core.transaction_id import queue_of
 from bridge.core.view import TransactionView
+from bridge.futures import take_error
 from bridge.service.contract import Outcome, RefusalCode, Refused
-from bridge.service.deadline import Deadline, take_error
+from bridge.service.deadline import Deadline
 from bridge.service.queue_ends import QueueEnds
 from bridge.sql.engine import Database
 from bridge.sql.errors import SqlUnavailable

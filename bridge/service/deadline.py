@@ -29,15 +29,17 @@ class Deadline(NamedTuple):
         """Whether `future` is done in time. It is never cancelled: not by the deadline, nor with the caller."""
         if future.done():
             return True
-        timer = asyncio.ensure_future(self.clock.sleep_ms(self.left_ms()))
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def wake(_: object = None) -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        timer = self.clock.call_later(self.left_ms(), wake)
+        future.add_done_callback(wake)
         try:
-            await asyncio.wait((future, timer), return_when=asyncio.FIRST_COMPLETED)
+            await woken
         finally:
             timer.cancel()
+            future.remove_done_callback(wake)
         return future.done()
-
-
-def take_error(task: "asyncio.Future[Any]") -> None:
-    """A done callback for a task that may outlive whoever waits for it: its error is nobody's surprise then."""
-    if not task.cancelled():
-        task.exception()

@@ -130,7 +130,7 @@ class Destinations:
 
     async def _ask(self, topics: Collection[str]) -> None:
         now = self._clock.monotonic_ms()
-        described = await self._admin.describe_topics(topics)
+        described = await self._admin.describe_topics(topics, with_denied=True)
         for topic in topics:
             used_ms = self._known[topic].used_ms if topic in self._known else now
             self._known[topic] = _Known(described.get(topic), now, used_ms)
@@ -174,6 +174,8 @@ class Destinations:
         return RefusalCode.UNKNOWN_TOPIC, detail, "topic"
 
     def _check_one(self, message: Message, topic: TopicDescription) -> _Reason | None:
+        if not topic.is_writable:
+            return RefusalCode.FORBIDDEN, f"the bridge may not write to topic {topic.name}, or not describe it", "topic"
         queue_id = message.queue_id
         if queue_id != BY_KEY and not 0 <= queue_id < topic.queues:
             return (

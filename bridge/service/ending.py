@@ -7,6 +7,7 @@ from bridge.core.record import EndRecord
 from bridge.core.record_codec import encode_end
 from bridge.core.transaction_id import is_transaction_id, queue_of
 from bridge.core.view import TransactionView
+from bridge.fault_points import FaultPoint, reach
 from bridge.service.admission import is_text
 from bridge.service.answers import (
     answer_end,
@@ -73,10 +74,14 @@ class Ender:
             return [refuse_unavailable(detail, call.transaction_id) for call in calls]
         wait = hearing.waiters.open([call.transaction_id for call in calls])
         try:
-            refused = await self._put(calls, self._encode(calls, wait.requests), wait, deadline)
+            messages = self._encode(calls, wait.requests)
+            reach(FaultPoint.END_UNSENT)
+            refused = await self._put(calls, messages, wait, deadline)
+            reach(FaultPoint.END_ACKED)
             await wait.until(deadline)
         finally:
             wait.close()
+        reach(FaultPoint.END_HEARD)
         answers = [
             refused.get(place) or (answer_end(call, heard) if heard else refuse_unknown(call.transaction_id))
             for place, (call, heard) in enumerate(zip(calls, wait.heard, strict=True))

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bridge.clock import Clock
-from bridge.core.config import GroupSettings
+from bridge.core.config import GroupSettings, is_group_name
 from bridge.directory import ProducerGroup
-from bridge.service.admission import is_group_name, refuse_group
+from bridge.service.admission import refuse_group
 from bridge.service.answers import refuse_unavailable
 from bridge.service.contract import Outcome, RefusalCode, Refused
 from bridge.service.current_reads import CurrentReads, refuse_read
@@ -73,10 +73,9 @@ class GroupService:
         try:
             await self._directory.refresh()
             names = sorted(name for name in self._directory.groups if name > after)[: max(limit, 1)]
-            found = [await self._directory.read_health(name) for name in names]
+            return await self._directory.read_healths(names)
         except SqlUnavailable as error:
             return refuse_sql(error)
-        return [health for health in found if health is not None]
 
     async def delete(self, name: str, who: Who, wait_ms: int = 2_000) -> Refused | None:
         """Deletes a group for which nothing is to be done any more; waits for the projection to be sure."""

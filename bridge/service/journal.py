@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from bridge.clock import KafkaTime
 from bridge.core.message import Message
-from bridge.service.deadline import Deadline, take_error
+from bridge.futures import take_error
+from bridge.service.deadline import Deadline
 from bridge.store.message_store import MessageStore
 from bridge.store.results import PutResult, PutStatus, Refusal
 
@@ -49,7 +50,6 @@ class Journal:
             results = await self._store.put_many(messages)
         finally:
             self._in_flight -= len(messages)
-        newest_ms = max([result.stored_ms for result in results])
-        if newest_ms > 0:
-            self._kafka_time.observe(newest_ms)
+        if results[-1].stored_ms > 0:
+            self._kafka_time.observe(results[-1].stored_ms)
         return results

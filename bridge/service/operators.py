@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
+from msgspec.structs import replace
 
 from bridge.core.op_message import AnswerCode
 from bridge.core.record import Act, ActRecord, Resolution, Source
@@ -11,6 +12,7 @@ from bridge.core.record_codec import encode_act
 from bridge.core.transaction import TransactionState
 from bridge.core.transaction_id import queue_of
 from bridge.core.view import TransactionView
+from bridge.fault_points import FaultPoint, reach
 from bridge.service.admission import is_text
 from bridge.service.answers import FINAL, make_view, refuse_missing, refuse_put, refuse_unavailable, refuse_unknown
 from bridge.service.contract import Accepted, EndCall, Outcome, RefusalCode, Refused
@@ -72,6 +74,7 @@ class Operators:
         what = f"transaction.{act.value.lower()}"
         if not await self._trail.record(who, what, transaction_id, describe(view), None):
             return refuse_unavailable("the act could not be audited", transaction_id)
+        reach(FaultPoint.ACT_AUDITED)
         record = ActRecord(transaction_id, act, who.actor, who.reason, self._now_ms())
         answer = (await self.append_acts([record], deadline))[0]
         await self._trail.record(who, f"{what}.answered", transaction_id, describe(view), describe(answer))
@@ -129,10 +132,12 @@ class Operators:
         wait = hearing.waiters.open([record.transaction_id for record in records])
         try:
             messages = [
-                encode_act(record._replace(request=request), self._ports.topics.half, queue_of(record.transaction_id))
+                encode_act(replace(record, request=request), self._ports.topics.half, queue_of(record.transaction_id))
                 for record, request in zip(records, wait.requests, strict=True)
             ]
-            for place, result in enumerate(await self._ports.journal.append(messages, deadline)):
+            results = await self._ports.journal.append(messages, deadline)
+            reach(FaultPoint.ACT_ACKED)
+            for place, result in enumerate(results):
                 refusal = refuse_put(result, records[place].transaction_id)
                 if refusal is not None and result.status is PutStatus.REFUSED:
                     refused[place] = refusal

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from bridge.core.check_rules import first_check_ms
 from bridge.core.config import CheckTimes
 from bridge.core.message import Message
@@ -14,6 +16,7 @@ from bridge.core.record_size import count_record_bytes
 from bridge.core.transaction import TransactionState
 from bridge.core.transaction_id import digest_bits, make_transaction_id, make_uuid7_bits
 from bridge.core.view import TransactionView
+from bridge.fault_points import FaultPoint, reach
 from bridge.service.admission import Admission
 from bridge.service.answers import FINAL, make_view, refuse_put, refuse_unavailable, refuse_unknown
 from bridge.service.contract import Outcome, PrepareCall, Prepared, RefusalCode, Refused
@@ -71,9 +74,11 @@ class Preparer:
         drafts: list[_Draft] = []
         born_ms = ports.clock.now_ms()
         randomness = ports.random_bits(_RANDOM_BITS * len(calls))  # one system call for the whole list
+        timeouts = {group: self._find_timeout(group) for group in {call.group for call in calls}}
         for index, call in enumerate(calls):
             if batch.answers[index] is None:
-                drafts.append(self._draft(index, call, born_ms, randomness >> _RANDOM_BITS * index & _RANDOM_MASK))
+                random_bits = randomness >> _RANDOM_BITS * index & _RANDOM_MASK
+                drafts.append(self._draft(index, call, born_ms, random_bits, timeouts[call.group]))
         await batch.run(drafts, _TRIES)
         return [answer for answer in batch.answers if answer is not None]
 
@@ -85,7 +90,7 @@ class Preparer:
         refused_groups = await self._admission.learn_groups(groups, deadline)
         return [refusal or refused_groups.get(call.group) for call, refusal in zip(calls, refused, strict=True)]
 
-    def _draft(self, index: int, call: PrepareCall, born_ms: int, random_bits: int) -> _Draft:
+    def _draft(self, index: int, call: PrepareCall, born_ms: int, random_bits: int, timeout_s: int | None) -> _Draft:
         messages = call.messages
         key = call.idempotency_key
         if key is None:
@@ -104,7 +109,7 @@ class Preparer:
             only.queue_id,
             only.timestamp_ms,
             call.ordering_key,
-            call.immunity_s,
+            call.immunity_s if timeout_s is None else max(call.immunity_s or 0, timeout_s),
             call.max_checks,
             call.max_lifetime_s,
             key,
@@ -113,6 +118,14 @@ class Preparer:
             call.is_published,
         )
         return _Draft(index, call, half, queue_id, key is not None or call.is_published)
+
+    def _find_timeout(self, group_name: str) -> int | None:
+        """The transaction timeout in seconds if a settler may still know another one: then the record says what
+        the answer says (K)."""
+        group = self._ports.door.directory.get(group_name)
+        if group is None or group.is_plain:
+            return None
+        return -(-group.settings.times.transaction_timeout_ms // 1000)
 
 
 class _Batch:
@@ -130,6 +143,7 @@ class _Batch:
         keyed = [draft for draft in drafts if draft.call.idempotency_key is not None]
         if keyed:
             await self._drop_repeats(keyed, seen)
+            reach(FaultPoint.PREPARE_LOOKED_UP)
         waiting = self._choose_waiting(drafts)
         wait = self._ports.hearing.waiters.open([draft.half.transaction_id for draft in waiting])
         try:
@@ -143,6 +157,8 @@ class _Batch:
             await wait.until(self._deadline)
         finally:
             wait.close()
+        if waiting:
+            reach(FaultPoint.PREPARE_HEARD)
         for place, draft in enumerate(waiting):
             if self.answers[draft.index] is None:
                 self.answers[draft.index] = self._answer(draft, wait.heard[place])
@@ -187,7 +203,10 @@ class _Batch:
                 sent.append(draft)
                 messages.append(message)
         void: list[_Draft] = []
-        for draft, result in zip(sent, await self._ports.journal.append(messages, self._deadline), strict=True):
+        reach(FaultPoint.PREPARE_UNSENT)
+        results = await self._ports.journal.append(messages, self._deadline)
+        reach(FaultPoint.PREPARE_ACKED)
+        for draft, result in zip(sent, results, strict=True):
             if result.status is _PUT_OK:
                 if not draft.is_waiting:
                     self.answers[draft.index] = self._prepared(draft, result)
@@ -205,7 +224,7 @@ class _Batch:
             ask = EndRecord(half.transaction_id, Resolution.UNKNOWN, Source.PRODUCER, half.born_ms, half.group, request)
             return encode_end(ask, topic, draft.queue_id)
         if request is not None:
-            half = draft.half = half._replace(request=request, seen_ms=seen.kafka_ms)
+            half = draft.half = replace(half, request=request, seen_ms=seen.kafka_ms)
         message = encode_half(half, draft.call.messages, topic, draft.queue_id)
         if half.message_count > 1 and count_record_bytes(message) > self._ports.limits.max_record_bytes:
             detail = "the transaction is larger than the journal takes"
@@ -248,7 +267,8 @@ class _Batch:
         t = heard.op.transaction
         if t.state is not _PREPARED:
             return make_view(heard.op)
-        first_ms = self._first_check_ms(draft.half, t.appended_ms)
+        # what the settler has chosen counts: a repeat may ask for another immunity time
+        first_ms = self._first_check_ms(draft.half, t.appended_ms) if t.check_times else t.next_due_ms
         return Prepared(t.transaction_id, t.group, t.state, t.appended_ms, first_ms, draft.queue_id, t.half)
 
     def _first_check_ms(self, half: HalfMessage, stored_ms: int) -> int:

@@ -4,7 +4,8 @@ import asyncio
 
 from bridge.core.errors import StoreTimeout
 from bridge.core.message import MessageQueue
-from bridge.service.deadline import Deadline, take_error
+from bridge.futures import take_error
+from bridge.service.deadline import Deadline
 from bridge.store.message_store import MessageStore
 
 

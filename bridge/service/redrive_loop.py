@@ -10,6 +10,7 @@ import structlog
 from bridge.clock import Clock
 from bridge.core.record import Act, ActRecord, Resolution, Source
 from bridge.core.view import TransactionView
+from bridge.fault_points import FaultPoint, reach
 from bridge.service.contract import Accepted, EndCall, Outcome, RefusalCode, Refused
 from bridge.service.deadline import Deadline
 from bridge.service.ending import Ender
@@ -99,6 +100,7 @@ class RedriveLoop:
         done = self._done[1] if self._done[0] == job.job_id else set()
         ids = [view.transaction_id for view in views if view.transaction_id not in done]
         answers = await self._act(ids, action, Who(job.actor, job.reason))
+        reach(FaultPoint.REDRIVE_ACTED)
         known = {i: answer for i, answer in zip(ids, answers, strict=True) if not _is_to_repeat(answer)}
         counts = Counter(job.counts)
         counts.update([_word_for(answer) for answer in known.values()])

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from bridge.core.op_message import Answer, AnswerCode, OpMessage
 from bridge.core.transaction import SPLIT, Transaction, TransactionState
@@ -12,7 +13,7 @@ from bridge.service.deadline import Deadline
 _COMMITTED, _ROLLED_BACK = TransactionState.COMMITTED, TransactionState.ROLLED_BACK
 
 
-class Heard(NamedTuple):
+class Heard(Struct, frozen=True, gc=False):
     """What woke a waiter: a state (`code` None), or an answer to its REQUEST with the state as it stood, if any."""
 
     code: AnswerCode | None

@@ -4,7 +4,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from bridge.core.message import Message, Receipt, StoredMessage
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bridge.core.message import Header, Message, Receipt, StoredMessage
 from bridge.core.op_message import (
     ANSWERS_KEY,
     POSITION_KEY,
@@ -20,14 +23,14 @@ from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_body, encode_parked, encode_published
 from bridge.core.topics import PARKED_QUEUE, InternalTopics
 from bridge.core.transaction import Transaction
-from bridge.core.transition import Effect, Park, Publish, Reply, Rewrite, WriteOp
-from bridge.store.results import AtomicBatch
+from bridge.core.transition import Effect, Park, Publish, Reply, Rewrite, Schedule, WriteOp
+from bridge.store.results import AtomicBatch, BatchKind
 
 QueuesOf = Callable[[str], int]
 """Number of queues of a real topic."""
 
 
-class Held(NamedTuple):
+class Held(Struct, frozen=True, gc=False):
     """A half message as the journal, or the parked topic, holds it, with the prepared messages."""
 
     half: HalfMessage
@@ -74,12 +77,14 @@ def make_plan(effects: Iterable[Effect]) -> Plan:
     """Collapses effects: of two op messages of one id in one Kafka transaction only the last is written."""
     plan = Plan()
     for effect in effects:
+        if isinstance(effect, Schedule):  # most of them; nothing to write
+            continue
         if isinstance(effect, Publish):
-            _replace(plan, effect.transaction, plan.publishes)
+            _write_last(plan, effect.transaction, plan.publishes)
         elif isinstance(effect, WriteOp):
-            _replace(plan, effect.transaction, None)
+            _write_last(plan, effect.transaction, None)
         elif isinstance(effect, Park):
-            _replace(plan, effect.transaction, plan.parks)
+            _write_last(plan, effect.transaction, plan.parks)
         elif isinstance(effect, Reply):
             plan.replies.append(effect)
         elif isinstance(effect, Rewrite):
@@ -95,7 +100,7 @@ class SealedBatch(NamedTuple):
 
 
 def make_batch(
-    plan: Plan, state: QueueState, held: Mapping[str, Held], queues_of: QueuesOf, target: BatchTarget
+    plan: Plan, kind: BatchKind, state: QueueState, held: Mapping[str, Held], queues_of: QueuesOf, target: BatchTarget
 ) -> SealedBatch:
     """The batch that makes `plan` a fact and moves the position to the state's."""
     messages: list[Message] = []
@@ -103,7 +108,7 @@ def make_batch(
     for t in plan.publishes.values():
         bodies = held[t.transaction_id].messages
         spans.append((t, len(bodies)))
-        messages += [_real_message(m, t, queues_of, target) for m in bodies]
+        messages += [_real_message(message, t, queues_of, target) for message in bodies]
     parked_from = len(messages)
     messages += [_parked_copy(held[t.transaction_id], t, target) for t in plan.parks.values()]
     sealed: list[Sealed] = []
@@ -115,13 +120,14 @@ def make_batch(
         values += [(i, state.ended[i]) for i in plan.rewrites if i in state.ended]
         answers = _encode_replies(plan.replies, state, sealed)
         topic, queue_id = target.topics.op, target.queue_id
+        none: list[Header] = []
         return [
-            *[Message(topic, ANSWERS_KEY, value, (), queue_id) for value in answers],
-            *[Message(topic, transaction_id.encode(), value, (), queue_id) for transaction_id, value in values],
-            Message(topic, POSITION_KEY, position, (), queue_id),
+            *[Message(topic, ANSWERS_KEY, value, none, queue_id) for value in answers],
+            *[Message(topic, transaction_id.encode(), value, none, queue_id) for transaction_id, value in values],
+            Message(topic, POSITION_KEY, position, none, queue_id),
         ]
 
-    return SealedBatch(AtomicBatch(messages, finish), sealed)
+    return SealedBatch(AtomicBatch(messages, finish, kind=kind), sealed)
 
 
 def real_queue(message: Message, transaction_id: str, queues: int) -> int:
@@ -131,15 +137,17 @@ def real_queue(message: Message, transaction_id: str, queues: int) -> int:
     return choose_real_queue(message.key, transaction_id, queues)
 
 
-def _replace(plan: Plan, t: Transaction, into: dict[str, Transaction] | None) -> None:
-    earlier = plan.ops.get(t.transaction_id)
-    if earlier is not None and earlier.requests:
-        t = t._replace(requests=tuple(dict.fromkeys(earlier.requests + t.requests)))
-    plan.publishes.pop(t.transaction_id, None)
-    plan.parks.pop(t.transaction_id, None)
-    plan.ops[t.transaction_id] = t
+def _write_last(plan: Plan, t: Transaction, into: dict[str, Transaction] | None) -> None:
+    transaction_id = t.transaction_id
+    earlier = plan.ops.get(transaction_id)
+    if earlier is not None:
+        if earlier.requests:
+            t = replace(t, requests=tuple(dict.fromkeys(earlier.requests + t.requests)))
+        plan.publishes.pop(transaction_id, None)
+        plan.parks.pop(transaction_id, None)
+    plan.ops[transaction_id] = t
     if into is not None:
-        into[t.transaction_id] = t
+        into[transaction_id] = t
 
 
 def _real_message(message: Message, t: Transaction, queues_of: QueuesOf, target: BatchTarget) -> Message:
@@ -161,7 +169,7 @@ def _seal_published(spans: Iterable[tuple[Transaction, int]], receipts: Sequence
 
 def _seal_parked(plan: Plan, receipts: Sequence[Receipt]) -> Iterable[Sealed]:
     for t, receipt in zip(plan.parks.values(), receipts, strict=True):
-        kept = t._replace(parked=receipt.queue_offset)
+        kept = replace(t, parked=receipt.queue_offset)
         yield Sealed(kept, encode_op(OpMessage(kept)))
 
 

@@ -53,6 +53,11 @@ class BlockedSchedule:
     _sets: dict[DestinationSet, _Failing] = field(default_factory=dict)
     _suspended: dict[str, _Pause] = field(default_factory=dict)
 
+    @property
+    def is_any_failing(self) -> bool:
+        """Whether any destination has failed lately."""
+        return bool(self._sets)
+
     def failing_reason(self, destinations: DestinationSet) -> str | None:
         """Why a commit for these destinations is not tried together with others; None if it may be."""
         for known, failing in self._sets.items():

@@ -22,7 +22,7 @@ class Bodies:
         self._half_queue = MessageQueue(topics.half, queue_id)
         self._parked_queue = MessageQueue(topics.parked, PARKED_QUEUE)
         self._max_bytes = max_bytes
-        self._held: dict[str, tuple[HalfMessage, StoredMessage]] = {}
+        self._held: dict[str, tuple[HalfMessage, StoredMessage, int]] = {}  # with the size counted for it
         self._held_bytes = 0
 
     @property
@@ -34,7 +34,7 @@ class Bodies:
         """Keeps a body if the budget allows it."""
         size = _size_of(stored)
         if self._held_bytes + size <= self._max_bytes and half.transaction_id not in self._held:
-            self._held[half.transaction_id] = (half, stored)
+            self._held[half.transaction_id] = (half, stored, size)
             self._held_bytes += size
 
     def drop(self, transaction_ids: Iterable[str]) -> None:
@@ -42,7 +42,7 @@ class Bodies:
         for transaction_id in transaction_ids:
             held = self._held.pop(transaction_id, None)
             if held is not None:
-                self._held_bytes -= _size_of(held[1])
+                self._held_bytes -= held[2]
 
     def is_held(self, transaction_id: str) -> bool:
         """Whether the body is in memory."""
@@ -50,12 +50,14 @@ class Bodies:
 
     async def load(self, transactions: Collection[Transaction]) -> dict[str, Held]:
         """Bodies by transaction id; what neither journal nor parked topic has is left out. Raises StoreError."""
-        found = {
-            t.transaction_id: Held.decode(*self._held[t.transaction_id])
-            for t in transactions
-            if t.transaction_id in self._held
-        }
-        missing = [t for t in transactions if t.transaction_id not in found]
+        found: dict[str, Held] = {}
+        missing: list[Transaction] = []
+        for t in transactions:
+            held = self._held.get(t.transaction_id)
+            if held is None:
+                missing.append(t)
+            else:
+                found[t.transaction_id] = Held.decode(held[0], held[1])
         if missing:
             found |= await self._read(self._half_queue, {t.half: t.transaction_id for t in missing})
             parked = {t.parked: t.transaction_id for t in missing if t.parked is not None}
@@ -84,6 +86,4 @@ def _decode(stored: StoredMessage, *, is_parked: bool) -> Held | None:
 
 def _size_of(stored: StoredMessage) -> int:
     size = _OVERHEAD_BYTES + len(stored.key or b"") + len(stored.value or b"")
-    for name, value in stored.headers:
-        size += len(name) + len(value or b"")
-    return size
+    return size + sum([len(name) + len(value or b"") for name, value in stored.headers])

@@ -12,6 +12,7 @@ UNKNOWN_TOPIC = "UNKNOWN_TOPIC"
 UNKNOWN_PARTITION = "UNKNOWN_PARTITION"
 LEADERLESS = "LEADERLESS"
 MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
+NOT_AUTHORISED = "NOT_AUTHORISED"
 
 
 class Destinations:
@@ -32,30 +33,35 @@ class Destinations:
             if is_forced or topic not in self._known or now - self._known[topic][1] > self._max_age_ms
         ]
         if stale:
-            described = await self._admin.describe_topics(stale)
+            described = await self._admin.describe_topics(stale, with_denied=True)
             self._known |= {topic: (described.get(topic), now) for topic in stale}
 
     def queues_of(self, topic: str) -> int:
         """Number of queues of a topic that was described; 1 for one that is gone."""
         described = self._known[topic][0]
-        return described.queues if described else 1
+        return max(described.queues, 1) if described else 1
 
     def smallest_max_message_bytes(self) -> int | None:
         """The smallest `max.message.bytes` among the topics in use."""
-        return min((d.max_message_bytes for d, _ in self._known.values() if d), default=None)
+        return min((d.max_message_bytes for d, _ in self._known.values() if d and d.queues), default=None)
 
     def find_reason(self, transaction_id: str, messages: Sequence[Message]) -> str | None:
         """Why these messages cannot be published now; None if nothing speaks against it."""
-        return next(filter(None, (self._reason(transaction_id, message) for message in messages)), None)
+        for message in messages:
+            why = self._reason(transaction_id, message)
+            if why is not None:
+                return why
+        return None
 
     def _reason(self, transaction_id: str, message: Message) -> str | None:
         described = self._known[message.topic][0]
         if described is None:
             return UNKNOWN_TOPIC
-        queue_id = real_queue(message, transaction_id, described.queues)
-        if queue_id >= described.queues:
+        if not described.queues:
+            return NOT_AUTHORISED
+        if message.queue_id >= described.queues:
             return UNKNOWN_PARTITION
-        if queue_id in described.leaderless:
+        if described.leaderless and real_queue(message, transaction_id, described.queues) in described.leaderless:
             return LEADERLESS
         return (
             MESSAGE_TOO_LARGE if count_record_bytes(message) + ID_HEADER_BYTES > described.max_message_bytes else None

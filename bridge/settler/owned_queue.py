@@ -12,8 +12,9 @@ from bridge.core.queue_state import QueueState, effective_okey, touched_by
 from bridge.core.record import EndRecord, HalfMessage, Record, Resolution
 from bridge.core.record_codec import decode_record
 from bridge.core.transaction import PREPARED, SPLIT, Transaction
-from bridge.core.transition import Effect, Park, Place, Publish, WriteOp
-from bridge.settler.batch import BatchTarget, Held, make_batch, make_plan
+from bridge.core.transition import Effect, Park, Place, WriteOp
+from bridge.fault_points import FaultPoint, reach
+from bridge.settler.batch import BatchTarget, Held, Plan, make_batch, make_plan
 from bridge.settler.blocked import DestinationSet, Try
 from bridge.settler.bodies import Bodies
 from bridge.settler.destinations import UNKNOWN_TOPIC, topics_of
@@ -22,6 +23,7 @@ from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, Settle
 from bridge.settler.queue_end import QueueEnd
 from bridge.settler.take_over import TakeOver, read_back
 from bridge.store.message_store import BatchWriter, QueueReader
+from bridge.store.results import BatchKind
 
 _LOG = structlog.get_logger()
 BODY_EXPIRED = "BODY_EXPIRED"
@@ -35,10 +37,7 @@ class SettleResult(NamedTuple):
     effects: int
 
 
-class _Read(NamedTuple):
-    place: Place
-    record: Record
-    okey: int
+_Read = tuple[Place, Record, int]  # with the hash of the ordering key, plain because it is quicker to make
 
 
 class _Halted(NamedTuple):
@@ -116,11 +115,14 @@ class OwnedQueue(QueueOwner):
         ports, target = self._ports, self._target
         ids = (target.topics.transactional_id(self.queue_id, 0), target.topics.transactional_id(self.queue_id, 1))
         self._writer = ports.owners.open_writer(ids)
+        reach(FaultPoint.TAKE_OVER_BEGUN)
         await self._writer.fence()
+        reach(FaultPoint.TAKE_OVER_FENCED)
         taken = await read_back(ports.store, ports.owners, target.topics, self.queue_id, ports.clock)
         await self._restore(taken)
         self._reader = ports.owners.open_reader(MessageQueue(target.topics.half, self.queue_id), self._state.s)
-        await self._write([])
+        reach(FaultPoint.TAKE_OVER_READ_JOURNAL)
+        await self._write([], BatchKind.TAKE_OVER)
         ports.observer.queue_taken(self, list(self._state.prepared()))
 
     async def run_once(self) -> SettleResult:
@@ -131,6 +133,8 @@ class OwnedQueue(QueueOwner):
         assert self._reader is not None
         read = await self._reader.get(self._config.max_batch_records, self._wait_ms())
         seen_at_ms = self._ports.clock.monotonic_ms()
+        if read.messages:
+            reach(FaultPoint.SETTLE_READ)
         records, last_ms, halted = self._decode(read.messages)
         effects = await self._decide(records)
         self._state.advance(read.next_begin_offset if halted is None else halted.offset, last_ms)
@@ -143,7 +147,7 @@ class OwnedQueue(QueueOwner):
         self.counts.records += len(records)
         if halted is not None:
             if self._state.s != self._written_s:
-                await self._write([])
+                await self._write([], BatchKind.POSITION)
             raise halted.error
         return SettleResult(len(records), len(effects))
 
@@ -184,7 +188,7 @@ class OwnedQueue(QueueOwner):
             try:
                 record = decode_record(message)
                 okey = self._hold(record, message) if isinstance(record, HalfMessage) else 0
-                records.append(_Read(place, record, okey))
+                records.append((place, record, okey))
             except MalformedRecord as error:
                 self.counts.quarantined += 1
                 _LOG.error("record_quarantined", queue=self.queue_id, offset=place.offset, reason=str(error))
@@ -194,8 +198,7 @@ class OwnedQueue(QueueOwner):
         return _Decoded(records, last_ms, None)
 
     def _hold(self, half: HalfMessage, message: StoredMessage) -> int:
-        held = Held.decode(half, message)
-        self._batch_bodies[half.transaction_id] = held
+        self._batch_bodies[half.transaction_id] = held = Held.decode(half, message)
         return effective_okey(half, held.messages[0].key)
 
     def _keep_bodies(self, records: Sequence[_Read]) -> None:
@@ -233,16 +236,23 @@ class OwnedQueue(QueueOwner):
     # --- writing ---
 
     async def _settle(self, effects: Sequence[Effect], seen_at_ms: int) -> None:
-        publishes = [effect.transaction for effect in effects if isinstance(effect, Publish)]
-        if publishes:
+        plan = make_plan(effects)
+        if plan.publishes:
+            publishes = plan.publishes.values()
             await self._describe(publishes)
-            effects = self._state.withhold(effects, self._reason_of)
-            self._note_blocked(effects)
+            reasons = {t.transaction_id: why for t in publishes if (why := self._reason_of(t)) is not None}
+            if reasons or self._state.chains:
+                effects = self._state.withhold(effects, lambda t: reasons.get(t.transaction_id))
+                self._note_blocked(effects)
+                plan = make_plan(effects)
         put_backs = await self._put_back()
-        if not put_backs and make_plan(effects).is_empty:
+        if put_backs:
+            plan = make_plan([*put_backs, *effects])
+        if plan.is_empty:
             await self._write_position_if_due()
         else:
-            effects = await self._write_or_withhold(effects, put_backs)
+            reach(FaultPoint.SETTLE_DECIDED)
+            effects = await self._write_or_withhold(plan, effects, put_backs)
             self.counts.put_backs += len(put_backs)
         self._tell(effects, seen_at_ms)
 
@@ -260,33 +270,39 @@ class OwnedQueue(QueueOwner):
             for e in effects
         ]
 
-    async def _write_or_withhold(self, effects: Sequence[Effect], put_backs: Sequence[Effect]) -> Sequence[Effect]:
+    async def _write_or_withhold(
+        self, plan: Plan, effects: Sequence[Effect], put_backs: Sequence[Effect]
+    ) -> Sequence[Effect]:
         """Writes the batch; after a clean abort without what the cluster refuses, then decided unpublished."""
-        publishes = [effect.transaction for effect in effects if isinstance(effect, Publish)]
+        publishes = plan.publishes.values()
         try:
-            await self._write([*put_backs, *effects])
+            await self._write_plan(plan, BatchKind.PUT_BACK if put_backs else BatchKind.SETTLE)
         except BatchAborted as error:
             if not publishes:
                 raise
+            reach(FaultPoint.ABORT_CLEAN)
             _LOG.warning("batch_aborted", queue=self.queue_id, reason=error.reason, topic=error.topic)
             await self._describe(publishes, is_forced=True)
             effects = self._state.withhold(effects, lambda t: self._reason_of(t) or SPLIT)
             self._note_blocked(effects)
-            await self._write([*put_backs, *effects])
+            await self._write([*put_backs, *effects], BatchKind.BLOCK)
         except BatchOutcomeUnknown:
             if publishes:
                 self._memory.split_before = self._state.s
             raise
         return effects
 
-    async def _write(self, effects: Sequence[Effect]) -> None:
+    async def _write(self, effects: Sequence[Effect], kind: BatchKind) -> None:
         """One Kafka transaction: all of `effects` and the position. Raises StoreError."""
+        await self._write_plan(make_plan(effects), kind)
+
+    async def _write_plan(self, plan: Plan, kind: BatchKind) -> None:
         assert self._writer is not None
-        plan = make_plan(effects)
         missing = [plan.ops[i] for i in plan.body_ids() if i not in self._batch_bodies]
         if missing:
             self._batch_bodies |= await self._bodies.load(missing)
-        made = make_batch(plan, self._state, self._batch_bodies, self._ports.destinations.queues_of, self._target)
+        queues_of = self._ports.destinations.queues_of
+        made = make_batch(plan, kind, self._state, self._batch_bodies, queues_of, self._target)
         result = await self._writer.put_all(made.batch)
         self._state.confirm(made.sealed, result.last_offset)
         self._bodies.drop([i for i in plan.ops if i not in self._state.live or i in plan.parks])
@@ -305,9 +321,9 @@ class OwnedQueue(QueueOwner):
         else:
             is_due = now_ms - self._written_at_ms >= self._config.idle_position_ms
         if is_due:
-            await self._write([])
+            await self._write([], BatchKind.POSITION)
 
-    async def _describe(self, transactions: Sequence[Transaction], *, is_forced: bool = False) -> None:
+    async def _describe(self, transactions: Collection[Transaction], *, is_forced: bool = False) -> None:
         missing = [t for t in transactions if t.transaction_id not in self._batch_bodies]
         if missing:
             self._batch_bodies |= await self._bodies.load(missing)
@@ -317,14 +333,12 @@ class OwnedQueue(QueueOwner):
     def _reason_of(self, t: Transaction) -> str | None:
         if t.end is not None and t.end < self._memory.split_before:
             return SPLIT
-        messages = self._batch_bodies[t.transaction_id].messages
-        destinations = topics_of(messages)
-        now_ms = self._ports.clock.monotonic_ms()
-        why = self._memory.schedule.failing_reason(destinations)
+        schedule, messages = self._memory.schedule, self._batch_bodies[t.transaction_id].messages
+        why = schedule.failing_reason(topics_of(messages)) if schedule.is_any_failing else None
         if why is None:
             why = self._ports.destinations.find_reason(t.transaction_id, messages)
             if why == UNKNOWN_TOPIC:
-                self._memory.schedule.note_refused(destinations, why, now_ms)
+                schedule.note_refused(topics_of(messages), why, self._ports.clock.monotonic_ms())
         return why
 
     def _note_blocked(self, effects: Sequence[Effect]) -> None:
@@ -363,7 +377,7 @@ class OwnedQueue(QueueOwner):
         if not effects:
             return
         try:
-            await self._write(effects)
+            await self._write(effects, BatchKind.PARK)
         except StoreError:
             self._memory.park_not_before_ms = now_ms + self._config.park_backoff_ms
             raise
@@ -408,12 +422,12 @@ class OwnedQueue(QueueOwner):
             effects += self._state.unblock(t.transaction_id)
         now_ms = self._ports.clock.monotonic_ms()
         try:
-            await self._write(effects)
+            await self._write(effects, BatchKind.RETRY)
         except BatchAborted as error:
             self._memory.schedule.note_failure(attempt, error.reason, now_ms)
             why = error.reason
             effects = self._state.withhold(effects, lambda _: why)
-            await self._write(effects)
+            await self._write(effects, BatchKind.BLOCK)
         except BatchOutcomeUnknown:
             self._memory.schedule.note_failure(attempt, "NO_ANSWER", now_ms)
             raise
@@ -438,7 +452,7 @@ class OwnedQueue(QueueOwner):
             effect for transaction_id, why in reasons.items() for effect in self._explain_one(transaction_id, why)
         ]
         if effects:
-            await self._write(effects)
+            await self._write(effects, BatchKind.BLOCK)
 
     def _explain_one(self, transaction_id: str, why: str) -> Sequence[Effect]:
         t = self._state.live.get(transaction_id)

@@ -16,6 +16,7 @@ from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_record
 from bridge.core.topics import InternalTopics
 from bridge.core.transition import Place
+from bridge.fault_points import FaultPoint, reach
 from bridge.settler.batch import Held
 from bridge.store.message_store import MessageStore, OwnerStore
 from bridge.store.results import QueueOffsets
@@ -51,10 +52,12 @@ async def read_back(
     op_queue, half_queue = MessageQueue(topics.op, queue_id), MessageQueue(topics.half, queue_id)
     op, journal = await store.get_offsets(op_queue), await store.get_offsets(half_queue)
     position = await _find_position(reader, op_queue, op)
+    reach(FaultPoint.TAKE_OVER_READ_POSITION)
     if position is None:
         position = _first_position(op, journal)
     _check_ranges(position, op, journal)
     tail = _fold_op(await reader.read(op_queue, position.o, op.maximum))
+    reach(FaultPoint.TAKE_OVER_READ_OP)
     journal_records = await reader.read(half_queue, position.l, position.s)
     halves, held = _fold_journal(journal_records)
     return TakeOver(

@@ -1,5 +1,6 @@
 """The directory of producer groups over SQL: read from memory, refreshed beside, written through."""
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,8 @@ from sqlalchemy import Connection
 from bridge.clock import Clock
 from bridge.core.config import GroupSettings
 from bridge.directory import DEFAULT_SETTINGS, ProducerGroup, UnansweredRound
+from bridge.fault_points import FaultPoint, reach
+from bridge.futures import take_error
 from bridge.sql import groups
 from bridge.sql.audit import ActEntry, record_act
 from bridge.sql.engine import Database
@@ -35,6 +38,7 @@ class SqlDirectory:
         self._refresh_ms = refresh_ms
         self._snapshot = Snapshot()
         self._refreshed_ms: int | None = None
+        self._making: dict[str, asyncio.Task[ProducerGroup]] = {}
 
     @property
     def groups(self) -> Mapping[str, ProducerGroup]:
@@ -59,10 +63,21 @@ class SqlDirectory:
         await self._database.run(partial(record_rounds, rounds=rounds))
 
     async def ensure_group(self, group: str) -> ProducerGroup:
-        """The group, made with defaults, without endpoint and secret, if nobody has created it."""
+        """The group, made with defaults, without endpoint and secret, if nobody has created it.
+
+        All who ask at once, as many first prepares of a group do, wait for one SQL transaction.
+        """
         known = self.get(group)
         if known is not None:
             return known
+        making = self._making.get(group)
+        if making is None:
+            making = self._making[group] = asyncio.create_task(self._make_group(group))
+            making.add_done_callback(lambda _: self._making.pop(group))
+            making.add_done_callback(take_error)
+        return await asyncio.shield(making)
+
+    async def _make_group(self, group: str) -> ProducerGroup:
         now_ms = self._clock.now_ms()
 
         def work(conn: Connection) -> ProducerGroup:
@@ -109,7 +124,18 @@ class SqlDirectory:
 
     async def read_health(self, group: str) -> GroupHealth | None:
         """The group as the database has it, with results of its rounds and its counts."""
-        return await self._database.read(partial(read_health, name=group, now_ms=self._clock.now_ms()))
+        found = await self.read_healths([group])
+        return found[0] if found else None
+
+    async def read_healths(self, names: Collection[str]) -> list[GroupHealth]:
+        """The same of all that there are, as they stand at one moment."""
+        now_ms = self._clock.now_ms()
+
+        def work(conn: Connection) -> list[GroupHealth]:
+            found = [read_health(conn, name, now_ms) for name in names]
+            return [health for health in found if health is not None]
+
+        return await self._database.read(work)
 
     async def refresh(self) -> None:
         """Reads what has changed. Raises SqlUnavailable."""
@@ -131,9 +157,11 @@ class SqlDirectory:
             result = work(conn)
             if act is not None:
                 record_act(conn, act)
+            reach(FaultPoint.DIRECTORY_WRITTEN)
             return result
 
         result = await self._database.run(whole)
+        reach(FaultPoint.DIRECTORY_COMMITTED)
         try:
             await self.refresh()
         except SqlUnavailable as error:  # what was written stands, and is seen a little later

@@ -1,7 +1,8 @@
 """What the projector reads: journal records and op messages, decoded as far as the fold needs them. No I/O."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from bridge.core.errors import MalformedRecord
 from bridge.core.message import StoredMessage
@@ -16,7 +17,7 @@ _END_HEAD = b"KIND\x01E\x02UNIQ_KEY\x01"
 _END_TAIL = b"\x02V\x011\x02"
 
 
-class HalfEntry(NamedTuple):
+class HalfEntry(Struct, frozen=True, gc=False):
     """A half message that counts, without its body."""
 
     offset: int
@@ -25,7 +26,7 @@ class HalfEntry(NamedTuple):
     messages: Sequence[MessageSummary]
 
 
-class RawEntry(NamedTuple):
+class RawEntry(Struct, frozen=True, gc=False):
     """An end record or an act, decoded only if a timeline needs it: most ends are told by the op message."""
 
     offset: int
@@ -33,7 +34,7 @@ class RawEntry(NamedTuple):
     stored: StoredMessage
 
 
-class OpEntry(NamedTuple):
+class OpEntry(Struct, frozen=True, gc=False):
     """A state as the op topic holds it."""
 
     offset: int
@@ -41,7 +42,7 @@ class OpEntry(NamedTuple):
     op: OpMessage
 
 
-class PositionEntry(NamedTuple):
+class PositionEntry(Struct, frozen=True, gc=False):
     """The last record of a Kafka transaction of the settler."""
 
     offset: int

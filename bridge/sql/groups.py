@@ -151,7 +151,8 @@ def _read_secrets(
 def _make_group(row: sa.Row[Any], urls: Sequence[Endpoint], signing: Sequence[str]) -> ProducerGroup:
     times = CheckTimes(row.transaction_timeout_ms, row.interval_ms, row.max_checks, row.max_lifetime_ms)
     calls = CheckCalls(row.call_timeout_ms, row.batch_size, row.concurrency, CheckMode(row.mode))
-    return ProducerGroup(row.name, GroupSettings(times, calls), tuple(urls), tuple(signing), row.created_ms)
+    settings = GroupSettings(times, calls)
+    return ProducerGroup(row.name, settings, tuple(urls), tuple(signing), row.created_ms, row.updated_ms)
 
 
 def _settings_values(settings: GroupSettings) -> dict[str, object]:

@@ -15,6 +15,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from bridge.fault_points import FaultPoint, reach
 from bridge.sql.engine import open_migration_engine
 from bridge.sql.errors import SqlUnavailable
 from bridge.sql.translation import RepeatableError, translate_error
@@ -42,6 +43,8 @@ def upgrade(url: str) -> Revisions:
         config = _make_config()
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+        reach(FaultPoint.MIGRATE_WRITTEN)
+    reach(FaultPoint.MIGRATE_COMMITTED)
     return before
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from bridge.fault_points import FaultPoint, reach
 from bridge.sql.bulk import add_rows, insert_rows, make_upsert, select_many, update_rows
 from bridge.sql.entries import HalfEntry, OpEntry, RawEntry
 from bridge.sql.fold import COUNTS, EventRow, Fold, KeyRow, TimesOf
@@ -65,6 +66,7 @@ def apply_chunk(conn: Connection, chunk: Chunk, times_of: TimesOf) -> ChunkResul
     insert_rows(conn, timeline_events, EventRow._fields, fold.events)
     _write_counts(conn, fold)
     _write_answers(conn, fold)
+    reach(FaultPoint.PROJECT_WRITTEN)
     return ChunkResult(len(new), len(fold.moved), fold.quarantined)
 
 

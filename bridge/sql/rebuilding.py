@@ -32,16 +32,18 @@ def clear_projection(conn: Connection) -> None:
     """Empties everything that comes from Kafka and remembers which transactions there were.
 
     Positions go too: a projector at work fails its compare-and-set and begins anew. Groups, audit and
-    unanswered rounds stay.
+    unanswered rounds stay. Readers keep their view until this is committed (so no TRUNCATE, which PostgreSQL
+    shows to views that are older).
     """
     allow_long_statements(conn)
+    if conn.dialect.name == "postgresql":  # no projector begins a queue meanwhile
+        conn.exec_driver_sql(f"LOCK TABLE {projection_positions.name} IN SHARE ROW EXCLUSIVE MODE")
     conn.execute(sa.delete(projection_positions))
     known = sa.select(_T.transaction_id, _T.producer_group, _T.state)
     known = known.where(~sa.exists().where(_P.transaction_id == _T.transaction_id))
     conn.execute(sa.insert(projection_previous).from_select(["transaction_id", "producer_group", "state"], known))
     for table in (transactions, transaction_keys, timeline_events, group_counts):
-        empty = f"TRUNCATE {table.name}" if conn.dialect.name == "postgresql" else f"DELETE FROM {table.name}"  # noqa: S608
-        conn.exec_driver_sql(empty)
+        conn.execute(sa.delete(table))
     conn.execute(sa.update(check_results).values(answered=0, last_answered_ms=None, last_latency_ms=None))
 
 

@@ -56,7 +56,7 @@ def encode_receipts(receipts: Sequence[Receipt]) -> str | None:
     """JSON list of [topic, queue, offset]; None if there is none."""
     if not receipts:
         return None
-    return "[" + ",".join([f'["{topic}",{queue_id},{_number(offset)}]' for topic, queue_id, offset in receipts]) + "]"
+    return "[" + ",".join([f'["{r.topic}",{r.queue_id},{_number(r.queue_offset)}]' for r in receipts]) + "]"
 
 
 def decode_messages(text: str | None) -> tuple[MessageSummary, ...]:
@@ -96,9 +96,10 @@ def make_view(row: sa.Row[Any]) -> TransactionView:
 
 
 def _encode_message(message: MessageSummary) -> str:
-    topic, key, size, queue_id, timestamp_ms = message
+    key = message.key
     text = "null" if key is None else f'"{b2a_base64(key, newline=False).decode()}"'
-    return f'["{topic}",{text},{_number(size)},{queue_id},{"null" if timestamp_ms is None else timestamp_ms}]'
+    size, time = _number(message.value_bytes), _number(message.timestamp_ms)
+    return f'["{message.topic}",{text},{size},{message.queue_id},{time}]'
 
 
 def _number(value: int | None) -> str:

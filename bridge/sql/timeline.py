@@ -30,7 +30,7 @@ def read_timeline(conn: Connection, transaction_id: str) -> list[TimelineEvent]:
             TimelineEvent(row.ended_ms, "end", row.resolved_by, {"resolution": resolution, "effective": True})
         )
     if row.published_ms is not None:
-        receipts = [list(receipt) for receipt in decode_receipts(row.receipts)]
+        receipts = [[r.topic, r.queue_id, r.queue_offset] for r in decode_receipts(row.receipts)]
         events.append(TimelineEvent(row.published_ms, "published", None, {"receipts": receipts}))
     return sorted(events, key=lambda event: (event.at_ms, _RANK[event.type]))
 

@@ -131,7 +131,10 @@ class OwnerStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """A topic as the cluster describes it. `leaderless`: queues without a leader now."""
+    """A topic as the cluster describes it to us. `leaderless`: queues without a leader now.
+
+    `is_writable` False: an ACL forbids us to write. See `describe_topics` for one that we may not even describe.
+    """
 
     name: str
     topic_id: str
@@ -143,6 +146,7 @@ class TopicDescription:
     timestamp_before_max_ms: int
     timestamp_after_max_ms: int
     config: Mapping[str, str]
+    is_writable: bool = True
 
 
 class ClusterDescription(NamedTuple):
@@ -155,12 +159,21 @@ class ClusterDescription(NamedTuple):
 class TopicAdmin(Protocol):
     """What the cluster says of its topics."""
 
-    async def describe_cluster(self) -> ClusterDescription:
-        """Raises StoreUnavailable."""
+    async def ping(self) -> None:
+        """Returns when a broker has answered. Raises StoreTimeout, StoreUnavailable."""
         ...
 
-    async def describe_topics(self, names: Collection[str]) -> dict[str, TopicDescription | None]:
-        """A description of each name, None where there is no such topic. Asks the cluster now. Raises StoreError."""
+    async def describe_cluster(self) -> ClusterDescription:
+        """Dear where there are many topics. Raises StoreTimeout, StoreUnavailable."""
+        ...
+
+    async def describe_topics(
+        self, names: Collection[str], *, with_denied: bool = False
+    ) -> dict[str, TopicDescription | None]:
+        """A description of each name, None where there is no such topic. Asks the cluster now. Raises StoreError.
+
+        A topic that an ACL forbids us to describe is an error, or `with_denied` an empty description without queues.
+        """
         ...
 
     async def list_topics(self) -> list[str]:

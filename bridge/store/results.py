@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from bridge.core.message import Message, Receipt, StoredMessage
 
 
@@ -27,7 +29,7 @@ class Refusal(Enum):
     OTHER = "OTHER"
 
 
-class PutResult(NamedTuple):
+class PutResult(Struct, frozen=True, gc=False):
     """Outcome of one put. Offset and append time are -1 unless PUT_OK (the offset of a retried put may be -1 too)."""
 
     status: PutStatus
@@ -79,6 +81,18 @@ class ConsumeOffset(NamedTuple):
     queue_offset: int
 
 
+class BatchKind(Enum):
+    """What an owner writes a batch for. The store makes no difference; crash points do."""
+
+    SETTLE = "settle"
+    BLOCK = "block"
+    RETRY = "retry"
+    PARK = "park"
+    PUT_BACK = "put back"
+    POSITION = "position"
+    TAKE_OVER = "take over"
+
+
 @dataclass(frozen=True, slots=True)
 class AtomicBatch:
     """All of it or nothing, in one Kafka transaction.
@@ -91,6 +105,7 @@ class AtomicBatch:
     messages: Sequence[Message]
     finish: Callable[[Sequence[Receipt]], Sequence[Message]]
     consume_offsets: tuple[GroupGeneration, Sequence[ConsumeOffset]] | None = None
+    kind: BatchKind = BatchKind.SETTLE
 
 
 class BatchResult(NamedTuple):

@@ -16,6 +16,7 @@ from confluent_kafka.admin import (
 
 from bridge.clock import SystemClock
 from bridge.core.message import Message, MessageQueue
+from bridge.store.kafka.options import CLIENT_LOG
 from tests.contract.kafka_adapter import open_process
 from tests.contract.world import SWEEP_MS, Process
 
@@ -49,8 +50,8 @@ class KafkaContractWorld:
         return process
 
     async def begin(self, transactional_id: str, messages: Sequence[Message]) -> KafkaTransaction:
-        producer = Producer({"bootstrap.servers": self._bootstrap_servers, "transactional.id": transactional_id})
-        await asyncio.to_thread(_append_openly, producer, messages)
+        producer = transactional_producer(self._bootstrap_servers, transactional_id)
+        await asyncio.to_thread(append_openly, producer, messages)
         return KafkaTransaction(producer)
 
     async def drop_below(self, queue: MessageQueue, offset: int) -> None:
@@ -82,7 +83,21 @@ async def open_kafka_world(bootstrap_servers: str) -> KafkaContractWorld:
     return KafkaContractWorld(bootstrap_servers, await open_process(bootstrap_servers, "main"))
 
 
-def _append_openly(producer: Producer, messages: Sequence[Message]) -> None:
+def transactional_producer(bootstrap_servers: str, transactional_id: str, timeout_ms: int = 60_000) -> Producer:
+    """A client that is not ours; what it leaves open stays so for `timeout_ms`."""
+    return Producer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": timeout_ms,
+            "enable.sparse.connections": False,  # or it first finds its coordinator after half a second
+            "logger": CLIENT_LOG,
+        }
+    )
+
+
+def append_openly(producer: Producer, messages: Sequence[Message]) -> None:
+    """Begins a Kafka transaction and appends."""
     producer.init_transactions(_TIMEOUT_S)
     producer.begin_transaction()
     for message in messages:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from bridge.core.message import Message, MessageQueue
 from bridge.store.memory.cluster import MemoryCluster
-from bridge.store.memory.link import PASSES, Fate, Step
+from bridge.store.memory.link import PASSES, Fate, Faults, Step
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.memory.retention import clean
 from bridge.store.memory.writer import MemoryProducer
@@ -39,9 +39,9 @@ class ContractProcess(MemoryProcess):
 class MemoryContractWorld:
     """A fresh cluster for each test."""
 
-    def __init__(self) -> None:
+    def __init__(self, faults: Faults | None = None) -> None:
         self.clock = VirtualClock()
-        self.cluster = MemoryCluster(self.clock, LateMarkers())
+        self.cluster = MemoryCluster(self.clock, faults or LateMarkers())
         self.process = ContractProcess(self.cluster, "main")
         self._time = asyncio.create_task(self.clock.run_freely())
 

@@ -93,7 +93,8 @@ async def test_receipts_are_where_readers_find_the_messages(world: ContractWorld
     for message, receipt in zip(messages, seen, strict=True):
         assert (receipt.topic, receipt.queue_id) == (message.topic, message.queue_id)
         assert receipt.queue_offset is not None
-        found = await world.process.store.get_each(MessageQueue(*receipt[:2]), [receipt.queue_offset])
+        queue = MessageQueue(receipt.topic, receipt.queue_id)
+        found = await world.process.store.get_each(queue, [receipt.queue_offset])
         assert found[receipt.queue_offset].value == message.value
 
 

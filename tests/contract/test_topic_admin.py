@@ -115,3 +115,8 @@ async def test_cluster_has_an_id_and_brokers(world: ContractWorld) -> None:
     assert described.cluster_id == other.cluster_id
     assert all(":" in broker for broker in described.brokers)
     assert list(described.brokers)
+
+
+async def test_ping_needs_nothing_but_a_broker(world: ContractWorld) -> None:
+    """No topic, no right."""
+    await world.process.admin.ping()

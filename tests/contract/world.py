@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from bridge.clock import Clock
+from bridge.core.errors import StoreError
 from bridge.core.message import Message, MessageQueue, Receipt, StoredMessage
 from bridge.store.message_store import GroupChange, GroupMember, MessageStore, OwnerStore, TopicAdmin
 from bridge.store.results import AtomicBatch, PutResult, PutStatus
@@ -88,10 +89,26 @@ def fresh_name(word: str) -> str:
 
 
 async def make_topic(world: ContractWorld, queues: int = 1, config: Mapping[str, str] | None = None) -> str:
-    """A fresh topic."""
+    """A fresh topic, every queue of which has its leader: an owner's batch does not wait for one."""
     name = fresh_name("topic")
     assert await world.process.admin.create_topic(name, queues, 1, config or {})
+    for queue_id in range(queues):
+        await wait_for_leader(world, MessageQueue(name, queue_id))
     return name
+
+
+async def wait_for_leader(world: ContractWorld, queue: MessageQueue) -> None:
+    """A queue just made exists before it has a leader."""
+    while not await _is_led(world, queue):
+        await world.clock.sleep_ms(20)
+
+
+async def _is_led(world: ContractWorld, queue: MessageQueue) -> bool:
+    try:
+        await world.process.store.get_offsets(queue)
+    except StoreError:
+        return False
+    return True
 
 
 async def make_queue(world: ContractWorld, config: Mapping[str, str] | None = None) -> MessageQueue:

@@ -36,7 +36,8 @@ def service(
 
 
 def listed(service: RunningService, **filters: str) -> list[str]:
-    """The ids of one page."""
+    """The ids of one page, once the projection has caught up."""
+    service.catch_up()
     page = service.api.get("/v1/transactions", params=filters).json()
     return [transaction["transaction_id"] for transaction in page["transactions"]]
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import structs
+
 from api.services import Services
 from bridge.core.config import GroupSettings
 from bridge.core.message import BY_KEY, Message, Receipt
@@ -164,7 +166,7 @@ def _ended(view: TransactionView, state: TransactionState) -> TransactionView:
         for offset, summary in enumerate(view.messages)
     ]
     is_committed = state is TransactionState.COMMITTED
-    return replace(
+    return structs.replace(
         view,
         state=state,
         by="producer",

@@ -10,7 +10,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -27,6 +26,8 @@ import httpx2
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from bridge.broker.ports import choose_free_port
+
 READY_SECONDS = 60.0
 
 
@@ -40,14 +41,6 @@ def wait_until(what: Callable[[], Any], seconds: float = 30.0, name: str = "cond
         if time.monotonic() > end:
             raise AssertionError(f"{name} did not come true in {seconds} s")
         time.sleep(0.02)
-
-
-def free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 class Record(NamedTuple):
@@ -114,10 +107,12 @@ def read_committed(kafka: str, topics: Sequence[str], *, isolation: str = "read_
     return sorted(records, key=lambda r: (r.topic, r.partition, r.offset))
 
 
-def create_topics(kafka: str, topics: Mapping[str, int], config: Mapping[str, str] | None = None) -> None:
+def create_topics(
+    kafka: str, topics: Mapping[str, int], config: Mapping[str, str] | None = None, *, replicas: int = 1
+) -> None:
     """Topics with so many partitions, ready to be written to."""
     admin = AdminClient({"bootstrap.servers": kafka})
-    made = admin.create_topics([NewTopic(t, n, 1, config=dict(config or {})) for t, n in topics.items()])
+    made = admin.create_topics([NewTopic(t, n, replicas, config=dict(config or {})) for t, n in topics.items()])
     for future in made.values():
         future.result(30)
     wait_until(lambda: topics.keys() <= admin.list_topics(timeout=10).topics.keys(), name="topics")
@@ -259,17 +254,31 @@ class Bridge:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def start(self, roles: str = "api,settler,projector", *, kafka: str | None = None, **extra: str) -> BridgeProcess:
-        """A process that may not be ready yet. `kafka`: another way to the same cluster, a proxy."""
-        port = free_port()
+    def start(
+        self,
+        roles: str = "api,settler,projector",
+        *,
+        kafka: str | None = None,
+        port: int | None = None,
+        is_shielded: bool = False,
+        **extra: str,
+    ) -> BridgeProcess:
+        """A process that may not be ready yet. `kafka`: another way to the same cluster, a proxy; `port`: that of a
+        process that has ended, whose log goes on. `is_shielded`: from Ctrl-C in the terminal."""
+        port = port or choose_free_port()
         log = self.directory / f"{roles.replace(',', '-')}-{port}.log"
         environment = self.environment(**extra)
         if kafka is not None:
             environment["OUTBOX_BRIDGE_KAFKA"] = json.dumps({"bootstrap.servers": kafka})
         command = [sys.executable, "-m", "api", "serve", "--roles", roles, "--port", str(port)]
-        with log.open("wb") as output:
+        with log.open("ab") as output:
             popen = subprocess.Popen(
-                command, env=environment, cwd=self.directory, stdout=output, stderr=subprocess.STDOUT
+                command,
+                env=environment,
+                cwd=self.directory,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0 if is_shielded else None,
             )
         return BridgeProcess(popen, port, log)
 
@@ -287,7 +296,10 @@ class ReceivedCall(NamedTuple):
 
 @dataclass(slots=True)
 class CheckEndpoint:
-    """A producer's check endpoint: answers as `answers` says, keeps every call. `status`: of all its answers."""
+    """A producer's check endpoint: answers as `answers` says, keeps every call. `status`: of all its answers.
+
+    A transaction whose answer is "" is left out.
+    """
 
     port: int
     answers: dict[str, str] = field(default_factory=dict)
@@ -316,12 +328,9 @@ def check_endpoint(default: str = "UNKNOWN") -> Iterator[CheckEndpoint]:
             endpoint.received.append(ReceivedCall({n.lower(): v for n, v in self.headers.items()}, raw))
             endpoint.calls.append(call)
             resolutions = [
-                {
-                    "transaction_id": c["transaction_id"],
-                    "nonce": c["nonce"],
-                    "resolution": endpoint.answers.get(c["transaction_id"], endpoint.default),
-                }
+                {"transaction_id": c["transaction_id"], "nonce": c["nonce"], "resolution": answer}
                 for c in call["checks"]
+                if (answer := endpoint.answers.get(c["transaction_id"], endpoint.default))
             ]
             body = json.dumps({"resolutions": resolutions}).encode()
             self.send_response(endpoint.status)

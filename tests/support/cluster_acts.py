@@ -46,6 +46,13 @@ def reset_offsets(kafka: str, group: str, topic: str, offsets: Mapping[int, int]
     return all(place.error is None for place in answered.topic_partitions or ())
 
 
+def count_members(kafka: str, group: str) -> int:
+    """Members of a group."""
+    admin = AdminClient({"bootstrap.servers": kafka})
+    (future,) = admin.describe_consumer_groups([group]).values()
+    return len(future.result(_ANSWER_S).members)
+
+
 def delete_group(kafka: str, group: str) -> bool:
     """Deletes a group with its offsets; False if Kafka refuses, as it does for a group with members."""
     admin = AdminClient({"bootstrap.servers": kafka})

@@ -8,10 +8,12 @@ with proxied_broker() as broker:                                # clients of `br
     error = broker.proxy.deliver(frame)                         # a copy arrives after all
 """
 
+import random
 import socket
 import struct
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -56,6 +58,11 @@ class Gate:
     def has_caught(self) -> bool:
         return self._caught.is_set()
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it will never hold anything again."""
+        return self._open.is_set()
+
     def open(self) -> None:
         """Lets the held frame, and everything later, pass."""
         self._open.set()
@@ -91,6 +98,9 @@ class KafkaProxy:
         self._gates: list[Gate] = []
         self._links: list[_Link] = []
         self._is_closing = False
+        self._last_accepted = time.monotonic()
+        self.delay_s = 0.0  # before each frame, in both directions: a slow network
+        self.is_refusing = False  # nobody gets a connection
         self._listener = socket.create_server(("127.0.0.1", port), backlog=64)
         self._thread = threading.Thread(target=self._accept, name="proxy-accept", daemon=True)
         self._thread.start()
@@ -98,7 +108,7 @@ class KafkaProxy:
     def hold(self, api_key: int, *, client: str = "", containing: bytes = b"", is_reply: bool = False) -> Gate:
         """A closed gate for the next request (or reply) of this kind. `client`: a part of the client id."""
         gate = Gate(api_key, client, containing, is_reply=is_reply)
-        self._gates.append(gate)
+        self._gates = [each for each in self._gates if not each.is_done] + [gate]
         return gate
 
     def deliver(self, frame: Frame) -> int:
@@ -112,6 +122,19 @@ class KafkaProxy:
         start = 8 + (1 if frame.api_version >= _FLEXIBLE_END_TXN else 0) + 4  # size, correlation, tags, throttle
         code: int = struct.unpack_from(">h", reply, start)[0]
         return code
+
+    @property
+    def youngest_s(self) -> float:
+        """The age of the youngest connection."""
+        return time.monotonic() - self._last_accepted
+
+    def cut(self, share: float, choice: random.Random) -> int:
+        """Breaks this share of the connections; their number."""
+        links = [link for link in self._links if not link.is_over]
+        chosen = choice.sample(links, round(len(links) * share))
+        for link in chosen:
+            link.close()
+        return len(chosen)
 
     def close(self) -> None:
         """Opens all gates and ends all connections."""
@@ -136,6 +159,11 @@ class KafkaProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            self._let_go()
+            self._last_accepted = time.monotonic()
+            if self.is_refusing:
+                client.close()
+                continue
             try:
                 broker = socket.create_connection(self._upstream, timeout=5)
             except OSError:
@@ -143,6 +171,12 @@ class KafkaProxy:
                 continue
             broker.settimeout(None)
             self._links.append(_Link(self, client, broker))
+
+    def _let_go(self) -> None:
+        """Frees the sockets of connections that have ended."""
+        for link in [link for link in self._links if link.is_over]:
+            link.join()
+            self._links.remove(link)
 
 
 class _Link:
@@ -160,6 +194,11 @@ class _Link:
         ]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing passes any more."""
+        return not any(thread.is_alive() for thread in self._threads)
 
     def close(self) -> None:
         """Wakes both threads."""
@@ -181,6 +220,8 @@ class _Link:
                 gate = self._proxy.find_gate(frame, is_reply=is_reply)
                 if gate is not None and not gate.pass_through():
                     break
+                if self._proxy.delay_s:
+                    time.sleep(self._proxy.delay_s)
                 target.sendall(raw)
         self.close()
 

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, Self
 
+from msgspec.structs import replace
+
 from bridge.clock import SystemClock
 from bridge.core.config import CheckTimes
 from bridge.core.message import Message, MessageQueue
@@ -48,7 +50,7 @@ class Known(NamedTuple):
         assert isinstance(owner, OwnedQueue)
         state = owner.state
         live = {
-            i: t if t.state is TransactionState.PREPARED else t._replace(next_due_ms=0) for i, t in state.live.items()
+            i: t if t.state is TransactionState.PREPARED else replace(t, next_due_ms=0) for i, t in state.live.items()
         }
         return cls(state.s, live, dict(state.ended), {k: list(v) for k, v in state.chains.items()})
 

@@ -11,9 +11,11 @@ import itertools
 import shutil
 import signal
 import sqlite3
+import subprocess
 import tempfile
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -25,6 +27,7 @@ from bridge.sql.engine import Database
 from bridge.sql.migrate import upgrade
 
 _TEMPLATE = "migrated"
+_START_TRIES = 6
 _SETTINGS = ("fsync = off", "synchronous_commit = off", "full_page_writes = off")
 
 
@@ -57,13 +60,39 @@ class PostgresServer:
     def url_of(self, name: str) -> str:
         return self._server.get_uri(database=name, driver="psycopg")
 
-    def close(self) -> None:
-        """At once and without a checkpoint: nothing of it is needed any more."""
+    def kill(self) -> None:
+        """All of its processes end at once, without a checkpoint; `start` brings it back with its data."""
         postmaster = psutil.Process(self._server.get_pid())
         postmaster.send_signal(signal.SIGQUIT)
-        postmaster.wait(10)
+        postmaster.wait(30)
+
+    def start(self) -> None:
+        """Returns when it answers again, at the same place. On a busy machine a start may time out and yet succeed."""
+        for _ in range(_START_TRIES):
+            with suppress(subprocess.SubprocessError):
+                self._server.ensure_postgres_running()
+                return
+        raise TimeoutError("PostgreSQL does not start")
+
+    def freeze(self) -> None:
+        """SIGSTOP to all of its processes: connections stay open, nobody answers."""
+        self._signal_all(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self._signal_all(signal.SIGCONT)
+
+    def close(self) -> None:
+        """At once and without a checkpoint: nothing of it is needed any more."""
+        self.kill()
         self._server.cleanup()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        postmaster = psutil.Process(self._server.get_pid())
+        for process in (postmaster, *postmaster.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):  # a backend whose client has left
+                process.send_signal(number)
 
     def _has_template(self) -> bool:
         return bool(self._execute(f"SELECT 1 FROM pg_database WHERE datname = '{_TEMPLATE}'"))

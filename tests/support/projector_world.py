@@ -10,7 +10,6 @@ world.run(story())
 SQL runs inside the event loop, since threads know no virtual time.
 """
 
-import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
@@ -21,11 +20,11 @@ from bridge.core.message import MessageQueue
 from bridge.core.topics import InternalTopics
 from bridge.core.view import TimelineEvent, TransactionView
 from bridge.projector import Projector, ProjectorConfig, ProjectorPorts
-from bridge.sql.engine import Database
 from bridge.sql.errors import SqlUnavailable
 from bridge.sql.stats import ProjectionStats, read_stats
 from bridge.sql.tables import check_results, group_counts, timeline_events, transaction_keys, transactions
 from bridge.sql.transactions import find_transaction, read_timeline
+from tests.support.inline_database import InlineDatabase
 from tests.support.settler_world import SettlerWorld, make_settler_world
 
 T = TypeVar("T")
@@ -33,34 +32,27 @@ T = TypeVar("T")
 PROJECTED = (transactions, transaction_keys, timeline_events, group_counts, check_results)
 
 
-class InlineDatabase(Database):
-    """SQL in the event loop. `fail_before`, `fail_after`: so many next writes fail, nothing or all of it applied."""
+class DatabaseThatFails(InlineDatabase):
+    """`fail_before`, `fail_after`: so many next writes fail, nothing or all of it applied."""
 
     fail_before = 0
     fail_after = 0
 
     async def run(self, work: Callable[[Connection], T], timeout_ms: int | None = None) -> T:
-        await asyncio.sleep(0)
         if self.fail_before:
             self.fail_before -= 1
             raise SqlUnavailable("down")
-        with self.engine.begin() as connection:
-            result = work(connection)
+        result = await super().run(work, timeout_ms)
         if self.fail_after:
             self.fail_after -= 1
             raise SqlUnavailable("lost in COMMIT", is_outcome_unknown=True)
         return result
 
-    async def read(self, work: Callable[[Connection], T]) -> T:
-        await asyncio.sleep(0)
-        with self.engine.begin() as connection:
-            return work(connection)
-
 
 class ProjectorWorld:
     """`projector` is the first of those made."""
 
-    def __init__(self, settlers: SettlerWorld, database: InlineDatabase, config: ProjectorConfig) -> None:
+    def __init__(self, settlers: SettlerWorld, database: DatabaseThatFails, config: ProjectorConfig) -> None:
         self.settlers = settlers
         self.database = database
         self.config = config
@@ -146,4 +138,4 @@ def make_projector_world(
 ) -> ProjectorWorld:
     """A world over an empty, migrated database."""
     settlers = make_settler_world(queues=queues, **options)
-    return ProjectorWorld(settlers, InlineDatabase(url), config or ProjectorConfig())
+    return ProjectorWorld(settlers, DatabaseThatFails(url), config or ProjectorConfig())

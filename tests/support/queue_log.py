@@ -14,6 +14,7 @@ from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction
 from bridge.core.transition import Effect, Place
 from bridge.settler.batch import BatchTarget, Held, make_batch, make_plan
+from bridge.store.results import BatchKind
 
 TOPICS = InternalTopics(queues=1)
 TARGET = BatchTarget(TOPICS, 0, "test")
@@ -88,7 +89,7 @@ class QueueLog:
         """Writes effects and position as one Kafka transaction."""
         held = {h.half.transaction_id: h for _, _, h in self.journal if h is not None}
         plan = make_plan(effects)
-        made = make_batch(plan, state, held, lambda _: 1, TARGET)
+        made = make_batch(plan, BatchKind.SETTLE, state, held, lambda _: 1, TARGET)
         receipts = [Receipt(m.topic, 0, n) for n, m in enumerate(made.batch.messages)]
         for message in made.batch.finish(receipts):
             assert message.key is not None

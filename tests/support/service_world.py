@@ -13,12 +13,13 @@ puts into it what journal and op topic hold, as a projector would.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 from sqlalchemy import Connection
 
 from bridge.core.message import Message, MessageQueue, StoredMessage
@@ -37,31 +38,26 @@ from bridge.service.ports import ServicePorts
 from bridge.service.transactions import TransactionService
 from bridge.service.waiters import Waiters
 from bridge.sql.directory import SqlDirectory
-from bridge.sql.engine import Database
 from bridge.sql.errors import SqlUnavailable
 from bridge.sql.rows import encode_receipts, make_row_id
 from bridge.sql.tables import metadata, projection_positions, transactions
 from bridge.store.memory.process import MemoryProcess
+from tests.support.inline_database import InlineDatabase
 from tests.support.settler_world import SettlerWorld, make_settler_world
 
 T = TypeVar("T")
 GROUP = "shop"
 
 
-class InlineDatabase(Database):
-    """SQL in the event loop. `is_down`: as if it could not be reached."""
+class DatabaseThatGoes(InlineDatabase):
+    """`is_down`: as if it could not be reached."""
 
     is_down = False
 
-    async def run(self, work: Callable[[Connection], T], timeout_ms: int | None = None) -> T:
-        return await self.read(work)
-
     async def read(self, work: Callable[[Connection], T]) -> T:
-        await asyncio.sleep(0)
         if self.is_down:
             raise SqlUnavailable("down")
-        with self.engine.begin() as connection:
-            return work(connection)
+        return await super().read(work)
 
 
 @dataclass(slots=True)
@@ -94,7 +90,7 @@ class ServiceWorld:
     """`database` is shared by all processes."""
 
     settlers: SettlerWorld
-    database: InlineDatabase
+    database: DatabaseThatGoes
     limits: Limits = field(default_factory=Limits)
     random: Random = field(default_factory=lambda: Random(7))
     processes: int = 0
@@ -248,6 +244,6 @@ def _view_of(half: HalfMessage, stored: StoredMessage, queue_id: int, op: OpMess
 
 def make_service_world(folder: Path, *, queues: int = 1, limits: Limits | None = None, **options: Any) -> ServiceWorld:
     """A world with an empty database in `folder`."""
-    database = InlineDatabase(f"sqlite:///{folder / 'bridge.db'}")
+    database = DatabaseThatGoes(f"sqlite:///{folder / 'bridge.db'}")
     metadata.create_all(database.engine)
     return ServiceWorld(make_settler_world(queues=queues, **options), database, limits or Limits())

@@ -9,8 +9,10 @@
 
 import asyncio
 import heapq
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
+
+from bridge.clock import Timer
 
 T = TypeVar("T")
 
@@ -41,12 +43,22 @@ class VirtualClock:
         if duration_ms <= 0:
             await asyncio.sleep(0)
             return
+        await self._push(duration_ms)
+
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> Timer:
+        if delay_ms <= 0:
+            return asyncio.get_running_loop().call_soon(callback)
+        future = self._push(delay_ms)
+        future.add_done_callback(lambda woken: None if woken.cancelled() else callback())
+        return future
+
+    def _push(self, duration_ms: int) -> "asyncio.Future[None]":
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._count += 1
         heapq.heappush(self._sleepers, (self._elapsed_ms + duration_ms, self._count, future))
         if self._slept is not None and not self._slept.done():
             self._slept.set_result(None)
-        await future
+        return future
 
     def shift_wall_clock(self, by_ms: int) -> None:
         """Moves `now_ms` alone, as an operator or a time server does."""
@@ -70,11 +82,17 @@ class VirtualClock:
     async def advance_to_next(self) -> bool:
         """Moves time on to the next sleeper; False if there is none."""
         await settle()
+        if not self.wake_next():
+            return False
+        await settle()
+        return True
+
+    def wake_next(self) -> bool:
+        """Moves time on to the next sleeper, for a loop in which nobody is ready; False if there is none."""
         due_ms = self.next_due_ms()
         if due_ms is None:
             return False
         self._wake(due_ms)
-        await settle()
         return True
 
     async def drive(self, main: Coroutine[Any, Any, T], limit_ms: int = 3_600_000) -> T:
@@ -99,9 +117,7 @@ class VirtualClock:
         """Moves time on whenever everybody waits, until cancelled: a task beside a test that never asks for it."""
         while True:
             await settle()
-            due_ms = self.next_due_ms()
-            if due_ms is not None:
-                self._wake(due_ms)
+            if self.wake_next():
                 continue
             self._slept = asyncio.get_running_loop().create_future()
             await self._slept

@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 
 from tests.support.bridge_process import Bridge, BridgeProcess, create_topics, read_committed, wait_until
-from tests.support.cluster_acts import read_states
+from tests.support.cluster_acts import count_members, read_states
 from tests.support.kafka_proxy import END_TXN, PRODUCE, Gate, KafkaProxy, ProxiedBroker
 from tests.support.source_tree import ROOT
 
@@ -69,8 +69,10 @@ class Stage:
         return self._start("owner", self.proxy.bootstrap)
 
     def start_successor(self) -> BridgeProcess:
-        """A settler that reaches the broker directly; not waited for."""
-        return self._start("successor", self.kafka.direct)
+        """A settler that reaches the broker directly, and is in the group as its second member."""
+        successor = self._start("successor", self.kafka.direct)
+        wait_until(lambda: count_members(self.kafka.direct, self.bridge.group) == 2, name="a second member")
+        return successor
 
     def _start(self, name: str, bootstrap: str) -> BridgeProcess:
         command = [sys.executable, "-m", "tests.support.settler_process", bootstrap, self.bridge.prefix, "1"]

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 from tests.support.source_tree import ROOT, parsed, place, python_files, text_files
@@ -60,7 +61,16 @@ def test_tests_have_fakes_and_no_mocks() -> None:
 
 def test_documents_name_only_make_targets_that_exist() -> None:
     """The two commands of the README must not be a wish."""
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     texts = [path.read_text() for path in ROOT.glob("*.md")]
-    named = [name for text in texts for name in re.findall(r"`make ([a-z]+)|^make ([a-z]+)", text, re.MULTILINE)]
+    named = [name for text in texts for name in re.findall(r"`make ([a-z-]+)|^make ([a-z-]+)", text, re.MULTILINE)]
     assert {first or second for first, second in named} <= targets
+
+
+def test_every_folder_of_tests_has_a_target() -> None:
+    """A folder that neither `make test` nor a target of its own runs would rot."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    by_default = set(project["tool"]["pytest"]["ini_options"]["testpaths"])
+    by_name = set(re.findall(r"pytest (tests/[a-z]+)", (ROOT / "Makefile").read_text()))
+    folders = {f"tests/{path.relative_to(ROOT / 'tests').parts[0]}" for path in (ROOT / "tests").rglob("test_*.py")}
+    assert folders == by_default | by_name

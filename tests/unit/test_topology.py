@@ -25,7 +25,7 @@ from bridge.topology import (
     migrate_topics,
     rules_of,
 )
-from tests.support.projector_world import InlineDatabase
+from tests.support.inline_database import InlineDatabase
 from tests.support.virtual_time import VirtualClock
 
 pytest_plugins = ["tests.support.postgres"]

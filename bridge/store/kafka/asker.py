@@ -1,14 +1,15 @@
 """An admin client asked with time-outs, its errors translated. Its futures come from its own thread."""
 
 import asyncio
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from bridge.core.errors import StoreTimeout, StoreUnavailable
+from bridge.futures import take_error
 from bridge.store.kafka.errors import error_of, make_store_error
 from bridge.store.kafka.options import ClientErrors, KafkaConfig, admin_options
 
@@ -24,6 +25,7 @@ class Asker:
         self.errors = ClientErrors()
         self._timeout_s = config.read_timeout_ms / 1000
         self._client: AdminClient | None = AdminClient(admin_options(config, self.errors))
+        self._unanswered: set[Future[Any]] = set()
 
     async def ask(self, request: Callable[[AdminClient, float], "Future[T]"]) -> T:
         """The answer. Raises StoreTimeout, StoreUnavailable."""
@@ -41,10 +43,13 @@ class Asker:
         answers: dict[str | None, T | KafkaException] = {}
         try:
             async with asyncio.timeout(self._timeout_s + _GRACE_S):
-                for name, future in request(client, self._timeout_s).items():
+                asked = request(client, self._timeout_s)
+                self._note(asked.values())
+                for name, future in asked.items():
                     waiting: asyncio.Future[T] = asyncio.wrap_future(future)
+                    waiting.add_done_callback(take_error)
                     try:
-                        answers[name] = await waiting
+                        answers[name] = await asyncio.shield(waiting)
                     except KafkaException as raised:
                         answers[name] = raised
         except KafkaException as raised:
@@ -65,9 +70,18 @@ class Asker:
             raise make_store_error(error_of(raised)) from raised
 
     async def close(self) -> None:
-        """Lets the client go. Its end waits for its threads, so it is not awaited in the loop's."""
+        """Lets the client go, once it has all its answers or has given up on them: one that comes while it ends
+        aborts the process. Its end waits for its threads, so it is not awaited in the loop's."""
         held, self._client = [self._client], None
+        if self._unanswered:
+            await asyncio.to_thread(wait, set(self._unanswered), self._timeout_s + _GRACE_S)
         await asyncio.to_thread(held.clear)
+
+    def _note(self, futures: Iterable["Future[Any]"]) -> None:
+        """Whoever asked may be cancelled before the answer comes."""
+        for future in futures:
+            self._unanswered.add(future)
+            future.add_done_callback(self._unanswered.discard)
 
     def _get_client(self) -> AdminClient:
         if self._client is None:

@@ -7,6 +7,7 @@ from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec  # type: ign
 
 from bridge.core.errors import StoreTimeout
 from bridge.core.message import MessageQueue
+from bridge.futures import take_error
 from bridge.store.kafka.asker import Asker
 from bridge.store.kafka.errors import SILENCE, error_of, make_store_error
 from bridge.store.kafka.options import KafkaConfig
@@ -36,7 +37,7 @@ class OffsetClient:
         if shared is None:
             before = self._running.get(queue)
             shared = asyncio.create_task(self._ask_after(before, queue))
-            shared.add_done_callback(_forget_error)
+            shared.add_done_callback(take_error)
             (self._running if before is None else self._waiting)[queue] = shared
         return await asyncio.shield(shared)
 
@@ -114,12 +115,6 @@ class OffsetClient:
             }
         )
         return answers[None]
-
-
-def _forget_error(task: "asyncio.Task[QueueOffsets]") -> None:
-    """Also when all who waited have gone: nobody is left to be told."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _only(answer: ConsumerGroupTopicPartitions) -> int:

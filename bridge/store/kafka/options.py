@@ -122,8 +122,11 @@ def transaction_options(
         "message.max.bytes": config.max_message_bytes,
         "batch.size": batch_bytes,
         # A retry of EndTxn that nobody sees could act on the producer's next Kafka transaction (KAFKA-17754).
-        # With these three, and calls that give up after 2 s, such a retry comes too late to be hidden.
+        # With these, and calls that give up after 2 s, such a retry comes too late to be hidden. The reconnect
+        # back-off counts from the connection's beginning: it does nothing for one that is older.
         "socket.timeout.ms": 10_000,
+        "retry.backoff.ms": 4_000,
+        "retry.backoff.max.ms": 4_000,
         "reconnect.backoff.ms": 4_000,
         "reconnect.backoff.max.ms": 4_000,
         "partitioner": "murmur2_random",
@@ -145,7 +148,8 @@ def reader_options(config: KafkaConfig, errors: ClientErrors) -> dict[str, Any]:
     chosen: dict[str, OptionValue] = {
         "group.id": f"{config.client_id}-reader",  # wanted by the client, never joined
         "fetch.wait.max.ms": 100,  # new records and moved ends of Kafka transactions answer at once
-        "fetch.queue.backoff.ms": 0,  # default: a second's pause whenever the local queue was full
+        # a pause while the local queue is full: the default, a second, starves the reader; with none the client spins
+        "fetch.queue.backoff.ms": 10,
         "queued.max.messages.kbytes": 8_192,
         "topic.metadata.propagation.max.ms": 5_000,
         "topic.metadata.refresh.interval.ms": 10_000,

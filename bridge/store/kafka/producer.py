@@ -13,6 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as Report
 
 from bridge.core.message import Message
+from bridge.fault_points import FaultPoint, reach
 from bridge.store.kafka.errors import CLIENT_ERRORS, WHOLE_REQUEST_REFUSALS, error_of, make_failed_put
 from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, ProducerFactory, append_options
 from bridge.store.results import PutResult, PutStatus, Refusal
@@ -109,6 +110,7 @@ class AppendClient:
         enqueued = self._enqueue(call, messages, 0)
         if enqueued < len(messages):
             await self._enqueue_slowly(call, messages, enqueued)
+        reach(FaultPoint.APPEND_HANDED_OVER)
         await call.future
         if call.again and not self._is_one_by_one:
             await self._put_again(call, messages)
@@ -134,10 +136,14 @@ class AppendClient:
         """
         produce, report = self._producer.produce, call.report
         for place in range(start, len(messages)):
-            topic, key, value, headers, queue_id, timestamp_ms = messages[place]
+            message = messages[place]
+            headers = message.headers
             listed = headers if type(headers) is list else list(headers)  # the client takes no other sequence
             try:
-                produce(topic, value, key, queue_id, partial(report, place), None, timestamp_ms or 0, listed)
+                produce(
+                    message.topic, message.value, message.key, message.queue_id,
+                    partial(report, place), None, message.timestamp_ms or 0, listed,
+                )  # fmt: skip
             except BufferError:
                 return place
             except KafkaException as raised:
@@ -182,6 +188,7 @@ class AppendClient:
         """One call into the loop for all that this poll has finished."""
         if not self._finished:
             return
+        reach(FaultPoint.APPEND_REPORTED)
         calls = [self._finished.popleft() for _ in range(len(self._finished))]
         if calls[-1].results[-1].status is PutStatus.PUT_OK:
             self.errors.clear()

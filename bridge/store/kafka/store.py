@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from bridge.core.message import Message, MessageQueue, StoredMessage
 from bridge.store.kafka.consumer import KafkaQueueReader
 from bridge.store.kafka.group_member import KafkaGroupMember
@@ -71,7 +73,7 @@ class KafkaMessageStore:
         return newest_error((self._append.errors, self._look_up.errors, self._offsets.errors))
 
     async def put(self, queue: MessageQueue, message: Message) -> PutResult:
-        return (await self.put_many([message._replace(topic=queue.topic, queue_id=queue.queue_id)]))[0]
+        return (await self.put_many([replace(message, topic=queue.topic, queue_id=queue.queue_id)]))[0]
 
     async def put_many(self, messages: Sequence[Message]) -> list[PutResult]:
         return await self._append.put_many(messages)

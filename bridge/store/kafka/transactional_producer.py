@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from confluent_kafka import KafkaError, Producer, TopicPartition
@@ -10,9 +10,13 @@ from confluent_kafka import Message as Report
 
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown
 from bridge.core.message import Message, Receipt
+from bridge.fault_points import reach
+from bridge.store.kafka.batch_points import POINTS_OF
 from bridge.store.kafka.errors import CLIENT_ERRORS, describe, error_of, is_abortable, make_fatal
 from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, ProducerFactory, transaction_options
 from bridge.store.results import AtomicBatch, BatchResult
+
+DeliveryCallback = Callable[[KafkaError | None, Report], None]
 
 _UNKNOWN_PARTITION = KafkaError._UNKNOWN_PARTITION  # noqa: SLF001 - the client's public name for it
 _STATE = KafkaError._STATE  # noqa: SLF001
@@ -23,32 +27,51 @@ class _Purged(Exception):
     """The client itself failed the Kafka transaction, and it was aborted: nobody is to blame."""
 
 
-class _Reports:
-    """Delivery reports of some messages. Those of one partition come in the order in which they were produced."""
+class _QueueReports:
+    """Delivery reports of one queue: they come in the order in which its messages were produced."""
 
-    __slots__ = ("culprit", "error", "last", "offsets")
+    __slots__ = ("last", "of", "offsets")
 
-    def __init__(self) -> None:
-        self.offsets: dict[tuple[str | None, int | None], list[int | None]] = {}
-        self.error: KafkaError | None = None
-        self.culprit: str | None = None
+    def __init__(self, of: "_Reports") -> None:
+        self.of = of
+        self.offsets: list[int | None] = []
         self.last: Report | None = None
 
     def take(self, error: KafkaError | None, report: Report) -> None:
         """The delivery callback."""
-        place = (report.topic(), report.partition())
-        known = self.offsets.get(place)
-        if known is None:
-            known = self.offsets[place] = []
-        known.append(report.offset())
+        self.offsets.append(report.offset())
         self.last = report
-        if error is not None and (self.error is None or self.error.code() in _PURGED):
+        if error is not None:
+            self.of.note_error(error, report)
+
+
+class _Reports:
+    """Delivery reports of some messages."""
+
+    __slots__ = ("culprit", "error", "queues")
+
+    def __init__(self) -> None:
+        self.queues: dict[tuple[str, int], _QueueReports] = {}
+        self.error: KafkaError | None = None
+        self.culprit: str | None = None
+
+    def callback_of(self, message: Message) -> DeliveryCallback:
+        """What is to be called with the report of the message; to be produced next in its queue."""
+        place = (message.topic, message.queue_id)
+        queue = self.queues.get(place)
+        if queue is None:
+            queue = self.queues[place] = _QueueReports(self)
+        return queue.take
+
+    def note_error(self, error: KafkaError, report: Report) -> None:
+        """The first one counts, but for what the client threw away because of another."""
+        if self.error is None or self.error.code() in _PURGED:
             self.error = error
             self.culprit = None if error.code() in _PURGED else report.topic()
 
     def make_receipts(self, messages: Sequence[Message]) -> list[Receipt]:
         """One for each message. An offset the log does not know any more (a repeat it recognised) is None."""
-        turns = {place: iter(offsets) for place, offsets in self.offsets.items()}
+        turns = {place: iter(queue.offsets) for place, queue in self.queues.items()}
         receipts = []
         for message in messages:
             offset = next(turns[message.topic, message.queue_id])
@@ -59,8 +82,8 @@ class _Reports:
     def find_missing(self, messages: Sequence[Message]) -> str:
         """The topics that have not answered for all their messages."""
         left = Counter(message.topic for message in messages)
-        for (topic, _), offsets in self.offsets.items():
-            left[topic or ""] -= len(offsets)
+        for (topic, _), queue in self.queues.items():
+            left[topic] -= len(queue.offsets)
         return ", ".join(sorted(topic for topic, count in left.items() if count > 0)) or "none"
 
 
@@ -116,62 +139,71 @@ class TransactionalProducer:
         """Messages, the records that close the batch, consume offsets, commit."""
         producer = self._producer
         assert producer is not None
+        points = POINTS_OF[batch.kind]
         try:
             producer.begin_transaction()
             receipts = self._put(producer, batch.messages).make_receipts(batch.messages)
+            if batch.messages and points.sent_real is not None:
+                reach(points.sent_real)
             closing = batch.finish(receipts)
-            last = self._put_closing(producer, closing).last
+            last = self._put_closing(producer, closing)
             if batch.consume_offsets is not None:
                 self._put_offsets(producer, batch)
+            reach(points.sent_all)
             producer.commit_transaction(self._call_s)
+            reach(points.committed)
         except CLIENT_ERRORS as raised:
             self._give_up(producer, error_of(raised), None)
         return _make_result(receipts, last)
 
     def _put(self, producer: Producer, messages: Sequence[Message]) -> _Reports:
         reports = _Reports()
-        is_taken = all(self._produce(producer, message, reports) for message in messages)
+        is_taken = all(self._produce(producer, message, reports.callback_of(message)) for message in messages)
         self._flush(producer, reports, messages, is_taken=is_taken)
         return reports
 
-    def _put_closing(self, producer: Producer, messages: Sequence[Message]) -> _Reports:
-        """A report for the last one only; should another fail, the commit is refused."""
+    def _put_closing(self, producer: Producer, messages: Sequence[Message]) -> Report | None:
+        """The report of the last one, the only one asked for; should another fail, the commit is refused."""
         reports = _Reports()
         is_taken = all(self._produce(producer, message, None) for message in messages[:-1])
-        is_taken = is_taken and all(self._produce(producer, message, reports) for message in messages[-1:])
-        self._flush(producer, reports, messages[-1:], is_taken=is_taken)
-        return reports
+        last = messages[-1]
+        is_taken = is_taken and self._produce(producer, last, reports.callback_of(last))
+        self._flush(producer, reports, [last], is_taken=is_taken)
+        return reports.queues[last.topic, last.queue_id].last
 
-    def _produce(self, producer: Producer, message: Message, reports: _Reports | None) -> bool:
+    def _produce(self, producer: Producer, message: Message, on_delivery: DeliveryCallback | None) -> bool:
         """False when an earlier message has failed the Kafka transaction meanwhile."""
         try:
-            self._hand_over(producer, message, reports)
+            self._hand_over(producer, message, on_delivery)
         except CLIENT_ERRORS as raised:
             error = error_of(raised)
             if error.code() == _STATE:
                 return False
             if error.code() != _UNKNOWN_PARTITION:
                 self._give_up(producer, error, message.topic)
-            self._hand_over_anew(producer, message, reports)
+            self._hand_over_anew(producer, message, on_delivery)
         return True
 
-    def _hand_over_anew(self, producer: Producer, message: Message, reports: _Reports | None) -> None:
+    def _hand_over_anew(self, producer: Producer, message: Message, on_delivery: DeliveryCallback | None) -> None:
         """The topic may have got more partitions than this client has heard of."""
         try:
             producer.list_topics(message.topic, timeout=self._call_s)
-            self._hand_over(producer, message, reports)
+            self._hand_over(producer, message, on_delivery)
         except CLIENT_ERRORS as raised:
             self._give_up(producer, error_of(raised), message.topic)
 
-    def _hand_over(self, producer: Producer, message: Message, reports: _Reports | None) -> None:
-        topic, key, value, headers, queue_id, timestamp_ms = message
+    def _hand_over(self, producer: Producer, message: Message, on_delivery: DeliveryCallback | None) -> None:
+        headers = message.headers
         listed = headers if type(headers) is list else list(headers)  # the client takes no other sequence
-        on_delivery = None if reports is None else reports.take
-        give_up_at = time.monotonic() + self._call_s
+        give_up_at = 0.0
         while True:
             try:
-                producer.produce(topic, value, key, queue_id, on_delivery, None, timestamp_ms or 0, listed)
+                producer.produce(
+                    message.topic, message.value, message.key, message.queue_id,
+                    on_delivery, None, message.timestamp_ms or 0, listed,
+                )  # fmt: skip
             except BufferError:
+                give_up_at = give_up_at or time.monotonic() + self._call_s
                 if time.monotonic() > give_up_at:
                     raise BatchOutcomeUnknown("no place in the client's queue") from None
                 producer.poll(POLL_S)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreUnavailable
+from bridge.fault_points import FaultPoint, reach
 from bridge.store.kafka.client_thread import ClientThread
 from bridge.store.kafka.options import ClientErrors, KafkaConfig
 from bridge.store.kafka.transactional_producer import TransactionalProducer
@@ -89,8 +90,10 @@ class KafkaBatchWriter:
             raise BatchOutcomeUnknown(f"no answer from the client within {limit_s:.0f} s") from None
 
     def _fence(self) -> None:
-        for producer in self._producers:
-            producer.init(FENCE_TIMEOUT_S)
+        first, second = self._producers
+        first.init(FENCE_TIMEOUT_S)
+        reach(FaultPoint.TAKE_OVER_HALF_FENCED)
+        second.init(FENCE_TIMEOUT_S)
 
     def _close(self) -> None:
         for producer in self._producers:

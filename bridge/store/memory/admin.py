@@ -20,11 +20,16 @@ class MemoryTopicAdmin:
         self._cluster = cluster
         self._link = link
 
+    async def ping(self) -> None:
+        await self._ask("", lambda: None)
+
     async def describe_cluster(self) -> ClusterDescription:
         description = ClusterDescription(self._cluster.cluster_id, ("memory:0",))
         return await self._ask("", lambda: description)
 
-    async def describe_topics(self, names: Collection[str]) -> dict[str, TopicDescription | None]:
+    async def describe_topics(
+        self, names: Collection[str], *, with_denied: bool = False
+    ) -> dict[str, TopicDescription | None]:
         topics = self._cluster.log.topics
         return await self._ask(
             ",".join(names), lambda: {name: topics[name].describe() if name in topics else None for name in names}

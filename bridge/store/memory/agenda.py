@@ -79,8 +79,7 @@ class Agenda:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         sleeper = None
         if wake_ms < NEVER:
-            sleeper = asyncio.ensure_future(self.clock.sleep_ms(max(0, wake_ms - self.clock.monotonic_ms())))
-            sleeper.add_done_callback(lambda _: resolve(future))
+            sleeper = self.clock.call_later(max(0, wake_ms - self.clock.monotonic_ms()), lambda: resolve(future))
         waiters.add(future)
         self._sleepers[future] = wake_ms
         try:

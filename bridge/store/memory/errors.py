@@ -10,6 +10,7 @@ class Code(Enum):
     """Kafka's error codes, as far as the log uses them."""
 
     UNKNOWN_TOPIC_OR_PARTITION = "UNKNOWN_TOPIC_OR_PARTITION"
+    LOCAL_UNKNOWN_PARTITION = "_UNKNOWN_PARTITION"  # the client library's own
     TOPIC_ALREADY_EXISTS = "TOPIC_ALREADY_EXISTS"
     INVALID_TOPIC = "INVALID_TOPIC"
     INVALID_CONFIG = "INVALID_CONFIG"
@@ -32,6 +33,7 @@ class Code(Enum):
 FENCED = frozenset({Code.INVALID_PRODUCER_EPOCH, Code.PRODUCER_FENCED})
 ABORTABLE = frozenset(
     {
+        Code.LOCAL_UNKNOWN_PARTITION,
         Code.MESSAGE_TOO_LARGE,
         Code.TOPIC_AUTHORIZATION_FAILED,
         Code.INVALID_TIMESTAMP,

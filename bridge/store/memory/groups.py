@@ -181,7 +181,8 @@ class GroupCoordinator:
         return self._group(group).offsets.get(queue, -1)
 
     def put_offset(self, group: str, queue: MessageQueue, offset: int, client: str) -> None:
-        """Commits plainly. While a group has members, only their processes may: BrokerError."""
+        """Commits plainly. Raises BrokerError for an unknown queue, or if the group's members are of others."""
+        self._log.find(queue)
         known = self._group(group)
         if known.members and all(member.client != client for member in known.members.values()):
             raise BrokerError(Code.UNKNOWN_MEMBER_ID)

@@ -43,6 +43,7 @@ class Topic:
             timestamp_before_max_ms=acceptance.timestamp_before_max_ms,
             timestamp_after_max_ms=acceptance.timestamp_after_max_ms,
             config=dict(self.config),
+            is_writable=not self.is_denied,
         )
 
 

@@ -14,8 +14,8 @@ from bridge.store.results import QueueOffsets
 
 PLAIN = -1  # the producer id of records outside of Kafka transactions
 _BATCH_OVERHEAD_BYTES = 61
-_RECORD_OVERHEAD_BYTES = 12
-_HEADER_OVERHEAD_BYTES = 3
+_RECORD_OVERHEAD_BYTES = 3  # attributes, and the distances in time and offset from the batch's first record
+_MARKER_BYTES = 17
 _REMEMBERED_BATCHES = 5
 
 
@@ -102,8 +102,9 @@ class Partition:
 
     @property
     def stable(self) -> int:
-        """Last stable offset: where the oldest open Kafka transaction begins."""
-        return min((offsets[0] for offsets in self._open.values()), default=self.maximum)
+        """Last stable offset: where the oldest open Kafka transaction begins, or what is left of it."""
+        oldest = min((offsets[0] for offsets in self._open.values()), default=self.maximum)
+        return max(self.minimum, oldest)
 
     def get_offsets(self) -> QueueOffsets:
         """Raises BrokerError without a leader."""
@@ -115,7 +116,7 @@ class Partition:
             raise BrokerError(Code.LEADER_NOT_AVAILABLE, self.queue.topic)
 
     def append(self, messages: Sequence[Message], stamp: Stamp | None, now_ms: int) -> list[Appended]:
-        """All messages, or none. Raises BrokerError."""
+        """All messages, or those before the first refused one, which is sent by itself. Raises BrokerError."""
         self.check_leader()
         known = None
         if stamp is not None:
@@ -123,16 +124,23 @@ class Partition:
             repeat = known.find_repeat(stamp, len(messages))
             if repeat is not None:
                 return repeat
-        sizes = [self._check(message, now_ms) for message in messages]
+        sizes, refused = self._check_each(messages, now_ms)
         producer_id = PLAIN if stamp is None else stamp.producer_id
         appended = [
-            self._add(message, size, producer_id, now_ms) for message, size in zip(messages, sizes, strict=True)
+            self._add(message, size, producer_id, now_ms) for message, size in zip(messages, sizes, strict=False)
         ]
-        if stamp is not None and known is not None:
+        if stamp is not None and known is not None and appended:
             known.remember(stamp, appended)
             self._open.setdefault(stamp.producer_id, []).extend(one.queue_offset for one in appended)
         self.waiters.wake()
+        if refused is not None:
+            raise refused
         return appended
+
+    def next_sequence(self, stamp: Stamp) -> int:
+        """The sequence number that is expected next from the producer."""
+        known = self._producers.get(stamp.producer_id)
+        return known.next_sequence if known is not None and known.epoch == stamp.epoch else 0
 
     def end(self, producer_id: int, epoch: int, is_commit: bool, now_ms: int) -> None:
         """Writes the marker that ends a producer's Kafka transaction here. Raises BrokerError without a leader."""
@@ -145,7 +153,7 @@ class Partition:
         if not is_commit:
             self.aborted.update(offsets)
         stored = StoredMessage(self.maximum, None, None, (), now_ms)
-        self._store(Record(stored, producer_id, True, _BATCH_OVERHEAD_BYTES + _RECORD_OVERHEAD_BYTES), now_ms)
+        self._store(Record(stored, producer_id, True, _BATCH_OVERHEAD_BYTES + _MARKER_BYTES), now_ms)
         self.waiters.wake()
 
     def read(self, offset: int, max_count: int) -> tuple[list[StoredMessage], int]:
@@ -157,10 +165,10 @@ class Partition:
             record = self.records[index]
             if record.stored.queue_offset >= stable:
                 break
-            if len(found) == max_count:
-                return found, record.stored.queue_offset
             if self.is_visible(record):
                 found.append(record.stored)
+                if len(found) == max_count:
+                    return found, record.stored.queue_offset + 1
             index += 1
         return found, max(offset, stable)
 
@@ -205,6 +213,16 @@ class Partition:
         """Begins a new segment."""
         self.segments.append(Segment(self.maximum, now_ms))
 
+    def _check_each(self, messages: Sequence[Message], now_ms: int) -> tuple[list[int], BrokerError | None]:
+        """The sizes of those before the first that is refused, and why it is."""
+        sizes: list[int] = []
+        for message in messages:
+            try:
+                sizes.append(self._check(message, now_ms))
+            except BrokerError as error:
+                return sizes, error
+        return sizes, None
+
     def _check(self, message: Message, now_ms: int) -> int:
         rules = self.acceptance
         if rules.is_key_required and message.key is None:
@@ -212,16 +230,16 @@ class Partition:
         size = measure(message)
         if size + _BATCH_OVERHEAD_BYTES > rules.max_message_bytes:
             raise BrokerError(Code.MESSAGE_TOO_LARGE, self.queue.topic)
-        asked = message.timestamp_ms
-        if asked is None or rules.is_log_append_time:
+        if not message.timestamp_ms or rules.is_log_append_time:
             return size
+        asked = message.timestamp_ms
         if not now_ms - rules.timestamp_before_max_ms <= asked <= now_ms + rules.timestamp_after_max_ms:
             raise BrokerError(Code.INVALID_TIMESTAMP, self.queue.topic)
         return size
 
     def _add(self, message: Message, size: int, producer_id: int, now_ms: int) -> Appended:
-        asked = message.timestamp_ms
-        stored_ms = now_ms if asked is None or self.acceptance.is_log_append_time else asked
+        asked = message.timestamp_ms  # 0 is no time: the client library fills in its own
+        stored_ms = now_ms if not asked or self.acceptance.is_log_append_time else asked
         stored = StoredMessage(self.maximum, message.key, message.value, tuple(message.headers), stored_ms)
         self._store(Record(stored, producer_id, False, size), now_ms)
         return Appended(stored.queue_offset, stored_ms)
@@ -246,11 +264,22 @@ class Partition:
 
 
 def measure(message: Message) -> int:
-    """About the bytes that Kafka stores for a message."""
-    size = _RECORD_OVERHEAD_BYTES + len(message.key or b"") + len(message.value or b"")
+    """The bytes of a message that is alone in its batch, but for the batch's own."""
+    size = _RECORD_OVERHEAD_BYTES + _measure_bytes(message.key) + _measure_bytes(message.value)
+    size += _measure_varint(len(message.headers))
     for name, value in message.headers:
-        size += _HEADER_OVERHEAD_BYTES + len(name.encode()) + len(value or b"")
-    return size
+        size += _measure_bytes(name.encode()) + _measure_bytes(value)
+    return size + _measure_varint(size)
+
+
+def _measure_bytes(value: bytes | None) -> int:
+    """With the length in front; null is a length of -1."""
+    return 1 if value is None else _measure_varint(len(value)) + len(value)
+
+
+def _measure_varint(number: int) -> int:
+    """Seven bits a byte, and one bit for the sign."""
+    return ((number << 1).bit_length() + 6) // 7 or 1
 
 
 def _offset_of(record: Record) -> int:

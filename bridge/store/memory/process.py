@@ -39,6 +39,15 @@ class MemoryProcess:
         self.owners = MemoryOwnerStore(cluster, self._link)
         self.admin = MemoryTopicAdmin(cluster, self._link)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is frozen or killed."""
+        return self._link.is_stopped
+
+    async def pause(self) -> None:
+        """Lets others run, and waits while the process is frozen; raises CancelledError in a killed one."""
+        await self._link.pause()
+
     def freeze(self) -> None:
         """SIGSTOP: no request leaves, no answer is seen, no heartbeat is sent."""
         self._link.freeze()

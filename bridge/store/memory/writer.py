@@ -1,6 +1,6 @@
 """The transactional side of a client: two producers in strict turns, as a real client library behaves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreFenced, StoreUnavailable
@@ -46,11 +46,22 @@ class MemoryProducer:
         by_queue: dict[MessageQueue, list[int]] = {}
         for place, message in enumerate(messages):
             by_queue.setdefault(MessageQueue(message.topic, message.queue_id), []).append(place)
+        self._check_known(by_queue)
         await self._add_queues([queue for queue in by_queue if queue not in self._queues])
         found: dict[int, Appended] = {}
+        refused: BrokerError | None = None
         for queue, places in by_queue.items():
-            appended = await self._append(queue, [messages[place] for place in places])
-            found.update(zip(places, appended, strict=True))
+            try:
+                appended = await self._append(queue, [messages[place] for place in places])
+            except BrokerError as error:
+                if error.code not in ABORTABLE:
+                    raise
+                self._sequences[queue] = self._cluster.log.find(queue).next_sequence(self._stamp)  # some may be in
+                refused = refused or error  # the other requests are on their way by then
+            else:
+                found.update(zip(places, appended, strict=True))
+        if refused is not None:
+            raise refused
         return [found[place] for place in range(len(messages))]
 
     async def put_offsets(self, generation: GroupGeneration, offsets: Sequence[ConsumeOffset]) -> None:
@@ -68,6 +79,13 @@ class MemoryProducer:
             await self._call(step, lambda: self._cluster.producers.end(self._id, stamp, is_commit))
         self._is_begun = False
         self._queues.clear()
+
+    def _check_known(self, queues: Collection[MessageQueue]) -> None:
+        """A client library refuses a queue that its topic does not have; for a missing topic it goes on looking."""
+        topics = self._cluster.log.topics
+        for queue in queues:
+            if queue.topic in topics and queue.queue_id >= len(topics[queue.topic].partitions):
+                raise BrokerError(Code.LOCAL_UNKNOWN_PARTITION, queue.topic)
 
     async def _add_queues(self, queues: Sequence[MessageQueue]) -> None:
         if queues:

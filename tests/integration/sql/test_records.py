@@ -1,6 +1,7 @@
 """Groups, rounds, counts, audit, redrive jobs, leases and identity, on both databases."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import pytest
@@ -17,12 +18,14 @@ from bridge.sql.engine import Database
 from bridge.sql.errors import MalformedCursor
 from bridge.sql.groups import GroupDeletion
 from bridge.sql.identity import TopicIdentity, read_identity, record_identity
-from bridge.sql.leases import release_lease, take_lease
+from bridge.sql.leases import LeaseWatch, release_lease, take_lease
+from bridge.sql.positions import AppliedPosition, LogIdentity, begin_position
 from bridge.sql.projected_row import ALL_COLUMNS, all_values, make_row
+from bridge.sql.rebuilding import clear_projection
 from bridge.sql.redrive import JobState, RedriveJob, advance_job, claim_job, create_job, find_job, list_jobs, stop_job
 from bridge.sql.stats import AGE_BOUNDS_S, read_stats
 from bridge.sql.tables import endpoints, group_counts, transactions
-from bridge.sql.transactions import read_timeline
+from bridge.sql.transactions import find_many, read_positions, read_timeline
 from tests.support.virtual_time import VirtualClock
 
 pytest_plugins = ["tests.support.postgres"]
@@ -229,7 +232,7 @@ async def test_lease_belongs_to_one_until_it_ends(database: Database) -> None:
     """Renewed by its owner, taken by another only afterwards, free when given back."""
 
     async def take(owner: str, now_ms: int) -> bool:
-        return await database.run(lambda conn: take_lease(conn, "projector", owner, now_ms, 50))
+        return (await database.run(lambda conn: take_lease(conn, "projector", owner, now_ms, 50))).owner == owner
 
     assert await take("one", 100)
     assert not await take("two", 149)
@@ -242,6 +245,27 @@ async def test_lease_belongs_to_one_until_it_ends(database: Database) -> None:
     assert await take("one", 192)
 
 
+async def test_lease_of_a_clock_that_was_set_back_is_taken_over_once_it_is_abandoned(database: Database) -> None:
+    """By the wall clock it would be held for an hour; whoever renews it keeps it (68)."""
+    watch = LeaseWatch(50)
+
+    async def take(owner: str, now_ms: int, monotonic_ms: int) -> bool:
+        abandoned = watch.find_abandoned(monotonic_ms) if owner == "two" else None
+        lease = await database.run(lambda conn: take_lease(conn, "projector", owner, now_ms, 50, abandoned))
+        if owner == "two":
+            watch.note(lease, monotonic_ms)
+        return lease.owner == owner
+
+    assert await take("one", 3_600_000, 0)
+    assert not await take("two", 100, 0)
+    assert not await take("two", 149, 49)
+    assert await take("one", 3_600_049, 49)
+    assert not await take("two", 150, 50)
+    assert not await take("two", 199, 99)
+    assert await take("two", 200, 100)
+    assert not await take("one", 100, 100)
+
+
 async def test_identity_is_recorded_and_replaced(database: Database) -> None:
     """What an operator accepts takes the place of what was known (62)."""
     assert await database.read(read_identity) == {}
@@ -250,3 +274,36 @@ async def test_identity_is_recorded_and_replaced(database: Database) -> None:
     changed = {"op": TopicIdentity("cluster", "3")}
     await database.run(lambda conn: record_identity(conn, changed, 2))
     assert await database.read(read_identity) == topics | changed
+
+
+async def test_first_prepares_of_a_group_share_one_write(
+    directory: SqlDirectory, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred at once would only wait for each other, and some of them too long."""
+    writes: list[object] = []
+    run = database.run
+
+    async def count(work: Callable[[Connection], object], timeout_ms: int | None = None) -> object:
+        writes.append(work)
+        return await run(work, timeout_ms)
+
+    monkeypatch.setattr(database, "run", count)
+    made = await asyncio.gather(*[directory.ensure_group("shop") for _ in range(100)])
+    assert {group.name for group in made} == {"shop"}
+    assert len(writes) == 1
+
+
+async def test_reader_of_a_projection_that_is_emptied_keeps_its_view(database: Database) -> None:
+    """Positions that say "current" beside rows that have gone would be a false 404 (A)."""
+    row = make_row("0" * 28, "shop", 0, 1, 1)
+    await database.run(lambda conn: insert_rows(conn, transactions, ALL_COLUMNS, [all_values(row)]))
+    await database.run(lambda conn: begin_position(conn, 0, AppliedPosition(2, 2, 0), LogIdentity("c", "j", "o")))
+    loop = asyncio.get_running_loop()
+
+    def work(conn: Connection) -> tuple[int, int]:
+        s = read_positions(conn)[0].s
+        asyncio.run_coroutine_threadsafe(database.run(clear_projection), loop).result()
+        return s, len(find_many(conn, ["0" * 28]))
+
+    assert await database.read(work) == (2, 1)
+    assert await database.read(lambda conn: (len(read_positions(conn)), len(find_many(conn, ["0" * 28])))) == (0, 0)

@@ -24,6 +24,7 @@ from tests.contract.world import (
     read_until,
     read_values,
     to,
+    wait_for_leader,
 )
 
 
@@ -146,6 +147,7 @@ async def test_partitions_added_later_can_be_written(world: KafkaContractWorld, 
     async with fenced_writer(kafka, fresh_ids()) as writer:
         await writer.put_all(batch_of([to(MessageQueue(topic, 0), b"old")], to(op, b"first")))
         await add_queues(kafka, topic, 3)
+        await wait_for_leader(world, MessageQueue(topic, 2))
         await writer.put_all(batch_of([to(MessageQueue(topic, 2), b"new")], to(op, b"second")))
     assert [m.value for m in await read_until(world, MessageQueue(topic, 2), b"new")] == [b"new"]
 

@@ -60,6 +60,7 @@ async def test_nobody_there_is_said_in_time() -> None:
         for attempt in (
             clients.store.get_offsets(QUEUE),
             clients.store.get(QUEUE, 0, 1),
+            clients.admin.ping(),
             clients.admin.describe_cluster(),
             clients.admin.list_topics(),
         ):

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from bridge.core.errors import QueueHalted, StoreUnavailable
 from bridge.store.kafka.options import KafkaConfig
@@ -100,7 +101,7 @@ async def test_refused_neighbours_of_other_callers(world: KafkaContractWorld) ->
     """A message too large, and one with an impossible time, hurt nobody who put at the same moment (A, B)."""
     config = {"max.message.bytes": "2000", "message.timestamp.before.max.ms": "3600000"}
     queue, store = await make_queue(world, config), world.process.store
-    bad = [to(queue, b"x" * 3_000), to(queue, b"old")._replace(timestamp_ms=1_000)]
+    bad = [to(queue, b"x" * 3_000), replace(to(queue, b"old"), timestamp_ms=1_000)]
     good = [to(queue, b"%d" % n) for n in range(40)]
     messages = [*good[:20], *bad, *good[20:]]
     results = await asyncio.gather(*[store.put(queue, message) for message in messages])

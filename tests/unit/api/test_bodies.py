@@ -94,8 +94,9 @@ def test_headers_keep_order_and_repeats(member: str, headers: list[tuple[str, by
 
 def test_place_and_time_are_taken_as_asked() -> None:
     """What is left out is chosen by the bridge."""
-    assert parse_message('"partition":3,"timestamp_ms":1')[4:] == (3, 1)
-    assert parse_message("")[4:] == (BY_KEY, None)
+    asked, left = parse_message('"partition":3,"timestamp_ms":1'), parse_message("")
+    assert (asked.queue_id, asked.timestamp_ms) == (3, 1)
+    assert (left.queue_id, left.timestamp_ms) == (BY_KEY, None)
 
 
 def json_number(text: str) -> str:

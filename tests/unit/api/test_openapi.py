@@ -81,6 +81,13 @@ def test_path_parameters_are_described(method: str, path: str, operation: dict[s
     assert described == {part[1:-1] for part in path.split("/") if part.startswith("{")}, method
 
 
+@pytest.mark.parametrize(("method", "path", "operation"), OPERATIONS, ids=[f"{m} {p}" for m, p, _ in OPERATIONS])
+def test_no_parameter_is_named_twice(method: str, path: str, operation: dict[str, Any]) -> None:
+    """The list must hold each name and place once, or tools see the one without its pattern. Source: OpenAPI 3.1."""
+    places = [(parameter["name"], parameter["in"]) for parameter in operation["parameters"]]
+    assert len(places) == len(set(places))
+
+
 def test_every_problem_is_described() -> None:
     """Each row of the table is in the overview, and each that a route can answer with is there with an example."""
     overview = DOCUMENT["info"]["description"]

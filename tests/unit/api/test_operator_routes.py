@@ -1,6 +1,6 @@
 """Lists, counts, audit and redrive."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from bridge.core.transaction import TransactionState
 from tests.support.api_fakes import FakeTransactions

@@ -2,16 +2,18 @@
 
 import base64
 import json
-from dataclasses import replace
+import re
 
 import pytest
+from msgspec.structs import replace
 
+from api.hot_path import HotPath
 from bridge.core.record import Act, Resolution, Source
 from bridge.core.transaction import TransactionState
 from bridge.service.contract import Outcome, RefusalCode, Refused
-from tests.support.api_fakes import BORN_MS, FakeTransactions
+from tests.support.api_fakes import BORN_MS, FakeTransactions, make_facts, make_services
 from tests.support.bad_requests import JSON, UNKNOWN_ID, Facts
-from tests.support.live_server import LiveServer
+from tests.support.live_server import LiveServer, serve
 from tests.support.problems import check_problem
 
 ORDER = {"producer_group": "orders", "messages": [{"topic": "orders.created", "key": "42", "value": {"amount": 1}}]}
@@ -217,3 +219,39 @@ async def test_resolutions_answer_each(live: LiveServer, facts: Facts, fake: Fak
 def test_times_of_the_fake_are_those_of_the_tests() -> None:
     """The expected texts above are written by hand."""
     assert BORN_MS == 1_769_860_800_123
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/transactions", ORDER),
+        ("/v1/transactions/batch", {"transactions": [ORDER]}),
+        ("/v1/messages", ORDER),
+        ("/v1/messages/batch", {"transactions": [ORDER]}),
+        ("/v1/resolutions", {"resolutions": [{"transaction_id": UNKNOWN_ID, "resolution": 8}]}),
+        ("/v1/transactions/{}/commit", {}),
+        ("/v1/transactions/{}/rollback", {}),
+        (f"/v1/transactions/{UNKNOWN_ID}/commit", {}),
+        ("/v1/transactions/-/commit", {}),
+        ("/v1/transactions//commit", {}),
+        ("/v1/transactions", {"nonsense": 1}),
+    ],
+)
+async def test_calls_that_bypass_the_router_answer_as_it_does(
+    path: str, body: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status, headers and members are the same, and the route is named the same to metrics."""
+    heard = []
+    for is_hot in (True, False):
+        if not is_hot:
+            monkeypatch.setattr(HotPath, "_find", lambda self, path: None)
+        fake = FakeTransactions()
+        facts = await make_facts(fake)
+        async with serve(make_services(fake)) as server:
+            answer = await server.client.post(path.format(facts.prepared), json=body)
+            counted = (await server.client.get("/metrics")).text
+        routes = sorted(set(re.findall(r'http_request_seconds_count\{[^}]*route="([^"]*)"', counted)))
+        members = re.sub(r'"(transaction_id|instance)":"[^"]*"', "", answer.text)
+        names = sorted(set(answer.headers) - {"date"})
+        heard.append((answer.status_code, names, members, routes))
+    assert heard[0] == heard[1]

@@ -5,6 +5,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bridge.core.config import CheckTimes
 from bridge.core.transaction import MAX_CHECKS, MAX_LIFE, NO_ENDPOINT, Transaction
@@ -24,7 +25,7 @@ def make_table(times: CheckTimes = TIMES) -> Timetable:
 def make_transaction(name: str, due_ms: int = FIRST, group: str = "g", **members: Any) -> Transaction:
     """A new half message, unless `members` say otherwise."""
     made = Transaction(name, group, half=5, appended_ms=T0, okey=0, at=5, since_ms=T0, next_due_ms=due_ms)
-    return made._replace(**members)
+    return replace(made, **members)
 
 
 def at(now_ms: int, read_ms: int | None = None, monotonic_ms: int = 10**9) -> Moment:
@@ -303,20 +304,25 @@ def test_takes_exactly_what_a_plain_list_would(events: Sequence[tuple[str, int, 
     table = table_with()
     due: dict[str, int] = {}
     flying: dict[str, Ask] = {}
+    answered: set[str] = set()  # what the settler says of them is older than their answer
     now = FIRST
     for event, number, step in events:
         name = f"{number}"
-        if event == "prepare" and name not in flying:
+        if event == "prepare" and name in answered:
+            table.set_prepared(0, [make_transaction(name, now + step, at=9)], 0)
+        elif event == "prepare" and name not in flying:
             due[name] = now + step
             table.set_prepared(0, [make_transaction(name, now + step, at=9)], 0)
         elif event == "end":
             due.pop(name, None)
+            answered.discard(name)
             table.set_ended(0, [name])
         elif event == "take":
             now += step
             taken = take(table, at(now)).asks
             assert set(names(taken)) == {n for n, due_ms in due.items() if due_ms <= now and n not in flying}
             flying |= {ask.transaction.transaction_id: ask for ask in taken}
+            answered -= flying.keys()
         elif event in {"answer", "miss"} and name in flying:
             ask = flying.pop(name)
             later = now + (30_000 if event == "answer" else step)
@@ -326,4 +332,5 @@ def test_takes_exactly_what_a_plain_list_would(events: Sequence[tuple[str, int, 
                 table.set_unanswered(ask, later, found_no_endpoint=False)
             if name in due:
                 due[name] = later
+                answered |= {name} if event == "answer" else set()
         assert table.in_flight == len(flying)

@@ -13,6 +13,8 @@ import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from bridge.core.config import CheckCalls, CheckTimes, GroupSettings
 from bridge.core.errors import StoreTimeout
 from bridge.core.message import Message
@@ -190,8 +192,8 @@ class World:
 
     def count(self, transaction: Transaction) -> Transaction:
         """Reports an answer UNKNOWN as counted now, as the settler does."""
-        counted = transaction._replace(
-            check_times=transaction.check_times + 1, at=999, next_due_ms=self.clock.now_ms() + 30_000
+        counted = structs.replace(
+            transaction, check_times=transaction.check_times + 1, at=999, next_due_ms=self.clock.now_ms() + 30_000
         )
         self.service.prepared(queue_of(transaction.transaction_id), [counted], self.clock.monotonic_ms())
         return counted

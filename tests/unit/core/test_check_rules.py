@@ -1,6 +1,7 @@
 """When a transaction is checked and when it is parked."""
 
 import pytest
+from msgspec.structs import replace
 
 from bridge.core.check_rules import Due, decide_due, first_check_ms
 from bridge.core.config import CheckTimes
@@ -22,15 +23,15 @@ def test_first_check_waits_for_timeout_and_immunity(immunity: int | None, expect
     [
         (T, 6_999, False, (Due.NOTHING, "")),
         (T, 7_000, False, (Due.ASK, "")),
-        (T._replace(check_times=2), 7_000, True, (Due.ASK, "")),
-        (T._replace(check_times=3), 6_999, True, (Due.NOTHING, "")),
-        (T._replace(check_times=3), 7_000, True, (Due.PARK, MAX_CHECKS)),
-        (T._replace(check_times=3, base=3), 7_000, True, (Due.ASK, "")),
-        (T._replace(check_times=1, max_checks=1), 7_000, True, (Due.PARK, MAX_CHECKS)),
-        (T._replace(next_due_ms=200_000), 101_000, True, (Due.PARK, MAX_LIFE)),
+        (replace(T, check_times=2), 7_000, True, (Due.ASK, "")),
+        (replace(T, check_times=3), 6_999, True, (Due.NOTHING, "")),
+        (replace(T, check_times=3), 7_000, True, (Due.PARK, MAX_CHECKS)),
+        (replace(T, check_times=3, base=3), 7_000, True, (Due.ASK, "")),
+        (replace(T, check_times=1, max_checks=1), 7_000, True, (Due.PARK, MAX_CHECKS)),
+        (replace(T, next_due_ms=200_000), 101_000, True, (Due.PARK, MAX_LIFE)),
         (T, 101_000, False, (Due.ASK, "")),
-        (T._replace(next_due_ms=200_000), 101_000, False, (Due.NOTHING, "")),
-        (T._replace(max_life_s=1), 7_000, True, (Due.PARK, MAX_LIFE)),
+        (replace(T, next_due_ms=200_000), 101_000, False, (Due.NOTHING, "")),
+        (replace(T, max_life_s=1), 7_000, True, (Due.PARK, MAX_LIFE)),
     ],
 )
 def test_due_table(transaction: Transaction, now: int, had_round: bool, expected: tuple[Due, str]) -> None:

@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
 from bridge.core.message import Receipt
@@ -40,7 +41,7 @@ RECEIPTS = st.lists(st.builds(Receipt, st.just("a.b-c_d"), st.integers(0, 99), s
 def test_live_state_comes_back_whole(transaction: Transaction) -> None:
     """Everything a successor needs is in the op message of what is not final (S, K, O)."""
     if transaction.state is TransactionState.PARKED:
-        transaction = transaction._replace(next_due_ms=0)
+        transaction = replace(transaction, next_due_ms=0)
     assert decode_op(ID, encode_op(OpMessage(transaction))) == OpMessage(transaction)
 
 

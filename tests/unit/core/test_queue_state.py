@@ -2,6 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bridge.core.horizon import HorizonConfig
 from bridge.core.message import Message
@@ -19,7 +20,7 @@ def make_half(n: int, *, keyed: bool, published: bool, count: int) -> tuple[Half
     single = ("t", -1, None) if count == 1 else ("", -1, None)
     half = HalfMessage(IDS[n], "g", count, 0, *single, None, None, 3, None)
     if keyed or published:
-        half = half._replace(idempotency_key=f"key{n}", seen_ms=10**15, request=f"q{n}", is_published=published)
+        half = replace(half, idempotency_key=f"key{n}", seen_ms=10**15, request=f"q{n}", is_published=published)
     return half, messages
 
 

@@ -5,6 +5,7 @@ import contextlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
 from bridge.core.message import Message, StoredMessage
@@ -24,6 +25,7 @@ from bridge.core.transaction_id import make_transaction_id
 
 IDS = st.builds(make_transaction_id, st.integers(0, 1023), st.integers(0, 2**128 - 1))
 TEXTS = st.text(max_size=20).filter(is_property_text)
+GROUPS = st.from_regex(r"[A-Za-z0-9._-]{1,120}", fullmatch=True)
 COUNTS = st.none() | st.integers(1, 10**6)
 HEADERS = st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=5)), max_size=4).map(tuple)
 MESSAGES = st.builds(
@@ -41,13 +43,13 @@ def halves(draw: st.DrawFn) -> tuple[HalfMessage, list[Message]]:
     messages = draw(st.lists(MESSAGES, min_size=1, max_size=3))
     only = messages[0]
     half = HalfMessage(
-        draw(IDS), draw(TEXTS), len(messages), draw(st.integers(0, 2**41)),
+        draw(IDS), draw(GROUPS), len(messages), draw(st.integers(0, 2**41)),
         *((only.topic, only.queue_id, only.timestamp_ms) if len(messages) == 1 else ("", -1, None)),
         draw(st.none() | TEXTS), draw(COUNTS), draw(COUNTS), draw(COUNTS), request=draw(st.none() | TEXTS),
         is_published=draw(st.booleans()),
     )  # fmt: skip
     if draw(st.booleans()):
-        half = half._replace(idempotency_key=draw(TEXTS), seen_ms=draw(st.integers(0, 2**41)))
+        half = replace(half, idempotency_key=draw(TEXTS), seen_ms=draw(st.integers(0, 2**41)))
     return half, messages
 
 
@@ -175,8 +177,8 @@ def test_usual_records_are_read_as_all_others(
 ) -> None:
     """The short way for producers' records and the general way say the same."""
     half, messages = made
-    plain = half._replace(
-        group="shop", ordering_key=None, immunity_s=None, max_checks=None, max_life_s=None, idempotency_key=None,
+    plain = replace(
+        half, group="shop", ordering_key=None, immunity_s=None, max_checks=None, max_life_s=None, idempotency_key=None,
         seen_ms=0, request=None, is_published=False, timestamp_ms=None,
     )  # fmt: skip
     end = EndRecord(half.transaction_id, resolution, Source.PRODUCER, half.born_ms, group, request)

@@ -4,6 +4,7 @@ import uuid
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bridge.core.message import Message
 from bridge.core.transaction_id import digest_bits, is_transaction_id, make_transaction_id, make_uuid7_bits, queue_of
@@ -53,15 +54,15 @@ def test_digest_tells_all_content_apart() -> None:
         ("gi", "", False, None, [base]),
         ("g", "i", True, None, [base]),
         ("g", "i", False, "", [base]),
-        ("g", "i", False, None, [base._replace(key=None)]),
-        ("g", "i", False, None, [base._replace(key=b"")]),
-        ("g", "i", False, None, [base._replace(key=b"kv", value=b"")]),
-        ("g", "i", False, None, [base._replace(value=None)]),
-        ("g", "i", False, None, [base._replace(headers=())]),
-        ("g", "i", False, None, [base._replace(headers=(("h", None),))]),
-        ("g", "i", False, None, [base._replace(headers=(("hx", b""),))]),
-        ("g", "i", False, None, [base._replace(queue_id=-1)]),
-        ("g", "i", False, None, [base._replace(timestamp_ms=None)]),
+        ("g", "i", False, None, [replace(base, key=None)]),
+        ("g", "i", False, None, [replace(base, key=b"")]),
+        ("g", "i", False, None, [replace(base, key=b"kv", value=b"")]),
+        ("g", "i", False, None, [replace(base, value=None)]),
+        ("g", "i", False, None, [replace(base, headers=())]),
+        ("g", "i", False, None, [replace(base, headers=(("h", None),))]),
+        ("g", "i", False, None, [replace(base, headers=(("hx", b""),))]),
+        ("g", "i", False, None, [replace(base, queue_id=-1)]),
+        ("g", "i", False, None, [replace(base, timestamp_ms=None)]),
         ("g", "i", False, None, [base, base]),
     ]
     assert len({digest_bits(*content) for content in contents}) == len(contents)

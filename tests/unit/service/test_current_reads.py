@@ -12,8 +12,9 @@ from bridge.service.current_reads import Currency, CurrentReads, ProjectionPosit
 from bridge.service.deadline import Deadline
 from bridge.service.queue_ends import QueueEnds
 from bridge.store.memory.link import Fate, StepKind
+from tests.support.inline_database import InlineDatabase
 from tests.support.memory_faults import ScriptedFaults
-from tests.support.service_world import InlineDatabase, ServiceWorld, make_service_world
+from tests.support.service_world import ServiceWorld, make_service_world
 
 T = TypeVar("T")
 

@@ -28,7 +28,9 @@ class CountingAdmin(MemoryTopicAdmin):
     asked = 0
     is_down = False
 
-    async def describe_topics(self, names: Collection[str]) -> dict[str, TopicDescription | None]:
+    async def describe_topics(
+        self, names: Collection[str], *, with_denied: bool = False
+    ) -> dict[str, TopicDescription | None]:
         self.asked += 1
         if self.is_down:
             raise StoreUnavailable("down")

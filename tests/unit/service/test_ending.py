@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from bridge.core.message import Message, MessageQueue
 from bridge.core.op_message import ANSWERS_KEY, Answer, AnswerCode, OpMessage, encode_answers, encode_op
@@ -222,14 +223,14 @@ def test_answers_are_read_from_the_op_topic_alone(tmp_path: Path) -> None:
             end = records[0]
             assert isinstance(end, EndRecord)
             assert end.request is not None
-            parked = OpMessage(base._replace(state=TransactionState.PARKED))
+            parked = OpMessage(replace(base, state=TransactionState.PARKED))
             expired = Answer(end.request, NOBODY, AnswerCode.BODY_EXPIRED, None)
             await put(ANSWERS_KEY, encode_answers([(expired, encode_op(parked))])[0])
-            blocked = base._replace(state=TransactionState.COMMITTED, blocked=True, by="producer", ended_ms=2_000)
-            await put(NOBODY.encode(), encode_op(OpMessage(blocked._replace(why=SPLIT))))
+            blocked = replace(base, state=TransactionState.COMMITTED, blocked=True, by="producer", ended_ms=2_000)
+            await put(NOBODY.encode(), encode_op(OpMessage(replace(blocked, why=SPLIT))))
             await world.sleep(3_000)
             assert not task.done()
-            await put(NOBODY.encode(), encode_op(OpMessage(blocked._replace(why="UNKNOWN_TOPIC"))))
+            await put(NOBODY.encode(), encode_op(OpMessage(replace(blocked, why="UNKNOWN_TOPIC"))))
             first, second = await task
             assert isinstance(first, Refused)
             assert (first.code, first.state) == (RefusalCode.BODY_EXPIRED, TransactionState.PARKED)

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from bridge.clock import KafkaTime
 from bridge.core.message import Message, MessageQueue
 from bridge.core.op_message import ANSWERS_KEY, Answer, AnswerCode, OpMessage, encode_answers, encode_op
@@ -30,7 +32,7 @@ class Following:
         await self.memory.store.put(MessageQueue(TOPICS.op, 0), Message("", key, value))
 
     async def put_state(self, state: TransactionState = TransactionState.COMMITTED) -> None:
-        transaction = Transaction(ID, "shop", 5, 1_000, 0)._replace(state=state)
+        transaction = replace(Transaction(ID, "shop", 5, 1_000, 0), state=state)
         await self.put(ID.encode(), encode_op(OpMessage(transaction)))
 
     async def wait(self, wait: BatchWait) -> bool:

@@ -1,15 +1,17 @@
 """Prepare: half messages into the journal."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from bridge.core.config import CheckTimes, GroupSettings
 from bridge.core.message import Message
 from bridge.core.record import HalfMessage
 from bridge.core.transaction import TransactionState
 from bridge.core.transaction_id import queue_of
 from bridge.core.view import TransactionView
+from bridge.directory import DEFAULT_SETTINGS
 from bridge.service.contract import Outcome, PrepareCall, Prepared, RefusalCode, Refused
 from bridge.service.limits import Limits
 from bridge.store.memory.link import Fate, StepKind
@@ -37,6 +39,31 @@ def test_prepare_is_stored_and_answers_in_order(tmp_path: Path) -> None:
             halves = [record for record in await world.journal() if isinstance(record, HalfMessage)]
             assert [half.transaction_id for half in halves] == [first.transaction_id, third.transaction_id]
             assert halves[0].request is None
+
+    world.run(story())
+
+
+def test_first_check_that_was_told_holds_for_a_settler_that_knows_other_settings(tmp_path: Path) -> None:
+    """Processes hear of new settings one after the other; nobody is asked before the time in the answer (K)."""
+    world = make_service_world(tmp_path)
+    hour = GroupSettings(CheckTimes(transaction_timeout_ms=3_600_000))
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling():  # these settlers know the defaults alone
+            await api.directory.put_group("shop", hour, [])
+            [prepared] = await api.transactions.prepare([world.call()])
+            assert isinstance(prepared, Prepared)
+            assert prepared.first_check_ms == prepared.born_ms + 3_600_000
+            await world.sleep(10)
+            await api.directory.put_group("shop", DEFAULT_SETTINGS, [])
+            [after] = await api.transactions.prepare([world.call()])
+            assert isinstance(after, Prepared)
+            await world.sleep(1_000)
+            pending = world.settlers.observer.pending
+            assert pending[prepared.transaction_id].next_due_ms == prepared.first_check_ms
+            assert pending[after.transaction_id].next_due_ms == after.first_check_ms == after.born_ms + 6_000
+            halves = [record for record in await world.journal() if isinstance(record, HalfMessage)]
+            assert [half.immunity_s for half in halves] == [3_600, 6]
 
     world.run(story())
 
@@ -85,7 +112,7 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path, members: dict[str, objec
 
     async def story() -> None:
         async with world.serving() as api:
-            bad = replace(world.call(), **members)  # type: ignore[arg-type]
+            bad = replace(world.call(), **members)
             answers = await api.transactions.prepare([bad, world.call()])
             assert isinstance(answers[0], Refused)
             assert (answers[0].code, answers[0].outcome) == (code, Outcome.NOT_APPLIED)

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from bridge.core.op_message import Answer, AnswerCode, OpMessage
 from bridge.core.transaction import SPLIT, Transaction, TransactionState
@@ -15,7 +16,7 @@ ID, OTHER = "00" + "0" * 26, "00" + "1" * 25 + "0"
 
 
 def op(state: TransactionState, transaction_id: str = ID, **members: Any) -> OpMessage:
-    return OpMessage(Transaction(transaction_id, "shop", 5, 1_000, 0)._replace(state=state, **members))
+    return OpMessage(replace(Transaction(transaction_id, "shop", 5, 1_000, 0), state=state, **members))
 
 
 @pytest.mark.parametrize(

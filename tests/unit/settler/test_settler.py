@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from bridge.core.horizon import HorizonConfig
-from bridge.core.message import Message, MessageQueue
+from bridge.core.message import Message, MessageQueue, Receipt
 from bridge.core.op_message import AnswerCode
 from bridge.core.properties import decode_properties, encode_properties
 from bridge.core.record import Act, ActRecord, Resolution, Source
@@ -35,7 +35,7 @@ def test_committed_message_is_published_once_and_its_receipt_tells_where() -> No
     assert list(record.headers) == [("h", b"1"), ("h", None), ("transaction-id", world.id_of("a").encode())]
     op = world.op_of("a")
     assert op.transaction.state is TransactionState.COMMITTED
-    assert [tuple(r) for r in op.receipts] == [("credits", 0, record.queue_offset)]
+    assert list(op.receipts) == [Receipt("credits", 0, record.queue_offset)]
     assert [(a.request, a.code) for a in world.read_op().answers] == [("r2", AnswerCode.ALREADY)]
 
 
@@ -252,6 +252,22 @@ def test_only_the_expected_check_number_is_counted() -> None:
     op = world.op_of("a").transaction
     assert (op.by, op.check_times) == ("check", 2)
     assert world.memory.visible("credits") == [b"v"]
+
+
+@pytest.mark.parametrize("resolution", [Resolution.COMMIT, Resolution.ROLLBACK])
+def test_check_that_decides_is_counted_too(resolution: Resolution) -> None:
+    """Check times are the answered askings, the last one among them (K)."""
+    world = make_settler_world()
+
+    async def story() -> None:
+        async with world.settling():
+            await world.prepare("a", Message("orders"))
+            await world.end("a", Resolution.UNKNOWN, source=Source.CHECK, check_number=1)
+            await world.end("a", resolution, source=Source.CHECK, check_number=2)
+            await world.settled()
+
+    world.run(story())
+    assert world.op_of("a").transaction.check_times == 2
 
 
 def test_keyed_half_message_appended_too_late_is_void() -> None:

@@ -1,6 +1,7 @@
 """Which part of what was read may be applied."""
 
 import pytest
+from msgspec.structs import replace
 
 from bridge.core.message import Message, StoredMessage
 from bridge.core.op_message import ANSWERS_KEY, OpMessage, Position, encode_op, encode_position
@@ -152,7 +153,7 @@ def test_unparsable_op_message_is_stepped_over(key: bytes | None, value: bytes |
 def test_unknown_version_stops_before_the_record() -> None:
     """What came before is applied, nothing after it is guessed (40)."""
     journal, ops = JournalBuffer(0, 100), OpBuffer(0, 100)
-    newer = half(1)._replace(headers=(("properties", b"KIND\x01H\x02UNIQ_KEY\x01" + b"0" * 28 + b"\x02V\x012\x02"),))
+    newer = replace(half(1), headers=(("properties", b"KIND\x01H\x02UNIQ_KEY\x01" + b"0" * 28 + b"\x02V\x012\x02"),))
     assert journal.add([half(0), newer, half(2)], 3) == []
     assert journal.halted is not None
     ops.add([position(0, 1), position(1, 3)], 2)

@@ -2,6 +2,8 @@
 
 import json
 
+from msgspec.structs import replace
+
 from bridge.core.config import CheckTimes
 from bridge.core.message import Message, Receipt, StoredMessage
 from bridge.core.op_message import OpMessage
@@ -16,7 +18,7 @@ from bridge.sql.projected_row import ProjectedRow, make_row
 
 ID = make_transaction_id(3, 7)
 PREPARED = Transaction(ID, "shop", 10, 1_000, 1, at=10)
-COMMITTED = PREPARED._replace(state=TransactionState.COMMITTED, at=11, end=11, by="producer", ended_ms=1_011)
+COMMITTED = replace(PREPARED, state=TransactionState.COMMITTED, at=11, end=11, by="producer", ended_ms=1_011)
 COUNTS = ("prepared", "committed", "blocked", "rolled_back", "parked")
 
 
@@ -30,7 +32,7 @@ def op(t: Transaction, offset: int = 0, *receipts: Receipt) -> OpEntry:
 
 
 def end(offset: int, resolution: Resolution = Resolution.COMMIT, **members: object) -> RawEntry:
-    record = EndRecord(ID, resolution, Source.PRODUCER, 1)._replace(**members)  # type: ignore[arg-type]
+    record = replace(EndRecord(ID, resolution, Source.PRODUCER, 1), **members)
     raw: Message = encode_end(record, "half", 3)
     return RawEntry(offset, ID, StoredMessage(offset, raw.key, raw.value, raw.headers, 1_000 + offset))
 
@@ -78,18 +80,18 @@ def test_prepared_and_ended_in_one_chunk_is_one_new_row() -> None:
 
 def test_counts_move_by_comparing_with_the_stored_state() -> None:
     """A state that was counted before is not counted again (C)."""
-    parked = known_row(PREPARED._replace(state=TransactionState.PARKED))
+    parked = known_row(replace(PREPARED, state=TransactionState.PARKED))
     assert counts_of(fold(op(COMMITTED), halves=[], known=parked)) == {"parked": -1, "committed": 1}
     assert counts_of(fold(op(COMMITTED), halves=[], known=known_row(COMMITTED))) == {}
 
 
 def test_blocked_is_counted_beside_committed_until_it_is_published() -> None:
     """SPLIT, a reason, then published: three op messages, one commit."""
-    split = COMMITTED._replace(blocked=True, why="SPLIT")
+    split = replace(COMMITTED, blocked=True, why="SPLIT")
     made = fold(op(split), halves=[], known=known_row())
     assert counts_of(made) == {"committed": 1, "blocked": 1}
-    gone = split._replace(why="UNKNOWN_TOPIC")
-    made = fold(op(gone, 1), op(COMMITTED._replace(at=12), 2), halves=[], known=known_row(split))
+    gone = replace(split, why="UNKNOWN_TOPIC")
+    made = fold(op(gone, 1), op(replace(COMMITTED, at=12), 2), halves=[], known=known_row(split))
     assert counts_of(made) == {"blocked": -1}
     assert [(event.type, json.loads(event.members)) for event in made.events] == [("blocked", {"why": "UNKNOWN_TOPIC"})]
 
@@ -110,7 +112,7 @@ def test_op_message_of_an_unknown_half_makes_a_row_and_the_half_enriches_it() ->
 
 def test_id_prepared_again_after_it_was_forgotten_is_another_transaction() -> None:
     """The settler decided it again; the old state must not be taken for it (30)."""
-    again = PREPARED._replace(half=90, at=90)
+    again = replace(PREPARED, half=90, at=90)
     made = fold(op(again), halves=[half(90)], known=known_row(COMMITTED))
     assert (made.rows[ID].state, made.rows[ID].queue_offset) == ("PREPARED", 90)
     assert counts_of(made) == {"prepared": 1}
@@ -142,5 +144,5 @@ def test_unparsable_end_is_quarantined() -> None:
     """Only its own transaction's timeline misses it."""
     broken = end(12)
     headers = (("properties", b"KIND\x01E\x02UNIQ_KEY\x01" + ID.encode() + b"\x02V\x011\x02"),)
-    made = fold(others=[broken._replace(stored=broken.stored._replace(headers=headers))])
+    made = fold(others=[replace(broken, stored=replace(broken.stored, headers=headers))])
     assert [offset for offset, _ in made.quarantined] == [12]

@@ -25,8 +25,9 @@ def test_promises_do_not_give_way_to_the_user() -> None:
     reader = reader_options(config, errors)
     assert (reader["isolation.level"], reader["auto.offset.reset"]) == ("read_committed", "error")
     transaction = transaction_options(config, errors, "id-0", 90_000)
-    guard = [transaction[f"{name}.ms"] for name in ("socket.timeout", "reconnect.backoff", "reconnect.backoff.max")]
-    assert guard == [10_000, 4_000, 4_000]
+    assert transaction["socket.timeout.ms"] == 10_000
+    waits = [f"{what}.backoff{most}.ms" for what in ("reconnect", "retry") for most in ("", ".max")]
+    assert [transaction[name] for name in waits] == [4_000] * 4
     assert (transaction["transactional.id"], transaction["batch.size"]) == ("id-0", 90_000)
 
 

@@ -1,0 +1,283 @@
+"""A run from its first broker to its verdict."""
+
+import shutil
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx2
+import msgspec
+
+from bridge.broker.ports import choose_free_port
+from tests.chaos import figures
+from tests.chaos.collect import Parts, get
+from tests.chaos.desk import counts_of
+from tests.chaos.faults import Faults, Stage
+from tests.chaos.fleet import ClientProcess, Fleet
+from tests.chaos.guard import guarded
+from tests.chaos.orders import RULES, SETTINGS, RunFile, Size
+from tests.chaos.recorded_calls import now_ms
+from tests.chaos.report import Report, read_commit, read_processor_seconds, read_versions
+from tests.chaos.schedule import BROKER_KINDS, HELD_KINDS, Kind, make_lanes
+from tests.chaos.waiting import WaitingRoom, restart_settlers, slowest
+from tests.support.bridge_process import Bridge, create_topics, wait_until
+from tests.support.history.evidence import Rules
+from tests.support.history.lines import LineWriter
+from tests.support.history.report import write_report
+from tests.support.history.verdict import judge
+from tests.support.kafka_cluster import KafkaCluster, running_cluster
+from tests.support.postgres import PostgresServer
+
+QUEUES = 2
+TOPICS = {"orders": 3, "credits": 2, "line": 1}
+_ENDPOINTS = 2
+_CONSUMERS = 2
+_TELL_S = 10.0
+_DECIDED_S = 180.0
+_CLIENTS_S = 150.0
+_SHORTEST_DISK_MB, _DISK_BYTES_EACH = 512, 8_000
+_MOST_SHOWN = 20
+_STATES = ("COMMITTED", "ROLLED_BACK", "PARKED", "PREPARED")
+_TOLD = (*HELD_KINDS, *BROKER_KINDS)
+_IN_FLIGHT_MS = 15_000  # a settler may be frozen between its last look at the journal and its call
+
+Tell = Callable[[str], None]
+
+
+class Run:
+    """One run. `stopping` ends the faults and the load early; what there is by then is judged all the same."""
+
+    def __init__(self, size: Size, seed: int, tell: Tell) -> None:
+        self._size = size
+        self._seed = seed
+        self._tell = tell
+        self._began = time.monotonic()
+        self.stopping = threading.Event()
+        self._broken: list[str] = []
+        self._waited = 0
+        self._restarted_ms: int | None = None  # both settlers, while many transactions wait
+
+    def run(self) -> Report:
+        """Everything, to the verdict."""
+        disk_mb = max(_SHORTEST_DISK_MB, self._size.transactions * _DISK_BYTES_EACH // 1_000_000)
+        with ExitStack() as stack:
+            folder = Path(tempfile.mkdtemp(prefix="chaos-run-"))
+            stack.enter_context(guarded(str(folder)))
+            with ThreadPoolExecutor(1) as threads:
+                starting = threads.submit(PostgresServer)
+                cluster = stack.enter_context(running_cluster(folder, self._size.brokers, disk_mb=disk_mb))
+                sql = starting.result()
+            stack.callback(sql.close)
+            report = self._run_on(cluster, sql, folder)
+        if report.is_good:
+            shutil.rmtree(folder)
+        else:
+            self._tell(f"logs and history are kept in {folder}")
+        return msgspec.structs.replace(report, processor_seconds=read_processor_seconds())
+
+    def _run_on(self, cluster: KafkaCluster, sql: PostgresServer, folder: Path) -> Report:
+        create_topics(cluster.direct, TOPICS, _topic_settings(cluster), replicas=cluster.replicas)
+        bridge = Bridge.create(cluster.direct, folder, queues=QUEUES, database_url=sql.create())
+        self._tell("brokers, SQL and topics are there")
+        with _running_fleet(bridge, cluster) as fleet:
+            run = self._write_run(cluster, fleet, folder)
+            with httpx2.Client(base_url=run.urls[0], timeout=30) as http:
+                _put_groups(http, run)
+                clients = self._start_clients(run)
+                stage = Stage(cluster, fleet, clients["producer"] + clients["endpoint"], sql, bridge.prefix)
+                faults = Faults(stage, folder / "faults.jsonl", self.stopping, lambda: _count_prepared(run))
+                try:
+                    self._break_things(run, faults, fleet)
+                    decided_after_s = self._come_to_rest(run, clients, http)
+                finally:
+                    _stop(clients["endpoint"], 0)
+                self._tell("reading everything")
+                return self._judge(Parts(run, bridge), faults, decided_after_s)
+
+    # --- the parts of a run, in their order ---
+
+    def _write_run(self, cluster: KafkaCluster, fleet: Fleet, folder: Path) -> RunFile:
+        rate = 1.3 * self._size.transactions / (60 * self._size.minutes) / self._size.producers
+        ports = {group: tuple(choose_free_port() for _ in range(_ENDPOINTS)) for group in SETTINGS}
+        run = RunFile(
+            place=str(folder),
+            seed=self._seed,
+            kafka=cluster.direct,
+            urls=fleet.urls,
+            topics=TOPICS,
+            endpoint_ports=ports,
+            rate=rate,
+            workers=self._size.workers,
+        )
+        run.write()
+        return run
+
+    def _start_clients(self, run: RunFile) -> dict[str, list[ClientProcess]]:
+        numbers = {"endpoint": _ENDPOINTS, "producer": self._size.producers, "consumer": _CONSUMERS, "desk": 1}
+        clients = {
+            kind: [ClientProcess(f"tests.chaos.{kind}", run.path, f"{kind}-{n}", *_arguments(kind, n))
+                   for n in range(count)]
+            for kind, count in numbers.items()
+        }  # fmt: skip
+        wait_until(lambda: _count_prepared(run) > 0 or self.stopping.is_set(), 60, "a first transaction")
+        self._tell("the load is running")
+        return clients
+
+    def _break_things(self, run: RunFile, faults: Faults, fleet: Fleet) -> None:
+        """All faults, and until all transactions are there."""
+        lanes = make_lanes(self._size, self._seed)
+        threads = [
+            threading.Thread(target=faults.run, args=(lane, self._seed + number), name=name)
+            for number, (name, lane) in enumerate(lanes.items())
+        ]
+        for thread in threads:
+            thread.start()
+        told_at = time.monotonic()
+        give_up_at = told_at + 60 * (5 * self._size.minutes + 5)
+        while any(thread.is_alive() for thread in threads) or not self._has_enough(run):
+            if time.monotonic() > give_up_at:
+                self._broken.append("not all faults and transactions were reached in five times the planned time")
+                self.stopping.set()
+            if self.stopping.wait(0.5):
+                break
+            if time.monotonic() > told_at + _TELL_S:
+                told_at = time.monotonic()
+                self._tell(f"{_count_prepared(run):,} transactions, {len(faults.done)} faults")
+        for thread in threads:
+            thread.join()
+        if self.stopping.is_set():
+            self._tell("stopping early")
+        else:
+            self._read_pending_back(run, fleet)
+
+    def _has_enough(self, run: RunFile) -> bool:
+        return _count_prepared(run) >= self._size.transactions
+
+    def _read_pending_back(self, run: RunFile, fleet: Fleet) -> None:
+        """Both settlers start anew while many wait; producers go on, so that their commits show the end of it."""
+        room = WaitingRoom(run)
+        self._waited = room.fill(self._size.pending, self.stopping.is_set)
+        self._tell(f"{self._waited:,} transactions wait while the settlers start again")
+        self._restarted_ms = restart_settlers(fleet)
+        room.empty()  # each of these commits nothing, the producers' do
+        room.close()
+
+    def _come_to_rest(self, run: RunFile, clients: dict[str, list[ClientProcess]], http: httpx2.Client) -> float | None:
+        """Producers finish, back-checks decide what they left; seconds that it took from then on."""
+        _stop(clients["producer"], _CLIENTS_S)
+        ended_ms = now_ms()
+        decided = self._wait_decided(http)
+        _stop(clients["desk"], _CLIENTS_S)
+        decided = decided and self._wait_decided(http)  # the desk may have resumed one meanwhile
+        decided_after_s = (now_ms() - ended_ms) / 1_000 if decided else None
+        _stop(clients["consumer"], _CLIENTS_S)
+        counts = LineWriter(run.folder / "last.counts.jsonl")
+        for row in counts_of(get(http, "/v1/stats"), is_last=True):
+            counts.write(row)
+        return decided_after_s
+
+    def _wait_decided(self, http: httpx2.Client) -> bool:
+        """Whether all that is due was decided in time (T)."""
+        give_up_at = time.monotonic() + _DECIDED_S
+        while True:
+            stats = get(http, "/v1/stats")
+            if not stats["pending"] and not stats["blocked"] and stats["settle_lag_seconds"] == 0:
+                return True
+            if time.monotonic() > give_up_at:
+                shown = get(http, "/v1/transactions?state=PREPARED&limit=20")["transactions"]
+                named = [each["transaction_id"] for each in shown]
+                self._broken.append(f"T: {stats['pending']} pending, {stats['blocked']} blocked at the end: {named}")
+                return False
+            time.sleep(0.2)
+
+    def _judge(self, parts: Parts, faults: Faults, decided_after_s: float | None) -> Report:
+        rules = Rules(may_pend=True, in_flight_ms=_IN_FLIGHT_MS, clock_slack_ms=100, groups=RULES)
+        verdict = judge(parts.events(), parts.evidence(), rules)
+        told = write_report(verdict, parts.events(), parts.evidence())
+        reached = self._reached(faults, sum(verdict.counts.get(state, 0) for state in _STATES) - self._waited)
+        broken = [
+            *self._broken,
+            *faults.errors,
+            *[f"surprise: {line}" for line in parts.surprises()[:_MOST_SHOWN]],
+            *[f"log of {line}" for line in parts.bugs()[:_MOST_SHOWN]],
+            *[str(violation) for violation in verdict.violations[:_MOST_SHOWN]],
+            *[f"{name}: {got} of {wanted}" for name, (wanted, got) in reached.items() if got < wanted],
+        ]
+        commits = figures.read_commits(parts.events())
+        recoveries = figures.find_recoveries(commits, faults.done) + self._find_read_back(commits)
+        return Report(
+            size=self._size,
+            seed=self._seed,
+            commit=read_commit(),
+            versions=read_versions("4.3.1"),
+            seconds=round(time.monotonic() - self._began, 1),
+            processor_seconds=0.0,
+            reached=reached,
+            done=dict(Counter(done.kind for done in faults.done)),
+            notes=dict(
+                Counter(f"{done.kind}: {done.note}" for done in faults.done if done.kind in _TOLD and done.note)
+            ),
+            verdict=told,
+            looked_at=verdict.counts,
+            broken=broken,
+            decided_after_s=decided_after_s,
+            figures=figures.distributions(recoveries),
+        )
+
+    def _find_read_back(self, commits: Sequence[figures.Commit]) -> list[figures.Recovery]:
+        """Until the last queue commits again."""
+        if self._restarted_ms is None:
+            return []
+        last = slowest(figures.first_commit_after(commits, self._restarted_ms, queue) for queue in range(QUEUES))
+        return [] if last is None else [figures.Recovery(figures.READ_BACK, self._restarted_ms, last, is_alone=True)]
+
+    def _reached(self, faults: Faults, transactions: int) -> dict[str, tuple[int, int]]:
+        return {
+            "transactions": (self._size.transactions, transactions),
+            "kills of bridge processes": (self._size.kills, faults.count(Kind.KILL)),
+            "broker faults": (self._size.broker_faults, faults.count(*BROKER_KINDS)),
+            "held EndTxn": (self._size.held_ends, faults.count_held()),
+        }
+
+
+@contextmanager
+def _running_fleet(bridge: Bridge, cluster: KafkaCluster) -> Iterator[Fleet]:
+    fleet = Fleet(bridge, cluster.proxied)
+    try:
+        fleet.wait_ready()
+        yield fleet
+    finally:
+        fleet.close()
+
+
+def _topic_settings(cluster: KafkaCluster) -> dict[str, str]:
+    """Retention counts the timestamps that producers ask for, and theirs are old."""
+    return {"min.insync.replicas": str(min(2, cluster.replicas)), "retention.ms": "-1"}
+
+
+def _arguments(kind: str, number: int) -> tuple[str, ...]:
+    return (str(number),) if kind == "endpoint" else ()
+
+
+def _put_groups(http: httpx2.Client, run: RunFile) -> None:
+    for group, settings in SETTINGS.items():
+        urls = [{"url": f"http://127.0.0.1:{port}/check"} for port in run.endpoint_ports[group]]
+        answer = http.put(f"/v1/producer-groups/{group}", json={"endpoints": urls, "check": settings})
+        assert answer.status_code == 201, answer.text
+
+
+def _count_prepared(run: RunFile) -> int:
+    """What the producers say."""
+    return sum(int(path.read_text() or 0) for path in run.folder.glob("*.count"))
+
+
+def _stop(clients: Sequence[ClientProcess], seconds: float) -> None:
+    for client in clients:
+        client.stop()
+    for client in clients:
+        client.wait(seconds)

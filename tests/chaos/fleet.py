@@ -1,0 +1,167 @@
+"""The bridge's processes and those of its clients: started together, killed, paused, and started again."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridge.broker.ports import choose_free_port
+from tests.support.bridge_process import Bridge, BridgeProcess
+from tests.support.source_tree import ROOT
+
+ROLES = ("api", "settler", "projector")
+_KILLED = ("settler", "settler", "settler", "api", "api", "projector")  # the weights of roles among those killed
+_LOOK_S = 1.0
+
+
+@dataclass(slots=True)
+class Slot:
+    """A place for one process of a role, always at the same port."""
+
+    role: str
+    port: int
+    process: BridgeProcess
+    is_wanted: bool = True  # False while somebody keeps it down
+    log_from: int = 0  # where the log of this process begins
+
+    @property
+    def name(self) -> str:
+        return f"{self.role} {self.port}"
+
+    @property
+    def lives(self) -> bool:
+        return self.process.popen.poll() is None
+
+    def owned_queues(self) -> list[int]:
+        """The queues it said last that it settles."""
+        owned: set[int] = set()
+        with self.process.log.open("rb") as log:
+            log.seek(self.log_from)
+            for line in log:
+                if b'"queue_taken_over"' in line:
+                    owned.add(json.loads(line)["queue"])
+                elif b'"queue_let_go"' in line or b'"queue_dropped"' in line:
+                    owned.discard(json.loads(line)["queue"])
+        return sorted(owned)
+
+
+class Fleet:
+    """Two processes of each role. One that ends by itself, because what it needs is away, is started again."""
+
+    def __init__(self, bridge: Bridge, kafka: str) -> None:
+        self._bridge = bridge
+        self._kafka = kafka
+        self._stopping = threading.Event()
+        self.exits = 0  # processes that ended by themselves
+        self.slots = [self._make_slot(role) for role in ROLES for _ in range(2)]
+        self._keeper = threading.Thread(target=self._keep, daemon=True)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Of the api processes."""
+        return tuple(f"http://127.0.0.1:{slot.port}" for slot in self.slots if slot.role == "api")
+
+    def wait_ready(self) -> None:
+        """Returns when all are; from now on they are kept alive."""
+        for slot in self.slots:
+            slot.process.wait_ready(120)
+        self._keeper.start()
+
+    def choose(self, choice: random.Random) -> Slot | None:
+        """One that lives, rather a settler; None if all of the role that was drawn are down."""
+        role = choice.choice(_KILLED)
+        living = [slot for slot in self.slots if slot.role == role and slot.lives and slot.is_wanted]
+        return choice.choice(living) if living else None
+
+    def kill(self, slot: Slot) -> None:
+        """SIGKILL; it stays down until `start`."""
+        slot.is_wanted = False
+        slot.process.kill()
+        slot.process.http.close()
+
+    def start(self, slot: Slot) -> None:
+        """Again, at the same port; not waited for."""
+        slot.log_from = slot.process.log.stat().st_size
+        slot.process = self._start(slot.role, slot.port)
+        slot.is_wanted = True
+
+    def close(self) -> None:
+        """Ends all."""
+        self._stopping.set()
+        if self._keeper.ident is not None:
+            self._keeper.join()
+        for slot in self.slots:
+            slot.process.resume()
+            slot.process.send(signal.SIGTERM)
+        for slot in self.slots:
+            with suppress(subprocess.TimeoutExpired):
+                slot.process.__exit__(None, None, None)
+
+    def logs(self) -> list[Path]:
+        """What they said."""
+        return [slot.process.log for slot in self.slots]
+
+    def _keep(self) -> None:
+        """Not too often: a start costs seconds of a processor."""
+        while not self._stopping.wait(_LOOK_S):
+            for slot in self.slots:
+                if slot.is_wanted and not slot.lives:
+                    self.exits += 1
+                    self.start(slot)
+
+    def _make_slot(self, role: str) -> Slot:
+        port = choose_free_port()
+        return Slot(role, port, self._start(role, port))
+
+    def _start(self, role: str, port: int) -> BridgeProcess:
+        return self._bridge.start(role, kafka=self._kafka, port=port, is_shielded=True)
+
+
+class ClientProcess:
+    """A producer, consumer, endpoint or desk. After a kill it starts with a new name: nobody else used it before."""
+
+    def __init__(self, module: str, run_file: Path, name: str, *arguments: str) -> None:
+        self._module = module
+        self._run_file = run_file
+        self._name = name
+        self._arguments = arguments
+        self._starts = 0
+        self._popen = self._start()
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def lives(self) -> bool:
+        return self._popen.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL, and another one takes its place."""
+        self._popen.kill()
+        self._popen.wait()
+        self._popen = self._start()
+
+    def stop(self) -> None:
+        """SIGTERM; not waited for."""
+        self._popen.send_signal(signal.SIGTERM)
+
+    def wait(self, seconds: float) -> int:
+        """Its exit code. SIGKILL after so long."""
+        try:
+            return self._popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            return self._popen.wait()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        self._starts += 1
+        name = f"{self._name}-{self._starts}"
+        command = (sys.executable, "-m", self._module, str(self._run_file), name, *self._arguments)
+        with (self._run_file.parent / f"{self._name}.log").open("ab") as log:
+            return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, process_group=0)

@@ -1,0 +1,116 @@
+"""What a run is told: how large it is, and what its client processes must know."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.support.history.evidence import GroupRules
+
+_ENOUGH = {
+    "ci": {
+        "transactions": 8_000, "kills": 16, "broker_faults": 3, "held_ends": 12, "minutes": 2.3, "pending": 4_000,
+        "longest_hold_s": 10.0,
+    },
+    "release": {
+        "transactions": 1_000_000, "kills": 300, "broker_faults": 60, "held_ends": 500, "minutes": 180.0,
+        "pending": 100_000, "longest_hold_s": 60.0,
+    },
+}  # fmt: skip
+
+
+class Size(msgspec.Struct, frozen=True, kw_only=True):
+    """At least so much of everything. `minutes`: over which the faults are spread; the load is paced to fit."""
+
+    transactions: int
+    kills: int
+    broker_faults: int
+    held_ends: int
+    minutes: float
+    pending: int  # at once, while both settlers start
+    longest_hold_s: float
+    brokers: int = 1
+    producers: int = 2
+    workers: int = 24  # threads of a producer: while one queue stands still, most of them wait for it
+
+    @property
+    def sql_faults(self) -> int:
+        """Half as many as of brokers, at least one of each kind."""
+        return max(2, self.broker_faults // 2)
+
+    @property
+    def network_faults(self) -> int:
+        """As many as of brokers."""
+        return max(3, self.broker_faults)
+
+    @property
+    def pauses(self) -> int:
+        """One for four kills."""
+        return max(2, self.kills // 4)
+
+    @property
+    def client_kills(self) -> int:
+        """One for six kills of the bridge."""
+        return max(2, self.kills // 6)
+
+
+def make_size(name: str, **chosen: Any) -> Size:
+    """A named size with some of its numbers changed."""
+    return Size(**{**_ENOUGH[name], **{key: value for key, value in chosen.items() if value is not None}})
+
+
+STEADY, MOODY, DOUBTFUL, WAITING = "steady", "moody", "doubtful", "waiting"
+SETTINGS: dict[str, dict[str, float]] = {
+    # answers what its database says
+    STEADY: {"transaction_timeout_seconds": 2, "interval_seconds": 1, "max_checks": 15},
+    # hangs, or answers in a form that is no answer, half of the time
+    MOODY: {"transaction_timeout_seconds": 2, "interval_seconds": 1, "max_checks": 15, "call_timeout_seconds": 1},
+    # does not know, until somebody has looked after it
+    DOUBTFUL: {"transaction_timeout_seconds": 2, "interval_seconds": 1, "max_checks": 2},
+    # prepared in masses and left alone for a while
+    WAITING: {"transaction_timeout_seconds": 86_400},
+}
+RULES = {
+    name: GroupRules(
+        int(settings["transaction_timeout_seconds"] * 1_000),
+        int(settings.get("interval_seconds", 30) * 1_000),
+        int(settings.get("max_checks", 15)),
+    )
+    for name, settings in SETTINGS.items()
+}
+
+
+class RunFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What the client processes must know; a file of JSON in the run's folder."""
+
+    place: str
+    seed: int
+    kafka: str
+    urls: tuple[str, ...]
+    topics: dict[str, int]  # with their partitions
+    endpoint_ports: dict[str, tuple[int, ...]]  # of each group, one for each endpoint process
+    rate: float  # transactions a second of each producer
+    workers: int
+
+    @property
+    def folder(self) -> Path:
+        """Of the run; all its files are there."""
+        return Path(self.place)
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.folder / "run.json"
+
+    def write(self) -> None:
+        """For `read_run`."""
+        self.path.write_bytes(msgspec.json.encode(self))
+
+    def database(self, group: str) -> Path:
+        """The group's own database, shared by its producers and endpoints."""
+        return self.folder / f"{group}.db"
+
+
+def read_run(path: str) -> RunFile:
+    """What `RunFile.write` wrote."""
+    return msgspec.json.decode(Path(path).read_bytes(), type=RunFile)

@@ -1,0 +1,112 @@
+"""What a run did and found, for people and for programs."""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from tests.chaos.figures import GOALS_S, Distribution
+from tests.chaos.orders import Size
+from tests.support.source_tree import ROOT
+
+_PACKAGES = ("confluent-kafka", "sqlalchemy", "aiohttp", "uvicorn", "fastapi")
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """All of it. `reached`: what the run had to do at least, and what it did; `broken`: why it failed."""
+
+    size: Size
+    seed: int
+    commit: str
+    versions: dict[str, str]
+    seconds: float
+    processor_seconds: float  # of all processes that have ended by then; a busy machine takes longer for the same
+    reached: dict[str, tuple[int, int]]
+    done: dict[str, int]
+    notes: dict[str, int]
+    verdict: str
+    looked_at: dict[str, int]
+    broken: list[str]
+    decided_after_s: float | None
+    figures: dict[str, dict[str, Distribution | None]]
+
+    @property
+    def is_good(self) -> bool:
+        return not self.broken
+
+    def write(self, folder: Path, name: str) -> None:
+        """NAME.json and NAME.md."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        (folder / f"{name}.md").write_text(self.markdown())
+
+    def markdown(self) -> str:
+        """The same for people."""
+        lines = [
+            "# Chaos run",
+            "",
+            f"{'GOOD' if self.is_good else 'BAD'}. Seed {self.seed}, commit {self.commit}, {self.seconds:.0f} s, "
+            f"{self.processor_seconds:.0f} s of processors, "
+            f"{self.size.brokers} broker(s). " + ", ".join(f"{n} {v}" for n, v in self.versions.items()) + ".",
+            "",
+            "| what | wanted at least | reached |",
+            "|---|---|---|",
+            *[f"| {name} | {wanted:,} | {got:,} |" for name, (wanted, got) in self.reached.items()],
+            "",
+            "| fault | times |",
+            "|---|---|",
+            *[f"| {name} | {count} |" for name, count in sorted(self.done.items())],
+            "",
+            "Remarks: " + ("; ".join(f"{note}: {count}" for note, count in sorted(self.notes.items())) or "none") + ".",
+            "",
+            "## Verdict",
+            "",
+            ", ".join(f"{name} {count:,}" for name, count in self.looked_at.items()) + ".",
+            "",
+            *([f"* {each}" for each in self.broken] or ["0 lost, 0 phantom, 0 duplicate, 0 torn, 0 contradictory."]),
+            "",
+            f"When faults and producers had ended, all that was due was decided in {_show(self.decided_after_s)} s.",
+            "",
+            "## Recovery, in seconds",
+            "",
+            "| figure | goal | n | min | p50 | p90 | p99 | max |",
+            "|---|---|---|---|---|---|---|---|",
+            *[_row(name, way, found) for name, ways in self.figures.items() for way, found in ways.items()],
+        ]
+        if not self.is_good:
+            lines += ["", "## Findings", "", "```", self.verdict.rstrip(), "```"]
+        return "\n".join(lines) + "\n"
+
+
+def _row(figure: str, way: str, found: Distribution | None) -> str:
+    head = f"| {way or figure} | {'' if way else f'{GOALS_S[figure]:.0f}'} |"
+    if found is None:
+        return f"{head} 0 | | | | | |"
+    return f"{head} {found.n} | " + " | ".join(f"{value:.2f}" for value in found[1:]) + " |"
+
+
+def _show(seconds: float | None) -> str:
+    return "?" if seconds is None else f"{seconds:.1f}"
+
+
+def read_processor_seconds() -> float:
+    """Of this process and of its children that have ended."""
+    return round(sum(os.times()[:4]), 1)
+
+
+def read_commit() -> str:
+    """The commit of the project, with a mark if there are changes."""
+    commit = _git("rev-parse", "--short", "HEAD")
+    return (commit or "unknown") + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(("git", *arguments), cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def read_versions(kafka: str) -> dict[str, str]:
+    """Of what the run depends on."""
+    return {"Kafka": kafka, "Python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}

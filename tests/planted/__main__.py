@@ -1,0 +1,126 @@
+"""Plants each bug in a copy of the code, and sees it found: `python -m tests.planted`, or `--report` for the table.
+
+A bug is a patch beside this file. Its first line says what is wrong; `Found by:` names the layer that must find it:
+`simulation`, or a path for pytest.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from msgspec import Struct
+
+ROOT = Path(__file__).parents[2]
+FOLDER = Path(__file__).parent
+_COPIED = ("api", "bridge", "checker", "outbox", "spark", "alembic", "examples", "tests", "pyproject.toml")
+_SEEDS = 1_000
+_REPORT_SEEDS = 200
+
+
+class Bug(Struct, frozen=True):
+    """A patch."""
+
+    name: str
+    title: str
+    layer: str
+
+
+class Verdict(Struct, frozen=True):
+    """Whether it was found, by what, in how many of how many runs."""
+
+    bug: Bug
+    is_found: bool
+    evidence: str
+    share: str
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0: every bug was found."""
+    parser = argparse.ArgumentParser("python -m tests.planted", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", help="bugs to plant (default: all)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--report", action="store_true", help=f"{_REPORT_SEEDS} seeds each, as a Markdown table")
+    options = parser.parse_args(arguments)
+    bugs = [bug for bug in read_bugs() if not options.names or bug.name in options.names]
+    missed = 0
+    if options.report:
+        print("| bug | layer | promise broken | found in |\n|---|---|---|---|")
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for verdict in pool.map(lambda bug: _plant(bug, is_report=options.report), bugs):
+            missed += not verdict.is_found
+            _show(verdict, is_report=options.report)
+    print(f"\n{len(bugs) - missed} of {len(bugs)} planted bugs found", file=sys.stderr)
+    return 1 if missed else 0
+
+
+def read_bugs() -> list[Bug]:
+    """All bugs, by name."""
+    return [_read_bug(path) for path in sorted(FOLDER.glob("*.patch"))]
+
+
+def _read_bug(path: Path) -> Bug:
+    title, layer = path.read_text().splitlines()[:2]
+    return Bug(path.stem, title, layer.removeprefix("Found by: "))
+
+
+def _plant(bug: Bug, *, is_report: bool) -> Verdict:
+    with tempfile.TemporaryDirectory(prefix="planted-") as folder:
+        copy = Path(folder)
+        for name in _COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            elif source.exists():
+                shutil.copy(source, copy / name)
+        subprocess.run(["git", "apply", "-p1", str(FOLDER / f"{bug.name}.patch")], cwd=copy, check=True)
+        if bug.layer == "simulation":
+            return _simulate(bug, copy, is_report=is_report)
+        return _test(bug, copy)
+
+
+def _simulate(bug: Bug, copy: Path, *, is_report: bool) -> Verdict:
+    scope = ["--seeds", str(_REPORT_SEEDS)] if is_report else ["--seeds", str(_SEEDS), "--stop-at-first"]
+    done = _run([sys.executable, "-m", "tests.simulation", "--jobs", "1", "--no-stories", *scope], copy)
+    found = re.search(r"promise (\w) broken", done.stdout) or re.search(r"(simulation itself failed)", done.stdout)
+    counts = re.search(r"(\d+) schedules in \d+ s, (\d+) failed", done.stdout)
+    share = f"{counts[2]} of {counts[1]} schedules" if counts else "?"
+    is_found = done.returncode == 1 and found is not None
+    return Verdict(bug, is_found, found[1] if found else _tail(done), share)
+
+
+def _test(bug: Bug, copy: Path) -> Verdict:
+    done = _run([sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", bug.layer], copy)
+    failed = re.search(r"FAILED (\S+)", done.stdout)
+    return Verdict(bug, done.returncode == 1 and failed is not None, failed[1] if failed else _tail(done), "every run")
+
+
+def _run(command: Sequence[str], copy: Path) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+
+
+def _tail(done: "subprocess.CompletedProcess[str]") -> str:
+    return " / ".join([*_last(done.stdout), *_last(done.stderr)])
+
+
+def _last(text: str) -> Iterator[str]:
+    return iter(text.strip().splitlines()[-2:])
+
+
+def _show(verdict: Verdict, *, is_report: bool) -> None:
+    if is_report:
+        print(f"| {verdict.bug.title} | {verdict.bug.layer} | {verdict.evidence} | {verdict.share} |", flush=True)
+    else:
+        word = "found" if verdict.is_found else "MISSED"
+        print(f"{word:<7} {verdict.bug.name:<32} {verdict.evidence} ({verdict.share})", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

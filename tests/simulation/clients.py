@@ -1,0 +1,191 @@
+"""Producers and operators of a simulated run, and the endpoints of the producer groups.
+
+A producer runs its local transaction only after the half message was acknowledged; what became of it is
+known to `Locals` alone, which answers checks. Every answer that a caller hears is kept.
+"""
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+
+from msgspec import Struct
+
+from bridge.core.record import Act, Resolution
+from bridge.core.transaction import TransactionState
+from bridge.core.view import TransactionView
+from bridge.service.contract import Accepted, EndCall, Outcome, PrepareCall, Prepared, Refused
+from bridge.service.operators import Who
+from checker.caller import Call as HttpCall
+from checker.caller import Failure, Reply, failure_of
+from tests.simulation.database import endpoint_of
+from tests.simulation.schedule import GROUPS, Call, Local, Manner, Verb
+from tests.support.virtual_time import VirtualClock
+
+Answer = Prepared | TransactionView | Accepted | Refused
+
+
+class Heard(Struct, frozen=True):
+    """One answer as its caller understood it. `outcome`: ok, fail (nothing was applied) or unknown."""
+
+    at_ms: int
+    number: int
+    verb: Verb | None
+    """None: the prepare."""
+    outcome: str
+    state: TransactionState | None = None
+    code: str = ""
+    transaction_id: str | None = None
+    view: TransactionView | None = None
+    began_ms: int = 0
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, [self.outcome, self.state.value if self.state else "", self.code]))
+
+
+def understand(call: Call, verb: Verb | None, answer: Answer | None, began_ms: int, at_ms: int) -> Heard:
+    """An answer of the service; None: the connection broke before one came."""
+    if answer is None:
+        return Heard(at_ms, call.number, verb, "unknown", code="connection lost", began_ms=began_ms)
+    if isinstance(answer, Refused):
+        outcome = "unknown" if answer.outcome is Outcome.UNKNOWN else "fail"
+        return Heard(
+            at_ms, call.number, verb, outcome, answer.state, answer.code.value, answer.transaction_id, None, began_ms
+        )
+    if isinstance(answer, Accepted):
+        return Heard(at_ms, call.number, verb, "ok", None, "accepted", answer.transaction_id, None, began_ms)
+    view = answer if isinstance(answer, TransactionView) else None
+    return Heard(at_ms, call.number, verb, "ok", answer.state, "", answer.transaction_id, view, began_ms)
+
+
+def prepare_call(call: Call) -> PrepareCall:
+    """The request body of a transaction."""
+    return PrepareCall(
+        call.group,
+        call.messages,
+        call.ordering_key,
+        call.idempotency_key,
+        call.immunity_s,
+        is_published=call.is_published,
+    )
+
+
+_ENDS = {Verb.COMMIT: Resolution.COMMIT, Verb.ROLLBACK: Resolution.ROLLBACK}
+_FORCED = {Verb.FORCE_COMMIT: Resolution.COMMIT, Verb.FORCE_ROLLBACK: Resolution.ROLLBACK}
+_ACTS = {Verb.CHECK: Act.CHECK, Verb.RESUME: Act.RESUME}
+_OPERATOR = Who("ops", "simulated")
+WAIT_MS = 2_500
+
+
+async def perform(service: object, call: Call, verb: Verb, transaction_id: str, group: str | None) -> Answer:
+    """Asks the service of one process."""
+    transactions = service.transactions  # type: ignore[attr-defined]
+    if verb is Verb.PREPARE_AGAIN:
+        return (await transactions.prepare([prepare_call(call)], WAIT_MS))[0]
+    if verb in _ENDS:
+        return (await transactions.end([EndCall(transaction_id, _ENDS[verb], group)], wait_ms=WAIT_MS))[0]
+    if verb in _FORCED:
+        return await transactions.force(transaction_id, _FORCED[verb], _OPERATOR, WAIT_MS)
+    if verb in _ACTS:
+        return await transactions.act(transaction_id, _ACTS[verb], _OPERATOR, WAIT_MS)
+    return await transactions.get(transaction_id)
+
+
+@dataclass(slots=True)
+class Locals:
+    """The producers' own databases: what became of each local transaction, by transaction number."""
+
+    now_ms: Callable[[], int]
+    began: dict[int, int] = field(default_factory=dict)
+    calls: Mapping[int, Call] = field(default_factory=dict)
+
+    def begin(self, number: int) -> None:
+        """The half message is stored, so the local transaction runs, once."""
+        self.began.setdefault(number, self.now_ms())
+
+    def look_up(self, number: int) -> Resolution:
+        """What an honest endpoint says. A local transaction that never began never will."""
+        began, call = self.began.get(number), self.calls[number]
+        if began is None:
+            return Resolution.ROLLBACK
+        if call.local is Local.NEVER or self.now_ms() < began + call.decided_ms:
+            return Resolution.UNKNOWN
+        return Resolution.COMMIT if call.local is Local.COMMITS else Resolution.ROLLBACK
+
+
+class Asked(Struct, frozen=True):
+    """One check as the endpoint received it, and the answer it gave; None: none that counts."""
+
+    at_ms: int
+    transaction_id: str
+    check_number: int
+    answer: Resolution | None
+
+
+class Endpoints:
+    """All producer groups' endpoints, with their own log."""
+
+    def __init__(self, clock: VirtualClock, known: Locals, random: Random) -> None:
+        self._clock = clock
+        self._locals = known
+        self._random = random
+        self.manners: dict[str, Manner] = {}
+        self.log: list[Asked] = []
+
+    async def call(self, call: HttpCall) -> Reply:
+        """One exchange."""
+        group = next(name for name in GROUPS if endpoint_of(name) == call.url)
+        manner = self.manners.get(group, Manner.HONEST)
+        await self._clock.sleep_ms(self._random.randrange(3))
+        if manner is Manner.REFUSES:
+            return Reply(call.url, 1, failure=Failure.REFUSED)
+        checks = json.loads(call.body)["checks"]
+        if manner is Manner.HANGS:
+            self._note(checks, {})
+            await self._clock.sleep_ms(call.timeout_ms)
+            return Reply(call.url, call.timeout_ms, failure=Failure.TIMEOUT)
+        if manner is Manner.SLOW:
+            await self._clock.sleep_ms(call.timeout_ms * 3 // 4)
+        words = {check["transaction_id"]: self._decide(check, manner) for check in checks}
+        if manner in {Manner.ERROR, Manner.GARBAGE, Manner.WRONG_NONCE}:
+            self._note(checks, {})
+        else:
+            left_out = {checks[0]["transaction_id"]} if manner is Manner.LEAVES_OUT else set()
+            words = {name: word for name, word in words.items() if name not in left_out}
+            self._note(checks, words)
+        status = 500 if manner is Manner.ERROR else 200
+        return Reply(call.url, 1, status, _write(checks, words, manner), failure=failure_of(status))
+
+    def _decide(self, check: Mapping[str, object], manner: Manner) -> Resolution:
+        honest = self._locals.look_up(number_of(check))
+        if manner is Manner.UNDECIDED:
+            return Resolution.UNKNOWN
+        if manner is Manner.LIES:
+            return self._random.choice((Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN))
+        return honest
+
+    def _note(self, checks: list[dict[str, object]], words: Mapping[str, Resolution]) -> None:
+        now = self._clock.monotonic_ms()
+        for check in checks:
+            name = str(check["transaction_id"])
+            self.log.append(Asked(now, name, int(str(check["check_number"])), words.get(name)))
+
+
+def number_of(check: Mapping[str, object]) -> int:
+    """The number of the transaction a check is about, from its first message's value."""
+    message = check["messages"][0]  # type: ignore[index]
+    value = message["value"].encode() if "value" in message else base64.b64decode(message["value_base64"])
+    return int(value.split(b"|", 1)[0])
+
+
+def _write(checks: list[dict[str, object]], words: Mapping[str, Resolution], manner: Manner) -> bytes:
+    if manner is Manner.GARBAGE:
+        return b"<html>"
+    nonce_of = {check["transaction_id"]: check["nonce"] for check in checks}
+    suffix = "x" if manner is Manner.WRONG_NONCE else ""
+    entries = [
+        {"transaction_id": name, "nonce": f"{nonce_of[name]}{suffix}", "resolution": word.name}
+        for name, word in words.items()
+    ]
+    return json.dumps({"resolutions": entries}).encode()

@@ -1,0 +1,61 @@
+"""One SQLite database in memory for run after run: emptied by copying a template over it."""
+
+import sqlite3
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.pool import StaticPool
+
+from bridge.core.config import CheckCalls, CheckTimes, GroupSettings
+from bridge.sql.groups import put_group
+from bridge.sql.tables import metadata
+from tests.simulation.schedule import GROUPS
+
+SETTINGS = GroupSettings(
+    CheckTimes(transaction_timeout_ms=1_000, interval_ms=1_000, max_checks=3, max_lifetime_ms=10_000),
+    CheckCalls(call_timeout_ms=800, batch_size=4, concurrency=2),
+)
+
+
+def endpoint_of(group: str) -> str:
+    """The callback URL of a producer group."""
+    return f"https://{group}.example/check"
+
+
+def open_database() -> Engine:
+    """The engine of this process, over an empty projection and the groups of the schedules."""
+    connection, engine = _open()
+    _template().backup(connection)
+    return engine
+
+
+@cache
+def _open() -> tuple[sqlite3.Connection, Engine]:
+    connection = _connect()
+    engine = sa.create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool)
+    event.listen(engine, "begin", _begin)
+    return connection, engine
+
+
+@cache
+def _template() -> sqlite3.Connection:
+    connection = _connect()
+    engine = sa.create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool)
+    event.listen(engine, "begin", _begin)
+    with engine.begin() as conn:
+        metadata.create_all(conn)
+        for group in GROUPS:
+            put_group(conn, group, SETTINGS, [endpoint_of(group)], 0)
+    return connection
+
+
+def _connect() -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:", check_same_thread=False)
+    connection.isolation_level = None
+    return connection
+
+
+def _begin(conn: Connection) -> Any:
+    conn.exec_driver_sql("BEGIN")

@@ -1,0 +1,115 @@
+"""Everything that ever lay in the topics of a run, also what was deleted, compacted or outlived its retention."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+from sqlalchemy import Engine
+
+from bridge.core.message import MessageQueue, StoredMessage
+from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, OpMessage, Position, decode_op, decode_position
+from bridge.core.properties import TRANSACTION_ID_HEADER
+from bridge.core.topics import InternalTopics
+from bridge.core.transaction import TransactionState
+from bridge.sql.tables import projection_positions
+from bridge.store.memory.log import MemoryLog
+
+Place = tuple[str, int]  # topic id, queue
+
+
+@dataclass(slots=True)
+class Archive:
+    """What readers could see, by topic and queue, in order of offsets."""
+
+    log: MemoryLog
+    buried: set[tuple[str, str]] = field(default_factory=set)
+    """(topic, transaction id) whose records lay in a topic, their Kafka transaction open, when it was deleted."""
+    _visible: dict[str, dict[Place, dict[int, StoredMessage]]] = field(default_factory=dict)
+
+    def keep(self) -> None:
+        """Takes note of what lies in the log now; before anything is removed, and at the end."""
+        self.log.agenda.run_due()
+        for topic in self.log.topics.values():
+            places = self._visible.setdefault(topic.name, {})
+            for partition in topic.partitions:
+                known = places.setdefault((topic.topic_id, partition.queue.queue_id), {})
+                found, _ = partition.read(partition.minimum, len(partition.records))
+                known.update({stored.queue_offset: stored for stored in found})
+
+    def bury(self, name: str) -> None:
+        """The topic is about to be deleted, with whatever lies in it."""
+        self.keep()
+        for partition in self.log.topics[name].partitions:
+            for record in partition.records[partition.find_index(partition.stable) :]:
+                ids = [value for header, value in record.stored.headers if header == TRANSACTION_ID_HEADER and value]
+                self.buried.update((name, transaction_id.decode()) for transaction_id in ids)
+
+    def read(self, topic: str) -> list[tuple[Place, list[StoredMessage]]]:
+        """What committed readers found, each queue in order."""
+        return [
+            (place, [known[offset] for offset in sorted(known)])
+            for place, known in self._visible.get(topic, {}).items()
+        ]
+
+    def last_positions(self, topics: InternalTopics) -> Mapping[int, Position]:
+        """The last position of each queue."""
+        found: dict[int, Position] = {}
+        for partition in self.log.topics[topics.op].partitions:
+            messages, _ = partition.read(partition.minimum, len(partition.records))
+            for stored in reversed(messages):
+                if stored.key == POSITION_KEY and stored.value is not None:
+                    found[partition.queue.queue_id] = decode_position(stored.value)
+                    break
+        return found
+
+    def last_ops(self, topics: InternalTopics) -> dict[str, OpMessage]:
+        """The last op message of each id."""
+        last: dict[str, OpMessage] = {}
+        for _, messages in self.read(topics.op):
+            for stored in messages:
+                if (
+                    stored.key is not None
+                    and stored.value is not None
+                    and stored.key not in {POSITION_KEY, ANSWERS_KEY}
+                ):
+                    last[stored.key.decode()] = decode_op(stored.key.decode(), stored.value)
+        return last
+
+    def unquiet(self, topics: InternalTopics, engine: Engine | None) -> str | None:
+        """What is still to be done; None when everything is decided, published and, over SQL, projected."""
+        self.log.agenda.run_due()
+        positions = self.last_positions(topics)
+        applied = read_applied(engine) if engine is not None else None
+        for queue_id in range(topics.queues):
+            end = self.log.find(MessageQueue(topics.half, queue_id)).maximum
+            position = positions.get(queue_id)
+            if end and (position is None or position.s < end):
+                return f"queue {queue_id} is decided up to {position.s if position else 0} of {end}"
+            if end and applied is not None and applied.get(queue_id, 0) < end:
+                return f"queue {queue_id} is projected up to {applied.get(queue_id, 0)} of {end}"
+        for partition in self.log.each_partition():
+            if partition.stable < partition.maximum:
+                return f"a Kafka transaction is open in {partition.queue}"
+        self.keep()
+        for transaction_id, op in self.last_ops(topics).items():
+            if op.transaction.blocked:
+                return f"{transaction_id} is blocked: {op.transaction.why}"
+        return self._pending(topics)
+
+    def _pending(self, topics: InternalTopics) -> str | None:
+        from tests.simulation.truth import find_truth  # noqa: PLC0415
+
+        ops = self.last_ops(topics)
+        for truth in find_truth(self, topics).values():
+            op = ops.get(truth.transaction_id)
+            state = op.transaction.state if op else TransactionState.PREPARED
+            if state is TransactionState.PREPARED:
+                return f"{truth.transaction_id} is PREPARED"
+        return None
+
+
+def read_applied(engine: Engine) -> dict[int, int]:
+    """Up to where each queue is projected."""
+    with engine.begin() as connection:
+        rows = connection.execute(sa.select(projection_positions.c.queue_id, projection_positions.c.journal_next))
+        return {queue_id: applied for queue_id, applied in rows}  # noqa: C416 - rows are no pairs

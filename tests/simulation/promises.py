@@ -1,0 +1,290 @@
+"""The promises of the design, checked on everything a run left behind. Each check names the promise it found broken."""
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+
+from msgspec import Struct
+from sqlalchemy import Engine
+
+from bridge.core.message import Message, StoredMessage
+from bridge.core.op_message import OpMessage
+from bridge.core.properties import TRANSACTION_ID_HEADER
+from bridge.core.topics import InternalTopics
+from bridge.core.transaction import TransactionState
+from bridge.sql.stats import read_stats
+from bridge.sql.transactions import find_many
+from tests.simulation.clients import Asked, Heard
+from tests.simulation.database import SETTINGS
+from tests.simulation.evidence import Archive
+from tests.simulation.schedule import TOPICS, Call, Schedule, Verb
+from tests.simulation.truth import Truth, find_answers, find_truth
+
+_COMMITTED, _ROLLED_BACK, _PARKED, _PREPARED = (
+    TransactionState.COMMITTED,
+    TransactionState.ROLLED_BACK,
+    TransactionState.PARKED,
+    TransactionState.PREPARED,
+)
+_FINAL = {_COMMITTED, _ROLLED_BACK}
+_START_MS = 1_750_000_000_000  # of the virtual clock
+
+
+class Violation(Struct, frozen=True):
+    """A promise that was not kept. `promise`: its letter in the design."""
+
+    promise: str
+    about: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"promise {self.promise} broken: {self.what}" + (f" ({self.about})" if self.about else "")
+
+
+class Visible(Struct, frozen=True):
+    """A record as a committed reader found it."""
+
+    topic: str
+    topic_id: str
+    queue_id: int
+    stored: StoredMessage
+
+
+class Evidence:
+    """What is known after a run."""
+
+    def __init__(
+        self, schedule: Schedule, topics: InternalTopics, archive: Archive,
+        heard: Sequence[Heard], asked: Sequence[Asked], engine: Engine,
+    ) -> None:  # fmt: skip
+        self.schedule = schedule
+        self.topics = topics
+        self.archive = archive
+        self.heard = heard
+        self.asked = asked
+        self.engine = engine
+
+    @cached_property
+    def truth(self) -> Mapping[str, Truth]:
+        return find_truth(self.archive, self.topics)
+
+    @cached_property
+    def ops(self) -> Mapping[str, OpMessage]:
+        return self.archive.last_ops(self.topics)
+
+    @cached_property
+    def visible(self) -> Mapping[str, list[Visible]]:
+        """Records of ours by transaction id."""
+        found: dict[str, list[Visible]] = defaultdict(list)
+        for topic in TOPICS:
+            for (topic_id, queue_id), messages in self.archive.read(topic):
+                for stored in messages:
+                    names = [value for name, value in stored.headers if name == TRANSACTION_ID_HEADER]
+                    if names or stored.key != b"foreign":
+                        owner = names[-1].decode() if names and names[-1] else ""
+                        found[owner].append(Visible(topic, topic_id, queue_id, stored))
+        return found
+
+    def calls(self) -> Mapping[int, Call]:
+        return {call.number: call for call in self.schedule.calls}
+
+
+def check_promises(evidence: Evidence) -> list[Violation]:
+    """All violations, the gravest first."""
+    checks = (_published, _ordered, _agreed, _answered, _conserved, _checked, _kept)
+    return [violation for check in checks for violation in check(evidence)]
+
+
+def _published(evidence: Evidence) -> Iterator[Violation]:
+    """L, P, D, I: exactly the prepared records of exactly the committed transactions, once each."""
+    for transaction_id, records in evidence.visible.items():
+        truth = evidence.truth.get(transaction_id)
+        if truth is None or truth.state is not _COMMITTED:
+            state = truth.state.value if truth else "never prepared"
+            yield Violation("P", transaction_id, f"{len(records)} records are visible, but it is {state}")
+    for transaction_id, truth in evidence.truth.items():
+        if truth.state is _COMMITTED:
+            buried = {topic for topic, of in evidence.archive.buried if of == transaction_id}
+            yield from _compare(truth, evidence.visible.get(transaction_id, []), buried)
+
+
+def _compare(truth: Truth, records: Sequence[Visible], buried: Collection[str]) -> Iterator[Violation]:
+    transaction_id = truth.transaction_id
+    found = Counter((r.topic, r.stored.value) for r in records)
+    wanted = Counter((m.topic, m.value) for m in truth.messages)
+    for (topic, value), count in wanted.items():
+        seen = found.pop((topic, value), 0)
+        if seen < count and topic in buried:
+            continue
+        if seen < count:
+            kind = "is torn" if records else "is lost"
+            yield Violation(
+                "L", transaction_id, f"a committed transaction {kind}: {topic} lacks {(value or b'')[:12]!r}"
+            )
+        elif seen > count:
+            yield Violation("D", transaction_id, f"{topic} holds {(value or b'')[:12]!r} {seen} times")
+    if found:
+        yield Violation("I", transaction_id, f"other values than prepared: {list(found)[:2]}")
+    by_value = {m.value: m for m in truth.messages}
+    for record in records:
+        message = by_value.get(record.stored.value)
+        if message is not None and (why := _differs(message, record)) is not None:
+            yield Violation("I", transaction_id, why)
+
+
+def _differs(message: Message, record: Visible) -> str | None:
+    stored = record.stored
+    headers = [(name, value) for name, value in stored.headers if name != TRANSACTION_ID_HEADER]
+    if stored.key != message.key:
+        return f"key {stored.key!r} instead of {message.key!r}"
+    if headers != [(name, value) for name, value in message.headers]:
+        return f"headers {headers} instead of {list(message.headers)}"
+    if message.timestamp_ms is not None and stored.stored_ms != message.timestamp_ms:
+        return f"timestamp {stored.stored_ms} instead of {message.timestamp_ms}"
+    if message.queue_id >= 0 and record.queue_id != message.queue_id:
+        return f"partition {record.queue_id} instead of {message.queue_id}"
+    return None
+
+
+def _ordered(evidence: Evidence) -> Iterator[Violation]:
+    """O: of one ordering key, in each partition, in the order in which the commits were recorded."""
+    lanes: dict[tuple[object, ...], list[tuple[int, int, str]]] = defaultdict(list)
+    for transaction_id, records in evidence.visible.items():
+        truth = evidence.truth.get(transaction_id)
+        if truth is not None:
+            for r in records:
+                lane = (truth.queue_id, truth.ordering, r.topic_id, r.queue_id)
+                lanes[lane].append((r.stored.queue_offset, truth.decided_at, transaction_id))
+    for lane, entries in lanes.items():
+        entries.sort()
+        for (_, before, _), (_, after, transaction_id) in itertools.pairwise(entries):
+            if after < before:
+                yield Violation("O", transaction_id, f"published behind a later commit of {lane[1]!r} in {lane[2:]}")
+
+
+def _agreed(evidence: Evidence) -> Iterator[Violation]:
+    """F, S: op topic and projection say what the journal says; nothing is left undecided."""
+    rows = {}
+    if evidence.schedule.has_sql:
+        with evidence.engine.begin() as connection:
+            rows = find_many(connection, list(evidence.truth))
+    for transaction_id, truth in evidence.truth.items():
+        op, row = evidence.ops.get(transaction_id), rows.get(transaction_id)
+        state = op.transaction.state if op else _PREPARED
+        if truth.state in _FINAL and state is not truth.state:
+            yield Violation("F", transaction_id, f"op topic says {state.value}, the journal {truth.state.value}")
+        if truth.state not in _FINAL and state is not _PARKED:
+            yield Violation("S", transaction_id, f"neither decided nor parked: {state.value}")
+        if not evidence.schedule.has_sql:
+            continue
+        if row is None:
+            yield Violation("S", transaction_id, "the projection does not list it")
+        elif row.state is not state:
+            yield Violation("F", transaction_id, f"projection says {row.state.value}, op topic {state.value}")
+    for transaction_id in evidence.ops.keys() - evidence.truth.keys():
+        yield Violation("P", transaction_id, "an op message about a transaction that no journal holds")
+
+
+def _answered(evidence: Evidence) -> Iterator[Violation]:
+    """A, F: what callers heard is so."""
+    finals: dict[int, TransactionState] = {}
+    ids: dict[int, str] = {}
+    for heard in evidence.heard:
+        if heard.transaction_id is not None and heard.outcome == "ok":
+            if ids.setdefault(heard.number, heard.transaction_id) != heard.transaction_id:
+                yield Violation("D", heard.transaction_id, f"client {heard.number} heard of two transactions")
+            if heard.transaction_id not in evidence.truth:
+                yield Violation("S", heard.transaction_id, f"client {heard.number} heard ok; no journal holds it")
+        if heard.state in _FINAL:
+            assert heard.state is not None
+            if finals.setdefault(heard.number, heard.state) is not heard.state:
+                yield Violation("F", str(heard.number), f"heard {finals[heard.number].value}, then {heard.state.value}")
+            truth = evidence.truth.get(heard.transaction_id or "")
+            if truth is not None and truth.state is not heard.state:
+                yield Violation("F", truth.transaction_id, f"heard {heard.state.value}, it is {truth.state.value}")
+        if heard.verb in {None, Verb.PREPARE_AGAIN} and heard.outcome == "ok" and heard.state is _PREPARED:
+            yield from _judge_prepared(evidence, heard)
+        if heard.verb is None or heard.verb is Verb.LOOK or heard.outcome == "unknown":
+            continue
+        yield from _judge_end(heard)
+
+
+def _judge_prepared(evidence: Evidence, heard: Heard) -> Iterator[Violation]:
+    """PREPARED makes the caller run his local transaction: never told of one that had ended before he asked."""
+    truth = evidence.truth.get(heard.transaction_id or "")
+    if truth is not None and truth.state in _FINAL and truth.decided_ms < _START_MS + heard.began_ms:
+        yield Violation("A", truth.transaction_id, f"told PREPARED after it was {truth.state.value}")
+
+
+def _judge_end(heard: Heard) -> Iterator[Violation]:
+    wanted = {Verb.COMMIT: _COMMITTED, Verb.FORCE_COMMIT: _COMMITTED, Verb.ROLLBACK: _ROLLED_BACK,
+              Verb.FORCE_ROLLBACK: _ROLLED_BACK}.get(heard.verb) if heard.verb else None  # fmt: skip
+    if wanted is not None and heard.outcome == "ok" and heard.state is not wanted:
+        yield Violation("A", heard.transaction_id or "", f"{heard.verb} answered ok with {heard.state}")
+    if heard.verb in {Verb.COMMIT, Verb.ROLLBACK} and heard.code == "unknown-transaction":
+        yield Violation("S", str(heard.number), "an acknowledged transaction is unknown")
+
+
+def _conserved(evidence: Evidence) -> Iterator[Violation]:
+    """C: the running counts are what the journal says."""
+    if not evidence.schedule.has_sql:
+        return
+    with evidence.engine.begin() as connection:
+        stats = read_stats(connection, 0)
+    for group in {truth.group for truth in evidence.truth.values()}:
+        states = Counter(
+            truth.state if truth.state in _FINAL else _PARKED
+            for truth in evidence.truth.values()
+            if truth.group == group
+        )
+        counted = stats.groups.get(group)
+        found = (counted.committed, counted.rolled_back, counted.parked, counted.pending) if counted else None
+        wanted = (states[_COMMITTED], states[_ROLLED_BACK], states[_PARKED], 0)
+        if found != wanted:
+            yield Violation("C", group, f"committed, rolled back, parked, pending are counted {found}, not {wanted}")
+
+
+def _checked(evidence: Evidence) -> Iterator[Violation]:
+    """K: none too early, none that was decided before it was due, no more answered ones than allowed."""
+    start_ms, times = _START_MS, SETTINGS.times
+    for asked in evidence.asked:
+        truth = evidence.truth.get(asked.transaction_id)
+        if truth is None:
+            yield Violation("K", asked.transaction_id, "a check about a transaction that no journal holds")
+            continue
+        due_ms = truth.appended_ms + max(times.transaction_timeout_ms, truth.immunity_s * 1000)
+        if start_ms + asked.at_ms < due_ms:
+            yield Violation("K", asked.transaction_id, f"asked {due_ms - start_ms - asked.at_ms} ms too early")
+        if truth.decided_at >= 0 and truth.decided_ms < due_ms:
+            yield Violation("K", asked.transaction_id, "asked about although it ended before its first check was due")
+        if asked.check_number < 1:
+            yield Violation("K", asked.transaction_id, f"check number {asked.check_number}")
+    given = {(asked.transaction_id, asked.check_number, asked.answer) for asked in evidence.asked}
+    for answer in find_answers(evidence.archive, evidence.topics):
+        if (answer.transaction_id, answer.check_number, answer.resolution) not in given:
+            what = f"{answer.resolution.name} is recorded for check {answer.check_number}; no endpoint said so"
+            yield Violation("K", answer.transaction_id, what)
+    for truth in evidence.truth.values():
+        if truth.most_answered > times.max_checks:
+            what = f"{truth.most_answered} answered checks, {times.max_checks} allowed"
+            yield Violation("K", truth.transaction_id, what)
+
+
+def _kept(evidence: Evidence) -> Iterator[Violation]:
+    """A: what was refused as not applied, every time, is nowhere."""
+    calls = evidence.calls()
+    outcomes: dict[int, set[str]] = defaultdict(set)
+    for heard in evidence.heard:
+        if heard.verb is None or heard.verb is Verb.PREPARE_AGAIN:
+            outcomes[heard.number].add(heard.outcome)
+    by_marker = {
+        truth.messages[0].value.split(b"|")[0]: t for t, truth in evidence.truth.items() if truth.messages[0].value
+    }
+    for number, seen in outcomes.items():
+        stored = by_marker.get(b"%d" % number)
+        if seen == {"fail"} and stored is not None:
+            yield Violation("A", stored, f"client {number} only heard that nothing was applied")
+        if "ok" in seen and stored is None:
+            yield Violation("S", str(number), f"client {number} heard ok, but no journal holds it")
+    assert calls.keys() >= outcomes.keys()

@@ -1,0 +1,320 @@
+"""A schedule: everything that is done to the bridge in one simulated run, made of one number. Pure.
+
+schedule = make_schedule(seed=4711)
+schedule.calls      what producers and operators do, and when
+schedule.faults     what goes wrong, and when
+A shorter schedule is made by leaving entries out: no entry depends on another.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from random import Random
+
+import msgspec
+from msgspec import Struct
+
+from bridge.core.message import Message
+from bridge.store.memory.link import StepKind
+
+CALLS_MS = 5_000  # producers begin transactions, and faults begin, within this time
+MIN_FAULTS = 5
+_SQL_SHARE = 0.15  # of all runs; they cost twice as much
+GROUPS = ("shop", "bank")
+TOPICS = {"orders": 2, "credits": 1}
+_START_MS = 1_750_000_000_000
+
+
+class Verb(Enum):
+    """What somebody asks of the bridge."""
+
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+    PREPARE_AGAIN = "prepare again"
+    CHECK = "check"
+    RESUME = "resume"
+    FORCE_COMMIT = "force commit"
+    FORCE_ROLLBACK = "force rollback"
+    LOOK = "look"
+
+
+class Local(Enum):
+    """What becomes of a producer's local transaction. NEVER: it hangs for ever, so its endpoint says UNKNOWN."""
+
+    COMMITS = "commits"
+    ROLLS_BACK = "rolls back"
+    NEVER = "never"
+
+
+class Deed(Struct, frozen=True):
+    """One further call about a transaction, so long after its prepare was answered. `instance`: asked there."""
+
+    after_ms: int
+    verb: Verb
+    instance: int
+    group: str | None = None
+
+
+class Call(Struct, frozen=True):
+    """One transaction, from its prepare on. `decided_ms`: how long its local transaction takes."""
+
+    number: int
+    at_ms: int
+    group: str
+    instance: int
+    messages: tuple[Message, ...]
+    ordering_key: str | None
+    idempotency_key: str | None
+    immunity_s: int | None
+    is_published: bool
+    local: Local
+    decided_ms: int
+    deeds: tuple[Deed, ...]
+
+    @property
+    def marker(self) -> bytes:
+        """What every value of this transaction begins with, and no other's."""
+        return b"%d|" % self.number
+
+
+class FaultKind(Enum):
+    """What can go wrong. The members of a Fault that matter are named behind each."""
+
+    KILL = "kill"  # instance, for_ms (down), then started again
+    KILL_AT = "kill at a step"  # instance, step, count, chance (>= 0.5: after it), for_ms
+    STOP = "stop"  # instance, for_ms
+    FREEZE = "freeze"  # instance, for_ms
+    FREEZE_AT = "freeze at a step"  # instance, step, count, chance (>= 0.5: after it), for_ms
+    LOSE_REQUEST = "lose requests"  # instance, step, chance, for_ms
+    LOSE_ANSWER = "lose answers"  # instance, step, chance, for_ms
+    DELAY = "delay"  # instance, step, chance, for_ms, delay_ms
+    HOLD_END = "hold EndTxn"  # instance, count, delay_ms
+    REPEAT_END = "deliver EndTxn again"  # instance, count, delay_ms
+    LATE_MARKERS = "late markers"  # topic, for_ms, delay_ms
+    LEADERLESS = "no leader"  # topic, for_ms
+    DELETE_TOPIC = "delete topic"  # topic, for_ms, then created again
+    SHRINK = "shrink max.message.bytes"  # topic, for_ms
+    DENY = "deny"  # topic, for_ms
+    HANGING = "hanging foreign Kafka transaction"  # topic, for_ms
+    COMPACT = "compact"
+    RETAIN = "remove the journal below L"
+    DELETE_OFFSETS = "delete group offsets"
+    SKEW = "set wall clock"  # instance, delay_ms (may be negative)
+    SQL_DOWN = "SQL down"  # for_ms
+    ENDPOINT = "endpoint"  # group, manner, for_ms
+
+
+class Manner(Enum):
+    """How an endpoint behaves."""
+
+    HONEST = "honest"
+    REFUSES = "refuses"
+    HANGS = "hangs"
+    ERROR = "500"
+    GARBAGE = "garbage"
+    WRONG_NONCE = "wrong nonce"
+    LEAVES_OUT = "leaves out"
+    SLOW = "slow"
+    LIES = "lies"
+    UNDECIDED = "says UNKNOWN"
+
+
+class Fault(Struct, frozen=True):
+    """One fault. `seed` decides by chance what happens inside it."""
+
+    at_ms: int
+    kind: FaultKind
+    seed: int
+    instance: int = 0
+    topic: str = ""
+    group: str = ""
+    step: StepKind | None = None
+    count: int = 0
+    chance: float = 0.0
+    for_ms: int = 0
+    delay_ms: int = 0
+    manner: Manner = Manner.HONEST
+
+
+class Schedule(Struct, frozen=True):
+    """One run. `has_sql`: with projection, and with those calls that need one (keys, looks, operators)."""
+
+    seed: int
+    instances: int
+    queues: int
+    has_sql: bool
+    calls: tuple[Call, ...]
+    faults: tuple[Fault, ...]
+
+
+def make_schedule(seed: int) -> Schedule:
+    """The schedule of this number, always the same."""
+    random = Random(seed)
+    instances = random.choice((1, 1, 2, 2, 2, 3))
+    queues = random.choice((1, 1, 2))
+    has_sql = random.random() < _SQL_SHARE
+    calls = [_make_call(random, number, instances, has_sql) for number in range(random.randint(5, 14))]
+    faults = [_make_fault(random, instances) for _ in range(random.randint(MIN_FAULTS, 12))]
+    return Schedule(
+        seed, instances, queues, has_sql,
+        tuple(sorted(calls, key=lambda call: call.at_ms)), tuple(sorted(faults, key=lambda fault: fault.at_ms)),
+    )  # fmt: skip
+
+
+# --- what producers do ---
+
+
+def _make_call(random: Random, number: int, instances: int, has_sql: bool) -> Call:
+    is_published = random.random() < 0.1
+    idempotency_key = f"key-{number}" if has_sql and random.random() < 0.7 else None
+    local = random.choices((Local.COMMITS, Local.ROLLS_BACK, Local.NEVER), (6, 3, 1))[0]
+    group = random.choice(GROUPS)
+    return Call(
+        number=number,
+        at_ms=random.randrange(CALLS_MS),
+        group=group,
+        instance=random.randrange(instances),
+        messages=tuple(_make_message(random, number, part) for part in range(random.choice((1, 1, 1, 2, 3)))),
+        ordering_key=random.choice((None, None, "o-1", "o-2")),
+        idempotency_key=idempotency_key,
+        immunity_s=random.choice((None, None, None, 3)),
+        is_published=is_published,
+        local=local,
+        decided_ms=random.choice((0, 0, 5, 50, 500, 2_000, 6_000)),
+        deeds=()
+        if is_published
+        else _make_deeds(random, group, local, instances, (has_sql, idempotency_key is not None)),
+    )
+
+
+def _make_message(random: Random, number: int, part: int) -> Message:
+    topic = random.choice(tuple(TOPICS))
+    key = random.choice((None, b"", b"k1", b"k2", b"k3"))
+    headers = [] if random.random() < 0.7 else [("a", b"1"), ("a", None), ("b", b"\x00\xff")][: random.randint(1, 3)]
+    return Message(
+        topic,
+        key,
+        b"%d|%d|" % (number, part) + random.randbytes(random.choice((0, 0, 10, 2_000))),
+        headers,
+        random.randrange(TOPICS[topic]) if random.random() < 0.2 else -1,
+        _START_MS + random.randrange(1_000_000) if random.random() < 0.2 else None,
+    )
+
+
+def _make_deeds(random: Random, group: str, local: Local, instances: int, means: tuple[bool, bool]) -> tuple[Deed, ...]:
+    """Mostly one end after the local transaction, or none; and what careless and unlucky callers do besides."""
+    deeds: list[Deed] = []
+    has_sql, is_keyed = means
+
+    def add(verb: Verb, latest_ms: int, by: str | None = group) -> None:
+        deeds.append(Deed(random.randrange(latest_ms), verb, random.randrange(instances), by))
+
+    own = Verb.COMMIT if local is Local.COMMITS else Verb.ROLLBACK
+    other = Verb.ROLLBACK if own is Verb.COMMIT else Verb.COMMIT
+    if local is not Local.NEVER and random.random() < 0.65:
+        add(own, 3_000)
+        while random.random() < 0.25:
+            add(own, 5_000)
+    if random.random() < 0.12:
+        add(other, 5_000)
+    if random.random() < 0.05:
+        add(random.choice((own, other)), 5_000, random.choice(GROUPS))
+    if is_keyed:
+        while random.random() < 0.4:
+            add(Verb.PREPARE_AGAIN, random.choice((50, 3_000, 10_000)))
+    for verb, chance in (
+        (Verb.CHECK, 0.1), (Verb.RESUME, 0.15), (Verb.FORCE_COMMIT, 0.05), (Verb.FORCE_ROLLBACK, 0.05),
+        (Verb.LOOK, 0.1),
+    ):  # fmt: skip
+        if has_sql and random.random() < chance:
+            add(verb, 12_000, None)
+    return tuple(sorted(deeds, key=lambda deed: deed.after_ms))
+
+
+# --- what goes wrong ---
+
+_LOSABLE = (StepKind.PUT, StepKind.GET, StepKind.INIT, StepKind.ADD_QUEUES, StepKind.APPEND, StepKind.END, None)
+_STOPPABLE = (
+    StepKind.PUT, StepKind.GET, StepKind.INIT, StepKind.INIT, StepKind.ADD_QUEUES, StepKind.APPEND, StepKind.APPEND,
+    StepKind.END, StepKind.END, StepKind.DESCRIBE,
+)  # fmt: skip
+_SHORT_MS, _LONG_MS = 1_200, 6_000  # the session lasts 2,000
+
+
+def _make_fault(random: Random, instances: int) -> Fault:
+    kind = random.choices(tuple(_MAKERS), [weight for weight, _ in _MAKERS.values()])[0]
+    at_ms, seed, instance = random.randrange(CALLS_MS), random.getrandbits(32), random.randrange(instances)
+    return Fault(at_ms, kind, seed, instance, **_MAKERS[kind][1](random))
+
+
+def _lasting(random: Random) -> int:
+    return random.randrange(20, random.choice((_SHORT_MS, _LONG_MS)))
+
+
+def _at_step(random: Random) -> dict[str, object]:
+    step, count = random.choice(_STOPPABLE), random.choice((0, 0, 1, 2, 5, 12))
+    return {"step": step, "count": count, "chance": random.random(), "for_ms": _lasting(random)}
+
+
+def _of_link(random: Random) -> dict[str, object]:
+    step, chance = random.choice(_LOSABLE), random.choice((0.1, 0.5, 1.0))
+    return {"step": step, "chance": chance, "for_ms": _lasting(random), "delay_ms": random.choice((5, 200, 1_900))}
+
+
+def _of_end(random: Random) -> dict[str, object]:
+    return {"count": random.choice((0, 0, 1, 3)), "delay_ms": random.choice((50, 1_000, 2_500, 10_000, 30_000))}
+
+
+def _of_topic(random: Random) -> dict[str, object]:
+    return {
+        "topic": random.choice(tuple(TOPICS)),
+        "for_ms": _lasting(random),
+        "delay_ms": random.choice((5, 300, 3_000)),
+    }
+
+
+def _of_instance(random: Random) -> dict[str, object]:
+    return {"for_ms": _lasting(random)}
+
+
+def _of_skew(random: Random) -> dict[str, object]:
+    return {"delay_ms": random.choice((-3_600_000, -600_000, 600_000, 3_600_000))}
+
+
+def _of_endpoint(random: Random) -> dict[str, object]:
+    manner = random.choice([manner for manner in Manner if manner is not Manner.HONEST])
+    return {"group": random.choice(GROUPS), "manner": manner, "for_ms": random.randrange(500, 8_000)}
+
+
+def _nothing(_: Random) -> dict[str, object]:
+    return {}
+
+
+_MAKERS: dict[FaultKind, tuple[int, Callable[[Random], dict[str, object]]]] = {
+    FaultKind.KILL: (6, _of_instance),
+    FaultKind.KILL_AT: (10, _at_step),
+    FaultKind.STOP: (3, _of_instance),
+    FaultKind.FREEZE: (5, _of_instance),
+    FaultKind.FREEZE_AT: (8, _at_step),
+    FaultKind.LOSE_REQUEST: (4, _of_link),
+    FaultKind.LOSE_ANSWER: (5, _of_link),
+    FaultKind.DELAY: (4, _of_link),
+    FaultKind.HOLD_END: (6, _of_end),
+    FaultKind.REPEAT_END: (4, _of_end),
+    FaultKind.LATE_MARKERS: (3, _of_topic),
+    FaultKind.LEADERLESS: (2, _of_topic),
+    FaultKind.DELETE_TOPIC: (1, _of_topic),
+    FaultKind.SHRINK: (2, _of_topic),
+    FaultKind.DENY: (2, _of_topic),
+    FaultKind.HANGING: (2, _of_topic),
+    FaultKind.COMPACT: (3, _nothing),
+    FaultKind.RETAIN: (1, _nothing),
+    FaultKind.DELETE_OFFSETS: (1, _nothing),
+    FaultKind.SKEW: (2, _of_skew),
+    FaultKind.SQL_DOWN: (3, _of_instance),
+    FaultKind.ENDPOINT: (5, _of_endpoint),
+}
+
+
+def shorten(schedule: Schedule, calls: Sequence[Call], faults: Sequence[Fault]) -> Schedule:
+    """The same run with these calls and faults only."""
+    return msgspec.structs.replace(schedule, calls=tuple(calls), faults=tuple(faults))

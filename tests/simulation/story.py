@@ -1,0 +1,29 @@
+"""What happened in a run, in order: told to a reader, and made into one number that a replay must meet."""
+
+import hashlib
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Story:
+    """Lines of (virtual time since the start, who, what)."""
+
+    now_ms: Callable[[], int]
+    lines: list[tuple[int, str, str]] = field(default_factory=list)
+
+    def tell(self, who: str, what: str) -> None:
+        """One more event."""
+        self.lines.append((self.now_ms(), who, what))
+
+    def hash(self) -> str:
+        """Equal for equal stories."""
+        return hashlib.blake2b(repr(self.lines).encode(), digest_size=8).hexdigest()
+
+    def text(self, about: Collection[str] = ()) -> str:
+        """A line an event; with `about` only those that name one of these, and what concerns everybody."""
+        return "\n".join(
+            f"{at:>7} ms  {who:<12} {what}"
+            for at, who, what in self.lines
+            if not about or not who.startswith("client") or any(who.endswith(name) for name in about)
+        )
