@@ -8,11 +8,12 @@ PYTHON ?= $(shell .ci/find-python)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 LINTERS := .venv/.linters
+FUZZER := .venv/.fuzzer
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
   --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(LOCK_ARGS)
 
-.PHONY: help install demo test simulate crash-points differential planted chaos lint bench lock clean
+.PHONY: help install demo test simulate crash-points differential planted chaos fuzz lint bench lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -22,8 +23,8 @@ install: $(INSTALLED) ## the virtual environment .venv with everything, locked b
 demo: $(INSTALLED) ## a real Kafka, a shop that is killed, and the bridge that rescues its message
 	$(BIN)/outbox-bridge demo
 
-test: $(INSTALLED) ## all tests, two at a time, on a real Kafka (TEST_ARGS="-k name" for some of them)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(TEST_ARGS)
+test: $(INSTALLED) ## all tests, three at a time (most wait), on a real Kafka (TEST_ARGS="-k name" for some of them)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
 simulate: $(INSTALLED) ## the whole bridge under seeded schedules of faults (SEEDS=1000000 goes on where it was stopped)
 	$(BIN)/python -m pytest tests/simulation $(TEST_ARGS)
@@ -37,11 +38,15 @@ differential: $(INSTALLED) ## random programs on the in-memory log and on a real
 
 planted: $(INSTALLED) ## bugs planted in copies of the code: each must be found
 	$(BIN)/python -m tests.planted
+
 CHAOS ?= ci
 CHAOS_ARGS = $(foreach name,SEED TRANSACTIONS KILLS BROKER_FAULTS HELD_ENDS MINUTES PENDING BROKERS,$(if $($(name)),--$(subst _,-,$(shell tr A-Z a-z <<< $(name))) $($(name))))
 chaos: $(INSTALLED) ## faults on a real Kafka and PostgreSQL, every transaction judged (CHAOS=release, SEED=7, BROKERS=3)
 	$(BIN)/python -m pytest tests/chaos
 	$(BIN)/python -m tests.chaos $(CHAOS) $(CHAOS_ARGS)
+
+fuzz: $(FUZZER) ## generated requests at a running service (FUZZ_ARGS="--max-examples 500 --seed 7" for more)
+	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 lint: $(LINTERS) ## ruff, mypy, import rules, shell scripts, Dockerfile and compose.yaml
 	$(BIN)/ruff check .
@@ -61,6 +66,7 @@ lock: $(INSTALLED) ## new hashes for requirements/ (LOCK_ARGS=--upgrade for newe
 	  -o requirements/server.txt
 	$(COMPILE) -c requirements/dev.txt requirements/build.in -o requirements/build.txt
 	$(COMPILE) -c requirements/dev.txt requirements/lint.in -o requirements/lint.txt
+	$(COMPILE) -c requirements/dev.txt requirements/fuzz.in -o requirements/fuzz.txt
 
 clean: ## removes .venv and the tools' caches; .outbox-bridge (your Kafka data) stays
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -78,4 +84,8 @@ $(INSTALLED): requirements/dev.txt pyproject.toml | .venv/bin/python
 
 $(LINTERS): requirements/lint.txt $(INSTALLED)
 	$(PIP) install --quiet --require-hashes -r requirements/lint.txt
+	@touch $@
+
+$(FUZZER): requirements/fuzz.txt $(INSTALLED)
+	$(PIP) install --quiet --require-hashes -r requirements/fuzz.txt
 	@touch $@

@@ -121,7 +121,7 @@ class Gate:
 
     def _observe(self, scope: Scope, served: _Served) -> None:
         seconds = time.perf_counter() - served.started
-        route = getattr(scope.get("route"), "path", _UNMATCHED)
+        route = getattr(scope.get("route"), "path_format", _UNMATCHED)
         self._metrics.observe(route, scope["method"], served.status, seconds)
         log = _LOG.info if served.status >= 500 else _LOG.debug
         log(

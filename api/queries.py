@@ -16,7 +16,7 @@ T = TypeVar("T")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)")
 _INTEGER = re.compile(r"\d{1,9}")
 TIME_EXPECTED = "a time as 2026-01-31T12:00:00.000Z"
-_NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?")
+_NUMBER = re.compile(r"\d{1,9}(\.\d{1,30})?([eE]-\d{1,3})?")
 
 
 class Query:

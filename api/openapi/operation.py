@@ -125,7 +125,7 @@ def header_parameter(name: str, meaning: str, schema: Json) -> Json:
 
 
 TRANSACTION_ID = path_parameter(
-    "transaction_id", "Id of a transaction.", "0206k8e9s5ta7vo3q1m4c8b2h6dg", "^[0-9a-z]{28}$"
+    "transaction_id", "Id of a transaction.", "0206k8e9s5ta7vo3q1m4c8b2h6dg", "^[0-9a-v]{27}[048cgkos]$"
 )
 GROUP = path_parameter("group", "Name of a producer group.", "orders", "^[A-Za-z0-9._-]{1,120}$")
 WAIT = query_parameter(
@@ -140,7 +140,7 @@ IDEMPOTENCY_KEY = header_parameter(
     "Idempotency-Key", "The same as `idempotency_key` in the body.", {"type": "string", "maxLength": 202}
 )
 LIMIT = query_parameter("limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": 500, "default": 100})
-CURSOR = query_parameter("cursor", "`next` of the page before.", {"type": "string"})
+CURSOR = query_parameter("cursor", "`next` of the page before.", {"type": "string", "minLength": 1})
 
 _REQUEST_ID = header_parameter(
     "X-Request-Id",

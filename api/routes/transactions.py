@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 from fastapi import APIRouter
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -44,6 +45,14 @@ from bridge.core.record import Act, Resolution
 from bridge.core.view import TransactionView
 from bridge.service.contract import Accepted, Refused
 
+
+class _TransactionConvertor(StringConvertor):
+    """Any text but the name of the route beside it, at which GET is not possible."""
+
+    regex = "(?!batch$)[^/]+"
+
+
+register_url_convertor("transaction", _TransactionConvertor())
 router = APIRouter()
 
 _nothing = msgspec.json.Decoder(Nothing)
@@ -63,7 +72,7 @@ async def prepare_batch(request: Request) -> Response:
     return await prepare_all(request, is_published=False)
 
 
-@router.get("/v1/transactions/{transaction_id}", **GET)
+@router.get("/v1/transactions/{transaction_id:transaction}", **GET)
 async def get(request: Request, transaction_id: str) -> Response:
     """One transaction, as current as the last write that was acknowledged."""
     check_transaction_id(transaction_id, "?transaction_id")

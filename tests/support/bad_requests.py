@@ -256,6 +256,14 @@ PATHS = [
         method="GET",
         has={"Allow": "POST"},
     ),
+    BadRequest(
+        "reading all of a batch",
+        405,
+        "method-not-allowed",
+        path="/v1/transactions/batch",
+        method="GET",
+        has={"Allow": "POST"},
+    ),
     BadRequest("OPTIONS", 405, "method-not-allowed", path="/v1/messages", method="OPTIONS", has={"Allow": "POST"}),
     BadRequest("CSV wanted", 406, "not-acceptable", GOOD, headers={**JSON, "Accept": "text/csv"}),
     BadRequest(

@@ -45,8 +45,8 @@ class Documented:
 
     def _find(self, method: str, path: str) -> Mapping[str, Any] | None:
         for pattern, item in self._paths:
-            if pattern.fullmatch(path) and method in item:
-                operation: Mapping[str, Any] = item[method]
+            if pattern.fullmatch(path):
+                operation: Mapping[str, Any] | None = item.get(method)
                 return operation
         return None
 

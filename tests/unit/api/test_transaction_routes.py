@@ -50,6 +50,13 @@ async def test_repeat_names_the_same_transaction(key: str, live: LiveServer, fak
     assert len(fake.views) == 1
 
 
+@pytest.mark.parametrize("seconds", ["0", "10", "1.3947934746463885", "2.2250738585e-313"])
+async def test_any_number_within_bounds_is_a_wait(seconds: str, live: LiveServer, facts: Facts) -> None:
+    """As many digits as a client's language prints."""
+    answer = await live.client.post(f"/v1/transactions/{facts.prepared}/commit?wait_seconds={seconds}")
+    assert answer.status_code == 200
+
+
 async def test_commit_answers_receipts(live: LiveServer, facts: Facts) -> None:
     """200 with who resolved it, when, and where the messages are; a repeat gets the same."""
     path = f"/v1/transactions/{facts.prepared}/commit"
