@@ -46,4 +46,4 @@ class Lags:
             got = await self._store.get(queue, got.next_begin_offset, 1)
         if not got.messages:
             return 0
-        return max(0, self._kafka_time.now_ms() - got.messages[0].stored_ms)
+        return max(1, self._kafka_time.now_ms() - got.messages[0].stored_ms)

@@ -43,6 +43,7 @@ _CLIENTS_S = 150.0
 _SHORTEST_DISK_MB, _DISK_BYTES_EACH = 512, 8_000
 _MOST_SHOWN = 20
 _STATES = ("COMMITTED", "ROLLED_BACK", "PARKED", "PREPARED")
+_AT_REST = ("pending", "blocked", "settle_lag_seconds", "projection_lag_seconds")
 _TOLD = (*HELD_KINDS, *BROKER_KINDS)
 _IN_FLIGHT_MS = 15_000  # a settler may be frozen between its last look at the journal and its call
 
@@ -186,7 +187,7 @@ class Run:
         give_up_at = time.monotonic() + _DECIDED_S
         while True:
             stats = get(http, "/v1/stats")
-            if not stats["pending"] and not stats["blocked"] and stats["settle_lag_seconds"] == 0:
+            if not any(stats[name] for name in _AT_REST):
                 return True
             if time.monotonic() > give_up_at:
                 shown = get(http, "/v1/transactions?state=PREPARED&limit=20")["transactions"]
