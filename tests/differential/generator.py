@@ -4,6 +4,7 @@ Left out, because the client decides it by its own clock (a message that is refu
 happened to send in the same request, and what was sent again lies behind what was not):
 * a message that is refused, beside others for its queue in one call of `put_many`;
 * a message that is refused, or for a queue that is not there, beside others of its atomic batch;
+* another batch of the owner whose message may have been refused, before it is fenced anew;
 * a reader that goes on after the log has forgotten: it may have fetched ahead.
 
 Left out, because Kafka itself is wrong: look-ups by time after compaction, where a whole segment has been emptied.
@@ -207,6 +208,7 @@ class Generator:
             records = [Record(Place(0, _NO_QUEUE), b"k", b"v")]
         elif draw.random() < 0.12:
             records = [self._record(self._place(), is_sound=False)]
+            self._fenced = [each for each in self._fenced if each != (owner, instance)]
         during = tuple(self._during() for _ in range(draw.choice((0, 0, 1, 2))))
         kept, offsets = None, ()
         if self._kept:
