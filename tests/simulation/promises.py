@@ -96,6 +96,11 @@ def check_promises(evidence: Evidence) -> list[Violation]:
     return [violation for check in checks for violation in check(evidence)]
 
 
+def check_records(evidence: Evidence) -> list[Violation]:
+    """What real topics and op topic alone show to be broken."""
+    return [violation for check in (_published, _ordered, _agreed) for violation in check(evidence)]
+
+
 def _published(evidence: Evidence) -> Iterator[Violation]:
     """L, P, D, I: exactly the prepared records of exactly the committed transactions, once each."""
     for transaction_id, records in evidence.visible.items():
