@@ -1,7 +1,8 @@
 """What every test may ask for. Unit tests ask for none of it, so no broker starts for them."""
 
+import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -20,6 +21,16 @@ def broker_factory() -> Iterator[BrokerFactory]:
     """Call it for a started broker of this test's own, to kill and pause."""
     with broker_maker() as make:
         yield make
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that fails says what is promised: its docstring."""
+    report = yield
+    promise = inspect.getdoc(getattr(item, "function", None))
+    if report.failed and promise:
+        report.sections.append(("What must hold", promise))
+    return report
 
 
 @pytest.hookimpl(trylast=True)
