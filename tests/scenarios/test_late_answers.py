@@ -40,7 +40,7 @@ def test_commit_of_a_check_decides_whatever_its_number(number: int, check_times:
 
 @pytest.mark.parametrize("is_decided", [False, True])
 def test_resumed_one_has_its_new_life_under_the_next_owner(*, is_decided: bool) -> None:
-    """All checks and the whole life again, numbers that go on; also if the last owner left before deciding it (K, S)."""
+    """All checks and the whole life again, also if the last owner left before deciding it; numbers go on (K, S)."""
     story = CheckedWorld(CheckTimes(max_checks=2, max_lifetime_ms=200_000))
     story.serve(saying("UNKNOWN"))
     world = story.world

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from bridge.core.errors import UnknownRecordVersion
-from bridge.core.message import Message, MessageQueue
+from bridge.core.message import Message
 from bridge.core.op_message import POSITION_KEY
 from bridge.core.record import Resolution, Source
 from bridge.core.transaction import TransactionState
