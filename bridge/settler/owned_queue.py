@@ -143,7 +143,7 @@ class OwnedQueue(QueueOwner):
         self._keep_bodies(records)
         await self._settle_parks(seen_at_ms)
         await self._retry_blocked(seen_at_ms)
-        self._end.follow(self._state.s)
+        self._follow_end(is_idle=not read.messages)
         self.counts.records += len(records)
         if halted is not None:
             if self._state.s != self._written_s:
@@ -159,6 +159,13 @@ class OwnedQueue(QueueOwner):
             await self._reader.close()
         if self._writer is not None:
             await self._writer.close()
+
+    def _follow_end(self, *, is_idle: bool) -> None:
+        """Keeps journal time going while nothing is appended, or O would stay behind until retention passes it."""
+        self._end.follow(self._state.s)
+        self._state.pass_time(self._end.read_through_ms)
+        if is_idle and self._time.now_ms() - self._state.journal_ms > self._config.idle_note_ms:
+            self._end.ask()
 
     # --- reading ---
 
