@@ -161,6 +161,26 @@ def test_blocked_commit_outlives_a_quiet_journal(pass_time: Passing) -> None:
     assert world.memory.visible("credits") == [b"v"]
 
 
+def test_blocked_commit_that_is_tried_again_and_again_outlives_the_journal() -> None:
+    """Each refusal writes its op message anew, so that never grows old; its half message does (L)."""
+    world = make_short_days()
+
+    async def story() -> None:
+        topic = world.memory.cluster.log.topics["credits"]
+        async with world.settling("first"):
+            await world.prepare("a", Message("credits", None, b"v"))
+            topic.alter({"cleanup.policy": "compact"})
+            await world.commit("a")
+            await pass_minutes(world, 40)
+            assert world.op_of("a").transaction.why == "INVALID_RECORD"
+        topic.alter({"cleanup.policy": "delete"})
+        async with world.settling("last"):
+            await world.memory.clock.sleep_ms(90_000)
+
+    world.run(story())
+    assert world.memory.visible("credits") == [b"v"]
+
+
 def park_and_leave(world: SettlerWorld) -> Awaitable[None]:
     """A parked transaction, everything decided, and nobody there any more."""
 
