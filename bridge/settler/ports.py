@@ -47,6 +47,7 @@ class QueueMemory:
     schedule: BlockedSchedule = field(default_factory=BlockedSchedule)
     split_before: int = 0  # commits ending below are decided apart from being published
     park_not_before_ms: int = 0
+    copy_not_before_ms: int = 0
 
 
 @dataclass(slots=True)

@@ -181,6 +181,32 @@ def test_blocked_commit_that_is_tried_again_and_again_outlives_the_journal() -> 
     assert world.memory.visible("credits") == [b"v"]
 
 
+def test_parked_topic_that_refuses_does_not_stop_the_queue() -> None:
+    """A blocked commit is to be copied there, and cannot be: others go on, and it is copied later (B, L)."""
+    world = make_short_days()
+
+    async def story() -> None:
+        log = world.memory.cluster.log
+        async with world.settling("first"):
+            await world.prepare("a", Message("credits", b"k", b"a"))
+            log.delete_topic("credits")
+            await world.commit("a")
+            log.topics[world.topics.parked].is_denied = True
+            await pass_minutes(world, 9)
+            await world.prepare("b", Message("orders", b"other", b"b"))
+            await world.commit("b")
+            await world.memory.clock.sleep_ms(10_000)
+            assert world.memory.visible("orders") == [b"b"]
+            assert world.op_of("a").transaction.parked is None
+            log.topics[world.topics.parked].is_denied = False
+            await pass_minutes(world, 3)
+            assert world.op_of("a").transaction.parked == 0
+            assert world.settlers["first"].status[0].blocked == 1
+
+    world.run(story())
+    assert len(world.memory.read_visible(world.topics.parked)) == 1
+
+
 def park_and_leave(world: SettlerWorld) -> Awaitable[None]:
     """A parked transaction, everything decided, and nobody there any more."""
 
