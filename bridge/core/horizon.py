@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from bridge.core.transaction import Transaction
@@ -38,6 +39,8 @@ class Horizon:
         self._unmarked: deque[tuple[int, int, str]] = deque()  # half, appended, id: no op message yet
         self._bounds: dict[str, int] = {}  # live ones with an op message -> its bound
         self._marked: deque[_Marked] = deque()
+        self._uncopied: list[tuple[int, str]] = []  # heap of blocked ones without a parked copy: appended, id
+        self._noted_blocked: set[str] = set()  # ids that are, or were, in that heap
         self._ended: deque[tuple[int, int, str]] = deque()  # ended_ms, bound, id
         self._moves: deque[tuple[int, int]] = deque()  # S after a Kafka transaction, its first op offset
 
@@ -49,10 +52,15 @@ class Horizon:
         """A live transaction got an op message: it holds O instead."""
         self._bounds[transaction_id] = bound
         self._marked.append(_Marked(bound, journal_ms, transaction_id))
+        t = self._live.get(transaction_id)
+        if t is not None and t.blocked and t.parked is None and transaction_id not in self._noted_blocked:
+            self._noted_blocked.add(transaction_id)
+            heappush(self._uncopied, (t.appended_ms, transaction_id))
 
     def end(self, transaction_id: str, bound: int, ended_ms: int) -> None:
         """A transaction ended and is published or needs no publishing: it holds O for a while."""
         self._bounds.pop(transaction_id, None)
+        self._noted_blocked.discard(transaction_id)
         self._ended.append((ended_ms, bound, transaction_id))
 
     def move(self, s: int, op_start: int) -> None:
@@ -94,7 +102,7 @@ class Horizon:
             yield self._ended.popleft()[2]
 
     def choose_put_backs(self, s: int, op_start: int, journal_ms: int, most: int) -> list[str]:
-        """At most `most` live transactions that have held L or O back for long."""
+        """At most `most` live ones that have held L or O back for long, or whose body the journal drops soon."""
         config = self._config
         chosen: list[str] = []
         for half, appended_ms, transaction_id in self._unmarked:
@@ -111,7 +119,17 @@ class Horizon:
                 break
             if mark.transaction_id in self._live and self._bounds.get(mark.transaction_id) == mark.bound:
                 chosen.append(mark.transaction_id)
-        return chosen
+        chosen += self._take_uncopied(journal_ms - config.op_ms, most - len(chosen))
+        return list(dict.fromkeys(chosen))
+
+    def _take_uncopied(self, appended_ms: int, most: int) -> Iterator[str]:
+        """Blocked ones appended by then, each once: their op messages may be young, written again with each try."""
+        while most > 0 and self._uncopied and self._uncopied[0][0] <= appended_ms:
+            transaction_id = heappop(self._uncopied)[1]
+            t = self._live.get(transaction_id)
+            if t is not None and t.blocked and t.parked is None:
+                most -= 1
+                yield transaction_id
 
     def _holds_journal(self, entry: tuple[int, int, str]) -> bool:
         t = self._live.get(entry[2])

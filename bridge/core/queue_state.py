@@ -24,11 +24,12 @@ _OF_TRANSACTIONS = (Schedule, Publish, WriteOp, Park)
 
 
 class RestoredOp(Struct, frozen=True, gc=False):
-    """An op message with its offset, decoded and as it lies there."""
+    """An op message with its offset and append time, decoded and as it lies there."""
 
     offset: int
     transaction: Transaction
     value: bytes
+    stored_ms: int
 
 
 class Restored(NamedTuple):
@@ -102,6 +103,10 @@ class QueueState:
         """All records below `s` are decided; the last of them was appended at `stored_ms`."""
         self.s = s
         self.journal_ms = max(self.journal_ms, stored_ms)
+
+    def pass_time(self, read_through_ms: int) -> None:
+        """Whatever is still to come was appended after this: so journal time goes on in an idle queue too."""
+        self.journal_ms = max(self.journal_ms, read_through_ms)
 
     def park(self, transaction_id: str, why: str) -> Sequence[Effect]:
         """Parks a transaction that is still PREPARED."""
@@ -248,7 +253,7 @@ class QueueState:
             t = op.transaction
             if t.is_live:
                 self.live[t.transaction_id] = t
-                self._horizon.mark(t.transaction_id, op.offset, self.journal_ms)
+                self._horizon.mark(t.transaction_id, op.offset, op.stored_ms)
                 if t.blocked:
                     self._enchain(t)
             else:

@@ -15,7 +15,7 @@ from bridge.core.transaction import PREPARED, SPLIT, Transaction
 from bridge.core.transition import Effect, Park, Place, WriteOp
 from bridge.fault_points import FaultPoint, reach
 from bridge.settler.batch import BatchTarget, Held, Plan, make_batch, make_plan
-from bridge.settler.blocked import DestinationSet, Try
+from bridge.settler.blocked import LONGEST_BACKOFF_MS, DestinationSet, Try
 from bridge.settler.bodies import Bodies
 from bridge.settler.destinations import UNKNOWN_TOPIC, topics_of
 from bridge.settler.observer import Body, QueueOwner
@@ -68,6 +68,7 @@ class OwnedQueue(QueueOwner):
         self._writer: BatchWriter | None = None
         self._reader: QueueReader | None = None
         self._parks: dict[str, str] = {}
+        self._copies: set[str] = set()  # blocked ones whose body is to be in the parked topic
         self._batch_bodies: dict[str, Held] = {}  # of the batch being made
         self._blocked_to: dict[str, DestinationSet] = {}  # destinations of blocked commits
         self._retry_at_ms = 0
@@ -142,8 +143,9 @@ class OwnedQueue(QueueOwner):
         await self._settle(effects, seen_at_ms)
         self._keep_bodies(records)
         await self._settle_parks(seen_at_ms)
+        await self._settle_copies()
         await self._retry_blocked(seen_at_ms)
-        self._end.follow(self._state.s)
+        self._follow_end(is_idle=not read.messages)
         self.counts.records += len(records)
         if halted is not None:
             if self._state.s != self._written_s:
@@ -159,6 +161,13 @@ class OwnedQueue(QueueOwner):
             await self._reader.close()
         if self._writer is not None:
             await self._writer.close()
+
+    def _follow_end(self, *, is_idle: bool) -> None:
+        """Keeps journal time going while nothing is appended, or O would stay behind until retention passes it."""
+        self._end.follow(self._state.s)
+        self._state.pass_time(self._end.read_through_ms)
+        if is_idle and self._time.now_ms() - self._state.journal_ms > self._config.idle_note_ms:
+            self._end.ask()
 
     # --- reading ---
 
@@ -245,7 +254,7 @@ class OwnedQueue(QueueOwner):
                 effects = self._state.withhold(effects, lambda t: reasons.get(t.transaction_id))
                 self._note_blocked(effects)
                 plan = make_plan(effects)
-        put_backs = await self._put_back()
+        put_backs = self._put_back()
         if put_backs:
             plan = make_plan([*put_backs, *effects])
         if plan.is_empty:
@@ -256,19 +265,11 @@ class OwnedQueue(QueueOwner):
             self.counts.put_backs += len(put_backs)
         self._tell(effects, seen_at_ms)
 
-    async def _put_back(self) -> list[Effect]:
-        """What holds L or O back; a copy for the parked topic only where a body is left to copy."""
+    def _put_back(self) -> list[Effect]:
+        """What holds L or O back; copies for the parked topic follow apart, since that topic can fail."""
         effects = self._state.put_back(self._config.max_put_backs)
-        parks = [effect.transaction for effect in effects if isinstance(effect, Park)]
-        if not parks:
-            return effects
-        found = await self._bodies.load(parks)
-        self._batch_bodies |= found
-        lost = {t.transaction_id for t in parks} - found.keys()
-        return [
-            WriteOp(e.transaction) if isinstance(e, Park) and e.transaction.transaction_id in lost else e
-            for e in effects
-        ]
+        self._copies.update(e.transaction.transaction_id for e in effects if isinstance(e, Park))
+        return [WriteOp(e.transaction) if isinstance(e, Park) else e for e in effects]
 
     async def _write_or_withhold(
         self, plan: Plan, effects: Sequence[Effect], put_backs: Sequence[Effect]
@@ -382,6 +383,27 @@ class OwnedQueue(QueueOwner):
             self._memory.park_not_before_ms = now_ms + self._config.park_backoff_ms
             raise
         self._tell(effects, seen_at_ms)
+
+    async def _settle_copies(self) -> None:
+        """Copies what is blocked to the parked topic; when that refuses, others go on and it is tried later."""
+        now_ms, memory = self._ports.clock.monotonic_ms(), self._memory
+        if not self._copies or now_ms < memory.copy_not_before_ms:
+            return
+        ids = [self._copies.pop() for _ in range(min(len(self._copies), self._config.max_parks))]
+        blocked = [t for t in map(self._state.live.get, ids) if t is not None and t.blocked and t.parked is None]
+        self._batch_bodies = await self._bodies.load(blocked)
+        copied = [t for t in blocked if t.transaction_id in self._batch_bodies]
+        if not copied:
+            return
+        memory.copy_not_before_ms = now_ms + LONGEST_BACKOFF_MS
+        try:
+            await self._write([Park(t) for t in copied], BatchKind.PARK)
+        except BatchAborted as error:
+            _LOG.error("body_not_copied", queue=self.queue_id, reason=error.reason, topic=error.topic)
+            self._copies.update(t.transaction_id for t in copied)
+            await self._write([WriteOp(t) for t in copied], BatchKind.PUT_BACK)
+        else:
+            memory.copy_not_before_ms = 0
 
     async def _retry_blocked(self, seen_at_ms: int) -> None:
         """Tries one set of destinations, in a Kafka transaction of its own."""

@@ -21,6 +21,7 @@ class SettlerConfig:
     position_delay_ms: int = 100  # a batch without effects moves S at latest after this
     idle_wait_ms: int = 200  # what the checker asks for is seen at latest after this
     idle_position_ms: int = 86_400_000
+    idle_note_ms: int = 60_000  # how far journal time stays behind Kafka's while nothing is appended
     max_put_backs: int = 1_000
     max_parks: int = 500
     park_backoff_ms: int = 5_000
@@ -46,6 +47,7 @@ class QueueMemory:
     schedule: BlockedSchedule = field(default_factory=BlockedSchedule)
     split_before: int = 0  # commits ending below are decided apart from being published
     park_not_before_ms: int = 0
+    copy_not_before_ms: int = 0
 
 
 @dataclass(slots=True)

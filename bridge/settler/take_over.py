@@ -139,7 +139,9 @@ def _fold_op(messages: Sequence[StoredMessage]) -> _OpTail:
                 tail.positions.append((message.queue_offset, decode_position(message.value).s))
                 continue
             op = decode_op(message.key.decode(), message.value)
-            tail.last[op.transaction.transaction_id] = RestoredOp(message.queue_offset, op.transaction, message.value)
+            tail.last[op.transaction.transaction_id] = RestoredOp(
+                message.queue_offset, op.transaction, message.value, message.stored_ms
+            )
         except (MalformedRecord, UnicodeDecodeError) as error:
             _LOG.error("op_message_quarantined", offset=message.queue_offset, reason=str(error))
     return tail

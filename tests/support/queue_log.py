@@ -29,6 +29,7 @@ class QueueLog:
     op: list[tuple[int, bytes, bytes]] = field(default_factory=list)
     published: list[tuple[str, int]] = field(default_factory=list)  # transaction id, message number
     op_end: int = 0
+    op_ms: dict[int, int] = field(default_factory=dict)  # append times of op messages
     position: Position = field(default_factory=lambda: Position(0, 0, 0, ""))
     now_ms: int = 1_000_000
 
@@ -65,7 +66,10 @@ class QueueLog:
         ]
         restored = Restored(
             position,
-            [RestoredOp(offset, decode_op(key, value).transaction, value) for key, (offset, value) in ops.items()],
+            [
+                RestoredOp(offset, decode_op(key, value).transaction, value, self.op_ms[offset])
+                for key, (offset, value) in ops.items()
+            ],
             halves,
             floors[-1] + 1 if floors else position.o,
             self.op_end,
@@ -95,6 +99,7 @@ class QueueLog:
             assert message.key is not None
             assert message.value is not None
             self.op.append((self.op_end, message.key, message.value))
+            self.op_ms[self.op_end] = self.now_ms
             self.op_end += 1
         self.op_end += 1  # the commit marker
         self.position = decode_position(self.op[-1][2])

@@ -116,9 +116,9 @@ class SettlerWorld:
             settler.stop()
             await task
 
-    def run(self, story: Coroutine[Any, Any, None]) -> None:
-        """Runs a story on the virtual clock."""
-        asyncio.run(self.memory.clock.drive(story))
+    def run(self, story: Coroutine[Any, Any, None], limit_ms: int = 3_600_000) -> None:
+        """Runs a story on the virtual clock, for at most so long."""
+        asyncio.run(self.memory.clock.drive(story, limit_ms))
 
     def id_of(self, name: str, queue_id: int = 0) -> str:
         """A transaction id that is the same for the same name."""

@@ -1,65 +1,15 @@
 """Checker and settler together on the in-memory log: from a half message nobody ended to its end."""
 
-import asyncio
-import base64
-import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import pytest
 
 from bridge.core.config import CheckTimes, GroupSettings
 from bridge.core.message import Message
 from bridge.core.record import Act, ActRecord
 from bridge.core.transaction import MAX_CHECKS, NO_ENDPOINT, TransactionState
-from bridge.directory import Endpoint, MemoryDirectory, ProducerGroup
-from checker.caller import Call
-from checker.check_service import CheckService
-from checker.desk import CheckPorts
-from checker.memory_caller import Handler, MemoryCaller, Response
-from tests.support.settler_world import GROUP, SettlerWorld, make_settler_world
+from bridge.directory import ProducerGroup
+from tests.support.checked_world import CheckedWorld
+from tests.support.settler_world import GROUP
 from tests.unit.checker.world import saying
-
-URL = "https://shop.example/"
-SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()
-
-
-class Story:
-    """A settler world in which a checker runs beside."""
-
-    def __init__(self, times: CheckTimes | None = None) -> None:
-        self.world: SettlerWorld = make_settler_world()
-        self.world.times = times or CheckTimes()
-        clock = self.world.memory.clock
-        group = ProducerGroup(GROUP, GroupSettings(self.world.times), (Endpoint(URL),), (SECRET,))
-        self.directory = MemoryDirectory({GROUP: group})
-        self.caller = MemoryCaller(clock)
-        self.calls: list[tuple[int, dict[str, object]]] = []
-
-    def serve(self, handler: Handler) -> None:
-        async def noted(call: Call) -> Response:
-            now_ms = self.world.memory.clock.now_ms()
-            self.calls += [(now_ms, check) for check in json.loads(call.body)["checks"]]
-            return await handler(call)
-
-        self.caller.endpoints[URL] = noted
-
-    @asynccontextmanager
-    async def checking(self, name: str = "settler") -> AsyncIterator[None]:
-        """A process with settler and checker; leaves cleanly."""
-        clock, store = self.world.memory.clock, self.world.memory.start_process(f"{name}-checker").store
-        service = CheckService(CheckPorts(store, self.directory, self.caller, clock), self.world.topics)
-        self.world.observer = service  # type: ignore[assignment]
-        running = asyncio.ensure_future(service.run_forever())
-        try:
-            async with self.world.settling(name):
-                yield
-        finally:
-            await service.close()
-            await running
-
-    async def sleep(self, duration_ms: int) -> None:
-        await self.world.memory.clock.sleep_ms(duration_ms)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +20,7 @@ def test_forgotten_transaction_is_decided_by_its_group(
     word: str, state: TransactionState, published: list[bytes]
 ) -> None:
     """The producer died: the check's answer decides, once, and says so."""
-    story = Story()
+    story = CheckedWorld()
     story.serve(saying(word))
 
     async def body() -> None:
@@ -90,7 +40,7 @@ def test_forgotten_transaction_is_decided_by_its_group(
 
 def test_answers_unknown_are_counted_until_it_is_parked() -> None:
     """Three answers, 30 s apart, numbered; then parked with its message."""
-    story = Story(CheckTimes(max_checks=3))
+    story = CheckedWorld(CheckTimes(max_checks=3))
     story.serve(saying("UNKNOWN"))
 
     async def body() -> None:
@@ -109,7 +59,7 @@ def test_answers_unknown_are_counted_until_it_is_parked() -> None:
 
 def test_commit_in_time_is_never_checked() -> None:
     """No check after a resolution, and none before the due time (K)."""
-    story = Story()
+    story = CheckedWorld()
     story.serve(saying("ROLLBACK"))
 
     async def body() -> None:
@@ -128,7 +78,7 @@ def test_commit_in_time_is_never_checked() -> None:
 
 def test_rounds_without_endpoint_use_nothing_up() -> None:
     """Hole 6: parked at the end of its life with no check counted, not before."""
-    story = Story(CheckTimes(max_checks=2, max_lifetime_ms=200_000))
+    story = CheckedWorld(CheckTimes(max_checks=2, max_lifetime_ms=200_000))
     story.directory.groups[GROUP] = ProducerGroup(GROUP, GroupSettings(story.world.times))
 
     async def body() -> None:
@@ -145,7 +95,7 @@ def test_rounds_without_endpoint_use_nothing_up() -> None:
 
 def test_resumed_transaction_is_asked_about_at_once() -> None:
     """An operator resumes a parked one: next number, new allowance."""
-    story = Story(CheckTimes(max_checks=1))
+    story = CheckedWorld(CheckTimes(max_checks=1))
     story.serve(saying("UNKNOWN"))
 
     async def body() -> None:
@@ -165,7 +115,7 @@ def test_resumed_transaction_is_asked_about_at_once() -> None:
 
 def test_successor_goes_on_where_the_last_owner_stopped() -> None:
     """Counters come from the journal: no number is lost or used twice by a take-over."""
-    story = Story()
+    story = CheckedWorld()
     story.serve(saying("UNKNOWN"))
 
     async def body() -> None:

@@ -1,0 +1,127 @@
+"""Commits of one ordering key that wait for each other: split, killed in between, put back, taken over."""
+
+import asyncio
+
+import pytest
+
+from bridge.core.horizon import HorizonConfig
+from bridge.core.message import Message
+from bridge.core.transaction import TransactionState
+from bridge.settler.ports import SettlerConfig
+from bridge.store.memory.link import PASSES, Fate, NoFaults, Step, StepKind
+from bridge.store.memory.log import MemoryLog
+from tests.support.settler_world import SettlerWorld, make_settler_world
+
+CHAIN = ("t1", "t2", "t3")
+
+
+class RefusedOnceThenKilled(NoFaults):
+    """The first append of "first" to credits is refused; then "first" stops at its request number `point`.
+
+    An odd point stands for the answer to a request, which has been carried out by then.
+    """
+
+    def __init__(self, point: int) -> None:
+        self.log: MemoryLog | None = None
+        self.is_split = False
+        self.stopped = asyncio.Event()
+        self._left = point
+
+    async def before(self, step: Step) -> Fate:
+        if step.client == "first" and self.log is not None:
+            if not self.is_split:
+                self._refuse(step, self.log)
+            else:
+                await self._pass()
+        return PASSES
+
+    async def after(self, step: Step) -> None:
+        if step.client == "first" and self.is_split:
+            await self._pass()
+
+    def _refuse(self, step: Step, log: MemoryLog) -> None:
+        if step.kind is StepKind.APPEND and step.queue is not None and step.queue.topic == "credits":
+            log.topics["credits"].is_denied = True
+        elif step.kind is StepKind.END and log.topics["credits"].is_denied:
+            log.topics["credits"].is_denied = False
+            self.is_split = True
+
+    async def _pass(self) -> None:
+        if self._left == 0:
+            self.stopped.set()
+            await asyncio.get_running_loop().create_future()
+        self._left -= 1
+
+
+def publishing_order(world: SettlerWorld) -> list[str]:
+    """The chain's transactions in the order in which their receipts were written."""
+    names = {world.id_of(name): name for name in CHAIN}
+    done = [op.transaction for op in world.read_op().every if op.receipts]
+    return [names[t.transaction_id] for t in done if t.transaction_id in names]
+
+
+@pytest.mark.parametrize("point", range(49))
+def test_split_batch_is_published_whole_and_in_order_whenever_its_owner_dies(point: int) -> None:
+    """To {A, B}, {A} and {B} with one ordering key: each part once, in the order of the commits (L, D, O)."""
+    faults = RefusedOnceThenKilled(point)
+    world = make_settler_world(faults=faults)
+
+    async def story() -> None:
+        first = world.memory.start_process("first")
+        running = asyncio.create_task(world.make_settler(first, "first").run_forever())
+        for name, topics in zip(CHAIN, (("orders", "credits"), ("orders",), ("credits",)), strict=True):
+            await world.prepare(name, *[Message(topic, b"k", name.encode()) for topic in topics], ordering_key="o")
+        await world.settled()
+        faults.log = world.memory.cluster.log
+        first.freeze()
+        for name in CHAIN:
+            await world.commit(name)
+        first.thaw()
+        await faults.stopped.wait()
+        first.kill()
+        running.cancel()
+        async with world.settling("second"):
+            await world.memory.clock.sleep_ms(30_000)
+
+    world.run(story())
+    assert world.memory.visible("orders") == [b"t1", b"t2"]
+    assert world.memory.visible("credits") == [b"t1", b"t3"]
+    assert publishing_order(world) == list(CHAIN)
+
+
+def test_chain_that_was_put_back_is_taken_over_in_the_order_of_its_ends() -> None:
+    """States written again lie in another order than their ends; a successor publishes by the ends (O, L)."""
+    config = SettlerConfig(horizon=HorizonConfig(journal_records=1, journal_ms=1_000, op_messages=1, op_ms=20_000))
+    world = make_settler_world(config=config)
+
+    async def pass_traffic(count: int, prefix: str) -> None:
+        for n in range(count):
+            await world.prepare(f"{prefix}{n}", Message("orders", b"other", None))
+            await world.rollback(f"{prefix}{n}")
+            await world.memory.clock.sleep_ms(1_000)
+
+    async def story() -> None:
+        async with world.settling("first"):
+            for name in reversed(CHAIN):
+                topics = ("credits", "orders") if name == "t1" else ("orders",)
+                await world.prepare(name, *[Message(topic, b"k", name.encode()) for topic in topics], ordering_key="o")
+            world.memory.cluster.log.delete_topic("credits")
+            for count, name in enumerate(CHAIN):
+                await world.commit(name)
+                await pass_traffic(5 + count, name)
+            written = [op.transaction.transaction_id for op in world.read_op().every if op.transaction.blocked]
+            last = sorted(CHAIN, key=lambda name: len(written) - written[::-1].index(world.id_of(name)))
+            assert last != list(CHAIN), "put back, so that the last op messages lie in another order"
+        async with world.settling("second"):
+            await pass_traffic(3, "x")
+        async with world.settling("third"):
+            await world.memory.clock.sleep_ms(2_000)
+            assert [world.op_of(name).transaction.blocked for name in CHAIN] == [True] * 3
+            assert world.memory.visible("orders") == []
+            world.memory.cluster.log.create_topic("credits", 1)
+            await world.memory.clock.sleep_ms(90_000)
+
+    world.run(story())
+    assert world.memory.visible("credits") == [b"t1"]
+    assert world.memory.visible("orders") == [b"t1", b"t2", b"t3"]
+    assert [world.op_of(name).transaction.state for name in CHAIN] == [TransactionState.COMMITTED] * 3

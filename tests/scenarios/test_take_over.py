@@ -1,0 +1,101 @@
+"""Take-overs whose windows are staged: who fences whom between which two requests."""
+
+import pytest
+
+from bridge.core.message import Message, MessageQueue
+from bridge.store.memory.link import StepKind
+from tests.support.held_steps import HeldSteps
+from tests.support.settler_world import make_settler_world
+
+
+def test_successor_fences_before_it_reads_back() -> None:
+    """What the last owner still commits while its successor comes is not decided again (D)."""
+    faults = HeldSteps()
+    world = make_settler_world(faults=faults)
+
+    async def story() -> None:
+        async with world.settling("first") as first:
+            await world.prepare("a", Message("credits", b"k", b"v"))
+            await world.settled()
+            decided = faults.hold(StepKind.ADD_QUEUES, client="first")
+            await world.commit("a")
+            await decided.reached.wait()
+            first.freeze()
+            coming = faults.hold(StepKind.INIT, client="second")
+            async with world.settling("second"):
+                await coming.reached.wait()
+                first.thaw()
+                decided.release()
+                await world.memory.clock.sleep_ms(1_000)
+                assert world.memory.visible("credits") == [b"v"], "committed in the window"
+                coming.release()
+                await world.memory.clock.sleep_ms(20_000)
+
+    world.run(story())
+    assert world.memory.visible("credits") == [b"v"]
+    assert world.read_op().positions[-1].owner == "second"
+
+
+def test_successor_reads_to_the_real_end_of_the_op_topic() -> None:
+    """A Kafka transaction whose marker is late is no less committed: nothing of it is decided again (D)."""
+    faults = HeldSteps()
+    world = make_settler_world(faults=faults)
+
+    async def story() -> None:
+        async with world.settling("first") as first:
+            await world.prepare("a", Message("credits", b"k", b"v"))
+            await world.settled()
+            first.owners.members[0].freeze()  # no heartbeat comes from it any more, and it does not know
+            async with world.settling("second"):
+                await world.memory.clock.sleep_ms(9_500)
+                ending = faults.hold(StepKind.END, client="first")
+                coming = faults.hold(StepKind.INIT, client="second")
+                await world.commit("a")
+                await ending.reached.wait()
+                await coming.reached.wait()
+                faults.marker_delays[MessageQueue(world.topics.op, 0)] = 500
+                ending.release()
+                await world.memory.clock.sleep_ms(100)
+                assert world.memory.visible("credits") == [b"v"], "its marker is there, that of the op topic is not"
+                coming.release()
+                await world.memory.clock.sleep_ms(1_000)
+                faults.marker_delays.clear()
+                await world.memory.clock.sleep_ms(20_000)
+
+    world.run(story())
+    assert world.memory.visible("credits") == [b"v"]
+    assert world.read_op().positions[-1].owner == "second"
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_owner_frozen_between_its_two_inits_commits_nothing(batches: int) -> None:
+    """Of two owners that hold one producer each, only the one that was fenced by nobody decides (D).
+
+    `batches` of the other since its take-over: the next one uses the producer it still has, or has lost.
+    """
+    faults = HeldSteps()
+    world = make_settler_world(faults=faults)
+
+    async def story() -> None:
+        between = faults.hold(StepKind.INIT, client="first", subject=world.topics.transactional_id(0, 1))
+        async with world.settling("first") as first:
+            await between.reached.wait()
+            first.freeze()
+            async with world.settling("second"):
+                for n in range(batches):
+                    await world.prepare(f"a{n}", Message("credits", b"k", f"a{n}".encode()))
+                    await world.settled()
+                writing = faults.hold(StepKind.ADD_QUEUES, client="first")
+                first.thaw()
+                between.release()
+                await writing.reached.wait()
+                await world.commit("a0")
+                await world.memory.clock.sleep_ms(5_000)
+                writing.release()
+                await world.memory.clock.sleep_ms(30_000)
+
+    world.run(story())
+    assert world.memory.visible("credits") == [b"a0"]
+    positions = world.read_op().positions
+    assert {position.owner for position in positions} == {"second"}
+    assert [position.s for position in positions] == sorted(position.s for position in positions)
