@@ -213,6 +213,69 @@ def test_longer_life_puts_parking_off() -> None:
     assert (names(taken.asks), taken.parks) == (["a"], {})
 
 
+def test_longer_life_does_not_bring_the_next_check_forward() -> None:
+    """What was to be parked now, and is not, is due when it would have been."""
+    settings = [CheckTimes(max_lifetime_ms=20_000)]
+    table = Timetable(lambda group: settings[0], report_wait_ms=30_000, max_lag_ms=15_000)
+    table.add_queue(0, [make_transaction("a")])
+    table.tidy(10)
+    (ask,) = take(table, at(FIRST)).asks
+    table.set_answered(ask, FIRST)
+    table.set_prepared(0, [make_transaction("a", T0 + 50_000, check_times=1, at=9)], 0)
+    settings[0] = TIMES
+    assert take(table, at(T0 + 20_000)) == Taken([], {}, [])
+    assert take(table, at(T0 + 49_999)).asks == []
+    assert names(take(table, at(T0 + 50_000)).asks) == ["a"]
+
+
+def test_answer_that_nobody_reports_was_a_round() -> None:
+    """Its life may end while the settler says nothing."""
+    table = table_with(make_transaction("a"), times=CheckTimes(max_lifetime_ms=20_000))
+    (ask,) = take(table, at(FIRST)).asks
+    table.set_answered(ask, FIRST + 100)
+    assert take(table, at(FIRST + 30_100)).parks == {0: {"a": MAX_LIFE}}
+
+
+def test_a_round_is_not_undone_by_one_that_never_began() -> None:
+    """Tried once, put off once: it may be parked."""
+    table = table_with(make_transaction("a"), times=CheckTimes(max_lifetime_ms=20_000))
+    (ask,) = take(table, at(FIRST)).asks
+    table.set_unanswered(ask, FIRST + 1_000, found_no_endpoint=True)
+    (ask,) = take(table, at(FIRST + 1_000)).asks
+    table.set_postponed(ask, FIRST + 30_000, was_tried=False)
+    assert take(table, at(FIRST + 30_000)).parks == {0: {"a": MAX_LIFE}}, "the last round did not look for endpoints"
+
+
+def test_exhausted_waits_for_its_next_due_time_beyond_its_life() -> None:
+    """The last answer may still be on its way; the end of its life wakes nobody."""
+    table = table_with(make_transaction("a"), times=CheckTimes(max_checks=1, max_lifetime_ms=10_000))
+    (ask,) = take(table, at(FIRST)).asks
+    table.set_answered(ask, FIRST)
+    table.set_prepared(0, [make_transaction("a", FIRST + 30_000, check_times=1, at=9)], 0)
+    table.wake(0, FIRST)
+    table.rest("g")
+    assert table.next_front_ms(0) == FIRST + 30_000
+    assert take(table, at(FIRST + 30_000)).parks == {0: {"a": MAX_CHECKS}}
+
+
+def test_operator_is_heard_after_a_round_without_answer() -> None:
+    """Asking now means now, not at the next interval."""
+    table = table_with(make_transaction("a"))
+    (ask,) = take(table, at(FIRST)).asks
+    table.set_unanswered(ask, FIRST + 30_000, found_no_endpoint=False)
+    table.set_prepared(0, [make_transaction("a", FIRST + 1_000, at=9)], 0)
+    assert names(take(table, at(FIRST + 1_000)).asks) == ["a"]
+
+
+def test_landing_in_a_queue_that_was_let_go_ends_the_flight_alone() -> None:
+    """Its next owner knows the rest."""
+    table = table_with(make_transaction("a"))
+    (ask,) = take(table, at(FIRST)).asks
+    table.drop_queue(0)
+    table.set_unanswered(ask, FIRST + 1, found_no_endpoint=True)
+    assert (table.in_flight, table.count_pending(), table.is_pending(ask)) == (0, 0, False)
+
+
 def test_groups_do_not_stand_between_each_other() -> None:
     """One group's backlog is not walked for another's work (B)."""
     table = table_with(*[make_transaction(f"x{i}", group="big") for i in range(5_000)], make_transaction("a"))
@@ -233,11 +296,23 @@ def test_wake_names_groups_at_rest_once() -> None:
 
 
 def test_earlier_time_wakes_earlier() -> None:
-    """An operator asks now."""
+    """An operator asks now; the later time, still registered, wakes nobody."""
     table = table_with(make_transaction("a", FIRST + 60_000))
     table.set_prepared(0, [make_transaction("a", FIRST)], 0)
     assert table.wake(0, FIRST) == {"g"}
     assert names(take(table, at(FIRST)).asks) == ["a"]
+    assert table.wake(0, FIRST + 60_000) == set()
+
+
+def test_groups_with_nothing_due_for_ever_leave_nothing() -> None:
+    """Neither a lane nor a time that would wake them; a group nobody knows may rest too."""
+    table = table_with(make_transaction("a"))
+    take(table, at(FIRST))
+    table.rest("g")
+    table.rest("nobody")
+    assert table._tables[0]._lanes == {}
+    assert table.wake(0, FIRST) == set()
+    assert table.next_front_ms(0) is None
 
 
 def test_ended_ones_leave_no_trace_for_long() -> None:
@@ -289,6 +364,19 @@ def test_due_count_walks_only_through_what_is_due() -> None:
     table = table_with(*[make_transaction(f"{i}", FIRST + i) for i in range(1_000)])
     assert table.count_due(lambda queue_id: FIRST + 99, 10_000) == 100
     assert table.count_due(lambda queue_id: FIRST + 999, 50) == 50
+
+
+def test_due_count_is_of_all_queues_and_groups() -> None:
+    """Each queue by its own time; about as many as wanted, however many there are."""
+    table = make_table()
+    for queue_id in (0, 1, 2):
+        lanes = [make_transaction(f"{queue_id}{group}{i}", FIRST + i, group) for group in "ab" for i in range(10)]
+        table.add_queue(queue_id, lanes)
+    table.tidy(100)
+    assert table.count_due(lambda queue_id: FIRST + queue_id, 100) == 2 + 4 + 6
+    assert table.count_due(lambda queue_id: FIRST + 9, 100) == 60
+    assert table.count_due(lambda queue_id: FIRST + 9, 25) == 25
+    assert table.count_due(lambda queue_id: FIRST + 9, 0) == 0
 
 
 EVENTS = st.lists(
