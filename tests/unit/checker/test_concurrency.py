@@ -150,6 +150,31 @@ def test_every_silent_round_that_ends_makes_room_for_one() -> None:
     assert slots._silent_in_use == 2
 
 
+def test_a_quarter_is_rounded_down() -> None:
+    """Of seven slots one."""
+    slots = Slots(7)
+    for group in ("d1", "d2"):
+        teach(slots, group, False)
+    for group in ("d1", "d2"):
+        slots.want(group, 1)
+    assert slots.grant() == ["d1"]
+
+
+def test_place_in_the_line_is_worth_nothing_at_a_limit_that_sank() -> None:
+    """Two rounds went unanswered while the next one waited: two that run are enough now."""
+    slots = Slots(16)
+    running(slots, "g", 8)
+    for _ in range(4):
+        slots.give_back("g", was_answered=None)
+    slots.want("g", 8)
+    for limit in (4, 2):
+        slots.give_back("g", was_answered=False)
+        assert slots.limit_of("g") == limit
+    assert slots.grant() == []
+    slots.give_back("g", was_answered=None)
+    assert slots.grant() == ["g"]
+
+
 def test_group_that_fell_silent_while_it_waited_waits_among_the_silent() -> None:
     """Its place among the others is worth nothing."""
     slots = Slots(4)  # a quarter: 1

@@ -34,6 +34,7 @@ def test_failed_lately_is_tried_last() -> None:
 def test_answer_ends_the_cooling() -> None:
     """An endpoint that answered takes its turn again at once."""
     turns = Turns()
+    turns.note_answer(A.url)
     turns.note_failure(A.url, 0)
     turns.note_answer(A.url)
     assert first_of(turns, 3) == "abc"
