@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -54,7 +54,17 @@ ENDED = st.builds(
 )  # fmt: skip
 
 
+def ended_with(**members: object) -> Transaction:
+    made = Transaction(ID, "g", 3, 10, 0, TransactionState.COMMITTED, 5, 10, 0, 2, by="check", ended_ms=20)
+    return replace(made, **members)
+
+
 @given(ENDED, RECEIPTS.map(tuple))
+@example(ended_with(why="ORDER"), (Receipt("t", 0, 1),))
+@example(ended_with(parked=6), (Receipt("t", 0, 1),))
+@example(ended_with(by=None), (Receipt("t", 0, 1),))
+@example(ended_with(blocked=True), (Receipt("t", 0, 1),))
+@example(ended_with(state=TransactionState.ROLLED_BACK), (Receipt("t", 0, 1),))
 def test_ended_state_and_receipts_come_back(made: Transaction, receipts: tuple[Receipt, ...]) -> None:
     """A final op message keeps who, when, where, why and for whom; what only the living need is left out."""
     kept = made if made.blocked else replace(made, end=None, okey=0, since_ms=made.appended_ms)

@@ -11,6 +11,7 @@ from bridge.core.transaction_id import digest_bits, is_transaction_id, make_tran
 
 
 @given(st.integers(0, 1023), st.integers(0, 2**128 - 1))
+@example(1023, 0x0123456789ABCDEFFEDCBA9876543210)
 def test_id_holds_its_queue_and_is_well_formed(queue_id: int, bits: int) -> None:
     """28 characters [0-9a-v], which are base32hex; an end needs no look-up to find its queue."""
     transaction_id = make_transaction_id(queue_id, bits)
@@ -29,6 +30,7 @@ def test_ids_keep_the_order_of_their_bits(bits: set[int]) -> None:
 
 @given(st.integers(0, 2**50), st.integers(0, 2**76))
 @example(2**50 - 1, 2**76 - 1)
+@example(1_750_000_000_000, 0x123456789ABCDEF0123)
 def test_bits_are_a_uuid7(now_ms: int, random_bits: int) -> None:
     """Version 7, RFC variant, 48 bits of time, then 74 random ones; what is too much is cut. Source: RFC 9562."""
     value = uuid.UUID(int=make_uuid7_bits(now_ms, random_bits))
