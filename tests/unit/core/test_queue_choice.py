@@ -1,6 +1,8 @@
 """Which queue a message goes to."""
 
 import hashlib
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -74,3 +76,15 @@ def test_hash_of_the_ordering_key_is_frozen() -> None:
     assert hash_ordering_key(b"42") == 0x57B43CF02666687A
     for key in (b"x" * 64, b"x" * 65):
         assert hash_ordering_key(key) == int.from_bytes(hashlib.blake2b(key, digest_size=8).digest())
+
+
+@pytest.mark.parametrize(
+    ("hash_of", "known"), [(hash_ordering_key, queue_choice._known_hash), (murmur2, queue_choice._known_murmur2)]
+)
+def test_only_short_keys_are_remembered(hash_of: Callable[[bytes], int], known: Any) -> None:
+    """Up to 64 bytes: what is remembered stays small whatever keys are sent."""
+    hash_of(b"x" * 64)
+    hash_of(b"x" * 64)
+    assert (known.cache_info().currsize, known.cache_info().hits) == (1, 1)
+    hash_of(b"x" * 65)
+    assert known.cache_info().currsize == 1
