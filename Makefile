@@ -9,11 +9,12 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 LINTERS := .venv/.linters
 FUZZER := .venv/.fuzzer
+MUTATOR := .venv/.mutator
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
   --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(LOCK_ARGS)
 
-.PHONY: help install demo test simulate crash-points differential planted chaos fuzz lint bench lock clean
+.PHONY: help install demo test simulate crash-points differential planted mutation chaos fuzz lint bench lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -38,6 +39,9 @@ differential: $(INSTALLED) ## random programs on the in-memory log and on a real
 
 planted: $(INSTALLED) ## bugs planted in copies of the code: each must be found
 	$(BIN)/python -m tests.planted
+
+mutation: $(MUTATOR) ## rules, codecs, answers and the endpoint guard changed bit by bit: a test must notice (an hour or more)
+	$(BIN)/python -m tests.mutation $(MUTATION_ARGS)
 
 CHAOS ?= ci
 CHAOS_ARGS = $(foreach name,SEED TRANSACTIONS KILLS BROKER_FAULTS HELD_ENDS MINUTES PENDING BROKERS,$(if $($(name)),--$(subst _,-,$(shell tr A-Z a-z <<< $(name))) $($(name))))
@@ -67,6 +71,7 @@ lock: $(INSTALLED) ## new hashes for requirements/ (LOCK_ARGS=--upgrade for newe
 	$(COMPILE) -c requirements/dev.txt requirements/build.in -o requirements/build.txt
 	$(COMPILE) -c requirements/dev.txt requirements/lint.in -o requirements/lint.txt
 	$(COMPILE) -c requirements/dev.txt requirements/fuzz.in -o requirements/fuzz.txt
+	$(COMPILE) -c requirements/dev.txt requirements/mutation.in -o requirements/mutation.txt
 
 clean: ## removes .venv and the tools' caches; .outbox-bridge (your Kafka data) stays
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -84,6 +89,10 @@ $(INSTALLED): requirements/dev.txt pyproject.toml | .venv/bin/python
 
 $(LINTERS): requirements/lint.txt $(INSTALLED)
 	$(PIP) install --quiet --require-hashes -r requirements/lint.txt
+	@touch $@
+
+$(MUTATOR): requirements/mutation.txt $(INSTALLED)
+	$(PIP) install --quiet --require-hashes -r requirements/mutation.txt
 	@touch $@
 
 $(FUZZER): requirements/fuzz.txt $(INSTALLED)

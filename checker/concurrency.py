@@ -6,21 +6,24 @@ each unanswered one.
 """
 
 from collections import deque
+from itertools import count
 
 _SILENT_SHARE = 4
 _GROUP_SHARE = 2  # no group has more than half of all slots, whatever its settings say
 
 
 class _Group:
-    __slots__ = ("in_use", "is_silent", "is_waiting", "limit", "most", "turn")
+    """`turn`: when its waiting round was asked for; 0 if none waits."""
+
+    __slots__ = ("in_use", "is_silent", "limit", "most", "turn")
+
+    most: int
+    turn: int
 
     def __init__(self) -> None:
         self.limit = 1
-        self.most = 1
         self.in_use = 0
-        self.turn = 0
         self.is_silent = False
-        self.is_waiting = False
 
 
 class Slots:
@@ -30,7 +33,7 @@ class Slots:
         self._total = total
         self._groups: dict[str, _Group] = {}
         self._queues: dict[bool, deque[tuple[int, str]]] = {False: deque(), True: deque()}  # by being silent
-        self._turn = 0
+        self._turns = count(1)
         self.in_use = 0
         self._silent_in_use = 0
 
@@ -39,16 +42,13 @@ class Slots:
         known = self._groups.setdefault(group, _Group())
         known.most = max(1, min(most, self._total // _GROUP_SHARE))
         known.limit = min(known.limit, known.most)
-        known.is_waiting = True
-        self._turn += 1
-        known.turn = self._turn
+        known.turn = next(self._turns)
         self._queue(group, known)
 
     def withdraw(self, group: str) -> None:
         """The group wants none any more."""
         known = self._groups.get(group)
         if known is not None:
-            known.is_waiting = False
             known.turn = 0
 
     def grant(self) -> list[str]:
@@ -56,7 +56,6 @@ class Slots:
         granted = []
         while self.in_use < self._total and (group := self._next()) is not None:
             known = self._groups[group]
-            known.is_waiting = False
             known.turn = 0
             known.in_use += 1
             self.in_use += 1
@@ -72,13 +71,13 @@ class Slots:
         known.in_use -= 1
         if was_answered is not None:
             self._learn(known, was_answered)
-        if known.is_waiting:
+        if known.turn:
             self._queue(group, known)
 
     def forget(self, group: str) -> None:
         """Drops what is known of a group that has nothing pending."""
         known = self._groups.get(group)
-        if known is not None and not known.in_use and not known.is_waiting:
+        if known is not None and not known.in_use and not known.turn:
             del self._groups[group]
 
     def is_silent(self, group: str) -> bool:
@@ -120,5 +119,6 @@ class Slots:
     def _is_current(self, item: tuple[int, str], is_silent: bool) -> bool:
         turn, group = item
         known = self._groups.get(group)
-        is_waiting = known is not None and known.is_waiting and known.turn == turn
-        return known is not None and is_waiting and known.is_silent is is_silent and known.in_use < known.limit
+        if known is None or known.turn != turn:
+            return False
+        return known.is_silent is is_silent and known.in_use < known.limit

@@ -140,7 +140,7 @@ def _check_literal(checked: CheckedUrl, policy: CallbackPolicy) -> CheckedUrl | 
 
 
 def _is_number(host: str) -> bool:
-    return _NUMERIC.fullmatch(host.removesuffix(".").rsplit(".", 1)[-1]) is not None
+    return _NUMERIC.fullmatch(host.removesuffix(".").rpartition(".")[2]) is not None
 
 
 def _is_within(address: Address, networks: Iterable[Network]) -> bool:

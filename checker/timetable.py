@@ -14,7 +14,6 @@ from bridge.core.transaction import MAX_LIFE, NO_ENDPOINT, Transaction
 from checker.lanes import Entry, Head, Moment, QueueTable
 
 _STALE_STEP = 2_000
-_NOT_YET_MS = 1_000
 
 
 class Ask(NamedTuple):
@@ -201,7 +200,7 @@ class Timetable:
             whys[transaction.transaction_id] = NO_ENDPOINT if found_nobody else why
             table.schedule(entry, moment.now_ms + self._report_wait_ms)
         else:
-            table.schedule(entry, max(self._due_ms(entry), moment.now_ms + _NOT_YET_MS))
+            table.schedule(entry, self._due_ms(entry))
 
     def _land(self, ask: Ask, next_ms: int, *, was_tried: bool) -> Entry | None:
         """Ends the flight: due again at `next_ms`, or when the settler said so meanwhile for another answer."""

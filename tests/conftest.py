@@ -5,8 +5,14 @@ import os
 from collections.abc import Generator, Iterator
 
 import pytest
+from hypothesis import Phase, settings
 
 from tests.support.broker import BrokerFactory, broker_maker, running_broker
+
+# for tests.mutation: the same few examples for every mutant, and none made smaller
+settings.register_profile(
+    "mutation", derandomize=True, database=None, deadline=None, max_examples=20, phases=(Phase.explicit, Phase.generate)
+)
 
 
 @pytest.fixture(scope="session")

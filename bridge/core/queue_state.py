@@ -229,7 +229,6 @@ class QueueState:
         if made.effects:
             if t.is_live:
                 self.live[t.transaction_id] = t
-                self._settling.pop(t.transaction_id, None)
             elif t.transaction_id not in self.ended:
                 self.live.pop(t.transaction_id, None)
                 self._settling[t.transaction_id] = t

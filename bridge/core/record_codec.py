@@ -66,7 +66,7 @@ def encode_end(end: EndRecord, topic: str, queue_id: int) -> Message:
         text += f"PGROUP\x01{end.group}\x02"
     if end.request is not None:
         text += f"REQUEST\x01{end.request}\x02"
-    if source is not _PRODUCER or end.actor is not None or end.reason is not None:
+    if source is not _PRODUCER:
         text += write_properties(_rare_end_properties(end))
     return Message(topic, transaction_id.encode(), None, [(PROPERTIES_HEADER, text.encode())], queue_id)
 

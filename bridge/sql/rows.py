@@ -11,7 +11,6 @@ import sqlalchemy as sa
 from bridge.core.message import Receipt
 from bridge.core.transaction import TransactionState
 from bridge.core.view import MessageSummary, TransactionView
-from bridge.sql.errors import MalformedCursor
 from bridge.sql.tables import transactions
 
 QUEUES = 1024  # a row's id is the half message's offset * QUEUES + its queue
@@ -27,24 +26,6 @@ class Place(NamedTuple):
 def make_row_id(queue_id: int, half: int) -> int:
     """The id of the row of a transaction whose half message lies there."""
     return half * QUEUES + queue_id
-
-
-def encode_cursor(place: Place) -> str:
-    """A page cursor: opaque to callers."""
-    return base64.urlsafe_b64encode(b"1:%d:%d" % place).decode().rstrip("=")
-
-
-def decode_cursor(cursor: str) -> Place:
-    """Raises MalformedCursor."""
-    try:
-        raw = base64.urlsafe_b64decode(cursor.encode("ascii") + b"=" * (-len(cursor) % 4))
-        version, born_ms, row_id = raw.split(b":")
-        place = Place(int(born_ms), int(row_id))
-    except ValueError as error:
-        raise MalformedCursor("not a cursor of this bridge") from error
-    if version != b"1" or not all(-(2**63) <= number < 2**63 for number in place):
-        raise MalformedCursor("not a cursor of this bridge")
-    return place
 
 
 def encode_messages(messages: Sequence[MessageSummary]) -> str:

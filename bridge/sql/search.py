@@ -10,12 +10,14 @@ from sqlalchemy import Connection
 
 from bridge.core.transaction import TransactionState
 from bridge.core.view import TransactionView
-from bridge.sql.rows import Place, decode_cursor, encode_cursor, make_view, select_views
+from bridge.sql.cursors import decode_cursor, encode_cursor
+from bridge.sql.rows import Place, make_view, select_views
 from bridge.sql.tables import transaction_keys, transactions
 
 _T = transactions.c
 _K = transaction_keys.c
 _FIRST = Place(2**63 - 1, 2**63 - 1)
+_CURSOR = "1"  # its version
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +40,13 @@ def search_transactions(
 
     The cursor is a place in the order, not a snapshot: rows that move in before it do not shift pages.
     """
-    after = _FIRST if cursor is None else decode_cursor(cursor)
+    after = _FIRST if cursor is None else Place(*decode_cursor(_CURSOR, 2, cursor))
     if wanted.topic is None and wanted.key is None:
         places = _places_by_state(conn, wanted, after, limit + 1)
     else:
         places = _places_by_message(conn, wanted, after, limit + 1)
     views = _read_views(conn, places[:limit])
-    return views, encode_cursor(places[limit - 1]) if len(places) > limit else None
+    return views, encode_cursor(_CURSOR, *places[limit - 1]) if len(places) > limit else None
 
 
 def _places_by_state(conn: Connection, wanted: SearchFilter, after: Place, most: int) -> list[Place]:

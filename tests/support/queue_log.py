@@ -75,7 +75,7 @@ class QueueLog:
             self.op_end,
             self.journal[position.s - 1][0].stored_ms if position.s else 0,
         )
-        return QueueState.restore(restored, lambda _: CheckTimes(), self.config)
+        return QueueState.restore(restored, {"g": CheckTimes()}.__getitem__, self.config)
 
     def decide(self, state: QueueState, count: int, refuse: set[str], parks: Sequence[str] = ()) -> list[Effect]:
         """Decides up to `count` records and commits what follows. `refuse`: commits that are blocked."""

@@ -1,6 +1,8 @@
 """Checks and answers on the wire."""
 
 import json
+import time
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -48,10 +50,29 @@ def test_one_strange_message_does_not_spoil_the_call() -> None:
     assert len(shown["checks"][0]["messages"]) == len(bodies)
 
 
-@pytest.mark.parametrize("time_ms", [-5, 0, 10**18])
-def test_times_out_of_range_are_shown_as_the_nearest(time_ms: int) -> None:
+@pytest.mark.parametrize(
+    ("time_ms", "shown"),
+    [
+        (-5, "1970-01-01T00:00:00.000Z"),
+        (0, "1970-01-01T00:00:00.000Z"),
+        (1_750_000_000_007, "2025-06-15T15:06:40.007Z"),
+        (10**18, "9999-12-31T23:59:59.999Z"),
+    ],
+)
+def test_times_out_of_range_are_shown_as_the_nearest(time_ms: int, shown: str) -> None:
     """A clock gone wrong at the producer's side spoils no round."""
-    assert show_time(time_ms).endswith("Z")
+    assert show_time(time_ms) == shown
+
+
+def test_times_are_utc_wherever_the_bridge_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Z behind local time would be hours wrong."""
+    try:
+        with monkeypatch.context() as patch:
+            patch.setenv("TZ", "Asia/Tokyo")
+            time.tzset()
+            assert show_time(0) == "1970-01-01T00:00:00.000Z"
+    finally:
+        time.tzset()
 
 
 def test_known_words_and_numbers_count() -> None:
@@ -89,6 +110,12 @@ def test_entries_of_another_shape_are_no_answer(broken: object) -> None:
     """Other id, other nonce, missing or further members."""
     answers = decode_answers(answer(broken, entry("tx-b")), ASKED)
     assert answers == Answers({"tx-b": Resolution.COMMIT}, strange=1)
+
+
+def test_every_entry_that_does_not_count_is_counted() -> None:
+    """Three nobody knows, and two of transactions that were asked about."""
+    said = answer("tx-a", None, entry("tx-other"), entry(nonce="?"), entry("tx-b", "MAYBE"))
+    assert decode_answers(said, ASKED) == Answers({}, strange=5)
 
 
 def test_a_transaction_named_twice_is_not_answered() -> None:
@@ -160,3 +187,44 @@ def test_no_document_answers_by_accident(document: object) -> None:
 def test_no_bytes_raise(body: bytes) -> None:
     """Whatever an endpoint sends."""
     assert decode_answers(body, ASKED).resolutions == {}
+
+
+ENTRIES = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "transaction_id": st.sampled_from(["tx-a", "tx-b", "tx-c", "TX-A", None, 7]),
+            "nonce": st.sampled_from(["1-nonce-a", "1-nonce-a", "2-nonce-b", "1-nonce-a ", None]),
+            "resolution": st.sampled_from(["COMMIT", 12, "UNKNOWN", "commit", 8.0, True, None]),
+            "more": st.none(),
+        },
+    ),
+    max_size=4,
+)
+
+
+@settings(deadline=None)
+@given(ENTRIES)
+def test_one_whole_entry_alone_answers_a_transaction(entries: list[dict[str, object]]) -> None:
+    """Its id was asked about and is named once, its nonce is that check's, its word is known, nothing else is there."""
+    meant = {json.dumps(word.name): word for word in Resolution} | {json.dumps(int(word)): word for word in Resolution}
+    expected = {}
+    for transaction_id, nonce in ASKED.items():
+        named = [said for said in entries if said.get("transaction_id") == transaction_id]
+        if len(named) == 1 and len(named[0]) == 3 and named[0].get("nonce") == nonce:
+            with suppress(KeyError):
+                expected[transaction_id] = meant[json.dumps(named[0]["resolution"])]
+    assert decode_answers(answer(*entries), ASKED).resolutions == expected
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_changed_bytes_never_turn_an_answer_into_another(data: st.DataObject) -> None:
+    """Bytes lost, added or changed on the way: what still counts carries the nonce that was sent, and its own word."""
+    body = answer(entry(), entry("tx-b", "ROLLBACK"))
+    start = data.draw(st.integers(0, len(body)))
+    end = data.draw(st.integers(start, min(len(body), start + 4)))
+    changed = body[:start] + data.draw(st.binary(max_size=4)) + body[end:]
+    found = decode_answers(changed, ASKED).resolutions
+    assert found.items() <= {"tx-a": Resolution.COMMIT, "tx-b": Resolution.ROLLBACK}.items()
+    assert all(ASKED[transaction_id].encode() in changed for transaction_id in found)

@@ -232,6 +232,37 @@ async def test_anything_but_an_answer_uses_nothing_up(world: World, status: int,
     assert {end.check_number for end in world.ends()} == {1}
 
 
+async def test_gone_endpoint_is_left_alone_before_the_directory_has_heard(world: World) -> None:
+    """At once, though the directory hears of it only when its database is back."""
+    world.add_group("shop", A, B)
+    world.serve(A, sending(410))
+    world.serve(B, sending(500))
+    world.directory.is_down = True
+    world.prepare("shop")
+    await world.pass_ms(45_000)
+    assert [call.url for call in world.calls] == [A, B, B]
+    world.directory.is_down = False
+    await world.pass_ms(60_000)
+    reasons = {endpoint.url: endpoint.disabled_reason for endpoint in world.directory.groups["shop"].endpoints}
+    assert reasons == {A: "410 Gone", B: None}
+    assert [call.url for call in world.calls].count(A) == 1
+
+
+async def test_end_of_a_check_says_how_long_the_answer_took(world: World) -> None:
+    """Operators see it in the timeline."""
+    answer = saying("COMMIT")
+
+    async def slow(call: Call) -> Response:
+        await world.clock.sleep_ms(250)
+        return await answer(call)
+
+    world.add_group("shop", A)
+    world.serve(A, slow)
+    world.prepare("shop")
+    await world.pass_ms(8_000)
+    assert [end.latency_ms for end in world.ends()] == [250]
+
+
 async def test_left_out_are_asked_about_at_the_next_endpoint(world: World) -> None:
     """Only they; what was answered stays answered."""
     world.add_group("shop", A, B)

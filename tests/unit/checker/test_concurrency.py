@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,17 +34,20 @@ def test_a_new_group_begins_with_one() -> None:
 
 
 def test_limit_grows_with_answers_up_to_the_setting() -> None:
-    """One more with each answered round."""
+    """One more with each answered round; a group nobody knows begins with one too."""
     slots = Slots(64)
-    teach(slots, "g", *[True] * 20)
+    assert slots.limit_of("g") == 1
+    for limit in (2, 3, 4, 5, 6, 7, 8, 8, 8):
+        teach(slots, "g", True)
+        assert slots.limit_of("g") == limit
     assert start_all(slots, "g", 8) == 8
 
 
 def test_limit_halves_without_answer() -> None:
     """Down to one, never to none."""
     slots = Slots(64)
-    teach(slots, "g", *[True] * 7, False)
-    assert slots.limit_of("g") == 4
+    teach(slots, "g", *[True] * 6, False)
+    assert slots.limit_of("g") == 3
     teach(slots, "g", False, False, False, False)
     assert slots.limit_of("g") == 1
 
@@ -73,6 +77,133 @@ def test_no_group_has_more_than_half() -> None:
     slots = Slots(64)
     teach(slots, "greedy", *[True] * 100, most=256)
     assert start_all(slots, "greedy", 256) == 32
+
+
+@pytest.mark.parametrize(("total", "most", "limit"), [(1, 8, 1), (3, 8, 1), (9, 8, 4), (64, 1, 1), (64, 0, 1)])
+def test_half_is_rounded_down_but_never_to_nothing(total: int, most: int, limit: int) -> None:
+    """Few slots, or a setting of one, still let a group be asked."""
+    slots = Slots(total)
+    teach(slots, "g", *[True] * 9, most=most)
+    assert slots.limit_of("g") == limit
+    assert start_all(slots, "g", most) == limit
+
+
+def test_withdrawn_round_is_not_granted() -> None:
+    """Its place in the line is lost, also when the group comes again."""
+    slots = Slots(1)
+    slots.want("g", 1)
+    slots.withdraw("g")
+    slots.withdraw("nobody")
+    assert slots.grant() == []
+    slots.want("other", 1)
+    slots.want("g", 1)
+    assert slots.grant() == ["other"]
+
+
+def test_wanting_again_goes_to_the_end_of_the_line() -> None:
+    """One round waits for each group, and it is the latest."""
+    slots = Slots(1)
+    for group in ("g", "other", "g"):
+        slots.want(group, 1)
+    assert slots.grant() == ["other"]
+    slots.give_back("other", was_answered=True)
+    assert slots.grant() == ["g"]
+    slots.give_back("g", was_answered=True)
+    assert slots.grant() == []
+
+
+def running(slots: Slots, group: str, rounds: int) -> None:
+    """So many rounds of a group that has learnt to have as many."""
+    teach(slots, group, *[True] * (rounds - 1))
+    assert start_all(slots, group, rounds) == rounds
+
+
+def test_rounds_that_run_when_a_group_falls_silent_use_up_the_quarter() -> None:
+    """And leave it when the group answers again, all of them at once."""
+    slots = Slots(12)  # a quarter: 3
+    running(slots, "failing", 4)
+    teach(slots, "dead", False)
+    slots.want("dead", 1)
+    slots.give_back("failing", was_answered=False)  # its three others count
+    assert slots.grant() == []
+    slots.give_back("failing", was_answered=True)
+    assert slots.grant() == ["dead"]
+    slots.give_back("dead", was_answered=False)
+    for _ in range(2):
+        slots.give_back("failing", was_answered=True)
+    assert (slots.in_use, slots._silent_in_use) == (0, 0)
+
+
+def test_every_silent_round_that_ends_makes_room_for_one() -> None:
+    """Not for more: the quarter stays full."""
+    slots = Slots(8)
+    dead = ["d1", "d2", "d3", "d4"]
+    for group in dead:
+        teach(slots, group, False)
+    for group in dead:
+        slots.want(group, 1)
+    assert slots.grant() == ["d1", "d2"]
+    slots.give_back("d1", was_answered=False)
+    assert slots.grant() == ["d3"]
+    slots.give_back("d2", was_answered=None)
+    assert slots.grant() == ["d4"]
+    assert slots._silent_in_use == 2
+
+
+def test_a_quarter_is_rounded_down() -> None:
+    """Of seven slots one."""
+    slots = Slots(7)
+    for group in ("d1", "d2"):
+        teach(slots, group, False)
+    for group in ("d1", "d2"):
+        slots.want(group, 1)
+    assert slots.grant() == ["d1"]
+
+
+def test_place_in_the_line_is_worth_nothing_at_a_limit_that_sank() -> None:
+    """Two rounds went unanswered while the next one waited: two that run are enough now."""
+    slots = Slots(16)
+    running(slots, "g", 8)
+    for _ in range(4):
+        slots.give_back("g", was_answered=None)
+    slots.want("g", 8)
+    for limit in (4, 2):
+        slots.give_back("g", was_answered=False)
+        assert slots.limit_of("g") == limit
+    assert slots.grant() == []
+    slots.give_back("g", was_answered=None)
+    assert slots.grant() == ["g"]
+
+
+def test_group_that_fell_silent_while_it_waited_waits_among_the_silent() -> None:
+    """Its place among the others is worth nothing."""
+    slots = Slots(4)  # a quarter: 1
+    running(slots, "g", 2)
+    teach(slots, "dead", False)
+    slots.want("dead", 1)
+    assert slots.grant() == ["dead"]
+    slots.want("a", 1)
+    assert slots.grant() == ["a"]
+    slots.give_back("g", was_answered=True)
+    slots.want("b", 1)
+    assert slots.grant() == ["b"]
+    slots.want("g", 2)  # all slots are taken
+    slots.give_back("g", was_answered=False)
+    assert slots.grant() == []
+    slots.give_back("dead", was_answered=False)
+    assert slots.grant() == ["g"]
+
+
+def test_group_at_its_limit_has_no_place_in_the_line() -> None:
+    """Who may start is served before who might not."""
+    slots = Slots(2)
+    for group in ("g", "x"):
+        slots.want(group, 1)
+    assert slots.grant() == ["g", "x"]
+    slots.want("g", 1)
+    slots.want("other", 1)
+    slots.give_back("g", was_answered=None)
+    assert slots.grant() == ["other"]
 
 
 def test_first_come_first_served() -> None:

@@ -1,7 +1,10 @@
 """URLs and addresses that must not be called, in every notation."""
 
+import socket
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from yarl import URL
 
@@ -102,11 +105,39 @@ def test_addresses_are_no_names_in_any_notation(host: str) -> None:
     assert isinstance(check_url(f"https://{host}/", PUBLIC), str)
 
 
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("ftp://shop.example/", "not a plain http or https URL"),
+        ("https://shop.example:65536/", "no such port"),
+        ("https://shop..example/", "not a host name"),
+        ("https://127.1/", "not a host name"),
+        ("http://shop.example/", "only https on ports 443 and 8443"),
+        ("https://8.8.8.8/", "an address instead of a name"),
+    ],
+)
+def test_a_refusal_says_why(url: str, why: str) -> None:
+    """Whoever registers an endpoint reads it."""
+    assert check_url(url, PUBLIC) == why
+
+
+def test_length_and_ports_are_taken_up_to_their_limits() -> None:
+    """2,000 characters; 1 to 65,535."""
+    longest = "https://shop.example/" + "a" * (2_000 - 21)
+    assert check_url(longest, PUBLIC) == CheckedUrl(longest, "https", "shop.example", 443)
+    assert isinstance(check_url(longest + "a", PUBLIC), str)
+    for port in (1, 65_535):
+        url = f"http://localhost:{port}/"
+        assert check_url(url, LOOPBACK) == CheckedUrl(url, "http", "localhost", port)
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8780/check", "http://[::1]:9/", "https://127.9.9.9/"])
 def test_allowed_networks_take_http_any_port_and_addresses(url: str) -> None:
     """The development setting: loopback."""
     checked = check_url(url, LOOPBACK)
     assert isinstance(checked, CheckedUrl)
+    seen = URL(url)
+    assert checked == CheckedUrl(url, seen.scheme, seen.host or "", seen.port or 0)
     assert check_addresses(checked, [checked.host], LOOPBACK) is None
 
 
@@ -146,7 +177,9 @@ def test_public_addresses(address: str) -> None:
 
 def test_no_address_is_no_endpoint() -> None:
     """An empty answer allows nothing."""
-    assert check_addresses(CheckedUrl("https://a.b/", "https", "a.b", 443), [], PUBLIC) is not None
+    checked = CheckedUrl("https://a.b/", "https", "a.b", 443)
+    assert check_addresses(checked, [], PUBLIC) == "no address"
+    assert check_addresses(checked, ["127.0.0.1"], PUBLIC) == "address not allowed"
 
 
 def test_one_denied_address_refuses_the_name() -> None:
@@ -158,11 +191,20 @@ def test_one_denied_address_refuses_the_name() -> None:
     assert check_addresses(checked, ["127.0.0.1", "10.0.0.1"], LOOPBACK) is not None
 
 
+@pytest.mark.parametrize("url", ["https://shop.example:8080/", "http://shop.example:443/"])
+def test_allowed_networks_open_no_port_of_the_internet(url: str) -> None:
+    """Only https and only its two ports lead there."""
+    checked = check_url(url, LOOPBACK)
+    assert isinstance(checked, CheckedUrl)
+    assert check_addresses(checked, ["8.8.8.8"], LOOPBACK) == "address not allowed"
+
+
 def test_our_own_addresses_are_denied_even_in_allowed_networks() -> None:
     """Kafka, SQL and the bridge itself."""
     policy = CallbackPolicy(parse_networks(["127.0.0.0/8"]), frozenset({("127.0.0.1", 9092), ("8.8.4.4", 0)}))
     assert not is_allowed("127.0.0.1", 9092, policy, is_public=False)
     assert is_allowed("127.0.0.1", 9093, policy, is_public=False)
+    assert check_addresses(CheckedUrl("", "http", "localhost", 9092), ["127.0.0.1"], policy) is not None
     assert not is_allowed("8.8.4.4", 443, policy, is_public=True)
 
 
@@ -189,3 +231,73 @@ def test_the_client_reads_the_same_host_and_port(url: str) -> None:
         seen = URL(url, encoded=True)
         assert (str(seen.raw_host).lower(), seen.port, seen.scheme) == (checked.host, checked.port, checked.scheme)
         assert (seen.user, seen.raw_fragment) == (None, "")
+
+
+METADATA = ["169.254.169.254", "fd00:ec2::254", "168.63.129.16", "100.100.100.200", "192.0.0.192"]
+ADDRESSES = st.ip_addresses() | st.sampled_from(METADATA).map(ip_address)
+
+
+@settings(deadline=None)
+@given(ADDRESSES)
+def test_no_address_outside_the_public_internet_is_allowed(address: IPv4Address | IPv6Address) -> None:
+    """What the standard library knows as private, reserved or embedded is a second opinion."""
+    if is_allowed(str(address), 443, PUBLIC, is_public=True):
+        assert address.is_global
+        assert not any([address.is_multicast, address.is_reserved, str(address) in METADATA])
+        if isinstance(address, IPv6Address):
+            assert (address.ipv4_mapped, address.sixtofour, address.teredo) == (None, None, None)
+
+
+@settings(deadline=None)
+@given(st.ip_addresses(v=4), st.sampled_from(["::ffff:0:0", "::", "64:ff9b::", "64:ff9b:1::", "::ffff:0:0:0"]))
+def test_no_ipv4_address_is_allowed_inside_an_ipv6_address(inner: IPv4Address, prefix: str) -> None:
+    """Mapped, compatible and translated ones, a public one too; neither in networks that are allowed."""
+    outer = str(IPv6Address(int(IPv6Address(prefix)) | int(inner)))
+    everything = CallbackPolicy(parse_networks(["0.0.0.0/0"]))
+    assert not is_allowed(outer, 443, PUBLIC, is_public=True)
+    assert not is_allowed(outer, 443, everything, is_public=True)
+    assert isinstance(check_url(f"https://[{outer}]/", everything), str)
+
+
+@st.composite
+def spellings(draw: st.DrawFn) -> tuple[IPv4Address, str]:
+    """An address as libc reads it: one to four numbers, each decimal, octal or hexadecimal."""
+    address = draw(st.ip_addresses(v=4) | st.ip_addresses(network="127.0.0.0/8"))
+    count = draw(st.integers(1, 4))
+    numbers = [*address.packed[: count - 1], int.from_bytes(address.packed[count - 1 :])]
+    parts = [draw(st.sampled_from(["{}", "0{:o}", "00{:o}", "0x{:x}", "0X{:X}", "0x0{:x}"])).format(n) for n in numbers]
+    return address, ".".join(parts) + draw(st.sampled_from(["", "."]))
+
+
+@settings(deadline=None)
+@given(spellings(), st.sampled_from(["http", "https"]))
+def test_no_spelling_of_an_address_is_a_name(made: tuple[IPv4Address, str], scheme: str) -> None:
+    """Nor is it an address, but for the usual spelling in networks that are allowed."""
+    address, text = made
+    checked = check_url(f"{scheme}://{text}/", LOOPBACK)
+    is_usual = text == str(address) and address in IPv4Network("127.0.0.0/8")
+    assert isinstance(checked, CheckedUrl) is is_usual
+    assert isinstance(check_url(f"{scheme}://{text}/", PUBLIC), str)
+
+
+@settings(deadline=None)
+@given(st.text("0123456789abcdefxX.", min_size=1, max_size=20))
+@example("127.0.0.1")
+def test_what_libc_reads_as_an_address_is_no_name(host: str) -> None:
+    """A resolver that is given it would never ask a name server."""
+    if isinstance(check_url(f"https://{host}/", PUBLIC), CheckedUrl):
+        with pytest.raises(OSError, match="illegal IP address"):
+            socket.inet_aton(host)
+
+
+@settings(deadline=None)
+@given(ADDRESSES, st.integers(1, 65_535), st.booleans())
+def test_a_denied_address_stays_denied_whatever_is_allowed(
+    address: IPv4Address | IPv6Address, port: int, is_public: bool
+) -> None:
+    """Kafka, SQL and the bridge itself are nobody's endpoint."""
+    everywhere = parse_networks(["0.0.0.0/0", "::/0"])
+    text = str(address)
+    assert is_allowed(text, port, CallbackPolicy(everywhere), is_public=is_public)
+    assert not is_allowed(text, port, CallbackPolicy(everywhere, frozenset({(text, port)})), is_public=is_public)
+    assert not is_allowed(text, port, CallbackPolicy(everywhere, frozenset({(text, 0)})), is_public=is_public)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ DAY = 86_400_000
 
 
 def make_table(times: CheckTimes = TIMES) -> Timetable:
-    return Timetable(lambda group: times, report_wait_ms=30_000, max_lag_ms=15_000)
+    return Timetable(dict.fromkeys(["g", "a", "b", "big"], times).__getitem__, report_wait_ms=30_000, max_lag_ms=15_000)
 
 
 def make_transaction(name: str, due_ms: int = FIRST, group: str = "g", **members: Any) -> Transaction:
@@ -51,7 +52,19 @@ def test_nothing_before_the_first_due_time() -> None:
     """No check before append time + timeout (K)."""
     table = table_with(make_transaction("a"))
     assert take(table, at(FIRST - 1)).asks == []
-    assert names(take(table, at(FIRST)).asks) == ["a"]
+    (ask,) = take(table, at(FIRST)).asks
+    assert ask == Ask(make_transaction("a"), 0, FIRST)
+
+
+def test_longest_due_queue_first() -> None:
+    """Each queue has its own clock, and a head that is due by it."""
+    table = make_table()
+    table.add_queue(0, [make_transaction("a", FIRST + 5), make_transaction("b", FIRST + 20)])
+    table.add_queue(1, [make_transaction("c", FIRST + 3), make_transaction("d", FIRST + 20)])
+    table.tidy(10)
+    taken = table.take("g", lambda queue_id: at(FIRST + 10 * queue_id + 10), 3)
+    assert names(taken.asks) == ["c", "d", "a"]
+    assert [ask.queue_id for ask in taken.asks] == [1, 1, 0]
 
 
 def test_longest_due_first_up_to_the_batch_size() -> None:
@@ -121,14 +134,15 @@ def test_answered_waits_for_the_settler_but_not_for_ever() -> None:
     assert names(take(table, at(FIRST + 30_100)).asks) == ["a"]
 
 
-def test_report_of_a_counted_answer_sets_the_next_time() -> None:
-    """UNKNOWN counted: asked again when the settler says."""
+@pytest.mark.parametrize("interval_ms", [10_000, 45_000])
+def test_report_of_a_counted_answer_sets_the_next_time(interval_ms: int) -> None:
+    """UNKNOWN counted: asked again when the settler says, be it sooner than a report is waited for, or later."""
     table = table_with(make_transaction("a"))
     (ask,) = take(table, at(FIRST)).asks
     table.set_answered(ask, FIRST)
-    table.set_prepared(0, [make_transaction("a", FIRST + 45_000, check_times=1, at=9)], 0)
-    assert take(table, at(FIRST + 44_999)).asks == []
-    (again,) = take(table, at(FIRST + 45_000)).asks
+    table.set_prepared(0, [make_transaction("a", FIRST + interval_ms, check_times=1, at=9)], 0)
+    assert take(table, at(FIRST + interval_ms - 1)).asks == []
+    (again,) = take(table, at(FIRST + interval_ms)).asks
     assert again.transaction.check_times == 1
 
 
@@ -213,6 +227,90 @@ def test_longer_life_puts_parking_off() -> None:
     assert (names(taken.asks), taken.parks) == (["a"], {})
 
 
+def test_longer_life_does_not_bring_the_next_check_forward() -> None:
+    """What was to be parked now, and is not, is due when it would have been."""
+    settings = [CheckTimes(max_lifetime_ms=20_000)]
+    table = Timetable(lambda group: settings[0], report_wait_ms=30_000, max_lag_ms=15_000)
+    table.add_queue(0, [make_transaction("a")])
+    table.tidy(10)
+    (ask,) = take(table, at(FIRST)).asks
+    table.set_answered(ask, FIRST)
+    table.set_prepared(0, [make_transaction("a", T0 + 50_000, check_times=1, at=9)], 0)
+    settings[0] = TIMES
+    assert take(table, at(T0 + 20_000)) == Taken([], {}, [])
+    assert take(table, at(T0 + 49_999)).asks == []
+    assert names(take(table, at(T0 + 50_000)).asks) == ["a"]
+
+
+def test_life_end_comes_before_the_next_check() -> None:
+    """Counted and due in an hour: parked when its life is over."""
+    table = table_with(make_transaction("a"), times=CheckTimes(max_lifetime_ms=20_000))
+    (ask,) = take(table, at(FIRST)).asks
+    table.set_answered(ask, FIRST)
+    table.set_prepared(0, [make_transaction("a", FIRST + 3_600_000, check_times=1, at=9)], 0)
+    assert take(table, at(T0 + 19_999)).parks == {}
+    assert take(table, at(T0 + 20_000)).parks == {0: {"a": MAX_LIFE}}
+
+
+def test_put_off_to_the_time_it_had_is_due_again() -> None:
+    """What did not fit into a call is taken with the next."""
+    table = table_with(*[make_transaction(f"{i}", FIRST + i) for i in range(3)])
+    asks = take(table, at(FIRST + 1)).asks
+    assert table._tables[0]._lanes["g"].live == 1
+    for ask in asks:
+        table.set_postponed(ask, ask.due_ms, was_tried=False)
+    assert names(take(table, at(FIRST + 2)).asks) == ["0", "1", "2"]
+    assert table._tables[0]._lanes["g"].live == 0
+
+
+def test_answer_that_nobody_reports_was_a_round() -> None:
+    """Its life may end while the settler says nothing."""
+    table = table_with(make_transaction("a"), times=CheckTimes(max_lifetime_ms=20_000))
+    (ask,) = take(table, at(FIRST)).asks
+    table.set_answered(ask, FIRST + 100)
+    assert take(table, at(FIRST + 30_100)).parks == {0: {"a": MAX_LIFE}}
+
+
+def test_a_round_is_not_undone_by_one_that_never_began() -> None:
+    """Tried once, put off once: it may be parked."""
+    table = table_with(make_transaction("a"), times=CheckTimes(max_lifetime_ms=20_000))
+    (ask,) = take(table, at(FIRST)).asks
+    table.set_unanswered(ask, FIRST + 1_000, found_no_endpoint=True)
+    (ask,) = take(table, at(FIRST + 1_000)).asks
+    table.set_postponed(ask, FIRST + 30_000, was_tried=False)
+    assert take(table, at(FIRST + 30_000)).parks == {0: {"a": MAX_LIFE}}, "the last round did not look for endpoints"
+
+
+def test_exhausted_waits_for_its_next_due_time_beyond_its_life() -> None:
+    """The last answer may still be on its way; the end of its life wakes nobody."""
+    table = table_with(make_transaction("a"), times=CheckTimes(max_checks=1, max_lifetime_ms=10_000))
+    (ask,) = take(table, at(FIRST)).asks
+    table.set_answered(ask, FIRST)
+    table.set_prepared(0, [make_transaction("a", FIRST + 30_000, check_times=1, at=9)], 0)
+    table.wake(0, FIRST)
+    table.rest("g")
+    assert table.next_front_ms(0) == FIRST + 30_000
+    assert take(table, at(FIRST + 30_000)).parks == {0: {"a": MAX_CHECKS}}
+
+
+def test_operator_is_heard_after_a_round_without_answer() -> None:
+    """Asking now means now, not at the next interval."""
+    table = table_with(make_transaction("a"))
+    (ask,) = take(table, at(FIRST)).asks
+    table.set_unanswered(ask, FIRST + 30_000, found_no_endpoint=False)
+    table.set_prepared(0, [make_transaction("a", FIRST + 1_000, at=9)], 0)
+    assert names(take(table, at(FIRST + 1_000)).asks) == ["a"]
+
+
+def test_landing_in_a_queue_that_was_let_go_ends_the_flight_alone() -> None:
+    """Its next owner knows the rest."""
+    table = table_with(make_transaction("a"))
+    (ask,) = take(table, at(FIRST)).asks
+    table.drop_queue(0)
+    table.set_unanswered(ask, FIRST + 1, found_no_endpoint=True)
+    assert (table.in_flight, table.count_pending(), table.is_pending(ask)) == (0, 0, False)
+
+
 def test_groups_do_not_stand_between_each_other() -> None:
     """One group's backlog is not walked for another's work (B)."""
     table = table_with(*[make_transaction(f"x{i}", group="big") for i in range(5_000)], make_transaction("a"))
@@ -233,11 +331,23 @@ def test_wake_names_groups_at_rest_once() -> None:
 
 
 def test_earlier_time_wakes_earlier() -> None:
-    """An operator asks now."""
+    """An operator asks now; the later time, still registered, wakes nobody."""
     table = table_with(make_transaction("a", FIRST + 60_000))
     table.set_prepared(0, [make_transaction("a", FIRST)], 0)
     assert table.wake(0, FIRST) == {"g"}
     assert names(take(table, at(FIRST)).asks) == ["a"]
+    assert table.wake(0, FIRST + 60_000) == set()
+
+
+def test_groups_with_nothing_due_for_ever_leave_nothing() -> None:
+    """Neither a lane nor a time that would wake them; a group nobody knows may rest too."""
+    table = table_with(make_transaction("a"))
+    take(table, at(FIRST))
+    table.rest("g")
+    table.rest("nobody")
+    assert table._tables[0]._lanes == {}
+    assert table.wake(0, FIRST) == set()
+    assert table.next_front_ms(0) is None
 
 
 def test_ended_ones_leave_no_trace_for_long() -> None:
@@ -267,12 +377,46 @@ def test_sorting_a_new_queue_is_done_in_steps() -> None:
     assert names(take(table, at(FIRST + 9)).asks) == ["4"]
 
 
+def test_a_sorting_step_is_for_all_queues_together() -> None:
+    """However many were taken over at once."""
+    table = make_table()
+    for queue_id in (0, 1, 2):
+        table.add_queue(queue_id, [make_transaction(f"{queue_id}{i}") for i in range(2)])
+    assert table.tidy(3)
+    assert [len(queue.unsorted) for queue in table._tables.values()] == [0, 1, 2]
+
+
 def test_stale_heads_do_not_make_a_long_step() -> None:
     """A step is bounded even when everything in the heap has ended."""
     table = table_with(*[make_transaction(f"{i}", FIRST + i) for i in range(6_000)])
     table.set_ended(0, [f"{i}" for i in range(2_900)])
     first = take(table, at(FIRST + 9_000), most=10)
     assert first.is_more
+
+
+@pytest.mark.parametrize(
+    ("stale", "live", "taken", "is_more"), [(2_008, 1, 1, False), (2_009, 2, 1, True), (2_010, 2, 0, True)]
+)
+def test_a_step_looks_at_so_many_heads(stale: int, live: int, taken: int, is_more: bool) -> None:
+    """As many as are wanted, and 2,000 that are stale."""
+    table = table_with(*[make_transaction(f"{i}", FIRST + i) for i in range(stale + live)])
+    table.set_ended(0, [f"{i}" for i in range(stale)])
+    step = take(table, at(FIRST + 9_000), most=10)
+    assert (len(step.asks), step.is_more) == (taken, is_more)
+
+
+def test_lane_is_compacted_when_it_holds_more_that_is_stale_than_not() -> None:
+    """And 1,024 besides; one lane a step."""
+    table = table_with(*[make_transaction(f"{i}") for i in range(2_000)])
+    lane = table._tables[0]._lanes["g"]
+    for step in range(3_024):
+        table.set_prepared(0, [make_transaction(f"{step % 2_000}", FIRST + 1 + step, at=9)], 0)
+    assert not table.tidy(1)
+    assert len(lane.heap) == 5_024
+    table.set_prepared(0, [make_transaction("7", FIRST + DAY, at=9)], 0)
+    assert table.tidy(1)
+    assert not table.tidy(1)
+    assert (len(lane.heap), lane.live) == (2_000, 2_000)
 
 
 def test_unknown_queue_is_ignored() -> None:
@@ -289,6 +433,19 @@ def test_due_count_walks_only_through_what_is_due() -> None:
     table = table_with(*[make_transaction(f"{i}", FIRST + i) for i in range(1_000)])
     assert table.count_due(lambda queue_id: FIRST + 99, 10_000) == 100
     assert table.count_due(lambda queue_id: FIRST + 999, 50) == 50
+
+
+def test_due_count_is_of_all_queues_and_groups() -> None:
+    """Each queue by its own time; about as many as wanted, however many there are."""
+    table = make_table()
+    for queue_id in (0, 1, 2):
+        lanes = [make_transaction(f"{queue_id}{group}{i}", FIRST + i, group) for group in "ab" for i in range(10)]
+        table.add_queue(queue_id, lanes)
+    table.tidy(100)
+    assert table.count_due(lambda queue_id: FIRST + queue_id, 100) == 2 + 4 + 6
+    assert table.count_due(lambda queue_id: FIRST + 9, 100) == 60
+    assert table.count_due(lambda queue_id: FIRST + 9, 25) == 25
+    assert table.count_due(lambda queue_id: FIRST + 9, 0) == 0
 
 
 EVENTS = st.lists(

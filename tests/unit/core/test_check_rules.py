@@ -32,6 +32,8 @@ def test_first_check_waits_for_timeout_and_immunity(immunity: int | None, expect
         (T, 101_000, False, (Due.ASK, "")),
         (replace(T, next_due_ms=200_000), 101_000, False, (Due.NOTHING, "")),
         (replace(T, max_life_s=1), 7_000, True, (Due.PARK, MAX_LIFE)),
+        (replace(T, max_life_s=50, next_due_ms=200_000), 50_999, True, (Due.NOTHING, "")),
+        (replace(T, max_life_s=50, next_due_ms=200_000), 51_000, True, (Due.PARK, MAX_LIFE)),
     ],
 )
 def test_due_table(transaction: Transaction, now: int, had_round: bool, expected: tuple[Due, str]) -> None:

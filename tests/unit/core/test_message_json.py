@@ -99,6 +99,13 @@ def test_depth_at_the_limit_is_embedded() -> None:
     assert isinstance(read_json_text(b"[" * 32 + b"]" * 32), JsonText)
 
 
+def test_number_at_the_limit_is_embedded() -> None:
+    """400 characters; one more is shown as text."""
+    number = "0." + "7" * 398
+    assert isinstance(read_json_text(f"[{number}]".encode()), JsonText)
+    assert not isinstance(read_json_text(f"[{number}7]".encode()), JsonText)
+
+
 def test_json_over_several_lines_is_shown_on_one() -> None:
     """A line of NDJSON stays a line."""
     written = write_json({"value": read_json_text(b' {\r\n "a": [1,\n2]}\n')})

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -45,17 +45,30 @@ def test_live_state_comes_back_whole(transaction: Transaction) -> None:
     assert decode_op(ID, encode_op(OpMessage(transaction))) == OpMessage(transaction)
 
 
-@given(RECEIPTS, st.booleans())
-def test_ended_state_and_receipts_come_back(receipts: list[Receipt], blocked: bool) -> None:
-    """A final op message keeps who, when and where."""
-    made = Transaction(
-        ID, "g", 3, 10, 77, TransactionState.COMMITTED, 5, 10, 0, 2, by="check", end=5, ended_ms=20, blocked=blocked
-    )
-    found = decode_op(ID, encode_op(OpMessage(made, tuple(receipts))))
-    assert found.receipts == tuple(receipts)
-    t = found.transaction
-    assert (t.by, t.ended_ms, t.check_times, t.blocked, t.at) == ("check", 20, 2, blocked, 5)
-    assert (t.end, t.okey) == ((5, 77) if blocked else (None, 0))
+ENDED = st.builds(
+    Transaction, st.just(ID), st.just("g"), OFFSETS, TIMES, st.integers(0, 2**64 - 1),
+    st.sampled_from([TransactionState.COMMITTED, TransactionState.ROLLED_BACK]), OFFSETS, TIMES, st.just(0),
+    st.integers(0, 9), st.just(0), st.none(), st.none(), st.sampled_from([None, "check"]), st.just(5), st.just(20),
+    st.booleans(), st.sampled_from([None, "ORDER", 'a "b"']), st.none() | OFFSETS,
+    st.lists(st.text(max_size=3), max_size=2).map(tuple),
+)  # fmt: skip
+
+
+def ended_with(**members: object) -> Transaction:
+    made = Transaction(ID, "g", 3, 10, 0, TransactionState.COMMITTED, 5, 10, 0, 2, by="check", ended_ms=20)
+    return replace(made, **members)
+
+
+@given(ENDED, RECEIPTS.map(tuple))
+@example(ended_with(why="ORDER"), (Receipt("t", 0, 1),))
+@example(ended_with(parked=6), (Receipt("t", 0, 1),))
+@example(ended_with(by=None), (Receipt("t", 0, 1),))
+@example(ended_with(blocked=True), (Receipt("t", 0, 1),))
+@example(ended_with(state=TransactionState.ROLLED_BACK), (Receipt("t", 0, 1),))
+def test_ended_state_and_receipts_come_back(made: Transaction, receipts: tuple[Receipt, ...]) -> None:
+    """A final op message keeps who, when, where, why and for whom; what only the living need is left out."""
+    kept = made if made.blocked else replace(made, end=None, okey=0, since_ms=made.appended_ms)
+    assert decode_op(ID, encode_op(OpMessage(made, receipts))) == OpMessage(kept, receipts)
 
 
 def test_members_are_those_of_the_format() -> None:
@@ -76,6 +89,24 @@ def test_members_are_those_of_the_format() -> None:
     ]
 
 
+def test_published_op_message_is_byte_for_byte_this() -> None:
+    """What nearly all of the op topic consists of; readers of other languages slice it."""
+    made = Transaction(
+        ID, "g", 3, 10, 77, TransactionState.COMMITTED, 5, 10, 0, 2, by="check", end=5, ended_ms=20,
+        requests=("a1-2", 'b"'),
+    )  # fmt: skip
+    assert encode_op(OpMessage(made, [Receipt("orders", 0, 7), Receipt("t", 1, None)])) == (
+        b'{"v":1,"state":"COMMITTED","group":"g","at":5,"half":3,"appended_ms":10,"by":"check","ended_ms":20,'
+        b'"check_times":2,"receipts":[["orders",0,7],["t",1,null]],"requests":["a1-2","b\\""]}'
+    )
+    assert encode_op(OpMessage(replace(made, requests=()), [Receipt("t", 1, 2)])).endswith(b'"receipts":[["t",1,2]]}')
+
+
+def test_position_is_byte_for_byte_this() -> None:
+    """Written with every Kafka transaction."""
+    assert encode_position(Position(1, 2, 3, "me")) == b'{"v":1,"s":1,"l":2,"o":3,"owner":"me"}'
+
+
 @given(st.builds(Position, OFFSETS, OFFSETS, OFFSETS, st.text()))
 def test_position_comes_back(position: Position) -> None:
     """s, l, o and the owner."""
@@ -94,6 +125,31 @@ def test_answers_are_split_below_their_limit_and_carry_the_state() -> None:
     assert found[0].op is not None
     assert found[0].op.transaction.state is TransactionState.COMMITTED
     assert found[-1].op is None
+
+
+def test_answers_show_their_state_and_come_back() -> None:
+    """State and op message as they stand, or neither; nothing is written that need not be."""
+    ended = Transaction(ID, "g", 3, 10, 0, TransactionState.COMMITTED, 5, 10, by="check", ended_ms=20)
+    known = Answer("r1", ID, AnswerCode.ALREADY, OpMessage(ended))
+    unknown = Answer("r2", ID, AnswerCode.UNKNOWN_TRANSACTION, None)
+    op = encode_op(OpMessage(ended))
+    (value,) = encode_answers([(known, op), (unknown, None)])
+    assert value == (
+        b'{"v":1,"answers":[{"request":"r1","id":"%b","answer":"ALREADY","state":"COMMITTED","op":%b},'
+        b'{"request":"r2","id":"%b","answer":"UNKNOWN_TRANSACTION"}]}' % (ID.encode(), op, ID.encode())
+    )
+    assert decode_answers(value) == [known, unknown]
+
+
+@pytest.mark.parametrize(("excess", "counts"), [(0, [2, 2]), (1, [1, 1, 1, 1])])
+def test_answers_fill_a_record_up_to_its_limit(excess: int, counts: list[int]) -> None:
+    """One byte too many opens the next; the first and every later record hold as much."""
+    empty = len(encode_answers([(Answer("", ID, AnswerCode.ALREADY, None), None)])[0]) - len('{"v":1,"answers":[]}')
+    short = Answer("s" * 100, ID, AnswerCode.ALREADY, None)
+    rest = MAX_ANSWERS_BYTES - 2 * empty - len(short.request) - len(",") + excess
+    long = Answer("l" * rest, ID, AnswerCode.ALREADY, None)
+    values = encode_answers([(answer, None) for answer in (long, short, long, short)])
+    assert [len(decode_answers(value)) for value in values] == counts
 
 
 @given(st.binary(max_size=80))

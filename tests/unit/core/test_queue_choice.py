@@ -1,10 +1,28 @@
 """Which queue a message goes to."""
 
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.core.queue_choice import choose_effective_key, choose_real_queue, hash_ordering_key, murmur2
+from bridge.core import queue_choice
+from bridge.core.queue_choice import (
+    choose_effective_key,
+    choose_half_queue,
+    choose_real_queue,
+    hash_ordering_key,
+    murmur2,
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_remembered() -> None:
+    """A hash that was remembered before would hide that it is another now."""
+    queue_choice._known_hash.cache_clear()
+    queue_choice._known_murmur2.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -16,10 +34,12 @@ from bridge.core.queue_choice import choose_effective_key, choose_real_queue, ha
         (b"a-little-bit-longer-string", -1486304829),
         (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
         (b"abc", 479470107),
+        (b"", 275646681),
+        (b"0123456789" * 7, 844030277),
     ],
 )
 def test_murmur2_is_javas(key: bytes, expected: int) -> None:
-    """The values of Kafka's own UtilsTest, as signed 32-bit numbers."""
+    """The values of Kafka's own UtilsTest, as signed 32-bit numbers; keys of all lengths."""
     assert murmur2(key) == expected & 0xFFFFFFFF
 
 
@@ -27,6 +47,20 @@ def test_murmur2_is_javas(key: bytes, expected: int) -> None:
 def test_real_queue_exists(key: bytes | None, queues: int) -> None:
     """Any key, or none, finds a queue of the topic."""
     assert 0 <= choose_real_queue(key, "0" * 28, queues) < queues
+
+
+def test_real_queue_is_javas() -> None:
+    """The hash without its sign, by the number of queues; without a key, that of the transaction id."""
+    assert [choose_real_queue(b"21", "?", queues) for queues in (1, 4, 7, 1000)] == [0, 0, 3, 340]
+    assert choose_real_queue(None, "21", 1000) == choose_real_queue(b"21", "?", 1000)
+    assert (
+        choose_real_queue(b"", "21", 1000) == choose_real_queue(b"", "?", 1000) != choose_real_queue(b"21", "?", 1000)
+    )
+
+
+def test_half_queue_is_the_rest_of_the_hash() -> None:
+    """All messages of a key go into one queue."""
+    assert [choose_half_queue(11, queues) for queues in (1, 4, 16)] == [0, 3, 11]
 
 
 def test_effective_ordering_key() -> None:
@@ -40,3 +74,17 @@ def test_effective_ordering_key() -> None:
 def test_hash_of_the_ordering_key_is_frozen() -> None:
     """It lies in op messages and chooses the queue: it must never change."""
     assert hash_ordering_key(b"42") == 0x57B43CF02666687A
+    for key in (b"x" * 64, b"x" * 65):
+        assert hash_ordering_key(key) == int.from_bytes(hashlib.blake2b(key, digest_size=8).digest())
+
+
+@pytest.mark.parametrize(
+    ("hash_of", "known"), [(hash_ordering_key, queue_choice._known_hash), (murmur2, queue_choice._known_murmur2)]
+)
+def test_only_short_keys_are_remembered(hash_of: Callable[[bytes], int], known: Any) -> None:
+    """Up to 64 bytes: what is remembered stays small whatever keys are sent."""
+    hash_of(b"x" * 64)
+    hash_of(b"x" * 64)
+    assert (known.cache_info().currsize, known.cache_info().hits) == (1, 1)
+    hash_of(b"x" * 65)
+    assert known.cache_info().currsize == 1

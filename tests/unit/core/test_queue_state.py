@@ -4,11 +4,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from bridge.core.config import CheckTimes
 from bridge.core.horizon import HorizonConfig
 from bridge.core.message import Message
+from bridge.core.op_message import AnswerCode, OpMessage, Position, encode_op
+from bridge.core.queue_choice import hash_ordering_key
+from bridge.core.queue_state import QueueState, Restored, RestoredOp, Sealed, effective_okey
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
-from bridge.core.transaction import TransactionState
+from bridge.core.transaction import COMMITTED, PARKED, PREPARED, Transaction, TransactionState
 from bridge.core.transaction_id import make_transaction_id
+from bridge.core.transition import Park, Place, Publish, Reply, Rewrite, Schedule, WriteOp
 from tests.support.queue_log import QueueLog, ends_of, essence
 
 IDS = [make_transaction_id(0, n + 1) for n in range(12)]
@@ -83,7 +88,7 @@ def play(steps: list[tuple[object, ...]]) -> tuple[QueueLog, dict[str, int]]:
     return log, used
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=4 * settings().max_examples, deadline=None)
 @given(STEPS)
 def test_successor_knows_what_the_owner_knew(steps: list[tuple[object, ...]]) -> None:
     """L and O never leave out what is needed, whatever was decided, blocked, parked, put back (S, D)."""
@@ -91,7 +96,7 @@ def test_successor_knows_what_the_owner_knew(steps: list[tuple[object, ...]]) ->
     assert len(log.published) == len(set(log.published)), "published twice"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples, deadline=None)
 @given(STEPS)
 def test_first_resolution_of_each_transaction_is_what_happened(steps: list[tuple[object, ...]]) -> None:
     """Nobody is published without a COMMIT before any ROLLBACK, and nobody with one is forgotten (L, P, F)."""
@@ -156,3 +161,218 @@ def test_op_message_is_kept_while_its_half_is_read_by_a_successor() -> None:
     successor = log.restore()
     assert IDS[1] not in successor.live
     assert successor.live.keys() == {IDS[0], IDS[2], IDS[3]}
+
+
+TIMES_OF = {"g": CheckTimes()}.__getitem__
+
+
+def half_of(n: int, *, request: str | None = None, immunity_s: int | None = None) -> HalfMessage:
+    return HalfMessage(IDS[n], "g", 1, 0, "t", immunity_s=immunity_s, request=request)
+
+
+def commit_of(n: int, request: str | None = None) -> EndRecord:
+    return EndRecord(IDS[n], Resolution.COMMIT, Source.PRODUCER, 0, "g", request)
+
+
+def act_of(n: int, act: Act = Act.CHECK) -> ActRecord:
+    return ActRecord(IDS[n], act, "me", "why", 0, "a")
+
+
+def state_with(*numbers: int) -> QueueState:
+    """A queue whose journal begins with these half messages, each with the ordering key 7."""
+    state = QueueState(TIMES_OF, TIGHT)
+    for offset, n in enumerate(numbers):
+        state.apply(Place(offset, 100 + offset), half_of(n), 7)
+        state.advance(offset + 1, 100 + offset)
+    return state
+
+
+def seal(state: QueueState, *transactions: Transaction) -> Position:
+    """Writes these as op messages in one Kafka transaction."""
+    position = state.next_position(transactions, "me")
+    state.confirm([Sealed(t, encode_op(OpMessage(t))) for t in transactions], state.op_start + len(transactions))
+    return position
+
+
+def blocked_pair() -> tuple[QueueState, Transaction, Transaction]:
+    """Two commits of one ordering key, the first refused by its topic."""
+    state = state_with(0, 1)
+    effects = [*state.apply(Place(2, 102), commit_of(0), 0), *state.apply(Place(3, 103), commit_of(1), 0)]
+    state.advance(4, 103)
+    kept = state.withhold(effects, lambda t: "REFUSED" if t.transaction_id == IDS[0] else None)
+    first, second = state.live[IDS[0]], state.live[IDS[1]]
+    assert kept == [WriteOp(first), WriteOp(second)]
+    assert (first.why, second.why, state.chains) == ("REFUSED", "ORDER", {7: [IDS[0], IDS[1]]})
+    return state, first, second
+
+
+def test_ordering_key_of_a_half_message() -> None:
+    """Its own, else its first message's key, else its id, so that it waits for nobody."""
+    half = half_of(0)
+    assert effective_okey(replace(half, ordering_key="o"), b"k") == hash_ordering_key(b"o")
+    assert effective_okey(half, b"k") == hash_ordering_key(b"k")
+    assert effective_okey(half, None) == hash_ordering_key(IDS[0].encode())
+
+
+def test_empty_queue_begins_at_nothing() -> None:
+    """Position 0 of an empty log."""
+    state = QueueState(TIMES_OF, TIGHT)
+    assert state.next_position([], "me") == Position(0, 0, 0, "me")
+    assert (state.s, state.journal_ms, state.op_start) == (0, 0, 0)
+    state.confirm([], None)
+    assert state.op_start == 0
+    state.confirm([], 6)
+    assert state.op_start == 7
+
+
+def test_half_message_is_scheduled_by_its_group_and_its_own_wishes() -> None:
+    """Now, and by a successor that reads it again."""
+    state = QueueState(TIMES_OF, TIGHT)
+    [effect] = state.apply(Place(0, 100), half_of(0, immunity_s=60), 7)
+    t = state.live[IDS[0]]
+    assert (effect, t.next_due_ms, t.okey) == (Schedule(t), 60_100, 7)
+    assert list(state.prepared()) == [t]
+    restored = Restored(Position(1, 0, 0, ""), [], [(Place(0, 100), half_of(0, immunity_s=60), 7)], 0, 0, 100)
+    assert QueueState.restore(restored, TIMES_OF, TIGHT).live == {IDS[0]: t}
+
+
+def test_repeat_of_a_half_message_is_answered_with_what_is_known() -> None:
+    """Live, just ended, or ended and remembered: then its op message is written again."""
+    state = state_with(0)
+    already = Reply("a", IDS[0], AnswerCode.ALREADY)
+    assert state.apply(Place(1, 101), half_of(0, request="a"), 7) == (already,)
+    assert state.apply(Place(1, 101), half_of(0), 7) == ()
+    [publish] = state.apply(Place(2, 102), commit_of(0), 0)
+    assert isinstance(publish, Publish)
+    assert state.apply(Place(3, 103), half_of(0, request="a"), 7) == (already,)
+    seal(state, publish.transaction)
+    assert state.apply(Place(4, 104), half_of(0, request="a"), 7) == (Rewrite(IDS[0]), already)
+    assert state.apply(Place(4, 104), half_of(0), 7) == (Rewrite(IDS[0]),)
+    assert state.live == {}
+
+
+def test_op_message_written_twice_is_forgotten_once() -> None:
+    """A repeat has it written again, and its time begins anew each time."""
+    state = state_with(0)
+    [publish] = state.apply(Place(1, 101), commit_of(0), 0)
+    assert isinstance(publish, Publish)
+    for _ in range(2):
+        seal(state, publish.transaction)
+    state.advance(2, 200)
+    seal(state)
+    assert state.ended == {}
+
+
+def test_records_about_nobody_are_answered_if_somebody_waits() -> None:
+    """An end and an act for an id the queue does not know."""
+    state = state_with(0)
+    unknown = (Reply("a", IDS[5], AnswerCode.UNKNOWN_TRANSACTION),)
+    assert state.apply(Place(1, 101), commit_of(5, "a"), 0) == unknown
+    assert state.apply(Place(1, 101), commit_of(5), 0) == ()
+    assert state.apply(Place(1, 101), act_of(5), 0) == unknown
+    assert state.apply(Place(1, 101), replace(act_of(5), request=None), 0) == ()
+
+
+def test_records_find_their_transaction_live_just_ended_or_remembered() -> None:
+    """Nobody hears that a transaction is unknown which has only ended."""
+    state = state_with(0)
+    already = (Reply("a", IDS[0], AnswerCode.ALREADY),)
+    [publish] = state.apply(Place(2, 102), commit_of(0), 0)
+    assert isinstance(publish, Publish)
+    for _ in ("just ended", "remembered"):
+        assert state.apply(Place(3, 103), commit_of(0, "a"), 0) == already
+        assert state.apply(Place(3, 103), act_of(0), 0) == already
+        seal(state, publish.transaction)
+
+
+def test_unknown_is_counted_by_the_interval_of_the_group() -> None:
+    """And acts reach the transaction that is live."""
+    state = state_with(0)
+    unknown = EndRecord(IDS[0], Resolution.UNKNOWN, Source.CHECK, 0, check_number=1)
+    effects = state.apply(Place(1, 9_000), unknown, 0)
+    t = state.live[IDS[0]]
+    assert (t.check_times, t.next_due_ms, effects) == (1, 39_000, (WriteOp(t), Schedule(t)))
+    state.apply(Place(2, 20_000), act_of(0), 0)
+    assert (state.live[IDS[0]].at, state.live[IDS[0]].next_due_ms) == (2, 20_000)
+
+
+def test_only_what_is_prepared_is_parked() -> None:
+    """Once, at the last record decided; an operator brings it back."""
+    state = state_with(0, 1)
+    [effect] = state.park(IDS[0], "MAX_LIFE")
+    t = state.live[IDS[0]]
+    assert effect == Park(t)
+    assert (t.state, t.why, t.at) == (PARKED, "MAX_LIFE", 1)
+    assert state.park(IDS[0], "MAX_LIFE") == ()
+    assert state.park(IDS[5], "MAX_LIFE") == ()
+    assert [t.transaction_id for t in state.prepared()] == [IDS[1]]
+    state.apply(Place(2, 102), act_of(0, Act.RESUME), 0)
+    assert state.live[IDS[0]].state is PREPARED
+
+
+def test_blocked_ones_are_tried_again_in_their_order() -> None:
+    """Each leaves the chain for the batch; a chain that is empty is gone."""
+    state, first, second = blocked_pair()
+    for t, rest in ((first, {7: [IDS[1]]}), (second, {})):
+        assert state.unblock(t.transaction_id) == (Publish(replace(t, blocked=False, why=None, at=3)),)
+        assert state.chains == rest
+        assert t.transaction_id not in state.live
+
+
+def test_blocked_one_is_written_again_only_for_another_reason() -> None:
+    """Not at every try."""
+    state, first, _ = blocked_pair()
+    assert state.block_again(IDS[0], "REFUSED") == ()
+    assert state.block_again(IDS[0], "GONE") == (WriteOp(replace(first, why="GONE")),)
+    assert state.live[IDS[0]].why == "GONE"
+
+
+def test_withholding_leaves_everything_else_as_it_was() -> None:
+    """What is no commit, and commits of other ordering keys, in their order."""
+    state = state_with(0)
+    others = [Reply("a", IDS[5], AnswerCode.ALREADY), Publish(Transaction(IDS[4], "g", 0, 0, 8, COMMITTED))]
+    [publish] = state.apply(Place(1, 101), commit_of(0), 0)
+    kept = state.withhold([others[0], publish, others[1]], lambda t: "REFUSED" if t.okey == 7 else None)
+    assert kept == [others[0], WriteOp(state.live[IDS[0]]), others[1]]
+
+
+def test_old_blocked_ones_are_put_back_with_a_copy_of_their_body() -> None:
+    """From the age on at which the journal may lose it; younger ones as a state alone."""
+    state, first, second = blocked_pair()
+    seal(state, first, second)
+    state.op_start += 99
+    state.advance(5, 100 + TIGHT.op_ms)  # the first is just old enough, the second a millisecond too young
+    assert state.put_back(9) == [Park(replace(first, requests=())), WriteOp(replace(second, requests=()))]
+    assert len(state.put_back(1)) == 1
+
+
+def test_op_value_is_what_the_op_topic_says_or_would_say() -> None:
+    """Of ended ones as written; of live ones as they are; of others nothing."""
+    state = state_with(0, 1)
+    [publish] = state.apply(Place(2, 102), commit_of(0), 0)
+    assert isinstance(publish, Publish)
+    seal(state, publish.transaction)
+    assert state.get_op_value(IDS[0]) == encode_op(OpMessage(publish.transaction))
+    assert state.get_op_value(IDS[1]) == encode_op(OpMessage(state.live[IDS[1]]))
+    assert state.get_op_value(IDS[5]) is None
+
+
+def test_successor_reads_op_messages_in_any_order() -> None:
+    """Chains follow the ends, not the offsets; O stays at the first op message that is needed."""
+    state, first, second = blocked_pair()
+    ended = Transaction(IDS[2], "g", 0, 0, 0, COMMITTED, by="check", ended_ms=95)
+    ops = [RestoredOp(offset, t, encode_op(OpMessage(t))) for offset, t in ((50, first), (40, second), (45, ended))]
+    successor = QueueState.restore(Restored(Position(4, 4, 40, ""), ops, [], 60, 70, 103), TIMES_OF, TIGHT)
+    assert successor.live == {IDS[0]: first, IDS[1]: second}
+    assert successor.chains == state.chains
+    assert successor.ended == {IDS[2]: ops[2].value}
+    assert successor.next_position([], "me") == Position(4, 4, 40, "me")
+    seal(successor, *[e.transaction for e in successor.unblock(IDS[0]) if isinstance(e, Publish)])
+    seal(successor, *[e.transaction for e in successor.unblock(IDS[1]) if isinstance(e, Publish)])
+    assert successor.next_position([], "me").o == 45
+    successor.advance(5, 95 + TIGHT.remember_ended_ms)
+    seal(successor)
+    assert IDS[2] in successor.ended
+    successor.advance(6, 96 + TIGHT.remember_ended_ms)
+    seal(successor)
+    assert IDS[2] not in successor.ended

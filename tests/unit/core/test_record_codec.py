@@ -94,6 +94,48 @@ def test_end_of_a_check_comes_back(end: EndRecord) -> None:
     assert decode_record(stored(encode_end(end, "H", 0))) == end
 
 
+@pytest.mark.parametrize("actor", ["me", "ü"])
+def test_end_of_an_operator_comes_back(actor: str) -> None:
+    """Who and why survive; it is the answer to no check."""
+    end = EndRecord(ID, Resolution.ROLLBACK, Source.OPERATOR, 7, None, "a-1", actor=actor, reason="because")
+    assert decode_record(stored(encode_end(end, "H", 0))) == end
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("timestamp_ms", 7), ("ordering_key", ""), ("immunity_s", 0), ("max_checks", 2), ("max_life_s", 3),
+        ("idempotency_key", "k"), ("request", "a-1"), ("is_published", True),
+    ],
+)  # fmt: skip
+def test_each_rare_field_of_a_half_message_comes_back_alone(field: str, value: object) -> None:
+    """None of them hangs on another."""
+    half = replace(HalfMessage(ID, "g", 1, 5, "orders", 2), **{field: value})
+    assert decode_record(stored(encode_half(half, [Message("orders")], "H", 0))) == half
+
+
+def test_records_go_where_they_are_sent() -> None:
+    """Topic and queue as given; ends and acts have the transaction id as key, a framed list none."""
+    end, act = EndRecord(ID, Resolution.COMMIT, Source.PRODUCER, 5), ActRecord(ID, Act.CHECK, "me", "why", 5)
+    one, two = HalfMessage(ID, "g", 1, 5, "orders", 2), HalfMessage(ID, "g", 2, 5)
+    message = Message("orders", b"k", b"v")
+    made = [
+        encode_half(one, [message], "H", 3), encode_half(two, [message] * 2, "H", 3), encode_end(end, "H", 3),
+        encode_act(act, "H", 3), encode_parked(stored(encode_half(one, [message], "?", 0)), 1, "MAX_LIFE", "H", 3),
+    ]  # fmt: skip
+    assert [(record.topic, record.queue_id) for record in made] == [("H", 3)] * 5
+    assert [record.key for record in made] == [b"k", None, ID.encode(), ID.encode(), b"k"]
+
+
+def test_framed_list_is_byte_for_byte_this() -> None:
+    """Several messages: JSON without spaces, bytes in base64, null apart from empty."""
+    messages = [Message("a", b"k", None, (("h", b"1"), ("h", None)), 2, 17), Message("b", None, b"")]
+    assert encode_half(HalfMessage(ID, "g", 2, 5), messages, "H", 0).value == (
+        b'[{"topic":"a","qid":2,"key":"aw==","value":null,"headers":[["h","MQ=="],["h",null]],"ts":17},'
+        b'{"topic":"b","qid":-1,"key":null,"value":"","headers":[],"ts":null}]'
+    )
+
+
 @given(st.builds(ActRecord, IDS, st.sampled_from(Act), TEXTS, TEXTS, st.integers(0, 2**41), st.none() | TEXTS))
 def test_act_comes_back(act: ActRecord) -> None:
     """An operator's act survives."""
@@ -140,6 +182,25 @@ def test_rubbish_is_malformed(message: StoredMessage) -> None:
         decode_record(message)
 
 
+def ended_at(born: str) -> StoredMessage:
+    return with_properties({"KIND": "E", "UNIQ_KEY": ID, "V": "1", "RES": "8", "SRC": "O", "BORN": born})
+
+
+@pytest.mark.parametrize("born", [-(2**63), -1, 0, 2**63 - 1])
+def test_times_have_64_bits(born: int) -> None:
+    """All that SQL and Kafka take."""
+    record = decode_record(ended_at(str(born)))
+    assert isinstance(record, EndRecord)
+    assert record.born_ms == born
+
+
+@pytest.mark.parametrize("born", [str(2**63), str(-(2**63) - 1), "", " 1", "1 ", "+1", "1_0", "--1", "1.0", "٣", "0x1"])
+def test_other_spellings_of_a_time_are_malformed(born: str) -> None:
+    """What int() takes besides would not be written so again."""
+    with pytest.raises(MalformedRecord):
+        decode_record(ended_at(born))
+
+
 @given(st.binary(max_size=200))
 def test_any_header_is_a_record_or_a_named_error(raw: bytes) -> None:
     """A foreign record never raises anything else."""
@@ -171,15 +232,19 @@ def test_void_rule_is_of_the_record_alone(key: str | None, seen: int, appended: 
     assert is_void(HalfMessage(ID, "g", 1, 0, idempotency_key=key, seen_ms=seen), appended) is void
 
 
-@given(halves(), st.sampled_from(Resolution), st.none() | st.just("shop"), st.none() | st.just("a1-2"))
+@given(
+    halves(), st.sampled_from(Resolution), st.none() | st.just("shop"), st.none() | st.just("a1-2"),
+    st.none() | st.integers(0, 99),
+)  # fmt: skip
 def test_usual_records_are_read_as_all_others(
-    made: tuple[HalfMessage, list[Message]], resolution: Resolution, group: str | None, request: str | None
-) -> None:
+    made: tuple[HalfMessage, list[Message]], resolution: Resolution, group: str | None, request: str | None,
+    immunity_s: int | None,
+) -> None:  # fmt: skip
     """The short way for producers' records and the general way say the same."""
     half, messages = made
     plain = replace(
-        half, group="shop", ordering_key=None, immunity_s=None, max_checks=None, max_life_s=None, idempotency_key=None,
-        seen_ms=0, request=None, is_published=False, timestamp_ms=None,
+        half, group="shop", ordering_key=None, immunity_s=immunity_s, max_checks=None, max_life_s=None,
+        idempotency_key=None, seen_ms=0, request=None, is_published=False, timestamp_ms=None,
     )  # fmt: skip
     end = EndRecord(half.transaction_id, resolution, Source.PRODUCER, half.born_ms, group, request)
     for record, raw in ((plain, encode_half(plain, messages, "H", 0)), (end, encode_end(end, "H", 0))):

@@ -2,7 +2,7 @@
 
 import uuid
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -11,9 +11,11 @@ from bridge.core.transaction_id import digest_bits, is_transaction_id, make_tran
 
 
 @given(st.integers(0, 1023), st.integers(0, 2**128 - 1))
+@example(1023, 0x0123456789ABCDEFFEDCBA9876543210)
 def test_id_holds_its_queue_and_is_well_formed(queue_id: int, bits: int) -> None:
-    """28 characters [0-9a-v]; an end needs no look-up to find its queue."""
+    """28 characters [0-9a-v], which are base32hex; an end needs no look-up to find its queue."""
     transaction_id = make_transaction_id(queue_id, bits)
+    assert int(transaction_id, 32) == queue_id << 130 | bits << 2
     assert is_transaction_id(transaction_id)
     assert len(transaction_id) == 28
     assert queue_of(transaction_id) == queue_id
@@ -26,12 +28,16 @@ def test_ids_keep_the_order_of_their_bits(bits: set[int]) -> None:
     assert ids == sorted(set(ids))
 
 
-@given(st.integers(0, 2**48 - 1), st.integers(0, 2**74 - 1))
+@given(st.integers(0, 2**50), st.integers(0, 2**76))
+@example(2**50 - 1, 2**76 - 1)
+@example(1_750_000_000_000, 0x123456789ABCDEF0123)
 def test_bits_are_a_uuid7(now_ms: int, random_bits: int) -> None:
-    """Version 7, RFC variant, time first. Source: RFC 9562."""
+    """Version 7, RFC variant, 48 bits of time, then 74 random ones; what is too much is cut. Source: RFC 9562."""
     value = uuid.UUID(int=make_uuid7_bits(now_ms, random_bits))
     assert (value.version, value.variant) == (7, uuid.RFC_4122)
-    assert value.int >> 80 == now_ms
+    assert value.int >> 80 == now_ms % 2**48
+    assert (value.int >> 64) % 2**12 == (random_bits >> 62) % 2**12
+    assert value.int % 2**62 == random_bits % 2**62
 
 
 def test_random_bits_all_reach_the_uuid() -> None:
@@ -41,9 +47,10 @@ def test_random_bits_all_reach_the_uuid() -> None:
 
 
 def test_digest_is_frozen() -> None:
-    """Another digest would make another transaction of a repeat: this number must never change."""
+    """Another digest would make another transaction of a repeat: these numbers must never change."""
     message = Message("orders", b"k", None, (("h", b"1"), ("h", None)), 2, 17)
     assert f"{digest_bits('g', 'key', False, None, [message]):032x}" == "92362d0ec94aad2d67ec30d32b7c1446"
+    assert f"{digest_bits('g', 'key', True, 'line', [message] * 2):032x}" == "7a481e3224a132886fa830451d25673a"
 
 
 def test_digest_tells_all_content_apart() -> None:

@@ -1,0 +1,141 @@
+"""Changes the rules bit by bit and sees that a test fails: `python -m tests.mutation`, `--report` for what survived.
+
+mutmut does the work, in .outbox-bridge/mutation/, and goes on where it was stopped; what changed in the code it tries
+again by itself, what changed in the tests with `--survivors` or `--anew`. It changes what functions do, not what stands
+outside of them. `equivalent.txt` lists the mutants that no test can kill, with the reason.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from tests.mutation.mutants import Mutant, read_equivalent, read_mutants
+
+ROOT = Path(__file__).parents[2]
+STATE = ROOT / ".outbox-bridge" / "mutation"
+GOAL = 90  # per cent of the mutants that can be killed, in each group
+_COPIED = ("api", "bridge", "checker", "docs", "pyproject.toml", "tests")
+
+
+class Part(Struct, frozen=True):
+    """Modules that are changed, and the tests that must notice."""
+
+    name: str
+    modules: Sequence[str]
+    tests: Sequence[str]
+
+
+_CODECS = ("record_codec", "op_message", "message_json", "properties", "transaction_id")
+_RULES = (
+    "check_rules", "config", "errors", "horizon", "queue_choice", "queue_state", "record", "record_size", "topics",
+    "transition",
+)  # fmt: skip
+PARTS = (
+    Part("codecs", [f"bridge/core/{name}.py" for name in _CODECS], ["tests/unit/core"]),
+    Part("rules", [f"bridge/core/{name}.py" for name in _RULES], ["tests/unit/core"]),
+    Part("cursors", ["bridge/sql/cursors.py"], ["tests/unit/sql/test_cursors.py"]),
+    Part("answers", ["checker/check_call.py", "checker/nonce.py"], ["tests/unit/checker"]),
+    Part("guard", ["checker/endpoint_guard.py"], ["tests/unit/checker/test_endpoint_guard.py"]),
+    Part(
+        "turns",
+        [f"checker/{name}.py" for name in ("timetable", "lanes", "turns", "concurrency")],
+        [f"tests/unit/checker/test_{name}.py" for name in ("timetable", "turns", "concurrency")],
+    ),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0: in every group enough mutants are killed."""
+    parser = argparse.ArgumentParser("python -m tests.mutation", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(part.name for part in PARTS))
+    parser.add_argument("--report", action="store_true", help="run nothing; show the survivors of the last run")
+    parser.add_argument("--survivors", action="store_true", help="try only what survived, again")
+    parser.add_argument("--anew", action="store_true", help="forget what was tried before")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args(arguments)
+    parts = [part for part in PARTS if not options.parts or part.name in options.parts]
+    equivalent = read_equivalent()
+    is_enough = True
+    for part in parts:
+        if options.anew:
+            shutil.rmtree(STATE / part.name, ignore_errors=True)
+        names = [mutant.name for mutant in _read(part) if mutant.is_alive] if options.survivors else []
+        if not options.report and (names or not options.survivors) and _run(part, options.jobs, names):
+            return 1
+        is_enough &= _show(part, equivalent, is_report=options.report)
+    return 0 if is_enough else 1
+
+
+def _run(part: Part, jobs: int, names: Sequence[str]) -> int:
+    folder = STATE / part.name
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in _COPIED:
+        link = folder / name
+        if not link.is_symlink():
+            link.symlink_to(ROOT / name)
+    (folder / "setup.cfg").write_text(_settings(part))
+    # PYTHONPATH would lead the tests to the code as it is
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PYTHONHASHSEED": "0"}
+    command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *names]
+    with subprocess.Popen(command, cwd=folder, env=environment) as mutmut:
+        try:
+            return mutmut.wait()
+        except KeyboardInterrupt:  # it has heard that too, and ends its workers
+            return mutmut.wait() or 1
+
+
+def _settings(part: Part) -> str:
+    """Without shrinking: that a test fails is enough."""
+    # what has no meaning here and costs time in every run
+    plugins = [f"no:{name}" for name in ("cacheprovider", "xdist", "unraisableexception", "threadexception")]
+    lists = {
+        "source_paths": ["bridge", "checker", "api"],
+        "only_mutate": part.modules,
+        "do_not_mutate_patterns": [r"raise \w+\("],  # what an error says is promised nowhere
+        "also_copy": ["docs"],
+        "pytest_add_cli_args": [*(f"-p{name}" for name in plugins), "--hypothesis-profile=mutation"],
+        "pytest_add_cli_args_test_selection": part.tests,
+    }
+    lines = [f"{name} =\n" + "\n".join(f"    {line}" for line in lists[name]) for name in lists]
+    scalars = ["timeout_multiplier = 3", "track_dependencies = false", "use_git_change_detection = false"]
+    return "\n".join(["[mutmut]", *lines, *scalars, ""])
+
+
+def _read(part: Part) -> list[Mutant]:
+    return list(read_mutants(STATE / part.name, part.modules))
+
+
+def _show(part: Part, equivalent: frozenset[tuple[str, str, str]], *, is_report: bool) -> bool:
+    everything = _read(part)
+    for module in part.modules:
+        _show_line(module, [mutant for mutant in everything if mutant.module == module], equivalent)
+    if is_report:
+        for mutant in everything:
+            if mutant.is_alive and mutant.change not in equivalent:
+                print(f"\n{mutant.function}\n- {mutant.before}\n+ {mutant.after}")
+    return _show_line(f"{part.name}:", everything, equivalent) >= GOAL
+
+
+def _show_line(title: str, mutants: Sequence[Mutant], equivalent: frozenset[tuple[str, str, str]]) -> float:
+    alive = [mutant for mutant in mutants if mutant.is_alive]
+    same = sum(mutant.change in equivalent for mutant in alive)
+    untried = sum(mutant.is_untried for mutant in mutants)
+    tried = len(mutants) - untried - same
+    share = 100 * (tried - len(alive) + same) / tried if tried else 0.0
+    seconds = sum(mutant.seconds for mutant in mutants)
+    print(
+        f"{title:<32} {len(mutants):5} mutants {tried - len(alive) + same:5} killed {same:3} equivalent "
+        f"{len(alive) - same:3} survived {untried:5} untried {share:5.1f} % {seconds:5.0f} s",
+        flush=True,
+    )
+    return share
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
