@@ -361,7 +361,9 @@ def test_successor_reads_op_messages_in_any_order() -> None:
     """Chains follow the ends, not the offsets; O stays at the first op message that is needed."""
     state, first, second = blocked_pair()
     ended = Transaction(IDS[2], "g", 0, 0, 0, COMMITTED, by="check", ended_ms=95)
-    ops = [RestoredOp(offset, t, encode_op(OpMessage(t))) for offset, t in ((50, first), (40, second), (45, ended))]
+    ops = [
+        RestoredOp(offset, t, encode_op(OpMessage(t)), 103) for offset, t in ((50, first), (40, second), (45, ended))
+    ]
     successor = QueueState.restore(Restored(Position(4, 4, 40, ""), ops, [], 60, 70, 103), TIMES_OF, TIGHT)
     assert successor.live == {IDS[0]: first, IDS[1]: second}
     assert successor.chains == state.chains
