@@ -121,3 +121,54 @@ def test_half_message_of_an_earlier_life_of_the_id_holds_nothing() -> None:
     horizon.add_half(live["0"])
     assert horizon.choose_put_backs(99, 0, 0, 9) == ["0"]
     assert horizon.first_journal_offset(9) == 6
+
+
+def blocked_one(number: int, appended_ms: int, parked: int | None = None) -> Transaction:
+    return Transaction(f"{number}", "g", 0, appended_ms, 0, COMMITTED, blocked=True, parked=parked)
+
+
+def test_old_blocked_ones_are_put_back_however_young_their_op_messages() -> None:
+    """At the age at which the journal may lose their body, the oldest first, up to the number wanted, each once."""
+    horizon, live = horizon_of()
+    live |= {"0": blocked_one(0, 30), "1": blocked_one(1, 10), "2": blocked_one(2, 20), "3": live_one(3)}
+    live["4"] = blocked_one(4, 0, parked=7)
+    for name in live:
+        horizon.mark(name, 50, 5_000)
+    assert horizon.choose_put_backs(0, 50, 5_009, 9) == []
+    assert horizon.choose_put_backs(0, 50, 5_010, 9) == ["1"]
+    horizon.mark("1", 51, 5_000)  # its next try
+    assert horizon.choose_put_backs(0, 50, 5_030, 1) == ["2"]
+    assert horizon.choose_put_backs(0, 50, 5_030, 0) == []
+    assert horizon.choose_put_backs(0, 50, 5_030, 9) == ["0"]
+    assert horizon.choose_put_backs(0, 50, 9_999, 9) == []
+
+
+def test_blocked_ones_that_need_no_copy_any_more_are_passed_over() -> None:
+    """Gone, tried with success, or copied meanwhile; they use up nothing of the number wanted."""
+    horizon, live = horizon_of()
+    for number in range(5):
+        live[f"{number}"] = blocked_one(number, number)
+        horizon.mark(f"{number}", 50, 5_000)
+    del live["0"]
+    live["1"] = live_one(1)
+    live["2"] = blocked_one(2, 2, parked=7)
+    assert horizon.choose_put_backs(0, 50, 5_100, 2) == ["3", "4"]
+
+
+def test_limit_of_put_backs_is_for_all_reasons_together() -> None:
+    """Two half messages leave room for one of three blocked ones."""
+    horizon, live = horizon_of(live_one(0), live_one(1))
+    for number in (2, 3, 4):
+        live[f"{number}"] = blocked_one(number, number)
+        horizon.mark(f"{number}", 50, 5_000)
+    assert horizon.choose_put_backs(99, 50, 5_100, 3) == ["0", "1", "2"]
+
+
+def test_ended_id_is_noted_anew_when_it_is_blocked_again() -> None:
+    """A repeat after the first was forgotten is another transaction."""
+    horizon, live = horizon_of()
+    for _ in range(2):
+        live["0"] = blocked_one(0, 0)
+        horizon.mark("0", 50, 5_000)
+        assert horizon.choose_put_backs(0, 50, 5_100, 9) == ["0"]
+        horizon.end("0", 51, 5_000)

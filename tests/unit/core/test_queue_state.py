@@ -378,3 +378,13 @@ def test_successor_reads_op_messages_in_any_order() -> None:
     successor.advance(6, 96 + TIGHT.remember_ended_ms)
     seal(successor)
     assert IDS[2] not in successor.ended
+
+
+def test_journal_time_never_goes_back() -> None:
+    """By records or by what has been read through, whichever is later."""
+    state = state_with(0)
+    for read_through_ms, journal_ms in ((90, 100), (150, 150), (140, 150)):
+        state.pass_time(read_through_ms)
+        assert state.journal_ms == journal_ms
+    state.advance(2, 120)
+    assert state.journal_ms == 150
