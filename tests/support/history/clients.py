@@ -133,7 +133,9 @@ _STATE_OF = {
 def _note_answer(facts: Facts, invoke: Invoke, end: Ok | Fail) -> None:
     if end.state is not None:
         receipts = tuple((r.topic, r.queue_id, r.queue_offset) for r in end.receipts)
-        heard = Heard(end.call_id, invoke.at_ms, end.at_ms, end.state, end.blocked, receipts)
+        is_silent = isinstance(end, Fail) and end.state == COMMITTED
+        blocked = None if is_silent else end.blocked
+        heard = Heard(end.call_id, invoke.at_ms, end.at_ms, end.state, blocked, receipts)
         facts.hear(heard)
     if end.problem == "unknown-transaction" and (facts.forgotten is None or facts.forgotten.asked_ms < invoke.at_ms):
         facts.forgotten = Heard(end.call_id, invoke.at_ms, end.at_ms, "", blocked=False, receipts=())

@@ -24,13 +24,14 @@ T = TypeVar("T")
 
 
 class Heard(Struct, frozen=True, gc=False):
-    """An answer that tells a state: the call was made at `asked_ms` and heard it at `heard_ms`."""
+    """An answer that tells a state: the call was made at `asked_ms` and heard it at `heard_ms`. `blocked` None: the
+    answer does not say."""
 
     call_id: str
     asked_ms: int
     heard_ms: int
     state: str
-    blocked: bool
+    blocked: bool | None
     receipts: tuple[tuple[str, int, int | None], ...]
 
 
@@ -146,7 +147,7 @@ class Facts(Struct, gc=False):
         self.first_final = _earlier(known, heard)
         if heard.blocked:
             self.last_blocked = _later(self.last_blocked, heard)
-        else:
+        elif heard.blocked is False:
             self.first_published = _earlier(self.first_published, heard)
 
 

@@ -36,7 +36,7 @@ def find_lost(_: Joined, facts: Facts) -> Found:
     if facts.records:
         return
     hint = "" if facts.aborted is None else f"; {show_place(facts.aborted)} was aborted"
-    answers = [heard for heard in (facts.first_published, facts.odd) if heard is not None and not heard.blocked]
+    answers = [heard for heard in (facts.first_published, facts.odd) if heard is not None and heard.blocked is False]
     published = next((heard for heard in answers if heard.state == COMMITTED), None)
     if published is not None:
         text = f"{published.call_id} heard COMMITTED at {published.heard_ms}, and nothing can be read{hint}"

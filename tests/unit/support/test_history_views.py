@@ -29,6 +29,8 @@ GET shows PARKED, then PREPARED: resumed
     a.p a.park a.get a.resume a.get a.c
 GET shows blocked, later published
     block a.p a.c a.get well a.unblock a.get
+a late rollback hears COMMITTED, not whether it is blocked
+    block a.p a.c a.r a.get well a.unblock a.get
 GET shows published, later blocked
     block a.p a.c well a.unblock a.get a.get | heard:c-4.blocked=yes => CHANGED_ANSWER
 a stale answer within the clocks' slack
