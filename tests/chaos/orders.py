@@ -13,7 +13,7 @@ _ENOUGH = {
         "longest_hold_s": 10.0,
     },
     "release": {
-        "transactions": 1_000_000, "kills": 300, "broker_faults": 60, "held_ends": 500, "minutes": 180.0,
+        "transactions": 1_000_000, "kills": 300, "broker_faults": 60, "held_ends": 500, "minutes": 110.0,
         "pending": 100_000, "longest_hold_s": 60.0,
     },
 }  # fmt: skip

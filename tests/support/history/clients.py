@@ -20,6 +20,7 @@ class Told(Struct):
     nonces: set[str]
     violations: list[Violation]
     ids_of_keys: dict[tuple[str, str], str]
+    unknown_keyed: list[Invoke]
     calls: int = 0
     unknown_calls: int = 0
 
@@ -33,7 +34,7 @@ class Told(Struct):
 
 def read_history(events: Iterable[Event]) -> Told:
     """Raises ValueError for an end without its invoke."""
-    told = Told({}, Claims(), set(), [], {})
+    told = Told({}, Claims(), set(), [], {}, [])
     open_calls: dict[str, Invoke] = {}
     for event in events:
         if isinstance(event, Invoke):
@@ -45,7 +46,20 @@ def read_history(events: Iterable[Event]) -> Told:
         _note(told, invoke, event)
     for invoke in open_calls.values():
         _note(told, invoke, None)
+    _begin_with_the_first(told)
     return told
+
+
+def _begin_with_the_first(told: Told) -> None:
+    """A keyed call of unknown outcome may be what made the transaction that a repeat was told of."""
+    for invoke in told.unknown_keyed:
+        transaction_id = told.ids_of_keys.get((invoke.group or "", invoke.idempotency_key or ""))
+        if transaction_id is None:
+            continue
+        facts = told.find(transaction_id)
+        facts.asked_ms = min(facts.asked_ms, invoke.at_ms)
+        if invoke.call in COMMITTING:
+            facts.committing().may_begin(invoke.at_ms)
 
 
 def _note(told: Told, invoke: Invoke, end: End | None) -> None:
@@ -72,6 +86,8 @@ def _note_making(told: Told, invoke: Invoke, end: End | None) -> Facts | None:
         if isinstance(end, Ok):
             told.violations.append(Violation(Kind.FALSE_ACCEPT, None, f"{invoke.call_id} got 2xx without an id"))
         told.claims.add(invoke, is_refused=isinstance(end, Fail))
+        if invoke.idempotency_key is not None and not isinstance(end, Fail):
+            told.unknown_keyed.append(invoke)
         return None
     facts = told.find(transaction_id)
     _check_mixture(told, facts, invoke)

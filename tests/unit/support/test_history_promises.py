@@ -303,6 +303,8 @@ first and third of three swapped
     a.p:mkey=M a.c b.p:mkey=M b.c d.p:mkey=M d.c | swap:a,d => OUT_OF_ORDER
 published ones of one key swapped
     a.pub:mkey=M b.pub:mkey=M | swap:a,b => OUT_OF_ORDER
+published first, and told of it only when it is published again
+    a.pub:key=K,mkey=M? b.pub:mkey=M a.pub:key=K,mkey=M
 blocked one published later, the next one behind it
     block a.p:mkey=M a.c b.p:mkey=M b.c well a.unblock b.unblock
 blocked one overtaken
