@@ -53,7 +53,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
     report = run.run()
-    report.write(options.evidence, f"chaos-{options.size}")
+    report.write(options.evidence, f"chaos-{options.size}" + (f"-{size.brokers}-brokers" if size.brokers > 1 else ""))
     print(report.markdown(), flush=True)
     return 0 if report.is_good else 1
 
