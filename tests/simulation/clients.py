@@ -15,6 +15,7 @@ from msgspec import Struct
 from bridge.core.record import Act, Resolution
 from bridge.core.transaction import TransactionState
 from bridge.core.view import TransactionView
+from bridge.service.assembly import Service
 from bridge.service.contract import Accepted, EndCall, Outcome, PrepareCall, Prepared, Refused
 from bridge.service.operators import Who
 from checker.caller import Call as HttpCall
@@ -37,7 +38,6 @@ class Heard(Struct, frozen=True):
     state: TransactionState | None = None
     code: str = ""
     transaction_id: str | None = None
-    view: TransactionView | None = None
     began_ms: int = 0
 
     def __str__(self) -> str:
@@ -51,12 +51,11 @@ def understand(call: Call, verb: Verb | None, answer: Answer | None, began_ms: i
     if isinstance(answer, Refused):
         outcome = "unknown" if answer.outcome is Outcome.UNKNOWN else "fail"
         return Heard(
-            at_ms, call.number, verb, outcome, answer.state, answer.code.value, answer.transaction_id, None, began_ms
+            at_ms, call.number, verb, outcome, answer.state, answer.code.value, answer.transaction_id, began_ms
         )
     if isinstance(answer, Accepted):
-        return Heard(at_ms, call.number, verb, "ok", None, "accepted", answer.transaction_id, None, began_ms)
-    view = answer if isinstance(answer, TransactionView) else None
-    return Heard(at_ms, call.number, verb, "ok", answer.state, "", answer.transaction_id, view, began_ms)
+        return Heard(at_ms, call.number, verb, "ok", None, "accepted", answer.transaction_id, began_ms)
+    return Heard(at_ms, call.number, verb, "ok", answer.state, "", answer.transaction_id, began_ms)
 
 
 def prepare_call(call: Call) -> PrepareCall:
@@ -78,9 +77,9 @@ _OPERATOR = Who("ops", "simulated")
 WAIT_MS = 2_500
 
 
-async def perform(service: object, call: Call, verb: Verb, transaction_id: str, group: str | None) -> Answer:
+async def perform(service: Service, call: Call, verb: Verb, transaction_id: str, group: str | None) -> Answer:
     """Asks the service of one process."""
-    transactions = service.transactions  # type: ignore[attr-defined]
+    transactions = service.transactions
     if verb is Verb.PREPARE_AGAIN:
         return (await transactions.prepare([prepare_call(call)], WAIT_MS))[0]
     if verb in _ENDS:

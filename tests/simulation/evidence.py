@@ -13,6 +13,7 @@ from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState
 from bridge.sql.tables import projection_positions
 from bridge.store.memory.log import MemoryLog
+from tests.simulation.truth import find_truth
 
 Place = tuple[str, int]  # topic id, queue
 
@@ -97,8 +98,6 @@ class Archive:
         return self._pending(topics)
 
     def _pending(self, topics: InternalTopics) -> str | None:
-        from tests.simulation.truth import find_truth  # noqa: PLC0415
-
         ops = self.last_ops(topics)
         for truth in find_truth(self, topics).values():
             op = ops.get(truth.transaction_id)

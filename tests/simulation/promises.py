@@ -18,7 +18,7 @@ from bridge.sql.transactions import find_many
 from tests.simulation.clients import Asked, Heard
 from tests.simulation.database import SETTINGS
 from tests.simulation.evidence import Archive
-from tests.simulation.schedule import TOPICS, Call, Schedule, Verb
+from tests.simulation.schedule import TOPICS, Schedule, Verb
 from tests.simulation.truth import Truth, find_answers, find_truth
 
 _COMMITTED, _ROLLED_BACK, _PARKED, _PREPARED = (
@@ -85,9 +85,6 @@ class Evidence:
                         owner = names[-1].decode() if names and names[-1] else ""
                         found[owner].append(Visible(topic, topic_id, queue_id, stored))
         return found
-
-    def calls(self) -> Mapping[int, Call]:
-        return {call.number: call for call in self.schedule.calls}
 
 
 def check_promises(evidence: Evidence) -> list[Violation]:
@@ -278,7 +275,6 @@ def _checked(evidence: Evidence) -> Iterator[Violation]:
 
 def _kept(evidence: Evidence) -> Iterator[Violation]:
     """A: what was refused as not applied, every time, is nowhere."""
-    calls = evidence.calls()
     outcomes: dict[int, set[str]] = defaultdict(set)
     for heard in evidence.heard:
         if heard.verb is None or heard.verb is Verb.PREPARE_AGAIN:
@@ -292,4 +288,3 @@ def _kept(evidence: Evidence) -> Iterator[Violation]:
             yield Violation("A", stored, f"client {number} only heard that nothing was applied")
         if "ok" in seen and stored is None:
             yield Violation("S", str(number), f"client {number} heard ok, but no journal holds it")
-    assert calls.keys() >= outcomes.keys()

@@ -1,7 +1,7 @@
 """What happened in a run, in order: told to a reader, and made into one number that a replay must meet."""
 
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -20,10 +20,6 @@ class Story:
         """Equal for equal stories."""
         return hashlib.blake2b(repr(self.lines).encode(), digest_size=8).hexdigest()
 
-    def text(self, about: Collection[str] = ()) -> str:
-        """A line an event; with `about` only those that name one of these, and what concerns everybody."""
-        return "\n".join(
-            f"{at:>7} ms  {who:<12} {what}"
-            for at, who, what in self.lines
-            if not about or not who.startswith("client") or any(who.endswith(name) for name in about)
-        )
+    def text(self) -> str:
+        """A line an event."""
+        return "\n".join(f"{at:>7} ms  {who:<12} {what}" for at, who, what in self.lines)

@@ -25,7 +25,6 @@ class Truth(Struct):
     group: str
     queue_id: int
     half_offset: int
-    born_ms: int
     appended_ms: int
     messages: tuple[Message, ...]
     ordering: bytes
@@ -70,7 +69,7 @@ def find_truth(archive: "Archive", topics: InternalTopics) -> Mapping[str, Truth
                 bodies = tuple(decode_body(record, stored))
                 ordering = record.ordering_key.encode() if record.ordering_key is not None else bodies[0].key
                 truth = known[record.transaction_id] = Truth(
-                    record.transaction_id, record.group, queue_id, stored.queue_offset, record.born_ms,
+                    record.transaction_id, record.group, queue_id, stored.queue_offset,
                     stored.stored_ms, bodies, record.transaction_id.encode() if ordering is None else ordering,
                     immunity_s=record.immunity_s or 0,
                 )  # fmt: skip
