@@ -20,7 +20,6 @@ from tests.support.history.events import Call, End, Ok
 _PAUSE_S = 0.3  # a client's back-off
 _PATIENCE_S = 300.0
 _FORGETTING = 0.1  # how often something is asked again although the answer came
-_LARGEST_BATCH = 20
 _BEHIND_S = 30.0  # what an outage cost is made up for, but no more
 _CALLS = {COMMIT: Call.COMMIT, ROLLBACK: Call.ROLLBACK, UNKNOWN: Call.UNKNOWN}
 _OPPOSITE = {COMMIT: ROLLBACK, ROLLBACK: COMMIT}
@@ -47,7 +46,7 @@ class Worker:
         numbers = iter(range(10**9))
         due = time.monotonic()
         while not self._stopping.is_set():
-            count = self._rng.choice((1, 1, 1, self._rng.randint(2, _LARGEST_BATCH)))
+            count = self._rng.choice((1, 1, 1, self._rng.randint(2, self._run.largest_batch)))
             deeds = [draft(f"{self._name}-{next(numbers)}", self._run.topics, self._rng) for _ in range(count)]
             self._do(deeds, client, shops)
             due = max(due + count * self._seconds_each, time.monotonic() - _BEHIND_S)

@@ -76,7 +76,7 @@ def _spread(kinds: list[Kind], size: Size, rng: random.Random) -> list[Fault]:
 
 def _seconds(kind: Kind, size: Size, rng: random.Random) -> float:
     if kind in HELD_KINDS:
-        return 1 + (size.longest_hold_s - 1) * rng.random() ** 4  # short ones are more frequent
+        return 1 + (size.longest_hold_s - 1) * rng.random() ** size.hold_skew
     if kind is Kind.PAUSE:
         return rng.choice((rng.uniform(0.5, 3), SESSION_S + rng.uniform(1, 4)))
     if kind is Kind.KILL:
