@@ -115,6 +115,7 @@ class Run:
             endpoint_ports=ports,
             rate=rate,
             workers=self._size.workers,
+            singles=self._size.singles,
             largest_batch=self._size.largest_batch,
         )
         run.write()

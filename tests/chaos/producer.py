@@ -46,7 +46,7 @@ class Worker:
         numbers = iter(range(10**9))
         due = time.monotonic()
         while not self._stopping.is_set():
-            count = self._rng.choice((1, 1, 1, self._rng.randint(2, self._run.largest_batch)))
+            count = 1 if self._rng.random() < self._run.singles else self._rng.randint(2, self._run.largest_batch)
             deeds = [draft(f"{self._name}-{next(numbers)}", self._run.topics, self._rng) for _ in range(count)]
             self._do(deeds, client, shops)
             due = max(due + count * self._seconds_each, time.monotonic() - _BEHIND_S)
