@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from api.gate import Gate, Traffic
+from api.gate import Gate, Reception, Traffic
 from api.hot_path import HotPath
 from api.metrics import HttpMetrics
 from api.openapi.document import make_document
@@ -64,8 +64,10 @@ def create_app(services: Services, *, is_api: bool = True) -> FastAPI:
     for router in _ROUTERS if is_api else (health.router,):
         app.router.routes.extend(router.routes)  # plainly: an included router hides its routes' methods and paths
     app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_middleware(HotPath, routes=list(app.routes))
-    app.add_middleware(Gate, traffic=app.state.traffic, metrics=HttpMetrics(services.registry))
+    traffic: Traffic = app.state.traffic
+    reception = Reception(traffic, HttpMetrics(services.registry, lambda: traffic.in_flight))
+    app.state.hot_path = HotPath(services, reception) if is_api else None
+    app.add_middleware(Gate, reception=reception)
     return app
 
 

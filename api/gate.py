@@ -1,11 +1,13 @@
 """The outermost layer, plain ASGI: request ids, overload, metrics, and nothing leaves as a stack trace."""
 
 import asyncio
+import logging
+import os
 import re
-import secrets
 import time
 import traceback
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import structlog
@@ -23,7 +25,10 @@ from api.problems import (
 )
 from bridge.service.contract import Outcome
 
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
 _LOG = structlog.get_logger()
+_LEVEL = logging.getLogger(__name__)  # asked before anything is put together for the log
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,200}")
 _SHOWN = frozenset(
@@ -53,85 +58,102 @@ class Traffic:
         return None
 
 
-@dataclass(slots=True)
-class _Served:
-    """One request on its way. `status` 0: the answer has not begun."""
+class Reception:
+    """Admits requests and accounts for them, whichever way they are served."""
 
-    request_id: str
-    send: Send
-    started: float = field(default_factory=time.perf_counter)
-    status: int = 0
+    def __init__(self, traffic: Traffic, metrics: HttpMetrics) -> None:
+        self._traffic = traffic
+        self._metrics = metrics
 
-    async def answer(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
-        await self.send(message)
+    def admit(self, path: str, headers: RawHeaders) -> Problem | None:
+        """Counts a request as being served; why it is not served, if so."""
+        problem = self._traffic.refuse(path) or _refuse_accept(path, headers)
+        self._traffic.in_flight += 1
+        if problem is not None:
+            self._metrics.count_problem(problem.type.slug)
+        return problem
 
-    async def answer_problem(self, problem: Problem) -> None:
-        await send_problem(problem, self.request_id, self.answer)
+    def explain(self, error: BaseException, request_id: str) -> Problem:
+        """What the caller of a request that failed is told."""
+        if isinstance(error, Rejected):
+            problem = error.problem
+        elif isinstance(error, asyncio.CancelledError):
+            # the process stops at once; whether the call was applied is told by its repeat
+            problem = Problem(UNAVAILABLE, "stopped before the answer was known", Outcome.UNKNOWN, retry_after_s=1)
+        else:
+            _log_internal(error, request_id)
+            problem = Problem(INTERNAL, "an error inside the bridge; see its log")
+        self._metrics.count_problem(problem.type.slug)
+        return problem
+
+    def dismiss(self, request: "Served") -> None:
+        """The request is over. A `status` of 0: its answer has not begun."""
+        self._traffic.in_flight -= 1
+        seconds = time.perf_counter() - request.started
+        self._metrics.observe(request.route, request.method, request.status, seconds)
+        level = logging.INFO if request.status >= 500 else logging.DEBUG
+        if _LEVEL.isEnabledFor(level):
+            _LOG.log(
+                level,
+                "request_answered",
+                method=request.method,
+                route=request.route,
+                status=request.status,
+                duration_ms=round(seconds * 1000, 1),
+                request_id=request.request_id,
+            )
+
+
+class Served:
+    """One request on its way."""
+
+    __slots__ = ("method", "request_id", "route", "started", "status")
+
+    def __init__(self, method: str, request_id: str, route: str = _UNMATCHED) -> None:
+        self.method = method
+        self.request_id = request_id
+        self.route = route
+        self.started = time.perf_counter()
+        self.status = 0
 
 
 class Gate:
     """Stands before the application."""
 
-    def __init__(self, app: ASGIApp, traffic: Traffic, metrics: HttpMetrics) -> None:
+    def __init__(self, app: ASGIApp, reception: Reception) -> None:
         self._app = app
-        self._traffic = traffic
-        self._metrics = metrics
+        self._reception = reception
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = scope["headers"]
-        served = _Served(_request_id(headers), send)
+        served = Served(scope["method"], find_request_id(scope["headers"]))
         scope["state"] = {**scope.get("state", {}), "request_id": served.request_id}
-        problem = self._traffic.refuse(scope["path"]) or _refuse_accept(scope["path"], headers)
-        self._traffic.in_flight += 1
-        self._metrics.in_flight.inc()
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                served.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", served.request_id.encode())]
+            await send(message)
+
+        problem = self._reception.admit(scope["path"], scope["headers"])
         try:
             if problem is None:
-                await self._serve(scope, receive, served)
-            else:
-                self._metrics.count_problem(problem.type.slug)
-                await served.answer_problem(problem)
+                problem = await self._serve(scope, receive, answer, served.request_id)
+            # an answer that has begun is left unfinished: the server then closes the connection
+            if problem is not None and not served.status:
+                await send_problem(problem, served.request_id, answer)
         finally:
-            self._traffic.in_flight -= 1
-            self._metrics.in_flight.dec()
-            self._observe(scope, served)
+            served.route = getattr(scope.get("route"), "path_format", _UNMATCHED)
+            self._reception.dismiss(served)
 
-    async def _serve(self, scope: Scope, receive: Receive, served: _Served) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, answer: Send, request_id: str) -> Problem | None:
         try:
-            await self._app(scope, receive, served.answer)
-        except Rejected as rejected:
-            problem = rejected.problem
-        except asyncio.CancelledError:
-            # the process stops at once; whether the call was applied is told by its repeat
-            problem = Problem(UNAVAILABLE, "stopped before the answer was known", Outcome.UNKNOWN, retry_after_s=1)
-        except Exception as error:  # noqa: BLE001 - the last one who can answer
-            _log_internal(error, served.request_id)
-            problem = Problem(INTERNAL, "an error inside the bridge; see its log")
-        else:
-            return
-        # an answer that has begun is left unfinished: the server then closes the connection
-        if not served.status:
-            self._metrics.count_problem(problem.type.slug)
-            await served.answer_problem(problem)
-
-    def _observe(self, scope: Scope, served: _Served) -> None:
-        seconds = time.perf_counter() - served.started
-        route = getattr(scope.get("route"), "path_format", _UNMATCHED)
-        self._metrics.observe(route, scope["method"], served.status, seconds)
-        log = _LOG.info if served.status >= 500 else _LOG.debug
-        log(
-            "request_answered",
-            method=scope["method"],
-            route=route,
-            status=served.status,
-            duration_ms=round(seconds * 1000, 1),
-            request_id=served.request_id,
-        )
+            await self._app(scope, receive, answer)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the last one who can answer
+            return self._reception.explain(error, request_id)
+        return None
 
 
 async def send_problem(problem: Problem, request_id: str, send: Send) -> None:
@@ -143,15 +165,15 @@ async def send_problem(problem: Problem, request_id: str, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def _request_id(headers: list[tuple[bytes, bytes]]) -> str:
+def find_request_id(headers: RawHeaders) -> str:
     """The caller's own id if it is a plain word, else a new one."""
     for name, value in headers:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             return value.decode()
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
-def _refuse_accept(path: str, headers: list[tuple[bytes, bytes]]) -> Problem | None:
+def _refuse_accept(path: str, headers: RawHeaders) -> Problem | None:
     if path.startswith(_API):
         for name, value in headers:
             if name == b"accept" and value not in _SHOWN and not _is_acceptable(value):

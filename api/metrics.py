@@ -1,5 +1,7 @@
 """Metrics of the HTTP interface. Labels are bounded: route templates, methods and classes of status."""
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
@@ -11,7 +13,7 @@ _METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"
 class HttpMetrics:
     """Counts requests into a registry that the whole process shares."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, in_flight: Callable[[], float]) -> None:
         labels = ("route", "method", "status_class")
         self._seconds = Histogram(
             f"{PREFIX}http_request_seconds", "Time to answer a request.", labels, registry=registry, buckets=_BUCKETS
@@ -19,7 +21,8 @@ class HttpMetrics:
         self._problems = Counter(
             f"{PREFIX}http_problems_total", "Requests answered with a problem.", ("code",), registry=registry
         )
-        self.in_flight = Gauge(f"{PREFIX}http_requests_in_flight", "Requests being served.", registry=registry)
+        gauge = Gauge(f"{PREFIX}http_requests_in_flight", "Requests being served.", registry=registry)
+        gauge.set_function(in_flight)
         self._known: dict[tuple[str, str, int], Histogram] = {}
 
     def observe(self, route: str, method: str, status: int, seconds: float) -> None:

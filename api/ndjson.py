@@ -10,9 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from api.arrival import NDJSON
 from api.limits import HttpLimits, read_chunks, too_large
 from api.problems import Problem, Rejected
-from api.reading import NDJSON, problem_item, request_id_of
+from api.reading import arrival_of, problem_item
 
 MAX_LINES = 1_000
 
@@ -42,7 +43,7 @@ class NdjsonAnswer(Response):
         except Rejected as rejected:
             if not is_begun:
                 raise
-            last = problem_item(rejected.problem, request_id_of(self._request))
+            last = problem_item(rejected.problem, arrival_of(self._request).request_id)
             await send({"type": "http.response.body", "body": last + b"\n", "more_body": True})
         if not is_begun:
             await self._begin(send)

@@ -12,6 +12,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from api.hot_cycle import HotCycle
+from api.hot_path import HotPath
 from api.problems import (
     HEADERS_TOO_LARGE,
     MALFORMED_REQUEST,
@@ -42,6 +44,7 @@ class BoundedProtocol(HttpToolsProtocol):
     max_connections = 4_000
     head_timeout_s = 5.0
     send_timeout_s = 30.0
+    hot_path: HotPath | None = None
 
     def __init__(
         self,
@@ -58,6 +61,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._refusal: Problem | None = None
+        self._hot: HotCycle | None = None  # while its body is being read
+        self._default_head: tuple[object, bytes] = (None, b"")
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuses a connection too many."""
@@ -80,6 +85,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         was_in_head, messages = self._is_in_head, self._messages
         self._feed(data)
+        if self._hot is not None:
+            self._hand_to_framework(self._hot)
         if not self._is_in_head or self.transport.is_closing():
             return
         # what came with the end of another request is not counted: it is bounded by one read
@@ -94,11 +101,13 @@ class BoundedProtocol(HttpToolsProtocol):
         """A new head begins."""
         self._messages += 1
         self._await_head()
-        super().on_message_begin()
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
 
     def on_url(self, url: bytes) -> None:
         """Bounds the request target."""
-        super().on_url(url)
+        self.url += url
         if len(self.url) > MAX_URL_BYTES:
             self._refuse(Problem(URI_TOO_LONG, f"more than {MAX_URL_BYTES} bytes"))
 
@@ -107,18 +116,34 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(Problem(HEADERS_TOO_LARGE, f"more than {MAX_HEAD_BYTES} bytes"))
-        super().on_header(name, value)
+        name = name.lower()
+        if name == b"expect":
+            self.expect_100_continue = value.lower() == b"100-continue"
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """The request is served from here on; one that offers to upgrade, when it has been read without its offer."""
         self._is_in_head = False
         self._disarm()
-        if not self.parser.should_upgrade():
-            super().on_headers_complete()
+        if self.parser.should_upgrade():
+            return
+        self._hot = self._find_hot()
+        if self._hot is None:
+            self._begin_cycle()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        if self._hot is None:
+            super().on_body(body)
+        else:
+            self._hot.pieces.append(body)
 
     def on_message_complete(self) -> None:
         """A body that nobody wanted is over: the connection waits for the next request."""
         if self.parser.should_upgrade():
+            return
+        if self._hot is not None:
+            self._run(self._hot)
             return
         super().on_message_complete()
         if self.cycle.response_complete:
@@ -150,6 +175,51 @@ class BoundedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Called for whatever the parser does not take."""
         self._close_with(self._refusal or Problem(MALFORMED_REQUEST, "not HTTP/1.1 as RFC 9112 says"))
+
+    def default_head(self) -> bytes:
+        """Header lines of every answer; the server makes them anew every second."""
+        headers = self.server_state.default_headers
+        if self._default_head[0] is not headers:
+            self._default_head = headers, b"".join([b"%b: %b\r\n" % header for header in headers])
+        return self._default_head[1]
+
+    def _find_hot(self) -> HotCycle | None:
+        """The request as one of the hot path, if it is, and may be served now."""
+        is_free = self.cycle is None or self.cycle.response_complete
+        if self.hot_path is None or not is_free or self.expect_100_continue:
+            return None
+        if self.parser.get_method() != b"POST" or self.parser.get_http_version() != "1.1":
+            return None
+        call = self.hot_path.find(self.url, self.headers)
+        if call is None:
+            return None
+        return HotCycle(call, self.headers, self, keep_alive=self.parser.should_keep_alive())
+
+    def _run(self, hot: HotCycle) -> None:
+        assert self.hot_path is not None
+        self._hot = None
+        hot.more_body = False
+        self.cycle = hot  # type: ignore[assignment]
+        task = self.loop.create_task(hot.run(self.hot_path))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
+    def _begin_cycle(self) -> None:
+        """What uvicorn does with a head: it keeps it in an ASGI scope."""
+        url, headers, is_expecting = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, is_expecting
+        self.headers += headers
+        super().on_headers_complete()
+
+    def _hand_to_framework(self, hot: HotCycle) -> None:
+        """The rest of the body is still on its way: the framework waits for it."""
+        self._hot = None
+        if self.transport.is_closing():
+            return
+        self._begin_cycle()
+        for piece in hot.pieces:
+            super().on_body(piece)
 
     def _feed(self, data: bytes) -> None:
         try:

@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.gate import Traffic
+from api.hot_path import HotPath
 from api.protocol import BoundedProtocol
 from bridge.core.errors import ConfigError
 
@@ -61,7 +62,7 @@ class ApiServer:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=_protocol_for(config),
+                http=_protocol_for(config, app.state.hot_path),
                 ws="none",
                 loop="uvloop",
                 lifespan="off",
@@ -104,8 +105,9 @@ class ApiServer:
         self._server.should_exit = True
 
 
-def _protocol_for(config: ServeConfig) -> type[BoundedProtocol]:
+def _protocol_for(config: ServeConfig, its_hot_path: HotPath | None) -> type[BoundedProtocol]:
     class Protocol(BoundedProtocol):
+        hot_path = its_hot_path
         max_connections = config.connections
         head_timeout_s = config.head_s
         send_timeout_s = config.send_s

@@ -1,21 +1,30 @@
-"""Service calls as answers: the same for single requests, batches and NDJSON."""
+"""The calls that every transaction makes, from the request to the answer, without a web framework between."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
-from starlette.requests import Request
+from starlette.responses import Response
 
-from api.bodies import NoncedEnd, parse_prepare, parse_resolution
+from api.arrival import JSON, NDJSON, Arrival, json_body, media_type, optional_body
+from api.bodies import (
+    NoncedEnd,
+    parse_end,
+    parse_prepare,
+    parse_prepare_batch,
+    parse_resolution,
+    parse_resolutions,
+)
+from api.limits import HttpLimits
 from api.ndjson import Line
 from api.problems import Problem, Rejected, invalid, problem_of
-from api.queries import Query, prefers_async
-from api.reading import item, problem_item, services_of
-from api.rendering import render_accepted, render_prepared, render_transaction
+from api.queries import Query, idempotency_key, prefers_async
+from api.reading import item, problem_item, refuse
+from api.rendering import encode_json, render_accepted, render_prepared, render_transaction
 from api.schemas.answers import AcceptedAnswer, PreparedAnswer, TransactionAnswer
 from api.services import Services
-from bridge.core.record import Source
+from bridge.core.record import Resolution, Source
 from bridge.core.view import TransactionView
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, Refused, Wait
 from checker.nonce import parse_nonce
@@ -26,6 +35,14 @@ ParsedEnd = EndCall | NoncedEnd | Problem
 Shown = PreparedAnswer | TransactionAnswer | AcceptedAnswer
 
 
+class Answer(NamedTuple):
+    """An answer in JSON. `headers`: besides its type and length."""
+
+    status: int
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How long a caller waits for what."""
@@ -34,11 +51,71 @@ class Patience:
     wait_ms: int
 
 
-def patience_of(request: Request) -> Patience:
+async def prepare_one(services: Services, arrival: Arrival, *, is_published: bool) -> Answer:
+    """A prepare, or a publish without a local transaction. Raises Rejected."""
+    raw = await json_body(arrival)
+    header_key = idempotency_key(arrival.headers)
+    call = parse_prepare(raw, services.message_limits, header_key=header_key, is_published=is_published)
+    (answer,) = await services.transactions.prepare([call], patience_of(arrival, services.limits).wait_ms)
+    if isinstance(answer, Refused):
+        raise refuse(answer)
+    status, body = show(answer)
+    return Answer(status, encode_json(body), (("Location", f"/v1/transactions/{answer.transaction_id}"),))
+
+
+async def prepare_all(services: Services, arrival: Arrival, *, is_published: bool) -> Answer:
+    """Many of them as one document. Raises Rejected."""
+    wait_ms = patience_of_prepares(arrival, services.limits)
+    media_type(arrival.headers, JSON, NDJSON)
+    calls = parse_prepare_batch(await arrival.body(), services.message_limits, is_published=is_published)
+    return _join(await prepare_many(services, calls, wait_ms, arrival.request_id, "/transactions/{}"))
+
+
+async def end_one(services: Services, arrival: Arrival, transaction_id: str, resolution: Resolution) -> Answer:
+    """A commit or a rollback. Raises Rejected."""
+    call = parse_end(await optional_body(arrival), transaction_id, resolution)
+    patience = patience_of(arrival, services.limits)
+    (answer,) = await services.transactions.end([call], patience.wait, patience.wait_ms)
+    if isinstance(answer, Refused):
+        raise refuse(answer)
+    status, body = show(answer)
+    applied = (("Preference-Applied", "respond-async"),) if isinstance(answer, Accepted) else ()
+    return Answer(status, encode_json(body), applied)
+
+
+async def end_all(services: Services, arrival: Arrival) -> Answer:
+    """Many of them as one document. Raises Rejected."""
+    patience = patience_of(arrival, services.limits)
+    media_type(arrival.headers, JSON, NDJSON)
+    calls = parse_resolutions(await arrival.body())
+    return _join(await end_many(services, calls, patience, arrival.request_id, "/resolutions/{}"))
+
+
+def is_lines(arrival: Arrival) -> bool:
+    """Whether the body is NDJSON, which is answered while it is read; what is neither is refused as a document."""
+    try:
+        return media_type(arrival.headers, JSON, NDJSON) == NDJSON
+    except Rejected:
+        return False
+
+
+def plain(answer: Answer) -> Response:
+    """An answer for the framework to send."""
+    return Response(answer.body, answer.status, dict(answer.headers), JSON)
+
+
+def patience_of(arrival: Arrival, limits: HttpLimits) -> Patience:
     """`?wait_seconds=` and `Prefer: respond-async`. Raises Rejected."""
-    most_s = services_of(request).limits.wait_s
-    wait_ms = Query(request.query_params, {"wait_seconds"}).seconds_as_ms("wait_seconds", most_s, most_s)
-    return Patience(Wait.DURABLE if prefers_async(request.headers) else Wait.SETTLED, wait_ms)
+    most_s = limits.wait_s
+    wait_ms = Query(arrival.query, {"wait_seconds"}).seconds_as_ms("wait_seconds", most_s, most_s)
+    return Patience(Wait.DURABLE if prefers_async(arrival.headers) else Wait.SETTLED, wait_ms)
+
+
+def patience_of_prepares(arrival: Arrival, limits: HttpLimits) -> int:
+    """How long a batch of prepares waits, in milliseconds. Raises Rejected."""
+    if idempotency_key(arrival.headers) is not None:
+        raise invalid("?Idempotency-Key", "belongs into each transaction of a batch")
+    return patience_of(arrival, limits).wait_ms
 
 
 def show(answer: Prepared | TransactionView | Accepted) -> tuple[int, Shown]:
@@ -56,7 +133,7 @@ async def prepare_many(
     """A result for each call. `pointer`: where call number {} lies in the request's document."""
     answers = iter(await services.transactions.prepare([c for c in calls if not isinstance(c, Problem)], wait_ms))
     merged = [call if isinstance(call, Problem) else next(answers) for call in calls]
-    return _show_all(merged, request_id, pointer)
+    return show_all(merged, request_id, pointer)
 
 
 async def end_many(
@@ -69,7 +146,7 @@ async def end_many(
     ends = [call for call in parsed if not isinstance(call, Problem)]
     answers = iter(await services.transactions.end(ends, patience.wait, patience.wait_ms))
     merged = [call if isinstance(call, Problem) else next(answers) for call in parsed]
-    return _show_all(merged, request_id, pointer)
+    return show_all(merged, request_id, pointer)
 
 
 def parse_prepare_lines(services: Services, lines: Sequence[Line], *, is_published: bool) -> list[Parsed]:
@@ -101,9 +178,15 @@ def _answer_to_check(call: NoncedEnd, pointer: str, index: int) -> EndCall | Pro
     return replace(call.call, source=Source.CHECK, check_number=number)
 
 
-def _show_all(
+def _join(items: list[bytes]) -> Answer:
+    """Results in the order of the request."""
+    return Answer(200, b'{"results":[%b]}' % b",".join(items))
+
+
+def show_all(
     answers: Sequence[Prepared | TransactionView | Accepted | Refused | Problem], request_id: str, pointer: str
 ) -> list[bytes]:
+    """The results of a batch as JSON."""
     shown = []
     for index, answer in enumerate(answers):
         if isinstance(answer, Problem):

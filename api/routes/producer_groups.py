@@ -5,12 +5,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.arrival import json_body, optional_body
 from api.bodies import check_group, parse_body
 from api.filters import PAGE_PARAMETERS, link_header, page_of
 from api.group_bodies import parse_group
 from api.openapi.groups import DELETE_GROUP, GET_GROUP, LIST_GROUPS, PUT_GROUP, ROTATE_SECRET
 from api.queries import Query
-from api.reading import json_answer, json_body, optional_body, refuse, services_of
+from api.reading import arrival_of, json_answer, refuse, services_of
 from api.rendering_groups import render_group, render_saved
 from api.routes.operators import who_is
 from api.schemas.operator_answers import GroupList, GroupRemoved, SecretAnswer
@@ -26,7 +27,7 @@ _nothing = msgspec.json.Decoder(Nothing)
 async def put(request: Request, group: str) -> Response:
     """Creates a group, or replaces its settings and static endpoints."""
     check_group(group, "?group")
-    settings, urls = parse_group(await json_body(request))
+    settings, urls = parse_group(await json_body(arrival_of(request)))
     saved = await services_of(request).groups.put(group, settings, urls, who_is(request, ""))
     if isinstance(saved, Refused):
         raise refuse(saved)
@@ -67,7 +68,7 @@ async def delete(request: Request, group: str) -> Response:
     """Removes a group without pending, parked or blocked transactions."""
     check_group(group, "?group")
     Query(request.query_params, ())
-    parse_body(await optional_body(request) or b"{}", _nothing)
+    parse_body(await optional_body(arrival_of(request)) or b"{}", _nothing)
     refused = await services_of(request).groups.delete(group, who_is(request, ""))
     if refused is not None:
         raise refuse(refused)
@@ -79,7 +80,7 @@ async def rotate_secret(request: Request, group: str) -> Response:
     """Makes a new signing secret, shown once; the old one signs too for 24 h."""
     check_group(group, "?group")
     Query(request.query_params, ())
-    parse_body(await optional_body(request) or b"{}", _nothing)
+    parse_body(await optional_body(arrival_of(request)) or b"{}", _nothing)
     secret = await services_of(request).groups.rotate_secret(group, who_is(request, ""))
     if isinstance(secret, Refused):
         raise refuse(secret)

@@ -14,7 +14,8 @@ _ENOUGH = {
     },
     "release": {
         "transactions": 1_000_000, "kills": 300, "broker_faults": 60, "held_ends": 500, "minutes": 75.0,
-        "pending": 100_000, "longest_hold_s": 60.0, "hold_skew": 12, "workers": 48, "singles": 0.4, "largest_batch": 100,
+        "pending": 100_000, "longest_hold_s": 60.0, "hold_skew": 12, "workers": 48, "singles": 0.4,
+        "largest_batch": 100,
     },
 }  # fmt: skip
 

@@ -251,7 +251,7 @@ async def test_calls_that_bypass_the_router_answer_as_it_does(
     heard = []
     for is_hot in (True, False):
         if not is_hot:
-            monkeypatch.setattr(HotPath, "_find", lambda self, path: None)
+            monkeypatch.setattr(HotPath, "find", lambda self, target, headers: None)
         fake = FakeTransactions()
         facts = await make_facts(fake)
         async with serve(make_services(fake)) as server:
