@@ -39,10 +39,11 @@ def _no_constant(word: str) -> object:
 _decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_int=str, parse_float=str, parse_constant=_no_constant)
 
 
-def read_strict(raw: bytes) -> bytes:
+def read_strict(raw: bytes, max_depth: int = MAX_DEPTH) -> bytes:
     """The document without the white space between its tokens, each of which keeps its bytes.
 
-    Raises Rejected unless it is one strict JSON value whose texts can all be written as UTF-8.
+    Raises Rejected unless it is one strict JSON value, nested `max_depth` levels at most, whose texts can all be
+    written as UTF-8.
     """
     if raw.startswith(_BOM):
         raise reject(MALFORMED_JSON, "the body begins with a byte order mark")
@@ -50,27 +51,14 @@ def read_strict(raw: bytes) -> bytes:
     escaped = raw.replace(b"\\\\", b"\x01").replace(b'\\"', b"\x02") if b"\\" in raw else raw
     parts = escaped.split(b'"')
     outside = b'"'.join(parts[::2])
-    if not _is_shallow(outside):
-        raise reject(MALFORMED_JSON, f"brackets do not match, or are nested deeper than {MAX_DEPTH} levels")
+    if not _is_shallow(outside, max_depth):
+        raise reject(MALFORMED_JSON, f"brackets do not match, or are nested deeper than {max_depth} levels")
     _check_syntax(raw)
     if _SPACED.search(outside) is None:
         return raw
     parts[::2] = outside.translate(None, _WHITESPACE).split(b'"')
     compact = b'"'.join(parts)
     return compact.replace(b"\x02", b'\\"').replace(b"\x01", b"\\\\") if escaped is not raw else compact
-
-
-def strip_texts(raw: bytes) -> bytes | None:
-    """What is outside of texts, if that is not too deep and no text has an escape."""
-    if b"\\" in raw:
-        return None
-    outside = b'"'.join(raw.split(b'"')[::2])
-    return outside if _is_shallow(outside) else None
-
-
-def count_members(outside: bytes) -> int:
-    """How many members the objects have together, those given twice counted twice."""
-    return outside.count(b":")
 
 
 def _check_syntax(raw: bytes) -> None:
@@ -86,12 +74,12 @@ def _check_syntax(raw: bytes) -> None:
         _check_surrogates(document)
 
 
-def _is_shallow(outside: bytes) -> bool:
-    """Whether brackets outside texts nest at most MAX_DEPTH deep: each pass takes the innermost pairs away."""
-    if outside.count(b"[") + outside.count(b"{") <= MAX_DEPTH:
+def _is_shallow(outside: bytes, max_depth: int) -> bool:
+    """Whether brackets outside texts nest at most so deep: each pass takes the innermost pairs away."""
+    if outside.count(b"[") + outside.count(b"{") <= max_depth:
         return True
     brackets = outside.translate(_ROUND, _NOT_BRACKETS)
-    for _ in range(MAX_DEPTH):
+    for _ in range(max_depth):
         if not brackets:
             return True
         brackets = brackets.replace(b"()", b"")

@@ -3,12 +3,14 @@
 import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from bridge.core.errors import ConfigError
 
 _GROUP = re.compile(r"[A-Za-z0-9._-]{1,120}")
 
 
+@lru_cache(maxsize=4_096)  # asked for every transaction, of few groups
 def is_group_name(group: str) -> bool:
     """Whether a producer group can have this name."""
     return _GROUP.fullmatch(group) is not None
