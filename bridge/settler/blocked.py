@@ -1,4 +1,4 @@
-"""When to try blocked commits again, each set of destinations apart. Pure: the times are given."""
+"""When to try blocked commits again: each set of destinations apart, until its topics are seen to work. Pure."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -34,15 +34,19 @@ class _Failing:
 
 
 class Try(NamedTuple):
-    """Blocked commits of one set of destinations for one Kafka transaction, in the order of their ends."""
+    """Blocked commits for one Kafka transaction, in the order of their ends.
+
+    All have these destinations; `is_joint`: they have these and fewer, and all of them are seen to work.
+    """
 
     destinations: DestinationSet
     transactions: list[Transaction]
+    is_joint: bool = False
 
     def without(self, transaction_ids: Collection[str], chains: Mapping[int, list[str]]) -> "Try":
         """Leaves these out, and whatever would overtake them."""
         chosen = {t.transaction_id for t in self.transactions}.difference(transaction_ids)
-        return Try(self.destinations, _without_overtaking(self.transactions, chosen, chains))
+        return self._replace(transactions=_without_overtaking(self.transactions, chosen, chains))
 
 
 @dataclass(slots=True)
@@ -52,6 +56,7 @@ class BlockedSchedule:
     max_batch: int = 2_000
     _sets: dict[DestinationSet, _Failing] = field(default_factory=dict)
     _suspended: dict[str, _Pause] = field(default_factory=dict)
+    _working: set[str] = field(default_factory=set)  # topics that have taken a commit since something failed there
 
     @property
     def is_any_failing(self) -> bool:
@@ -78,7 +83,39 @@ class BlockedSchedule:
         destinations_of: Mapping[str, DestinationSet],
         now_ms: int,
     ) -> Try | None:
-        """The next due set with its first commits; none overtakes an earlier one of its ordering key."""
+        """What is due, the first of it; none overtakes an earlier one of its ordering key."""
+        return self._choose_joint(live, chains, destinations_of) or self._choose_set(
+            live, chains, destinations_of, now_ms
+        )
+
+    def _choose_joint(
+        self,
+        live: Mapping[str, Transaction],
+        chains: Mapping[int, list[str]],
+        destinations_of: Mapping[str, DestinationSet],
+    ) -> Try | None:
+        """All for topics that work: in a chain of many sets, each set apart would be a transaction or two a try."""
+        found: list[Transaction] = []
+        for chain in chains.values() if self._working else ():
+            for transaction_id in chain:
+                destinations = destinations_of.get(transaction_id)
+                if destinations is None or not destinations <= self._working or transaction_id in self._suspended:
+                    break
+                found.append(live[transaction_id])
+        if not found:
+            return None
+        found.sort(key=lambda t: t.end or 0)  # so the first of all hold the first of each chain
+        chosen = found[: self.max_batch]
+        return Try(frozenset().union(*[destinations_of[t.transaction_id] for t in chosen]), chosen, is_joint=True)
+
+    def _choose_set(
+        self,
+        live: Mapping[str, Transaction],
+        chains: Mapping[int, list[str]],
+        destinations_of: Mapping[str, DestinationSet],
+        now_ms: int,
+    ) -> Try | None:
+        """The next due set with its first commits."""
         by_set: dict[DestinationSet, list[Transaction]] = {}
         for chain in chains.values():
             first = destinations_of.get(chain[0])
@@ -99,6 +136,7 @@ class BlockedSchedule:
 
     def note_success(self, done: Try) -> None:
         """The set works: try twice as many next time, at once."""
+        self._working |= done.destinations
         for t in done.transactions:
             self._suspended.pop(t.transaction_id, None)
         failing = self._sets.get(done.destinations)
@@ -111,6 +149,9 @@ class BlockedSchedule:
 
     def note_failure(self, failed: Try, why: str, now_ms: int) -> None:
         """A Kafka transaction with these failed: fewer at once, and later each time one alone fails."""
+        self.doubt()
+        if failed.is_joint:
+            return
         count = len(failed.transactions)
         failing = self._fail(failed.destinations, why)
         failing.limit = max(1, count // 8)
@@ -120,7 +161,12 @@ class BlockedSchedule:
 
     def note_refused(self, destinations: DestinationSet, why: str, now_ms: int) -> None:
         """The cluster itself says that nothing can be published there now."""
+        self._working -= destinations
         self._fail(destinations, why).pause.extend(now_ms)
+
+    def doubt(self) -> None:
+        """Something failed, and nobody can say which topic it was: each set is tried apart again."""
+        self._working.clear()
 
     def suspend(self, transaction_ids: Collection[str], now_ms: int) -> None:
         """These cannot be published now, whatever becomes of others of their set."""

@@ -283,6 +283,7 @@ class OwnedQueue(QueueOwner):
                 raise
             reach(FaultPoint.ABORT_CLEAN)
             _LOG.warning("batch_aborted", queue=self.queue_id, reason=error.reason, topic=error.topic)
+            self._memory.schedule.doubt()
             await self._describe(publishes, is_forced=True)
             effects = self._state.withhold(effects, lambda t: self._reason_of(t) or SPLIT)
             self._note_blocked(effects)
@@ -290,6 +291,7 @@ class OwnedQueue(QueueOwner):
         except BatchOutcomeUnknown:
             if publishes:
                 self._memory.split_before = self._state.s
+                self._memory.schedule.doubt()
             raise
         return effects
 
@@ -420,8 +422,8 @@ class OwnedQueue(QueueOwner):
         reasons = await self._find_reasons(attempt)
         possible = attempt.without(reasons, self._state.chains)
         schedule.suspend([i for i, why in reasons.items() if why != UNKNOWN_TOPIC], now_ms)
-        if UNKNOWN_TOPIC in reasons.values():
-            schedule.note_refused(attempt.destinations, UNKNOWN_TOPIC, now_ms)
+        for destinations in {self._blocked_to[i] for i, why in reasons.items() if why == UNKNOWN_TOPIC}:
+            schedule.note_refused(destinations, UNKNOWN_TOPIC, now_ms)
         if possible.transactions:
             await self._try_blocked(possible, seen_at_ms)
         await self._explain(reasons)
@@ -429,7 +431,8 @@ class OwnedQueue(QueueOwner):
     async def _find_reasons(self, attempt: Try) -> dict[str, str]:
         """Why some of these cannot be published now, as far as the logs and the cluster say."""
         bodies, destinations = self._batch_bodies, self._ports.destinations
-        await self._describe([t for t in attempt.transactions if t.transaction_id in bodies], is_forced=True)
+        known = [t for t in attempt.transactions if t.transaction_id in bodies]
+        await self._describe(known, is_forced=not attempt.is_joint)
         reasons: dict[str, str] = {}
         for t in attempt.transactions:
             held = bodies.get(t.transaction_id)
@@ -447,7 +450,7 @@ class OwnedQueue(QueueOwner):
             await self._write(effects, BatchKind.RETRY)
         except BatchAborted as error:
             self._memory.schedule.note_failure(attempt, error.reason, now_ms)
-            why = error.reason
+            why = SPLIT if attempt.is_joint else error.reason
             effects = self._state.withhold(effects, lambda _: why)
             await self._write(effects, BatchKind.BLOCK)
         except BatchOutcomeUnknown:

@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from tests.chaos import release
 from tests.chaos.driver import Run
-from tests.chaos.orders import make_size
+from tests.chaos.orders import RELEASE_PARTS, Size, make_size
+from tests.chaos.report import Report, is_same_code
 from tests.support.source_tree import ROOT
 
 _EVIDENCE = ROOT / "docs" / "evidence"
@@ -33,6 +35,32 @@ def main() -> int:
         pending=options.pending,
         brokers=options.brokers,
     )
+    if options.size == "release":
+        return _run_release(size, seed, options)
+    report = _run(size, seed, options.evidence, f"chaos-{_name(options.size, size)}")
+    return 0 if report.is_good else 1
+
+
+def _run_release(size: Size, seed: int, options: argparse.Namespace) -> int:
+    """The parts that are missing, one after the other: each is judged, and its report kept, before the next begins."""
+    name = f"chaos-{_name('release', size)}"
+    for number in [options.part] if options.part else range(1, RELEASE_PARTS + 1):
+        done = release.read_part(options.evidence, name, number)
+        if done is not None and done.is_good and is_same_code(done.commit) and not options.part:
+            print(f"part {number} of {RELEASE_PARTS} was good: seed {done.seed}, commit {done.commit}", flush=True)
+            continue
+        report = _run(size, seed + number, options.evidence, release.name_part(name, number))
+        release.write_summary(options.evidence, name)
+        if not report.is_good:
+            return 1
+    return 0
+
+
+def _name(name: str, size: Size) -> str:
+    return name + (f"-{size.brokers}-brokers" if size.brokers > 1 else "")
+
+
+def _run(size: Size, seed: int, evidence: Path, name: str) -> Report:
     began = time.monotonic()
 
     def tell(text: str) -> None:
@@ -53,9 +81,9 @@ def main() -> int:
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
     report = run.run()
-    report.write(options.evidence, f"chaos-{options.size}" + (f"-{size.brokers}-brokers" if size.brokers > 1 else ""))
+    report.write(evidence, name)
     print(report.markdown(), flush=True)
-    return 0 if report.is_good else 1
+    return report
 
 
 def _read_options() -> argparse.Namespace:
@@ -63,6 +91,7 @@ def _read_options() -> argparse.Namespace:
     parser.add_argument("size", nargs="?", default="ci", choices=("ci", "release"))
     for name in ("seed", "transactions", "kills", "broker-faults", "held-ends", "pending", "brokers"):
         parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--part", type=int, choices=range(1, RELEASE_PARTS + 1), help="only this one of a release")
     parser.add_argument("--minutes", type=float, help="over which the faults are spread")
     parser.add_argument("--evidence", type=Path, default=_EVIDENCE, help="where the report goes")
     return parser.parse_args()

@@ -103,6 +103,13 @@ def read_commit() -> str:
     return (commit or "unknown") + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
 
 
+def is_same_code(commit: str) -> bool:
+    """Whether what runs in production is the same now as it was then."""
+    if commit.endswith("+") or not _git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
+        return False
+    return not _git("diff", "--name-only", commit, "--", "alembic", "api", "bridge", "checker")
+
+
 def _git(*arguments: str) -> str:
     return subprocess.run(("git", *arguments), cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 

@@ -10,6 +10,7 @@ from bridge.core.transaction import TransactionState
 from bridge.settler.ports import SettlerConfig
 from bridge.store.memory.link import PASSES, Fate, NoFaults, Step, StepKind
 from bridge.store.memory.log import MemoryLog
+from tests.support.memory_faults import ScriptedFaults
 from tests.support.settler_world import SettlerWorld, make_settler_world
 
 CHAIN = ("t1", "t2", "t3")
@@ -125,3 +126,34 @@ def test_chain_that_was_put_back_is_taken_over_in_the_order_of_its_ends() -> Non
     assert world.memory.visible("credits") == [b"t1"]
     assert world.memory.visible("orders") == [b"t1", b"t2", b"t3"]
     assert [world.op_of(name).transaction.state for name in CHAIN] == [TransactionState.COMMITTED] * 3
+
+
+def test_long_chain_of_many_destinations_is_published_in_few_kafka_transactions() -> None:
+    """A busy ordering key would otherwise never catch up: more of its commits arrive than are published (B, O)."""
+    faults = ScriptedFaults()
+    world = make_settler_world(faults=faults)
+    names = [f"t{n}" for n in range(300)]
+    sets = (("orders",), ("credits",), ("orders", "credits"))
+
+    async def story() -> None:
+        async with world.settling():
+            for n, name in enumerate(names):
+                messages = [Message(topic, b"k", name.encode()) for topic in sets[n % 3]]
+                await world.prepare(name, *messages, ordering_key="o")
+            topics = world.memory.cluster.log.topics
+            topics["orders"].is_denied = topics["credits"].is_denied = True
+            for name in names:
+                await world.commit(name)
+            await world.memory.clock.sleep_ms(10_000)
+            assert all(world.op_of(name).transaction.blocked for name in names)
+            topics["orders"].is_denied = topics["credits"].is_denied = False
+            begun = len(faults.steps)
+            while world.op_of(names[-1]).transaction.blocked:
+                await world.memory.clock.sleep_ms(1_000)
+            ends = [step for step in faults.steps[begun:] if step.kind is StepKind.END]
+            assert len(ends) < 100
+
+    world.run(story())
+    for topic in ("orders", "credits"):
+        wanted = [name.encode() for n, name in enumerate(names) if topic in sets[n % 3]]
+        assert world.memory.visible(topic) == wanted, topic
