@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
   --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(LOCK_ARGS)
 
-.PHONY: help install demo test simulate crash-points differential planted mutation chaos fuzz lint bench lock clean
+.PHONY: help install demo test simulate crash-points differential planted mutation chaos fuzz lint bench bench-peers lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -61,8 +61,11 @@ lint: $(LINTERS) ## ruff, mypy, import rules, shell scripts, Dockerfile and comp
 	$(BIN)/hadolint docker/Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
 
-bench: $(INSTALLED) ## rates and latencies on a real Kafka, beside a plain producer's
-	$(BIN)/python -m benchmarks
+bench: $(INSTALLED) ## rates and latencies on a real Kafka, beside a plain producer's (BENCH_ARGS="--rounds 1")
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+bench-peers: $(INSTALLED) ## the same beside RocketMQ (needs Maven), plain FastAPI, one Kafka transaction a message
+	$(BIN)/python -m benchmarks --peers $(BENCH_ARGS)
 
 lock: $(INSTALLED) ## new hashes for requirements/ (LOCK_ARGS=--upgrade for newer versions)
 	$(COMPILE) --extra dev pyproject.toml -o requirements/dev.txt

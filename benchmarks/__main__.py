@@ -1,138 +1,124 @@
-"""`python -m benchmarks`: the bridge on a real broker beside a raw producer loop, in interleaved rounds."""
+"""`python -m benchmarks`: the bridge on a real broker beside a raw producer loop, in interleaved rounds.
+
+With --peers also beside plain FastAPI routes, one Kafka transaction a message, and a real RocketMQ.
+"""
 
 import argparse
-import asyncio
 import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-import confluent_kafka
-import httpx2
 import psutil
-import uvloop
 
-from benchmarks.load import Load, load_batches, load_singles, percentile
-from benchmarks.raw_loop import measure_raw_loop
-from tests.support.bridge_process import Bridge, create_topics, read_committed
-from tests.support.broker import running_broker
+from benchmarks.figures import FIGURES
+from benchmarks.peer_rounds import Peers
+from benchmarks.peers.rocketmq.broker import VERSION as ROCKETMQ_VERSION
+from benchmarks.rounds import measure_round, warm_up
+from benchmarks.stage import Shape, Stage, running_stage
+from tests.support.bridge_process import read_committed
+from tests.support.source_tree import ROOT
 
-TOPIC = "bench.orders"
-RAW_TOPIC = "bench.raw"
-Parts = Mapping[str, Sequence[int]]  # process ids
-MOST_LAG_SECONDS = 0.2
-WARM_UP_SECONDS = 10  # the broker's compiler needs them
+Values = dict[str, list[float]]
+_PACKAGES = ("confluent-kafka", "uvicorn", "uvloop", "httptools", "msgspec", "fastapi", "pydantic", "sqlalchemy")
+_RATIOS = {
+    "batch_vs_rocketmq": ("batch_tps_1000", "rocketmq_tps"),
+    "single_vs_fastapi": ("single256_tps", "fastapi_single256_tps"),
+    "single64_vs_transaction_each": ("single64_tps", "transaction_each_tps"),
+}
 
 
 def main() -> int:
-    """Runs all rounds, prints a table, writes JSON."""
+    """Runs all rounds, prints a table, writes JSON. Exit code 1: something was lost, or visible twice."""
+    options = _read_options()
+    values: Values = {}
+
+    def note(name: str, value: float) -> None:
+        values.setdefault(name, []).append(value)
+
+    with ExitStack() as stack:
+        stage = stack.enter_context(running_stage(Shape(options.queues, options.apis, options.settlers)))
+        peers = Peers(stage, stack) if options.peers else None
+        print(f"warming up, {options.warm_up:g} s", file=sys.stderr)
+        warm_up(stage, options.warm_up)
+        for number in range(options.rounds):
+            print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
+            measure_round(stage, options.seconds, note)
+            if peers is not None:
+                peers.measure_round(options.seconds, note)
+        mistakes = _find_mistakes(stage)
+    for name, (above, below) in _RATIOS.items():
+        for pair in zip(values.get(above, ()), values.get(below, ()), strict=False):
+            note(name, pair[0] / pair[1])
+    _print(values)
+    _write(values, options)
+    for mistake in mistakes:
+        print(f"WRONG: {mistake}", file=sys.stderr)
+    return 1 if mistakes else 0
+
+
+def _read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default 3)")
     parser.add_argument("--seconds", type=float, default=6, help="seconds for each figure of a round (default 6)")
+    parser.add_argument("--warm-up", type=float, default=60, help="seconds of load before the first round (default 60)")
     parser.add_argument("--queues", type=int, default=2, help="journal queues (default 2)")
     parser.add_argument("--apis", type=int, default=2, help="api processes (default 2)")
     parser.add_argument("--settlers", type=int, default=2, help="settler processes (default 2)")
+    parser.add_argument("--peers", action="store_true", help="also what the bridge is compared with")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/latest.json"))
-    options = parser.parse_args()
-    figures: dict[str, list[float]] = {}
-    with ExitStack() as stack:
-        broker = stack.enter_context(running_broker(heap_mb=768))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        kafka = broker.bootstrap
-        create_topics(kafka, {TOPIC: 2, RAW_TOPIC: 2})
-        bridge = Bridge.create(kafka, folder, queues=options.queues, OUTBOX_BRIDGE_LOG__LEVEL="warning")
-        projector = stack.enter_context(bridge.serve("projector"))
-        settlers = [stack.enter_context(bridge.serve("settler")) for _ in range(options.settlers)]
-        apis = [stack.enter_context(bridge.serve("api")) for _ in range(options.apis)]
-        parts = {
-            "broker": [broker.pid],
-            "api": [api.popen.pid for api in apis],
-            "settler": [settler.popen.pid for settler in settlers],
-            "projector": [projector.popen.pid],
-        }
-        ports = [api.port for api in apis]
-        settled = _drive(lambda: load_batches(ports, TOPIC, 32, WARM_UP_SECONDS)).transactions
-        for number in range(options.rounds):
-            print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
-            settled += _measure_round(ports, kafka, options.seconds, figures, parts)
-        published = len(read_committed(kafka, [TOPIC]))
-    if published != settled:
-        print(f"WRONG: {settled} settled, {published} visible", file=sys.stderr)
-        return 1
-    _report(figures, options.output, settled)
-    return 0
+    return parser.parse_args()
 
 
-def _measure_round(
-    ports: Sequence[int], kafka: str, seconds: float, figures: dict[str, list[float]], parts: Parts
-) -> int:
-    def note(name: str, value: float) -> None:
-        figures.setdefault(name, []).append(value)
-
-    raw = measure_raw_loop(kafka, RAW_TOPIC, seconds) / 4
-    note("raw_tps", raw)
-    before = _cpu_seconds(parts)
-    batches = _drive(lambda: load_batches(ports, TOPIC, 32, seconds))
-    for part, used in _cpu_seconds(parts).items():
-        note(f"batch_{part}_us", (used - before[part]) / batches.transactions * 1e6)
-    note("batch_tps_300", batches.per_second)
-    note("batch_vs_raw", batches.per_second / raw)
-    note("projection_lag_s", _await_projection(ports[0]))
-    large = _drive(lambda: load_batches(ports, TOPIC, 32, seconds, bytes_=1000))
-    note("batch_tps_1000", large.per_second)
-    _await_projection(ports[0])
-    singles = _drive(lambda: load_singles(ports, TOPIC, 64, seconds))
-    note("single64_tps", singles.per_second)
-    note("commit64_p50_ms", percentile(singles.commit_latencies, 0.5) * 1000)
-    note("commit64_p99_ms", percentile(singles.commit_latencies, 0.99) * 1000)
-    one = _drive(lambda: load_singles(ports, TOPIC, 1, seconds))
-    note("commit1_p50_ms", percentile(one.commit_latencies, 0.5) * 1000)
-    note("commit1_p99_ms", percentile(one.commit_latencies, 0.99) * 1000)
-    return sum(load.transactions for load in (batches, large, singles, one))
+def _find_mistakes(stage: Stage) -> list[str]:
+    """What was settled must be visible once; loads stop at the first answer that is not 2xx."""
+    found = []
+    for topic, settled in stage.settled.items():
+        visible = len(read_committed(stage.kafka, [topic]))
+        if visible != settled:
+            found.append(f"{settled} settled to {topic}, {visible} visible")
+    return found
 
 
-def _drive(load: Callable[[], Any]) -> Load:
-    async def run() -> Load:
-        result: Load = await load()
-        return result
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run())
-
-
-def _await_projection(port: int) -> float:
-    """Seconds until the projection has caught up: where processors are short it steps back for the commits."""
-    started = time.perf_counter()
-    while httpx2.get(f"http://127.0.0.1:{port}/v1/stats").json()["projection_lag_seconds"] > MOST_LAG_SECONDS:
-        time.sleep(0.05)
-    return time.perf_counter() - started
+def _print(values: Values) -> None:
+    print(f"\n{'figure':<30}{'median':>12}{'least':>12}{'most':>12}{'asked':>12}")
+    for name, figure in FIGURES.items():
+        if name in values:
+            found = values[name]
+            median = statistics.median(found)
+            asked = "" if figure.least is None else f"{figure.least:g} {'ok' if figure.reaches(median) else 'MISSED'}"
+            print(f"{name:<30}{median:>12.2f}{min(found):>12.2f}{max(found):>12.2f}{asked:>14}")
 
 
-def _cpu_seconds(parts: Parts) -> dict[str, float]:
-    return {name: sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids) for name, pids in parts.items()}
-
-
-def _report(figures: dict[str, list[float]], output: Path, settled: int) -> None:
-    print(f"\n{'figure':<22}{'median':>12}{'least':>12}{'most':>12}")
-    for name, values in figures.items():
-        print(f"{name:<22}{statistics.median(values):>12.2f}{min(values):>12.2f}{max(values):>12.2f}")
-    print(f"\n{settled} transactions settled, all visible once; load average {os.getloadavg()[0]:.1f}")
+def _write(values: Mapping[str, Sequence[float]], options: argparse.Namespace) -> None:
     document = {
+        "commit": _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain") else ""),
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "versions": {"python": platform.python_version(), "confluent-kafka": confluent_kafka.__version__},
+        "versions": _versions(),
         "machine": {"cpus": os.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30)},
-        "figures": {name: statistics.median(values) for name, values in figures.items()},
+        "shape": {"queues": options.queues, "apis": options.apis, "settlers": options.settlers},
+        "figures": {name: round(statistics.median(found), 4) for name, found in values.items()},
+        "ranges": {name: [round(min(found), 4), round(max(found), 4)] for name, found in values.items()},
     }
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(document, indent=2) + "\n")
-    print(f"written to {output}")
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(document, indent=2) + "\n")
+    print(f"\nwritten to {options.output}")
+
+
+def _versions() -> dict[str, str]:
+    packages = {name: version(name) for name in _PACKAGES}
+    return {"python": platform.python_version(), "kafka": "4.3.1", "rocketmq": ROCKETMQ_VERSION, **packages}
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(("git", *arguments), cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -17,10 +17,11 @@ class Connection:
         """Connects to loopback."""
         return cls(*await asyncio.open_connection("127.0.0.1", port, limit=64 * 1024 * 1024))
 
-    async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """Status and body of the answer."""
+    async def post(self, path: str, body: bytes, headers: str = "") -> tuple[int, bytes]:
+        """Status and body of the answer. `headers`: whole lines."""
         head = (
-            f"POST {path} HTTP/1.1\r\nHost: b\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: b\r\nContent-Type: application/json\r\n{headers}"
+            f"Content-Length: {len(body)}\r\n\r\n"
         )
         self._writer.write(head.encode() + body)
         answer = await self._reader.readuntil(b"\r\n\r\n")
@@ -36,6 +37,13 @@ class Connection:
         if not 200 <= status < 300:
             raise RuntimeError(f"{path}: {status} {answer[:500]!r}")
         return json.loads(answer)
+
+    async def commit(self, transaction_id: str, *, is_awaited: bool = True) -> None:
+        """Commits; until it is settled, or only until it is durable. Raises RuntimeError for anything else."""
+        prefer = "" if is_awaited else "Prefer: respond-async\r\n"
+        status, answer = await self.post(f"/v1/transactions/{transaction_id}/commit", b"", prefer)
+        if status != (200 if is_awaited else 202):
+            raise RuntimeError(f"commit: {status} {answer[:500]!r}")
 
     def close(self) -> None:
         """Ends the connection."""

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
 from typing import NamedTuple
 
 from benchmarks.http_client import Connection
@@ -31,6 +32,11 @@ def _message(topic: str, number: int, value: str) -> str:
     return f'{{"topic":"{topic}","key":"{number % 1000}","value":"{value}"}}'
 
 
+def prepare_body(topic: str, number: int = 7, bytes_: int = 300) -> bytes:
+    """A prepare of one message."""
+    return f'{{"producer_group":"bench","messages":[{_message(topic, number, "x" * bytes_)}]}}'.encode()
+
+
 async def load_batches(
     ports: Sequence[int], topic: str, connections: int, seconds: float, size: int = 100, bytes_: int = 300
 ) -> Load:
@@ -55,13 +61,13 @@ async def load_batches(
 
 async def load_singles(ports: Sequence[int], topic: str, connections: int, seconds: float, bytes_: int = 300) -> Load:
     """Prepares one transaction, then commits it, on each connection, for `seconds`."""
-    message = _message(topic, 7, "x" * bytes_)
-    body = f'{{"producer_group":"bench","messages":[{message}]}}'.encode()
+    bodies = [prepare_body(topic, number, bytes_) for number in range(100)]
+    turns = count()
 
     async def step(connection: Connection) -> tuple[int, float]:
-        prepared = await connection.post_ok("/v1/transactions", body)
+        prepared = await connection.post_ok("/v1/transactions", bodies[next(turns) % len(bodies)])
         started = time.perf_counter()
-        await connection.post_ok(f"/v1/transactions/{prepared['transaction_id']}/commit", b"")
+        await connection.commit(prepared["transaction_id"])
         return 1, time.perf_counter() - started
 
     return await _run(ports, connections, seconds, step)

@@ -50,13 +50,14 @@ class DevBroker:
     is stopped by the next `start`. One owner thread at a time.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - named, and all but the first have defaults
         self,
         data_folder: Path,
         *,
         port: int | None = 9092,
         controller_port: int | None = None,
         heap_mb: int = 384,
+        is_long_lived: bool = False,
         settings: Mapping[str, str] | None = None,
         jar_folder: Path | None = None,
     ) -> None:
@@ -64,6 +65,7 @@ class DevBroker:
         self._port = port
         self._controller_port = controller_port
         self._heap_mb = heap_mb
+        self._is_long_lived = is_long_lived
         self._settings = dict(settings or {})
         self._jar_folder = jar_folder
         self._lock = FileLock(self._folder / "broker.lock")
@@ -111,7 +113,8 @@ class DevBroker:
         try:
             self._end_left_over()
             layout = self._lay_out()
-            command = (str(java.path), *make_java_options(self._heap_mb), "-cp", f"{jars}/*")
+            options = make_java_options(self._heap_mb, is_long_lived=self._is_long_lived)
+            command = (str(java.path), *options, "-cp", f"{jars}/*")
             if not self._format(layout, command) and layout.is_unclean:
                 self._fence(layout, command)
             self._run(layout, command, make_properties(layout, layout.log_folder))

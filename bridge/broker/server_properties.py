@@ -96,14 +96,14 @@ def make_controller_properties(layout: BrokerLayout) -> str:
     return "".join(f"{line}\n" for line in lines if not line.startswith("inter.broker.listener.name="))
 
 
-def make_java_options(heap_mb: int) -> tuple[str, ...]:
-    """For a short start and a small memory: the full compiler takes a third of a core for minutes, and what it makes
-    costs a single broker as much as before."""
+def make_java_options(heap_mb: int, *, is_long_lived: bool = False) -> tuple[str, ...]:
+    """For a short start and a small memory; or `is_long_lived`, with the full compiler, which takes a third of a core
+    for minutes before it is worth it."""
     return (
         f"-Xms{min(64, heap_mb)}m",
         f"-Xmx{heap_mb}m",
         "-XX:+UseSerialGC",
-        "-XX:TieredStopAtLevel=1",
+        *(() if is_long_lived else ("-XX:TieredStopAtLevel=1",)),
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
         "-Dorg.slf4j.simpleLogger.showDateTime=true",
         "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSSXXX",

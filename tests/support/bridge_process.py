@@ -261,16 +261,20 @@ class Bridge:
         kafka: str | None = None,
         port: int | None = None,
         is_shielded: bool = False,
+        module: str = "api",
         **extra: str,
     ) -> BridgeProcess:
-        """A process that may not be ready yet. `kafka`: another way to the same cluster, a proxy; `port`: that of a
-        process that has ended, whose log goes on. `is_shielded`: from Ctrl-C in the terminal."""
+        """A process that may not be ready yet.
+
+        `module`: what is run, with the arguments of `api`. `kafka`: another way to the same cluster, a proxy; `port`:
+        that of a process that has ended, whose log goes on. `is_shielded`: from Ctrl-C in the terminal.
+        """
         port = port or choose_free_port()
         log = self.directory / f"{roles.replace(',', '-')}-{port}.log"
         environment = self.environment(**extra)
         if kafka is not None:
             environment["OUTBOX_BRIDGE_KAFKA"] = json.dumps({"bootstrap.servers": kafka})
-        command = [sys.executable, "-m", "api", "serve", "--roles", roles, "--port", str(port)]
+        command = [sys.executable, "-m", module, "serve", "--roles", roles, "--port", str(port)]
         with log.open("ab") as output:
             popen = subprocess.Popen(
                 command,

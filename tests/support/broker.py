@@ -14,13 +14,15 @@ BrokerFactory = Callable[..., DevBroker]
 
 
 @contextmanager
-def running_broker(settings: Mapping[str, str] | None = None, heap_mb: int = 384) -> Iterator[DevBroker]:
+def running_broker(
+    settings: Mapping[str, str] | None = None, heap_mb: int = 384, *, is_long_lived: bool = False
+) -> Iterator[DevBroker]:
     """A broker of its own on free ports with empty data; both are gone afterwards.
 
     `kill()`, `pause()`, `resume()`, `stop()` and `start()` act on the same data and port.
     """
     with tempfile.TemporaryDirectory(prefix="outbox-bridge-kafka-", ignore_cleanup_errors=True) as folder:
-        broker = DevBroker(Path(folder), port=None, heap_mb=heap_mb, settings=settings)
+        broker = DevBroker(Path(folder), port=None, heap_mb=heap_mb, is_long_lived=is_long_lived, settings=settings)
         try:
             broker.start()
         except (JavaMissing, JarsUnavailable) as missing:

@@ -1,0 +1,1 @@
+"""A real RocketMQ: name server, broker and its own Java client."""

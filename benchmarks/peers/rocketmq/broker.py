@@ -1,0 +1,149 @@
+"""Starts RocketMQ on loopback, runs `TransactionLoad` on it, ends it. Needs Java 17, javac and Maven."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+VERSION = "5.3.3"  # the newest one that rests while it has nothing to do
+THREADS = (8, 32, 64)
+
+_HERE = Path(__file__).parent
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "outbox-bridge" / f"rocketmq-{VERSION}"
+_OPEN_S = 60.0
+_COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+# its direct buffers and its serializer reach into the JDK
+_JDK_DOORS = (
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=java.base/java.lang=ALL-UNNAMED",
+    "--add-opens=java.base/java.util=ALL-UNNAMED",
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
+)
+
+
+class PeerUnavailable(Exception):
+    """RocketMQ cannot be run here."""
+
+
+@dataclass(frozen=True, slots=True)
+class RocketMq:
+    """A running name server and broker, and the ids of their processes."""
+
+    folder: Path
+    jars: Path
+    name_server: str
+    pids: Sequence[int]
+
+    def load(self, threads: int, warm_up_s: int, seconds: int, bytes_: int = 1_000) -> dict[str, float]:
+        """What `TransactionLoad` measured. Raises PeerUnavailable."""
+        topic = f"bench_{threads}_{bytes_}"
+        command = [*_java(self.jars, self.folder, 512), "-cp", f"{self.folder / 'classes'}:{self.jars}/*"]
+        numbers = [str(number) for number in (threads, warm_up_s, seconds, bytes_)]
+        done = _run([*command, "TransactionLoad", self.name_server, topic, *numbers], timeout=warm_up_s + seconds + 60)
+        found: dict[str, float] = json.loads(done.splitlines()[-1])
+        return found
+
+
+@contextmanager
+def running_rocketmq() -> Iterator[RocketMq]:
+    """Raises PeerUnavailable where a tool, the network or a port is missing."""
+    jars = _fetch()
+    with TemporaryDirectory(prefix="rocketmq-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        (folder / "classes").mkdir()
+        _run(["javac", "-cp", f"{jars}/*", "-d", str(folder / "classes"), str(_HERE / "TransactionLoad.java")])
+        name_port, broker_port = _free_port(), _free_port()
+        _configure(folder, name_port, broker_port)
+        started: list[subprocess.Popen[bytes]] = []
+        try:
+            for heap_mb, main, file, port in (
+                (128, "org.apache.rocketmq.namesrv.NamesrvStartup", "names.conf", name_port),
+                (1024, "org.apache.rocketmq.broker.BrokerStartup", "broker.conf", broker_port),
+            ):
+                started.append(_start(folder, jars, heap_mb, main, file))
+                _await_port(port, started[-1])
+            yield RocketMq(folder, jars, f"127.0.0.1:{name_port}", [process.pid for process in started])
+        finally:
+            for process in reversed(started):
+                process.kill()
+                process.wait()
+
+
+def _fetch() -> Path:
+    """Its jars, from Maven's repository, once."""
+    for tool in ("mvn", "java", "javac"):
+        if shutil.which(tool) is None:
+            raise PeerUnavailable(f"{tool} is missing: install Maven and a JDK of version 17")
+    if not _CACHE.exists():
+        part = _CACHE.with_name(f"{_CACHE.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        _run(["mvn", "-q", "-B", "-f", str(_HERE / "pom.xml"), _COPY, f"-DoutputDirectory={part}"], timeout=600)
+        part.rename(_CACHE)
+    return _CACHE
+
+
+def _configure(folder: Path, name_port: int, broker_port: int) -> None:
+    (folder / "names.conf").write_text(f"listenPort={name_port}\nkvConfigPath={folder}/kv.json\n")
+    settings = {
+        "brokerName": "peer",
+        "brokerIP1": "127.0.0.1",
+        "listenPort": broker_port,
+        "namesrvAddr": f"127.0.0.1:{name_port}",
+        "storePathRootDir": folder / "store",
+        "storePathCommitLog": folder / "store" / "commitlog",
+        "mappedFileSizeCommitLog": 256 * 1024 * 1024,
+        "flushDiskType": "ASYNC_FLUSH",
+        "autoCreateTopicEnable": "true",
+        "diskMaxUsedSpaceRatio": 95,
+        "timerWheelEnable": "false",
+    }
+    (folder / "broker.conf").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    (folder / "logback.xml").write_text("<configuration><root level='OFF'/></configuration>\n")
+
+
+def _java(jars: Path, folder: Path, heap_mb: int) -> list[str]:
+    quiet = f"-Drmq.logback.configurationFile={folder / 'logback.xml'}"
+    return ["java", f"-Xmx{heap_mb}m", "-XX:+UseG1GC", *_JDK_DOORS, f"-Duser.home={folder}", quiet]
+
+
+def _start(folder: Path, jars: Path, heap_mb: int, main: str, file: str) -> subprocess.Popen[bytes]:
+    command = [*_java(jars, folder, heap_mb), "-cp", f"{jars}/*", main, "-c", str(folder / file)]
+    with (folder / f"{file}.log").open("wb") as output:
+        environment = {**os.environ, "ROCKETMQ_HOME": str(folder)}
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=folder)
+
+
+def _await_port(port: int, process: subprocess.Popen[bytes]) -> None:
+    give_up_at = time.monotonic() + _OPEN_S
+    while True:
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1):
+                return
+        except OSError:
+            if process.poll() is not None or time.monotonic() > give_up_at:
+                raise PeerUnavailable("RocketMQ did not start") from None
+            time.sleep(0.1)
+
+
+def _free_port() -> int:
+    """With room beside it: the broker takes two more, two below and one above."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _run(command: Sequence[str], timeout: float = 120) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    if done.returncode:
+        raise PeerUnavailable(f"{command[0]}: {done.stderr[-500:] or done.stdout[-500:]}")
+    return done.stdout

@@ -1,0 +1,112 @@
+"""A broker and the bridge's parts as processes of their own, and what they use of the machine."""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import httpx2
+import psutil
+
+from tests.support.bridge_process import Bridge, BridgeProcess, create_topics
+from tests.support.broker import running_broker
+
+T = TypeVar("T")
+
+TOPIC = "bench.orders"
+RAW_TOPIC = "bench.raw"
+QUEUES_OF_A_TOPIC = 2
+_HEAP_MB = 1024
+_MOST_LAG_S = 0.2
+_GIVE_UP_S = 300.0
+
+
+class Shape(NamedTuple):
+    """How many of everything."""
+
+    queues: int = 2
+    apis: int = 2
+    settlers: int = 2
+
+
+class Used(NamedTuple):
+    """What ran meanwhile: seconds, CPU seconds of each part, and of processes that are none of ours."""
+
+    seconds: float
+    cpu: Mapping[str, float]
+    foreign: float
+
+
+@dataclass(slots=True)
+class Stage:
+    """A running bridge. `parts`: process ids by part."""
+
+    kafka: str
+    bridge: Bridge
+    apis: Sequence[BridgeProcess]
+    settlers: Sequence[BridgeProcess]
+    parts: Mapping[str, Sequence[int]]
+    settled: dict[str, int] = field(default_factory=dict)  # by topic: what consumers must find in the end
+
+    @property
+    def ports(self) -> Sequence[int]:
+        """Where the api processes listen."""
+        return [api.port for api in self.apis]
+
+    def watch(self, work: Callable[[], T]) -> tuple[T, Used]:
+        """What `work` gave, and what it used."""
+        began, before, busy = time.perf_counter(), self._cpu(), _busy_seconds()
+        result = work()
+        seconds = time.perf_counter() - began
+        cpu = {part: used - before[part] for part, used in self._cpu().items()}
+        return result, Used(seconds, cpu, max(0.0, _busy_seconds() - busy - sum(cpu.values())))
+
+    def await_projection(self) -> float:
+        """Seconds until the projection has caught up: where processors are short it steps back for the commits."""
+        began = time.perf_counter()
+        while self._projection_lag_s() > _MOST_LAG_S:
+            if time.perf_counter() - began > _GIVE_UP_S:
+                raise RuntimeError("the projection does not catch up")
+            time.sleep(0.05)
+        return time.perf_counter() - began
+
+    def _projection_lag_s(self) -> float:
+        stats = httpx2.get(f"http://127.0.0.1:{self.ports[0]}/v1/stats").json()
+        return float(stats["projection_lag_seconds"])
+
+    def _cpu(self) -> dict[str, float]:
+        return {part: sum(_cpu_seconds(pid) for pid in pids) for part, pids in self.parts.items()}
+
+
+@contextmanager
+def running_stage(shape: Shape) -> Iterator[Stage]:
+    """Everything on a broker of its own; gone afterwards."""
+    with ExitStack() as stack:
+        broker = stack.enter_context(running_broker(heap_mb=_HEAP_MB, is_long_lived=True))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        create_topics(broker.bootstrap, {TOPIC: QUEUES_OF_A_TOPIC, RAW_TOPIC: QUEUES_OF_A_TOPIC})
+        bridge = Bridge.create(broker.bootstrap, folder, queues=shape.queues, OUTBOX_BRIDGE_LOG__LEVEL="warning")
+        projector = stack.enter_context(bridge.serve("projector"))
+        settlers = [stack.enter_context(bridge.serve("settler")) for _ in range(shape.settlers)]
+        apis = [stack.enter_context(bridge.serve("api")) for _ in range(shape.apis)]
+        parts = {
+            "broker": [broker.pid],
+            "api": [api.popen.pid for api in apis],
+            "settler": [settler.popen.pid for settler in settlers],
+            "projector": [projector.popen.pid],
+            "load": [os.getpid()],
+        }
+        yield Stage(broker.bootstrap, bridge, apis, settlers, parts)
+
+
+def _cpu_seconds(pid: int) -> float:
+    return sum(psutil.Process(pid).cpu_times()[:2])
+
+
+def _busy_seconds() -> float:
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
