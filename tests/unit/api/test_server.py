@@ -18,6 +18,13 @@ FAST = ServeConfig(port=0, head_s=0.2)
 GET = b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"
 LAST = b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 POST = b"POST /v1/transactions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+ORDER = GOOD.replace(b"<group>", b"_group_").replace(b"<topic>", b"_topic_")
+
+
+def header_names(answer: bytes) -> list[list[bytes]]:
+    """The names of the headers of every answer, sorted."""
+    heads = [part.split(b"\r\n\r\n")[0] for part in answer.split(b"HTTP/1.1 ")[1:]]
+    return [sorted(line.split(b":")[0].lower() for line in head.split(b"\r\n")[1:]) for head in heads]
 
 
 def statuses(answer: bytes) -> list[int]:
@@ -101,7 +108,7 @@ async def test_body_is_asked_for_if_it_is_wanted(live: LiveServer) -> None:
     reader, writer = await asyncio.open_connection(HOST, live.port)
     writer.write(POST + b"Connection: close\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(GOOD))
     assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-    writer.write(GOOD.replace(b"<group>", b"_group_").replace(b"<topic>", b"_topic_"))
+    writer.write(ORDER)
     assert statuses(await reader.read()) == [201]
     writer.close()
 
@@ -109,6 +116,38 @@ async def test_body_is_asked_for_if_it_is_wanted(live: LiveServer) -> None:
 async def test_pipelined_requests_are_answered_in_order(live: LiveServer) -> None:
     """One connection, many requests at once."""
     assert statuses(await live.send_raw(GET * 20 + LAST)) == [200] * 21
+
+
+async def test_prepares_and_commits_on_one_connection_are_answered_in_order(live: LiveServer, facts: Facts) -> None:
+    """Whole ones, which the framework never sees, before and behind others."""
+    prepare = POST + b"Content-Length: %d\r\n\r\n" % len(ORDER) + ORDER
+    commit = f"POST /v1/transactions/{facts.prepared}/commit HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
+    answer = await live.send_raw(prepare + commit.encode() + GET + prepare + LAST)
+    assert statuses(answer) == [201, 200, 200, 201, 200]
+
+
+@pytest.mark.parametrize("kept", [20, len(POST) + 10, -len(ORDER), -len(ORDER) // 2, -1])
+async def test_request_in_pieces_is_answered_as_a_whole_one(kept: int, live: LiveServer) -> None:
+    """Whoever serves it: the same status and headers, and the connection goes on."""
+    request = POST + b"Content-Length: %d\r\n\r\n" % len(ORDER) + ORDER
+    whole = await live.send_raw(request + LAST)
+    reader, writer = await asyncio.open_connection(HOST, live.port)
+    writer.write(request[:kept])
+    await asyncio.sleep(0.05)
+    writer.write(request[kept:] + LAST)
+    in_pieces = await reader.read()
+    writer.close()
+    assert statuses(whole) == statuses(in_pieces) == [201, 200]
+    assert header_names(whole) == header_names(in_pieces)
+
+
+async def test_whole_body_in_chunks_is_taken(live: LiveServer) -> None:
+    """Two chunks in one piece; and the connection ends when it is asked to."""
+    half = len(ORDER) // 2
+    chunks = b"".join([b"%x\r\n%b\r\n" % (len(part), part) for part in (ORDER[:half], ORDER[half:], b"")])
+    answer = await live.send_raw(POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
+    assert statuses(answer) == [201]
+    assert b"connection: close" in answer.lower()
 
 
 async def test_garbage_behind_a_request_does_not_steal_its_answer(facts: Facts, fake: FakeTransactions) -> None:
