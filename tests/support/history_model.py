@@ -61,6 +61,7 @@ class Ask(Struct):
     ordering_key: str | None = None
     idempotency_key: str | None = None
     partition: int = -1
+    twin: int | None = None  # the first message once more, to this partition
     timestamp_ms: int | None = None
     immunity_s: int | None = None
     max_checks: int | None = None
@@ -69,7 +70,7 @@ class Ask(Struct):
 def make_messages(name: str, ask: Ask) -> tuple[Content, ...]:
     """Messages no other transaction has: to `orders`, then `credits`, in turn."""
     key = None if ask.message_key is None else ask.message_key.encode()
-    return tuple(
+    made = tuple(
         make_content(
             Message(
                 ("orders", "credits")[number % 2],
@@ -82,6 +83,7 @@ def make_messages(name: str, ask: Ask) -> tuple[Content, ...]:
         )
         for number in range(ask.count)
     )
+    return made if ask.twin is None else (*made, msgspec.structs.replace(made[0], partition=ask.twin))
 
 
 class ModelBridge:

@@ -2,7 +2,7 @@
 
 Deeds: `a.p` prepares transaction a, `a.pub` publishes it; `a.c`, `a.r`, `a.u` resolve it (commit, rollback, unknown),
 `a.fc` and `a.fr` by an operator; `a.get`, `a.resume`, `a.ask`. After a colon, what a prepare asks for besides:
-`a.p:count=2,key=K,order=O,mkey=M,part=1,ts=5,imm=9,max=2,group=h`; the message bytes are those of `from=b` if said.
+`a.p:count=2,key=K,order=O,mkey=M,part=1,twin=0,ts=5,imm=9,max=2,group=h`; the bytes are those of `from=b` if said.
 A suffix is the call's fate: `?` and `~` applied, but unknown to the client or killed with it; `?0` and `~0` the same,
 not applied; `!` refused; `!!` told so, but applied; `=STATE` nothing is done, and 200 with this state is told; `404`.
 
@@ -50,6 +50,7 @@ _ASKED = {
     "order": "ordering_key",
     "key": "idempotency_key",
     "part": "partition",
+    "twin": "twin",
     "ts": "timestamp_ms",
     "imm": "immunity_s",
     "max": "max_checks",

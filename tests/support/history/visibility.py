@@ -85,15 +85,25 @@ def compare_copies(_: Joined, facts: Facts) -> Found:
 def _pair_equal(
     contents: Sequence[Content], records: Sequence[RealRecord], joined: Joined
 ) -> tuple[list[Content], list[RealRecord]]:
-    """What is left when everything that is as it should be is taken away."""
-    missing, extra = list(contents), []
-    for record in records:
-        equal = next((content for content in missing if not _count_differences(content, record, joined)), None)
-        if equal is None:
-            extra.append(record)
-        else:
-            missing.remove(equal)
-    return missing, extra
+    """What is left when everything that is as it should be is taken away: as much of it as can be.
+
+    Two messages may differ in nothing but where one of them was to go, so a first choice can be wrong. Source: Kuhn's
+    augmenting paths.
+    """
+    fits = [[n for n, c in enumerate(contents) if not _count_differences(c, record, joined)] for record in records]
+    record_of: dict[int, int] = {}
+
+    def place(record: int, tried: set[int]) -> bool:
+        for content in fits[record]:
+            if content not in tried:
+                tried.add(content)
+                if content not in record_of or place(record_of[content], tried):
+                    record_of[content] = record
+                    return True
+        return False
+
+    extra = [record for number, record in enumerate(records) if not place(number, set())]
+    return [content for number, content in enumerate(contents) if number not in record_of], extra
 
 
 def _take_nearest(missing: list[Content], extra: list[RealRecord], joined: Joined) -> tuple[Content, RealRecord]:

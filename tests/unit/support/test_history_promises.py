@@ -242,6 +242,8 @@ partition asked for, another taken
     a.p:part=1 a.c | rec:a.partition=0 => WRONG_PLACE WRONG_RECEIPT FALSE_ACCEPT
 no partition asked for, any taken
     a.p a.c? | rec:a.partition=1 op:a.receipts= sql:a.receipts= shown:a.receipts=
+the same message twice, one of them to a partition
+    a.p:twin=0 a.c? | rec:a#0.partition=1 turn:committed op:a.receipts= sql:a.receipts= shown:a.receipts=
 topic changed
     a.p a.c | rec:a.topic=credits => WRONG_PLACE WRONG_RECEIPT FALSE_ACCEPT
 second of two values changed
