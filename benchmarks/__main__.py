@@ -28,6 +28,7 @@ from tests.support.source_tree import ROOT
 
 Values = dict[str, list[float]]
 _PACKAGES = ("confluent-kafka", "uvicorn", "uvloop", "httptools", "msgspec", "fastapi", "pydantic", "sqlalchemy")
+_EACH = max(1, (os.cpu_count() or 1) // 2)  # the broker, the projector and the load want processors too
 _RATIOS = {
     "batch_vs_rocketmq": ("batch_tps_1000", "rocketmq_tps"),
     "single_vs_fastapi": ("single256_tps", "fastapi_single256_tps"),
@@ -69,9 +70,9 @@ def _read_options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default 3)")
     parser.add_argument("--seconds", type=float, default=6, help="seconds for each figure of a round (default 6)")
     parser.add_argument("--warm-up", type=float, default=60, help="seconds of load before the first round (default 60)")
-    parser.add_argument("--queues", type=int, default=2, help="journal queues (default 2)")
-    parser.add_argument("--apis", type=int, default=2, help="api processes (default 2)")
-    parser.add_argument("--settlers", type=int, default=2, help="settler processes (default 2)")
+    parser.add_argument("--queues", type=int, default=_EACH, help="journal queues (default %(default)s)")
+    parser.add_argument("--apis", type=int, default=_EACH, help="api processes (default %(default)s)")
+    parser.add_argument("--settlers", type=int, default=_EACH, help="settler processes (default %(default)s)")
     parser.add_argument("--peers", action="store_true", help="also what the bridge is compared with")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/latest.json"))
     return parser.parse_args()

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from confluent_kafka import KafkaError, Producer
@@ -33,7 +34,7 @@ class KafkaConfig:
 
     options: Mapping[str, OptionValue]
     client_id: str = "outbox-bridge"
-    linger_ms: float = 1.0
+    linger_ms: float = 5.0  # of many records appended at once; few are sent at once
     message_timeout_ms: int = 30_000  # plain puts; callers have deadlines of their own
     max_message_bytes: int = 64 * 1024 * 1024  # topics set the limits, not this client
     read_timeout_ms: int = 5_000
@@ -87,10 +88,23 @@ def _merge(
     return {**_EVERY_CLIENT, **named, **chosen, **config.options, **fixed, **callbacks}
 
 
-def append_options(config: KafkaConfig, errors: ClientErrors, role: str = "append") -> dict[str, Any]:
+class Manner(Enum):
+    """How a producer of half messages and ends fills its requests."""
+
+    PROMPT = "append"  # sends at once; what comes while a request is on its way goes with the next
+    BULK = "append-bulk"  # waits a little for fuller requests
+    ALONE = "append-alone"  # one message a request
+
+
+def append_options(config: KafkaConfig, errors: ClientErrors, manner: Manner = Manner.PROMPT) -> dict[str, Any]:
     """The idempotent producer of half messages and ends."""
+    filling: Mapping[Manner, Mapping[str, OptionValue]] = {
+        Manner.PROMPT: {"linger.ms": 0, "max.in.flight.requests.per.connection": 1},
+        Manner.BULK: {"linger.ms": config.linger_ms},
+        Manner.ALONE: {"linger.ms": 0, "batch.num.messages": 1},
+    }
     chosen: dict[str, OptionValue] = {
-        "linger.ms": config.linger_ms,
+        **filling[manner],
         "queue.buffering.max.messages": 100_000,
         "queue.buffering.max.kbytes": 262_144,
         "topic.metadata.propagation.max.ms": 3_000,  # so long an unknown topic may still be a new one
@@ -103,7 +117,7 @@ def append_options(config: KafkaConfig, errors: ClientErrors, role: str = "appen
         "message.max.bytes": config.max_message_bytes,
         "partitioner": "murmur2_random",  # Java's, should a message ever come without a queue id
     }
-    return _merge(config, errors, role, chosen, fixed)
+    return _merge(config, errors, manner.value, chosen, fixed)
 
 
 def transaction_options(

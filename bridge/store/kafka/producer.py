@@ -1,4 +1,4 @@
-"""Plain puts: one idempotent producer a process, one thread that polls, one wake-up of the loop for each poll."""
+"""Plain puts: an idempotent producer, one thread that polls, one wake-up of the loop for each poll."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from confluent_kafka import Message as Report
 from bridge.core.message import Message
 from bridge.fault_points import FaultPoint, reach
 from bridge.store.kafka.errors import CLIENT_ERRORS, WHOLE_REQUEST_REFUSALS, error_of, make_failed_put
-from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, ProducerFactory, append_options
+from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, Manner, ProducerFactory, append_options
 from bridge.store.results import PutResult, PutStatus, Refusal
 
 ROOM_WAIT_S = 1.0  # for a place in the client's queue
@@ -80,22 +80,22 @@ class AppendClient:
     def __init__(
         self,
         config: KafkaConfig,
+        manner: Manner = Manner.PROMPT,
         *,
-        is_one_by_one: bool = False,
         make_producer: ProducerFactory = Producer,
         room_wait_s: float = ROOM_WAIT_S,
     ) -> None:
         self._room_wait_s = room_wait_s
         self.errors = ClientErrors()
         self._config = config
-        self._is_one_by_one = is_one_by_one
+        self._manner = manner
         self._make_producer = make_producer
         self._loop = asyncio.get_running_loop()
         self._finished: deque[PutCall] = deque()
         self._one_by_one: AppendClient | None = None
         self._is_closing = False
         self._producer = self._open()
-        self._thread = threading.Thread(target=self._run, name="kafka-append", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"kafka-{manner.value}", daemon=True)
         self._thread.start()
 
     async def put_many(self, messages: Sequence[Message]) -> list[PutResult]:
@@ -112,7 +112,7 @@ class AppendClient:
             await self._enqueue_slowly(call, messages, enqueued)
         reach(FaultPoint.APPEND_HANDED_OVER)
         await call.future
-        if call.again and not self._is_one_by_one:
+        if call.again and self._manner is not Manner.ALONE:
             await self._put_again(call, messages)
         return call.results
 
@@ -126,8 +126,7 @@ class AppendClient:
     # --- in the loop's thread ---
 
     def _open(self) -> Producer:
-        options = append_options(self._config, self.errors)
-        return self._make_producer(options | {"batch.num.messages": 1} if self._is_one_by_one else options)
+        return self._make_producer(append_options(self._config, self.errors, self._manner))
 
     def _enqueue(self, call: PutCall, messages: Sequence[Message], start: int) -> int:
         """Hands messages to the client; tells how far it came before the client's queue was full.
@@ -161,7 +160,7 @@ class AppendClient:
 
     async def _put_again(self, call: PutCall, messages: Sequence[Message]) -> None:
         if self._one_by_one is None:
-            self._one_by_one = AppendClient(self._config, is_one_by_one=True, make_producer=self._make_producer)
+            self._one_by_one = AppendClient(self._config, Manner.ALONE, make_producer=self._make_producer)
         places = sorted(call.again)
         results = await self._one_by_one.put_many([messages[place] for place in places])
         for place, result in zip(places, results, strict=True):

@@ -11,10 +11,12 @@ from bridge.store.kafka.consumer import KafkaQueueReader
 from bridge.store.kafka.group_member import KafkaGroupMember
 from bridge.store.kafka.look_up import LookUpClient
 from bridge.store.kafka.offsets import OffsetClient
-from bridge.store.kafka.options import ClientErrors, KafkaConfig
+from bridge.store.kafka.options import ClientErrors, KafkaConfig, Manner
 from bridge.store.kafka.producer import AppendClient
 from bridge.store.kafka.transactions import BatchSizeLimit, KafkaBatchWriter, no_limit
 from bridge.store.results import GetResult, GetStatus, PutResult, QueueOffsets
+
+MANY = 20  # messages of one call for which fuller requests are worth a wait
 
 _AnyOpened = KafkaQueueReader | KafkaBatchWriter | KafkaGroupMember
 Opened = TypeVar("Opened", KafkaQueueReader, KafkaBatchWriter, KafkaGroupMember)
@@ -64,19 +66,21 @@ class KafkaMessageStore:
     def __init__(self, config: KafkaConfig, owners: KafkaOwnerStore | None = None) -> None:
         self._owners = owners
         self._append = AppendClient(config)
+        self._bulk = AppendClient(config, Manner.BULK)
         self._look_up = LookUpClient(config)
         self._offsets = OffsetClient(config)
 
     @property
     def last_error(self) -> str | None:
         """What one of the clients complained of, if nothing has worked since."""
-        return newest_error((self._append.errors, self._look_up.errors, self._offsets.errors))
+        return newest_error((self._append.errors, self._bulk.errors, self._look_up.errors, self._offsets.errors))
 
     async def put(self, queue: MessageQueue, message: Message) -> PutResult:
         return (await self.put_many([replace(message, topic=queue.topic, queue_id=queue.queue_id)]))[0]
 
     async def put_many(self, messages: Sequence[Message]) -> list[PutResult]:
-        return await self._append.put_many(messages)
+        client = self._bulk if len(messages) >= MANY else self._append
+        return await client.put_many(messages)
 
     async def get(self, queue: MessageQueue, offset: int, max_count: int) -> GetResult:
         minimum, stable, maximum = await self._offsets.get_offsets(queue)
@@ -115,7 +119,7 @@ class KafkaMessageStore:
 
     async def close(self) -> None:
         """Waits a little for puts in flight, then lets all clients go."""
-        await asyncio.gather(self._append.close(), self._look_up.close(), self._offsets.close())
+        await asyncio.gather(self._append.close(), self._bulk.close(), self._look_up.close(), self._offsets.close())
 
 
 def newest_error(clients: Iterable[ClientErrors]) -> str | None:
