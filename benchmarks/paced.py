@@ -8,24 +8,28 @@ from collections.abc import Sequence
 from benchmarks.http_client import Connection
 from benchmarks.load import Load, prepare_body
 
+_LEAD_S = 0.5
+
 
 async def load_paced(
     ports: Sequence[int], topic: str, clients: int, per_second: float, seconds: float, *, is_awaited: bool = True
 ) -> Load:
     """`clients` clients commit `per_second` transactions a second together; latencies count from when each was due.
 
-    A commit is due when its client's turn comes; its prepare is made before, in the time between.
+    A commit is due when its client's turn comes; its prepare is made a moment before.
     """
     connections = [await Connection.open(ports[n % len(ports)]) for n in range(clients)]
     pause = clients / per_second
+    lead = min(pause / 2, _LEAD_S)
     began = time.perf_counter()
     latencies: list[float] = []
 
     async def work(number: int, connection: Connection) -> int:
         rng = random.Random(number)
-        due = began + pause * rng.random()
+        due = began + lead + pause * rng.random()
         done = 0
         while due < began + seconds:
+            await asyncio.sleep(max(0.0, due - lead - time.perf_counter()))
             prepared = await connection.post_ok("/v1/transactions", prepare_body(topic, rng.randrange(1_000)))
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             await connection.commit(prepared["transaction_id"], is_awaited=is_awaited)
