@@ -14,7 +14,7 @@ from bridge.store.kafka.offsets import OffsetClient
 from bridge.store.kafka.options import ClientErrors, KafkaConfig, Manner
 from bridge.store.kafka.producer import AppendClient
 from bridge.store.kafka.transactions import BatchSizeLimit, KafkaBatchWriter, no_limit
-from bridge.store.results import GetResult, GetStatus, PutResult, QueueOffsets
+from bridge.store.results import GetResult, GetStatus, PutResult, PutStatus, QueueOffsets
 
 MANY = 20  # messages of one call for which fuller requests are worth a wait
 
@@ -79,8 +79,11 @@ class KafkaMessageStore:
         return (await self.put_many([replace(message, topic=queue.topic, queue_id=queue.queue_id)]))[0]
 
     async def put_many(self, messages: Sequence[Message]) -> list[PutResult]:
-        client = self._bulk if len(messages) >= MANY else self._append
-        return await client.put_many(messages)
+        client, other = (self._bulk, self._append) if len(messages) >= MANY else (self._append, self._bulk)
+        results = await client.put_many(messages)
+        if results and results[-1].status is PutStatus.PUT_OK:
+            other.errors.clear()  # the same brokers; it may rest for long, and would complain of them all the time
+        return results
 
     async def get(self, queue: MessageQueue, offset: int, max_count: int) -> GetResult:
         minimum, stable, maximum = await self._offsets.get_offsets(queue)
