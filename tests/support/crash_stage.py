@@ -298,6 +298,10 @@ class Stage:
         records = read_committed(self.kafka, [self.bridge.half_topic])
         return [record for record in records if _properties_of(record)["KIND"] == kind]
 
+    def prepared_ids(self) -> set[str]:
+        """The transactions that have a half message in the journal."""
+        return {_properties_of(record)["UNIQ_KEY"] for record in self.journal("H")}
+
     def recorded(self) -> dict[str, str]:
         """The state that follows from the first resolution in the journal, by transaction id."""
         found: dict[str, str] = {}
