@@ -4,6 +4,7 @@ It serves requests that came in one piece. All others, and all other calls, go t
 same functions.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import NamedTuple
@@ -85,7 +86,7 @@ class HotPath:
                 answer = await call.run(self._services, arrival)
                 named = [("content-type", JSON), *answer.headers]
                 return self._close(served, HotAnswer(answer.status, named, answer.body))
-        except BaseException as error:  # noqa: BLE001 - the last one who can answer
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the last one who can answer
             problem = self._reception.explain(error, served.request_id)
         return self._close(served, _show(problem, served.request_id))
 
