@@ -1,5 +1,6 @@
 """Windows between an api process's append and its answer, staged on the real broker."""
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -45,8 +46,9 @@ def whole(bridge: Bridge) -> Iterator[BridgeProcess]:
 
 @pytest.fixture
 def behind(bridge: Bridge, whole: BridgeProcess, kafka: ProxiedBroker) -> Iterator[BridgeProcess]:
-    """An api process behind the proxy, which knows Kafka's time already."""
-    with bridge.serve("api", kafka=kafka.proxy.bootstrap) as process:
+    """An api process behind the proxy, which knows Kafka's time already. Messages of a call share a request."""
+    options = json.dumps({"bootstrap.servers": kafka.proxy.bootstrap, "linger.ms": 100})
+    with bridge.serve("api", OUTBOX_BRIDGE_KAFKA=options) as process:
         warm = {"producer_group": "shop", "messages": [{"topic": TOPIC, "value": "warm"}]}
         assert process.post("/v1/transactions", warm).status_code == 201
         yield process
