@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from benchmarks.peers.rocketmq.broker import VERSION as ROCKETMQ_VERSION
 from benchmarks.rounds import measure_round, warm_up
 from benchmarks.stage import Shape, Stage, running_stage
 from tests.support.bridge_process import read_committed
-from tests.support.source_tree import ROOT
+from tests.support.source_tree import read_commit
 
 Values = dict[str, list[float]]
 _PACKAGES = ("confluent-kafka", "uvicorn", "uvloop", "httptools", "msgspec", "fastapi", "pydantic", "sqlalchemy")
@@ -100,7 +99,7 @@ def _print(values: Values) -> None:
 
 def _write(values: Mapping[str, Sequence[float]], options: argparse.Namespace) -> None:
     document = {
-        "commit": _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain") else ""),
+        "commit": read_commit(),
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "versions": _versions(),
         "machine": {"cpus": os.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30)},
@@ -116,10 +115,6 @@ def _write(values: Mapping[str, Sequence[float]], options: argparse.Namespace) -
 def _versions() -> dict[str, str]:
     packages = {name: version(name) for name in _PACKAGES}
     return {"python": platform.python_version(), "kafka": "4.3.1", "rocketmq": ROCKETMQ_VERSION, **packages}
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(("git", *arguments), cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from tests.chaos.fleet import ClientProcess, Fleet
 from tests.chaos.guard import guarded
 from tests.chaos.orders import RULES, SETTINGS, RunFile, Size
 from tests.chaos.recorded_calls import now_ms
-from tests.chaos.report import Report, read_commit, read_processor_seconds, read_versions
+from tests.chaos.report import Report, read_processor_seconds, read_versions
 from tests.chaos.schedule import BROKER_KINDS, HELD_KINDS, Kind, make_lanes
 from tests.chaos.waiting import WaitingRoom, restart_settlers, slowest
 from tests.support.bridge_process import Bridge, create_topics, wait_until
@@ -32,6 +32,7 @@ from tests.support.history.report import write_report
 from tests.support.history.verdict import judge
 from tests.support.kafka_cluster import KafkaCluster, running_cluster
 from tests.support.postgres import PostgresServer
+from tests.support.source_tree import read_commit
 
 QUEUES = 2
 TOPICS = {"orders": 3, "credits": 2, "line": 1}

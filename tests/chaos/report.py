@@ -2,7 +2,6 @@
 
 import os
 import platform
-import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import msgspec
 
 from tests.chaos.figures import GOALS_S, Distribution
 from tests.chaos.orders import Size
-from tests.support.source_tree import ROOT
+from tests.support.source_tree import run_git
 
 _PACKAGES = ("confluent-kafka", "sqlalchemy", "aiohttp", "uvicorn", "fastapi")
 
@@ -97,21 +96,11 @@ def read_processor_seconds() -> float:
     return round(sum(os.times()[:4]), 1)
 
 
-def read_commit() -> str:
-    """The commit of the project, with a mark if there are changes."""
-    commit = _git("rev-parse", "--short", "HEAD")
-    return (commit or "unknown") + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
-
-
 def is_same_code(commit: str) -> bool:
     """Whether what runs in production is the same now as it was then."""
-    if commit.endswith("+") or not _git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
+    if commit.endswith("+") or not run_git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
         return False
-    return not _git("diff", "--name-only", commit, "--", "alembic", "api", "bridge", "checker")
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(("git", *arguments), cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    return not run_git("diff", "--name-only", commit, "--", "alembic", "api", "bridge", "checker")
 
 
 def read_versions(kafka: str) -> dict[str, str]:

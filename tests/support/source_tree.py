@@ -1,6 +1,7 @@
 """The project's own files, as the tidy tests read them."""
 
 import ast
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -44,3 +45,14 @@ def place(path: Path, node: ast.AST | None = None) -> str:
     """Where it is, for a message one can click on."""
     line = getattr(node, "lineno", None)
     return str(path.relative_to(ROOT)) + (f":{line}" if line else "")
+
+
+def read_commit() -> str:
+    """The commit of the project, with a mark if there are changes."""
+    commit = run_git("rev-parse", "--short", "HEAD")
+    return (commit or "unknown") + ("+" if run_git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def run_git(*arguments: str) -> str:
+    """What git says of the project; empty if it fails."""
+    return subprocess.run(("git", *arguments), cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()

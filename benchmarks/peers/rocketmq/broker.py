@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from bridge.broker.ports import choose_free_port
+
 VERSION = "5.3.3"  # the newest one that rests while it has nothing to do
 THREADS = (8, 32, 64)
 
@@ -61,7 +63,7 @@ def running_rocketmq() -> Iterator[RocketMq]:
         folder = Path(name)
         (folder / "classes").mkdir()
         _run(["javac", "-cp", f"{jars}/*", "-d", str(folder / "classes"), str(_HERE / "TransactionLoad.java")])
-        name_port, broker_port = _free_port(), _free_port()
+        name_port, broker_port = choose_free_port(), choose_free_port()
         _configure(folder, name_port, broker_port)
         started: list[subprocess.Popen[bytes]] = []
         try:
@@ -132,14 +134,6 @@ def _await_port(port: int, process: subprocess.Popen[bytes]) -> None:
             if process.poll() is not None or time.monotonic() > give_up_at:
                 raise PeerUnavailable("RocketMQ did not start") from None
             time.sleep(0.1)
-
-
-def _free_port() -> int:
-    """With room beside it: the broker takes two more, two below and one above."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _run(command: Sequence[str], timeout: float = 120) -> str:
