@@ -85,7 +85,12 @@ class Stage:
         create_topics(kafka, {stage.orders: 2, stage.credits: 1})
         with ExitStack() as stack:
             stack.callback(stage._close)
-            yield stage
+            try:
+                yield stage
+            except AssertionError as failed:
+                for process in stage._processes:
+                    failed.add_note(f"{process.log}:\n{process.log.read_text()[-3000:]}")
+                raise
 
     @property
     def kafka(self) -> str:
