@@ -1,0 +1,1 @@
+"""Reconciliation: proves from the topics alone that what was committed is what consumers can read."""

@@ -1,0 +1,224 @@
+"""Kafka's records -> the envelope, as Spark SQL. The formats are those of `docs/records.md`.
+
+`source` is a view with the columns of Spark's Kafka connector. Every record becomes one row, so that rows and holes
+add up to the offsets read; what cannot be parsed is UNREADABLE, never an error of the job. Keys, values and
+headers go no further than this.
+"""
+
+from collections.abc import Callable, Mapping
+
+from spark.columns import ACT_CHECK, ACT_RESUME, COMMIT, EVENT_TYPES, ROLLBACK, UNKNOWN, EndSource, Leg, OpState
+
+EnvelopeSql = Callable[[str], str]
+
+_BITS = (1 << 52) - 1
+_ID = "'^[0-9a-v]{27}[048cgkos]$'"
+_HEADERS = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
+_FRAMES = (
+    "'ARRAY<STRUCT<topic: STRING, qid: INT, key: STRING, value: STRING, headers: ARRAY<ARRAY<STRING>>, ts: BIGINT>>'"
+)
+_OP = (
+    "'v INT, state STRING, blocked BOOLEAN, `group` STRING, at BIGINT, half BIGINT, check_times INT, "
+    "since_ms BIGINT, parked BIGINT, receipts ARRAY<ARRAY<STRING>>, s BIGINT, owner STRING'"
+)
+_SEEN_LIMIT_MS = 30_000  # a keyed half message appended later after its look-up is void for everybody
+
+
+def journal_sql(source: str) -> str:
+    """Half messages, ends, acts."""
+    known = f"p['V'] = '1' AND p['UNIQ_KEY'] RLIKE {_ID}"
+    leg = _case(
+        (f"{known} AND p['KIND'] = 'H' AND messages IS NOT NULL", Leg.HALF),
+        (f"{known} AND p['KIND'] = 'E' AND p['RES'] IN ('8', '12', '0') AND p['SRC'] IN ('P', 'C', 'O')", Leg.END),
+        (f"{known} AND p['KIND'] = 'A' AND p['ACT'] IN ('CHECK', 'RESUME')", Leg.ACT),
+        otherwise=Leg.UNREADABLE,
+    )
+    columns = {
+        "leg": leg,
+        **_half_columns(),
+        "code": _case(
+            ("p['KIND'] = 'A' AND p['ACT'] = 'RESUME'", ACT_RESUME),
+            ("p['KIND'] = 'A'", ACT_CHECK),
+            ("p['RES'] = '8'", COMMIT),
+            ("p['RES'] = '12'", ROLLBACK),
+            otherwise=UNKNOWN,
+        ),
+        "src": _case(
+            ("p['SRC'] = 'P'", EndSource.PRODUCER),
+            ("p['SRC'] = 'C'", EndSource.CHECK),
+            ("p['SRC'] = 'O'", EndSource.OPERATOR),
+        ),
+        "latency_ms": _number("LATENCY"),
+    }
+    return _select(columns, _bodied(source))
+
+
+def parked_sql(source: str) -> str:
+    """Copies of half messages in the parked topic."""
+    known = f"p['V'] = '1' AND p['KIND'] = 'D' AND p['UNIQ_KEY'] RLIKE {_ID} AND messages IS NOT NULL"
+    columns = {"leg": _case((known, Leg.PARKED), otherwise=Leg.UNREADABLE), **_half_columns()}
+    return _select(columns, _bodied(source))
+
+
+def op_sql(source: str) -> str:
+    """Op messages, positions, answers."""
+    read = (
+        f"SELECT topic, part, off, ms, id, from_json(CAST(value AS STRING), {_OP}) AS op "
+        f"FROM (SELECT *, CAST(key AS STRING) AS id FROM ({_placed(source)}))"
+    )
+    state = _case(
+        ("op.state = 'PREPARED'", OpState.PREPARED),
+        ("op.state = 'PARKED'", OpState.PARKED),
+        ("op.state = 'COMMITTED' AND op.blocked", OpState.BLOCKED),
+        ("op.state = 'COMMITTED'", OpState.COMMITTED),
+        ("op.state = 'ROLLED_BACK'", OpState.ROLLED_BACK),
+    )
+    receipts = (
+        "transform(op.receipts, r -> named_struct('topic', r[0], 'part', CAST(r[1] AS INT), 'off', "
+        "CAST(r[2] AS BIGINT)))"
+    )
+    read = f"SELECT *, {state} AS state, {receipts} AS places FROM ({read})"
+    columns = {
+        "tx": f"IF(id RLIKE {_ID}, id, '')",
+        "leg": _case(
+            ("op.v = 1 AND id = '~' AND op.s IS NOT NULL", Leg.POSITION),
+            ("op.v = 1 AND id = '?'", Leg.ANSWERS),
+            (f"op.v = 1 AND state IS NOT NULL AND id RLIKE {_ID}", Leg.OP),
+            otherwise=Leg.UNREADABLE,
+        ),
+        "grp": "op.`group`",
+        "n": "size(places)",
+        "place": _total("places", _hash("m.topic", "m.part", "m.off")),
+        "code": "state",
+        "cause": "IF(id = '~', op.s, op.at)",
+        "half": "op.half",
+        "parked": "op.parked",
+        "num": "op.check_times",
+        "since_ms": "op.since_ms",
+        "receipts": "places",
+    }
+    return _select(columns, read)
+
+
+def real_sql(source: str) -> str:
+    """Records of real topics: ours by their last header, all others FOREIGN."""
+    read = (
+        f"SELECT *, last.key = 'transaction-id' AND CAST(last.value AS STRING) RLIKE {_ID} AS is_ours "
+        f"FROM ({_headed(source)})"
+    )
+    content = _content("key", "value", "own")
+    columns = {
+        "tx": "IF(is_ours, CAST(last.value AS STRING), '')",
+        "leg": _case(("is_ours", Leg.VISIBLE), otherwise=Leg.FOREIGN),
+        "content": "content",
+        "body": f"IF(is_ours, {_hash('topic', 'content')}, NULL)",
+        "place": f"IF(is_ours, {_hash('topic', 'part', 'off')}, NULL)",
+    }
+    return _select(columns, f"SELECT *, IF(is_ours, {content}, NULL) AS content FROM ({read})")
+
+
+def _half_columns() -> dict[str, str]:
+    """What a half message and its parked copy have alike; of other kinds all but the first two are null."""
+    number = _number
+    return {
+        "tx": f"IF(p['UNIQ_KEY'] RLIKE {_ID}, p['UNIQ_KEY'], '')",
+        "grp": "p['PGROUP']",
+        "n": "announced",
+        "body": _total("messages", _hash("m.topic", "m.content")),
+        "num": number("TRANSACTION_CHECK_TIMES", "INT"),
+        "immunity_ms": f"{number('CHECK_IMMUNITY_TIME_IN_SECONDS')} * 1000",
+        "max_checks": number("MAX_CHECKS", "INT"),
+        "life_ms": f"{number('MAX_LIFE')} * 1000",
+        "is_void": f"p['IDEMPOTENCY_KEY'] IS NOT NULL AND ms - COALESCE({number('SEEN')}, 0) > {_SEEN_LIMIT_MS}",
+        "asked": "size(filter(messages, m -> m.part IS NOT NULL OR m.ts IS NOT NULL))",
+        "okey": _okey(),
+        "messages": "messages",
+    }
+
+
+def _okey() -> str:
+    """Hash of what orders the transaction: its ordering key, else the first message's key."""
+    given = _hash("CAST(p['ORDERING_KEY'] AS BINARY)")
+    return (
+        f"CASE WHEN messages IS NULL THEN NULL WHEN p['ORDERING_KEY'] IS NOT NULL THEN {given} "
+        f"WHEN first_key IS NOT NULL THEN {_hash('first_key')} END"
+    )
+
+
+def _bodied(source: str) -> str:
+    """Records with properties `p`, and of half messages the prepared `messages` with the key of the first."""
+    parsed = (
+        "SELECT *, IF(last.key = 'properties' AND startswith(CAST(last.value AS STRING), 'KIND\\u0001'), "
+        "str_to_map(CAST(last.value AS STRING), '\\u0002', '\\u0001'), NULL) AS p "
+        f"FROM ({_headed(source)})"
+    )
+    framed = (
+        f"SELECT *, IF(p['KIND'] IN ('H', 'D'), {_number('N', 'INT')}, NULL) AS announced, "
+        f"IF(p['KIND'] IN ('H', 'D') AND p['N'] <> '1', from_json(CAST(value AS STRING), {_FRAMES}), NULL) AS frames "
+        f"FROM ({parsed})"
+    )
+    one = (
+        f"array(named_struct('topic', p['REAL_TOPIC'], 'part', nullif({_number('REAL_QID', 'INT')}, -1), "
+        f"'content', {_content('key', 'value', 'own')}, 'ts', {_number('TS')}))"
+    )
+    headers = f"CAST(transform(m.headers, h -> struct(h[0], {_base64('h[1]')})) AS {_HEADERS})"
+    many = (
+        "transform(frames, m -> named_struct('topic', m.topic, 'part', nullif(m.qid, -1), "
+        f"'content', {_content(_base64('m.key'), _base64('m.value'), headers)}, 'ts', m.ts))"
+    )
+    return (
+        f"SELECT *, CASE WHEN announced = 1 THEN {one} WHEN size(frames) = announced THEN {many} END AS messages, "
+        f"CASE WHEN announced = 1 THEN key ELSE {_base64('frames[0].key')} END AS first_key FROM ({framed})"
+    )
+
+
+def _headed(source: str) -> str:
+    """`last`: the last header, null if there is none; `own`: those before it."""
+    return (
+        "SELECT *, try_element_at(headers, -1) AS last, slice(headers, 1, greatest(size(headers) - 1, 0)) AS own "
+        f"FROM ({_placed(source)})"
+    )
+
+
+def _placed(source: str) -> str:
+    return (
+        "SELECT topic, partition AS part, offset AS off, unix_millis(timestamp) AS ms, key, value, "
+        f"COALESCE(headers, CAST(array() AS {_HEADERS})) AS headers FROM {source}"
+    )
+
+
+def _select(columns: Mapping[str, str], source: str) -> str:
+    """All columns of the envelope, null where none is given."""
+    given = {"tx": "''", **{name: name for name in ("topic", "part", "off", "ms")}, **columns}
+    if "grp" in given:
+        given["grp_id"] = f"IF({given['grp']} IS NULL, NULL, {_hash(given['grp'])})"
+    listed = (f"CAST({given.get(name, 'NULL')} AS {kind}) AS {name}" for name, kind in EVENT_TYPES.items())
+    return f"SELECT {', '.join(listed)} FROM ({source})"
+
+
+def _content(key: str, value: str, headers: str) -> str:
+    """Hash of key, value, header list. A hash skips nulls, so what is null is hashed beside; null is not empty."""
+    nulls = f"transform({headers}, h -> isnull(h.value))"
+    return _hash(f"isnull({key})", key, f"isnull({value})", value, f"size({headers})", headers, nulls)
+
+
+def _hash(*values: str) -> str:
+    return f"(xxhash64({', '.join(values)}) & {_BITS})"
+
+
+def _total(array: str, of_member: str) -> str:
+    """The sum over an array's members `m`; null for no array."""
+    return f"aggregate({array}, 0L, (total, m) -> total + {of_member})"
+
+
+def _number(name: str, kind: str = "BIGINT") -> str:
+    return f"try_cast(p['{name}'] AS {kind})"
+
+
+def _base64(text: str) -> str:
+    return f"try_to_binary({text}, 'base64')"
+
+
+def _case(*branches: tuple[str, int], otherwise: int | None = None) -> str:
+    whens = " ".join(f"WHEN {condition} THEN {int(value)}" for condition, value in branches)
+    return f"CASE {whens} ELSE {'NULL' if otherwise is None else int(otherwise)} END"

@@ -1,0 +1,27 @@
+"""Why a reconciliation ends without a verdict.
+
+ReconcileError
++-- BadUsage        a window, a topic or an option that cannot be; retrying does not help
++-- Indeterminate   Kafka, Java, Spark or a file did not do its part; retrying may help
+"""
+
+
+class ReconcileError(Exception):
+    """Root of the errors of this package; `remedy` is one sentence for the user."""
+
+    exit_code = 3
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.remedy = remedy
+
+
+class BadUsage(ReconcileError):
+    """What was asked for cannot be."""
+
+    exit_code = 2
+
+
+class Indeterminate(ReconcileError):
+    """Nothing can be said about the window now."""

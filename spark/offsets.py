@@ -1,0 +1,143 @@
+"""What to read, in numbers, noted once: nothing a run does later moves them.
+
+Upstream first: the real, op and parked topics are looked at, then the journal, then they once more. So whatever lies
+below the first look was caused by journal records that are read, and whatever the journal decided had time to get
+below the second. All are last stable offsets: what no committed reader can see yet belongs to the next window.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
+
+from bridge.core.topics import InternalTopics, is_reserved_topic
+from spark.errors import BadUsage, Indeterminate
+from spark.scope import Extent, Place
+from spark.window import Window
+
+_TIMEOUT_S = 10.0
+
+Ends = Mapping[Place, int]
+
+
+def take_window(kafka: Mapping[str, Any], internal: InternalTopics, wanted: Iterable[str], since: Ends) -> Window:
+    """The window from `since` (from the beginning, for what it does not name) to the present ends.
+
+    `kafka`: librdkafka's options. `wanted`: real topics; none: every topic of the cluster that is not internal.
+    Raises BadUsage, Indeterminate.
+    """
+    admin = AdminClient({**kafka, "client.id": "outbox-bridge-report", "socket.timeout.ms": int(_TIMEOUT_S * 1_000)})
+    try:
+        return _take(admin, internal, sorted(set(wanted)), since)
+    except KafkaException as error:
+        reason = error.args[0].str() if error.args and hasattr(error.args[0], "str") else str(error)
+        raise Indeterminate(
+            f"Kafka cannot be read now: {reason}", "Is it running? `outbox-bridge doctor` looks."
+        ) from None
+
+
+def _take(admin: AdminClient, internal: InternalTopics, wanted: list[str], since: Ends) -> Window:
+    places = _find_places(admin, internal, wanted)
+    journal = [place for place in places if place.topic == internal.half]
+    others = [place for place in places if place.topic != internal.half]
+    seen = _offsets(admin, others, OffsetSpec.latest)
+    journal_ends = _offsets(admin, journal, OffsetSpec.latest)
+    taken_ms = time.time_ns() // 1_000_000
+    ends = {**_offsets(admin, others, OffsetSpec.latest), **journal_ends}
+    starts = _offsets(admin, places, OffsetSpec.earliest)
+    policies = _read_policies(admin, {place.topic for place in places})
+    extents = {}
+    for place in places:
+        start = max(since.get(place, 0), starts[place])
+        if place in since and since[place] > ends[place]:
+            raise BadUsage(
+                f"{place.topic}-{place.part} ends at {ends[place]}, before the {since[place]} of the last window",
+                "The topic was made anew: begin with a new state folder.",
+            )
+        policy, clock = policies[place.topic]
+        extents[place] = Extent(
+            start,
+            max(start, ends[place]),
+            seen.get(place, ends[place]),
+            is_whole=starts[place] == 0,
+            is_compacted="compact" in policy,
+            has_append_time=clock == "LogAppendTime",
+        )
+    return Window(internal.half, internal.op, internal.parked, taken_ms, extents)
+
+
+def _find_places(admin: AdminClient, internal: InternalTopics, wanted: list[str]) -> list[Place]:
+    """Every partition to be read. Raises BadUsage for a topic that is not there."""
+    topics = admin.list_topics(timeout=_TIMEOUT_S).topics
+    real = wanted or [name for name in topics if not is_reserved_topic(name, internal)]
+    for name in (internal.half, internal.op, internal.parked, *real):
+        if name not in topics:
+            raise BadUsage(f"topic {name} does not exist", "See `outbox-bridge topic list`, and topics.prefix.")
+    return [
+        Place(name, part)
+        for name in sorted({internal.half, internal.op, internal.parked, *real})
+        for part in sorted(topics[name].partitions)
+    ]
+
+
+def _offsets(admin: AdminClient, places: list[Place], spec: Callable[[], OffsetSpec]) -> dict[Place, int]:
+    asked = {TopicPartition(*place): spec() for place in places}
+    if not asked:
+        return {}
+    answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_TIMEOUT_S)
+    return {Place(place.topic, place.partition): answer.result(_TIMEOUT_S).offset for place, answer in answers.items()}
+
+
+def _read_policies(admin: AdminClient, topics: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Clean-up policy and kind of timestamp of each topic."""
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(topics)]
+    answers = admin.describe_configs(resources, request_timeout=_TIMEOUT_S)
+    found = {resource.name: answer.result(_TIMEOUT_S) for resource, answer in answers.items()}
+    return {
+        topic: (entries["cleanup.policy"].value, entries["message.timestamp.type"].value)
+        for topic, entries in found.items()
+    }
+
+
+_SAME_NAMES = ("bootstrap.servers", "security.protocol")
+
+
+def java_options(kafka: Mapping[str, Any]) -> dict[str, str]:
+    """librdkafka's options as Java's client takes them. Raises BadUsage for security that cannot be told so."""
+    options = {name: str(kafka[name]) for name in _SAME_NAMES if name in kafka}
+    mechanism = kafka.get("sasl.mechanism", kafka.get("sasl.mechanisms"))
+    if mechanism is not None:
+        options["sasl.mechanism"] = str(mechanism)
+        options["sasl.jaas.config"] = _login_of(str(mechanism), kafka)
+    if "ssl.ca.location" in kafka:
+        options |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(kafka["ssl.ca.location"])}
+    if kafka.get("ssl.endpoint.identification.algorithm") == "none":
+        options["ssl.endpoint.identification.algorithm"] = ""
+    if "ssl.certificate.location" in kafka:
+        raise BadUsage(
+            "a client certificate in two files is no Java key store",
+            "Join key and certificate into one PEM file and name it with --kafka-java ssl.keystore.location=FILE.",
+        )
+    return options
+
+
+def _login_of(mechanism: str, kafka: Mapping[str, Any]) -> str:
+    modules = {"PLAIN": "plain.PlainLoginModule", "SCRAM-SHA-256": "scram.ScramLoginModule"}
+    modules["SCRAM-SHA-512"] = modules["SCRAM-SHA-256"]
+    if mechanism not in modules:
+        raise BadUsage(f"sasl.mechanism {mechanism} is not known here", "Name Java's options with --kafka-java.")
+    user, password = (_quote(str(kafka.get(name, ""))) for name in ("sasl.username", "sasl.password"))
+    module = f"org.apache.kafka.common.security.{modules[mechanism]}"
+    return f"{module} required username={user} password={password};"
+
+
+def _quote(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

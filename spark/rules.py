@@ -1,0 +1,316 @@
+"""The verdicts: each kind of finding has its rule here and nowhere else. Pure.
+
+A rule says what is proved, never what is likely: what a window has not read, or what may still be on its way, is
+no finding. Source: `docs/records.md`, kinds of findings in reconciliation.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from spark.columns import Event, OpState, ReceiptRow
+from spark.matching import Match, Pair, match
+from spark.scope import Extent, Place, Scope
+from spark.story import FINAL, Story, tell
+
+
+class Kind(StrEnum):
+    """Kinds of findings."""
+
+    MISSING = "MISSING"
+    PARTIAL = "PARTIAL"
+    DUPLICATE = "DUPLICATE"
+    PHANTOM = "PHANTOM"
+    ORPHAN = "ORPHAN"
+    CORRUPT = "CORRUPT"
+    WRONG_PLACE = "WRONG_PLACE"
+    WRONG_RECEIPT = "WRONG_RECEIPT"
+    CONTRADICTION = "CONTRADICTION"
+    UNSETTLED = "UNSETTLED"
+    STALE = "STALE"
+    BAD_PARK = "BAD_PARK"
+    BAD_CHECK = "BAD_CHECK"
+    WRONG_GROUP = "WRONG_GROUP"
+    OUT_OF_ORDER = "OUT_OF_ORDER"
+    TABLE_MISMATCH = "TABLE_MISMATCH"
+    UNPROVABLE = "UNPROVABLE"
+
+
+class Found(NamedTuple):
+    """What a rule says: the kind, one sentence, the events that prove it."""
+
+    kind: Kind
+    detail: str
+    legs: tuple[Event, ...]
+
+
+Rule = Callable[[Story, Scope], Iterator[Found]]
+
+
+def judge(tx: str, events: Iterable[Event], scope: Scope) -> list[Found]:
+    """Everything wrong with one transaction, at most one of each kind; nothing wrong: nothing."""
+    story = tell(tx, events)
+    rules = _RULES if story.half is not None else _RULES_WITHOUT_HALF
+    found: dict[Kind, Found] = {}
+    for rule in rules:
+        for one in rule(story, scope):
+            found.setdefault(one.kind, one)
+    return [found[kind] for kind in Kind if kind in found]
+
+
+# --- is what was committed there?
+
+
+def _published_as_prepared(story: Story, scope: Scope) -> Iterator[Found]:
+    """MISSING, PARTIAL, DUPLICATE, CORRUPT, WRONG_PLACE, WRONG_RECEIPT, UNPROVABLE of a published commit."""
+    if story.half is None or story.last is None or story.state != OpState.COMMITTED:
+        return
+    if story.decision == OpState.ROLLED_BACK:
+        return  # CONTRADICTION or WRONG_GROUP, and PHANTOM, say it
+    messages = story.half.messages or ()
+    matched = match(messages, story.last.receipts or (), story.visible)
+    yield from _absent(story, story.last, matched, scope)
+    yield from _extra(story, matched)
+    for pair in matched.pairs:
+        if pair.record is None:
+            continue
+        legs = (story.half, story.last, pair.record)
+        if pair.record.content != pair.message.content:
+            yield Found(Kind.CORRUPT, "key, value or headers are not what was prepared", legs)
+        elif _is_retimed(pair.message.ts, pair.record, scope):
+            yield Found(Kind.CORRUPT, f"timestamp {pair.record.ms}, asked for {pair.message.ts}", legs)
+        if not pair.is_in_place:
+            asked = pair.message.topic + ("" if pair.message.part is None else f"-{pair.message.part}")
+            yield Found(Kind.WRONG_PLACE, f"asked for {asked}", legs)
+        elif not pair.is_at_receipt:
+            yield Found(Kind.WRONG_RECEIPT, f"receipt says {_tell_receipt(pair.receipt)}", legs)
+
+
+def _absent(story: Story, last: Event, matched: Match, scope: Scope) -> Iterator[Found]:
+    """Messages that are nowhere: gone, or out of reach of a proof, or not readable yet."""
+    absences = [_absence(pair, last, scope) for pair in matched.pairs if pair.record is None]
+    half = story.half
+    assert half is not None
+    missing = [where for kind, where in absences if kind is Kind.MISSING]
+    if missing:
+        is_all = len(missing) == len(matched.pairs)
+        seen = tuple(pair.record for pair in matched.pairs if pair.record is not None)
+        detail = f"{len(missing)} of {len(matched.pairs)} messages, by their receipts at {', '.join(missing)}"
+        yield Found(Kind.MISSING if is_all else Kind.PARTIAL, detail, (half, last, *seen))
+    removed = [where for kind, where in absences if kind is Kind.UNPROVABLE]
+    if removed:
+        yield Found(Kind.UNPROVABLE, f"no longer kept: {', '.join(removed)}", (half, last))
+
+
+def _absence(pair: Pair, last: Event, scope: Scope) -> tuple[Kind | None, str]:
+    """What the absence of a message proves, and the place its receipt names."""
+    receipt = pair.receipt
+    where = _tell_receipt(receipt)
+    if receipt is None or receipt.off is None:
+        is_read = any(place.topic == pair.message.topic for place in scope.extents)
+        return (Kind.MISSING if is_read else Kind.UNPROVABLE), where
+    extent = scope.extents.get(Place(receipt.topic, receipt.part))
+    if extent is None:
+        return Kind.UNPROVABLE, f"{where} (not read)"
+    if receipt.off < extent.start or extent.is_compacted:
+        return Kind.UNPROVABLE, where
+    is_young = scope.now_ms - last.ms <= scope.graces.settle_ms
+    return (None if receipt.off >= extent.end and is_young else Kind.MISSING), where
+
+
+def _extra(story: Story, matched: Match) -> Iterator[Found]:
+    prepared = {pair.message.content for pair in matched.pairs}
+    again = [record for record in matched.extra if record.content in prepared]
+    if again:
+        originals = [pair.record for pair in matched.pairs if pair.record and pair.record.content == again[0].content]
+        yield Found(Kind.DUPLICATE, f"{len(again)} more than prepared", (*originals, *again))
+    strange = [record for record in matched.extra if record.content not in prepared]
+    if strange:
+        assert story.half is not None
+        yield Found(Kind.CORRUPT, f"{len(strange)} records nobody prepared", (story.half, *strange))
+
+
+def _is_retimed(asked_ms: int | None, record: Event, scope: Scope) -> bool:
+    extent = scope.extents.get(Place(record.topic, record.part))
+    return asked_ms is not None and asked_ms != record.ms and not (extent is not None and extent.has_append_time)
+
+
+# --- is anything there that was not committed?
+
+
+def _visible_without_commit(story: Story, scope: Scope) -> Iterator[Found]:
+    """PHANTOM. What lies behind `seen` may have been committed by records after the journal's end."""
+    if _is_of_wrong_group(story) or story.decision == OpState.COMMITTED:
+        return
+    early = [record for record in story.visible if _was_seen(record, scope)]
+    if early:
+        state = story.decision or story.state or OpState.PREPARED
+        yield Found(Kind.PHANTOM, f"visible although {state.name}", (*_known(story.half, story.decided), *early))
+
+
+# --- does the op topic say what the journal says?
+
+
+def _op_against_journal(story: Story, scope: Scope) -> Iterator[Found]:
+    """CONTRADICTION, WRONG_GROUP."""
+    finals = [op for op in story.ops if op.code in FINAL and _is_decided_within(op, story, scope)]
+    if not finals:
+        return
+    legs = (*_known(story.half, story.decided), *finals)
+    if _is_of_wrong_group(story):
+        yield Found(Kind.WRONG_GROUP, f"ended by {story.foreign_ends[0].grp}", (*legs, *story.foreign_ends))
+        return
+    states = {_fact(op) for op in finals}
+    if len(states) > 1:
+        yield Found(Kind.CONTRADICTION, "both COMMITTED and ROLLED_BACK", legs)
+    elif story.decision is None:
+        yield Found(Kind.CONTRADICTION, f"{_fact(finals[0]).name} without a recorded resolution", legs)
+    elif story.decision not in states:
+        yield Found(Kind.CONTRADICTION, f"recorded {story.decision.name}, told {_fact(finals[0]).name}", legs)
+    elif len({op.receipts for op in finals if op.code == OpState.COMMITTED}) > 1:
+        yield Found(Kind.CONTRADICTION, "published twice, with different receipts", legs)
+    elif story.ops[-1].code not in FINAL:
+        yield Found(Kind.CONTRADICTION, "not final any more", (*legs, story.ops[-1]))
+
+
+def _decided_but_unsettled(story: Story, scope: Scope) -> Iterator[Found]:
+    """UNSETTLED."""
+    if story.decided is None or any(op.code in FINAL for op in story.ops):
+        return
+    age_ms = scope.now_ms - story.decided.ms
+    if age_ms > scope.graces.settle_ms:
+        yield Found(Kind.UNSETTLED, f"decided {age_ms // 1_000} s ago", _known(story.half, story.decided, story.last))
+
+
+def _undecided_for_too_long(story: Story, scope: Scope) -> Iterator[Found]:
+    """STALE."""
+    half, last = story.half, story.last
+    if half is None or story.decided is not None or story.state not in {None, OpState.PREPARED}:
+        return
+    began_ms = max(story.life_ms, (last.since_ms or 0) if last is not None else 0)
+    life_ms = scope.times_of(half.grp).max_lifetime_ms if half.life_ms is None else half.life_ms
+    age_ms = scope.now_ms - began_ms
+    if age_ms > life_ms + scope.graces.stale_ms:
+        yield Found(Kind.STALE, f"{age_ms // 1_000} s old, longest life {life_ms // 1_000} s", _known(half, last))
+
+
+# --- parking and checks
+
+
+def _parked_with_its_message(story: Story, scope: Scope) -> Iterator[Found]:
+    """BAD_PARK, UNPROVABLE."""
+    half, last = story.half, story.last
+    if half is None or last is None or story.state != OpState.PARKED:
+        return
+    copy = next((copy for copy in story.copies if copy.off == last.parked), None)
+    if copy is not None:
+        if copy.body != half.body:
+            yield Found(Kind.BAD_PARK, "the parked message is another one", (half, last, copy))
+        return
+    extents = [extent for place, extent in scope.extents.items() if place.topic == scope.parked_topic]
+    if last.parked is None:
+        yield Found(Kind.BAD_PARK, "no parked message", (half, last, *story.copies))
+    elif any(last.parked < extent.start for extent in extents):
+        yield Found(Kind.UNPROVABLE, f"parked message {last.parked} is no longer kept", (half, last))
+    elif not _may_come(last, extents, scope):
+        yield Found(Kind.BAD_PARK, f"nothing at parked offset {last.parked}", (half, last, *story.copies))
+
+
+def _may_come(last: Event, extents: Sequence[Extent], scope: Scope) -> bool:
+    """Whether the parked copy lies behind the end that was read, and that for a short time only."""
+    is_young = scope.now_ms - last.ms <= scope.graces.settle_ms
+    return is_young and any((last.parked or 0) >= extent.end for extent in extents)
+
+
+def _checked_as_agreed(story: Story, scope: Scope) -> Iterator[Found]:
+    """BAD_CHECK. An answer's append time less its latency is never before the moment it was asked."""
+    half = story.half
+    if half is None or not story.checks:
+        return
+    times = scope.times_of(half.grp)
+    most = times.max_checks if half.max_checks is None else half.max_checks
+    if story.most_checks > most:
+        yield Found(Kind.BAD_CHECK, f"{story.most_checks} answered checks, at most {most}", tuple(story.checks))
+    due_ms = half.ms + max(times.transaction_timeout_ms, half.immunity_ms or 0)
+    for check in story.checks:
+        asked_ms = check.ms - (check.latency_ms or 0)
+        if asked_ms + scope.graces.slack_ms < due_ms:
+            yield Found(Kind.BAD_CHECK, f"asked {due_ms - asked_ms} ms too early", (half, check))
+        late_ms = 0 if story.decided is None else asked_ms - story.decided.ms
+        if late_ms > scope.graces.settle_ms:
+            yield Found(Kind.BAD_CHECK, f"asked {late_ms // 1_000} s after the end", _known(story.decided, check))
+
+
+# --- without a half message
+
+
+def _without_half(story: Story, scope: Scope) -> Iterator[Found]:
+    """ORPHAN, or UNPROVABLE where the half message may have been removed."""
+    legs = (
+        *story.lost_ends,
+        *(op for op in story.ops if not _is_beyond_journal(op, story.tx, scope)),
+        *(event for event in (*story.visible, *story.copies) if _was_seen(event, scope)),
+    )
+    if not legs:
+        return
+    if scope.is_provable(story.tx) or _should_have_half(story, scope):
+        yield Found(Kind.ORPHAN, "no half message", legs)
+    else:
+        yield Found(Kind.UNPROVABLE, "its half message, if there was one, is no longer kept", legs)
+
+
+def _should_have_half(story: Story, scope: Scope) -> bool:
+    """Whether an op message names an offset that was read."""
+    journal = scope.journal_of(story.tx)
+    return journal is not None and any(journal.start <= (op.half or 0) < journal.end for op in story.ops)
+
+
+def _is_beyond_journal(op: Event, tx: str, scope: Scope) -> bool:
+    journal = scope.journal_of(tx)
+    return journal is not None and (op.half or 0) >= journal.end
+
+
+# --- shared
+
+
+def _is_decided_within(op: Event, story: Story, scope: Scope) -> bool:
+    """Whether the record that caused an op message lies in the part of the journal that was read."""
+    journal = scope.journal_of(story.tx)
+    return journal is None or (op.cause or 0) < journal.end
+
+
+def _is_of_wrong_group(story: Story) -> bool:
+    """Whether what the op topic tells was said by another group's end alone."""
+    foreign = {end.off for end in story.foreign_ends}
+    is_decided_elsewhere = story.decided is None or story.decision != story.state
+    return any(op.code in FINAL and op.cause in foreign for op in story.ops) and is_decided_elsewhere
+
+
+def _was_seen(event: Event, scope: Scope) -> bool:
+    extent = scope.extents.get(Place(event.topic, event.part))
+    return extent is None or event.off < extent.seen
+
+
+def _fact(op: Event) -> OpState:
+    """A blocked commit is a commit."""
+    return OpState.COMMITTED if op.code == OpState.BLOCKED else OpState(op.code or 0)
+
+
+def _known(*events: Event | None) -> tuple[Event, ...]:
+    return tuple(event for event in events if event is not None)
+
+
+def _tell_receipt(receipt: ReceiptRow | None) -> str:
+    return "no receipt" if receipt is None else f"{receipt.topic}-{receipt.part}@{receipt.off}"
+
+
+_RULES: tuple[Rule, ...] = (
+    _published_as_prepared,
+    _visible_without_commit,
+    _op_against_journal,
+    _decided_but_unsettled,
+    _undecided_for_too_long,
+    _parked_with_its_message,
+    _checked_as_agreed,
+)
+_RULES_WITHOUT_HALF: tuple[Rule, ...] = (_without_half,)

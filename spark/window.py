@@ -1,0 +1,69 @@
+"""A window: what is read of which topic, in numbers, noted once. Written beside the report, so it can be read again."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from spark.errors import BadUsage
+from spark.scope import Extent, Graces, GroupTimes, Place, Scope
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """`taken_ms`: when the ends were noted. `extents`: of every partition of the three internal and the real topics."""
+
+    half: str
+    op: str
+    parked: str
+    taken_ms: int
+    extents: Mapping[Place, Extent]
+
+    @property
+    def real(self) -> list[str]:
+        """The real topics, in the order of their names."""
+        return sorted({place.topic for place in self.extents} - {self.half, self.op, self.parked})
+
+    def ranges_of(self, topics: Sequence[str]) -> dict[Place, Extent]:
+        """The extents of these topics."""
+        return {place: extent for place, extent in sorted(self.extents.items()) if place.topic in topics}
+
+    def with_first_ms(self, first_ms: Mapping[int, int]) -> "Window":
+        """The same, knowing the timestamp of the first record read of each journal queue."""
+        known = {Place(self.half, queue): ms for queue, ms in first_ms.items()}
+        return replace(
+            self, extents={p: replace(e, first_ms=known.get(p, e.first_ms)) for p, e in self.extents.items()}
+        )
+
+    def make_scope(self, groups: Mapping[str, GroupTimes], graces: Graces) -> Scope:
+        """What the window can prove, with the rules of these producer groups."""
+        return Scope(self.half, self.op, self.parked, self.extents, self.taken_ms, groups, graces)
+
+
+def encode_window(window: Window) -> str:
+    """JSON, the same for the same window."""
+    partitions = [{**place._asdict(), **asdict(extent)} for place, extent in sorted(window.extents.items())]
+    members = {"v": _VERSION, "half": window.half, "op": window.op, "parked": window.parked}
+    return json.dumps({**members, "taken_ms": window.taken_ms, "partitions": partitions}, indent=1) + "\n"
+
+
+def decode_window(text: str) -> Window:
+    """Raises BadUsage."""
+    try:
+        read = json.loads(text)
+        if read["v"] != _VERSION:
+            raise BadUsage(f"window of version {read['v']}, not {_VERSION}")
+        extents = dict(_read_extent(dict(partition)) for partition in read["partitions"])
+        return Window(read["half"], read["op"], read["parked"], int(read["taken_ms"]), extents)
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadUsage(f"the window file cannot be read: {error!r}", "Take one that a run has written.") from error
+
+
+def _read_extent(partition: dict[str, Any]) -> tuple[Place, Extent]:
+    place = Place(partition.pop("topic"), partition.pop("part"))
+    extent = Extent(**partition)
+    if not 0 <= extent.start <= extent.end:
+        raise BadUsage(f"window of {place.topic}-{place.part} ends at {extent.end}, before its start {extent.start}")
+    return place, extent

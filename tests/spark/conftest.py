@@ -1,0 +1,34 @@
+"""One Spark session for all tests of this folder."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from api.cli.spark_jars import connector_jars
+from spark.session import start_session
+
+# py4j leaves its sockets to the garbage collector, which complains in whatever test it happens to run
+_QUIET = "ignore::pytest.PytestUnraisableExceptionWarning"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The filter for the tests of this folder alone."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings(_QUIET))
+            item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A session of one core with the Kafka connector."""
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        pytest.skip("no Java: install a JDK 17 or 21")
+    session = start_session(connector_jars(), cores=1)
+    session.conf.set("spark.sql.shuffle.partitions", "2")
+    yield session
+    session.stop()

@@ -1,0 +1,184 @@
+"""The bridge's own codecs write, Spark SQL reads: all cases are rows of one query."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql import Row, SparkSession
+
+from bridge.core.message import Message, Receipt, StoredMessage
+from bridge.core.op_message import (
+    ANSWERS_KEY,
+    POSITION_KEY,
+    OpMessage,
+    Position,
+    encode_op,
+    encode_position,
+)
+from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
+from bridge.core.record_codec import encode_act, encode_end, encode_half, encode_parked, encode_published
+from bridge.core.transaction import Transaction, TransactionState
+from bridge.core.transaction_id import make_transaction_id
+from spark.columns import ACT_CHECK, ACT_RESUME, COMMIT, UNKNOWN, EndSource, Leg, OpState
+from spark.envelope import EnvelopeSql, journal_sql, op_sql, parked_sql, real_sql
+
+TX = make_transaction_id(0, 1)
+STORED_MS = 100_000
+CONNECTOR_COLUMNS = (
+    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
+    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+)
+# no two are the same record, however alike they look
+MESSAGES = [
+    Message("orders", b"k", b"v"),
+    Message("orders", None, b"v"),
+    Message("orders", b"", b"v"),
+    Message("orders", b"k", None),
+    Message("orders", b"k", b""),
+    Message("orders", b"k", b"v", [("a", None)]),
+    Message("orders", b"k", b"v", [("a", b"")]),
+    Message("orders", b"k", b"v", [("a", b"b"), ("x", None)]),
+    Message("orders", b"k", b"v", [("a", None), ("b", b"x")]),
+    Message("orders", b"k", b"v", [("a", b"1"), ("a", b"2")]),
+    Message("orders", b"k", b"v", [("a", b"2"), ("a", b"1")]),
+    Message("orders", b"\xff\x00", b"\xfe" * 40, [("\u00e4", b"\x01\x02")]),
+]
+
+
+def read(spark: SparkSession, sql: EnvelopeSql, messages: Sequence[Message]) -> list[Row]:
+    """Their events; each lies at the offset of its position in the list."""
+    rows = [
+        (m.key, m.value, m.topic, max(m.queue_id, 0), offset, [tuple(h) for h in m.headers] or None)
+        for offset, m in enumerate(messages)
+    ]
+    columns = CONNECTOR_COLUMNS.replace("timestamp TIMESTAMP, ", "")
+    records = spark.createDataFrame(rows, columns).selectExpr("*", f"timestamp_millis({STORED_MS}) AS timestamp")
+    records.createOrReplaceTempView("records")
+    return spark.sql(sql("records")).orderBy("off").collect()
+
+
+def shown(row: Row) -> dict[str, Any]:
+    """What a row says besides its place and its hashes."""
+    left_out = {"topic", "part", "off", "ms", "grp_id", "body", "content", "place", "okey", "messages"}
+    members = row.asDict(recursive=True).items()
+    return {name: value for name, value in members if value is not None and name not in left_out}
+
+
+def make_half(messages: Sequence[Message], **members: Any) -> Message:
+    single = {"real_topic": messages[0].topic, "real_queue_id": messages[0].queue_id}
+    half = HalfMessage(TX, "shop", len(messages), 5, **(single if len(messages) == 1 else {}), **members)
+    return encode_half(half, messages, "half", 0)
+
+
+def make_op(**members: Any) -> Message:
+    receipts = members.pop("receipts", ())
+    t = Transaction(TX, "shop", 10, 5, 77, since_ms=5, **members)
+    return Message("op", TX.encode(), encode_op(OpMessage(t, receipts)))
+
+
+def test_one_content_has_one_hash_wherever_it_lies(spark: SparkSession) -> None:
+    """Alone or framed in the journal, parked, published; and other bytes, nulls or orders have others."""
+    journal = read(spark, journal_sql, [*(make_half([message]) for message in MESSAGES), make_half(MESSAGES)])
+    alone = [row.messages[0].content for row in journal[:-1]]
+    assert len(set(alone)) == len(MESSAGES)
+    assert [message.content for message in journal[-1].messages] == alone
+    published = [encode_published(message, TX, 1, 9, True) for message in MESSAGES]
+    visible = read(spark, real_sql, published)
+    assert [row.content for row in visible] == alone
+    assert [row.body for row in visible] == [row.body for row in journal[:-1]]
+    assert journal[-1].body == sum(row.body for row in visible)
+    halves = [make_half([MESSAGES[-1]]), make_half(MESSAGES)]
+    stored = [StoredMessage(0, half.key, half.value, tuple(half.headers), 9) for half in halves]
+    parked = read(spark, parked_sql, [encode_parked(one, 3, "MAX_CHECKS", "parked", 0) for one in stored])
+    assert [row.body for row in parked] == [journal[-2].body, journal[-1].body]
+    assert [(row.tx, row.leg, row.grp, row.num) for row in parked] == [(TX, Leg.PARKED, "shop", 3)] * 2
+
+
+def test_journal_is_read(spark: SparkSession) -> None:
+    """Half messages with everything they may say, ends, acts; the rest is counted as unreadable."""
+    plain = make_half([Message("orders", b"k", b"v")])
+    version_2 = plain.headers[-1][1] or b""
+    rows = read(
+        spark,
+        journal_sql,
+        [
+            make_half(
+                [Message("orders", b"k", b"v", queue_id=2)],
+                timestamp_ms=44,
+                immunity_s=7,
+                max_checks=3,
+                max_life_s=9,
+                is_published=True,
+                ordering_key="k",
+            ),
+            make_half([Message("orders", b"k", b"v")], idempotency_key="once", seen_ms=STORED_MS - 30_001),
+            make_half([Message("orders", None, b"v")], idempotency_key="once", seen_ms=STORED_MS - 30_000),
+            encode_end(EndRecord(TX, Resolution.ROLLBACK, Source.PRODUCER, 5), "half", 0),
+            encode_end(EndRecord(TX, Resolution.UNKNOWN, Source.CHECK, 5, "shop", None, 3, "e", 200, 17), "half", 0),
+            encode_act(ActRecord(TX, Act.RESUME, "me", "why", 5), "half", 0),
+            encode_act(ActRecord(TX, Act.CHECK, "me", "why", 5), "half", 0),
+            Message("half", b"x", b"y"),
+            Message("half", b"x", b"y", [("properties", b"KIND\x01H\x02KIND\x01H\x02")]),
+            Message("half", b"x", b"y", [("properties", version_2.replace(b"V\x011", b"V\x012"))]),
+            Message("half", None, b"[]", [("properties", version_2.replace(b"N\x011", b"N\x012"))]),
+        ],
+    )
+    half = {"tx": TX, "leg": Leg.HALF, "grp": "shop", "n": 1, "code": UNKNOWN, "is_void": False, "asked": 0}
+    own = {"immunity_ms": 7_000, "max_checks": 3, "life_ms": 9_000}
+    assert shown(rows[0]) == {**half, **own, "code": COMMIT, "asked": 1}
+    assert [(m.topic, m.part, m.ts) for m in rows[0].messages] == [("orders", 2, 44)]
+    assert [shown(row) for row in rows[1:3]] == [{**half, "is_void": True}, half]
+    assert rows[0].okey == rows[1].okey  # an ordering key orders with an equal message key
+    assert rows[2].okey is None
+    end = {"tx": TX, "leg": Leg.END, "is_void": False}
+    assert shown(rows[3]) == {**end, "code": 12, "src": EndSource.PRODUCER}
+    check = {"code": UNKNOWN, "src": EndSource.CHECK, "num": 3, "latency_ms": 17, "grp": "shop"}
+    assert shown(rows[4]) == {**end, **check}
+    assert [(row.leg, row.code) for row in rows[5:7]] == [(Leg.ACT, ACT_RESUME), (Leg.ACT, ACT_CHECK)]
+    assert [row.leg for row in rows[7:]] == [Leg.UNREADABLE] * 4
+
+
+def test_op_topic_is_read(spark: SparkSession) -> None:
+    """States, receipts, positions, answers."""
+    committed, rolled_back, parked = TransactionState.COMMITTED, TransactionState.ROLLED_BACK, TransactionState.PARKED
+    receipts = [Receipt("orders", 2, 99), Receipt("credits", 0, None)]
+    rows = read(
+        spark,
+        op_sql,
+        [
+            make_op(state=committed, at=20, by="check", ended_ms=6, check_times=2, receipts=receipts),
+            make_op(state=committed, at=20, by="check", end=20, ended_ms=6, blocked=True, why="gone"),
+            make_op(state=rolled_back, at=20, by="producer", ended_ms=6),
+            make_op(state=parked, at=20, by="timer", why="MAX_CHECKS", parked=4),
+            make_op(at=20),
+            Message("op", POSITION_KEY, encode_position(Position(31, 10, 5, "me"))),
+            Message("op", ANSWERS_KEY, b'{"v":1,"answers":[]}'),
+            Message("op", TX.encode(), b'{"v":2,"state":"COMMITTED"}'),
+            Message("op", TX.encode(), None),
+            Message("op", b"stranger", b'{"v":1,"state":"COMMITTED"}'),
+        ],
+    )
+    op = {"tx": TX, "leg": Leg.OP, "grp": "shop", "cause": 20, "half": 10}
+    places = [{"topic": "orders", "part": 2, "off": 99}, {"topic": "credits", "part": 0, "off": None}]
+    assert shown(rows[0]) == {**op, "code": OpState.COMMITTED, "num": 2, "n": 2, "receipts": places}
+    assert shown(rows[1]) == {**op, "code": OpState.BLOCKED, "num": 0, "since_ms": 5}
+    assert shown(rows[2]) == {**op, "code": OpState.ROLLED_BACK, "num": 0}
+    assert shown(rows[3]) == {**op, "code": OpState.PARKED, "num": 0, "parked": 4, "since_ms": 5}
+    assert shown(rows[4]) == {**op, "code": OpState.PREPARED, "num": 0, "since_ms": 5}
+    assert shown(rows[5]) == {"tx": "", "leg": Leg.POSITION, "cause": 31}
+    assert [row.leg for row in rows[6:]] == [Leg.ANSWERS, *[Leg.UNREADABLE] * 3]
+
+
+def test_receipts_and_records_of_one_place_have_one_hash(spark: SparkSession) -> None:
+    """So that the fold can compare them without reading lists."""
+    record = encode_published(Message("orders", b"k", b"v"), TX, 2, 9, True)
+    (visible,) = read(spark, real_sql, [record])
+    (told,) = read(spark, op_sql, [make_op(state=TransactionState.COMMITTED, receipts=[Receipt("orders", 2, 0)])])
+    assert visible.place == told.place
+
+
+def test_other_producers_records_are_foreign(spark: SparkSession) -> None:
+    """Without our header, with another last header, with an id that cannot be one."""
+    ours = ("transaction-id", TX.encode())
+    headers = [[], [("x", b"1")], [ours, ("x", b"1")], [("transaction-id", b"t" * 28)], [("transaction-id", None)]]
+    rows = read(spark, real_sql, [Message("orders", b"k", b"v", one) for one in headers])
+    assert [(row.tx, row.leg) for row in rows] == [("", Leg.FOREIGN)] * len(headers)

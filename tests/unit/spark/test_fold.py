@@ -1,0 +1,148 @@
+"""The fold, on DuckDB: the same text runs on Spark (tests/spark), here thousands of times."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
+from spark.columns import EVENT_TYPES, Event, OpState, Prepared, ReceiptRow
+from spark.fold import SUSPECT_EVENTS_SQL, fold_sql, out_of_order_sql
+from tests.support.envelope_rows import (
+    HALF_MS,
+    HOUR_MS,
+    NOW_MS,
+    ONE,
+    TWO,
+    TX,
+    check,
+    commit,
+    copy,
+    end,
+    half,
+    kinds,
+    op,
+    record,
+    rollback,
+)
+
+duckdb = pytest.importorskip("duckdb", reason="DuckDB is not installed")
+
+_TYPES = {"STRING": "VARCHAR", "INT": "INTEGER", "BIGINT": "BIGINT", "BOOLEAN": "BOOLEAN"}
+_FLAT = {name: _TYPES[kind] for name, kind in EVENT_TYPES.items() if kind in _TYPES}
+_STALE_BEFORE_MS = NOW_MS - HOUR_MS
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[Any]:
+    """With a table `events`: the envelope without its arrays, which the fold does not read."""
+    with duckdb.connect(config={"threads": 1}) as connection:
+        columns = ", ".join(f"{name} {kind}" for name, kind in _FLAT.items())
+        connection.execute(f"CREATE TABLE events ({columns})")
+        connection.execute(f"CREATE VIEW transactions AS {fold_sql(_STALE_BEFORE_MS)}")
+        yield connection
+
+
+def fold(database: Any, events: Sequence[Event]) -> dict[str, dict[str, Any]]:
+    """A row a transaction, by its id."""
+    database.execute("DELETE FROM events")
+    rows = [[getattr(event, name) for name in _FLAT] for event in events]
+    if rows:
+        database.executemany(f"INSERT INTO events VALUES ({', '.join('?' * len(_FLAT))})", rows)
+    result = database.execute("SELECT * FROM transactions")
+    names = [column[0] for column in result.description]
+    return {row[0]: dict(zip(names, row, strict=True)) for row in result.fetchall()}
+
+
+PLAIN = {
+    "committed": ([half(), commit(), op("COMMITTED"), record()], OpState.COMMITTED),
+    "committed twice": ([half(), commit(), commit(21), op("COMMITTED"), record()], OpState.COMMITTED),
+    "rolled back": ([half(), rollback(), op("ROLLED_BACK")], OpState.ROLLED_BACK),
+    "published at once": ([half(code=8), op("COMMITTED", cause=10), record()], OpState.COMMITTED),
+    "pending": ([half()], None),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_ordinary_transactions_are_plain(database: Any, name: str) -> None:
+    """They are nearly all: none of them may have to be told event by event."""
+    events, state = PLAIN[name]
+    row = fold(database, events)[TX]
+    assert row["is_plain"] is True
+    assert (None if row["last_op"] is None else OpState(row["last_op"] % 8)) == state
+    assert database.execute(SUSPECT_EVENTS_SQL).fetchall() == []
+
+
+_ENDS = st.sampled_from([8, 12, 0])
+_OFFSETS = st.integers(10, 60)
+_MESSAGES = st.sampled_from([ONE, TWO, (*ONE, *ONE), (Prepared("orders", 1, 111, None),)])
+_RECEIPTS = st.lists(st.sampled_from([ReceiptRow("orders", 0, 100), ReceiptRow("credits", 0, 7)]), max_size=2)
+_EVENTS = st.one_of(
+    st.builds(half, _MESSAGES, off=st.integers(10, 12), is_void=st.booleans(), life_ms=st.sampled_from([None, 1_000])),
+    st.builds(half, code=st.just(8)),
+    st.builds(end, _ENDS, _OFFSETS, grp=st.sampled_from([None, None, "shop", "thief"])),
+    st.builds(check, st.integers(1, 3), _OFFSETS, st.integers(HALF_MS, HALF_MS + 90_000), _ENDS),
+    st.builds(op, st.sampled_from([state.name for state in OpState]), _OFFSETS, _OFFSETS, _RECEIPTS),
+    st.builds(op, st.sampled_from(["COMMITTED", "ROLLED_BACK"]), parked=st.sampled_from([None, 5])),
+    st.builds(record, st.sampled_from([100, 101]), st.sampled_from([111, 222]), st.sampled_from(["orders", "credits"])),
+    st.builds(copy, st.integers(5, 6), _MESSAGES),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from([[], *(events for events, _ in PLAIN.values())]),
+    st.lists(_EVENTS, max_size=3),
+    st.sets(st.integers(0, 4), max_size=1),
+)
+def test_whatever_the_fold_lets_pass_is_right(
+    database: Any, ordinary: list[Event], more: list[Event], lost: set[int]
+) -> None:
+    """An ordinary transaction with something added or lost: what is plain to the fold is right by the rules."""
+    events = list(dict.fromkeys([event for i, event in enumerate(ordinary) if i not in lost] + more))
+    for row in fold(database, events).values():
+        assert not row["is_plain"] or kinds(events) == []
+
+
+def keyed(number: int, okey: int | None, end: int, off: int, part: int = 0) -> list[Event]:
+    """A committed transaction with an ordering key, decided at `end` and published at `off`."""
+    tx = make_transaction_id(0, make_uuid7_bits(HALF_MS, number))
+    made = [half(off=number, okey=okey), commit(end), op("COMMITTED", off=end, cause=end), record(off, part=part)]
+    return [event._replace(tx=tx) for event in made]
+
+
+def overtaken(database: Any, *transactions: list[Event]) -> list[tuple[int, int]]:
+    """Positions of (the one decided later, the one it overtook)."""
+    fold(database, [event for events in transactions for event in events])
+    place = {events[0].tx: i for i, events in enumerate(transactions)}
+    found = database.execute(out_of_order_sql()).fetchall()
+    return sorted({(place[late], place[early]) for late, early in found})
+
+
+def test_transaction_published_before_one_decided_earlier_is_found(database: Any) -> None:
+    """O, as far as a log can show it: within a partition."""
+    assert overtaken(database, keyed(1, 7, 20, 102), keyed(2, 7, 21, 101), keyed(3, 7, 22, 103)) == [(1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        pytest.param((8, 21, 101, 0), "another key", id="another key"),
+        pytest.param((7, 21, 103, 0), "in order", id="in order"),
+        pytest.param((7, 21, 101, 1), "another partition", id="another partition"),
+        pytest.param((None, 21, 101, 0), "no key", id="no key"),
+    ],
+)
+def test_order_is_asked_for_only_where_it_was_promised(
+    database: Any, second: tuple[int | None, int, int, int], why: str
+) -> None:
+    """Beside a transaction of key 7, decided at 20 and published at 102."""
+    assert overtaken(database, keyed(1, 7, 20, 102), keyed(2, *second)) == [], why
+
+
+def test_duplicate_long_after_overtakes_nobody(database: Any) -> None:
+    """It is a DUPLICATE; those published between are in order."""
+    first = keyed(1, 7, 20, 100)
+    assert overtaken(database, [*first, first[-1]._replace(off=900)], keyed(2, 7, 21, 101)) == []

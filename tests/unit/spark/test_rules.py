@@ -1,0 +1,244 @@
+"""The verdict rules: every kind, and beside each what looks like it and is right."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
+from spark.columns import ACT_RESUME, COMMIT, EndSource, Event, Leg, Prepared, ReceiptRow
+from spark.rules import Kind, judge
+from spark.scope import Graces
+from tests.support.envelope_rows import (
+    END_MS,
+    HALF,
+    HALF_MS,
+    HOUR_MS,
+    NOW_MS,
+    ONE,
+    PARKED,
+    SCOPE,
+    TWO,
+    TX,
+    check,
+    commit,
+    copy,
+    end,
+    half,
+    kinds,
+    op,
+    record,
+    rollback,
+    with_extent,
+)
+
+BOTH = (ReceiptRow("orders", 0, 100), ReceiptRow("credits", 0, 7))
+RESUME = Event(TX, Leg.ACT, HALF, 0, 40, END_MS + 1_000, code=ACT_RESUME)
+COMMITTED = op("COMMITTED")
+
+RIGHT = {
+    "committed": [half(), commit(), COMMITTED, record()],
+    "rolled back": [half(), rollback(), op("ROLLED_BACK")],
+    "published at once": [half(code=COMMIT), op("COMMITTED", cause=10), record()],
+    "several messages": [
+        half(TWO), commit(), op("COMMITTED", receipts=BOTH), record(), record(7, 222, "credits"),
+    ],
+    "two equal messages": [
+        half((*ONE, *ONE)), commit(), record(), record(101),
+        op("COMMITTED", receipts=[ReceiptRow("orders", 0, 100), ReceiptRow("orders", 0, 101)]),
+    ],
+    "receipts without offset": [half(), commit(), op("COMMITTED", receipts=[ReceiptRow("orders", 0, None)]), record()],
+    "repeated ends": [half(), commit(), commit(21), commit(22), COMMITTED, record()],
+    "a contradiction, the first won": [half(), commit(), rollback(21), COMMITTED, record()],
+    "another group's end in vain": [half(), rollback(15, grp="thief"), commit(), COMMITTED, record()],
+    "an end before the half message": [rollback(9), half(), commit(), COMMITTED, record()],
+    "op message written again": [half(), commit(), COMMITTED, op("COMMITTED", off=40), record()],
+    "a repeated half message": [half(), half(off=25), commit(), COMMITTED, record()],
+    "a void repeat": [half(is_void=True), half(off=12), commit(), op("COMMITTED", half=12), record()],
+    "a void half message alone": [half(is_void=True)],
+    "counted unknowns, then a commit": [
+        half(), check(1, 15, HALF_MS + 6_200), op("PREPARED", 28, 15), commit(), COMMITTED, record(),
+    ],
+    "an UNKNOWN for nobody": [check(1, 15, HALF_MS)],
+    "put back": [half(), op("PREPARED", 28, 15)],
+    "young and pending": [half()],
+    "decided a moment ago": [half(), commit(ms=NOW_MS - 1_000)],
+    "decided a moment ago, seen already": [half(), commit(ms=NOW_MS - 1_000), record(off=999)],
+    "blocked": [half(), commit(), op("BLOCKED")],
+    "blocked, then published": [half(), commit(), op("BLOCKED"), op("COMMITTED", off=45, cause=33), record()],
+    "parked": [half(), op("PARKED", cause=25, parked=5), copy()],
+    "parked, then committed": [
+        half(), op("PARKED", cause=15, parked=5), copy(), commit(), op("COMMITTED", 45), record(),
+    ],
+    "parked, resumed, asked again": [
+        half(max_checks=1), check(1, 12, HALF_MS + 7_000), op("PARKED", cause=15, parked=5), copy(), RESUME,
+        op("PREPARED", 45, 40), check(2, 50, END_MS + 9_000), op("PREPARED", 46, 50),
+    ],
+    "partition and time as asked": [
+        half([Prepared("orders", 0, 111, 77)]), commit(), COMMITTED, record(ms=77),
+    ],
+}  # fmt: skip
+
+WRONG = {
+    "nothing of it": ([half(), commit(), COMMITTED], "MISSING"),
+    "one of two": ([half(TWO), commit(), op("COMMITTED", receipts=BOTH), record()], "PARTIAL"),
+    "twice": ([half(), commit(), COMMITTED, record(), record(900)], "DUPLICATE"),
+    "twice, and one never": (
+        [half(TWO), commit(), op("COMMITTED", receipts=BOTH), record(), record(900)], "PARTIAL DUPLICATE",
+    ),
+    "visible, rolled back": ([half(), rollback(), op("ROLLED_BACK"), record()], "PHANTOM"),
+    "visible, parked": ([half(), op("PARKED", cause=25, parked=5), copy(), record()], "PHANTOM"),
+    "visible, undecided": ([half(), record()], "PHANTOM"),
+    "record without half": ([record()], "ORPHAN"),
+    "op message without half": ([op("ROLLED_BACK")], "ORPHAN"),
+    "end without half": ([commit()], "ORPHAN"),
+    "void half, and yet settled": ([half(is_void=True), commit(), COMMITTED, record()], "ORPHAN"),
+    "another content": ([half(), commit(), COMMITTED, record(content=112)], "CORRUPT"),
+    "another time": (
+        [half([Prepared("orders", None, 111, 77)]), commit(), COMMITTED, record(ms=78)], "CORRUPT",
+    ),
+    "another topic": (
+        [half(), commit(), op("COMMITTED", receipts=[ReceiptRow("credits", 0, 7)]), record(7, 111, "credits")],
+        "WRONG_PLACE",
+    ),
+    "another partition": ([half([Prepared("orders", 2, 111, None)]), commit(), COMMITTED, record()], "WRONG_PLACE"),
+    "elsewhere than the receipt": ([half(), commit(), COMMITTED, record(101)], "WRONG_RECEIPT"),
+    "told the contrary": ([half(), commit(), op("ROLLED_BACK")], "CONTRADICTION"),
+    "two facts": ([half(), commit(), COMMITTED, op("ROLLED_BACK", 40), record()], "CONTRADICTION"),
+    "published twice, told twice": (
+        [half(), commit(), COMMITTED, op("COMMITTED", 40, receipts=[ReceiptRow("orders", 0, 900)]), record(),
+         record(900)],
+        "DUPLICATE CONTRADICTION",
+    ),
+    "a fact from nowhere": ([half(), op("ROLLED_BACK")], "CONTRADICTION"),
+    "rollback recorded, commit done": (
+        [half(), rollback(), COMMITTED, record()], "PHANTOM CONTRADICTION",
+    ),
+    "never settled": ([half(), commit()], "UNSETTLED"),
+    "outlived": ([half(life_ms=1_000, ms=NOW_MS - 2 * HOUR_MS)], "STALE"),
+    "parked without its message": ([half(), op("PARKED", cause=25, parked=5)], "BAD_PARK"),
+    "parked with another": ([half(), op("PARKED", cause=25, parked=5), copy(messages=TWO)], "BAD_PARK"),
+    "asked too early": ([half(), check(1, 15, HALF_MS + 500), op("PREPARED", cause=15)], "BAD_CHECK"),
+    "asked too often": (
+        [half(max_checks=1), check(1, 15, HALF_MS + 7_000), check(2, 16, HALF_MS + 40_000), op("PREPARED", cause=16)],
+        "BAD_CHECK",
+    ),
+    "asked after the end": ([half(), commit(), COMMITTED, record(), check(1, 25, END_MS + 70_000)], "BAD_CHECK"),
+    "ended by another group": ([half(), commit(grp="thief"), COMMITTED, record()], "WRONG_GROUP"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_right_is_no_finding(name: str) -> None:
+    """A false alarm costs more trust than a missed one."""
+    assert kinds(RIGHT[name]) == []
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_found_by_its_kind(name: str) -> None:
+    """And under no other kind."""
+    events, expected = WRONG[name]
+    assert kinds(events) == expected.split()
+
+
+def test_every_kind_of_one_transaction_is_tried() -> None:
+    """Order and producers' tables need more than one transaction's events; unprovable ones have tests of their own."""
+    elsewhere = {Kind.OUT_OF_ORDER, Kind.TABLE_MISMATCH, Kind.UNPROVABLE}
+    assert {kind for _, expected in WRONG.values() for kind in expected.split()} == set(Kind) - elsewhere
+
+
+@pytest.mark.parametrize(
+    ("events", "topic", "members"),
+    [
+        pytest.param([half(), commit(), COMMITTED], "orders", {"start": 101}, id="record beyond retention"),
+        pytest.param([half(), commit(), COMMITTED], "orders", {"is_compacted": True}, id="record compacted away"),
+        pytest.param(
+            [half(), op("PARKED", cause=25, parked=5)], PARKED, {"start": 6}, id="parked copy beyond retention"
+        ),
+        pytest.param(
+            [op("ROLLED_BACK")], HALF, {"start": 11, "is_whole": False, "first_ms": HALF_MS}, id="half message"
+        ),
+    ],
+)
+def test_removed_proof_is_said_to_be_removed(events: list[Event], topic: str, members: dict[str, int]) -> None:
+    """Neither right nor wrong: UNPROVABLE. With the whole log the same is a finding."""
+    assert kinds(events, with_extent(SCOPE, topic, **members)) == ["UNPROVABLE"]
+    assert kinds(events) not in ([], ["UNPROVABLE"])
+
+
+def test_id_with_a_later_time_must_have_its_half_message() -> None:
+    """The journal's beginning is gone, but this transaction is younger than what is left."""
+    scope = with_extent(SCOPE, HALF, start=11, is_whole=False, first_ms=HALF_MS)
+    young = make_transaction_id(0, make_uuid7_bits(HALF_MS + 500_000, 1))
+    for tx, kind in ((young, "ORPHAN"), (TX, "UNPROVABLE"), (make_transaction_id(0, 12345), "UNPROVABLE")):
+        assert kinds([record()._replace(tx=tx)], scope, tx) == [kind]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        pytest.param([half(), commit(ms=NOW_MS), op("COMMITTED", ms=NOW_MS)], id="record not readable yet"),
+        pytest.param([half(), record(off=995)], id="committed behind the journal's end"),
+        pytest.param(
+            [half(), op("COMMITTED", cause=1_000, receipts=[ReceiptRow("orders", 0, 995)]), record(off=995)],
+            id="settled behind the journal's end",
+        ),
+        pytest.param([record(off=995)], id="prepared behind the journal's end"),
+        pytest.param([op("COMMITTED", cause=1_001, half=1_000)], id="both behind the journal's end"),
+        pytest.param([half(), op("PARKED", cause=25, parked=1_000, ms=NOW_MS)], id="parked copy not readable yet"),
+    ],
+)
+def test_what_happens_while_ends_are_noted_is_no_finding(events: list[Event]) -> None:
+    """A run during live traffic is as right as one at rest. Real topics were seen to 990 before the journal's end."""
+    live = with_extent(with_extent(SCOPE, "orders", seen=990, end=100), PARKED, seen=990)
+    assert kinds(events, live) == []
+
+
+def test_unreadable_record_becomes_a_finding_with_time() -> None:
+    """A Kafka transaction that hangs keeps committed messages from their readers."""
+    beyond = with_extent(SCOPE, "orders", end=100)
+    assert kinds(RIGHT["committed"][:3], beyond) == ["MISSING"]
+
+
+def test_topic_with_append_time_may_change_the_timestamp() -> None:
+    """Its own clock overrules what was asked for."""
+    events = [half([Prepared("orders", None, 111, 77)]), commit(), COMMITTED, record()]
+    assert kinds(events, with_extent(SCOPE, "orders", has_append_time=True)) == []
+
+
+def test_unknown_group_is_judged_by_the_bounds() -> None:
+    """Its settings may be anything that is allowed: nobody is accused by a default."""
+    early = [half(grp="new"), check(1, 15, HALF_MS + 1_500), op("PREPARED", cause=15)]
+    assert kinds(early, replace(SCOPE, graces=Graces(slack_ms=0))) == []
+    assert kinds([half(), *early[1:]], replace(SCOPE, graces=Graces(slack_ms=0))) == ["BAD_CHECK"]
+
+
+def test_answer_of_a_check_that_was_late_by_itself_is_right() -> None:
+    """It was asked before the end and answered long after: nobody asked after the end."""
+    slow = check(1, 25, END_MS + 70_000, latency_ms=69_500)
+    assert kinds([half(), commit(), COMMITTED, record(), slow]) == []
+
+
+def test_finding_names_its_evidence() -> None:
+    """Offsets that an operator can look at."""
+    (found,) = judge(TX, [half(), commit(), COMMITTED, record(), record(900)], SCOPE)
+    assert [(leg.topic, leg.part, leg.off) for leg in found.legs] == [("orders", 0, 100), ("orders", 0, 900)]
+    assert found.detail == "1 more than prepared"
+
+
+@given(data=st.data(), name=st.sampled_from([*RIGHT, *WRONG]))
+def test_verdict_depends_on_the_events_alone(data: st.DataObject, name: str) -> None:
+    """Not on their order, nor on an event that was landed twice: runs are repeated, windows overlap."""
+    events = RIGHT.get(name) or WRONG[name][0]
+    again = data.draw(st.permutations(events)) + data.draw(st.lists(st.sampled_from(events)))
+    assert judge(TX, again, SCOPE) == judge(TX, events, SCOPE)
+
+
+@given(st.sampled_from([EndSource.PRODUCER, EndSource.OPERATOR]), st.lists(st.sampled_from("CRU"), max_size=4))
+def test_later_ends_change_nothing(source: EndSource, later: list[str]) -> None:
+    """The first recorded resolution wins for ever."""
+    made = {"C": 8, "R": 12, "U": 0}
+    ends = [end(made[letter], 50 + i, src=source) for i, letter in enumerate(later)]
+    for name in ("committed", "rolled back"):
+        assert kinds([*RIGHT[name], *ends]) == []
