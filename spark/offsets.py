@@ -61,6 +61,11 @@ def _take(admin: AdminClient, internal: InternalTopics, wanted: list[str], since
                 f"{place.topic}-{place.part} ends at {ends[place]}, before the {since[place]} of the last window",
                 "The topic was made anew: begin with a new state folder.",
             )
+        if starts[place] > since.get(place, starts[place]):
+            raise BadUsage(
+                f"{place.topic}-{place.part} begins at {starts[place]}: records since the last window were removed",
+                "Run more often than the shortest retention; now begin anew, without --since-last.",
+            )
         policy, clock = policies[place.topic]
         extents[place] = Extent(
             start,
@@ -109,23 +114,26 @@ def _read_policies(admin: AdminClient, topics: Iterable[str]) -> dict[str, tuple
 _SAME_NAMES = ("bootstrap.servers", "security.protocol")
 
 
-def java_options(kafka: Mapping[str, Any]) -> dict[str, str]:
-    """librdkafka's options as Java's client takes them. Raises BadUsage for security that cannot be told so."""
+def java_options(kafka: Mapping[str, Any], java: Mapping[str, str]) -> dict[str, str]:
+    """librdkafka's options as Java's client takes them, and `java`, which come first.
+
+    Raises BadUsage for security that can only be told in `java`, and is not.
+    """
     options = {name: str(kafka[name]) for name in _SAME_NAMES if name in kafka}
     mechanism = kafka.get("sasl.mechanism", kafka.get("sasl.mechanisms"))
-    if mechanism is not None:
+    if mechanism is not None and "sasl.jaas.config" not in java:
         options["sasl.mechanism"] = str(mechanism)
         options["sasl.jaas.config"] = _login_of(str(mechanism), kafka)
     if "ssl.ca.location" in kafka:
         options |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(kafka["ssl.ca.location"])}
     if kafka.get("ssl.endpoint.identification.algorithm") == "none":
         options["ssl.endpoint.identification.algorithm"] = ""
-    if "ssl.certificate.location" in kafka:
+    if "ssl.certificate.location" in kafka and "ssl.keystore.location" not in java:
         raise BadUsage(
             "a client certificate in two files is no Java key store",
             "Join key and certificate into one PEM file and name it with --kafka-java ssl.keystore.location=FILE.",
         )
-    return options
+    return {**options, **java}
 
 
 def _login_of(mechanism: str, kafka: Mapping[str, Any]) -> str:

@@ -1,0 +1,160 @@
+"""What the self-test plants: every kind of finding, and everything that looks like one and is right. Pure.
+
+A tale is one transaction's records as steps. The journal's steps are written first, for all tales; then real,
+parked and op records, batch by batch in Kafka transactions; steps and tales that are late come after all others.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from bridge.core.message import Message
+from spark.columns import ACT_RESUME, COMMIT, ROLLBACK, UNKNOWN, OpState
+from spark.rules import Kind
+
+ORDERS, CREDITS, EXPIRED = "orders", "credits", "expired"  # of the last, everything is removed after it was written
+HOUR_MS = 3_600_000
+MAX_CHECKS, LIFE_MS, TIMEOUT_MS = 3, 24 * HOUR_MS, 6_000  # of the group the tales belong to
+
+
+class Step(NamedTuple):
+    """One record. `options` overrule what an honest bridge would have written."""
+
+    name: str  # half, end, act, show, park, op
+    options: Mapping[str, Any]
+    is_late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tale:
+    """A transaction. `age_ms`: how long ago it was prepared; `kinds`: what must be found."""
+
+    name: str
+    steps: Sequence[Step]
+    kinds: Sequence[Kind] = ()
+    messages: Sequence[Message] = ()
+    age_ms: int = 2 * HOUR_MS
+    is_late: bool = False
+    half: Mapping[str, Any] = field(default_factory=dict)
+
+
+def step(name: str, **options: Any) -> Step:  # noqa: ANN401 - fields of six kinds of records
+    """A step in its turn."""
+    return Step(name, options)
+
+
+def late(name: str, **options: Any) -> Step:  # noqa: ANN401
+    """A step after everybody's others."""
+    return Step(name, options, is_late=True)
+
+
+HALF, COMMITS, ROLLS_BACK = step("half"), step("end", code=COMMIT), step("end", code=ROLLBACK)
+SHOW = step("show", index=0)
+COMMITTED, ROLLED_BACK = step("op", state=OpState.COMMITTED), step("op", state=OpState.ROLLED_BACK)
+PARK, PARKED = step("park"), step("op", state=OpState.PARKED)
+RIGHT = (HALF, COMMITS, SHOW, COMMITTED)
+
+
+def ordinary(number: int) -> Tale:
+    """Nine of ten commit, the tenth rolls back."""
+    message = Message(ORDERS, b"order-%d" % number, b'{"number":%d}' % number, [("source", b"shop")])
+    if number % 10 == 9:
+        return Tale("ordinary", (HALF, ROLLS_BACK, ROLLED_BACK), (), (message,))
+    return Tale("ordinary", RIGHT, (), (message,))
+
+
+def look_alikes(name: str) -> Iterator[Tale]:
+    """Nothing may be found. `name` keeps the keys of several rounds apart."""
+    one, two = _messages(name, 1), _messages(name, 2)
+
+    def right(title: str, *steps: Step, **members: Any) -> Tale:  # noqa: ANN401
+        return Tale(title, steps, (), members.pop("messages", one), **members)
+
+    answered = step("end", code=UNKNOWN, src="C", num=1, after_ms=TIMEOUT_MS + 2_000)
+    yield right("repeated ends", HALF, COMMITS, COMMITS, SHOW, COMMITTED)
+    yield right("the first won", HALF, COMMITS, ROLLS_BACK, SHOW, COMMITTED)
+    yield right("another group in vain", HALF, step("end", code=ROLLBACK, grp="thief"), COMMITS, SHOW,
+                step("op", state=OpState.COMMITTED, cause=2))  # fmt: skip
+    yield right("end before half", step("end", code=UNKNOWN), HALF, ROLLS_BACK, step("op", state=OpState.ROLLED_BACK))
+    yield right("answered unknown", HALF, answered, COMMITS, SHOW, step("op", state=OpState.COMMITTED, cause=2))
+    yield right("put back", HALF, step("op", state=OpState.PREPARED, cause=0), age_ms=HOUR_MS)
+    yield right("void", step("half", is_void=True))
+    yield right("void repeat", HALF, step("half", is_void=True), COMMITS, SHOW, COMMITTED)
+    yield right("repeated half", HALF, HALF, COMMITS, SHOW, COMMITTED, COMMITTED)
+    yield right("young", HALF, age_ms=0)
+    yield right("decided now", HALF, COMMITS, age_ms=0)
+    yield right("blocked", HALF, COMMITS, step("op", state=OpState.BLOCKED, cause=1))
+    yield right("parked", HALF, PARK, PARKED)
+    yield right("parked, then committed", HALF, PARK, PARKED, COMMITS, SHOW, COMMITTED)
+    resumed = step("act", act=ACT_RESUME)
+    yield right("parked, resumed", HALF, PARK, PARKED, resumed, step("op", state=OpState.PREPARED, cause=1),
+                age_ms=HOUR_MS)  # fmt: skip
+    yield right("several messages", HALF, COMMITS, SHOW, step("show", index=1), COMMITTED, messages=two)
+    yield right("two equal", HALF, COMMITS, SHOW, step("show", index=1), COMMITTED, messages=(*one, *one))
+    yield right("published at once", step("half", is_published=True), SHOW, COMMITTED)
+    yield right("as asked", HALF, COMMITS, SHOW, COMMITTED, messages=(
+        Message(ORDERS, one[0].key, b"", [("a", None), ("a", b"")], 2, 1_234_567_890_123),))  # fmt: skip
+    yield right("without key and value", HALF, COMMITS, SHOW, COMMITTED, messages=(Message(ORDERS),))
+
+
+def anomalies(name: str) -> Iterator[Tale]:
+    """Every kind that Kafka alone can show, some in several forms."""
+    one, two = _messages(name, 1), _messages(name, 2)
+    elsewhere = Message(CREDITS, one[0].key, one[0].value, one[0].headers)
+
+    def wrong(title: str, kinds: str, *steps: Step, **members: Any) -> Tale:  # noqa: ANN401
+        return Tale(title, steps, [Kind(kind) for kind in kinds.split()], members.pop("messages", one), **members)
+
+    ghost = step("op", state=OpState.COMMITTED, receipts=((ORDERS, 0, 0),))
+    yield wrong("missing", "MISSING", HALF, COMMITS, ghost)
+    yield wrong("partial", "PARTIAL", HALF, COMMITS, SHOW, step("op", state=OpState.COMMITTED, lost=(CREDITS, 0, 0)),
+                messages=two)  # fmt: skip
+    yield wrong("duplicate", "DUPLICATE", *RIGHT, step("show", index=0, is_told=False))
+    yield wrong("duplicate long after", "DUPLICATE", *RIGHT, late("show", index=0, is_told=False))
+    yield wrong("phantom of a rollback", "PHANTOM", HALF, ROLLS_BACK, SHOW, ROLLED_BACK)
+    yield wrong("phantom of a parked one", "PHANTOM", HALF, PARK, SHOW, PARKED)
+    yield wrong("phantom of an undecided one", "PHANTOM", HALF, SHOW, age_ms=HOUR_MS)
+    yield wrong("orphaned record", "ORPHAN", SHOW)
+    yield wrong("orphaned op message", "ORPHAN", step("op", state=OpState.ROLLED_BACK, cause=None))
+    yield wrong("orphaned end", "ORPHAN", COMMITS)
+    for title, change in _changes(one[0]):
+        yield wrong(f"other {title}", "CORRUPT", HALF, COMMITS, step("show", message=change), COMMITTED)
+    yield wrong("null for empty", "CORRUPT", HALF, COMMITS, step("show", message=Message(ORDERS, one[0].key)),
+                COMMITTED, messages=(Message(ORDERS, one[0].key, b""),))  # fmt: skip
+    yield wrong("wrong topic", "WRONG_PLACE", HALF, COMMITS, step("show", message=elsewhere), COMMITTED)
+    yield wrong("wrong partition", "WRONG_PLACE", HALF, COMMITS, step("show", index=0, part=1), COMMITTED,
+                messages=(Message(ORDERS, one[0].key, b"v", (), 2),))  # fmt: skip
+    yield wrong("wrong receipt", "WRONG_RECEIPT", HALF, COMMITS, SHOW, ghost)
+    yield wrong("contrary", "CONTRADICTION", HALF, COMMITS, ROLLED_BACK)
+    yield wrong("two facts", "CONTRADICTION", *RIGHT, ROLLED_BACK)
+    yield wrong("unsettled", "UNSETTLED", HALF, COMMITS)
+    yield wrong("stale", "STALE", HALF, age_ms=LIFE_MS + 2 * HOUR_MS)
+    yield wrong("parked without copy", "BAD_PARK", HALF, step("op", state=OpState.PARKED, parked=2**40))
+    yield wrong("parked with another", "BAD_PARK", HALF, step("park", message=elsewhere), PARKED)
+    answers = [step("end", code=UNKNOWN, src="C", num=n, after_ms=30_000 * n) for n in range(1, MAX_CHECKS + 2)]
+    yield wrong("asked too often", "BAD_CHECK", HALF, *answers, age_ms=HOUR_MS)
+    yield wrong("asked too early", "BAD_CHECK", HALF, step("end", code=ROLLBACK, src="C", num=1, after_ms=100),
+                ROLLED_BACK, half={"immunity_s": 60})  # fmt: skip
+    yield wrong("asked after the end", "BAD_CHECK", HALF, ROLLS_BACK, ROLLED_BACK,
+                step("end", code=UNKNOWN, src="C", num=1, after_ms=HOUR_MS))  # fmt: skip
+    yield wrong("another group's end", "WRONG_GROUP", HALF, step("end", code=COMMIT, grp="thief"), SHOW, COMMITTED)
+    yield wrong("unprovable", "UNPROVABLE", *RIGHT, messages=(Message(EXPIRED, one[0].key, b"v"),))
+    # the first is decided before the second and published after it
+    ordered = (Message(ORDERS, b"ordered-" + name.encode(), b"v", (), 0),)
+    yield wrong("overtaken", "", *RIGHT, messages=ordered, is_late=True)
+    yield wrong("overtaking", "OUT_OF_ORDER", *RIGHT, messages=ordered)
+
+
+def _messages(name: str, count: int) -> tuple[Message, ...]:
+    key = b"key-" + name.encode()
+    topics: Callable[[int], str] = lambda i: (ORDERS, CREDITS)[i % 2]  # noqa: E731 - the shortest name for it
+    return tuple(Message(topics(i), None, b"%b-%d" % (key, i), [("n", b"%d" % i)]) for i in range(count))
+
+
+def _changes(message: Message) -> Iterator[tuple[str, Message]]:
+    """The same message with one thing that differs."""
+    topic, key, value, headers = message.topic, message.key, message.value, list(message.headers)
+    yield "key", Message(topic, b"", value, headers)
+    yield "value", Message(topic, key, (value or b"") + b" ", headers)
+    yield "headers", Message(topic, key, value, [*headers, *headers])
+    yield "header order", Message(topic, key, value, [("z", b""), *headers])

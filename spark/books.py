@@ -1,0 +1,132 @@
+"""What a window adds up to, in SQL: books by group, control totals, fingerprints, times, ages.
+
+`new_events`: what was read now; `events`: that and what earlier windows left open; `transactions`: its fold.
+Whatever is returned is the same for the same input.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from spark.columns import Leg, OpState
+from spark.scope import Extent, Place
+from spark.window import Window
+
+_STATE = f"""CASE last_op % 8 WHEN {OpState.COMMITTED} THEN 'committed' WHEN {OpState.BLOCKED} THEN 'blocked'
+  WHEN {OpState.ROLLED_BACK} THEN 'rolled_back' WHEN {OpState.PARKED} THEN 'parked' ELSE 'open' END"""
+_COUNTED = f"SELECT *, {_STATE} AS state FROM transactions WHERE halves > voids"
+_PERCENTILES = "ARRAY(0.5, 0.95, 0.99)"
+_AGES_S = (60, 600, 3_600, 21_600, 86_400)
+BOOK_COLUMNS = ("opening", "prepared", "committed", "blocked", "rolled_back", "parked", "open")
+
+
+def count_books(spark: SparkSession, window: Window) -> dict[str, dict[str, int]]:
+    """By producer group: `opening` + `prepared` = `committed` + `blocked` + `rolled_back` + `parked` + `open`.
+
+    A transaction that ended before the window, and is here for a finding only, is in no book.
+    """
+    started = _by_queue(window.ranges_of([window.half]))
+    told = _by_queue(window.ranges_of([window.op]))
+    final = f"last_op % 8 IN ({OpState.COMMITTED}, {OpState.ROLLED_BACK})"
+    rows = spark.sql(f"""WITH counted AS ({_COUNTED}),
+names AS (SELECT grp_id, MIN(grp) AS name FROM events WHERE leg = {Leg.HALF} GROUP BY grp_id)
+SELECT COALESCE(name, '') AS name, half_off < {started} AS was_open, state, COUNT(*) AS transactions
+FROM counted LEFT JOIN names ON counted.grp_id = names.grp_id
+WHERE NOT ({final} AND last_op DIV 8 < {told}) GROUP BY ALL""").collect()
+    books: dict[str, dict[str, int]] = {}
+    for row in sorted(rows, key=lambda row: row.name):
+        book = books.setdefault(row.name, dict.fromkeys(BOOK_COLUMNS, 0))
+        book[row.state] += row.transactions
+        book["opening" if row.was_open else "prepared"] += row.transactions
+    return books
+
+
+def count_partitions(spark: SparkSession, window: Window) -> list[dict[str, Any]]:
+    """By partition: rows + holes = end - start. Holes are markers, aborted and compacted records."""
+    rows = spark.sql(f"""SELECT topic, part, COUNT(*) AS n, COUNT(DISTINCT off) AS places, MIN(off) AS first,
+  MAX(off) AS last, SUM(IF(leg = {Leg.UNREADABLE}, 1, 0)) AS unreadable, SUM(IF(leg = {Leg.FOREIGN}, 1, 0)) AS foreign
+FROM new_events GROUP BY topic, part""").collect()
+    found = {Place(row.topic, row.part): row for row in rows}
+    totals = []
+    for place, extent in sorted(window.extents.items()):
+        row = found.get(place)
+        count = 0 if row is None else row.n
+        is_right = row is None or (row.places == row.n and extent.start <= row.first and row.last < extent.end)
+        totals.append(
+            {
+                "topic": place.topic,
+                "partition": place.part,
+                "start": extent.start,
+                "end": extent.end,
+                "rows": count,
+                "holes": extent.end - extent.start - count,
+                "unreadable": 0 if row is None else row.unreadable,
+                "foreign": 0 if row is None else row.foreign,
+                "is_right": is_right,
+            }
+        )
+    return totals
+
+
+def compare_fingerprints(spark: SparkSession) -> dict[str, Any]:
+    """Everything committed against everything visible of it, whatever their order: numbers and sums of hashes."""
+    row = spark.sql(f"""SELECT COUNT(*) AS transactions, COALESCE(SUM(announced), 0) AS prepared,
+  COALESCE(SUM(records), 0) AS visible,
+  CAST(COALESCE(SUM(CAST(body AS DECIMAL(20, 0))), 0) AS STRING) AS prepared_sum,
+  CAST(COALESCE(SUM(CAST(record_body AS DECIMAL(20, 0))), 0) AS STRING) AS visible_sum
+FROM ({_COUNTED}) WHERE state = 'committed' AND halves = 1""").first()
+    assert row is not None
+    members: dict[str, Any] = row.asDict()
+    return {**members, "is_equal": (row.prepared, row.prepared_sum) == (row.visible, row.visible_sum)}
+
+
+def measure_times(spark: SparkSession) -> dict[str, Any]:
+    """Prepared -> ended -> visible in milliseconds: percentiles, and counts in buckets that double."""
+    spans = {
+        "prepared_to_ended": "ended_ms - prepared_ms",
+        "ended_to_visible": "settled_ms - ended_ms",
+        "prepared_to_visible": "settled_ms - prepared_ms",
+    }
+    where = "state IN ('committed', 'rolled_back') AND ended_ms IS NOT NULL AND is_published = 0"
+    asked = ", ".join(f"percentile({value}, {_PERCENTILES}) AS {name}" for name, value in spans.items())
+    row = spark.sql(f"SELECT {asked} FROM ({_COUNTED}) WHERE {where}").first()
+    assert row is not None
+    percentiles = {
+        name: None if row[name] is None else dict(zip(("p50", "p95", "p99"), map(round, row[name]), strict=True))
+        for name in spans
+    }
+    buckets = spark.sql(f"""SELECT CAST(FLOOR(LOG2(GREATEST({spans["prepared_to_visible"]}, 0) + 1)) AS INT) AS power,
+  COUNT(*) AS transactions FROM ({_COUNTED}) WHERE {where} GROUP BY power""").collect()
+    counted = sorted((row.power, row.transactions) for row in buckets)
+    return {**percentiles, "buckets": [[2**power - 1, count] for power, count in counted]}
+
+
+def count_checks(spark: SparkSession) -> list[list[int]]:
+    """[answered checks, transactions], for those that were asked about."""
+    rows = spark.sql(f"""SELECT checks, COUNT(*) AS transactions FROM ({_COUNTED}) WHERE checks > 0 GROUP BY checks""")
+    return sorted([row.checks, row.transactions] for row in rows.collect())
+
+
+def count_ages(spark: SparkSession, now_ms: int) -> list[list[int | None]]:
+    """[seconds, open transactions younger than that and older than the one before]; the last has no bound."""
+    age = f"({now_ms} - prepared_ms) / 1000"
+    bucket = " ".join(f"WHEN {age} < {seconds} THEN {seconds}" for seconds in _AGES_S)
+    rows = spark.sql(f"""SELECT CASE {bucket} END AS younger, COUNT(*) AS transactions
+FROM ({_COUNTED}) WHERE state = 'open' GROUP BY younger""").collect()
+    found = {row.younger: row.transactions for row in rows}
+    return [[seconds, found.get(seconds, 0)] for seconds in (*_AGES_S, None)]
+
+
+def first_times(spark: SparkSession, window: Window) -> Mapping[int, int]:
+    """Timestamp of the first record read of each journal queue."""
+    rows = spark.sql(
+        f"SELECT part, MIN(ms) AS ms FROM new_events WHERE topic = '{window.half}' GROUP BY part"
+    ).collect()
+    return {row.part: row.ms for row in rows}
+
+
+def _by_queue(extents: Mapping[Place, Extent]) -> str:
+    """The start of what was read of each queue, as an expression."""
+    whens = " ".join(f"WHEN {place.part} THEN {extent.start}" for place, extent in extents.items())
+    return f"CASE queue {whens} ELSE 0 END"

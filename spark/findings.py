@@ -1,0 +1,153 @@
+"""Findings as they are reported: compared with the last run's, weighed against thresholds, with what to do. Pure."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from spark.columns import Event, Leg, OpState
+from spark.errors import BadUsage
+from spark.rules import Found, Kind
+from spark.story import tell
+
+NEW, STILL, CLEARED = "NEW", "STILL", "CLEARED"
+PASS, FINDINGS, WARNINGS = 0, 1, 4  # exit codes; 2 and 3 are those of errors
+_WARNINGS_ONLY = frozenset({Kind.UNPROVABLE})
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedLeg:
+    """A record that proves something."""
+
+    leg: str
+    topic: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One kind of finding about one transaction. `topic`: a real topic it concerns, if any is known."""
+
+    transaction_id: str
+    kind: str
+    detail: str
+    group: str | None
+    topic: str | None
+    legs: Sequence[ReportedLeg]
+    first_seen: str
+    state: str = NEW
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """What makes it the same finding in another run."""
+        return (self.kind, self.transaction_id)
+
+
+def report(tx: str, events: Sequence[Event], found: Found, now_ms: int) -> Finding:
+    """A finding of the rules with what a reader wants to know besides."""
+    legs = [ReportedLeg(Leg(e.leg).name.lower(), e.topic, e.part, e.off) for e in found.legs]
+    return Finding(
+        tx, found.kind.value, found.detail, tell(tx, events).group, _topic_of(events), legs, show_time(now_ms)
+    )
+
+
+def compare(now: Iterable[Finding], before: Iterable[Finding]) -> list[Finding]:
+    """The present findings as NEW or STILL, then those that are CLEARED; sorted, so that equal runs are equal."""
+    known = {finding.name: finding for finding in before if finding.state != CLEARED}
+    found = {finding.name: finding for finding in now}
+    here = [
+        replace(finding, state=STILL, first_seen=known[name].first_seen) if name in known else finding
+        for name, finding in found.items()
+    ]
+    gone = [replace(finding, state=CLEARED) for name, finding in known.items() if name not in found]
+    return sorted([*here, *gone], key=lambda finding: (finding.state == CLEARED, *finding.name))
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """How many findings are let pass: by kind, and by topic and kind, which comes first. Everything else: none."""
+
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    topics: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def limit_of(self, kind: str, topic: str | None) -> int:
+        """The number that is let pass."""
+        return self.topics.get(topic or "", {}).get(kind, self.kinds.get(kind, 0))
+
+
+def parse_thresholds(document: Mapping[str, Any]) -> Thresholds:
+    """`{"kinds": {"STALE": 5}, "topics": {"orders": {"DUPLICATE": 1}}}`. Raises BadUsage."""
+    kinds, topics = document.get("kinds", {}), document.get("topics", {})
+    unknown = sorted(document.keys() - {"kinds", "topics"})
+    if unknown or not isinstance(kinds, Mapping) or not isinstance(topics, Mapping):
+        raise BadUsage(
+            f"thresholds: {', '.join(unknown) or 'kinds and topics'} cannot be so", "See `report run --help`."
+        )
+    for limits in (kinds, *topics.values()):
+        for kind, limit in limits.items():
+            if kind not in Kind.__members__ or not isinstance(limit, int) or limit < 0:
+                raise BadUsage(f"thresholds: {kind} = {limit!r}", f"Kinds are {', '.join(Kind)}; numbers from 0.")
+    return Thresholds(kinds, topics)
+
+
+def decide_exit(findings: Iterable[Finding], thresholds: Thresholds, *, is_strict: bool) -> int:
+    """0 pass, 1 more findings than a threshold lets pass, 4 warnings only, where they count."""
+    standing = Counter((one.kind, one.topic) for one in findings if one.state != CLEARED)
+    over = {kind for (kind, topic), count in standing.items() if count > thresholds.limit_of(kind, topic)}
+    if over - _WARNINGS_ONLY:
+        return FINDINGS
+    return WARNINGS if over and is_strict else PASS
+
+
+def propose_repair(finding: Finding, events: Sequence[Event]) -> dict[str, Any] | None:
+    """A call to the bridge's API that cannot make anything worse, with what must be true before it; or nothing.
+
+    Nothing is proposed that would publish a message again: what is MISSING is for people to look at.
+    """
+    path = f"/v1/transactions/{finding.transaction_id}"
+    proposal: dict[str, Any]
+    if finding.kind == Kind.STALE:
+        proposal = {"method": "POST", "path": f"{path}/check", "body": None}
+    elif finding.kind == Kind.UNSETTLED:
+        is_commit = tell(finding.transaction_id, events).decision == OpState.COMMITTED
+        body = {"resolution": "COMMIT" if is_commit else "ROLLBACK", "reason": f"reconciliation: {finding.detail}"}
+        proposal = {"method": "POST", "path": f"{path}/force", "body": body}
+    else:
+        return None
+    known = {"transaction_id": finding.transaction_id, "kind": finding.kind, **proposal}
+    return {**known, "precondition": {"state": ["PREPARED"]}, "evidence": [asdict(leg) for leg in finding.legs]}
+
+
+def encode_lines(documents: Iterable[Mapping[str, Any]]) -> str:
+    """JSON, a line each."""
+    return "".join(json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n" for document in documents)
+
+
+def encode_findings(findings: Iterable[Finding]) -> str:
+    """`findings.jsonl`."""
+    return encode_lines(asdict(finding) for finding in findings)
+
+
+def decode_findings(text: str) -> list[Finding]:
+    """Findings of an earlier run. Raises BadUsage."""
+    try:
+        read = [json.loads(line) for line in text.splitlines() if line]
+        return [Finding(**{**one, "legs": [ReportedLeg(**leg) for leg in one["legs"]]}) for one in read]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadUsage(f"findings of the last run cannot be read: {error!r}") from error
+
+
+def show_time(ms: int) -> str:
+    """RFC 3339 with milliseconds."""
+    return datetime.fromtimestamp(ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _topic_of(events: Sequence[Event]) -> str | None:
+    """The first real topic that is named, from what was asked for to what was seen."""
+    asked = [message.topic for event in events for message in event.messages or ()]
+    seen = [event.topic for event in events if event.leg == Leg.VISIBLE]
+    told = [receipt.topic for event in events for receipt in event.receipts or ()]
+    return next(iter(asked), None) or min(seen, default=None) or next(iter(told), None)

@@ -1,0 +1,93 @@
+"""The folders of runs: each run has one of its own, and counts only when the ledger names it.
+
+    OUT/ledger.json         runs that are complete, oldest first; replaced in one step
+    OUT/000001/             the report, and for later runs: window.json, events/, carry/
+
+A run that was killed is in no ledger: the next one takes its number and begins at the same offsets.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from spark.errors import BadUsage, Indeterminate
+from spark.report import WINDOW
+from spark.window import Window, decode_window
+
+_NAME = "ledger.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A complete run. `begins`: the number of the run its chain of windows began with."""
+
+    run: int
+    begins: int
+    taken_at: str
+    prepared: int
+    committed: int
+    open: int
+    findings: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Complete runs in `folder`."""
+
+    folder: Path
+    entries: Sequence[Entry]
+
+    @classmethod
+    def open(cls, folder: Path) -> "Ledger":
+        """Raises BadUsage, Indeterminate."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / _NAME
+            runs = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
+            return cls(folder, [Entry(**entry) for entry in runs])
+        except OSError as error:
+            raise Indeterminate(f"{folder} cannot be used: {error.strerror}", "Choose another folder.") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadUsage(f"{folder / _NAME} cannot be read: {error!r}", "Begin with a new folder.") from error
+
+    @property
+    def last(self) -> Entry | None:
+        """The newest run."""
+        return self.entries[-1] if self.entries else None
+
+    def folder_of(self, run: int) -> Path:
+        """Where a run's files are."""
+        return self.folder / f"{run:06d}"
+
+    def make_folder(self) -> tuple[int, Path]:
+        """Number and empty folder of the next run; what a killed one left there is removed."""
+        run = 1 if self.last is None else self.last.run + 1
+        path = self.folder_of(run)
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+        return run, path
+
+    def window_of(self, run: int) -> Window:
+        """What a run has read. Raises BadUsage, Indeterminate."""
+        try:
+            return decode_window((self.folder_of(run) / WINDOW).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise Indeterminate(f"run {run} has lost its {WINDOW}: {error.strerror}") from error
+
+    def chain_of(self, entry: Entry) -> list[int]:
+        """The runs whose windows lie one behind the other, up to this one."""
+        return [known.run for known in self.entries if entry.begins <= known.run <= entry.run]
+
+    def add(self, entry: Entry) -> None:
+        """From now on the run counts."""
+        document: Mapping[str, Any] = {"v": 1, "runs": [asdict(known) for known in (*self.entries, entry)]}
+        fresh = self.folder / f"{_NAME}.new"
+        with fresh.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(document, indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self.folder / _NAME)

@@ -1,0 +1,124 @@
+"""What a run is asked to do: arguments and files, read once."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bridge.core.topics import InternalTopics, with_prefix
+from spark.errors import BadUsage
+from spark.findings import Thresholds, parse_thresholds
+from spark.scope import GroupTimes
+from spark.sources import CONNECTOR, READERS
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`kafka`: librdkafka's options; `kafka_java`: Java's, for what cannot be translated. `cores` 0: all."""
+
+    out: Path
+    internal: InternalTopics
+    kafka: Mapping[str, Any]
+    kafka_java: Mapping[str, str] = field(default_factory=dict)
+    topics: Sequence[str] = ()
+    reader: str = CONNECTOR
+    since_last: bool = False
+    window: Path | None = None
+    landed: Path | None = None
+    groups: Mapping[str, GroupTimes] = field(default_factory=dict)
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    strict: bool = False
+    jars: Sequence[Path] = ()
+    cores: int = 0
+    memory_mb: int = 1_024
+
+
+def parse_options(arguments: Sequence[str]) -> Options:
+    """Ends the process with 2, and the reason, for arguments that cannot be. Raises BadUsage for files."""
+    given = _make_parser().parse_args(arguments)
+    kafka = dict(read_json(given.kafka_options)) if given.kafka_options else {}
+    if given.kafka:
+        kafka["bootstrap.servers"] = given.kafka
+    if not kafka.get("bootstrap.servers") and not given.landed:
+        raise BadUsage("no Kafka named", "Give --kafka HOST:PORT or --kafka-options FILE.")
+    return Options(
+        given.out,
+        with_prefix(given.prefix),
+        kafka,
+        dict(_split(pair) for pair in given.kafka_java),
+        [name for name in given.topics.split(",") if name],
+        given.reader,
+        given.since_last,
+        given.window,
+        given.landed,
+        parse_groups(read_json(given.groups)) if given.groups else {},
+        parse_thresholds(read_json(given.thresholds)) if given.thresholds else Thresholds(),
+        given.strict,
+        [Path(name) for name in given.jars.split(",") if name],
+        given.cores,
+        given.memory_mb,
+    )
+
+
+def parse_groups(document: Mapping[str, Any]) -> dict[str, GroupTimes]:
+    """The answer of `GET /v1/producer-groups`, or an object of names with `check` settings. Raises BadUsage."""
+    try:
+        listed = document.get("producer_groups", document)
+        pairs = listed.items() if isinstance(listed, Mapping) else ((one["name"], one) for one in listed)
+        return {name: _read_times(one.get("check", one)) for name, one in pairs}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadUsage(f"the producer groups cannot be read: {error!r}") from error
+
+
+def _read_times(check: Mapping[str, Any]) -> GroupTimes:
+    return GroupTimes(
+        round(check["transaction_timeout_seconds"] * 1_000),
+        int(check["max_checks"]),
+        round(check["max_lifetime_seconds"] * 1_000),
+    )
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="reconcile", description="Proves from Kafka's topics that what was committed is what consumers can read."
+    )
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="folder of the runs; each gets a numbered one inside")
+    add("--kafka", metavar="HOST:PORT", default="", help="bootstrap servers")
+    add("--kafka-options", type=Path, metavar="FILE", help="JSON object with librdkafka's options")
+    add("--kafka-java", action="append", default=[], metavar="NAME=VALUE", help="an option of Java's client")
+    add("--prefix", default="", help="topics.prefix of the bridge")
+    add("--topics", default="", metavar="A,B", help="real topics to read (default: all that are not internal)")
+    add("--reader", choices=READERS, default=CONNECTOR, help="Spark's Kafka connector, or Python's client (no jars)")
+    add("--since-last", action="store_true", help="read on from where the last run in --out ended")
+    add("--window", type=Path, metavar="FILE", help="read exactly the window.json of another run")
+    add("--landed", type=Path, metavar="DIR", help="read the folder of another run instead of Kafka")
+    add("--groups", type=Path, metavar="FILE", help="JSON of GET /v1/producer-groups, for check limits")
+    add("--thresholds", type=Path, metavar="FILE", help="JSON: findings that are let pass, by kind and topic")
+    add("--strict", action="store_true", help="exit 4 for warnings (UNPROVABLE)")
+    add("--jars", default="", metavar="A,B", help="the Kafka connector's jars, where spark-submit brings none")
+    add("--cores", type=int, default=0, help="of this machine (default: all)")
+    add("--memory-mb", type=int, default=1_024, help="Java heap on this machine")
+    return parser
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """A file with one JSON object. Raises BadUsage."""
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadUsage(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise BadUsage(f"{path} is not JSON: {error}") from error
+    if not isinstance(read, dict):
+        raise BadUsage(f"{path} is no JSON object")
+    return read
+
+
+def _split(pair: str) -> tuple[str, str]:
+    name, mark, value = pair.partition("=")
+    if not mark:
+        raise BadUsage(f"--kafka-java {name}: not NAME=VALUE")
+    return name, value

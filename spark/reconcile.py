@@ -1,0 +1,228 @@
+"""One run: window, landing, fold, verdicts, report. Entry of `spark-submit`; nothing is ever written to a topic.
+
+    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0 --py-files outbox_bridge.whl \\
+      spark/reconcile.py --kafka broker:9092 --out /reports
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from spark import books
+from spark.errors import BadUsage, Indeterminate, ReconcileError
+from spark.findings import CLEARED, Finding, compare, decide_exit, decode_findings
+from spark.fold import fold_sql
+from spark.history import Landed, land, write_carry
+from spark.judging import Judged, find_out_of_order, judge_suspects
+from spark.ledger import Entry, Ledger
+from spark.offsets import take_window
+from spark.options import Options, parse_options
+from spark.report import FINDINGS, WINDOW, Measured, as_rows, make_summary, write_report
+from spark.scope import Extent, Graces, Place, Scope
+from spark.session import start_session
+from spark.sources import KafkaAccess
+from spark.window import Window, decode_window
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended and where its report is."""
+
+    exit_code: int
+    folder: Path
+    sentence: str
+
+
+def reconcile(spark: SparkSession, options: Options, tell: Tell) -> Outcome:
+    """One run. Raises ReconcileError."""
+    try:
+        return _run(spark, options, tell)
+    except (PySparkException, Py4JJavaError) as error:
+        raise Indeterminate(_explain(error), "What was read is not judged; run it again.") from error
+
+
+def _run(spark: SparkSession, options: Options, tell: Tell) -> Outcome:
+    ledger = Ledger.open(options.out)
+    last = ledger.last if options.since_last else None
+    window = _choose_window(options, ledger, last)
+    run, folder = ledger.make_folder()
+    tell(f"run {run}: {len(window.extents)} partitions, {_count(window):,} offsets")
+    landed = Landed(folder, [] if last is None else [ledger.folder_of(known) for known in ledger.chain_of(last)])
+    land(spark, window, landed, KafkaAccess(options.kafka, options.kafka_java, options.reader), options.landed)
+    window = window.with_first_ms(books.first_times(spark, window))
+    tell("landed; folding")
+    scope = _make_scope(window, options, ledger, last)
+    _fold(spark, scope, folder)
+    judged = judge_suspects(spark, scope)
+    tell(f"{judged.told:,} transactions told event by event")
+    before = (
+        [] if last is None else decode_findings((ledger.folder_of(last.run) / FINDINGS).read_text(encoding="utf-8"))
+    )
+    findings = compare([*judged.findings, *find_out_of_order(spark, scope)], before)
+    return _conclude(spark, options, ledger, _Run(run, folder, window, findings, judged, last))
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    number: int
+    folder: Path
+    window: Window
+    findings: Sequence[Finding]
+    judged: Judged
+    last: Entry | None
+
+
+def _conclude(spark: SparkSession, options: Options, ledger: Ledger, run: _Run) -> Outcome:
+    """Files, then the ledger's line that makes them count."""
+    measured = _measure(spark, run.window)
+    wrong = [row for row in measured.partitions if not row["is_right"]]
+    if wrong:
+        place = f"{wrong[0]['topic']}-{wrong[0]['partition']}"
+        raise Indeterminate(f"{place} was not read as its offsets say", "Run it again.")
+    exit_code = decide_exit(run.findings, options.thresholds, is_strict=options.strict)
+    summary = make_summary(run.window, measured, run.findings, exit_code)
+    total, standing = summary["books"]["total"], summary["findings"]["total"]
+    begins = run.number if run.last is None else run.last.begins
+    entry = Entry(
+        run.number,
+        begins,
+        summary["window"]["taken_at"],
+        total["prepared"],
+        total["committed"],
+        total["open"],
+        standing,
+    )
+    _write_tables(spark, run, entry)
+    drift = [asdict(one) for one in (*ledger.entries, entry)] if run.last is not None else []
+    write_report(run.folder, run.window, summary, run.findings, repairs=run.judged.repairs, drift=drift)
+    ledger.add(entry)
+    return Outcome(exit_code, run.folder, summary["sentence"])
+
+
+def _choose_window(options: Options, ledger: Ledger, last: Entry | None) -> Window:
+    since: dict[Place, int] = {}
+    if last is not None:
+        since = {place: extent.end for place, extent in ledger.window_of(last.run).extents.items()}
+    if not options.window and not options.landed:
+        return take_window(options.kafka, options.internal, options.topics, since)
+    path = options.window or (options.landed or Path()) / WINDOW
+    try:
+        window = decode_window(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadUsage(f"cannot read {path}: {error.strerror}") from error
+    for place, extent in window.extents.items():
+        if extent.start != since.get(place, extent.start):
+            raise BadUsage(f"{path} reads {place.topic}-{place.part} from {extent.start}, not from {since[place]}")
+    return window
+
+
+def _make_scope(window: Window, options: Options, ledger: Ledger, last: Entry | None) -> Scope:
+    """What this run and those before it can prove together."""
+    scope = window.make_scope(options.groups, Graces())
+    if last is None:
+        return scope
+    origins: dict[Place, Extent] = {}
+    for run in ledger.chain_of(last):
+        origins = {**ledger.window_of(run).extents, **origins}
+    extents = {
+        place: replace(extent, start=first.start, is_whole=first.is_whole, first_ms=first.first_ms)
+        if (first := origins.get(place)) is not None
+        else extent
+        for place, extent in window.extents.items()
+    }
+    return replace(scope, extents=extents)
+
+
+def _fold(spark: SparkSession, scope: Scope, folder: Path) -> None:
+    """View `transactions`: a row a transaction, computed once."""
+    shortest_ms = min([times.max_lifetime_ms for times in (*scope.groups.values(), scope.other_groups)])
+    folded = spark.sql(fold_sql(scope.now_ms - shortest_ms - scope.graces.stale_ms))
+    path = str(folder / "folded")
+    folded.write.parquet(path)
+    spark.read.parquet(path).createOrReplaceTempView("transactions")
+
+
+def _measure(spark: SparkSession, window: Window) -> Measured:
+    return Measured(
+        books.count_books(spark, window),
+        books.count_partitions(spark, window),
+        books.compare_fingerprints(spark),
+        books.measure_times(spark),
+        books.count_checks(spark),
+        books.count_ages(spark, window.taken_ms),
+    )
+
+
+def _write_tables(spark: SparkSession, run: _Run, entry: Entry) -> None:
+    """Parquet: `findings/`, `transactions/` with verdicts, `windows/`; `carry/` for the next run."""
+    columns = (
+        "transaction_id STRING, kind STRING, detail STRING, `group` STRING, topic STRING, "
+        "legs ARRAY<STRUCT<leg: STRING, topic: STRING, partition: INT, offset: BIGINT>>, "
+        "first_seen STRING, state STRING"
+    )
+    found = spark.createDataFrame(as_rows(run.findings), columns)
+    found.coalesce(1).write.parquet(str(run.folder / "findings"))
+    spark.read.schema(columns).parquet(str(run.folder / "findings")).createOrReplaceTempView("findings")
+    verdicts = spark.sql(f"""SELECT transactions.*, COALESCE(verdict, 'OK') AS verdict FROM transactions LEFT JOIN
+(SELECT transaction_id, MIN(kind) AS verdict FROM findings WHERE state <> '{CLEARED}' GROUP BY transaction_id)
+ON tx = transaction_id""")
+    verdicts.write.parquet(str(run.folder / "transactions"))
+    members = [(entry.run, entry.taken_at, entry.prepared, entry.committed, entry.open, entry.findings)]
+    names = "run INT, taken_at STRING, prepared BIGINT, committed BIGINT, open BIGINT, findings BIGINT"
+    spark.createDataFrame(members, names).coalesce(1).write.parquet(str(run.folder / "windows"))
+    write_carry(spark, run.folder)
+
+
+def _count(window: Window) -> int:
+    return sum(extent.end - extent.start for extent in window.extents.values())
+
+
+def _explain(error: PySparkException | Py4JJavaError) -> str:
+    """The innermost reason in one line."""
+    text = str(error)
+    causes = [line.strip() for line in text.splitlines() if line.strip().startswith("Caused by:")]
+    line = causes[-1].removeprefix("Caused by: ") if causes else text.strip().partition("\n")[0]
+    return line[:300]
+
+
+def run_command(act: Callable[[Tell], int]) -> int:
+    """Runs one command, with progress on standard error; expected errors are one line and an exit code."""
+    started = time.monotonic()
+
+    def tell(text: str) -> None:
+        sys.stderr.write(f"[{time.monotonic() - started:6.1f} s] {text}\n")
+        sys.stderr.flush()
+
+    try:
+        return act(tell)
+    except ReconcileError as error:
+        sys.stderr.write(f"error: {error.reason}\n" + (f"what to do: {error.remedy}\n" if error.remedy else ""))
+        return error.exit_code
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 pass, 1 findings over a threshold, 2 usage, 3 indeterminate, 4 warnings with --strict."""
+    return run_command(lambda tell: _reconcile(sys.argv[1:] if arguments is None else arguments, tell))
+
+
+def _reconcile(arguments: Sequence[str], tell: Tell) -> int:
+    options = parse_options(arguments)
+    spark = start_session(options.jars, cores=options.cores, memory_mb=options.memory_mb)
+    try:
+        outcome = reconcile(spark, options, tell)
+    finally:
+        spark.stop()
+    sys.stdout.write(f"{outcome.sentence}\n{outcome.folder / 'report.html'}\n")
+    return outcome.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""api.cli.reports: what is proposed is looked at before it is sent."""
+
+import json
+from pathlib import Path
+
+from tests.support.canned_http import CannedServer
+from tests.unit.cli.conftest import Cli
+
+TX = "0" * 28
+PATH = f"/v1/transactions/{TX}"
+BODY = {"resolution": "COMMIT", "reason": "reconciliation: decided 70 s ago"}
+PROPOSAL = {
+    "transaction_id": TX,
+    "kind": "UNSETTLED",
+    "method": "POST",
+    "path": f"{PATH}/force",
+    "body": BODY,
+    "precondition": {"state": ["PREPARED"]},
+    "evidence": [],
+}
+
+
+def make_run(folder: Path) -> str:
+    """A run's folder with one proposal."""
+    (folder / "repair.jsonl").write_text(json.dumps(PROPOSAL) + "\n")
+    (folder / "manifest.json").write_text("{}")
+    return str(folder)
+
+
+def test_repair_is_only_shown_unless_it_is_asked_for(cli: Cli, bridge: CannedServer, tmp_path: Path) -> None:
+    """Dry run by default."""
+    bridge.answer("GET", PATH, 200, {"state": "PREPARED"})
+    ended = cli("report", "repair", make_run(tmp_path), "--url", bridge.url)
+    assert ended.code == 0
+    assert ended.out.splitlines()[1].split()[-2:] == ["PREPARED", "wanted"]
+    assert "--apply" in ended.err
+    assert [asked.method for asked in bridge.asked] == ["GET"]
+
+
+def test_repair_is_sent_when_it_is_still_needed(cli: Cli, bridge: CannedServer, tmp_path: Path) -> None:
+    """With the reason that goes into the audit."""
+    bridge.answer("GET", PATH, 200, {"state": "PREPARED"})
+    bridge.answer("POST", f"{PATH}/force", 200, {"state": "COMMITTED"})
+    assert cli("report", "repair", make_run(tmp_path), "--apply", "--url", bridge.url).code == 0
+    assert bridge.asked[1].document == BODY
+
+
+def test_repair_is_not_sent_when_things_have_changed(cli: Cli, bridge: CannedServer, tmp_path: Path) -> None:
+    """The report is older than the transaction."""
+    bridge.answer("GET", PATH, 200, {"state": "COMMITTED"})
+    ended = cli("report", "repair", make_run(tmp_path), "--apply", "--url", bridge.url)
+    assert ended.code == 0
+    assert "not needed any more" in ended.out
+    assert [asked.method for asked in bridge.asked] == ["GET"]
+
+
+def test_half_a_report_is_no_report(cli: Cli, tmp_path: Path) -> None:
+    """The manifest is written last."""
+    ended = cli("report", "repair", str(tmp_path))
+    assert ended.code == 3
+    assert "no complete report" in ended.err
+
+
+def test_job_needs_a_java_that_spark_runs_on(cli: Cli, tmp_path: Path, monkeypatch: object) -> None:
+    """And says in one line what to do."""
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"25.0.1\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))  # type: ignore[attr-defined]
+    ended = cli("report", "selftest", "--out", str(tmp_path / "runs"))
+    assert ended.code == 2
+    assert "is Java 25" in ended.err
+    assert "JDK 17 or 21" in ended.err

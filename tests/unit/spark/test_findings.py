@@ -1,0 +1,101 @@
+"""Findings against the last run's, against thresholds, and what is proposed to be done."""
+
+import pytest
+
+from spark.errors import BadUsage
+from spark.findings import (
+    CLEARED,
+    NEW,
+    STILL,
+    Finding,
+    Thresholds,
+    compare,
+    decide_exit,
+    decode_findings,
+    encode_findings,
+    parse_thresholds,
+    propose_repair,
+    report,
+)
+from spark.rules import Kind, judge
+from tests.support.envelope_rows import NOW_MS, SCOPE, TX, commit, half, op, record, rollback
+
+
+def make_finding(tx: str = "a", kind: str = "MISSING", topic: str = "orders", first_seen: str = "now") -> Finding:
+    return Finding(tx, kind, "", "shop", topic, [], first_seen)
+
+
+def test_finding_tells_what_an_operator_asks_first() -> None:
+    """Group, topic, records by offset, and it survives its file."""
+    events = [half(), commit(), op("COMMITTED")]
+    (found,) = judge(TX, events, SCOPE)
+    finding = report(TX, events, found, NOW_MS)
+    assert (finding.group, finding.topic, finding.first_seen) == ("shop", "orders", "1970-01-12T14:03:20.000Z")
+    assert [(leg.leg, leg.topic, leg.partition, leg.offset) for leg in finding.legs] == [
+        ("half", "half", 0, 10),
+        ("op", "op", 0, 30),
+    ]
+    assert decode_findings(encode_findings([finding])) == [finding]
+
+
+def test_runs_are_compared() -> None:
+    """New, still there since its first day, gone; what was gone before is not told again."""
+    before = [make_finding("a", first_seen="then"), make_finding("b", first_seen="then")]
+    second = compare([make_finding("a"), make_finding("c")], before)
+    assert [(one.transaction_id, one.state, one.first_seen) for one in second] == [
+        ("a", STILL, "then"),
+        ("c", NEW, "now"),
+        ("b", CLEARED, "then"),
+    ]
+    assert [(one.transaction_id, one.state) for one in compare([], second)] == [("a", CLEARED), ("c", CLEARED)]
+    assert compare([], compare([], second)) == []
+
+
+@pytest.mark.parametrize(
+    ("findings", "is_strict", "code"),
+    [
+        ([], True, 0),
+        ([make_finding()], False, 1),
+        ([make_finding(kind="UNPROVABLE")], False, 0),
+        ([make_finding(kind="UNPROVABLE")], True, 4),
+        ([make_finding(kind="STALE")] * 2, True, 0),
+        ([make_finding(kind="STALE")] * 3, False, 1),
+        ([make_finding(kind="DUPLICATE", topic="metrics")], False, 0),
+        ([make_finding(kind="DUPLICATE")], False, 1),
+        (compare([], [make_finding()]), False, 0),
+    ],
+)
+def test_exit_code_follows_the_thresholds(findings: list[Finding], is_strict: bool, code: int) -> None:
+    """A topic's own threshold comes before that of the kind; cleared ones do not count."""
+    thresholds = Thresholds({"STALE": 2}, {"metrics": {"DUPLICATE": 1}})
+    assert decide_exit(findings, thresholds, is_strict=is_strict) == code
+
+
+@pytest.mark.parametrize(
+    "document",
+    [{"kind": {}}, {"kinds": {"LOST": 1}}, {"kinds": {"STALE": -1}}, {"topics": {"a": {"STALE": "1"}}}, {"kinds": []}],
+)
+def test_thresholds_that_cannot_be_are_refused(document: dict[str, object]) -> None:
+    """A typing error would let everything, or nothing, pass."""
+    with pytest.raises(BadUsage):
+        parse_thresholds(document)
+
+
+@pytest.mark.parametrize("ending", [commit(), rollback()])
+def test_settling_what_is_recorded_is_proposed(ending: object) -> None:
+    """By the recorded resolution, never the other."""
+    events = [half(), ending]
+    (found,) = judge(TX, events, SCOPE)  # type: ignore[arg-type]
+    proposal = propose_repair(report(TX, events, found, NOW_MS), events)  # type: ignore[arg-type]
+    assert proposal is not None
+    assert proposal["path"] == f"/v1/transactions/{TX}/force"
+    assert proposal["body"]["resolution"] == ("COMMIT" if ending == commit() else "ROLLBACK")
+    assert proposal["precondition"] == {"state": ["PREPARED"]}
+
+
+def test_nothing_is_proposed_that_would_publish_again() -> None:
+    """What is missing, or there twice, is for people."""
+    for events in ([half(), commit(), op("COMMITTED")], [half(), commit(), op("COMMITTED"), record(), record(900)]):
+        for found in judge(TX, events, SCOPE):
+            assert found.kind in {Kind.MISSING, Kind.DUPLICATE}
+            assert propose_repair(report(TX, events, found, NOW_MS), events) is None

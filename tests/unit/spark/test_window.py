@@ -1,0 +1,101 @@
+"""Windows, ledgers and options: what is read back is what was written, and nonsense is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from spark.errors import BadUsage
+from spark.ledger import Entry, Ledger
+from spark.offsets import java_options
+from spark.options import parse_groups
+from spark.scope import Extent, GroupTimes, Place
+from spark.window import Window, decode_window, encode_window
+
+WINDOW = Window("half", "op", "parked", 5, {Place("orders", 1): Extent(3, 9, 8), Place("half", 0): Extent(0, 4, 4)})
+
+
+def test_window_survives_its_file() -> None:
+    """Number for number."""
+    assert decode_window(encode_window(WINDOW)) == WINDOW
+    assert WINDOW.real == ["orders"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"v": 2}', encode_window(WINDOW).replace('"end": 9', '"end": 2'), encode_window(WINDOW)[:-9]]
+)
+def test_bad_window_is_refused(text: str) -> None:
+    """Before anything is read."""
+    with pytest.raises(BadUsage):
+        decode_window(text)
+
+
+def test_killed_run_leaves_its_number_to_the_next(tmp_path: Path) -> None:
+    """Only what the ledger names counts."""
+    ledger = Ledger.open(tmp_path)
+    run, folder = ledger.make_folder()
+    (folder / "half-written").write_text("x")
+    again, folder = Ledger.open(tmp_path).make_folder()
+    assert (run, again, list(folder.iterdir())) == (1, 1, [])
+    ledger.add(Entry(1, 1, "t", 2, 1, 1, 0))
+    known = Ledger.open(tmp_path)
+    assert known.last == Entry(1, 1, "t", 2, 1, 1, 0)
+    assert known.make_folder()[0] == 2
+
+
+def test_chain_holds_the_windows_that_lie_one_behind_the_other(tmp_path: Path) -> None:
+    """A run from the beginning starts a new one."""
+    entries = [Entry(run, begins, "t", 0, 0, 0, 0) for run, begins in ((1, 1), (2, 1), (3, 3), (4, 3))]
+    ledger = Ledger(tmp_path, entries)
+    assert ledger.chain_of(entries[1]) == [1, 2]
+    assert ledger.chain_of(entries[3]) == [3, 4]
+
+
+def test_damaged_ledger_is_refused(tmp_path: Path) -> None:
+    """Reading on from a guess would hide what lies between."""
+    (tmp_path / "ledger.json").write_text("{")
+    with pytest.raises(BadUsage):
+        Ledger.open(tmp_path)
+
+
+def test_security_options_are_translated() -> None:
+    """Quotes in a password end nothing."""
+    options = java_options(
+        {
+            "bootstrap.servers": "b:9093",
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanisms": "SCRAM-SHA-512",
+            "sasl.username": "me",
+            "sasl.password": 'a"b\\c',
+            "ssl.ca.location": "/ca.pem",
+            "linger.ms": 5,
+        },
+        {"client.id": "report"},
+    )
+    assert options == {
+        "bootstrap.servers": "b:9093",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
+        'username="me" password="a\\"b\\\\c";',
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": "/ca.pem",
+        "client.id": "report",
+    }
+
+
+@pytest.mark.parametrize("option", ["sasl.mechanism", "ssl.certificate.location"])
+def test_security_that_cannot_be_translated_is_named(option: str) -> None:
+    """Rather than read as somebody else."""
+    with pytest.raises(BadUsage, match=r"key store|not known"):
+        java_options({option: "GSSAPI"}, {})
+    java_options({option: "GSSAPI"}, {"sasl.jaas.config": "...", "ssl.keystore.location": "..."})
+
+
+def test_groups_are_read_as_the_api_tells_them() -> None:
+    """Seconds, which may have fractions."""
+    check = {"transaction_timeout_seconds": 6.5, "max_checks": 15, "max_lifetime_seconds": 60.0, "mode": "push"}
+    assert parse_groups({"producer_groups": [{"name": "shop", "check": check}]}) == {
+        "shop": GroupTimes(6_500, 15, 60_000)
+    }
+    with pytest.raises(BadUsage):
+        parse_groups({"producer_groups": [{"name": "shop"}]})
