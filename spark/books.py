@@ -33,7 +33,7 @@ def count_books(spark: SparkSession, window: Window) -> dict[str, dict[str, int]
 names AS (SELECT grp_id, MIN(grp) AS name FROM events WHERE leg = {Leg.HALF} GROUP BY grp_id)
 SELECT COALESCE(name, '') AS name, half_off < {started} AS was_open, state, COUNT(*) AS transactions
 FROM counted LEFT JOIN names ON counted.grp_id = names.grp_id
-WHERE NOT ({final} AND last_op DIV 8 < {told}) GROUP BY ALL""").collect()
+WHERE NOT COALESCE({final} AND last_op DIV 8 < {told}, FALSE) GROUP BY ALL""").collect()
     books: dict[str, dict[str, int]] = {}
     for row in sorted(rows, key=lambda row: row.name):
         book = books.setdefault(row.name, dict.fromkeys(BOOK_COLUMNS, 0))

@@ -33,7 +33,9 @@ def take_window(kafka: Mapping[str, Any], internal: InternalTopics, wanted: Iter
     `kafka`: librdkafka's options. `wanted`: real topics; none: every topic of the cluster that is not internal.
     Raises BadUsage, Indeterminate.
     """
-    admin = AdminClient({**kafka, "client.id": "outbox-bridge-report", "socket.timeout.ms": int(_TIMEOUT_S * 1_000)})
+    admin = AdminClient(
+        {**kafka, "client.id": "outbox-bridge-report", "log_level": 2, "socket.timeout.ms": int(_TIMEOUT_S * 1_000)}
+    )
     try:
         return _take(admin, internal, sorted(set(wanted)), since)
     except KafkaException as error:

@@ -14,6 +14,7 @@ import jsonschema_rs
 import pytest
 from pyspark.sql import SparkSession
 
+from spark.anomalies import Step
 from spark.columns import Leg
 from spark.errors import BadUsage, ReconcileError
 from spark.findings import CLEARED, decode_findings
@@ -58,6 +59,10 @@ def test_everything_planted_is_found_and_nothing_else(checked: Checked) -> None:
     assert checked.outcome.exit_code == 1
 
 
+def _is_counted(step: Step) -> bool:
+    return step.name == "half" and not step.options.get("is_void")
+
+
 def test_report_is_complete(checked: Checked) -> None:
     """Summary by its schema, books that balance, a manifest of every file, findings with evidence."""
     folder = checked.outcome.folder
@@ -66,6 +71,8 @@ def test_report_is_complete(checked: Checked) -> None:
     jsonschema_rs.validate(schema, summary)
     total = summary["books"]["total"]
     assert total["is_balanced"]
+    has_half = [any(_is_counted(step) for step in tale.steps) for tale in make_tales(300, ROUNDS)]
+    assert total["prepared"] == sum(has_half)
     assert total["prepared"] == sum(total[name] for name in ("committed", "blocked", "rolled_back", "parked", "open"))
     assert all(
         row["is_right"] and row["rows"] + row["holes"] == row["end"] - row["start"] for row in summary["partitions"]

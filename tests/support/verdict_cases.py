@@ -1,0 +1,117 @@
+"""Transactions by what they show: every kind of finding, and beside each what looks like it and is right."""
+
+from spark.columns import ACT_RESUME, COMMIT, Event, Leg, Prepared, ReceiptRow
+from tests.support.envelope_rows import (
+    END_MS,
+    HALF,
+    HALF_MS,
+    HOUR_MS,
+    NOW_MS,
+    ONE,
+    TWO,
+    TX,
+    check,
+    commit,
+    copy,
+    half,
+    op,
+    record,
+    rollback,
+)
+
+BOTH = (ReceiptRow("orders", 0, 100), ReceiptRow("credits", 0, 7))
+RESUME = Event(TX, Leg.ACT, HALF, 0, 40, END_MS + 1_000, code=ACT_RESUME)
+COMMITTED = op("COMMITTED")
+
+RIGHT = {
+    "committed": [half(), commit(), COMMITTED, record()],
+    "rolled back": [half(), rollback(), op("ROLLED_BACK")],
+    "published at once": [half(code=COMMIT), op("COMMITTED", cause=10), record()],
+    "several messages": [
+        half(TWO), commit(), op("COMMITTED", receipts=BOTH), record(), record(7, 222, "credits"),
+    ],
+    "two equal messages": [
+        half((*ONE, *ONE)), commit(), record(), record(101),
+        op("COMMITTED", receipts=[ReceiptRow("orders", 0, 100), ReceiptRow("orders", 0, 101)]),
+    ],
+    "receipts without offset": [half(), commit(), op("COMMITTED", receipts=[ReceiptRow("orders", 0, None)]), record()],
+    "repeated ends": [half(), commit(), commit(21), commit(22), COMMITTED, record()],
+    "a contradiction, the first won": [half(), commit(), rollback(21), COMMITTED, record()],
+    "another group's end in vain": [half(), rollback(15, grp="thief"), commit(), COMMITTED, record()],
+    "an end before the half message": [rollback(9), half(), commit(), COMMITTED, record()],
+    "op message written again": [half(), commit(), COMMITTED, op("COMMITTED", off=40), record()],
+    "a repeated half message": [half(), half(off=25), commit(), COMMITTED, record()],
+    "a void repeat": [half(is_void=True), half(off=12), commit(), op("COMMITTED", half=12), record()],
+    "a void half message alone": [half(is_void=True)],
+    "counted unknowns, then a commit": [
+        half(), check(1, 15, HALF_MS + 6_200), op("PREPARED", 28, 15), commit(), COMMITTED, record(),
+    ],
+    "an UNKNOWN for nobody": [check(1, 15, HALF_MS)],
+    "put back": [half(), op("PREPARED", 28, 15)],
+    "young and pending": [half()],
+    "decided a moment ago": [half(), commit(ms=NOW_MS - 1_000)],
+    "decided a moment ago, seen already": [half(), commit(ms=NOW_MS - 1_000), record(off=999)],
+    "blocked": [half(), commit(), op("BLOCKED")],
+    "blocked, then published": [half(), commit(), op("BLOCKED"), op("COMMITTED", off=45, cause=33), record()],
+    "parked": [half(), op("PARKED", cause=25, parked=5), copy()],
+    "parked, then committed": [
+        half(), op("PARKED", cause=15, parked=5), copy(), commit(), op("COMMITTED", 45), record(),
+    ],
+    "parked, resumed, asked again": [
+        half(max_checks=1), check(1, 12, HALF_MS + 7_000), op("PARKED", cause=15, parked=5), copy(), RESUME,
+        op("PREPARED", 45, 40), check(2, 50, END_MS + 9_000), op("PREPARED", 46, 50),
+    ],
+    "partition and time as asked": [
+        half([Prepared("orders", 0, 111, 77)]), commit(), COMMITTED, record(ms=77),
+    ],
+}  # fmt: skip
+
+WRONG = {
+    "nothing of it": ([half(), commit(), COMMITTED], "MISSING"),
+    "one of two": ([half(TWO), commit(), op("COMMITTED", receipts=BOTH), record()], "PARTIAL"),
+    "twice": ([half(), commit(), COMMITTED, record(), record(900)], "DUPLICATE"),
+    "twice, and one never": (
+        [half(TWO), commit(), op("COMMITTED", receipts=BOTH), record(), record(900)], "PARTIAL DUPLICATE",
+    ),
+    "visible, rolled back": ([half(), rollback(), op("ROLLED_BACK"), record()], "PHANTOM"),
+    "visible, parked": ([half(), op("PARKED", cause=25, parked=5), copy(), record()], "PHANTOM"),
+    "visible, undecided": ([half(), record()], "PHANTOM"),
+    "record without half": ([record()], "ORPHAN"),
+    "op message without half": ([op("ROLLED_BACK")], "ORPHAN"),
+    "end without half": ([commit()], "ORPHAN"),
+    "void half, and yet settled": ([half(is_void=True), commit(), COMMITTED, record()], "ORPHAN"),
+    "another content": ([half(), commit(), COMMITTED, record(content=112)], "CORRUPT"),
+    "another time": (
+        [half([Prepared("orders", None, 111, 77)]), commit(), COMMITTED, record(ms=78)], "CORRUPT",
+    ),
+    "another topic": (
+        [half(), commit(), op("COMMITTED", receipts=[ReceiptRow("credits", 0, 7)]), record(7, 111, "credits")],
+        "WRONG_PLACE",
+    ),
+    "another topic than the receipt says": ([half(), commit(), COMMITTED, record(7, 111, "credits")], "WRONG_PLACE"),
+    "another partition": ([half([Prepared("orders", 2, 111, None)]), commit(), COMMITTED, record()], "WRONG_PLACE"),
+    "elsewhere than the receipt": ([half(), commit(), COMMITTED, record(101)], "WRONG_RECEIPT"),
+    "told the contrary": ([half(), commit(), op("ROLLED_BACK")], "CONTRADICTION"),
+    "two facts": ([half(), commit(), COMMITTED, op("ROLLED_BACK", 40), record()], "CONTRADICTION"),
+    "published twice, told twice": (
+        [half(), commit(), COMMITTED, op("COMMITTED", 40, receipts=[ReceiptRow("orders", 0, 900)]), record(),
+         record(900)],
+        "DUPLICATE CONTRADICTION",
+    ),
+    "a fact from nowhere": ([half(), op("ROLLED_BACK")], "CONTRADICTION"),
+    "final no more": ([half(), commit(), COMMITTED, op("PREPARED", 40), record()], "CONTRADICTION"),
+    "rollback recorded, commit done": (
+        [half(), rollback(), COMMITTED, record()], "PHANTOM CONTRADICTION",
+    ),
+    "never settled": ([half(), commit()], "UNSETTLED"),
+    "outlived": ([half(life_ms=1_000, ms=NOW_MS - 2 * HOUR_MS)], "STALE"),
+    "parked without its message": ([half(), op("PARKED", cause=25, parked=5)], "BAD_PARK"),
+    "parked with another": ([half(), op("PARKED", cause=25, parked=5), copy(messages=TWO)], "BAD_PARK"),
+    "asked too early": ([half(), check(1, 15, HALF_MS + 500), op("PREPARED", cause=15)], "BAD_CHECK"),
+    "asked too often": (
+        [half(max_checks=1), check(1, 15, HALF_MS + 7_000), check(2, 16, HALF_MS + 40_000), op("PREPARED", cause=16)],
+        "BAD_CHECK",
+    ),
+    "asked after the end": ([half(), commit(), COMMITTED, record(), check(1, 25, END_MS + 70_000)], "BAD_CHECK"),
+    "ended by another group": ([half(), commit(grp="thief"), COMMITTED, record()], "WRONG_GROUP"),
+}  # fmt: skip
