@@ -126,6 +126,13 @@ def first_times(spark: SparkSession, window: Window) -> Mapping[int, int]:
     return {row.part: row.ms for row in rows}
 
 
+def is_anything_linked(spark: SparkSession) -> bool:
+    """False where op messages name records, there are records, and none of them names its transaction."""
+    row = spark.sql(f"""SELECT COUNT_IF(leg = {Leg.OP} AND n > 0) AS told, COUNT_IF(leg = {Leg.VISIBLE}) AS visible,
+  COUNT_IF(leg = {Leg.FOREIGN}) AS foreign FROM new_events""").first()
+    return row is None or not row.told or not row.foreign or bool(row.visible)
+
+
 def _by_queue(extents: Mapping[Place, Extent]) -> str:
     """The start of what was read of each queue, as an expression."""
     whens = " ".join(f"WHEN {place.part} THEN {extent.start}" for place, extent in extents.items())

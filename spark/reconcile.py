@@ -57,6 +57,11 @@ def _run(spark: SparkSession, options: Options, tell: Tell) -> Outcome:
     tell(f"run {run}: {len(window.extents)} partitions, {_count(window):,} offsets")
     landed = Landed(folder, [] if last is None else [ledger.folder_of(known) for known in ledger.chain_of(last)])
     land(spark, window, landed, KafkaAccess(options.kafka, options.kafka_java, options.reader), options.landed)
+    if not books.is_anything_linked(spark):
+        raise Indeterminate(
+            "no record of the real topics names its transaction: the header is off, or everything is missing",
+            "This job needs transaction_id_header = true.",
+        )
     window = window.with_first_ms(books.first_times(spark, window))
     tell("landed; folding")
     scope = _make_scope(window, options, ledger, last)

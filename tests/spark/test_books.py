@@ -1,0 +1,65 @@
+"""Books and the header's guard, on events made by hand."""
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark import books
+from spark.columns import EVENT_SCHEMA, Event, Leg
+from spark.fold import fold_sql
+from spark.scope import Extent, Place
+from spark.window import Window
+from tests.support.envelope_rows import HALF, NOW_MS, OP, PARKED, commit, half, op, record, rollback
+
+FOREIGN = Event("", Leg.FOREIGN, "orders", 0, 101, NOW_MS)
+WINDOW = Window(
+    HALF, OP, PARKED, NOW_MS, {Place(topic, 0): Extent(0, 200, 200) for topic in (HALF, OP, PARKED, "orders")}
+)
+
+
+def show(spark: SparkSession, events: Sequence[Event]) -> None:
+    """The views that a run has."""
+    # Spark takes no enumeration for a number
+    rows = [tuple(int(value) if isinstance(value, IntEnum) else value for value in event) for event in events]
+    frame = spark.createDataFrame(rows, EVENT_SCHEMA)
+    frame.createOrReplaceTempView("new_events")
+    frame.createOrReplaceTempView("events")
+    spark.sql(fold_sql(0)).createOrReplaceTempView("transactions")
+
+
+@pytest.mark.parametrize(
+    ("events", "is_linked"),
+    [
+        pytest.param([op("COMMITTED"), record(), FOREIGN], True, id="with the header"),
+        pytest.param([op("COMMITTED"), FOREIGN], False, id="without the header"),
+        pytest.param([op("ROLLED_BACK"), FOREIGN], True, id="nothing published"),
+        pytest.param([op("COMMITTED")], True, id="all gone"),
+    ],
+)
+def test_topics_without_the_header_are_noticed(spark: SparkSession, events: list[Event], is_linked: bool) -> None:
+    """Else every commit there would be called missing."""
+    show(spark, events)
+    assert books.is_anything_linked(spark) is is_linked
+
+
+def test_books_count_every_transaction_once(spark: SparkSession) -> None:
+    """What no op message speaks of is open; what ended before the window is in no book."""
+    others = [event._replace(tx=f"{number:028d}") for number, event in enumerate([half(), half(is_void=True)])]
+    ended = [event._replace(tx="9" * 28) for event in (half(), rollback(), op("ROLLED_BACK", off=3))]
+    show(spark, [half(), commit(), op("COMMITTED"), record(), *others, *ended])
+    began = {**WINDOW.extents, Place(OP, 0): Extent(4, 200, 200)}
+    window = Window(HALF, OP, PARKED, NOW_MS, began)
+    (book,) = books.count_books(spark, window).values()
+    assert book == {**dict.fromkeys(books.BOOK_COLUMNS, 0), "prepared": 2, "committed": 1, "open": 1}
+
+
+def test_partitions_that_were_not_read_as_they_should_are_named(spark: SparkSession) -> None:
+    """An event twice, or one outside the window, and nothing can be said."""
+    show(spark, [half(), record(), record(), op("COMMITTED", off=300)])
+    totals = {row["topic"]: row for row in books.count_partitions(spark, WINDOW)}
+    assert {topic: row["is_right"] for topic, row in totals.items()} == {
+        HALF: True, PARKED: True, OP: False, "orders": False,
+    }  # fmt: skip
+    assert (totals[HALF]["rows"], totals[HALF]["holes"]) == (1, 199)
