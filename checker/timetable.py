@@ -62,6 +62,8 @@ class Timetable:
             for _ in range(min(max_count, len(table.unsorted))):
                 max_count -= 1
                 self._add(table, Entry(table.unsorted.popitem()[1]))
+            if not table.unsorted:
+                table.unsorted = {}  # an emptied dict keeps its size
             is_more = is_more or bool(table.unsorted)
         return any(table.compact_one() for table in self._tables.values()) or is_more
 
