@@ -10,6 +10,7 @@ INSTALLED := .venv/.installed
 LINTERS := .venv/.linters
 FUZZER := .venv/.fuzzer
 MUTATOR := .venv/.mutator
+PLOTTER := .venv/.plotter
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
   --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(LOCK_ARGS)
@@ -61,11 +62,16 @@ lint: $(LINTERS) ## ruff, mypy, import rules, shell scripts, Dockerfile and comp
 	$(BIN)/hadolint docker/Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
 
-bench: $(INSTALLED) ## rates and latencies on a real Kafka, beside a plain producer's (BENCH_ARGS="--rounds 1")
+bench: $(PLOTTER) ## rates, latencies, a million undecided, costs: 20 minutes on a machine that rests (BENCH_ARGS="--rounds 1")
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.undecided
+	$(BIN)/python -m benchmarks.scaling
+	$(BIN)/python -m benchmarks.projector_core
+	$(BIN)/python -m benchmarks.report
 
-bench-peers: $(INSTALLED) ## the same beside RocketMQ (needs Maven), plain FastAPI, one Kafka transaction a message
+bench-peers: $(PLOTTER) ## the first part beside RocketMQ (needs Maven), plain FastAPI, one Kafka transaction a message
 	$(BIN)/python -m benchmarks --peers $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.report
 
 lock: $(INSTALLED) ## new hashes for requirements/ (LOCK_ARGS=--upgrade for newer versions)
 	$(COMPILE) --extra dev pyproject.toml -o requirements/dev.txt
@@ -73,6 +79,7 @@ lock: $(INSTALLED) ## new hashes for requirements/ (LOCK_ARGS=--upgrade for newe
 	  -o requirements/server.txt
 	$(COMPILE) -c requirements/dev.txt requirements/build.in -o requirements/build.txt
 	$(COMPILE) -c requirements/dev.txt requirements/lint.in -o requirements/lint.txt
+	$(COMPILE) -c requirements/dev.txt requirements/bench.in -o requirements/bench.txt
 	$(COMPILE) -c requirements/dev.txt requirements/fuzz.in -o requirements/fuzz.txt
 	$(COMPILE) -c requirements/dev.txt requirements/mutation.in -o requirements/mutation.txt
 
@@ -96,6 +103,10 @@ $(LINTERS): requirements/lint.txt $(INSTALLED)
 
 $(MUTATOR): requirements/mutation.txt $(INSTALLED)
 	$(PIP) install --quiet --require-hashes -r requirements/mutation.txt
+	@touch $@
+
+$(PLOTTER): requirements/bench.txt $(INSTALLED)
+	$(PIP) install --quiet --require-hashes -r requirements/bench.txt
 	@touch $@
 
 $(FUZZER): requirements/fuzz.txt $(INSTALLED)

@@ -83,10 +83,12 @@ class CallbacksSettings(_Section):
 
 
 class SettlerSettings(_Section):
-    """How soon another settler takes over from a killed one, and how far back a successor must read the journal."""
+    """How soon another settler takes over from a killed one, how far back a successor must read the journal, and how
+    many bytes of undecided bodies each queue keeps in memory; the others are read again when they are needed."""
 
     session_ms: Annotated[int, Field(ge=1_000, le=60_000)] = 6_000
     put_back_records: Annotated[int, Field(ge=1)] = 100_000
+    held_body_bytes: Annotated[int, Field(ge=0)] = 134_217_728
 
 
 class LogSettings(_Section):

@@ -325,7 +325,9 @@ class _Process:
             kafka.store, kafka.owners, kafka.destinations,
             lambda group: self._directory.settings_of(group).times, checks, clock,
         )  # fmt: skip
-        config = SettlerConfig(horizon=HorizonConfig(journal_records=self._settings.settler.put_back_records))
+        chosen = self._settings.settler
+        horizon = HorizonConfig(journal_records=chosen.put_back_records)
+        config = SettlerConfig(max_body_bytes=chosen.held_body_bytes, horizon=horizon)
         settler = Settler(self._topics, self._owner, ports, config, has_id_header=self._settings.transaction_id_header)
         self._watched.settler, self._watched.checks = settler, checks
         self._run("settler", settler.run_forever(), settler.stop)

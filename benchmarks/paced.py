@@ -44,3 +44,26 @@ async def load_paced(
         for connection in connections:
             connection.close()
     return Load(sum(counts), time.perf_counter() - began, latencies)
+
+
+async def pace_prepares(
+    ports: Sequence[int], body: bytes, clients: int, per_second: float, seconds: float
+) -> list[float]:
+    """Latencies of prepares that nobody ends, counted from when each was due."""
+    pause = clients / per_second
+    began = time.perf_counter()
+    latencies: list[float] = []
+
+    async def work(number: int) -> None:
+        rng = random.Random(number)
+        connection = await Connection.open(ports[number % len(ports)])
+        due = began + pause * rng.random()
+        while due < began + seconds:
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            await connection.post_ok("/v1/transactions", body)
+            latencies.append(time.perf_counter() - due)
+            due += pause * rng.uniform(0.5, 1.5)
+        connection.close()
+
+    await asyncio.gather(*(work(number) for number in range(clients)))
+    return latencies

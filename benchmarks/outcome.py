@@ -1,0 +1,92 @@
+"""What runs found, kept in one JSON file: each run replaces the figures of the run of its name before."""
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.figures import FIGURES
+from benchmarks.peers.rocketmq.broker import VERSION as ROCKETMQ_VERSION
+from benchmarks.stage import Shape
+from tests.support.source_tree import ROOT, read_commit
+
+LATEST = ROOT / "benchmarks" / "results" / "latest.json"
+_PACKAGES = ("confluent-kafka", "uvicorn", "uvloop", "httptools", "msgspec", "fastapi", "pydantic", "sqlalchemy")
+
+
+class Values:
+    """The values of each figure, round by round."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, list[float]] = {}
+
+    def note(self, name: str, value: float) -> None:
+        """One more value."""
+        self._found.setdefault(name, []).append(value)
+
+    def note_ratio(self, name: str, above: str, below: str) -> None:
+        """A figure made of two others of the same rounds; nothing where one of them is missing."""
+        for pair in zip(self.of(above), self.of(below), strict=False):
+            self.note(name, pair[0] / pair[1])
+
+    def of(self, name: str) -> Sequence[float]:
+        """Values so far."""
+        return self._found.get(name, ())
+
+    def medians(self) -> dict[str, float]:
+        """Of each figure."""
+        return {name: round(statistics.median(found), 4) for name, found in self._found.items()}
+
+    def ranges(self) -> dict[str, list[float]]:
+        """Least and most of each figure."""
+        return {name: [round(min(found), 4), round(max(found), 4)] for name, found in self._found.items()}
+
+
+def print_figures(values: Values) -> None:
+    """A table for people."""
+    print(f"\n{'figure':<30}{'median':>12}{'least':>12}{'most':>12}{'asked':>14}")
+    ranges = values.ranges()
+    for name, median in values.medians().items():
+        figure = FIGURES[name]
+        asked = "" if figure.least is None else f"{figure.least:g} {'ok' if figure.reaches(median) else 'MISSED'}"
+        print(f"{name:<30}{median:>12.2f}{ranges[name][0]:>12.2f}{ranges[name][1]:>12.2f}{asked:>14}")
+
+
+def write_results(
+    run: str, values: Values, shape: Shape, output: Path, curves: Mapping[str, Any] | None = None
+) -> None:
+    """Replaces in `output` what the last run of this name found. `curves`: points for plots."""
+    document = _read(output)
+    before = document["runs"].get(run, {"figures": []})
+    for name in before["figures"]:
+        document["figures"].pop(name, None)
+        document["ranges"].pop(name, None)
+    commit, when = read_commit(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    medians = values.medians()
+    document["figures"] |= medians
+    document["ranges"] |= values.ranges()
+    document["curves"] |= curves or {}
+    document["runs"][run] = {"commit": commit, "when": when, "shape": shape._asdict(), "figures": sorted(medians)}
+    machine = {"cpus": os.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30)}
+    document |= {"commit": commit, "when": when, "versions": _versions(), "machine": machine}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
+    print(f"\nwritten to {output}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    empty: dict[str, Any] = {"figures": {}, "ranges": {}, "curves": {}, "runs": {}}
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return empty | found if "runs" in found else empty
+
+
+def _versions() -> dict[str, str]:
+    packages = {name: version(name) for name in _PACKAGES}
+    return {"python": platform.python_version(), "kafka": "4.3.1", "rocketmq": ROCKETMQ_VERSION, **packages}
