@@ -104,7 +104,7 @@ class LocalCommitUnknown(OutcomeUnknown):
 
 
 class NotPrepared(OutboxError):
-    """Whether the half message is stored is unknown, so the local transaction was not committed.
+    """No answer said that the half message is stored and open, so the local transaction was not committed.
 
     Without it the messages are never published: the whole block may be run again.
     """
