@@ -13,14 +13,13 @@ from urllib.parse import urlencode
 from outbox.errors import InvalidMessage, OutboxConfigError
 from outbox.json_text import quote
 from outbox.listener import Resolution
-from outbox.message import Message, encode_message
+from outbox.message import SEPARATORS, Message, encode_message
 
 JSON = "application/json"
 
 _GROUP = re.compile(r"[A-Za-z0-9._-]{1,120}")
 _IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,200}")
 _TRANSACTION_ID = re.compile(r"[0-9A-Za-z]{1,64}")
-_SEPARATORS = ("\x00", "\x01", "\x02")
 _LIMITS = {
     "check_immunity_seconds": (0, 604_800),
     "max_checks": (1, 1_000),
@@ -190,7 +189,7 @@ def _encode_options(options: PrepareOptions) -> list[str]:
 
 def _checked_ordering_key(text: str) -> str:
     is_text = isinstance(text, str) and 1 <= len(text) <= 1_000
-    if not is_text or any(byte in text for byte in _SEPARATORS):
+    if not is_text or any(byte in text for byte in SEPARATORS):
         raise InvalidMessage("an ordering key has 1..1,000 characters, without 0x00, 0x01 and 0x02")
     try:
         text.encode()

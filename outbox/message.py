@@ -18,6 +18,7 @@ HeadersLike: TypeAlias = Mapping[str, Text] | Iterable[tuple[str, Text]]
 _TOPIC = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
 _RESERVED_HEADERS = frozenset({"properties", "transaction-id"})
 MAX_MESSAGES = 100
+SEPARATORS = ("\x00", "\x01", "\x02")  # of the bridge's own records
 _MAX_PARTITION = 2**31 - 1
 _MAX_TIME_MS = 2**63 - 1
 
@@ -148,8 +149,9 @@ def _read_headers(headers: HeadersLike) -> tuple[tuple[str, bytes | None], ...]:
             raise InvalidMessage("a header's name is str")
         if name in _RESERVED_HEADERS:
             raise InvalidMessage(f"the header name {name} is reserved")
-        if b"\x00" in _to_utf8(name, "a header's name"):
-            raise InvalidMessage("a header's name holds the byte 0x00")
+        if any(byte in name for byte in SEPARATORS):
+            raise InvalidMessage("a header's name is without 0x00, 0x01 and 0x02")
+        _to_utf8(name, "a header's name")
         read.append((name, _to_bytes(text, "a header's value")))
     return tuple(read)
 

@@ -59,7 +59,14 @@ class SocketBridge(WholeBridge):
 
     def post_json(self, target: str, document: object) -> Any:
         """What a POST answers."""
-        answer = httpx2.post(self.url + target, json=document, timeout=20)
+        return self._send("POST", target, document)
+
+    def put_json(self, target: str, document: object) -> Any:
+        """What a PUT answers."""
+        return self._send("PUT", target, document)
+
+    def _send(self, method: str, target: str, document: object) -> Any:
+        answer = httpx2.request(method, self.url + target, json=document, timeout=20)
         assert answer.status_code in {200, 201, 202}, answer.text
         return answer.json()
 

@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,19 +10,9 @@ import pytest
 from outbox.check_pool import AsyncCheckPool, CheckPool
 from outbox.listener import HalfMessage, LocalTransactionState, Resolution
 from tests.support.bridge_process import wait_until
+from tests.support.sdk_messages import Asked
 
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE
-
-
-@dataclass(frozen=True)
-class Asked:
-    transaction_id: str
-    producer_group: str = "shop"
-    check_number: int = 2
-    nonce: str = "2-n"
-    born_ms: int = 1_769_860_800_123
-    idempotency_key: str | None = "order-1"
-    messages: Sequence[dict[str, object]] = ({"topic": "orders", "key": "k", "value": {"a": 1}, "headers": []},)
 
 
 Look = Callable[[HalfMessage], Any]

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from outbox import AsyncBridge, Bridge, BridgeConfig, HttpConfig, Misuse, OutboxConfigError
+from outbox import AsyncBridge, Bridge, BridgeConfig, HttpConfig, Message, Misuse, OutboxConfigError
 from outbox.config import check_url
+from tests.support.canned_http import canned_server
 from tests.support.sdk_twins import AwaitedSession, Session
 
 
@@ -56,6 +57,16 @@ def test_address_may_have_a_path() -> None:
 def test_credential_is_not_shown() -> None:
     """Settings get into logs."""
     assert "secret" not in repr(BridgeConfig(http=HttpConfig(headers={"Authorization": "secret"})))
+
+
+def test_credential_goes_with_every_request() -> None:
+    """Also with the repeats."""
+    config = BridgeConfig(http=HttpConfig(headers={"Authorization": "Bearer secret"}))
+    with canned_server() as bridge, Bridge(bridge.url, "shop", config=config) as face:
+        bridge.answer("POST", "/v1/messages", 502, b"page")
+        bridge.answer("POST", "/v1/messages", 200, {"transaction_id": "t1", "state": "COMMITTED"})
+        face.publish(Message("orders"))
+    assert [asked.headers["Authorization"] for asked in bridge.asked] == ["Bearer secret"] * 2
 
 
 def test_session_of_asyncio_needs_the_other_face() -> None:

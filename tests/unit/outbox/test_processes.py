@@ -22,11 +22,11 @@ def bridge() -> Iterator[CannedServer]:
         yield server
 
 
-def run(script: str, *arguments: str) -> str:
+def run(script: str, *arguments: str, **environment: str) -> str:
     """What a script prints; it must end well, and in silence on its error stream."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", script, *arguments],
-        cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=False,
+        cwd=ROOT, env={"PYTHONPATH": str(ROOT), **environment}, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
@@ -41,6 +41,17 @@ def test_import_takes_nothing_of_the_server_along() -> None:
 def test_every_public_name_exists() -> None:
     """`__all__` is what users get."""
     assert run("import outbox; print(all(hasattr(outbox, n) for n in outbox.__all__))") == "True\n"
+
+
+def test_proxy_of_the_environment_does_not_come_between(bridge: CannedServer) -> None:
+    """Unless it is asked for: the bridge is a service beside this one."""
+    script = """
+import sys, outbox
+with outbox.Bridge(sys.argv[1], "shop") as face:
+    print(face.publish(outbox.Message("orders")).state.value)
+"""
+    proxy = "http://127.0.0.1:9"
+    assert run(script, bridge.url, HTTP_PROXY=proxy, http_proxy=proxy, ALL_PROXY=proxy) == "COMMITTED\n"
 
 
 def test_forgotten_face_does_not_keep_the_process(bridge: CannedServer) -> None:
