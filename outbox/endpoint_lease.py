@@ -8,7 +8,7 @@ from typing import Self, TypeAlias
 
 from outbox.calls import PlainCall, leave_call, register_call
 from outbox.config import check_count
-from outbox.errors import Misuse, OutboxError, Refused
+from outbox.errors import Misuse, NotFound, OutboxError, Refused
 from outbox.links import LoopLink, ThreadLink
 from outbox.replies import Reply
 
@@ -35,10 +35,11 @@ class LeaseKeeper:
         """Registers or renews; how long to wait before the next time. Raises Refused."""
         try:
             await ask(self._register, self._interval_s)
-        except Refused:
-            self.is_registered = False
-            raise
         except OutboxError as error:
+            if isinstance(error, Refused):
+                self.is_registered = False
+                if not isinstance(error, NotFound):  # a group is made by its first prepare
+                    raise
             pause_s = min(self._pause_s, self._interval_s)
             self._pause_s *= 2
             _LOG.warning("endpoint lease not renewed (%s), next try in %.1f s", type(error).__name__, pause_s)
@@ -80,7 +81,10 @@ class EndpointLease:
         return self._keeper.is_registered
 
     def start(self) -> Self:
-        """Registers, and renews from now on. A bridge that is away is asked again later. Raises Refused."""
+        """Registers, and renews from now on. Raises Refused.
+
+        A bridge that is away, and a group that nobody has used yet, are tried again later.
+        """
         if self._renewing is not None:
             raise Misuse("started already")
         thread = self._link.thread
@@ -117,7 +121,10 @@ class AsyncEndpointLease:
         return self._keeper.is_registered
 
     async def start(self) -> Self:
-        """Registers, and renews from now on. A bridge that is away is asked again later. Raises Refused."""
+        """Registers, and renews from now on. Raises Refused.
+
+        A bridge that is away, and a group that nobody has used yet, are tried again later.
+        """
         if self._renewing is not None:
             raise Misuse("started already")
         with self._link.lifetime.use():

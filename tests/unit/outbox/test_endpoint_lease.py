@@ -61,6 +61,13 @@ async def test_refusal_is_told() -> None:
         await LeaseKeeper("shop", URL, 60).run_once(Asking(FORBIDDEN))
 
 
+async def test_group_that_nobody_has_used_yet_is_waited_for() -> None:
+    """Its first prepare makes it; an instance must be able to start before that."""
+    keeper = LeaseKeeper("shop", URL, 60)
+    assert await keeper.run_once(Asking(refusal_of(Problem("unknown-producer-group", 404)))) == 0.5
+    assert not keeper.is_registered
+
+
 async def test_leaving_never_fails() -> None:
     """The lease runs out by itself."""
     await LeaseKeeper("shop", URL, 60).leave(Asking(Unavailable("away")))
