@@ -38,6 +38,7 @@ from checker.desk import CheckPorts
 from checker.memory_caller import Handler, MemoryCaller
 from tests.support.inline_database import InlineDatabase
 from tests.support.memory_world import make_memory_world
+from tests.support.virtual_time import VirtualClock
 
 T = TypeVar("T")
 _LIMIT_MS = 60_000
@@ -63,8 +64,10 @@ class Reply:
 class WholeBridge:
     """One bridge, alive from `with` to the end of its block."""
 
-    def __init__(self, folder: Path, topics: Mapping[str, int], *, queues: int = 2) -> None:
-        self.memory = make_memory_world(topics, topics=InternalTopics(queues=queues))
+    def __init__(
+        self, folder: Path, topics: Mapping[str, int], *, queues: int = 2, clock: VirtualClock | None = None
+    ) -> None:
+        self.memory = make_memory_world(topics, topics=InternalTopics(queues=queues), clock=clock)
         self.clock = self.memory.clock
         self._random = Random(7)
         self._database = InlineDatabase(f"sqlite:///{_new_database(folder)}")
