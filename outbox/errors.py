@@ -27,3 +27,13 @@ class SignatureRefused(OutboxError):
 
 class CallRefused(OutboxError):
     """A check call that has not the agreed shape."""
+
+
+class HandOverUnavailable(OutboxError):
+    """The bridge could not be asked, or said nothing of any row: hand all of them over again later."""
+
+    retry_helps = True
+
+    def __init__(self, message: str, retry_after_ms: int = 0) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
