@@ -116,6 +116,12 @@ def short_transaction(conn: Connection, wait_ms: int, timeout_ms: int) -> Iterat
         yield
 
 
+def is_autocommitting(conn: Connection) -> bool:
+    """Whether each statement commits for itself. SQLite's driver does so until its first write: not asked there."""
+    raw = conn.connection.dbapi_connection
+    return conn.dialect.name != "sqlite" and raw is not None and conn.dialect.detect_autocommit_setting(raw)
+
+
 def is_locked_out(error: DBAPIError) -> bool:
     """Whether a statement gave way to another transaction: nothing of it was done, and nothing is known."""
     origin = error.orig
@@ -161,9 +167,10 @@ def _session_limits(conn: Connection, wait_ms: int, timeout_ms: int) -> Iterator
             change = f"SET SESSION innodb_lock_wait_timeout = {wait_ms // 1000}"
             restore = "SET SESSION innodb_lock_wait_timeout = {}"
             if getattr(conn.dialect, "is_mariadb", False):  # MySQL has none, and waits a second at least
-                read += ", @@SESSION.max_statement_time"
+                read += ", @@SESSION.max_statement_time, @@SESSION.idle_write_transaction_timeout"
                 change += f", max_statement_time = {timeout_ms / 1000}"
-                restore += ", max_statement_time = {}"
+                change += f", idle_write_transaction_timeout = {-(-timeout_ms // 1000)}"  # as for PostgreSQL above
+                restore += ", max_statement_time = {}, idle_write_transaction_timeout = {}"
         case _:
             yield
             return

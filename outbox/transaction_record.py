@@ -87,8 +87,13 @@ class TransactionRecord:
         self._config = config or RecordConfig()
 
     def write(self, session: Session | Connection, transaction_id: str, producer_group: str) -> None:
-        """Writes the record in the session's transaction; commits nothing. Raises LocalTransactionBarred."""
+        """Writes the record in the session's transaction; commits nothing.
+
+        Raises LocalTransactionBarred; OutboxConfigError if the session commits each statement for itself.
+        """
         conn = session if isinstance(session, Connection) else session.connection()
+        if queries.is_autocommitting(conn):
+            raise OutboxConfigError("with AUTOCOMMIT there is no local transaction that a record could be part of")
         try:
             queries.insert_record(conn, self.table, transaction_id, producer_group)
         except IntegrityError as error:
@@ -114,7 +119,7 @@ class AsyncTransactionRecord:
         self.table = self._record.table
 
     async def write(self, session: AsyncSession | AsyncConnection, transaction_id: str, producer_group: str) -> None:
-        """Writes the record in the session's transaction; commits nothing. Raises LocalTransactionBarred."""
+        """As TransactionRecord.write."""
         run: Callable[..., Awaitable[None]] = session.run_sync
         await run(partial(_write_swapped, self._record, transaction_id, producer_group))
 

@@ -8,7 +8,7 @@ from sqlalchemy import orm
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from outbox.checks import Check, Resolution
-from outbox.errors import LocalTransactionBarred
+from outbox.errors import LocalTransactionBarred, OutboxConfigError
 from outbox.tables import make_record_table
 from outbox.transaction_record import AsyncTransactionRecord, RecordConfig, TransactionRecord
 from tests.support.user_database import UserDatabase
@@ -37,6 +37,9 @@ def ask(
 @pytest.fixture
 def record() -> TransactionRecord:
     return TransactionRecord(make_record_table(sa.MetaData()))
+
+
+SERVERS = pytest.mark.parametrize("user_database", ["postgresql", "mariadb"], indirect=True)
 
 
 @pytest.fixture
@@ -96,12 +99,23 @@ def test_running_local_transaction_is_unknown_and_disturbs_no_other(
         assert ask(record, engine, gone, running, lost) == [ROLLBACK, COMMIT, ROLLBACK]
 
 
+@SERVERS
+def test_record_without_a_transaction_is_refused(record: TransactionRecord, user_database: UserDatabase) -> None:
+    """With AUTOCOMMIT it would stand, and be answered COMMIT, whatever becomes of what it speaks for."""
+    engine = user_database.engine(isolation_level="AUTOCOMMIT")
+    record.table.metadata.create_all(engine)
+    with orm.Session(engine) as session, pytest.raises(OutboxConfigError):
+        record.write(session, "alone", "orders")
+    assert ask(record, engine, "alone") == [ROLLBACK]
+    engine.dispose()
+
+
 def test_settings_of_a_pooled_connection_are_put_back(record: TransactionRecord, user_database: UserDatabase) -> None:
     """A connection that waits for nobody would fail the next one who gets it from the pool."""
     settings = {
         "sqlite": "PRAGMA busy_timeout",
         "postgresql": "SELECT current_setting('lock_timeout') || current_setting('statement_timeout')",
-        "mariadb": "SELECT CONCAT(@@innodb_lock_wait_timeout, ' ', @@max_statement_time)",
+        "mariadb": "SELECT CONCAT(@@innodb_lock_wait_timeout, @@max_statement_time, @@idle_write_transaction_timeout)",
     }
     engine = sa.create_engine(user_database.url, pool_size=1, max_overflow=0)
     record.table.metadata.create_all(engine)

@@ -1,5 +1,6 @@
 """Processes killed with SIGKILL at every step of a local transaction and of a check."""
 
+import signal
 import subprocess
 import sys
 import threading
@@ -92,3 +93,18 @@ def test_killed_check_leaves_no_half_answer(
     expected = Resolution.ROLLBACK if stop_at == "committed" else Resolution.COMMIT
     assert ask(record, user_database, stop_at) is expected
     engine.dispose()
+
+
+@pytest.mark.parametrize("user_database", ["postgresql", "mariadb"], indirect=True)
+def test_frozen_check_holds_up_nobody_for_long(record: TransactionRecord, user_database: UserDatabase) -> None:
+    """Stopped between its bar and the commit, it is thrown out by the server; the local transaction goes on."""
+    process = start("check", user_database, "barred")
+    try:
+        process.send_signal(signal.SIGSTOP)
+        with orm.Session(user_database.engine()) as session:
+            record.write(session, "barred", "orders")  # waits for the server's verdict on the other session
+            session.commit()
+        process.send_signal(signal.SIGCONT)
+        assert ask(record, user_database, "barred") is Resolution.COMMIT
+    finally:
+        kill(process)
