@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from outbox.enqueue import enqueue, enqueue_async
 from outbox.errors import HandOverUnavailable
 from outbox.hand_over import HandedOver, MemoryHandOver, OutboxRow
-from outbox.relay import Relay, RelayConfig
+from outbox.relay import Relay, RelayConfig, RelayCounts
 from outbox.sources import OwnSource, debezium_source
 from outbox.tables import make_outbox_table
 from tests.support.outbox_world import OutboxWorld, Sent
@@ -196,6 +196,32 @@ def test_paused_relay_neither_doubles_nor_reorders(world: OutboxWorld) -> None:
     assert values(bridge) == [b"0", b"1", b"2", b"3"]
     assert world.count() == (0, 0)
     assert counts[0].claimed == 1
+
+
+def test_late_verdict_does_not_touch_the_lease_of_another(world: OutboxWorld) -> None:
+    """A relay that comes back with a refusal, when another has the row, parks nothing."""
+    world.enqueue(Sent("orders", b"a", b"1"))
+    refusing, taking = MemoryHandOver(), MemoryHandOver()
+    refusing.refused_topics.add("orders")
+    counts: dict[str, RelayCounts] = {}
+    sleepers = {"late": PausingHandOver(refusing), "new": PausingHandOver(taking)}
+    threads = []
+    for name, config in (("late", SHORT_LEASE), ("new", RelayConfig())):
+        relay = Relay(world.database.engine(), sleepers[name], OwnSource(world.table), world.leases, config, lambda: 0)
+        threads.append(threading.Thread(target=run_until_claimed, args=(relay, counts, name)))
+        threads[-1].start()
+        assert sleepers[name].paused.wait(30)
+    for sleeper, thread in zip(sleepers.values(), threads, strict=True):
+        sleeper.wake()
+        thread.join(30)
+    assert (counts["late"].lost, counts["new"].published) == (1, 1)
+    assert (values(taking), world.count()) == ([b"1"], (0, 0))
+
+
+def run_until_claimed(relay: Relay, counts: dict[str, RelayCounts], name: str) -> None:
+    """Rounds until one has rows: a lease may not be over yet."""
+    while not counts.get(name, RelayCounts()).claimed:
+        counts[name] = relay.run_once()
 
 
 def test_relay_whose_lease_is_over_hands_nothing_over(world: OutboxWorld) -> None:

@@ -99,6 +99,31 @@ def test_running_local_transaction_is_unknown_and_disturbs_no_other(
         assert ask(record, engine, gone, running, lost) == [ROLLBACK, COMMIT, ROLLBACK]
 
 
+@pytest.mark.parametrize("user_database", ["postgresql"], indirect=True)
+def test_records_and_bars_are_durable_before_they_are_seen(
+    record: TransactionRecord, user_database: UserDatabase, engine: sa.Engine
+) -> None:
+    """With synchronous_commit off, a crash of the server could take back what the bridge has already been told."""
+    settings: list[str] = []
+
+    def after_statement(conn: sa.Connection, _: object, statement: str, *__: object) -> None:
+        if statement.startswith("INSERT"):
+            with conn.connection.cursor() as cursor:
+                cursor.execute("SHOW synchronous_commit")
+                settings.append(cursor.fetchone()[0])
+
+    with engine.connect() as conn:
+        conn.exec_driver_sql(f"ALTER DATABASE {sa.make_url(user_database.url).database} SET synchronous_commit = off")
+        conn.commit()
+    sa.event.listen(engine, "after_cursor_execute", after_statement)
+    with orm.Session(engine) as session:
+        assert session.scalar(sa.text("SHOW synchronous_commit")) == "off"
+        record.write(session, "kept", "orders")
+        session.commit()
+    assert ask(record, engine, "gone") == [ROLLBACK]
+    assert settings == ["on", "on"]
+
+
 @SERVERS
 def test_record_without_a_transaction_is_refused(record: TransactionRecord, user_database: UserDatabase) -> None:
     """With AUTOCOMMIT it would stand, and be answered COMMIT, whatever becomes of what it speaks for."""
