@@ -173,7 +173,7 @@ def _candidates(conn: Connection, tables: Tables, max_rows: int) -> sa.Select[An
     is_busy = sa.exists().where(mine, sa.or_(leases.c.state != WAITING, leases.c.free_ms > DatabaseNow()))
     attempts = sa.select(leases.c.attempts).where(mine).scalar_subquery()
     query = (
-        sa.select(*source.table.c, row_id.label(_ROW_ID), attempts.label(_ATTEMPTS))
+        sa.select(*map(_as_read, source.table.c), row_id.label(_ROW_ID), attempts.label(_ATTEMPTS))
         .where(sa.not_(is_busy))
         .order_by(source.sequence_column, source.key_column)
         .limit(max_rows)
@@ -182,6 +182,11 @@ def _candidates(conn: Connection, tables: Tables, max_rows: int) -> sa.Select[An
     if source.group_column is None:
         return query
     return query.where(sa.or_(source.group_column.is_(None), sa.not_(_has_earlier(tables))))
+
+
+def _as_read(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
+    """JSON as its text: read and written again, digits and the order of members would change."""
+    return sa.cast(column, sa.Text).label(column.name) if isinstance(column.type, sa.JSON) else column
 
 
 def _has_earlier(tables: Tables) -> sa.ColumnElement[bool]:

@@ -162,14 +162,14 @@ def debezium_source(
 
 
 def to_bytes(value: object) -> bytes | None:
-    """A column's value as a message has it: bytes as they are, all else as its text. Raises TypeError at JSON read.
+    """A column's value as a message has it: bytes as they are, all else as its text.
 
-    A JSON column must be read as text (`sa.Text`), or its digits and the order of its members would be lost.
+    Raises TypeError at JSON that the driver has read, from a column that is not declared as JSON.
     """
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, memoryview | bytearray):
         return bytes(value)
     if isinstance(value, dict | list):
-        raise TypeError("read the column as text")
+        raise TypeError("the table must declare this column as JSON")
     return str(value).encode()

@@ -7,31 +7,17 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from outbox.checks import Check, Resolution
+from outbox.checks import Resolution
 from outbox.errors import LocalTransactionBarred, OutboxConfigError
 from outbox.tables import make_record_table
 from outbox.transaction_record import AsyncTransactionRecord, RecordConfig, TransactionRecord
+from tests.support.record_checks import ask, make_check
 from tests.support.user_database import UserDatabase
 
 pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
 
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
-LATE_MS = 4_000_000_000_000  # born after any cleaning
 DAY_MS = 86_400_000
-
-
-def make_check(transaction_id: str, born_ms: int = LATE_MS) -> Check:
-    return Check(transaction_id, "orders", 1, "1-abcdefghijklmnop", born_ms)
-
-
-def ask(
-    record: TransactionRecord, engine: sa.Engine, *transaction_ids: str, born_ms: int = LATE_MS
-) -> list[Resolution]:
-    """The answers in the order of the ids; each must be there."""
-    told: dict[str, Resolution] = {}
-    checks = [make_check(transaction_id, born_ms) for transaction_id in transaction_ids]
-    record.answers(engine)(checks, lambda check, resolution: told.update({check.transaction_id: resolution}))
-    return [told[transaction_id] for transaction_id in transaction_ids]
 
 
 @pytest.fixture
@@ -179,6 +165,7 @@ async def test_async_twin_says_the_same(user_database: UserDatabase) -> None:
         assert await ask_again() == [COMMIT, COMMIT, ROLLBACK]
         with pytest.raises(LocalTransactionBarred):
             await record.write(session, "gone", "orders")
+    assert await record.clean(engine) == 0
     await engine.dispose()
 
 

@@ -3,17 +3,17 @@
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from outbox.checks import Check, Resolution
+from outbox.checks import Resolution
 from outbox.errors import LocalTransactionBarred
 from outbox.tables import make_record_table
 from outbox.transaction_record import TransactionRecord
 from tests.support.local_transaction_process import CHECK_STEPS, WRITE_STEPS
+from tests.support.record_checks import ask, ask_until_known
 from tests.support.source_tree import ROOT
 from tests.support.user_database import UserDatabase
 
@@ -43,23 +43,6 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.stdout.close()
 
 
-def ask(record: TransactionRecord, database: UserDatabase, transaction_id: str) -> Resolution:
-    told: list[Resolution] = []
-    check = Check(transaction_id, "orders", 1, "1-abcdefghijklmnop", 4_000_000_000_000)
-    record.answers(database.engine())([check], lambda _, resolution: told.append(resolution))
-    return told[0]
-
-
-def ask_until_known(record: TransactionRecord, database: UserDatabase, transaction_id: str) -> Resolution:
-    """The server may need a moment to see that its client is dead."""
-    for _ in range(500):
-        resolution = ask(record, database, transaction_id)
-        if resolution is not Resolution.UNKNOWN:
-            return resolution
-        threading.Event().wait(0.02)
-    raise AssertionError("UNKNOWN for ever: the dead session still holds the key")
-
-
 @pytest.mark.parametrize("stop_at", WRITE_STEPS)
 def test_killed_local_transaction_is_known_for_what_it_was(
     record: TransactionRecord, user_database: UserDatabase, stop_at: str
@@ -68,11 +51,11 @@ def test_killed_local_transaction_is_known_for_what_it_was(
     process = start("write", user_database, stop_at)
     try:
         if stop_at == "written":
-            assert ask(record, user_database, stop_at) is Resolution.UNKNOWN
+            assert ask(record, user_database.engine(), stop_at) == [Resolution.UNKNOWN]
     finally:
         kill(process)
     expected = Resolution.COMMIT if stop_at == "committed" else Resolution.ROLLBACK
-    assert ask_until_known(record, user_database, stop_at) is expected
+    assert ask_until_known(record, user_database.engine(), stop_at) is expected
 
 
 @pytest.mark.parametrize("stop_at", CHECK_STEPS)
@@ -91,7 +74,7 @@ def test_killed_check_leaves_no_half_answer(
             record.write(session, stop_at, "orders")
             session.commit()
     expected = Resolution.ROLLBACK if stop_at == "committed" else Resolution.COMMIT
-    assert ask(record, user_database, stop_at) is expected
+    assert ask(record, user_database.engine(), stop_at) == [expected]
     engine.dispose()
 
 
@@ -105,6 +88,6 @@ def test_frozen_check_holds_up_nobody_for_long(record: TransactionRecord, user_d
             record.write(session, "barred", "orders")  # waits for the server's verdict on the other session
             session.commit()
         process.send_signal(signal.SIGCONT)
-        assert ask(record, user_database, "barred") is Resolution.COMMIT
+        assert ask(record, user_database.engine(), "barred") == [Resolution.COMMIT]
     finally:
         kill(process)

@@ -5,16 +5,16 @@ from collections.abc import Callable, Sequence
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from outbox.checks import Check, Resolution
+from outbox.checks import Resolution
 from outbox.errors import LocalTransactionBarred
 from outbox.tables import make_record_table
 from outbox.transaction_record import TransactionRecord
+from tests.support.record_checks import ask, ask_until_known
 from tests.support.stepped_threads import SteppedThread, interleavings
 from tests.support.user_database import UserDatabase
 
 pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
 
-LATE_MS = 4_000_000_000_000
 Gate = Callable[[], None]
 ENDINGS: dict[str, Callable[[orm.Session], None]] = {
     "commit": orm.Session.commit,
@@ -22,13 +22,6 @@ ENDINGS: dict[str, Callable[[orm.Session], None]] = {
     "lost connection": orm.Session.invalidate,
 }
 WRITER_STEPS, CHECK_STEPS = 2, 4  # write, end; read, bar, commit of the bar, read again
-
-
-def ask(record: TransactionRecord, engine: sa.Engine, transaction_id: str) -> Resolution:
-    told: list[Resolution] = []
-    check = Check(transaction_id, "orders", 1, "1-abcdefghijklmnop", LATE_MS)
-    record.answers(engine)([check], lambda _, resolution: told.append(resolution))
-    return told[0]
 
 
 def gated(engine: sa.Engine, table: str, gate: Gate) -> sa.Engine:
@@ -77,7 +70,8 @@ def run(
     order: tuple[int, ...],
 ) -> Resolution:
     """Plays one order; holds the answer against what has become of the local transaction."""
-    committed, answered = [], []
+    committed: list[bool] = []
+    answered: list[Resolution] = []
 
     def local_transaction(gate: Gate) -> None:
         engine = database.engine(isolation_level=level)
@@ -89,7 +83,7 @@ def run(
             committed.append(ending == "commit")
 
     def check(gate: Gate) -> None:
-        answered.append(ask(record, gated(database.engine(), record.table.name, gate), transaction_id))
+        answered.extend(ask(record, gated(database.engine(), record.table.name, gate), transaction_id))
 
     actors = [SteppedThread(local_transaction), SteppedThread(check)]
     play(actors, order)
@@ -97,7 +91,7 @@ def run(
     refused = (LocalTransactionBarred, sa.exc.OperationalError)
     assert writer.error is None or isinstance(writer.error, refused), writer.error
     has_committed = committed == [True]
-    final = ask(record, database.engine(), transaction_id)
+    final = ask_until_known(record, database.engine(), transaction_id)
     assert final is (Resolution.COMMIT if has_committed else Resolution.ROLLBACK), transaction_id
     if database.name == "sqlite" and isinstance(checker.error, sa.exc.OperationalError):
         return Resolution.UNKNOWN  # a commit was being written: no answer
@@ -116,12 +110,12 @@ def test_many_asking_at_once_agree(user_database: UserDatabase) -> None:
         answered: list[Resolution] = []
 
         def check(gate: Gate, name: str = transaction_id, answered: list[Resolution] = answered) -> None:
-            answered.append(ask(record, gated(user_database.engine(), record.table.name, gate), name))
+            answered.extend(ask(record, gated(user_database.engine(), record.table.name, gate), name))
 
         actors = [SteppedThread(check), SteppedThread(check)]
         play(actors, order)
         assert set(answered) <= {Resolution.ROLLBACK, Resolution.UNKNOWN}
-        assert ask(record, engine, transaction_id) is Resolution.ROLLBACK
+        assert ask(record, engine, transaction_id) == [Resolution.ROLLBACK]
     engine.dispose()
 
 

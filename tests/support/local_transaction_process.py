@@ -11,9 +11,9 @@ import threading
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from outbox.checks import Check
 from outbox.tables import make_record_table
 from outbox.transaction_record import TransactionRecord
+from tests.support.record_checks import ask
 
 WRITE_STEPS = ("begun", "written", "committed")
 CHECK_STEPS = ("read", "barred", "committed")
@@ -51,8 +51,7 @@ def main(role: str, url: str, transaction_id: str, stop_at: str) -> None:
 
     sa.event.listen(engine, "after_cursor_execute", after_statement)
     sa.event.listen(engine, "before_cursor_execute", before_statement)
-    check = Check(transaction_id, "orders", 1, "1-abcdefghijklmnop", 4_000_000_000_000)
-    record.answers(engine)([check], lambda _, __: None)
+    ask(record, engine, transaction_id)
 
 
 if __name__ == "__main__":
