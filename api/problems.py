@@ -156,6 +156,12 @@ _REFUSALS = (
         "Producer group has open transactions",
         "End its pending, parked and blocked transactions first.",
     ),
+    ProblemType(
+        "too-many-endpoints",
+        409,
+        "Producer group has too many leased endpoints",
+        "Let instances that end remove their endpoint, or take shorter leases.",
+    ),
     ProblemType("already-resolved", 409, "Transaction was resolved otherwise", "The recorded `state` stands for ever."),
     ProblemType(
         "body-expired",

@@ -5,11 +5,17 @@ from collections.abc import Sequence
 import msgspec
 
 from api.rendering import render_counts, render_optional_time, render_time
-from api.schemas.operator_answers import EndpointAnswer, GroupAnswer, GroupSavedAnswer, UnaskedAnswer
+from api.schemas.operator_answers import (
+    EndpointAnswer,
+    EndpointRegisteredAnswer,
+    GroupAnswer,
+    GroupSavedAnswer,
+    UnaskedAnswer,
+)
 from api.schemas.requests import CheckSettings
 from bridge.core.config import GroupSettings
 from bridge.directory import Endpoint
-from bridge.service.groups import GroupSaved
+from bridge.service.groups import EndpointRegistered, GroupSaved
 from bridge.sql.rounds import EndpointHealth, GroupHealth
 
 
@@ -35,6 +41,12 @@ def render_saved(saved: GroupSaved) -> GroupSavedAnswer:
         render_time(saved.group.created_ms),
         msgspec.UNSET if saved.secret is None else saved.secret,
     )
+
+
+def render_registered(registered: EndpointRegistered) -> EndpointRegisteredAnswer:
+    """An endpoint that was registered."""
+    until_ms = registered.lease_until_ms
+    return EndpointRegisteredAnswer(registered.url, until_ms is not None, render_optional_time(until_ms))
 
 
 def render_settings(settings: GroupSettings) -> CheckSettings:

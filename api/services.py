@@ -14,7 +14,7 @@ from bridge.core.message import Message
 from bridge.core.record import Act, Resolution
 from bridge.core.view import TimelineEvent, TransactionView
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, Refused, Wait
-from bridge.service.groups import GroupSaved
+from bridge.service.groups import EndpointRegistered, GroupSaved
 from bridge.service.operators import Who
 from bridge.service.parked import RedriveAction, RedrivePreview
 from bridge.service.search import AuditPage, BridgeStats, TransactionPage
@@ -128,6 +128,14 @@ class GroupCalls(Protocol):
 
     async def rotate_secret(self, name: str, who: Who) -> str | Refused:
         """The new secret, told once."""
+        ...
+
+    async def register_endpoint(self, name: str, url: str, lease_ms: int, who: Who) -> EndpointRegistered | Refused:
+        """Takes or renews the lease of an endpoint."""
+        ...
+
+    async def remove_endpoint(self, name: str, url: str, who: Who) -> bool | Refused:
+        """False: there was no lease to end."""
         ...
 
 

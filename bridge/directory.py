@@ -11,7 +11,10 @@ DEFAULT_SETTINGS = GroupSettings()
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A callback URL of a producer group. `disabled_reason` is set when it said that it is gone (410)."""
+    """A callback URL of a producer group. `disabled_reason` is set when it said that it is gone (410).
+
+    `lease_until_ms`: the wall clock of whoever registered it, to be shown; the directory decides when a lease is over.
+    """
 
     url: str
     is_leased: bool = False
@@ -40,7 +43,7 @@ class ProducerDirectory(Protocol):
     """Who the producer groups are. Reads are from memory, refreshed beside; writes are the service's."""
 
     def get(self, group: str) -> ProducerGroup | None:
-        """The group as known now; None if nobody created it. Never blocks."""
+        """The group as known now, without endpoints whose lease is over; None if nobody created it. Never blocks."""
         ...
 
     def settings_of(self, group: str) -> GroupSettings:

@@ -142,6 +142,5 @@ class GroupAsker:
             await self._desk.ports.clock.sleep_ms(rest_ms)
 
     def _peek(self) -> Order:
-        clock = self._desk.ports.clock
         endpoints = live_endpoints(self._desk, self.group)
-        return self._memory.turns.peek(endpoints, clock.now_ms(), clock.monotonic_ms())
+        return self._memory.turns.peek(endpoints, self._desk.ports.clock.monotonic_ms())

@@ -1,8 +1,16 @@
 """Descriptions of the routes of producer groups."""
 
-from api.openapi.operation import CURSOR, GROUP, LIMIT, Body, Operation
-from api.schemas.operator_answers import GroupAnswer, GroupList, GroupRemoved, GroupSavedAnswer, SecretAnswer
-from api.schemas.requests import Nothing, PutGroup
+from api.openapi.operation import CURSOR, GROUP, LIMIT, Body, Operation, query_parameter
+from api.schemas.operator_answers import (
+    EndpointRegisteredAnswer,
+    EndpointRemovedAnswer,
+    GroupAnswer,
+    GroupList,
+    GroupRemoved,
+    GroupSavedAnswer,
+    SecretAnswer,
+)
+from api.schemas.requests import Nothing, PutGroup, RegisterEndpoint
 
 _TAG = "producer groups"
 _LOCATION = {"Location": "Path of the group."}
@@ -49,4 +57,24 @@ ROTATE_SECRET = Operation(
     ("unknown-producer-group",),
     Body(Nothing, is_required=False),
     (GROUP,),
+).arguments()
+REGISTER_ENDPOINT = Operation(
+    _TAG,
+    {200: (EndpointRegisteredAnswer, "Asked from now on, or for longer.")},
+    ("unknown-producer-group", "callback-url-forbidden", "too-many-endpoints"),
+    Body(
+        RegisterEndpoint,
+        examples={"an instance": {"url": "https://orders-7.example.com/check", "lease_seconds": 60}},
+    ),
+    (GROUP,),
+).arguments()
+REMOVE_ENDPOINT = Operation(
+    _TAG,
+    {200: (EndpointRemovedAnswer, "Asked no more, unless a PUT named it.")},
+    ("unknown-producer-group",),
+    Body(Nothing, is_required=False),
+    (
+        GROUP,
+        query_parameter("url", "As it was registered.", {"type": "string", "minLength": 1}) | {"required": True},
+    ),
 ).arguments()

@@ -90,6 +90,21 @@ class GroupRemoved(Struct):
     name: GroupName
 
 
+class EndpointRegisteredAnswer(Struct):
+    """An endpoint of the group. `lease_until` is null for one that a PUT named: it needs no lease."""
+
+    url: str
+    leased: bool
+    lease_until: Time | None
+
+
+class EndpointRemovedAnswer(Struct):
+    """`removed`: whether there was a lease to end. What a PUT named stays until the next PUT."""
+
+    url: str
+    removed: bool
+
+
 class SecretAnswer(Struct):
     """A new signing secret, shown once. The one before it signs too for 24 h."""
 

@@ -33,6 +33,7 @@ Reason = Annotated[
     Meta(min_length=1, max_length=500, description="Why; kept in the audit.", examples=["payment confirmed by phone"]),
 ]
 Headers = list[tuple[str, str | None]] | dict[str, str | None]
+CallbackUrl = Annotated[str, Meta(min_length=1, max_length=2_000, examples=["https://orders.example.com/check"])]
 ResolutionWord = Annotated[
     Literal["COMMIT", "ROLLBACK", "UNKNOWN", 8, 12, 0],
     Meta(description="RocketMQ's numbers are taken as well: 8 commit, 12 rollback, 0 unknown."),
@@ -149,7 +150,14 @@ class CheckSettings(Struct, frozen=True, forbid_unknown_fields=True):
 class EndpointUrl(Struct, forbid_unknown_fields=True):
     """Where a group answers checks."""
 
-    url: Annotated[str, Meta(min_length=1, max_length=2_000, examples=["https://orders.example.com/check"])]
+    url: CallbackUrl
+
+
+class RegisterEndpoint(Struct, forbid_unknown_fields=True):
+    """A live instance that can be asked at this URL until the lease is over; said again, the lease begins anew."""
+
+    url: CallbackUrl
+    lease_seconds: Annotated[float, Meta(ge=1, le=86_400, description="Renew it at about a third.")] = 60
 
 
 class PutGroup(Struct, forbid_unknown_fields=True):

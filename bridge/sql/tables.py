@@ -51,6 +51,7 @@ endpoints = sa.Table(
     sa.Column("url", sa.Text(), primary_key=True),
     sa.Column("is_leased", sa.Boolean(), nullable=False),
     _int("lease_until_ms", null=True),
+    _int("lease_ms", null=True),
     _text("disabled_reason", null=True),
 )
 

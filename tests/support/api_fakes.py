@@ -16,7 +16,7 @@ from bridge.core.transaction_id import digest_bits, make_transaction_id
 from bridge.core.view import MessageSummary, TimelineEvent, TransactionView
 from bridge.directory import Endpoint, ProducerGroup
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, RefusalCode, Refused, Wait
-from bridge.service.groups import GroupSaved
+from bridge.service.groups import EndpointRegistered, GroupSaved
 from bridge.service.lags import Lag
 from bridge.service.operators import Who
 from bridge.service.parked import RedriveAction, RedrivePreview, encode_filter, only_parked
@@ -299,6 +299,29 @@ class FakeGroups:
         if name not in self.groups:
             return Refused(RefusalCode.UNKNOWN_PRODUCER_GROUP, "no such group")
         return "whsec_second"
+
+    async def register_endpoint(self, name: str, url: str, lease_ms: int, who: Who) -> EndpointRegistered | Refused:
+        """For as long as it is wanted, unless a put named it."""
+        group = self.groups.get(name)
+        if group is None:
+            return Refused(RefusalCode.UNKNOWN_PRODUCER_GROUP, "no such group")
+        if url == self.forbidden:
+            return Refused(RefusalCode.CALLBACK_URL_FORBIDDEN, "not allowed", errors=(("/url", "not allowed"),))
+        if Endpoint(url) in group.endpoints:
+            return EndpointRegistered(url, None)
+        leased = Endpoint(url, is_leased=True, lease_until_ms=BORN_MS + lease_ms)
+        others = [endpoint for endpoint in group.endpoints if endpoint.url != url]
+        self.groups[name] = replace(group, endpoints=[*others, leased])
+        return EndpointRegistered(url, leased.lease_until_ms)
+
+    async def remove_endpoint(self, name: str, url: str, who: Who) -> bool | Refused:
+        """If it is leased."""
+        group = self.groups.get(name)
+        if group is None:
+            return Refused(RefusalCode.UNKNOWN_PRODUCER_GROUP, "no such group")
+        left = [endpoint for endpoint in group.endpoints if endpoint.url != url or not endpoint.is_leased]
+        self.groups[name] = replace(group, endpoints=left)
+        return len(left) < len(group.endpoints)
 
 
 def make_services(transactions: FakeTransactions, **others: Any) -> Services:

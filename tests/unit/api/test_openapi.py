@@ -31,6 +31,8 @@ CONTRACT = {
     ("put", "/v1/producer-groups/{group}"),
     ("delete", "/v1/producer-groups/{group}"),
     ("post", "/v1/producer-groups/{group}/rotate-secret"),
+    ("post", "/v1/producer-groups/{group}/endpoints"),
+    ("delete", "/v1/producer-groups/{group}/endpoints"),
     ("get", "/v1/parked"),
     ("post", "/v1/parked/redrive"),
     ("get", "/v1/stats"),

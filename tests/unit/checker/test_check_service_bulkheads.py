@@ -7,7 +7,6 @@ from dataclasses import replace
 import structlog
 
 from bridge.core.config import CheckCalls, CheckMode
-from bridge.directory import Endpoint
 from checker.caller import Call
 from checker.memory_caller import Response
 from tests.unit.checker.world import FIRST_MS, Seen, World, hanging, make_world, saying, sending
@@ -40,16 +39,6 @@ async def test_gone_endpoint_is_disabled(world: World) -> None:
     assert [seen.url for seen in world.calls] == [A, B, B, B]
     assert world.directory.groups["shop"].endpoints[0].disabled_reason == "410 Gone"
     assert [log["event"] for log in logs if log["log_level"] == "error"] == ["endpoint_gone"]
-
-
-async def test_dead_leases_are_not_called(world: World) -> None:
-    """An instance that stopped renewing."""
-    world.add_group("shop", A, B)
-    leased = Endpoint(A, is_leased=True, lease_until_ms=world.clock.now_ms() + 1_000)
-    world.directory.groups["shop"] = replace(world.directory.groups["shop"], endpoints=(leased, Endpoint(B)))
-    world.prepare("shop")
-    await world.pass_ms(7_000)
-    assert [seen.url for seen in world.calls] == [B]
 
 
 async def test_groups_that_fetch_their_checks_are_not_called(world: World) -> None:
