@@ -157,6 +157,12 @@ _REFUSALS = (
         "End its pending, parked and blocked transactions first.",
     ),
     ProblemType(
+        "not-pull-mode",
+        409,
+        "Producer group does not fetch its checks",
+        "Put the group with check.mode pull, or answer at its endpoints.",
+    ),
+    ProblemType(
         "too-many-endpoints",
         409,
         "Producer group has too many leased endpoints",

@@ -13,6 +13,7 @@ from bridge.core.config import GroupSettings
 from bridge.core.message import Message
 from bridge.core.record import Act, Resolution
 from bridge.core.view import TimelineEvent, TransactionView
+from bridge.service.claims import ClaimCall, ClaimedCheck
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, Refused, Wait
 from bridge.service.groups import EndpointRegistered, GroupSaved
 from bridge.service.operators import Who
@@ -139,6 +140,14 @@ class GroupCalls(Protocol):
         ...
 
 
+class ClaimCalls(Protocol):
+    """Checks of groups that fetch them."""
+
+    async def claim(self, call: ClaimCall) -> Sequence[ClaimedCheck] | Refused:
+        """Due checks, leased to the caller; none if none came while it waited."""
+        ...
+
+
 class CheckResult(NamedTuple):
     """Whether something is as it must be. `is_degraded`: it is not, but promises can still be kept."""
 
@@ -158,6 +167,7 @@ class Services:
     search: SearchCalls
     parked: ParkedCalls
     groups: GroupCalls
+    claims: ClaimCalls
     readiness: Mapping[str, ReadinessCheck] = field(default_factory=dict)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     limits: HttpLimits = field(default_factory=HttpLimits)

@@ -50,10 +50,17 @@ class EndpointAnswer(Struct):
 
 
 class UnaskedAnswer(Struct):
-    """Rounds in which the group had no endpoint to ask."""
+    """Rounds in which the group had no endpoint to ask, or nobody fetched or answered its checks."""
 
     count: int
     last_at: Time | None
+
+
+class FetchedAnswer(Struct):
+    """Checks that the group fetched and answered."""
+
+    answered: int
+    last_answered_at: Time | None
 
 
 class GroupSavedAnswer(Struct, omit_defaults=True):
@@ -74,6 +81,7 @@ class GroupAnswer(Struct, kw_only=True):
     check: CheckSettings
     created_at: Time
     unasked: UnaskedAnswer
+    fetched: FetchedAnswer
     counts: GroupCountsAnswer
 
 

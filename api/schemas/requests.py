@@ -144,7 +144,9 @@ class CheckSettings(Struct, frozen=True, forbid_unknown_fields=True):
     call_timeout_seconds: Annotated[float, Meta(ge=0.1, le=60, description="For the whole exchange.")] = 5
     batch_size: Annotated[int, Meta(ge=1, le=1_000, description="Transactions in one call.")] = 100
     concurrency: Annotated[int, Meta(ge=1, le=256, description="Calls at once.")] = 8
-    mode: Annotated[Literal["push", "pull"], Meta(description="`pull` is not available yet.")] = "push"
+    mode: Annotated[
+        Literal["push", "pull"], Meta(description="`pull`: the group fetches its checks; no endpoint is called.")
+    ] = "push"
 
 
 class EndpointUrl(Struct, forbid_unknown_fields=True):
@@ -158,6 +160,14 @@ class RegisterEndpoint(Struct, forbid_unknown_fields=True):
 
     url: CallbackUrl
     lease_seconds: Annotated[float, Meta(ge=1, le=86_400, description="Renew it at about a third.")] = 60
+
+
+class ClaimChecks(Struct, frozen=True, forbid_unknown_fields=True):
+    """Due checks of a group that fetches them, leased to the caller: nobody else gets them until the lease is over."""
+
+    limit: Annotated[int, Meta(ge=1, le=1_000, description="How many at most.")] = 100
+    wait_seconds: Annotated[float, Meta(ge=0, le=60, description="How long to wait if nothing is due.")] = 30
+    lease_seconds: Annotated[float, Meta(ge=1, le=3_600, description="Answer within.")] = 60
 
 
 class PutGroup(Struct, forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ from bridge.core.transaction import STATE_AFTER, TransactionState
 from bridge.core.transaction_id import digest_bits, make_transaction_id
 from bridge.core.view import MessageSummary, TimelineEvent, TransactionView
 from bridge.directory import Endpoint, ProducerGroup
+from bridge.service.claims import ClaimCall, ClaimedCheck
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, RefusalCode, Refused, Wait
 from bridge.service.groups import EndpointRegistered, GroupSaved
 from bridge.service.lags import Lag
@@ -324,10 +325,40 @@ class FakeGroups:
         return len(left) < len(group.endpoints)
 
 
+@dataclass
+class FakeClaims:
+    """Gives every PREPARED transaction of a group, once; `waits`: until nobody wants it any more."""
+
+    transactions: FakeTransactions
+    calls: list[ClaimCall] = field(default_factory=list)
+    claimed: set[str] = field(default_factory=set)
+    waits: bool = False
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+    given_up: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def claim(self, call: ClaimCall) -> Sequence[ClaimedCheck] | Refused:
+        """The next check of each."""
+        self.calls.append(call)
+        self.came.set()
+        while self.waits:
+            await asyncio.sleep(0.005)
+            if not call.is_wanted():
+                self.given_up.set()
+                return []
+        if call.group != "orders":
+            return Refused(RefusalCode.NOT_PULL_MODE, "not in pull mode")
+        views = [view for view in self.transactions.views.values() if view.state is TransactionState.PREPARED]
+        found = [view for view in views if view.transaction_id not in self.claimed][: call.limit]
+        self.claimed |= {view.transaction_id for view in found}
+        bodies = self.transactions.bodies
+        return [ClaimedCheck(view, view.check_times + 1, bodies[view.transaction_id]) for view in found]
+
+
 def make_services(transactions: FakeTransactions, **others: Any) -> Services:
     """Services over one fake."""
     search = FakeSearch(transactions)
-    return Services(transactions, search, FakeParked(search), FakeGroups(), now_ms=lambda: BORN_MS + 2_000, **others)
+    faces = {"claims": FakeClaims(transactions), **others}
+    return Services(transactions, search, FakeParked(search), FakeGroups(), now_ms=lambda: BORN_MS + 2_000, **faces)
 
 
 async def make_facts(transactions: FakeTransactions) -> Facts:

@@ -87,7 +87,7 @@ async def test_group_in_use_stays(live: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("body", "place"),
     [
-        ({"check": {"mode": "pull"}}, "/check/mode"),
+        ({"check": {"mode": "poll"}}, "/check/mode"),
         ({"check": {"transaction_timeout_seconds": 0.999}}, "/check/transaction_timeout_seconds"),
         ({"check": {"transaction_timeout_seconds": 86_401}}, "/check/transaction_timeout_seconds"),
         ({"check": {"interval_seconds": 0}}, "/check/interval_seconds"),

@@ -33,6 +33,7 @@ CONTRACT = {
     ("post", "/v1/producer-groups/{group}/rotate-secret"),
     ("post", "/v1/producer-groups/{group}/endpoints"),
     ("delete", "/v1/producer-groups/{group}/endpoints"),
+    ("post", "/v1/producer-groups/{group}/checks/claim"),
     ("get", "/v1/parked"),
     ("post", "/v1/parked/redrive"),
     ("get", "/v1/stats"),
