@@ -148,7 +148,7 @@ class SqlDirectory:
                 groups.move_version(conn)
             return made
 
-        return await self._write(work, None)
+        return await self._commit(work)
 
     async def remove_endpoint(self, group: str, url: str, act: ActEntry) -> bool:
         """Ends the lease of an endpoint; False if there is none."""
@@ -160,7 +160,7 @@ class SqlDirectory:
                 groups.move_version(conn)
             return is_removed
 
-        return await self._write(work, None)
+        return await self._commit(work)
 
     async def read_health(self, group: str) -> GroupHealth | None:
         """The group as the database has it, with results of its rounds and its counts."""
@@ -208,16 +208,28 @@ class SqlDirectory:
                 _LOG.warning("directory_not_refreshed", reason=str(error))
             await self._clock.sleep_ms(self._refresh_ms)
 
-    async def _write(self, work: Callable[[Connection], T], act: ActEntry | None) -> T:
+    async def _commit(self, work: Callable[[Connection], T]) -> T:
+        """What was written is seen with the next refresh: instances may come by the hundred."""
+
         def whole(conn: Connection) -> T:
             result = work(conn)
-            if act is not None:
-                record_act(conn, act)
             reach(FaultPoint.DIRECTORY_WRITTEN)
             return result
 
         result = await self._database.run(whole)
         reach(FaultPoint.DIRECTORY_COMMITTED)
+        return result
+
+    async def _write(self, work: Callable[[Connection], T], act: ActEntry | None) -> T:
+        """What was written is seen here at once."""
+
+        def audited(conn: Connection) -> T:
+            result = work(conn)
+            if act is not None:
+                record_act(conn, act)
+            return result
+
+        result = await self._commit(audited)
         try:
             await self.refresh()
         except SqlUnavailable as error:  # what was written stands, and is seen a little later

@@ -5,7 +5,7 @@ from pathlib import Path
 from bridge.core.config import CheckTimes, GroupSettings
 from bridge.core.record import Resolution
 from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
-from bridge.service.groups import EndpointRegistered, GroupSaved
+from bridge.service.groups import MAX_LEASED_ENDPOINTS, EndpointRegistered, GroupSaved
 from bridge.service.operators import Who
 from bridge.service.search import AuditPage
 from bridge.sql.rounds import GroupHealth
@@ -172,5 +172,26 @@ def test_leased_endpoints_are_audited_once(tmp_path: Path) -> None:
                 "producer-group.put",
             ]
             assert audit.entries[1].after == {"url": url, "lease_ms": 60_000}
+
+    world.run(story())
+
+
+def test_leases_of_a_group_have_a_limit(tmp_path: Path) -> None:
+    """409 above it; who is in renews, and who leaves makes room."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            groups = api.service.groups
+            await groups.put("shop", SLOW, [], WHO)
+            urls = [f"https://{number}.example/x" for number in range(MAX_LEASED_ENDPOINTS + 1)]
+            for url in urls[:-1]:
+                assert isinstance(await groups.register_endpoint("shop", url, 60_000, WHO), EndpointRegistered)
+            refused = await groups.register_endpoint("shop", urls[-1], 60_000, WHO)
+            assert isinstance(refused, Refused)
+            assert (refused.code, refused.outcome) == (RefusalCode.TOO_MANY_ENDPOINTS, Outcome.NOT_APPLIED)
+            assert isinstance(await groups.register_endpoint("shop", urls[0], 60_000, WHO), EndpointRegistered)
+            await groups.remove_endpoint("shop", urls[0], WHO)
+            assert isinstance(await groups.register_endpoint("shop", urls[-1], 60_000, WHO), EndpointRegistered)
 
     world.run(story())
