@@ -33,6 +33,7 @@ from bridge.service.limits import Limits
 from bridge.settler.destinations import Destinations
 from bridge.settler.ports import SettlerConfig, SettlerPorts
 from bridge.settler.settler import Settler
+from bridge.sql.check_board import SqlCheckBoard
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
 from bridge.sql.migrate import read_revisions, upgrade
@@ -260,6 +261,7 @@ class _Process:
         services = Services(
             transactions=self._service.transactions,
             groups=self._service.groups,
+            claims=self._service.claims,
             search=self._service.search,
             parked=self._service.parked,
             readiness=make_readiness(self._watched),
@@ -320,7 +322,8 @@ class _Process:
         kafka, clock = self._kafka, self._clock
         caller = HttpCaller(self._callbacks, clock)
         self._stack.push_async_callback(caller.close)
-        checks = CheckService(CheckPorts(kafka.store, self._directory, caller, clock), self._topics)
+        board = SqlCheckBoard(self._database)
+        checks = CheckService(CheckPorts(kafka.store, self._directory, caller, clock, board=board), self._topics)
         ports = SettlerPorts(
             kafka.store, kafka.owners, kafka.destinations,
             lambda group: self._directory.settings_of(group).times, checks, clock,

@@ -31,6 +31,7 @@ from bridge.service.assembly import Service, ServiceConfig, Stores, assemble
 from bridge.settler.destinations import Destinations
 from bridge.settler.ports import SettlerConfig, SettlerPorts
 from bridge.settler.settler import Settler
+from bridge.sql.check_board import SqlCheckBoard
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.tables import metadata
 from checker.check_service import CheckService
@@ -83,6 +84,7 @@ class WholeBridge:
                 self._service.search,
                 self._service.parked,
                 self._service.groups,
+                self._service.claims,
                 now_ms=self.clock.now_ms,
             )
         )
@@ -172,7 +174,10 @@ class WholeBridge:
 
     def _make_checks(self) -> CheckService:
         store = self.memory.start_process("checker").store
-        ports = CheckPorts(store, self._directory, self._caller, self.clock, self._random_text, self._random.random)
+        ports = CheckPorts(
+            store, self._directory, self._caller, self.clock,
+            self._random_text, self._random.random, SqlCheckBoard(self._database),
+        )  # fmt: skip
         return CheckService(ports, self.memory.topics)
 
     def _make_settler(self) -> Settler:
@@ -193,10 +198,11 @@ def _refuse_no_url(url: str) -> None:
 
 
 def _once(body: bytes) -> Receive:
+    """The caller sends its body and waits for the answer, however long that takes."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
-        return waiting.pop() if waiting else {"type": "http.disconnect"}
+        return waiting.pop() if waiting else await asyncio.get_running_loop().create_future()
 
     return receive
 
