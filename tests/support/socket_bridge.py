@@ -26,7 +26,7 @@ class SocketBridge(WholeBridge):
     def __init__(self, folder: Path, topics: Mapping[str, int]) -> None:
         # the machine's clock has all that the bridge needs
         super().__init__(folder, topics, clock=cast("VirtualClock", SystemClock()))
-        self._server = ApiServer(self._app, ServeConfig(port=0))
+        self._server = ApiServer(self._bridge.app, ServeConfig(port=0))
         self._stopping = asyncio.Event()
         self._is_ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -74,7 +74,7 @@ class SocketBridge(WholeBridge):
         """Serves until `stop`; for a thread."""
         self._runner.run(self._serve())
         self._runner.close()
-        self._database.engine.dispose()
+        self._database.dispose()
 
     def wait_ready(self) -> None:
         """Returns when calls are taken."""
@@ -94,12 +94,12 @@ class SocketBridge(WholeBridge):
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        await self._start()
+        await self._bridge.start()
         serving = asyncio.create_task(self._server.serve_until(self._stopping))
         await self._server.wait_started()
         self._is_ready.set()
         await serving
-        await self._stop()
+        await self._bridge.stop()
 
 
 @contextmanager
