@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
+from sqlalchemy.schema import conv
 
 RECORD_TABLE: Final = "outbox_transaction"
 OUTBOX_TABLE: Final = "outbox_message"
@@ -29,7 +30,7 @@ def make_record_table(metadata: sa.MetaData, name: str = RECORD_TABLE, schema: s
         sa.Column("producer_group", _ascii(120), nullable=False),
         sa.Column("state", _ascii(8), nullable=False),
         sa.Column("at_ms", sa.BigInteger, nullable=False),
-        sa.Index(f"ix_{name}_at_ms", "at_ms"),
+        sa.Index(_final(f"ix_{name}_at_ms"), "at_ms"),
         schema=schema,
         **_OPTIONS,
     )
@@ -41,7 +42,7 @@ def make_outbox_table(metadata: sa.MetaData, name: str = OUTBOX_TABLE, schema: s
         name,
         metadata,
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
-        sa.Column("message_id", _ascii(36), nullable=False, unique=True),
+        sa.Column("message_id", _ascii(36), nullable=False),
         sa.Column("topic", _ascii(249), nullable=False),
         sa.Column("key", _blob()),
         sa.Column("value", _blob()),
@@ -51,7 +52,8 @@ def make_outbox_table(metadata: sa.MetaData, name: str = OUTBOX_TABLE, schema: s
         sa.Column("ordering_key", _unicode(200)),
         sa.Column("order_hash", _ascii(32)),
         sa.Column("created_ms", sa.BigInteger, nullable=False),
-        sa.Index(f"ix_{name}_order", "order_hash", "id"),
+        sa.UniqueConstraint("message_id", name=_final(f"uq_{name}_message_id")),
+        sa.Index(_final(f"ix_{name}_order"), "order_hash", "id"),
         schema=schema,
         sqlite_autoincrement=True,
         **_OPTIONS,
@@ -70,7 +72,7 @@ def make_lease_table(metadata: sa.MetaData, name: str = LEASE_TABLE, schema: str
         sa.Column("free_ms", sa.BigInteger, nullable=False),
         sa.Column("attempts", sa.Integer, nullable=False),
         sa.Column("reason", _unicode(500)),
-        sa.Index(f"ix_{name}_token", "token"),
+        sa.Index(_final(f"ix_{name}_token"), "token"),
         schema=schema,
         **_OPTIONS,
     )
@@ -79,6 +81,11 @@ def make_lease_table(metadata: sa.MetaData, name: str = LEASE_TABLE, schema: str
 def make_tables(metadata: sa.MetaData, schema: str | None = None) -> Iterable[sa.Table]:
     """All of them under their own names."""
     return [make(metadata, schema=schema) for make in (make_record_table, make_outbox_table, make_lease_table)]
+
+
+def _final(name: str) -> str:
+    """The same in a migration by hand and in a MetaData that has a naming convention: Alembic compares names."""
+    return conv(name)
 
 
 def _ascii(length: int) -> sa.String:
