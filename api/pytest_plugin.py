@@ -9,12 +9,14 @@ Loaded by every run of pytest where the package is installed: nothing else is im
 """
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from api.testing.kafka import KafkaOutboxBridge
     from api.testing.memory import MemoryOutboxBridge
 
 _SERVER_PARTS = ("aiohttp", "confluent_kafka", "fastapi", "msgspec", "uvicorn")
@@ -40,3 +42,24 @@ def outbox_bridge(
         yield bridge
     finally:
         bridge.stop()
+
+
+@pytest.fixture(scope="session")
+def _outbox_bridge_kafka(
+    _outbox_bridge_parts: None, tmp_path_factory: pytest.TempPathFactory
+) -> "Iterator[KafkaOutboxBridge]":
+    from api.testing.kafka import NoKafka, running_bridge  # noqa: PLC0415  # slow to import
+
+    with ExitStack() as stack:
+        try:
+            bridge = stack.enter_context(running_bridge(tmp_path_factory.mktemp("outbox-bridge-kafka")))
+        except NoKafka as missing:
+            pytest.fail(str(missing), pytrace=False)
+        yield bridge
+
+
+@pytest.fixture
+def outbox_bridge_kafka(_outbox_bridge_kafka: "KafkaOutboxBridge") -> "Iterator[KafkaOutboxBridge]":
+    """A whole bridge on a real Kafka, one for the run; each test sees what is its own."""
+    with _outbox_bridge_kafka.for_one_test():
+        yield _outbox_bridge_kafka

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import httpx2
 
+from api.services import TransactionCalls
 from api.testing.app_server import AppServer
 from api.testing.cut_ends import CutEnds
 from api.testing.published import PublishedMessage, read_published
@@ -46,6 +47,7 @@ class OutboxBridge(ABC):
         self._error: BaseException | None = None
         self._url = ""
         self._checks: dict[str, dict[str, object]] = {}
+        self._apps = ExitStack()
         self._stack = ExitStack()
         self._logs = ExitStack()
         self._thread = threading.Thread(target=self._run, name="outbox-bridge", daemon=True)
@@ -59,8 +61,8 @@ class OutboxBridge(ABC):
 
     def create_topic(self, name: str, partitions: int = 1) -> str:
         """Its name. One that is there already stays as it is."""
-        self._in_loop(self._admin.create_topic(self._topic(name), partitions, 1, {}))
-        return self._topic(name)
+        self._in_loop(self._admin.create_topic(name, partitions, 1, {}))
+        return name
 
     def published(self, topic: str, *, at_least: int = 0, wait_seconds: float = 5.0) -> list[PublishedMessage]:
         """What `read_committed` consumers find in a topic, partition by partition.
@@ -69,7 +71,7 @@ class OutboxBridge(ABC):
         """
         deadline = time.monotonic() + wait_seconds
         while True:
-            found = self._in_loop(read_published(self._store, self._admin, self._topic(topic)))
+            found = self._read(topic)
             assert found is not None, f"there is no topic {topic}: outbox_bridge.create_topic({topic!r}) makes one"
             if len(found) >= at_least:
                 return found
@@ -122,7 +124,7 @@ class OutboxBridge(ABC):
 
     def serve(self, app: object) -> str:
         """The URL at which an ASGI application is served from now on, in a thread with an event loop of its own."""
-        return self._stack.enter_context(AppServer(app)).url
+        return self._apps.enter_context(AppServer(app)).url
 
     def answer_checks(self, producer_group: str, answer: Answer | AsyncAnswer) -> str:
         """Answers the group's checks as the application's endpoint would; where.
@@ -170,6 +172,7 @@ class OutboxBridge(ABC):
 
     def stop(self) -> None:
         """Everything it has started ends."""
+        self._apps.close()
         self._stack.close()
         if self._loop is not None and self._stop is not None:
             self._loop.call_soon_threadsafe(self._stop.set)
@@ -185,20 +188,32 @@ class OutboxBridge(ABC):
     def _admin(self) -> TopicAdmin: ...
 
     @abstractmethod
-    def _run(self) -> None:
-        """The thread: `_note_started` when it takes calls, runs until `_stop`; `_error` is what went wrong."""
+    async def _serve(self) -> None:
+        """Sets `_loop` and `_stop`, calls `_note_started` when calls are taken, and serves until `_stop`."""
 
     @abstractmethod
     def _await_first_due(self, waiting: Sequence[TransactionView]) -> None:
         """Returns when the first of these is due, or earlier."""
 
-    def _topic(self, name: str) -> str:
-        """What a topic of the test is called in the cluster."""
-        return name
+    def _read(self, topic: str) -> list[PublishedMessage] | None:
+        """What is in a topic; None if it is not there."""
+        return self._in_loop(read_published(self._store, self._admin, topic))
 
     def _default_check(self) -> dict[str, object]:
         """Check settings of groups made here."""
         return {}
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # noqa: BLE001 - the test's thread raises it
+            self._error = error
+        finally:
+            self._ready.set()
+
+    def _put_between(self, calls: TransactionCalls) -> TransactionCalls:
+        self._ends = CutEnds(calls)
+        return self._ends
 
     def _note_started(self, url: str) -> None:
         self._url = url

@@ -8,10 +8,8 @@ from random import SystemRandom
 
 from api.memory_bridge import MemoryBridge, MemoryPorts
 from api.server import ApiServer, ServeConfig
-from api.services import TransactionCalls
 from api.testing.bridge import OutboxBridge
 from api.testing.clock import MovableClock, TrueDate
-from api.testing.cut_ends import CutEnds
 from bridge.core.topics import InternalTopics
 from bridge.sql.inline_database import open_new_database
 from bridge.store.memory.cluster import MemoryCluster
@@ -57,14 +55,6 @@ class MemoryOutboxBridge(OutboxBridge):
         if left_ms > 0:
             self._in_loop(self._clock.move(left_ms))
 
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        except BaseException as error:  # noqa: BLE001 - the test's thread raises it
-            self._error = error
-        finally:
-            self._ready.set()
-
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         topics = InternalTopics(queues=_QUEUES)
@@ -95,7 +85,3 @@ class MemoryOutboxBridge(OutboxBridge):
             await serving
         finally:
             await bridge.stop()
-
-    def _put_between(self, calls: TransactionCalls) -> TransactionCalls:
-        self._ends = CutEnds(calls)
-        return self._ends
