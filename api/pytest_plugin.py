@@ -11,6 +11,7 @@ Loaded by every run of pytest where the package is installed: nothing else is im
 from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,14 +30,18 @@ def _outbox_bridge_parts() -> None:
         pytest.fail("these fixtures run a bridge: pip install 'outbox-bridge[server]'", pytrace=False)
 
 
+@pytest.fixture(scope="session")
+def _outbox_bridge_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all tests: an empty database is made in it once."""
+    return tmp_path_factory.mktemp("outbox-bridge")
+
+
 @pytest.fixture
-def outbox_bridge(
-    _outbox_bridge_parts: None, tmp_path_factory: pytest.TempPathFactory
-) -> "Iterator[MemoryOutboxBridge]":
+def outbox_bridge(_outbox_bridge_parts: None, _outbox_bridge_folder: Path) -> "Iterator[MemoryOutboxBridge]":
     """A whole bridge on an in-memory log, empty for each test."""
     from api.testing.memory import MemoryOutboxBridge  # noqa: PLC0415  # slow to import
 
-    bridge = MemoryOutboxBridge(tmp_path_factory.mktemp("outbox-bridge"))
+    bridge = MemoryOutboxBridge(_outbox_bridge_folder)
     bridge.start()
     try:
         yield bridge

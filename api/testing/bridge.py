@@ -10,6 +10,7 @@ It runs in a thread of its own, behind a socket on loopback; its methods block a
 
 import asyncio
 import inspect
+import ssl
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -141,20 +142,23 @@ class OutboxBridge(ABC):
 
         Raises AssertionError if nobody can be asked, or no answer comes.
         """
-        pending = {view.transaction_id: view for view in self.pending(producer_group)}
-        for group in {view.producer_group for view in pending.values()}:
+        pending = self.pending(producer_group)
+        for group in {view.producer_group for view in pending}:
             self._assert_askable(group)
-        answered: dict[str, TransactionView] = {}
+        waiting = {view.transaction_id: view for view in pending}
+        silence = {name: self._read_silence(name) for name in waiting}
         deadline = time.monotonic() + wait_seconds
-        while waiting := [view for name, view in pending.items() if name not in answered]:
-            self._await_first_due(waiting)
-            for before in waiting:
-                view = self.get(before.transaction_id)
-                if view.state is not TransactionState.PREPARED or view.check_times > before.check_times:
-                    answered[before.transaction_id] = view
-            assert time.monotonic() < deadline, self._describe_silence(waiting[0], wait_seconds)
+        while waiting:
+            self._await_first_due([*waiting.values()])
+            for name, before in [*waiting.items()]:
+                if self._is_answered(before):
+                    del waiting[name]
+            for name in [*waiting][:1]:
+                told = self._read_silence(name)
+                assert told == silence[name], f"nobody has answered the check of {name}: {told[-1]}"
+                assert time.monotonic() < deadline, f"{name} was not asked about in {wait_seconds:g} s"
             time.sleep(_LOOK_INTERVAL_S)
-        return [answered[name] for name in pending]
+        return [self.get(view.transaction_id) for view in pending]
 
     # --- for fixtures ---
 
@@ -167,7 +171,12 @@ class OutboxBridge(ABC):
             self._thread.join()
             self._logs.close()
             raise self._error
-        self._http = self._stack.enter_context(httpx2.Client(base_url=self.url, timeout=_CALL_S, trust_env=False))
+        self._http = self._stack.enter_context(
+            # an empty context: certificates take long to load, and loopback has none
+            httpx2.Client(
+                base_url=self.url, timeout=_CALL_S, trust_env=False, verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            )
+        )
         self._face = self._stack.enter_context(Bridge(self.url, "outbox-bridge-tests"))
 
     def stop(self) -> None:
@@ -257,9 +266,14 @@ class OutboxBridge(ABC):
             f"outbox_bridge.answer_checks({group!r}, answers) tells where"
         )
 
-    def _describe_silence(self, view: TransactionView, seconds: float) -> str:
-        timeline = self._call("GET", f"/v1/transactions/{view.transaction_id}/timeline")["events"]
-        return f"no check of {view.transaction_id} was answered in {seconds:g} s; its timeline: {timeline[-3:]}"
+    def _is_answered(self, before: TransactionView) -> bool:
+        view = self.get(before.transaction_id)
+        return view.state is not TransactionState.PREPARED or view.check_times > before.check_times
+
+    def _read_silence(self, transaction_id: str) -> list[dict[str, object]]:
+        """What the timeline tells of rounds in which nobody answered."""
+        events = self._call("GET", f"/v1/transactions/{transaction_id}/timeline")["events"]
+        return [event for event in events if event["type"] == "check_unanswered"]
 
 
 def _make_handler(secret: str, answer: Answer | AsyncAnswer) -> CheckHandler | AsyncCheckHandler:
