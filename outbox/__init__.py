@@ -6,6 +6,8 @@
         transaction.send("orders.created", key=str(order.id), value={"order": order.id})
 
 Importing it imports neither SQLAlchemy nor a web framework.
+
+PYTEST_DONT_REWRITE: where this package was imported before pytest began, pytest would warn that it cannot rewrite it.
 """
 
 from outbox.async_bridge import AsyncBridge, AsyncTransaction

@@ -21,6 +21,8 @@ class UserProject:
         lines = ["[pytest11]", *[f"{name} = {module}" for name, module in plugins.items()]]
         (metadata / "entry_points.txt").write_text("\n".join(lines))
         (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: the-plugin-under-test\nVersion: 1\n")
+        files = "api/__init__.py,,\napi/pytest_plugin.py,,\noutbox/__init__.py,,\n"  # pytest looks at these
+        (metadata / "RECORD").write_text(files)
         (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
 
     def write(self, name: str, text: str) -> None:
@@ -29,13 +31,14 @@ class UserProject:
 
     def hide(self, module: str) -> None:
         """As if it were not installed."""
-        hook = "import sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in [module])
+        hook = f"import sys\nsys.modules[{module!r}] = None\n"
         (self._site / "sitecustomize.py").write_text(hook)
 
-    def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        """One run in a process of its own; warnings are errors."""
+    def run(self, *arguments: str, before: str = "") -> "subprocess.CompletedProcess[str]":
+        """One run in a process of its own; warnings are errors. `before`: Python code before pytest begins."""
         environment = {**os.environ, "PYTHONPATH": f"{self._site}{os.pathsep}{ROOT}"}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", *arguments]
+        start = f"{before}\nimport sys, pytest\nsys.exit(pytest.main(sys.argv[1:]))"
+        command = [sys.executable, "-c", start, "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", *arguments]
         return subprocess.run(
             command, cwd=self._folder, env=environment, capture_output=True, text=True, timeout=100, check=False
         )

@@ -187,6 +187,13 @@ def test_nothing_was_imported():
     assert run.returncode == 0, run.stdout[-2000:]
 
 
+def test_package_imported_before_pytest_is_no_warning(project: UserProject) -> None:
+    """As by a program that runs its own tests; with warnings as errors it would not even begin."""
+    project.write("test_else.py", "import outbox\n\ndef test_it():\n    assert outbox.Bridge\n")
+    run = project.run(before="import outbox")
+    assert (run.returncode, "warning" in run.stdout + run.stderr) == (0, False), run.stdout + run.stderr
+
+
 def test_plugin_can_be_switched_off(project: UserProject) -> None:
     """A project that has a fixture of this name elsewhere, or wants none."""
     project.write("test_else.py", "def test_it(outbox_bridge):\n    pass\n")
