@@ -8,7 +8,7 @@ from typing import Any
 
 from flask import Flask, request
 from flask.typing import ResponseReturnValue
-from sqlalchemy import create_engine, select
+from sqlalchemy import create_engine, select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
@@ -41,6 +41,9 @@ class Order(Table):
 
 record = TransactionRecord(make_record_table(Table.metadata))
 engine = create_engine(DATABASE_URL, pool_pre_ping=True)
+if engine.dialect.name == "sqlite":
+    with engine.connect() as connection:  # or checks could not read while an order is being committed
+        connection.execute(text("PRAGMA journal_mode=WAL"))
 Table.metadata.create_all(engine)  # in production a migration: outbox.ddl
 bridge = Bridge(BRIDGE_URL, GROUP, record=record)
 

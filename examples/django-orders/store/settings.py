@@ -18,7 +18,8 @@ DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": os.environ.get("DATABASE_FILE", str(BASE_DIR / "orders.db")),
-        "OPTIONS": {"timeout": 10, "transaction_mode": "IMMEDIATE"},
+        # WAL: or checks could not read while an order is being committed
+        "OPTIONS": {"timeout": 10, "transaction_mode": "IMMEDIATE", "init_command": "PRAGMA journal_mode=WAL"},
         "ATOMIC_REQUESTS": False,  # the local transaction is the block of bridge.transaction
     }
 }
