@@ -13,15 +13,17 @@ import json
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from outbox.queries import DatabaseNow
 from outbox.tables import make_outbox_table
+
+if TYPE_CHECKING:  # at run time it needs greenlet, which comes with `sqlalchemy[asyncio]` only
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 NOTIFY_CHANNEL: Final = "outbox_message"
 _DEFAULT_TABLE: Final = make_outbox_table(sa.MetaData())
@@ -67,7 +69,7 @@ def enqueue(
 
 
 async def enqueue_async(
-    session: AsyncSession | AsyncConnection,
+    session: "AsyncSession | AsyncConnection",
     *messages: OutboxMessage,
     ordering_key: str | None = None,
     table: sa.Table = _DEFAULT_TABLE,

@@ -13,12 +13,11 @@ the primary, and let a fail-over lose no commits.
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from outbox import queries
@@ -26,6 +25,9 @@ from outbox.checks import Check, Tell
 from outbox.errors import LocalTransactionBarred, OutboxConfigError
 from outbox.listener import Resolution
 from outbox.tables import BARRED, WRITTEN, make_record_table
+
+if TYPE_CHECKING:  # at run time it needs greenlet, which comes with `sqlalchemy[asyncio]` only
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 _DAY_MS: Final = 86_400_000
 _RESOLUTIONS: Final = {WRITTEN: Resolution.COMMIT, BARRED: Resolution.ROLLBACK}
@@ -68,7 +70,7 @@ class RecordAnswers:
 class AsyncRecordAnswers:
     """The same on an async engine."""
 
-    def __init__(self, engine: AsyncEngine, table: sa.Table, config: RecordConfig) -> None:
+    def __init__(self, engine: "AsyncEngine", table: sa.Table, config: RecordConfig) -> None:
         self._engine = engine
         self._table = table
         self._config = config
@@ -119,16 +121,16 @@ class AsyncTransactionRecord:
         self._record = TransactionRecord(table, self._config)
         self.table = self._record.table
 
-    async def write(self, session: AsyncSession | AsyncConnection, transaction_id: str, producer_group: str) -> None:
+    async def write(self, session: "AsyncSession | AsyncConnection", transaction_id: str, producer_group: str) -> None:
         """As TransactionRecord.write."""
         run: Callable[..., Awaitable[None]] = session.run_sync
         await run(partial(_write_swapped, self._record, transaction_id, producer_group))
 
-    def answers(self, engine: AsyncEngine) -> AsyncRecordAnswers:
+    def answers(self, engine: "AsyncEngine") -> AsyncRecordAnswers:
         """What an AsyncCheckHandler asks."""
         return AsyncRecordAnswers(engine, self.table, self._config)
 
-    async def clean(self, engine: AsyncEngine) -> int:
+    async def clean(self, engine: "AsyncEngine") -> int:
         """Deletes a bounded number of old records; how many. Call it again while it is not 0."""
         async with engine.begin() as conn:
             return await conn.run_sync(_clean, self.table, self._config)

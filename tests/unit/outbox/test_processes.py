@@ -38,6 +38,13 @@ def test_import_takes_nothing_of_the_server_along() -> None:
     assert [name for name in FORBIDDEN if name in loaded] == []
 
 
+def test_records_outbox_and_relay_need_no_greenlet() -> None:
+    """SQLAlchemy brings it along with its extra `asyncio` only; who has no async engine has not asked for that."""
+    modules = "transaction_record, outbox.enqueue, outbox.relay, outbox.sources, outbox.check_handler, outbox.wsgi"
+    script = f"import sys; sys.modules['greenlet'] = None; import outbox.{modules}; print('imported')"
+    assert run(script) == "imported\n"
+
+
 def test_every_public_name_exists() -> None:
     """`__all__` is what users get."""
     assert run("import outbox; print(all(hasattr(outbox, n) for n in outbox.__all__))") == "True\n"
