@@ -208,9 +208,11 @@ class HandOverUnavailable(OutboxError):
     outcome = Outcome.UNKNOWN
     retry_helps = True
 
-    def __init__(self, message: str, retry_after_ms: int = 0) -> None:
+    def __init__(self, message: str, retry_after_ms: int = 0, *, is_sent: bool = True) -> None:
+        """`is_sent` False: the bridge has certainly not seen the rows."""
         super().__init__(message)
         self.retry_after_ms = retry_after_ms
+        self.is_sent = is_sent
 
 
 _BY_CODE: dict[str, type[Refused]] = {
