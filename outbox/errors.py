@@ -202,6 +202,24 @@ class CallRefused(OutboxError):
     """A check call that has not the agreed shape."""
 
 
+class DatabaseUnavailable(OutboxError):
+    """The outbox's database cannot be used now."""
+
+    retry_helps = True
+
+
+class TableMissing(OutboxError):
+    """The database has no such table."""
+
+    def __init__(self, table: str, database: str) -> None:
+        super().__init__(table, database)
+        self.table = table
+        self.database = database
+
+    def __str__(self) -> str:
+        return f"the database has no table {self.table}"
+
+
 class HandOverUnavailable(OutboxError):
     """The bridge could not be asked, or said nothing of any row: hand all of them over again later."""
 
