@@ -27,6 +27,7 @@ from outbox.errors import (
     NotFound,
     NotPermitted,
     NotPrepared,
+    NotPullMode,
     OutboxConfigError,
     OutboxError,
     Outcome,
@@ -51,6 +52,7 @@ from outbox.listener import (
 from outbox.local_work import RecordWriter
 from outbox.message import Message
 from outbox.producer import TransactionProducer
+from outbox.pull_worker import AsyncPullWorker, PullConfig, PullWorker
 from outbox.replies import Prepared, TransactionView
 from outbox.sync_bridge import Bridge, Transaction
 
@@ -59,6 +61,7 @@ __all__ = [
     "AlreadyResolved",
     "AsyncBridge",
     "AsyncEndpointLease",
+    "AsyncPullWorker",
     "AsyncTransaction",
     "AsyncTransactionListener",
     "AsyncTransactionProducer",
@@ -82,6 +85,7 @@ __all__ = [
     "NotFound",
     "NotPermitted",
     "NotPrepared",
+    "NotPullMode",
     "OutboxConfigError",
     "OutboxError",
     "Outcome",
@@ -89,6 +93,8 @@ __all__ = [
     "PrepareOptions",
     "Prepared",
     "Problem",
+    "PullConfig",
+    "PullWorker",
     "Receipt",
     "RecordWriter",
     "Refused",

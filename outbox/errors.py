@@ -182,6 +182,10 @@ class AlreadyResolved(Conflict):
     """The transaction was resolved otherwise; `problem.state` stands for ever."""
 
 
+class NotPullMode(Conflict):
+    """The bridge sends the group's checks to its endpoints: put the group with `check.mode` `pull` to fetch them."""
+
+
 class CheckEndpointRefused(Refused):
     """The URL may not be called back."""
 
@@ -236,6 +240,7 @@ class HandOverUnavailable(OutboxError):
 _BY_CODE: dict[str, type[Refused]] = {
     "idempotency-key-reused": KeyReused,
     "already-resolved": AlreadyResolved,
+    "not-pull-mode": NotPullMode,
     "callback-url-forbidden": CheckEndpointRefused,
     "callback-unverified": CheckEndpointRefused,
 }
