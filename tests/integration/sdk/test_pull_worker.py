@@ -123,7 +123,7 @@ async def test_failing_answer_is_left_out_and_comes_again(
 
 
 async def test_answer_that_hangs_holds_nobody_up_at_the_end(bridge: SocketBridge, group: str) -> None:
-    """Its check is free again for others, no more are claimed for it, and a stop is heard."""
+    """Its check is free again for others, and a stop is heard."""
     put_group(bridge, group)
     release, calls = threading.Event(), []
 
