@@ -30,6 +30,7 @@ from outbox.errors import (
     NotFound,
     NotPermitted,
     NotPrepared,
+    NotPullMode,
     OutboxConfigError,
     OutboxError,
     Outcome,
@@ -54,6 +55,7 @@ from outbox.listener import (
 from outbox.local_work import RecordWriter
 from outbox.message import Message
 from outbox.producer import TransactionProducer
+from outbox.pull_worker import AsyncPullWorker, PullConfig, PullWorker
 from outbox.replies import Prepared, TransactionView
 from outbox.sync_bridge import Bridge, Transaction
 
@@ -62,6 +64,7 @@ __all__ = [
     "AlreadyResolved",
     "AsyncBridge",
     "AsyncEndpointLease",
+    "AsyncPullWorker",
     "AsyncTransaction",
     "AsyncTransactionListener",
     "AsyncTransactionProducer",
@@ -86,6 +89,7 @@ __all__ = [
     "NotFound",
     "NotPermitted",
     "NotPrepared",
+    "NotPullMode",
     "OutboxConfigError",
     "OutboxError",
     "Outcome",
@@ -93,6 +97,8 @@ __all__ = [
     "PrepareOptions",
     "Prepared",
     "Problem",
+    "PullConfig",
+    "PullWorker",
     "Receipt",
     "RecordWriter",
     "Refused",

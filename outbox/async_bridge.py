@@ -11,6 +11,7 @@ from outbox.links import LoopLink
 from outbox.listener import Resolution
 from outbox.local_work import AsyncLocalSession, AsyncSessionWork, RecordWriter, default_record
 from outbox.message import Message
+from outbox.pull_worker import AsyncAnswer, AsyncPullWorker, PullConfig
 from outbox.replies import Prepared, TransactionView
 from outbox.verbs import Verbs
 
@@ -76,6 +77,13 @@ class AsyncBridge:
     async def get(self, transaction_id: str, *, with_messages: bool = False) -> TransactionView:
         """A transaction as it is recorded. Raises OutboxError."""
         return await self._run(self._verbs.get(transaction_id, with_messages=with_messages))
+
+    def pull_worker(self, answer: AsyncAnswer, *, config: PullConfig | None = None) -> AsyncPullWorker:
+        """Fetches this group's checks and answers them: for a service that cannot be called. Use its `run_forever`.
+
+        `answer`: what an AsyncCheckHandler takes, such as `record.answers(engine)`, or a producer's own `answer`.
+        """
+        return AsyncPullWorker(self._link, self.producer_group, answer, config or PullConfig())
 
     def endpoint_lease(self, url: str, *, lease_seconds: int = 60) -> AsyncEndpointLease:
         """Registers this instance's check endpoint while it lives: `start` it, or use it in an `async with`."""

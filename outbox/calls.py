@@ -132,6 +132,12 @@ def leave_call(group: str, url: str) -> PlainCall:
     return PlainCall("DELETE", f"{_endpoints(group)}?{urlencode({'url': url})}")
 
 
+def claim_call(group: str, limit: int, wait_s: float, lease_s: float) -> PlainCall:
+    """Leases due checks of a group that fetches them. One whose answer is lost is free again when its lease is over."""
+    body = f'{{"limit":{limit},"wait_seconds":{wait_s:.3f},"lease_seconds":{lease_s:.3f}}}'
+    return PlainCall("POST", f"/v1/producer-groups/{quote_path(group, safe='')}/checks/claim", body.encode())
+
+
 def request_of(call: PlainCall) -> Request:
     """The request of a call that goes alone."""
     return Request(call.method, call.target, call.body)

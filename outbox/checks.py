@@ -46,6 +46,11 @@ def decode_call(body: bytes) -> CheckCall:
         )
     except (ValueError, RecursionError) as error:
         raise CallRefused("not JSON") from error
+    return read_call(document)
+
+
+def read_call(document: object) -> CheckCall:
+    """A call, read from JSON: what claimers get has the same form. Raises CallRefused."""
     call = _object(document, "call")
     if call.get("type") != CALL_TYPE:
         raise CallRefused(f"type is not {CALL_TYPE}")

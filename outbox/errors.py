@@ -182,6 +182,10 @@ class AlreadyResolved(Conflict):
     """The transaction was resolved otherwise; `problem.state` stands for ever."""
 
 
+class NotPullMode(Conflict):
+    """The bridge sends the group's checks to its endpoints: put the group with `check.mode` `pull` to fetch them."""
+
+
 class CheckEndpointRefused(Refused):
     """The URL may not be called back."""
 
@@ -202,20 +206,41 @@ class CallRefused(OutboxError):
     """A check call that has not the agreed shape."""
 
 
+class DatabaseUnavailable(OutboxError):
+    """The outbox's database cannot be used now."""
+
+    retry_helps = True
+
+
+class TableMissing(OutboxError):
+    """The database has no such table."""
+
+    def __init__(self, table: str, database: str) -> None:
+        super().__init__(table, database)
+        self.table = table
+        self.database = database
+
+    def __str__(self) -> str:
+        return f"the database has no table {self.table}"
+
+
 class HandOverUnavailable(OutboxError):
     """The bridge could not be asked, or said nothing of any row: hand all of them over again later."""
 
     outcome = Outcome.UNKNOWN
     retry_helps = True
 
-    def __init__(self, message: str, retry_after_ms: int = 0) -> None:
+    def __init__(self, message: str, retry_after_ms: int = 0, *, is_sent: bool = True) -> None:
+        """`is_sent` False: the bridge has certainly not seen the rows."""
         super().__init__(message)
         self.retry_after_ms = retry_after_ms
+        self.is_sent = is_sent
 
 
 _BY_CODE: dict[str, type[Refused]] = {
     "idempotency-key-reused": KeyReused,
     "already-resolved": AlreadyResolved,
+    "not-pull-mode": NotPullMode,
     "callback-url-forbidden": CheckEndpointRefused,
     "callback-unverified": CheckEndpointRefused,
 }

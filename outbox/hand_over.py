@@ -3,27 +3,38 @@
 A row's idempotency key makes each hand-over repeatable: the bridge publishes a row once, however often it comes.
 """
 
-import base64
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import Enum
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import httpx2
 
-from outbox.errors import HandOverUnavailable
+from outbox.calls import JSON, PUBLISH, Call, PrepareOptions, check_group, is_batch, join, prepare_call
+from outbox.config import check_url
+from outbox.errors import HandOverUnavailable, InvalidMessage, Problem
+from outbox.listener import TransactionState
+from outbox.message import Message
+from outbox.replies import Answer, NoReply, Reply, TogetherRefused, Told, read_answer, read_answers
+from outbox.transport import NOT_SENT
 
-_PATH: Final = "/v1/messages/batch"
-_TIMEOUT_S: Final = 15.0  # the bridge waits 10 s at most until what it recorded is settled
+_WAIT_S: Final = 10.0  # the longest that the bridge waits until what it recorded is settled
+_TIMEOUT_S: Final = 15.0
 _MAX_REQUEST_BYTES: Final = 4 * 1024 * 1024  # below the bridge's cap of a body, 8 MiB
-_ROW_BYTES: Final = 300  # names, braces and the idempotency key in a request
+_MAX_ITEMS: Final = 1_000  # of a batch, the bridge's own limit
 # Refusals of the row itself. Others are of the caller: a missing grant or group, a rate; they pass when that is mended.
 _OF_THE_ROW: Final = frozenset(
     {HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY}
 )
 _RESERVED: Final = "reserved-topic"
+_KEY_REUSED: Final = "422 idempotency-key-reused"
+_MAX_RETRY_AFTER_MS: Final = 300_000
+# Refusals of a request that one of its rows may have brought about: halves of it tell which
+_OF_THE_REQUEST: Final = frozenset(
+    {HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,42 +82,58 @@ class HttpHandOver:
 
     def __init__(self, url: str, producer_group: str, client: httpx2.Client | None = None) -> None:
         """`client`: with the caller's own credentials, certificates and limits; it stays the caller's."""
-        self._group = producer_group
-        self._url = url.rstrip("/") + _PATH
+        self._group = check_group(producer_group)
+        self._url = check_url(url)
         self._is_own = client is None
         self._client = client or httpx2.Client(timeout=_TIMEOUT_S)
 
     def publish(self, rows: Sequence[OutboxRow]) -> Sequence[HandedOver]:
         """As the port says."""
-        fates: list[HandedOver] = []
-        for part in split_rows(rows, _MAX_REQUEST_BYTES):
-            try:
-                fates += self._publish_part(part)
-            except HandOverUnavailable as error:
-                if len(part) == len(rows) > 1:
-                    raise  # of one alone it may be its own fault, and the others must go on
-                fates += [HandedOver(Fate.UNKNOWN, str(error))] * len(part)
-        return fates
-
-    def _publish_part(self, rows: Sequence[OutboxRow]) -> Sequence[HandedOver]:
-        body = encode_batch(rows, self._group)
-        try:
-            response = self._client.post(self._url, content=body, headers={"content-type": "application/json"})
-        except httpx2.HTTPError as error:
-            raise HandOverUnavailable(f"no answer: {type(error).__name__}") from error
-        if response.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-            if len(rows) == 1:
-                return [HandedOver(Fate.REFUSED, "413 body-too-large")]
-            middle = len(rows) // 2
-            return [*self._publish_part(rows[:middle]), *self._publish_part(rows[middle:])]
-        if response.status_code != HTTPStatus.OK:
-            raise HandOverUnavailable(f"status {response.status_code}", _read_retry_after(response.headers))
-        return decode_batch(response.content, len(rows))
+        calls = [call_of(row, self._group) for row in rows]
+        fates = iter(self._send([call for call in calls if isinstance(call, Call)]))
+        return [next(fates) if isinstance(call, Call) else call for call in calls]
 
     def close(self) -> None:
         """Closes its own connections."""
         if self._is_own:
             self._client.close()
+
+    def _send(self, calls: Sequence[Call]) -> list[HandedOver]:
+        fates: list[HandedOver] = []
+        for part in split_calls(calls, _MAX_REQUEST_BYTES, _MAX_ITEMS):
+            try:
+                fates += self._send_part(part)
+            except HandOverUnavailable as error:
+                if len(part) == len(calls) and (len(calls) > 1 or not error.is_sent):
+                    raise  # of one alone it may be its own fault, and the others must go on
+                fates += [HandedOver(Fate.UNKNOWN, str(error))] * len(part)
+        return fates
+
+    def _send_part(self, calls: Sequence[Call]) -> Sequence[HandedOver]:
+        answer = self._exchange(calls)
+        if not is_batch(PUBLISH, len(calls)):
+            return [decide(read_answer(answer, calls[0]))]
+        told = read_answers(answer, list(calls))
+        first = told[0]
+        if isinstance(first, TogetherRefused) and first.problem.status in _OF_THE_REQUEST:
+            middle = len(calls) // 2
+            return [*self._send_part(calls[:middle]), *self._send_part(calls[middle:])]
+        if answer.status != HTTPStatus.OK or all(isinstance(one, NoReply) for one in told):
+            raise _unavailable(first)
+        return [decide(one) for one in told]
+
+    def _exchange(self, calls: Sequence[Call]) -> Answer:
+        request = join(PUBLISH, [call.item for call in calls], _WAIT_S)
+        try:
+            response = self._client.request(
+                request.method, self._url + request.target, content=request.body, headers={"Content-Type": JSON}
+            )
+        except httpx2.HTTPError as error:
+            is_sent = not isinstance(error, NOT_SENT)
+            raise HandOverUnavailable(f"no answer: {type(error).__name__}", is_sent=is_sent) from error
+        return Answer(
+            response.status_code, response.content, response.headers.get("Retry-After"), received=datetime.now(UTC)
+        )
 
 
 class MemoryHandOver:
@@ -116,92 +143,88 @@ class MemoryHandOver:
         self.published: list[OutboxRow] = []
         self.refused_topics: set[str] = set()
         self.unsure_topics: set[str] = set()
-        self._keys: set[str] = set()
+        self.is_away = False
+        self._contents: dict[str, bytes] = {}
 
     def publish(self, rows: Sequence[OutboxRow]) -> Sequence[HandedOver]:
         """As the port says."""
+        if self.is_away:
+            raise HandOverUnavailable("away")
         return [self._publish(row) for row in rows]
 
     def _publish(self, row: OutboxRow) -> HandedOver:
+        call = call_of(row, "memory")
+        if isinstance(call, HandedOver):
+            return call
         if row.topic in self.refused_topics:
             return HandedOver(Fate.REFUSED, "422 unknown-topic")
         if row.topic in self.unsure_topics:
             return HandedOver(Fate.UNKNOWN, "504 outcome-unknown")
-        if row.idempotency_key not in self._keys:
-            self._keys.add(row.idempotency_key)
+        known = self._contents.setdefault(row.idempotency_key, call.item)
+        if known is call.item:
             self.published.append(row)
-        return HandedOver(Fate.PUBLISHED)
+        return HandedOver(Fate.PUBLISHED) if known == call.item else HandedOver(Fate.REFUSED, _KEY_REUSED)
 
 
-def encode_batch(rows: Sequence[OutboxRow], producer_group: str) -> bytes:
-    """The body of the request: a transaction for each row."""
-    transactions = [
-        {
-            "producer_group": producer_group,
-            "messages": [_encode_message(row)],
-            "idempotency_key": row.idempotency_key,
-            **({} if row.ordering_key is None else {"ordering_key": row.ordering_key}),
-        }
-        for row in rows
-    ]
-    return json.dumps({"transactions": transactions}, separators=(",", ":")).encode()
-
-
-def decode_batch(body: bytes, count: int) -> Sequence[HandedOver]:
-    """The fate of each row. Raises HandOverUnavailable at anything that is not the agreed answer."""
+def call_of(row: OutboxRow, producer_group: str) -> Call | HandedOver:
+    """The call that publishes a row; its fate at once if no call could."""
+    options: PrepareOptions = {"idempotency_key": row.idempotency_key, "ordering_key": row.ordering_key}
     try:
-        results = json.loads(body)["results"]
-        return [decide(int(result["status"]), result) for _, result in zip(range(count), results, strict=True)]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise HandOverUnavailable("an answer that is none of the bridge's") from error
+        message = Message(
+            row.topic,
+            key=row.key,
+            value=row.value,
+            headers=row.headers,
+            partition=row.partition,
+            timestamp_ms=row.timestamp_ms,
+        )
+        return prepare_call(producer_group, [message], options, is_published=True)
+    except InvalidMessage as error:
+        return HandedOver(Fate.REFUSED, f"no message: {error}")
 
 
-def decide(status: int, result: Mapping[str, Any]) -> HandedOver:
-    """What an item's answer says of its row. COMMITTED: the commit is recorded; a refusal: nothing is."""
-    if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
-        state = result.get("state")
-        if state == "COMMITTED":
+def decide(told: Told) -> HandedOver:
+    """What an answer says of its row. COMMITTED: the commit is recorded; a refusal: nothing is."""
+    if isinstance(told, Reply):
+        state = told.members["state"]
+        if state == TransactionState.COMMITTED:
             return HandedOver(Fate.PUBLISHED)
-        return HandedOver(Fate.REFUSED if state == "ROLLED_BACK" else Fate.UNKNOWN, f"{status} {state}")
-    problem = result.get("problem") or {}
-    code = str(problem.get("type", "")).rpartition("/")[2]
-    reason = f"{status} {code} {problem.get('detail') or ''}".strip()
-    return HandedOver(Fate.REFUSED if status in _OF_THE_ROW or code == _RESERVED else Fate.UNKNOWN, reason)
+        is_lost = state == TransactionState.ROLLED_BACK
+        return HandedOver(Fate.REFUSED if is_lost else Fate.UNKNOWN, f"{told.status} {state}")
+    if isinstance(told, NoReply):
+        return HandedOver(Fate.UNKNOWN, told.why)
+    problem = told.problem if isinstance(told, TogetherRefused) else told
+    is_of_row = problem.status in _OF_THE_ROW or problem.code == _RESERVED
+    return HandedOver(Fate.REFUSED if is_of_row else Fate.UNKNOWN, _words(problem))
 
 
-def split_rows(rows: Sequence[OutboxRow], max_bytes: int) -> Sequence[Sequence[OutboxRow]]:
-    """The rows in order, in parts of about so many bytes; a larger row is alone."""
-    parts: list[list[OutboxRow]] = []
+def split_calls(calls: Sequence[Call], max_bytes: int, max_items: int) -> Sequence[Sequence[Call]]:
+    """The calls in order, in parts of so many bytes and items at most; a larger call is alone."""
+    parts: list[list[Call]] = []
     room = 0
-    for row in rows:
-        contents = [row.key, row.value, *(raw for _, raw in row.headers)]
-        size = _ROW_BYTES + sum(len(raw) * 4 // 3 for raw in contents if raw is not None)
-        if not parts or size > room:
+    for call in calls:
+        size = len(call.item) + 1  # the comma between two
+        if not parts or size > room or len(parts[-1]) == max_items:
             parts.append([])
             room = max_bytes
-        parts[-1].append(row)
+        parts[-1].append(call)
         room -= size
     return parts
 
 
-def _encode_message(row: OutboxRow) -> dict[str, object]:
-    message: dict[str, object] = {"topic": row.topic}
-    if row.key is not None:
-        message["key_base64"] = base64.b64encode(row.key).decode()
-    if row.value is not None:
-        message["value_base64"] = base64.b64encode(row.value).decode()
-    if row.headers:
-        message["headers_base64"] = [
-            [name, None if raw is None else base64.b64encode(raw).decode()] for name, raw in row.headers
-        ]
-    if row.partition is not None:
-        message["partition"] = row.partition
-    if row.timestamp_ms is not None:
-        message["timestamp_ms"] = row.timestamp_ms
-    return message
+def _unavailable(told: Told) -> HandOverUnavailable:
+    """What nobody said anything of."""
+    if isinstance(told, NoReply):
+        return HandOverUnavailable(told.why, _milliseconds(told.retry_after_s))
+    if isinstance(told, Reply):  # a success of another kind than the agreed one
+        return HandOverUnavailable(f"status {told.status}")
+    problem = told.problem if isinstance(told, TogetherRefused) else told
+    return HandOverUnavailable(_words(problem), _milliseconds(problem.retry_after_s))
 
 
-def _read_retry_after(headers: Mapping[str, str]) -> int:
-    """Milliseconds; 0 if it says nothing in seconds."""
-    text = headers.get("retry-after", "")
-    return min(int(text), 300) * 1000 if text.isdecimal() else 0
+def _words(problem: Problem) -> str:
+    return f"{problem.status} {problem.code} {problem.detail}".strip()
+
+
+def _milliseconds(seconds: float | None) -> int:
+    return min(round((seconds or 0) * 1000), _MAX_RETRY_AFTER_MS)

@@ -20,11 +20,10 @@ import sqlalchemy as sa
 
 from outbox.errors import HandOverUnavailable, OutboxConfigError
 from outbox.hand_over import Fate, HandedOver, HandOver, OutboxRow
+from outbox.lease_terms import PARKED, WAITING, Tables
 from outbox.relay_queries import (
-    PARKED,
-    WAITING,
     Mark,
-    Tables,
+    Place,
     claim_rows,
     delete_published,
     discard_parked,
@@ -98,21 +97,27 @@ class Relay:
         self._config = config or RelayConfig()
         self._tables = Tables(source, leases, self._config.parked_holds)
         self._now_ms = monotonic_ms
+        self._place = Place()
 
     def run_once(self) -> RelayCounts:
         """One claim, one hand-over, one marking. Raises SQLAlchemyError."""
         claim = self._claim()
         return self._carry_out(claim) if claim is not None else RelayCounts()
 
-    def run_forever(self, stop: threading.Event) -> None:
-        """Rounds until `stop`; the last ones are carried out. No error ends it."""
+    def run_forever(self, stop: threading.Event, note: Callable[[RelayCounts], object] = lambda _: None) -> None:
+        """Rounds until `stop`; the last ones are carried out. No error ends it. `note` hears of each round."""
+
         waker = Waker(self._engine)
         failures = 0
         with ThreadPoolExecutor(self._config.max_requests, thread_name_prefix="outbox-relay") as pool:
             under_way: set[Future[RelayCounts]] = set()
+
+            def begin(claim: Claim) -> None:
+                under_way.add(pool.submit(self._carry_out_noted, claim, note))
+
             while not stop.is_set():
                 try:
-                    pause_ms = self._step(pool, under_way, waker, stop)
+                    pause_ms = self._step(begin, under_way, waker, stop)
                     failures = failures + 1 if pause_ms else 0
                 except Exception as error:  # noqa: BLE001 - the loop that runs for ever
                     failures += 1
@@ -138,12 +143,16 @@ class Relay:
             return discard_parked(conn, self._tables, row_ids)
 
     def _step(
-        self, pool: ThreadPoolExecutor, under_way: set[Future[RelayCounts]], waker: Waker, stop: threading.Event
+        self,
+        begin: Callable[[Claim], None],
+        under_way: set[Future[RelayCounts]],
+        waker: Waker,
+        stop: threading.Event,
     ) -> int:
         """Begins one more round, or waits for one to end or rows to come; how long to pause."""
         claim = self._claim() if len(under_way) < self._config.max_requests else None
         if claim is not None:
-            under_way.add(pool.submit(self._carry_out, claim))
+            begin(claim)
             return 0
         if not under_way:
             waker.wait(stop, self._config.poll_ms)
@@ -157,10 +166,17 @@ class Relay:
         until_ms = self._now_ms() + self._config.lease_ms - self._config.hand_over_ms
         token = str(uuid.uuid4())
         with self._engine.connect() as conn, relay_transaction(conn):
-            rows, unread = claim_rows(conn, self._tables, token, self._config.lease_ms, self._config.max_rows)
-        if not rows and not unread:
+            found = claim_rows(conn, self._tables, token, self._config.lease_ms, self._config.max_rows, self._place)
+        self._place = found.place
+        if not found.rows and not found.unread:
             return None
-        return Claim(token, rows, [Mark(row_id, PARKED, 0, reason) for row_id, reason in unread], until_ms)
+        marks = [Mark(row_id, PARKED, 0, reason) for row_id, reason in found.unread]
+        return Claim(token, found.rows, marks, until_ms)
+
+    def _carry_out_noted(self, claim: Claim, note: Callable[[RelayCounts], object]) -> RelayCounts:
+        counts = self._carry_out(claim)
+        note(counts)
+        return counts
 
     def _carry_out(self, claim: Claim) -> RelayCounts:
         if self._now_ms() >= claim.until_ms:

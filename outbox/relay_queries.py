@@ -2,51 +2,19 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.functions import FunctionElement
 
 from outbox.hand_over import OutboxRow
+from outbox.key_walk import can_walk, find_heads
+from outbox.lease_terms import PARKED, WAITING, AsRowId, Tables, is_busy, is_parked, of_source, order_of
 from outbox.queries import DatabaseNow, make_insert_missing
-from outbox.sources import OutboxSource
 
-WAITING: Final = "waiting"
-PARKED: Final = "parked"
 _ROW_ID: Final = "outbox_row_id"
 _ATTEMPTS: Final = "outbox_attempts"
-
-
-class AsRowId(FunctionElement[str]):
-    """A key column as text, of the kind that `row_id` is, so that its index can be used."""
-
-    type = sa.String()
-    inherit_cache = True
-    name = "as_row_id"
-
-
-@compiles(AsRowId)
-def _plain_row_id(element: AsRowId, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - the compiler's own
-    return f"CAST({compiler.process(element.clauses, **options)} AS VARCHAR(64))"
-
-
-@compiles(AsRowId, "mysql")
-@compiles(AsRowId, "mariadb")
-def _mariadb_row_id(element: AsRowId, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - as above
-    return f"(CAST({compiler.process(element.clauses, **options)} AS CHAR(64) CHARACTER SET ascii) COLLATE ascii_bin)"
-
-
-@dataclass(frozen=True, slots=True)
-class Tables:
-    """The rows, and the leases on them. `parked_holds`: whether a parked row holds back those after it."""
-
-    source: OutboxSource
-    leases: sa.Table
-    parked_holds: bool = True
 
 
 class Unread(NamedTuple):
@@ -54,6 +22,13 @@ class Unread(NamedTuple):
 
     row_id: str
     reason: str
+
+
+class Place(NamedTuple):
+    """Where claims go on: behind this ordering key; whether rows without one have the first choice."""
+
+    after_group: Any = None
+    is_for_groupless: bool = False
 
 
 class Mark(NamedTuple):
@@ -65,10 +40,16 @@ class Mark(NamedTuple):
     reason: str
 
 
-def claim_rows(
-    conn: Connection, tables: Tables, token: str, lease_ms: int, max_rows: int
-) -> tuple[Sequence[OutboxRow], Sequence[Unread]]:
-    """Leases the first row of each ordering key, and rows without one, in order; those that are no messages apart.
+class Claimed(NamedTuple):
+    """Rows leased, in order; those that are no messages apart. `place`: where the next claim goes on."""
+
+    rows: Sequence[OutboxRow]
+    unread: Sequence[Unread]
+    place: Place
+
+
+def claim_rows(conn: Connection, tables: Tables, token: str, lease_ms: int, max_rows: int, place: Place) -> Claimed:
+    """Leases the first row of each ordering key, and rows without one.
 
     Only the first: a row is published when all before it are gone, so neither a failure nor a relay that wakes
     long after its lease can change the order of a key. Who holds the rows is settled by the key of the leases:
@@ -76,9 +57,9 @@ def claim_rows(
     """
     if conn.dialect.name == "sqlite":  # has no row locks: a write that changes nothing takes its one lock
         conn.execute(sa.update(tables.leases).where(sa.false()).values(attempts=0))
-    found = [dict(columns) for columns in conn.execute(_candidates(conn, tables, max_rows)).mappings()]
+    found, onward = _find(conn, tables, max_rows, place)
     if not found:
-        return (), ()
+        return Claimed((), (), onward)
     _lease(conn, tables, found, token, lease_ms)
     held = _held(conn, tables, token)
     rows, unread = [], []
@@ -89,7 +70,7 @@ def claim_rows(
                 rows.append(tables.source.read(columns, row_id, columns[_ATTEMPTS] or 0))
             except (ValueError, KeyError, TypeError) as error:
                 unread.append(Unread(row_id, f"no message: {error}"))
-    return rows, unread
+    return Claimed(rows, unread, onward)
 
 
 def delete_published(conn: Connection, tables: Tables, rows: Sequence[OutboxRow]) -> None:
@@ -108,7 +89,7 @@ def note_failures(conn: Connection, tables: Tables, token: str, marks: Sequence[
     leases = tables.leases
     statement = (
         sa.update(leases)
-        .where(_of_source(tables), leases.c.row_id == sa.bindparam("row"), leases.c.token == token)
+        .where(of_source(tables), leases.c.row_id == sa.bindparam("row"), leases.c.token == token)
         .values(
             state=sa.bindparam("new_state"),
             token=None,
@@ -126,30 +107,28 @@ def note_failures(conn: Connection, tables: Tables, token: str, marks: Sequence[
 
 def release_claim(conn: Connection, tables: Tables, token: str) -> None:
     """Gives back what is still leased under the token, as if it had not been claimed."""
-    held = sa.and_(_of_source(tables), tables.leases.c.token == token)
+    held = sa.and_(of_source(tables), tables.leases.c.token == token)
     conn.execute(sa.update(tables.leases).where(held).values(token=None, free_ms=0))
 
 
 def read_parked(conn: Connection, tables: Tables, max_rows: int) -> Sequence[tuple[str, str]]:
     """Parked rows and the reasons."""
     leases = tables.leases
-    query = sa.select(leases.c.row_id, leases.c.reason).where(_of_source(tables), leases.c.state == PARKED)
+    query = sa.select(leases.c.row_id, leases.c.reason).where(of_source(tables), leases.c.state == PARKED)
     return [(row_id, reason) for row_id, reason in conn.execute(query.order_by(leases.c.row_id).limit(max_rows))]
 
 
 def release_parked(conn: Connection, tables: Tables, row_ids: Sequence[str]) -> int:
     """Parked rows are tried again at once; how many there were."""
     leases = tables.leases
-    which = sa.and_(_of_source(tables), leases.c.row_id.in_(row_ids), leases.c.state == PARKED)
+    which = sa.and_(of_source(tables), leases.c.row_id.in_(row_ids), leases.c.state == PARKED)
     return conn.execute(sa.update(leases).where(which).values(state=WAITING, free_ms=0, attempts=0)).rowcount
 
 
 def discard_parked(conn: Connection, tables: Tables, row_ids: Sequence[str]) -> int:
     """Deletes parked rows unpublished, so that those they held back go on; how many."""
     leases, source = tables.leases, tables.source
-    parked = sa.select(leases.c.row_id).where(
-        _of_source(tables), leases.c.row_id.in_(row_ids), leases.c.state == PARKED
-    )
+    parked = sa.select(leases.c.row_id).where(of_source(tables), leases.c.row_id.in_(row_ids), leases.c.state == PARKED)
     found = conn.scalars(parked.with_for_update()).all()
     if found:
         conn.execute(sa.delete(source.table).where(AsRowId(source.key_column).in_(found)))
@@ -166,22 +145,41 @@ def relay_transaction(conn: Connection) -> Iterator[None]:
         yield
 
 
-def _candidates(conn: Connection, tables: Tables, max_rows: int) -> sa.Select[Any]:
+def _find(conn: Connection, tables: Tables, max_rows: int, place: Place) -> tuple[list[dict[str, Any]], Place]:
+    """Rows that may be leased, in order. Rows with an ordering key, and those without, choose first by turns."""
+    group = tables.source.group_column
+    if group is None:
+        return _read_free(conn, tables, sa.true(), max_rows), place
+    if not can_walk(tables.source):  # an outbox without that index: all rows before the last one taken are read
+        return _read_free(conn, tables, sa.or_(group.is_(None), sa.not_(_has_earlier(tables))), max_rows), place
+    found = _read_free(conn, tables, group.is_(None), max_rows) if place.is_for_groupless else []
+    after = place.after_group
+    if len(found) < max_rows:
+        heads = find_heads(conn, tables, after, max_rows - len(found))
+        after = heads.place
+        if heads.keys:
+            found += _read_free(conn, tables, tables.source.key_column.in_(heads.keys), len(heads.keys))
+    if not place.is_for_groupless and len(found) < max_rows:
+        found += _read_free(conn, tables, group.is_(None), max_rows - len(found))
+    found.sort(key=itemgetter(tables.source.sequence_column.name))
+    return found, Place(after, not place.is_for_groupless)
+
+
+def _read_free(
+    conn: Connection, tables: Tables, condition: sa.ColumnElement[bool], max_rows: int
+) -> list[dict[str, Any]]:
+    """Rows that nobody has leased, parked or put off, locked until the end of the transaction."""
     source, leases = tables.source, tables.leases
     row_id = AsRowId(source.key_column)
-    mine = sa.and_(_of_source(tables), leases.c.row_id == row_id)
-    is_busy = sa.exists().where(mine, sa.or_(leases.c.state != WAITING, leases.c.free_ms > DatabaseNow()))
-    attempts = sa.select(leases.c.attempts).where(mine).scalar_subquery()
+    attempts = sa.select(leases.c.attempts).where(of_source(tables), leases.c.row_id == row_id).scalar_subquery()
     query = (
         sa.select(*map(_as_read, source.table.c), row_id.label(_ROW_ID), attempts.label(_ATTEMPTS))
-        .where(sa.not_(is_busy))
-        .order_by(source.sequence_column, source.key_column)
+        .where(condition, sa.not_(is_busy(tables, row_id)))
+        .order_by(*order_of(source, source.table))
         .limit(max_rows)
         .with_for_update(skip_locked=True, of=source.table if conn.dialect.name == "postgresql" else None)
     )
-    if source.group_column is None:
-        return query
-    return query.where(sa.or_(source.group_column.is_(None), sa.not_(_has_earlier(tables))))
+    return [dict(columns) for columns in conn.execute(query).mappings()]
 
 
 def _as_read(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
@@ -191,7 +189,7 @@ def _as_read(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
 
 def _has_earlier(tables: Tables) -> sa.ColumnElement[bool]:
     """Whether a row before this one, with its ordering key, is still to be published."""
-    source, leases = tables.source, tables.leases
+    source = tables.source
     assert source.group_column is not None
     earlier = source.table.alias("earlier")
     group, sequence, key = [
@@ -200,9 +198,7 @@ def _has_earlier(tables: Tables) -> sa.ColumnElement[bool]:
     is_before = sa.or_(sequence[1] < sequence[0], sa.and_(sequence[1] == sequence[0], key[1] < key[0]))
     conditions = [group[1] == group[0], is_before]
     if not tables.parked_holds:
-        conditions.append(
-            sa.not_(sa.exists().where(_of_source(tables), leases.c.row_id == AsRowId(key[1]), leases.c.state == PARKED))
-        )
+        conditions.append(sa.not_(is_parked(tables, AsRowId(key[1]))))
     return sa.exists().where(*conditions).correlate(source.table)
 
 
@@ -212,7 +208,7 @@ def _lease(conn: Connection, tables: Tables, found: Sequence[Mapping[str, Any]],
     known = [columns[_ROW_ID] for columns in found if columns[_ATTEMPTS] is not None]
     if known:
         is_free = sa.and_(leases.c.state == WAITING, leases.c.free_ms <= DatabaseNow())
-        which = sa.and_(_of_source(tables), leases.c.row_id.in_(known), is_free)
+        which = sa.and_(of_source(tables), leases.c.row_id.in_(known), is_free)
         conn.execute(sa.update(leases).where(which).values(token=token, free_ms=free_ms))
     rest = {"source": tables.source.name, "state": WAITING, "token": token, "free_ms": free_ms, "attempts": 0}
     new = [{"row_id": columns[_ROW_ID], **rest} for columns in found if columns[_ATTEMPTS] is None]
@@ -221,13 +217,9 @@ def _lease(conn: Connection, tables: Tables, found: Sequence[Mapping[str, Any]],
 
 
 def _held(conn: Connection, tables: Tables, token: str) -> set[str]:
-    query = sa.select(tables.leases.c.row_id).where(_of_source(tables), tables.leases.c.token == token)
+    query = sa.select(tables.leases.c.row_id).where(of_source(tables), tables.leases.c.token == token)
     return set(conn.scalars(query))
 
 
 def _delete_leases(conn: Connection, tables: Tables, row_ids: Sequence[str]) -> None:
-    conn.execute(sa.delete(tables.leases).where(_of_source(tables), tables.leases.c.row_id.in_(row_ids)))
-
-
-def _of_source(tables: Tables) -> sa.ColumnElement[bool]:
-    return tables.leases.c.source == tables.source.name
+    conn.execute(sa.delete(tables.leases).where(of_source(tables), tables.leases.c.row_id.in_(row_ids)))

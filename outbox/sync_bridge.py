@@ -12,6 +12,7 @@ from outbox.links import ThreadLink
 from outbox.listener import Resolution
 from outbox.local_work import LocalSession, RecordWriter, SessionWork, default_record
 from outbox.message import Message
+from outbox.pull_worker import Answer, PullConfig, PullWorker
 from outbox.replies import Prepared, TransactionView
 from outbox.verbs import Verbs
 
@@ -82,6 +83,13 @@ class Bridge:
     def get(self, transaction_id: str, *, with_messages: bool = False) -> TransactionView:
         """A transaction as it is recorded. Raises OutboxError."""
         return self._run(self._verbs.get(transaction_id, with_messages=with_messages))
+
+    def pull_worker(self, answer: Answer, *, config: PullConfig | None = None) -> PullWorker:
+        """Fetches this group's checks and answers them: for a service that cannot be called. Use its `run_forever`.
+
+        `answer`: what a CheckHandler takes, such as `record.answers(engine)`, or a producer's own `answer`.
+        """
+        return PullWorker(self._link, self.producer_group, answer, config or PullConfig())
 
     def endpoint_lease(self, url: str, *, lease_seconds: int = 60) -> EndpointLease:
         """Registers this instance's check endpoint while it lives: `start` it, or use it in a `with`."""

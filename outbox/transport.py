@@ -14,7 +14,7 @@ from outbox.replies import Answer, NoReply
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
 # the bridge has certainly not seen a request that failed so
-_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
+NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 
 
 class Transport:
@@ -45,7 +45,7 @@ class Transport:
             )
             async with asyncio.timeout(timeout_s):
                 return await self._read(built)
-        except _NOT_SENT as error:
+        except NOT_SENT as error:
             return NoReply(f"not reachable: {type(error).__name__}", is_sent=False)
         except TimeoutError:
             return NoReply(f"no answer within {timeout_s:.1f} s")

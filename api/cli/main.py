@@ -13,6 +13,7 @@ from api.cli.faults import fault_points
 from api.cli.groups import group
 from api.cli.output import print_line, show_failure
 from api.cli.parked import parked
+from api.cli.relay import relay
 from api.cli.serve import serve
 from api.cli.topics import topic
 from api.cli.transactions import tx
@@ -53,6 +54,7 @@ app.add_typer(tx, name="tx")
 app.add_typer(group, name="group")
 app.add_typer(parked, name="parked")
 app.add_typer(topic, name="topic")
+app.add_typer(relay, name="relay")
 app.add_typer(projection, name="projection")
 app.add_typer(config, name="config")
 app.command(epilog="Example: outbox-bridge fault-points -o json")(fault_points)

@@ -1,37 +1,68 @@
 """Rows over HTTP to a bridge, or to whatever stands before it."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from outbox.errors import HandOverUnavailable
 from outbox.hand_over import Fate, HttpHandOver, OutboxRow
-from tests.support.canned_http import canned_server
+from tests.support.canned_http import CannedServer, canned_server
 
-PATH = "/v1/messages/batch"
-DONE = {"results": [{"status": 200, "state": "COMMITTED"}]}
+TOGETHER, ALONE = "/v1/messages/batch", "/v1/messages"
+DONE = {"transaction_id": "t1", "state": "COMMITTED"}
+ALL_DONE = {"results": [{"status": 200, **DONE}]}
 ROWS = [OutboxRow(str(n), str(n), f"k{n}", "orders") for n in range(2)]
 
 
-def test_too_large_request_is_halved() -> None:
-    """413 says nothing of a row that was not alone; of one alone it does."""
-    with canned_server() as canned:
-        for status, body in ((413, {}), (200, DONE), (413, {})):
-            canned.answer("POST", PATH, status, body)
-        hand_over = HttpHandOver(canned.url, "orders")
-        assert [handed.fate for handed in hand_over.publish(ROWS)] == [Fate.PUBLISHED, Fate.REFUSED]
-        hand_over.close()
+@pytest.fixture
+def canned() -> Iterator[CannedServer]:
+    with canned_server() as server:
+        yield server
 
 
-@pytest.mark.parametrize(("status", "body"), [(502, b"<html>"), (503, {}), (401, {}), (200, b"<html>"), (200, DONE)])
-def test_answer_that_judges_no_row_raises(status: int, body: object) -> None:
+@pytest.fixture
+def hand_over(canned: CannedServer) -> Iterator[HttpHandOver]:
+    made = HttpHandOver(canned.url, "orders")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(("status", "slug"), [(413, "body-too-large"), (422, "invalid-request")])
+def test_refused_request_is_halved(canned: CannedServer, hand_over: HttpHandOver, status: int, slug: str) -> None:
+    """It says nothing of a row that was not alone; of one alone it does."""
+    canned.refuse("POST", TOGETHER, status, slug, "no")
+    canned.answer("POST", ALONE, 200, DONE)
+    canned.refuse("POST", ALONE, status, slug, "no")
+    assert [handed.fate for handed in hand_over.publish(ROWS)] == [Fate.PUBLISHED, Fate.REFUSED]
+
+
+@pytest.mark.parametrize(("status", "body"), [(502, b"<html>"), (413, b"<html>"), (200, b"<html>"), (200, ALL_DONE)])
+def test_answer_that_judges_no_row_raises(
+    canned: CannedServer, hand_over: HttpHandOver, status: int, body: object
+) -> None:
     """And costs no row an attempt; of one row alone it is unknown, so that the others go on without it."""
-    with canned_server() as canned:
-        canned.answer("POST", PATH, status, body)
-        hand_over = HttpHandOver(canned.url, "orders")
-        with pytest.raises(HandOverUnavailable):
-            hand_over.publish(ROWS)
-        alone = hand_over.publish(ROWS[:1])
-        assert [handed.fate for handed in alone] == [Fate.PUBLISHED if body == DONE else Fate.UNKNOWN]
-        hand_over.close()
+    canned.answer("POST", TOGETHER, status, body)
+    canned.answer("POST", ALONE, status, body)
+    with pytest.raises(HandOverUnavailable):
+        hand_over.publish(ROWS)
+    assert [handed.fate for handed in hand_over.publish(ROWS[:1])] == [Fate.UNKNOWN]
+
+
+@pytest.mark.parametrize(("status", "slug"), [(503, "unavailable"), (401, "unauthenticated"), (429, "rate-limited")])
+def test_refusal_of_the_caller_judges_no_row(
+    canned: CannedServer, hand_over: HttpHandOver, status: int, slug: str
+) -> None:
+    """A draining bridge or a missing credential parks no outbox."""
+    canned.refuse("POST", TOGETHER, status, slug, "not now")
+    with pytest.raises(HandOverUnavailable, match=slug):
+        hand_over.publish(ROWS)
+    assert len(canned.asked) == 1
+
+
+def test_unreadable_result_costs_its_own_row_alone(canned: CannedServer, hand_over: HttpHandOver) -> None:
+    """The other one was published, whatever stands beside it."""
+    canned.answer("POST", TOGETHER, 200, {"results": [{"status": 200}, {"status": 200, **DONE}]})
+    assert [handed.fate for handed in hand_over.publish(ROWS)] == [Fate.UNKNOWN, Fate.PUBLISHED]
 
 
 def test_nobody_listening_is_unavailable() -> None:

@@ -1,61 +1,61 @@
 """What an answer of the bridge says of a row, and how rows go into requests."""
 
-import base64
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from api.bodies import MessageLimits, parse_prepare_batch
+from outbox.calls import PUBLISH, Call, join
 from outbox.enqueue import decode_headers, encode_headers
-from outbox.errors import HandOverUnavailable
-from outbox.hand_over import Fate, OutboxRow, decide, decode_batch, encode_batch, split_rows
+from outbox.errors import Problem
+from outbox.hand_over import Fate, HandedOver, OutboxRow, call_of, decide, split_calls
+from outbox.replies import NoReply, Reply, Told
 
 BYTES = st.none() | st.binary(max_size=20)
 
 
-def make_row(number: int = 0, value: bytes | None = b"v") -> OutboxRow:
-    return OutboxRow(number, str(number), f"key-{number}", "orders", value=value)
-
-
-def refusal(status: int, code: str) -> dict[str, object]:
-    return {"status": status, "problem": {"type": f"https://bridge/problems/{code}", "status": status, "detail": "no"}}
+def reply(status: int, state: str, **members: object) -> Reply:
+    return Reply(status, {"transaction_id": "t", "state": state, **members})
 
 
 @pytest.mark.parametrize(
-    ("status", "result", "fate"),
+    ("told", "fate"),
     [
-        (200, {"state": "COMMITTED"}, Fate.PUBLISHED),
-        (202, {"state": "COMMITTED", "blocked": True}, Fate.PUBLISHED),
-        (200, {"state": "ROLLED_BACK"}, Fate.REFUSED),
-        (200, {"state": "PREPARED"}, Fate.UNKNOWN),
-        (200, {}, Fate.UNKNOWN),
-        (422, refusal(422, "unknown-topic"), Fate.REFUSED),
-        (413, refusal(413, "message-too-large"), Fate.REFUSED),
-        (409, refusal(409, "already-resolved"), Fate.REFUSED),
-        (403, refusal(403, "reserved-topic"), Fate.REFUSED),
-        (403, refusal(403, "forbidden"), Fate.UNKNOWN),
-        (404, refusal(404, "unknown-producer-group"), Fate.UNKNOWN),
-        (429, refusal(429, "rate-limited"), Fate.UNKNOWN),
-        (503, refusal(503, "unavailable"), Fate.UNKNOWN),
-        (504, refusal(504, "outcome-unknown"), Fate.UNKNOWN),
-        (503, {}, Fate.UNKNOWN),
+        (reply(200, "COMMITTED"), Fate.PUBLISHED),
+        (reply(202, "COMMITTED", blocked=True), Fate.PUBLISHED),
+        (reply(200, "ROLLED_BACK"), Fate.REFUSED),
+        (reply(200, "PREPARED"), Fate.UNKNOWN),
+        (Problem("unknown-topic", 422), Fate.REFUSED),
+        (Problem("message-too-large", 413), Fate.REFUSED),
+        (Problem("already-resolved", 409), Fate.REFUSED),
+        (Problem("reserved-topic", 403), Fate.REFUSED),
+        (Problem("forbidden", 403), Fate.UNKNOWN),
+        (Problem("unknown-producer-group", 404), Fate.UNKNOWN),
+        (Problem("rate-limited", 429), Fate.UNKNOWN),
+        (Problem("unavailable", 503), Fate.UNKNOWN),
+        (Problem("outcome-unknown", 504), Fate.UNKNOWN),
+        (NoReply("cut off"), Fate.UNKNOWN),
     ],
 )
-def test_only_a_recorded_commit_is_published(status: int, result: dict[str, object], fate: Fate) -> None:
+def test_only_a_recorded_commit_is_published(told: Told, fate: Fate) -> None:
     """A row is given up only where the bridge refuses the row itself: a missing grant must not park a whole outbox."""
-    assert decide(status, result).fate is fate
+    assert decide(told).fate is fate
 
 
 @pytest.mark.parametrize(
-    "body",
-    [b"", b"<html>", b"[]", b"{}", b'{"results":[]}', b'{"results":[1]}', b'{"results":[{}]}', b'{"results":{}}'],
+    "row",
+    [
+        OutboxRow(1, "1", "k", "no topic"),
+        OutboxRow(1, "1", "k", "orders", headers=(("transaction-id", b"t"),)),
+        OutboxRow(1, "1", "k", "orders", timestamp_ms=0),
+        OutboxRow(1, "1", "", "orders"),
+    ],
 )
-def test_answer_that_is_none_says_nothing_of_any_row(body: bytes) -> None:
-    """A proxy's page is not taken for a refusal."""
-    with pytest.raises(HandOverUnavailable):
-        decode_batch(body, 1)
+def test_row_that_no_call_can_carry_is_refused_unsent(row: OutboxRow) -> None:
+    """It would spoil a request for the others; the reason holds nothing of its content."""
+    handed = call_of(row, "orders")
+    assert isinstance(handed, HandedOver)
+    assert (handed.fate, handed.reason[:11]) == (Fate.REFUSED, "no message:")
 
 
 @given(st.lists(st.tuples(st.text(max_size=5), BYTES)))
@@ -69,29 +69,22 @@ def test_bridge_reads_the_bytes_that_were_enqueued(
     key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]], partition: int | None
 ) -> None:
     """Through the service's own parser."""
-    row = OutboxRow(1, "1", "the-key", "orders", key, value, tuple(headers), partition, 5, "order é")
-    body = encode_batch([row], "orders")
-    (call,) = parse_prepare_batch(body, MessageLimits(), is_published=True)
-    (message,) = call.messages
-    assert (message.topic, message.key, message.value) == ("orders", key, value)
-    assert [(name, raw) for name, raw in message.headers] == headers
-    assert (call.idempotency_key, call.ordering_key) == ("the-key", "order é")
+    sent = call_of(OutboxRow(1, "1", "the-key", "orders", key, value, tuple(headers), partition, 5, "order é"), "g")
+    assert isinstance(sent, Call)
+    request = join(PUBLISH, [sent.item, sent.item], 1.0)
+    for call in parse_prepare_batch(request.body or b"", MessageLimits(), is_published=True):
+        (message,) = call.messages
+        assert (message.topic, message.key, message.value) == ("orders", key, value)
+        assert [(name, raw) for name, raw in message.headers] == headers
+        assert (call.idempotency_key, call.ordering_key) == ("the-key", "order é")
 
 
-@given(st.lists(st.integers(0, 300), max_size=30), st.integers(1, 2_000))
-def test_parts_hold_all_rows_in_order(sizes: list[int], max_bytes: int) -> None:
-    """None is left out, none is empty, and only a row alone may be above the limit."""
-    rows = [make_row(number, bytes(size)) for number, size in enumerate(sizes)]
-    parts = split_rows(rows, max_bytes)
-    assert [row for part in parts for row in part] == rows
-    assert all(parts)
+@given(st.lists(st.integers(1, 300), max_size=30), st.integers(1, 2_000), st.integers(1, 10))
+def test_parts_hold_all_calls_in_order(sizes: list[int], max_bytes: int, max_items: int) -> None:
+    """None is left out, none is empty, and only a call alone may be above the limit."""
+    calls = [Call(PUBLISH, bytes(size)) for size in sizes]
+    parts = split_calls(calls, max_bytes, max_items)
+    assert [call for part in parts for call in part] == calls
+    assert all(1 <= len(part) <= max_items for part in parts)
     for part in parts:
-        assert len(part) == 1 or sum(300 + len(row.value or b"") * 4 // 3 for row in part) <= max_bytes
-
-
-def test_values_are_base64_in_the_request() -> None:
-    """Whatever bytes they are; null is left out, empty is not."""
-    empty, none = make_row(1, b""), make_row(2, None)
-    first, second = json.loads(encode_batch([empty, none], "g"))["transactions"]
-    assert first["messages"] == [{"topic": "orders", "value_base64": base64.b64encode(b"").decode()}]
-    assert second["messages"] == [{"topic": "orders"}]
+        assert len(part) == 1 or len(join(PUBLISH, [c.item for c in part], 1).body or b"") <= max_bytes + 20
