@@ -103,9 +103,10 @@ def _write_results(run: str, values: Values, shape: Shape, output: Path, curves:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    empty: dict[str, Any] = {"figures": {}, "ranges": {}, "curves": {}, "runs": {}}
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return empty | found if "runs" in found else empty
+    if not path.exists():
+        return {"figures": {}, "ranges": {}, "curves": {}, "runs": {}}
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
 def _versions() -> dict[str, str]:
