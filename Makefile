@@ -62,7 +62,7 @@ lint: $(LINTERS) ## ruff, mypy, import rules, shell scripts, Dockerfile and comp
 	$(BIN)/hadolint docker/Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
 
-bench: $(PLOTTER) ## rates, latencies, a million undecided, costs: 20 minutes on a machine that rests (BENCH_ARGS="--rounds 1")
+bench: $(PLOTTER) ## rates, latencies, a million undecided, costs; on a machine that rests (BENCH_ARGS="--rounds 1")
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.undecided
 	$(BIN)/python -m benchmarks.scaling

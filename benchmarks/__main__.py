@@ -5,11 +5,10 @@ With --peers also beside plain FastAPI routes, one Kafka transaction a message, 
 
 import argparse
 import os
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.outcome import LATEST, Values, print_figures, write_results
+from benchmarks.outcome import LATEST, Values, conclude, tell
 from benchmarks.peer_rounds import Peers
 from benchmarks.rounds import measure_round, warm_up
 from benchmarks.stage import Shape, running_stage
@@ -30,21 +29,17 @@ def main() -> int:
     with ExitStack() as stack:
         stage = stack.enter_context(running_stage(shape))
         peers = Peers(stage, stack) if options.peers else None
-        print(f"warming up, {options.warm_up:g} s", file=sys.stderr)
+        tell(f"warming up, {options.warm_up:g} s")
         warm_up(stage, options.warm_up)
         for number in range(options.rounds):
-            print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
+            tell(f"round {number + 1} of {options.rounds}")
             measure_round(stage, options.seconds, values.note)
             if peers is not None:
                 peers.measure_round(options.seconds, values.note)
         mistakes = stage.find_mistakes()
     for name, (above, below) in _RATIOS.items():
         values.note_ratio(name, above, below)
-    print_figures(values)
-    write_results("main", values, shape, options.output)
-    for mistake in mistakes:
-        print(f"WRONG: {mistake}", file=sys.stderr)
-    return 1 if mistakes else 0
+    return conclude("main", values, shape, options.output, mistakes)
 
 
 def _read_options() -> argparse.Namespace:

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -49,7 +50,29 @@ class Values:
         return {name: [round(min(found), 4), round(max(found), 4)] for name, found in self._found.items()}
 
 
-def print_figures(values: Values) -> None:
+def tell(text: str) -> None:
+    """A line of progress, with the time."""
+    print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
+
+
+def conclude(
+    run: str,
+    values: Values,
+    shape: Shape,
+    output: Path,
+    mistakes: Sequence[str] = (),
+    *,
+    curves: Mapping[str, Any] | None = None,
+) -> int:
+    """Prints and keeps what a run found. Its exit code: 1 if something was lost, or visible twice."""
+    _print_figures(values)
+    _write_results(run, values, shape, output, curves or {})
+    for mistake in mistakes:
+        print(f"WRONG: {mistake}", file=sys.stderr)
+    return 1 if mistakes else 0
+
+
+def _print_figures(values: Values) -> None:
     """A table for people."""
     print(f"\n{'figure':<30}{'median':>12}{'least':>12}{'most':>12}{'asked':>14}")
     ranges = values.ranges()
@@ -59,9 +82,7 @@ def print_figures(values: Values) -> None:
         print(f"{name:<30}{median:>12.2f}{ranges[name][0]:>12.2f}{ranges[name][1]:>12.2f}{asked:>14}")
 
 
-def write_results(
-    run: str, values: Values, shape: Shape, output: Path, curves: Mapping[str, Any] | None = None
-) -> None:
+def _write_results(run: str, values: Values, shape: Shape, output: Path, curves: Mapping[str, Any]) -> None:
     """Replaces in `output` what the last run of this name found. `curves`: points for plots."""
     document = _read(output)
     before = document["runs"].get(run, {"figures": []})
@@ -72,7 +93,7 @@ def write_results(
     medians = values.medians()
     document["figures"] |= medians
     document["ranges"] |= values.ranges()
-    document["curves"] |= curves or {}
+    document["curves"] |= curves
     document["runs"][run] = {"commit": commit, "when": when, "shape": shape._asdict(), "figures": sorted(medians)}
     machine = {"cpus": os.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30)}
     document |= {"commit": commit, "when": when, "versions": _versions(), "machine": machine}
@@ -82,9 +103,10 @@ def write_results(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    empty: dict[str, Any] = {"figures": {}, "ranges": {}, "curves": {}, "runs": {}}
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return empty | found if "runs" in found else empty
+    if not path.exists():
+        return {"figures": {}, "ranges": {}, "curves": {}, "runs": {}}
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
 def _versions() -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from benchmarks.outcome import LATEST, Values, print_figures, write_results
+from benchmarks.outcome import LATEST, Values, conclude
 from benchmarks.stage import Shape
 from bridge.core.config import CheckTimes
 from bridge.core.message import Message, Receipt, StoredMessage
@@ -138,10 +138,8 @@ def main() -> int:
             values.note("projector_sqlite_tps", on_sqlite.per_second)
             values.note("projector_postgres_tps", on_postgres.per_second)
     finally:
-        server.stop()
-    print_figures(values)
-    write_results("projector", values, Shape(1, 0, 0), LATEST)
-    return 0
+        server.close()
+    return conclude("projector", values, Shape(1, 0, 0), LATEST)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,13 @@ CPU seconds of each part. Then one, two and four queues with as many processes, 
 """
 
 import argparse
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.load import Load, batch_body, load_mixed
 from benchmarks.model import PARTS
-from benchmarks.outcome import LATEST, Values, print_figures, write_results
+from benchmarks.outcome import LATEST, Values, conclude, tell
 from benchmarks.pending import prepare_many, put_sleepers
 from benchmarks.rounds import settle
 from benchmarks.stage import TOPIC, Shape, Stage, running_stage
@@ -27,6 +25,7 @@ _GROUPS = (1, 100, 2_000)
 _TOPICS = (1, 10, 100)
 _BYTES = (100, 300, 1_000, 4_000, 16_000)
 _SHAPES = (1, 2, 4)
+_BROKERS = 3
 _USUAL = [batch_body([TOPIC], ["bench"])]
 _WIDE_TOPICS = [f"bench.wide{n}" for n in range(max(_TOPICS))]
 
@@ -41,22 +40,20 @@ def main() -> int:
         costs.warm_up(options.warm_up)
         curves = costs.measure()
         mistakes += stage.find_mistakes()
-    curves |= {"queues": [], "brokers": []}
-    for name, count, brokers in [*(("queues", n, 1) for n in _SHAPES), ("brokers", 1, 1), ("brokers", 1, 3)]:
+    found = {}
+    for count, brokers in [*((n, 1) for n in _SHAPES), (1, _BROKERS)]:
         with running_stage(Shape(count, count, count), brokers=brokers) as stage:
             costs = _Costs(stage, options.seconds)
             costs.warm_up(options.warm_up)
-            curves[name].append(costs.point() | {"x": count if name == "queues" else brokers})
-            _tell(f"{name}: {curves[name][-1]}")
+            found[count, brokers] = costs.point()
+            tell(f"{count} of each, {brokers} brokers: {found[count, brokers]}")
             mistakes += stage.find_mistakes()
+    curves["queues"] = [found[n, 1] | {"x": n} for n in _SHAPES]
+    curves["brokers"] = [found[1, n] | {"x": n} for n in (1, _BROKERS)]
     values = Values()
     for name, points in curves.items():
         _note_growth(name, points, values)
-    print_figures(values)
-    write_results("scaling", values, shape, options.output, curves)
-    for mistake in mistakes:
-        print(f"WRONG: {mistake}", file=sys.stderr)
-    return 1 if mistakes else 0
+    return conclude("scaling", values, shape, options.output, mistakes, curves=curves)
 
 
 def _read_options() -> argparse.Namespace:
@@ -76,7 +73,7 @@ class _Costs:
 
     def warm_up(self, seconds: float) -> None:
         """Until the broker's compiler is done with most of its work."""
-        _tell("warming up")
+        tell("warming up")
         self._load(_USUAL, _CONNECTIONS, seconds)
         self._stage.await_projection()
 
@@ -103,7 +100,7 @@ class _Costs:
         points = []
         for value in values:
             points.append(measure(value) | {"x": value})
-            _tell(f"{name} {value:,}: {points[-1]}")
+            tell(f"{name} {value:,}: {points[-1]}")
         return points
 
     def point(self) -> Point:
@@ -140,10 +137,6 @@ def _note_growth(name: str, points: Sequence[Point], values: Values) -> None:
     """The cost of the last point over that of the first usual one."""
     whole = [sum(cost for part, cost in point.items() if part in PARTS) for point in points]
     values.note(f"cost_by_{name}", whole[-1] / whole[0])
-
-
-def _tell(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

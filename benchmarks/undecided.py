@@ -7,7 +7,6 @@ they are asked about and settled, beside a loop that only makes the same calls.
 import argparse
 import asyncio
 import json
-import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +17,7 @@ import psutil
 from benchmarks.consumer import await_visible
 from benchmarks.decider import GROUP, measure_bare_calls, running_decider
 from benchmarks.load import load_batches, percentile
-from benchmarks.outcome import LATEST, Values, print_figures, write_results
+from benchmarks.outcome import LATEST, Values, conclude, tell
 from benchmarks.paced import pace_prepares
 from benchmarks.pending import SLEEPERS, VALUE, prepare_many, put_group, put_sleepers, transaction
 from benchmarks.rounds import drive, settle
@@ -46,11 +45,7 @@ def main() -> int:
         measure.measure_restarts(stack)
         measure.measure_due(url)
         mistakes = stage.find_mistakes()
-    print_figures(values)
-    write_results("undecided", values, shape, options.output)
-    for mistake in mistakes:
-        print(f"WRONG: {mistake}", file=sys.stderr)
-    return 1 if mistakes else 0
+    return conclude("undecided", values, shape, options.output, mistakes)
 
 
 def _read_options() -> argparse.Namespace:
@@ -78,7 +73,7 @@ class _Measure:
 
     def warm_up(self) -> None:
         """Until broker and bridge are at their speed."""
-        self._tell("warming up")
+        tell("warming up")
         settle(self._stage, lambda ports: load_batches(ports, TOPIC, 32, self._options.seconds))
         self._stage.await_projection()
 
@@ -87,7 +82,7 @@ class _Measure:
         rested = self._prepare_p99_ms()
         before = self._memory()
         count = self._options.pending
-        self._tell(f"preparing {count:,}")
+        tell(f"preparing {count:,}")
         self._note("fill_tps", count / prepare_many(self._stage, TOPIC, count))
         self._stage.await_projection()
         self._note("pending_bytes", (self._memory() - before) / count)
@@ -98,8 +93,7 @@ class _Measure:
 
     def measure_restarts(self, stack: ExitStack) -> None:
         """A settler alone stops and starts; then one is killed beside another that takes its queue over."""
-        before = psutil.Process(self._settler.popen.pid).memory_info().rss
-        self._tell(f"restart of the settler, {before / 2**20:,.0f} MiB")
+        tell(f"restart of the settler, {self._memory() / 2**20:,.0f} MiB")
         self._settler.stop()
         began = time.perf_counter()
         self._settler = stack.enter_context(self._stage.bridge.start("settler"))
@@ -108,7 +102,7 @@ class _Measure:
         self._settler.wait_ready()
         self._note("pending_bytes_without_body", self._memory_of_pending())
         heir = stack.enter_context(self._stage.bridge.serve("settler"))
-        self._tell("a kill, and a take-over")
+        tell("a kill, and a take-over")
         began = time.perf_counter()
         self._settler.kill()
         self._settler = heir
@@ -119,7 +113,7 @@ class _Measure:
         """From the moment they are due until the last one is visible; the bare calls before and after."""
         count = self._options.due
         bare = [asyncio.run(measure_bare_calls(url, count, VALUE))]
-        self._tell(f"preparing {count:,} that are due at once")
+        tell(f"preparing {count:,} that are due at once")
         due_at = time.time() + max(_LEAST_WAIT_S, count / 5_000)
         prepare_many(self._stage, DUE_TOPIC, count, GROUP, due_at)
         if time.time() > due_at:
@@ -160,12 +154,8 @@ class _Measure:
         self._stage.settled += 1
 
     def _note(self, name: str, value: float) -> None:
-        self._tell(f"{name} {value:,.2f}")
+        tell(f"{name} {value:,.2f}")
         self._values.note(name, value)
-
-    @staticmethod
-    def _tell(text: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -67,12 +67,8 @@ def visible_before_told(stage: Stage) -> None:
 
     On a busy machine the first batch may be one that only says that commits are blocked.
     """
-
-    def settled() -> dict[str, Json]:
-        return {i: states[-1] for i, states in read_states(stage.bridge).items()}
-
-    wait_until(settled, name="the markers")
-    published = {i for i, op in settled().items() if op["state"] == "COMMITTED" and not op.get("blocked")}
+    ops = wait_until(lambda: last_ops_of(stage), name="the markers")
+    published = {i for i, op in ops.items() if op["state"] == "COMMITTED" and not op.get("blocked")}
     wait_until(lambda: stage.visible_ids() == published, name="the markers in the real topics")
     assert stage.acknowledged_ids() == set()
 
@@ -166,7 +162,12 @@ def put_back(stage: Stage, point: P) -> None:
 
 def states_of(stage: Stage) -> dict[str | None, str]:
     """The state in the last op message of each transaction."""
-    return {i: states[-1]["state"] for i, states in read_states(stage.bridge).items()}
+    return {i: op["state"] for i, op in last_ops_of(stage).items()}
+
+
+def last_ops_of(stage: Stage) -> dict[str, Json]:
+    """The last op message of each transaction."""
+    return {i: states[-1] for i, states in read_states(stage.bridge).items()}
 
 
 # --- blocked commits ---
