@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
   --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(LOCK_ARGS)
 
-.PHONY: help install demo test simulate crash-points differential planted mutation chaos fuzz lint bench bench-peers lock clean
+.PHONY: help install demo test examples simulate crash-points differential planted mutation chaos fuzz lint bench bench-peers lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -27,6 +27,9 @@ demo: $(INSTALLED) ## a real Kafka, a shop that is killed, and the bridge that r
 
 test: $(INSTALLED) ## all tests, three at a time (most wait), on a real Kafka (TEST_ARGS="-k name" for some of them)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
+
+examples: $(INSTALLED) ## every program in examples/, with the built wheel (needs curl, jq and sqlite3)
+	$(BIN)/python -m pytest tests/examples $(TEST_ARGS)
 
 simulate: $(INSTALLED) ## the whole bridge under seeded schedules of faults (SEEDS=1000000 goes on where it was stopped)
 	$(BIN)/python -m pytest tests/simulation $(TEST_ARGS)
@@ -58,7 +61,7 @@ lint: $(LINTERS) ## ruff, mypy, import rules, shell scripts, Dockerfile and comp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/shellcheck .ci/run .ci/find-python docker/install
+	$(BIN)/shellcheck .ci/run .ci/find-python docker/install examples/curl/orders.sh
 	$(BIN)/hadolint docker/Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
 
