@@ -97,7 +97,7 @@ def test_rows_behind_a_hot_key_are_not_read(world: OutboxWorld) -> None:
     """Thousands wait behind one row: taking six reads a handful, also while the hot row is leased."""
     fill(world)
     bridge = MemoryHandOver()
-    relay = world.relay(bridge, RelayConfig(max_rows=100))
+    relay = world.relay(bridge, RelayConfig(max_rows=100, min_delay_ms=60_000))
     with counted_reads(relay._engine) as reads:
         assert relay.run_once().published == 6
         assert relay.run_once().published == 1
