@@ -55,6 +55,7 @@ FIGURES = {
     "pending_bytes": _low("settler's memory for a pending transaction with a body of 200 B", "B", 550, 500),
     "pending_bytes_without_body": _low("the same without body, after a restart", "B", 250, 200),
     "prepare_p99_ms": _low("prepare, 200/s, p99, with nothing pending", "ms"),
+    "prepare_1m_put_back_p99_ms": _low("the same while a million pending are put back", "ms"),
     "prepare_1m_p99_ms": _low("the same with a million pending", "ms"),
     "prepare_1m_vs_none": _low("the second / the first", "x", 1.2, 1.1),
     "restart_1m_s": _low("from the start of a settler's process to its first commit, a million pending", "s", 8, 4),

@@ -1,6 +1,7 @@
 """A broker and the bridge's parts as processes of their own, and what they use of the machine."""
 
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ QUEUES_OF_A_TOPIC = 2
 _HEAP_MB = 1024
 _DISK_MB = 4_096
 _MOST_LAG_S = 0.2
+_SHOWN = 20  # lines of each log, if a run fails
 _GIVE_UP_S = 300.0
 
 
@@ -114,7 +116,13 @@ def running_stage(
             "projector": [projector.popen.pid],
             "load": [os.getpid()],
         }
-        yield Stage(kafka, bridge, apis, settlers, parts, topics)
+        try:
+            yield Stage(kafka, bridge, apis, settlers, parts, topics)
+        except Exception:
+            for process in (projector, *settlers, *apis):
+                last = process.log.read_text().splitlines()[-_SHOWN:]
+                print(f"{process.log.name}:", *last, sep="\n", file=sys.stderr)
+            raise
 
 
 @contextmanager

@@ -83,6 +83,8 @@ def _run(size: Size, seed: int, evidence: Path, name: str) -> Report:
     report = run.run()
     report.write(evidence, name)
     print(report.markdown(), flush=True)
+    for each in report.broken:
+        tell(f"FAILED: {each}")
     return report
 
 

@@ -14,7 +14,7 @@ from bridge.store.results import AtomicBatch, BatchResult
 T = TypeVar("T")
 
 LARGEST_BATCH_BYTES = 1_000_000  # below the default `max.message.bytes`
-_CALLS_OF_A_BATCH = 8  # produce, flush, produce, flush, offsets, commit, abort; and one for luck
+_CALLS_OF_A_BATCH = 12  # produce, three flushes, produce, three flushes, offsets, commit, abort; and one for luck
 FENCE_TIMEOUT_S = 10.0  # the broker may first have to end what it finds open
 
 BatchSizeLimit = Callable[[], int | None]
