@@ -70,6 +70,7 @@ bench: $(PLOTTER) ## rates, latencies, a million undecided, costs; on a machine 
 	$(BIN)/python -m benchmarks.undecided
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.projector_core
+	$(BIN)/python -m benchmarks.profiles
 	$(BIN)/python -m benchmarks.report
 
 bench-peers: $(PLOTTER) ## the first part beside RocketMQ (needs Maven), plain FastAPI, one Kafka transaction a message

@@ -62,11 +62,14 @@ def conclude(
     output: Path,
     mistakes: Sequence[str] = (),
     *,
-    curves: Mapping[str, Any] | None = None,
+    sections: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> int:
-    """Prints and keeps what a run found. Its exit code: 1 if something was lost, or visible twice."""
+    """Prints and keeps what a run found. Its exit code: 1 if something was lost, or visible twice.
+
+    `sections`: what is no single figure, such as the points of curves, by name.
+    """
     _print_figures(values)
-    _write_results(run, values, shape, output, curves or {})
+    _write_results(run, values, shape, output, sections or {})
     for mistake in mistakes:
         print(f"WRONG: {mistake}", file=sys.stderr)
     return 1 if mistakes else 0
@@ -82,8 +85,8 @@ def _print_figures(values: Values) -> None:
         print(f"{name:<30}{median:>12.2f}{ranges[name][0]:>12.2f}{ranges[name][1]:>12.2f}{asked:>14}")
 
 
-def _write_results(run: str, values: Values, shape: Shape, output: Path, curves: Mapping[str, Any]) -> None:
-    """Replaces in `output` what the last run of this name found. `curves`: points for plots."""
+def _write_results(run: str, values: Values, shape: Shape, output: Path, sections: Mapping[str, Any]) -> None:
+    """Replaces in `output` what the last run of this name found."""
     document = _read(output)
     before = document["runs"].get(run, {"figures": []})
     for name in before["figures"]:
@@ -93,7 +96,8 @@ def _write_results(run: str, values: Values, shape: Shape, output: Path, curves:
     medians = values.medians()
     document["figures"] |= medians
     document["ranges"] |= values.ranges()
-    document["curves"] |= curves
+    for name, content in sections.items():
+        document[name] = document.get(name, {}) | content
     document["runs"][run] = {"commit": commit, "when": when, "shape": shape._asdict(), "figures": sorted(medians)}
     machine = {"cpus": os.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30)}
     document |= {"commit": commit, "when": when, "versions": _versions(), "machine": machine}
@@ -104,7 +108,7 @@ def _write_results(run: str, values: Values, shape: Shape, output: Path, curves:
 
 def _read(path: Path) -> dict[str, Any]:
     if not path.exists():
-        return {"figures": {}, "ranges": {}, "curves": {}, "runs": {}}
+        return {"figures": {}, "ranges": {}, "runs": {}}
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 

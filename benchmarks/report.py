@@ -45,6 +45,23 @@ def make_curves(curves: dict[str, Sequence[dict[str, float]]]) -> list[str]:
     return lines
 
 
+def make_profiles(profiles: dict[str, dict[str, dict[str, float]]]) -> list[str]:
+    """Where the time goes: a table for each load, the parts side by side."""
+    lines: list[str] = []
+    for load, parts in profiles.items():
+        places = sorted({place for found in parts.values() for place in found})
+        places.sort(key=lambda place: -sum(found.get(place, 0.0) for found in parts.values()))
+        lines += ["", f"| {load}: us for a transaction | {' | '.join(parts)} |", "|---" * (len(parts) + 1) + "|"]
+        lines += [f"| {place} | {' | '.join(_cell(found, place) for found in parts.values())} |" for place in places]
+        sums = [f"{sum(found.values()):.1f}" for found in parts.values()]
+        lines.append(f"| all | {' | '.join(sums)} |")
+    return lines
+
+
+def _cell(found: dict[str, float], place: str) -> str:
+    return f"{found[place]:.1f}" if found.get(place, 0.0) >= 0.1 else ""
+
+
 def make_model(document: dict[str, Any]) -> list[str]:
     """What larger sets should do. Nothing here is measured but the costs."""
     curves = document["curves"]
@@ -124,7 +141,9 @@ def main() -> int:
     page = options.page.read_text()
     try:
         page = _put_between(page, "figures", make_table(document))
-        if document["curves"]:
+        if "profiles" in document:
+            page = _put_between(page, "profiles", make_profiles(document["profiles"]))
+        if "curves" in document:
             page = _put_between(page, "curves", [f"![CPU for a transaction]({PLOT})", *make_curves(document["curves"])])
             page = _put_between(page, "model", make_model(document))
             draw_costs(document["curves"], options.page.parent / PLOT)

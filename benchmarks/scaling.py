@@ -53,7 +53,7 @@ def main() -> int:
     values = Values()
     for name, points in curves.items():
         _note_growth(name, points, values)
-    return conclude("scaling", values, shape, options.output, mistakes, curves=curves)
+    return conclude("scaling", values, shape, options.output, mistakes, sections={"curves": curves})
 
 
 def _read_options() -> argparse.Namespace:
