@@ -50,7 +50,8 @@ _ORDERS_EACH = 10  # at least so many for each kill
 _TELL_S = 10.0
 _CLIENTS_S = 60.0
 _REST_S = 120.0
-_LOOK_S = 0.2
+_LOOK_S = 0.1
+_PROGRESS, _PATIENCE_S = 15, 5.0
 _MOST_SHOWN = 20
 
 Tell = Callable[[str], None]
@@ -92,6 +93,7 @@ class Run:
         self._tell = tell
         self._began = time.monotonic()
         self._killed: Counter[str] = Counter()
+        self._killed_at, self._orders = 0.0, 0  # the last kill, and how many orders there were
         self._claimed = 0  # rows, when relays were killed
         self._exits = 0  # of the bridge's processes, by themselves
         self._broken: list[str] = []
@@ -151,8 +153,7 @@ class Run:
         began = told_at = time.monotonic()
         down: set[Target] = set()
         for act in make_acts(self._size.kills, 60 * self._size.minutes, self._seed):
-            while (rest_s := began + act.at_s - time.monotonic()) > 0 and not self.stopping.is_set():
-                self.stopping.wait(min(rest_s, _LOOK_S))
+            while self._is_too_early(act, began, stage) and not self.stopping.wait(_LOOK_S):
                 if time.monotonic() > told_at + _TELL_S:
                     told_at = time.monotonic()
                     self._tell(f"{self._killed.total()} kills, {_count(stage.shop, ORDERS):,} orders")
@@ -163,7 +164,15 @@ class Run:
             stage.carry_out(act)
             (down.add if act.is_kill else down.discard)(act.target)
 
+    def _is_too_early(self, act: Act, began: float, stage: Stage) -> bool:
+        """A kill waits for some orders after the one before: where a machine is slow, all would be down for ever."""
+        if time.monotonic() < began + act.at_s:
+            return True
+        is_patient = act.is_kill and time.monotonic() < self._killed_at + _PATIENCE_S
+        return is_patient and _count(stage.shop, ORDERS) < self._orders + _PROGRESS
+
     def _note_kill(self, target: Target, stage: Stage) -> None:
+        self._killed_at, self._orders = time.monotonic(), _count(stage.shop, ORDERS)
         self._killed[target.role] += 1
         if target.role == "relay":
             self._claimed += _count(stage.shop, LEASES, LEASES.c.token.is_not(None))

@@ -28,7 +28,7 @@ _MEAN_PAUSE_S = {Way.TRANSACTION: 0.1, Way.OUTBOX: 0.05}
 _WITHDRAWN = 0.1  # share of the orders that their producer gives up
 _EXPECTED = (LocalTransactionBarred, NotPrepared, Unavailable)
 _LONG_S = 2.5  # longer than the group's checks wait
-_STAGED = (("committed", _LONG_S), ("prepared", _LONG_S))  # how each writer begins: checks decide in every run
+_STAGED = (("committed", _LONG_S), ("prepared", _LONG_S))  # how its first thread begins: checks decide in every run
 _STEP = "step"  # in a session's `info`: what is called between the steps of its local transaction
 
 
@@ -59,15 +59,17 @@ class DawdlingRecord:
 class Writer:
     """One thread. Nobody else writes orders of its customers, but what a killed one before it still commits."""
 
-    def __init__(self, run: RunFile, name: str, place: str, way: Way, bridge: Bridge) -> None:
-        """`place`: of this writer, the same after a kill."""
+    def __init__(self, run: RunFile, name: str, number: int, way: Way, thread: int, bridge: Bridge) -> None:
+        """`number`, `thread`: of its producer and of this writer in it, the same after a kill."""
+        place = f"{way.name.lower()}-{number}-{thread}"
+        is_first = way is Way.TRANSACTION and thread == 0
         self._way = way
         self._bridge = bridge
         self._engine = sa.create_engine(run.database_url)
         self._rng = random.Random(f"{run.seed} {name} {place}")
         self._log = LineWriter(run.folder / f"{name}.{place}.outcomes.jsonl")
         self._next: dict[str, int] = {}
-        self._staged = iter(_STAGED if way is Way.TRANSACTION else ())
+        self._staged = iter(_STAGED if is_first else ())
         self._customers = [f"{place}-{number}" for number in range(_CUSTOMERS)]
 
     def work(self, stopping: threading.Event) -> None:
@@ -142,9 +144,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     bridge = Bridge(run.urls[number % len(run.urls)], GROUP, record=DawdlingRecord())
     writers = [
-        Writer(run, name, f"{way.name.lower()}-{number}-{thread}", way, bridge)
-        for way, count in _THREADS.items()
-        for thread in range(count)
+        Writer(run, name, number, way, thread, bridge) for way, count in _THREADS.items() for thread in range(count)
     ]
     threads = [threading.Thread(target=writer.work, args=(stopping,)) for writer in writers]
     for thread in threads:
