@@ -62,9 +62,7 @@ def enqueue(
         return ()
     conn = session if isinstance(session, Connection) else session.connection()
     rows = [_make_row(message, ordering_key) for message in messages]
-    conn.execute(sa.insert(table).values(rows))
-    if notify and conn.dialect.name == "postgresql":
-        conn.execute(sa.select(sa.func.pg_notify(NOTIFY_CHANNEL, "")))
+    _insert(conn, table, rows, is_told=notify)
     return [row["message_id"] for row in rows]
 
 
@@ -98,6 +96,20 @@ def _enqueue_in(
     return enqueue(session, *messages, **options)
 
 
+def _insert(conn: Connection, table: sa.Table, rows: Sequence[dict[str, Any]], *, is_told: bool) -> None:
+    """In one statement. Rows go beside it where drivers take them so: with rows in it, it is compiled each time."""
+    is_postgres = conn.dialect.name == "postgresql"
+    are_beside = len(rows) == 1 or (is_postgres and conn.dialect.insert_executemany_returning)
+    now = {"created_ms": DatabaseNow()}
+    statement = sa.insert(table).values(now if are_beside else [{**row, **now} for row in rows])
+    beside = rows if are_beside else None
+    if not is_postgres:
+        conn.execute(statement, beside)
+    else:  # what it returns tells the relays: no way of its own, and many rows can go together
+        told = sa.func.pg_notify(NOTIFY_CHANNEL, "") if is_told else sa.true()
+        conn.execute(statement.returning(told), beside).close()
+
+
 def _make_row(message: OutboxMessage, ordering_key: str | None) -> dict[str, Any]:
     order = message.key if ordering_key is None else ordering_key.encode()
     return {
@@ -110,5 +122,4 @@ def _make_row(message: OutboxMessage, ordering_key: str | None) -> dict[str, Any
         "timestamp_ms": message.timestamp_ms,
         "ordering_key": ordering_key,
         "order_hash": None if order is None else hashlib.blake2b(order, digest_size=16).hexdigest(),
-        "created_ms": DatabaseNow(),
     }
