@@ -12,11 +12,11 @@ import hashlib
 import json
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import sqlalchemy as sa
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Executable
 from sqlalchemy.orm import Session
 
 from outbox.queries import DatabaseNow
@@ -99,15 +99,24 @@ def _enqueue_in(
 def _insert(conn: Connection, table: sa.Table, rows: Sequence[dict[str, Any]], *, is_told: bool) -> None:
     """In one statement. Rows go beside it where drivers take them so: with rows in it, it is compiled each time."""
     is_postgres = conn.dialect.name == "postgresql"
-    are_beside = len(rows) == 1 or (is_postgres and conn.dialect.insert_executemany_returning)
-    now = {"created_ms": DatabaseNow()}
-    statement = sa.insert(table).values(now if are_beside else [{**row, **now} for row in rows])
-    beside = rows if are_beside else None
-    if not is_postgres:
-        conn.execute(statement, beside)
-    else:  # what it returns tells the relays: no way of its own, and many rows can go together
-        told = sa.func.pg_notify(NOTIFY_CHANNEL, "") if is_told else sa.true()
-        conn.execute(statement.returning(told), beside).close()
+    if len(rows) == 1 or (is_postgres and conn.dialect.insert_executemany_returning):
+        conn.execute(_make_insert(table, is_postgres=is_postgres, is_told=is_told), rows).close()
+        return
+    listed = sa.insert(table).values([{**row, "created_ms": DatabaseNow()} for row in rows])
+    conn.execute(listed)
+    if is_postgres and is_told:
+        conn.execute(sa.select(_tell()))
+
+
+@lru_cache(maxsize=32)  # of few tables: else built at each call
+def _make_insert(table: sa.Table, *, is_postgres: bool, is_told: bool) -> Executable:
+    """On PostgreSQL what it returns tells the relays: no way of its own, and many rows can go together."""
+    statement = sa.insert(table).values(created_ms=DatabaseNow())
+    return statement.returning(_tell() if is_told else sa.true()) if is_postgres else statement
+
+
+def _tell() -> sa.ColumnElement[Any]:
+    return sa.func.pg_notify(NOTIFY_CHANNEL, "")
 
 
 def _make_row(message: OutboxMessage, ordering_key: str | None) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def find_heads(conn: Connection, tables: Tables, place: object, max_rows: int) -
         max_steps = min(2 * max_steps, _MAX_STEPS)
 
 
-@lru_cache(maxsize=32)  # made anew, it takes as long as its answer
+@lru_cache(maxsize=32)  # building it takes longer than its answer
 def _make_visit(tables: Tables, dialect: str, *, is_from_start: bool) -> sa.Select[Any]:
     """Rows: ordering key, key of its first row, whether that one is leased, waiting or parked."""
     column = tables.source.group_column
