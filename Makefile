@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
   --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(LOCK_ARGS)
 
-.PHONY: help install demo test examples simulate crash-points differential planted mutation chaos fuzz lint bench bench-peers lock clean
+.PHONY: help install demo test examples simulate crash-points differential planted mutation chaos kills fuzz lint bench bench-peers lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -53,6 +53,9 @@ chaos: $(INSTALLED) ## faults on a real Kafka and PostgreSQL, every transaction 
 	$(BIN)/python -m pytest tests/chaos
 	$(BIN)/python -m tests.chaos $(CHAOS) $(CHAOS_ARGS)
 
+kills: $(INSTALLED) ## producers, relays and bridge killed at random, orders counted afterwards (KILLS=12 MINUTES=1 SEED=8)
+	$(BIN)/python -m tests.kills --kills $(or $(KILLS),100) $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))
+
 fuzz: $(FUZZER) ## generated requests at a running service (FUZZ_ARGS="--max-examples 500 --seed 7" for more)
 	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
@@ -70,6 +73,7 @@ bench: $(PLOTTER) ## rates, latencies, a million undecided, costs; on a machine 
 	$(BIN)/python -m benchmarks.undecided
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.projector_core
+	$(BIN)/python -m benchmarks.producers
 	$(BIN)/python -m benchmarks.profiles
 	$(BIN)/python -m benchmarks.report
 

@@ -7,7 +7,8 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.support.source_tree import ROOT, read_commit
 
 LATEST = ROOT / "benchmarks" / "results" / "latest.json"
 _PACKAGES = ("confluent-kafka", "uvicorn", "uvloop", "httptools", "msgspec", "fastapi", "pydantic", "sqlalchemy")
+_PEERS = ("faststream-outbox", "faststream", "aiokafka", "asyncpg")  # not on every machine that measures
 
 
 class Values:
@@ -63,13 +65,15 @@ def conclude(
     mistakes: Sequence[str] = (),
     *,
     sections: Mapping[str, Mapping[str, Any]] | None = None,
+    remarks: Mapping[str, str] | None = None,
 ) -> int:
-    """Prints and keeps what a run found. Its exit code: 1 if something was lost, or visible twice.
+    """Prints and keeps what a run found, and how. Its exit code: 1 if something was lost, or visible twice.
 
     `sections`: what is no single figure, such as the points of curves, by name.
     """
     _print_figures(values)
-    _write_results(run, values, shape, output, sections or {})
+    how = {"shape": shape._asdict(), "remarks": dict(remarks or {})}
+    _write_results(run, values, how, output, sections or {})
     for mistake in mistakes:
         print(f"WRONG: {mistake}", file=sys.stderr)
     return 1 if mistakes else 0
@@ -85,7 +89,9 @@ def _print_figures(values: Values) -> None:
         print(f"{name:<30}{median:>12.2f}{ranges[name][0]:>12.2f}{ranges[name][1]:>12.2f}{asked:>14}")
 
 
-def _write_results(run: str, values: Values, shape: Shape, output: Path, sections: Mapping[str, Any]) -> None:
+def _write_results(
+    run: str, values: Values, how: Mapping[str, Any], output: Path, sections: Mapping[str, Any]
+) -> None:
     """Replaces in `output` what the last run of this name found."""
     document = _read(output)
     before = document["runs"].get(run, {"figures": []})
@@ -98,7 +104,7 @@ def _write_results(run: str, values: Values, shape: Shape, output: Path, section
     document["ranges"] |= values.ranges()
     for name, content in sections.items():
         document[name] = document.get(name, {}) | content
-    document["runs"][run] = {"commit": commit, "when": when, "shape": shape._asdict(), "figures": sorted(medians)}
+    document["runs"][run] = {"commit": commit, "when": when, **how, "figures": sorted(medians)}
     machine = {"cpus": os.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30)}
     document |= {"commit": commit, "when": when, "versions": _versions(), "machine": machine}
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -115,4 +121,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _versions() -> dict[str, str]:
     packages = {name: version(name) for name in _PACKAGES}
+    for name in _PEERS:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
     return {"python": platform.python_version(), "kafka": "4.3.1", "rocketmq": ROCKETMQ_VERSION, **packages}

@@ -14,23 +14,35 @@ from benchmarks.plots import AXES, draw_costs
 from tests.support.source_tree import ROOT
 
 PLOT = "performance/costs.svg"
+PRODUCERS = "producers"
+NOTHING_YET = "No run of `make bench` is kept yet that measured this."
 
 
-def make_table(document: dict[str, Any]) -> list[str]:
-    """The figures as Markdown, with what they were measured on."""
+def make_table(document: dict[str, Any], *, is_of_producers: bool = False) -> list[str]:
+    """Figures as Markdown, with what they were measured on: those of the producer's side, or all others."""
+    runs = {name: run for name, run in document["runs"].items() if (name == PRODUCERS) is is_of_producers}
+    known = {name for run in runs.values() for name in run["figures"]}
+    shown = [name for name in FIGURES if name in known]
+    if not shown:
+        return [NOTHING_YET]
+    lines = [_tell_machine(document), *[_tell_run(name, run) for name, run in runs.items()]]
+    lines += ["", "| figure | name | median | range | asked for | aim |", "|---|---|---|---|---|---|"]
+    return lines + [f"| {' | '.join(_make_cells(name, document))} |" for name in shown]
+
+
+def _tell_machine(document: dict[str, Any]) -> str:
     machine = document["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in document["versions"].items())
-    lines = [
-        f"{machine['cpus']} processors shared by broker, bridge and load, {machine['memory_gib']} GiB; {versions}."
-    ]
-    for name, run in document["runs"].items():
-        shape = run["shape"]
-        lines.append(
-            f"Run `{name}`: commit {run['commit']}, {run['when'][:10]}, {shape['queues']} queue(s), {shape['apis']} api"
-            f" and {shape['settlers']} settler process(es)."
-        )
-    lines += ["", "| figure | name | median | range | asked for | aim |", "|---|---|---|---|---|---|"]
-    return lines + [f"| {' | '.join(_make_cells(name, document))} |" for name in FIGURES if name in document["figures"]]
+    return f"{machine['cpus']} processors shared by broker, bridge and load, {machine['memory_gib']} GiB; {versions}."
+
+
+def _tell_run(name: str, run: dict[str, Any]) -> str:
+    shape = run["shape"]
+    remarks = "".join(f" {word.capitalize()}: {text}." for word, text in run.get("remarks", {}).items())
+    return (
+        f"Run `{name}`: commit {run['commit']}, {run['when'][:10]}, {shape['queues']} queue(s), {shape['apis']} api"
+        f" and {shape['settlers']} settler process(es).{remarks}"
+    )
 
 
 def make_curves(curves: dict[str, Sequence[dict[str, float]]]) -> list[str]:
@@ -141,6 +153,7 @@ def main() -> int:
     page = options.page.read_text()
     try:
         page = _put_between(page, "figures", make_table(document))
+        page = _put_between(page, PRODUCERS, make_table(document, is_of_producers=True))
         if "profiles" in document:
             page = _put_between(page, "profiles", make_profiles(document["profiles"]))
         if "curves" in document:

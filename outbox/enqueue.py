@@ -12,11 +12,11 @@ import hashlib
 import json
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import sqlalchemy as sa
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Executable
 from sqlalchemy.orm import Session
 
 from outbox.queries import DatabaseNow
@@ -62,9 +62,7 @@ def enqueue(
         return ()
     conn = session if isinstance(session, Connection) else session.connection()
     rows = [_make_row(message, ordering_key) for message in messages]
-    conn.execute(sa.insert(table).values(rows))
-    if notify and conn.dialect.name == "postgresql":
-        conn.execute(sa.select(sa.func.pg_notify(NOTIFY_CHANNEL, "")))
+    _insert(conn, table, rows, is_told=notify)
     return [row["message_id"] for row in rows]
 
 
@@ -98,6 +96,29 @@ def _enqueue_in(
     return enqueue(session, *messages, **options)
 
 
+def _insert(conn: Connection, table: sa.Table, rows: Sequence[dict[str, Any]], *, is_told: bool) -> None:
+    """In one statement. Rows go beside it where drivers take them so: with rows in it, it is compiled each time."""
+    is_postgres = conn.dialect.name == "postgresql"
+    if len(rows) == 1 or (is_postgres and conn.dialect.insert_executemany_returning):
+        conn.execute(_make_insert(table, is_postgres=is_postgres, is_told=is_told), rows).close()
+        return
+    listed = sa.insert(table).values([{**row, "created_ms": DatabaseNow()} for row in rows])
+    conn.execute(listed)
+    if is_postgres and is_told:
+        conn.execute(sa.select(_tell()))
+
+
+@lru_cache(maxsize=32)  # of few tables: else built at each call
+def _make_insert(table: sa.Table, *, is_postgres: bool, is_told: bool) -> Executable:
+    """On PostgreSQL what it returns tells the relays: no way of its own, and many rows can go together."""
+    statement = sa.insert(table).values(created_ms=DatabaseNow())
+    return statement.returning(_tell() if is_told else sa.true()) if is_postgres else statement
+
+
+def _tell() -> sa.ColumnElement[Any]:
+    return sa.func.pg_notify(NOTIFY_CHANNEL, "")
+
+
 def _make_row(message: OutboxMessage, ordering_key: str | None) -> dict[str, Any]:
     order = message.key if ordering_key is None else ordering_key.encode()
     return {
@@ -110,5 +131,4 @@ def _make_row(message: OutboxMessage, ordering_key: str | None) -> dict[str, Any
         "timestamp_ms": message.timestamp_ms,
         "ordering_key": ordering_key,
         "order_hash": None if order is None else hashlib.blake2b(order, digest_size=16).hexdigest(),
-        "created_ms": DatabaseNow(),
     }

@@ -4,6 +4,7 @@ Keys are visited in a ring: each claim goes on where the last one stopped, so ev
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
@@ -38,7 +39,8 @@ def find_heads(conn: Connection, tables: Tables, place: object, max_rows: int) -
     """
     is_last_lap, max_steps = place is None, max_rows
     while True:
-        visited = conn.execute(_visit(conn, tables, place, max_steps)).all()
+        visit = _make_visit(tables, conn.dialect.name, is_from_start=place is None)
+        visited = conn.execute(visit, {"place": place, "max_steps": max_steps}).all()
         free = [(group, key) for group, key, is_taken in visited if key is not None and not is_taken][:max_rows]
         is_end = len(visited) < max_steps
         if len(free) == max_rows:
@@ -52,27 +54,27 @@ def find_heads(conn: Connection, tables: Tables, place: object, max_rows: int) -
         max_steps = min(2 * max_steps, _MAX_STEPS)
 
 
-def _visit(conn: Connection, tables: Tables, place: object, max_steps: int) -> sa.Select[Any]:
+@lru_cache(maxsize=32)  # building it takes longer than its answer
+def _make_visit(tables: Tables, dialect: str, *, is_from_start: bool) -> sa.Select[Any]:
     """Rows: ordering key, key of its first row, whether that one is leased, waiting or parked."""
     column = tables.source.group_column
     assert column is not None
-    first = column.is_not(None) if place is None else column > sa.bindparam("place", place, column.type)
-    make_groups = _hop_groups if conn.dialect.name in {"postgresql", "sqlite"} else _skip_groups
-    groups = make_groups(tables.source.table, column, first, max_steps).subquery("outbox_groups")
+    first = column.is_not(None) if is_from_start else column > sa.bindparam("place", type_=column.type)
+    make_groups = _hop_groups if dialect in {"postgresql", "sqlite"} else _skip_groups
+    groups = make_groups(tables.source.table, column, first).subquery("outbox_groups")
     group = groups.c.group_value
     heads = sa.select(group, _head_of(tables, group).label("head")).subquery("outbox_heads")
     taken = is_busy(tables, AsRowId(heads.c.head))
     return sa.select(heads.c.group_value, heads.c.head, taken).order_by(heads.c.group_value)
 
 
-def _skip_groups(_: sa.Table, column: sa.Column[Any], first: sa.ColumnElement[bool], max_steps: int) -> sa.Select[Any]:
+def _skip_groups(_: sa.Table, column: sa.Column[Any], first: sa.ColumnElement[bool]) -> sa.Select[Any]:
     """MariaDB and MySQL hop over an index by themselves. Source: MariaDB, "Loose Index Scan"."""
-    return sa.select(column.label("group_value")).where(first).group_by(column).order_by(column).limit(max_steps)
+    groups = sa.select(column.label("group_value")).where(first).group_by(column).order_by(column)
+    return groups.limit(_max_steps())
 
 
-def _hop_groups(
-    table: sa.Table, column: sa.Column[Any], first: sa.ColumnElement[bool], max_steps: int
-) -> sa.Select[Any]:
+def _hop_groups(table: sa.Table, column: sa.Column[Any], first: sa.ColumnElement[bool]) -> sa.Select[Any]:
     """A look into the index for each. Source: PostgreSQL wiki, "Loose indexscan"."""
     start = sa.select(column).where(first).order_by(column).limit(1).scalar_subquery()
     walk = sa.select(start.label("group_value"), sa.literal(1).label("step")).cte("outbox_walk", recursive=True)
@@ -80,9 +82,13 @@ def _hop_groups(
     following = (
         sa.select(onward).where(onward > walk.c.group_value).order_by(onward).limit(1).correlate(walk).scalar_subquery()
     )
-    is_going = sa.and_(walk.c.group_value.is_not(None), walk.c.step < max_steps)
+    is_going = sa.and_(walk.c.group_value.is_not(None), walk.c.step < _max_steps())
     walk = walk.union_all(sa.select(following, walk.c.step + 1).where(is_going))
     return sa.select(walk.c.group_value).where(walk.c.group_value.is_not(None))
+
+
+def _max_steps() -> sa.BindParameter[int]:
+    return sa.bindparam("max_steps", type_=sa.Integer)
 
 
 def _head_of(tables: Tables, group: sa.ColumnElement[Any]) -> sa.ScalarSelect[Any]:

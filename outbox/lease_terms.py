@@ -1,5 +1,6 @@
 """What the relays' statements say of a row: its id as leases have it, and whether it is leased, waiting or parked."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,9 +35,12 @@ def _mariadb_row_id(element: AsRowId, compiler: SQLCompiler, **options: Any) -> 
     return f"(CAST({compiler.process(element.clauses, **options)} AS CHAR(64) CHARACTER SET ascii) COLLATE ascii_bin)"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Tables:
-    """The rows, and the leases on them. `parked_holds`: whether a parked row holds back those after it."""
+    """The rows, and the leases on them. `parked_holds`: whether a parked row holds back those after it.
+
+    Each is equal to itself alone, so that statements can be kept by it.
+    """
 
     source: OutboxSource
     leases: sa.Table
@@ -46,6 +50,13 @@ class Tables:
 def of_source(tables: Tables) -> sa.ColumnElement[bool]:
     """The leases on rows of this table."""
     return tables.leases.c.source == tables.source.name
+
+
+def is_among(dialect: sa.Dialect, column: sa.ColumnElement[Any], values: Sequence[Any]) -> sa.ColumnElement[bool]:
+    """Whether it is one of these. On PostgreSQL they are one parameter: hundreds are slow to bind and to plan."""
+    if dialect.name != "postgresql":
+        return column.in_(values)
+    return column == sa.any_(sa.literal(list(values), sa.ARRAY(column.type)))
 
 
 def is_busy(tables: Tables, row_id: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:

@@ -43,7 +43,7 @@ _LOG: Final = logging.getLogger("outbox")
 class RelayConfig:
     """Bounds and rhythms. `lease_ms` must be well above the longest hand-over."""
 
-    max_rows: int = 500
+    max_rows: int = 1_000  # as many as the bridge takes in a request: each costs it, and all behind it, a fixed part
     max_requests: int = 2  # the next claim while one is under way
     lease_ms: int = 60_000
     hand_over_ms: int = 20_000  # what a hand-over may take; none is begun later before the lease's end

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from outbox.hand_over import OutboxRow
 from outbox.key_walk import can_walk, find_heads
-from outbox.lease_terms import PARKED, WAITING, AsRowId, Tables, is_busy, is_parked, of_source, order_of
+from outbox.lease_terms import PARKED, WAITING, AsRowId, Tables, is_among, is_busy, is_parked, of_source, order_of
 from outbox.queries import DatabaseNow, make_insert_missing
 
 _ROW_ID: Final = "outbox_row_id"
@@ -76,11 +76,11 @@ def claim_rows(conn: Connection, tables: Tables, token: str, lease_ms: int, max_
 def delete_published(conn: Connection, tables: Tables, rows: Sequence[OutboxRow]) -> None:
     """Takes published rows away, into the archive if there is one. Needs no lease: published is a fact."""
     source = tables.source
-    keys = [row.row for row in rows]
+    is_published = is_among(conn.dialect, source.key_column, [row.row for row in rows])
     if source.archive is not None:
-        taken = sa.select(source.table).where(source.key_column.in_(keys))
+        taken = sa.select(source.table).where(is_published)
         conn.execute(sa.insert(source.archive).from_select([column.name for column in source.table.c], taken))
-    conn.execute(sa.delete(source.table).where(source.key_column.in_(keys)))
+    conn.execute(sa.delete(source.table).where(is_published))
     _delete_leases(conn, tables, [row.row_id for row in rows])
 
 
@@ -158,7 +158,8 @@ def _find(conn: Connection, tables: Tables, max_rows: int, place: Place) -> tupl
         heads = find_heads(conn, tables, after, max_rows - len(found))
         after = heads.place
         if heads.keys:
-            found += _read_free(conn, tables, tables.source.key_column.in_(heads.keys), len(heads.keys))
+            is_head = is_among(conn.dialect, tables.source.key_column, heads.keys)
+            found += _read_free(conn, tables, is_head, len(heads.keys))
     if not place.is_for_groupless and len(found) < max_rows:
         found += _read_free(conn, tables, group.is_(None), max_rows - len(found))
     found.sort(key=itemgetter(tables.source.sequence_column.name))
@@ -208,12 +209,23 @@ def _lease(conn: Connection, tables: Tables, found: Sequence[Mapping[str, Any]],
     known = [columns[_ROW_ID] for columns in found if columns[_ATTEMPTS] is not None]
     if known:
         is_free = sa.and_(leases.c.state == WAITING, leases.c.free_ms <= DatabaseNow())
-        which = sa.and_(of_source(tables), leases.c.row_id.in_(known), is_free)
+        is_known = is_among(conn.dialect, leases.c.row_id, known)
+        which = sa.and_(of_source(tables), is_known, is_free)
         conn.execute(sa.update(leases).where(which).values(token=token, free_ms=free_ms))
-    rest = {"source": tables.source.name, "state": WAITING, "token": token, "free_ms": free_ms, "attempts": 0}
-    new = [{"row_id": columns[_ROW_ID], **rest} for columns in found if columns[_ATTEMPTS] is None]
+    key_column = tables.source.key_column
+    new = [columns[key_column.name] for columns in found if columns[_ATTEMPTS] is None]
     if new:
-        conn.execute(make_insert_missing(conn, leases).values(new))
+        values: dict[str, sa.ColumnElement[Any]] = {
+            "source": sa.literal(tables.source.name),
+            "row_id": AsRowId(key_column),
+            "state": sa.literal(WAITING),
+            "token": sa.literal(token),
+            "free_ms": free_ms,
+            "attempts": sa.literal(0),
+        }
+        # from the rows themselves: a list of values is compiled anew each time, which costs more than all else
+        rows = sa.select(*values.values()).where(is_among(conn.dialect, key_column, new))
+        conn.execute(make_insert_missing(conn, leases).from_select(list(values), rows))
 
 
 def _held(conn: Connection, tables: Tables, token: str) -> set[str]:
@@ -222,4 +234,5 @@ def _held(conn: Connection, tables: Tables, token: str) -> set[str]:
 
 
 def _delete_leases(conn: Connection, tables: Tables, row_ids: Sequence[str]) -> None:
-    conn.execute(sa.delete(tables.leases).where(of_source(tables), tables.leases.c.row_id.in_(row_ids)))
+    is_of_rows = is_among(conn.dialect, tables.leases.c.row_id, row_ids)
+    conn.execute(sa.delete(tables.leases).where(of_source(tables), is_of_rows))

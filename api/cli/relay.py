@@ -66,7 +66,7 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
     table: Annotated[str | None, typer.Option("--table", help="Else outbox_message, or outboxevent.")] = None,
     schema: Annotated[str | None, typer.Option("--schema", help="Schema of the tables.")] = None,
     sequence: Annotated[str | None, typer.Option("--sequence", help="Debezium: column that orders the rows.")] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, max=1_000, help="Rows in a request.")] = 500,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, max=1_000, help="Rows in a request.")] = 1_000,
     poll_interval: Annotated[
         float, typer.Option("--poll-interval", min=0.01, max=60, help="Seconds between looks if nobody wakes it.")
     ] = 0.5,

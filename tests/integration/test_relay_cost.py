@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
+from sqlalchemy.engine.interfaces import CacheStats
 
 from outbox.hand_over import MemoryHandOver
 from outbox.key_walk import find_heads
 from outbox.lease_terms import Tables
-from outbox.relay import RelayConfig
+from outbox.relay import Relay, RelayConfig
 from outbox.sources import ColumnMap, MappedSource, OwnSource
 from tests.support.outbox_world import OutboxWorld, Sent
 from tests.support.user_database import UserDatabase
@@ -82,6 +83,20 @@ def counted_reads(engine: sa.Engine) -> Iterator[list[int]]:
         event.remove(engine, name, listener)
 
 
+@contextmanager
+def compiled_anew(engine: sa.Engine) -> Iterator[list[str]]:
+    """Statements that SQLAlchemy did not find in its cache."""
+    compiled: list[str] = []
+
+    def note(_: sa.Connection, __: Any, statement: str, ___: Any, context: Any, ____: bool) -> None:
+        if context.compiled is not None and context.cache_hit is not CacheStats.CACHE_HIT:
+            compiled.append(statement)
+
+    event.listen(engine, "after_cursor_execute", note)
+    yield compiled
+    event.remove(engine, "after_cursor_execute", note)
+
+
 def fill(world: OutboxWorld) -> None:
     """A hot key, and behind it one row each of three others, and two without one."""
     for _ in range(10):
@@ -105,6 +120,36 @@ def test_rows_behind_a_hot_key_are_not_read(world: OutboxWorld) -> None:
         assert (relay.run_once().delayed, relay.run_once().claimed) == (1, 0)
     assert reads
     assert sum(reads) <= MOST_READ, reads
+
+
+def test_rounds_compile_no_statement_anew(world: OutboxWorld) -> None:
+    """However many rows they take: compiling a list of rows costs a relay more than all else."""
+    bridge = MemoryHandOver()
+    engine = world.database.engine()
+
+    def publish(count: int, max_rows: int) -> None:
+        config = RelayConfig(max_rows=max_rows, min_delay_ms=1, max_delay_ms=1)
+        relay = Relay(engine, bridge, OwnSource(world.table), world.leases, config)
+        world.enqueue(*[Sent("orders", b"%d" % (number % 40)) for number in range(count)], Sent("orders"))
+        bridge.unsure_topics.add("orders")
+        relay.run_once()
+        bridge.unsure_topics.clear()
+        while world.count()[0]:
+            relay.run_once()
+
+    publish(10, max_rows=3)
+    with compiled_anew(engine) as compiled:
+        publish(60, max_rows=30)
+    assert compiled == []
+    engine.dispose()
+
+
+def test_enqueue_compiles_no_statement_anew(world: OutboxWorld) -> None:
+    """Compiling the INSERT would cost a local transaction more than the row does."""
+    world.enqueue(Sent("orders", b"a", b"1"))
+    with compiled_anew(world.engine) as compiled:
+        world.enqueue(Sent("payments", None, None, [("h", b"1")]), ordering_key="k")
+    assert compiled == []
 
 
 def test_every_key_has_its_turn(world: OutboxWorld) -> None:
