@@ -89,9 +89,7 @@ def _print_figures(values: Values) -> None:
         print(f"{name:<30}{median:>12.2f}{ranges[name][0]:>12.2f}{ranges[name][1]:>12.2f}{asked:>14}")
 
 
-def _write_results(
-    run: str, values: Values, how: Mapping[str, Any], output: Path, sections: Mapping[str, Any]
-) -> None:
+def _write_results(run: str, values: Values, how: Mapping[str, Any], output: Path, sections: Mapping[str, Any]) -> None:
     """Replaces in `output` what the last run of this name found."""
     document = _read(output)
     before = document["runs"].get(run, {"figures": []})
