@@ -21,7 +21,7 @@ from benchmarks.stage import TOPIC, Shape, Stage, running_stage
 Drive = Callable[[Sequence[int]], Awaitable[Load]]
 
 _PARTS = ("api", "settler", "projector")
-_RATE = 200  # samples a second
+_RATE = 100  # samples a second; the process stands still for each
 _CLIENT = "threads of the Kafka client"
 # the first whose mark is in a file's path has its samples
 _PLACES = (
@@ -83,7 +83,7 @@ def _profile(stage: Stage, load: Drive, seconds: float) -> dict[str, dict[str, f
 def _sample(pid: int, seconds: float, output: Path) -> "subprocess.Popen[bytes]":
     spy = Path(sys.executable).with_name("py-spy")
     command = (spy, "record", "--format", "raw", "--full-filenames", "--rate", str(_RATE))
-    options = ("--duration", str(round(seconds)), "--pid", str(pid), "--output", str(output), "--nonblocking")
+    options = ("--duration", str(round(seconds)), "--pid", str(pid), "--output", str(output))
     return subprocess.Popen((*command, *options), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
