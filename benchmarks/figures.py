@@ -57,7 +57,7 @@ FIGURES = {
     "prepare_p99_ms": _low("prepare, 200/s, p99, with nothing pending", "ms"),
     "prepare_1m_put_back_p99_ms": _low("the same while a million pending are put back", "ms"),
     "prepare_1m_p99_ms": _low("the same with a million pending", "ms"),
-    "prepare_1m_vs_none": _low("the second / the first", "x", 1.2, 1.1),
+    "prepare_1m_vs_none": _low("with a million pending / with nothing pending", "x", 1.2, 1.1),
     "restart_1m_s": _low("from the start of a settler's process to its first commit, a million pending", "s", 8, 4),
     "take_over_1m_s": _low("from the kill of a settler to another's first commit, a million pending", "s"),
     "due_tps": Figure("due at once: asked, answered and visible", "/s"),

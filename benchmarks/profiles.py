@@ -1,7 +1,7 @@
 """`python -m benchmarks.profiles`: where the processor time of each part goes, sampled by py-spy while a load runs.
 
-A sample belongs to the innermost Python function that ran; C code called by it (msgspec, SQLite, the client of Kafka)
-counts as its own. What a process used beyond its Python threads are the client's threads.
+A sample is of the thread that holds the interpreter, and belongs to its innermost Python function; C code that this
+calls (msgspec, handing a record to the client of Kafka) is in it. The shares are those of all that the process used.
 """
 
 import argparse
@@ -21,8 +21,7 @@ from benchmarks.stage import TOPIC, Shape, Stage, running_stage
 Drive = Callable[[Sequence[int]], Awaitable[Load]]
 
 _PARTS = ("api", "settler", "projector")
-_RATE = 200  # samples a second
-_CLIENT = "threads of the Kafka client"
+_RATE = 100  # samples a second; the process stands still for each
 # the first whose mark is in a file's path has its samples
 _PLACES = (
     ("core", ("/bridge/core/",)),
@@ -73,17 +72,14 @@ def _profile(stage: Stage, load: Drive, seconds: float) -> dict[str, dict[str, f
         for sampler in samplers.values():
             sampler.wait(60)
         counts = {part: _count(Path(folder, part)) for part in _PARTS}
-    each = 1e6 / done.transactions
-    found = {part: {place: n / _RATE * each for place, n in counted.most_common()} for part, counted in counts.items()}
-    for part, places in found.items():
-        places[_CLIENT] = max(0.0, used.cpu[part] * each - sum(places.values()))
-    return {part: {place: round(us, 1) for place, us in places.items()} for part, places in found.items()}
+    each = {part: used.cpu[part] / done.transactions * 1e6 / counts[part].total() for part in _PARTS}
+    return {part: {place: round(n * each[part], 1) for place, n in counts[part].most_common()} for part in _PARTS}
 
 
 def _sample(pid: int, seconds: float, output: Path) -> "subprocess.Popen[bytes]":
     spy = Path(sys.executable).with_name("py-spy")
-    command = (spy, "record", "--format", "raw", "--full-filenames", "--rate", str(_RATE))
-    options = ("--duration", str(round(seconds)), "--pid", str(pid), "--output", str(output), "--nonblocking")
+    command = (spy, "record", "--format", "raw", "--full-filenames", "--rate", str(_RATE), "--gil")
+    options = ("--duration", str(round(seconds)), "--pid", str(pid), "--output", str(output))
     return subprocess.Popen((*command, *options), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

@@ -77,7 +77,7 @@ def _cell(found: dict[str, float], place: str) -> str:
 def make_model(document: dict[str, Any]) -> list[str]:
     """What larger sets should do. Nothing here is measured but the costs."""
     curves = document["curves"]
-    usual, replicated = curves["brokers"][0], curves["brokers"][-1]
+    usual, replicated = curves["queues"][0], curves["brokers"][-1]
     points = [(1, p) for p in curves["load"]] + [(int(p["x"]), p) for p in curves["queues"]]
     whole = _fit(points, PARTS)
     bridge = _fit(points, BRIDGE)

@@ -28,6 +28,7 @@ _DISK_MB = 4_096
 _MOST_LAG_S = 0.2
 _SHOWN = 20  # lines of each log, if a run fails
 _GIVE_UP_S = 300.0
+_BLOCKED_S = 60.0
 
 
 class Shape(NamedTuple):
@@ -81,8 +82,12 @@ class Stage:
         return time.perf_counter() - began
 
     def find_mistakes(self) -> list[str]:
-        """What was settled must be visible once; loads stop at the first answer that is not 2xx."""
+        """What was recorded must be visible once; loads stop at the first answer that is not 2xx."""
+        give_up_at = time.monotonic() + _BLOCKED_S
         visible, different = count_visible(self.kafka, self.topics)
+        while visible < self.settled and time.monotonic() < give_up_at:  # some were answered as blocked
+            time.sleep(1)
+            visible, different = count_visible(self.kafka, self.topics)
         if visible == different == self.settled:
             return []
         return [f"{self.settled} settled, {visible} visible, {different} different ones"]
