@@ -52,6 +52,7 @@ class HttpSettings(_Section):
 
     host: str = "127.0.0.1"
     port: Port = 8780
+    reuse_port: bool = False
     backlog: Annotated[int, Field(ge=1, le=65_535)] = 2_048
     keep_alive_seconds: Annotated[int, Field(ge=1, le=3_600)] = 30
     receive_seconds: Annotated[float, Field(ge=0.1, le=600)] = 10

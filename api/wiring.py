@@ -288,7 +288,13 @@ class _Process:
         )
         register_gauges(services.registry, self._watched)
         config = ServeConfig(
-            http.host, http.port, http.backlog, http.keep_alive_seconds, http.drain_seconds, limits.connections
+            http.host,
+            http.port,
+            http.backlog,
+            http.keep_alive_seconds,
+            http.drain_seconds,
+            limits.connections,
+            reuse_port=http.reuse_port,
         )
         return ApiServer(create_app(services, is_api=roles.api), config)
 
