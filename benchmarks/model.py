@@ -11,6 +11,15 @@ from typing import NamedTuple
 
 PARTS = ("api", "settler", "projector", "broker")
 BRIDGE = ("api", "settler", "projector")
+AXES = {
+    "load": "connections that send batches of 100",
+    "pending": "transactions pending",
+    "groups": "producer groups",
+    "topics": "topics",
+    "bytes": "bytes of a message",
+    "queues": "queues, and api and settler processes",
+    "brokers": "brokers, and replicas",
+}
 
 
 class Sample(NamedTuple):

@@ -9,17 +9,8 @@ mpl.use("svg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from benchmarks.model import PARTS
+from benchmarks.model import AXES, PARTS
 
-AXES = {
-    "load": "connections that send batches of 100",
-    "pending": "transactions pending",
-    "groups": "producer groups",
-    "topics": "topics",
-    "bytes": "bytes of a message",
-    "queues": "queues, and api and settler processes",
-    "brokers": "brokers, and replicas",
-}
 _COLOURS = ("#4477aa", "#66ccee", "#228833", "#ccbb44")
 
 

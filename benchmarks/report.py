@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import FIGURES
-from benchmarks.model import BRIDGE, PARTS, Model, Sample, choose_queues, fit
+from benchmarks.model import AXES, BRIDGE, PARTS, Model, Sample, choose_queues, fit
 from benchmarks.outcome import LATEST
-from benchmarks.plots import AXES, draw_costs
 from tests.support.source_tree import ROOT
 
 PLOT = "performance/costs.svg"
@@ -159,6 +158,8 @@ def main() -> int:
         if "curves" in document:
             page = _put_between(page, "curves", [f"![CPU for a transaction]({PLOT})", *make_curves(document["curves"])])
             page = _put_between(page, "model", make_model(document))
+            from benchmarks.plots import draw_costs  # noqa: PLC0415 - matplotlib is installed for benchmarks only
+
             draw_costs(document["curves"], options.page.parent / PLOT)
     except ValueError as missing:
         print(f"{options.page}: {missing}", file=sys.stderr)
