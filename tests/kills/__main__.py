@@ -24,7 +24,7 @@ def main() -> int:
     began = time.monotonic()
 
     def tell(text: str) -> None:
-        print(f"{time.monotonic() - began:7.1f} s  {text}", flush=True)  # noqa: T201 - what the program is for
+        print(f"{time.monotonic() - began:7.1f} s  {text}", flush=True)
 
     tell(f"seed {seed}, {size}")
     run = Run(size, seed, options.planted, tell)
@@ -32,7 +32,7 @@ def main() -> int:
     report = run.run()
     if options.evidence is not None:
         report.write(options.evidence, "kills")
-    print(report.markdown(), flush=True)  # noqa: T201 - what the program is for
+    print(report.markdown(), flush=True)
     return 0 if report.is_good else 1
 
 

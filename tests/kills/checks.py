@@ -16,7 +16,7 @@ from outbox.check_handler import Answer, CheckHandler
 from outbox.checks import Tell
 from outbox.transaction_record import TransactionRecord
 from tests.kills.planted import MISSING_COMMITTED
-from tests.kills.run_file import RECORDS, RunFile, read_run
+from tests.kills.run_file import RECORDS, RunFile
 
 PATH = "/outbox-checks/"
 
@@ -24,7 +24,7 @@ PATH = "/outbox-checks/"
 def main() -> None:
     """Serves until it is killed."""
     app = FastAPI()
-    run = read_run(sys.argv[1])
+    run = RunFile.read(sys.argv[1])
     app.mount(PATH.rstrip("/"), CheckApp(CheckHandler([run.secret], _make_answer(run))))
     uvicorn.run(app, port=int(sys.argv[3]), log_level="warning")
 

@@ -19,7 +19,7 @@ from outbox import Bridge, LocalTransactionBarred, Message, NotPrepared, Unavail
 from outbox.enqueue import enqueue
 from outbox.transaction_record import TransactionRecord
 from tests.kills.judge import Way
-from tests.kills.run_file import GROUP, ORDERS, PUBLISHED, RECORDS, Outcome, RunFile, read_run
+from tests.kills.run_file import GROUP, ORDERS, PUBLISHED, RECORDS, Outcome, RunFile
 from tests.support.history.lines import LineWriter
 
 _THREADS = {Way.TRANSACTION: 3, Way.OUTBOX: 2}
@@ -139,7 +139,7 @@ def _body(order_id: str, customer: str, number: int) -> dict[str, object]:
 
 def main() -> None:
     """Works until SIGTERM."""
-    run, name, number = read_run(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    run, name, number = RunFile.read(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     bridge = Bridge(run.urls[number % len(run.urls)], GROUP, record=DawdlingRecord())

@@ -14,7 +14,7 @@ from outbox.hand_over import HandedOver, HandOver, HttpHandOver, OutboxRow
 from outbox.relay import Relay, RelayConfig
 from outbox.sources import OwnSource
 from tests.kills.planted import DELETED_FIRST
-from tests.kills.run_file import GROUP, LEASES, OUTBOX, read_run
+from tests.kills.run_file import GROUP, LEASES, OUTBOX, RunFile
 
 # short leases: what a killed one had is soon free, and a slow one loses what it still hands over
 _CONFIG = RelayConfig(max_rows=50, lease_ms=4_000, hand_over_ms=2_000, min_delay_ms=50, max_delay_ms=1_000)
@@ -35,7 +35,7 @@ class DeletingHandOver:
 
 def main() -> None:
     """Works until SIGTERM."""
-    run, number = read_run(sys.argv[1]), int(sys.argv[3])
+    run, number = RunFile.read(sys.argv[1]), int(sys.argv[3])
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     engine = sa.create_engine(run.database_url)

@@ -1,12 +1,11 @@
 """What a run of kills did and found, for people and for programs."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-import msgspec
+from tests.support.run_files import RunReport
 
 
-class Report(msgspec.Struct, kw_only=True):
+class Report(RunReport, kw_only=True):
     """`reached`: what had to be done at least, and what was; `broken`: why it failed; `violations`: by their kinds."""
 
     seed: int
@@ -20,17 +19,6 @@ class Report(msgspec.Struct, kw_only=True):
     outcomes: dict[str, int]
     ended: dict[str, int]
     violations: dict[str, int]
-    broken: list[str]
-
-    @property
-    def is_good(self) -> bool:
-        return not self.broken
-
-    def write(self, folder: Path, name: str) -> None:
-        """NAME.json and NAME.md."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-        (folder / f"{name}.md").write_text(self.markdown())
 
     def markdown(self) -> str:
         """The same for people."""

@@ -1,12 +1,11 @@
 """What the processes of a run are told, what they keep, and the shop's own table."""
 
-from pathlib import Path
-
 import msgspec
 import sqlalchemy as sa
 
 from outbox.tables import make_tables
 from tests.kills.judge import Way
+from tests.support.run_files import RunOrders
 
 GROUP = "orders"
 TOPICS = {Way.TRANSACTION: 3, Way.OUTBOX: 3}
@@ -24,29 +23,12 @@ ORDERS = sa.Table(
 RECORDS, OUTBOX, LEASES = make_tables(METADATA)
 
 
-class RunFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of JSON in the run's folder. `planted`: the bug that is built in, if any."""
+class RunFile(RunOrders, frozen=True, kw_only=True):
+    """Of a run of kills. `planted`: the bug that is built in, if any."""
 
-    place: str
-    seed: int
-    urls: tuple[str, ...]
     database_url: str
     secret: str
     planted: str
-
-    @property
-    def folder(self) -> Path:
-        """Of the run; all its files are there."""
-        return Path(self.place)
-
-    @property
-    def path(self) -> Path:
-        """Where it is."""
-        return self.folder / "run.json"
-
-    def write(self) -> None:
-        """For `read_run`."""
-        self.path.write_bytes(msgspec.json.encode(self))
 
 
 class Outcome(msgspec.Struct):
@@ -57,8 +39,3 @@ class Outcome(msgspec.Struct):
 
 
 PUBLISHED = "published"  # told so by the bridge
-
-
-def read_run(path: str) -> RunFile:
-    """What `RunFile.write` wrote."""
-    return msgspec.json.decode(Path(path).read_bytes(), type=RunFile)

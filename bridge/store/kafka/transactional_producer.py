@@ -20,7 +20,7 @@ DeliveryCallback = Callable[[KafkaError | None, Report], None]
 
 _UNKNOWN_PARTITION = KafkaError._UNKNOWN_PARTITION  # noqa: SLF001 - the client's public name for it
 _STATE = KafkaError._STATE  # noqa: SLF001
-_MOST_FLUSHES = 3  # each as long as any call: with two of them below the time-out of a Kafka transaction
+MOST_FLUSHES = 3  # each as long as any call: with two of them below the time-out of a Kafka transaction
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
 
 
@@ -224,7 +224,7 @@ class TransactionalProducer:
     def _flush_while_moving(self, producer: Producer, reports: _Reports) -> int:
         """How many messages are left. A broker that takes some of a hundred queues one by one is busy, not away."""
         left = len(producer)
-        for _ in range(_MOST_FLUSHES):
+        for _ in range(MOST_FLUSHES):
             before, left = left, producer.flush(self._call_s)
             if left in (0, before) or reports.error is not None:
                 break
