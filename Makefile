@@ -10,11 +10,12 @@ INSTALLED := .venv/.installed
 LINTERS := .venv/.linters
 FUZZER := .venv/.fuzzer
 MUTATOR := .venv/.mutator
+PLOTTER := .venv/.plotter
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
   --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(LOCK_ARGS)
 
-.PHONY: help install demo test simulate crash-points differential planted mutation chaos fuzz lint bench bench-peers lock clean
+.PHONY: help install demo test examples simulate crash-points differential planted mutation chaos kills spark fuzz lint bench bench-peers lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -26,6 +27,9 @@ demo: $(INSTALLED) ## a real Kafka, a shop that is killed, and the bridge that r
 
 test: $(INSTALLED) ## all tests, three at a time (most wait), on a real Kafka (TEST_ARGS="-k name" for some of them)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
+
+examples: $(INSTALLED) ## every program in examples/, with the built wheel (needs curl, jq and sqlite3)
+	$(BIN)/python -m pytest tests/examples $(TEST_ARGS)
 
 simulate: $(INSTALLED) ## the whole bridge under seeded schedules of faults (SEEDS=1000000 goes on where it was stopped)
 	$(BIN)/python -m pytest tests/simulation $(TEST_ARGS)
@@ -49,6 +53,12 @@ chaos: $(INSTALLED) ## faults on a real Kafka and PostgreSQL, every transaction 
 	$(BIN)/python -m pytest tests/chaos
 	$(BIN)/python -m tests.chaos $(CHAOS) $(CHAOS_ARGS)
 
+kills: $(INSTALLED) ## producers, relays and bridge killed at random, orders counted afterwards (KILLS=12 MINUTES=1 SEED=8)
+	$(BIN)/python -m tests.kills --kills $(or $(KILLS),100) $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))
+
+spark: $(INSTALLED) ## reconciliation on real Spark and a real Kafka (needs Java 17 or 21)
+	$(BIN)/python -m pytest tests/spark $(TEST_ARGS)
+
 fuzz: $(FUZZER) ## generated requests at a running service (FUZZ_ARGS="--max-examples 500 --seed 7" for more)
 	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
@@ -57,15 +67,22 @@ lint: $(LINTERS) ## ruff, mypy, import rules, shell scripts, Dockerfile and comp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/shellcheck .ci/run .ci/find-python docker/install
-	$(BIN)/hadolint docker/Dockerfile
+	$(BIN)/shellcheck .ci/run .ci/find-python docker/install examples/curl/orders.sh
+	$(BIN)/hadolint docker/Dockerfile docker/spark.Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
 
-bench: $(INSTALLED) ## rates and latencies on a real Kafka, beside a plain producer's (BENCH_ARGS="--rounds 1")
+bench: $(PLOTTER) ## rates, latencies, a million undecided, costs; on a machine that rests (BENCH_ARGS="--rounds 1")
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.undecided
+	$(BIN)/python -m benchmarks.scaling
+	$(BIN)/python -m benchmarks.projector_core
+	$(BIN)/python -m benchmarks.producers
+	$(BIN)/python -m benchmarks.profiles
+	$(BIN)/python -m benchmarks.report
 
-bench-peers: $(INSTALLED) ## the same beside RocketMQ (needs Maven), plain FastAPI, one Kafka transaction a message
+bench-peers: $(PLOTTER) ## the first part beside RocketMQ (needs Maven), plain FastAPI, one Kafka transaction a message
 	$(BIN)/python -m benchmarks --peers $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.report
 
 lock: $(INSTALLED) ## new hashes for requirements/ (LOCK_ARGS=--upgrade for newer versions)
 	$(COMPILE) --extra dev pyproject.toml -o requirements/dev.txt
@@ -73,6 +90,7 @@ lock: $(INSTALLED) ## new hashes for requirements/ (LOCK_ARGS=--upgrade for newe
 	  -o requirements/server.txt
 	$(COMPILE) -c requirements/dev.txt requirements/build.in -o requirements/build.txt
 	$(COMPILE) -c requirements/dev.txt requirements/lint.in -o requirements/lint.txt
+	$(COMPILE) -c requirements/dev.txt requirements/bench.in -o requirements/bench.txt
 	$(COMPILE) -c requirements/dev.txt requirements/fuzz.in -o requirements/fuzz.txt
 	$(COMPILE) -c requirements/dev.txt requirements/mutation.in -o requirements/mutation.txt
 
@@ -96,6 +114,10 @@ $(LINTERS): requirements/lint.txt $(INSTALLED)
 
 $(MUTATOR): requirements/mutation.txt $(INSTALLED)
 	$(PIP) install --quiet --require-hashes -r requirements/mutation.txt
+	@touch $@
+
+$(PLOTTER): requirements/bench.txt $(INSTALLED)
+	$(PIP) install --quiet --require-hashes -r requirements/bench.txt
 	@touch $@
 
 $(FUZZER): requirements/fuzz.txt $(INSTALLED)

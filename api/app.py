@@ -14,7 +14,7 @@ from api.metrics import HttpMetrics
 from api.openapi.document import make_document
 from api.openapi.operation import Json
 from api.problems import MALFORMED_REQUEST, METHOD_NOT_ALLOWED, NOT_FOUND, Problem, Rejected
-from api.routes import health, messages, parked, producer_groups, resolutions, search, transactions
+from api.routes import checks, health, messages, parked, producer_groups, resolutions, search, transactions
 from api.services import Services
 
 _TAGS = [
@@ -32,6 +32,7 @@ _ROUTERS = (
     resolutions.router,
     parked.router,
     producer_groups.router,
+    checks.router,
     health.router,
 )
 

@@ -5,7 +5,7 @@ import msgspec
 from api.bodies import parse_body
 from api.problems import invalid
 from api.schemas.requests import CheckSettings, PutGroup
-from bridge.core.config import CheckCalls, CheckTimes, GroupSettings
+from bridge.core.config import CheckCalls, CheckMode, CheckTimes, GroupSettings
 
 _group = msgspec.json.Decoder(PutGroup)
 
@@ -13,8 +13,6 @@ _group = msgspec.json.Decoder(PutGroup)
 def parse_group(raw: bytes) -> tuple[GroupSettings, list[str]]:
     """Settings and callback URLs of a producer group. Raises Rejected."""
     body = parse_body(raw, _group)
-    if body.check.mode == "pull":
-        raise invalid("/check/mode", "pull is not available yet; use push")
     urls = [endpoint.url for endpoint in body.endpoints]
     if len(set(urls)) < len(urls):
         raise invalid("/endpoints", "a URL is given twice")
@@ -29,5 +27,7 @@ def _make_settings(check: CheckSettings) -> GroupSettings:
             check.max_checks,
             round(check.max_lifetime_seconds * 1000),
         ),
-        CheckCalls(round(check.call_timeout_seconds * 1000), check.batch_size, check.concurrency),
+        CheckCalls(
+            round(check.call_timeout_seconds * 1000), check.batch_size, check.concurrency, CheckMode(check.mode)
+        ),
     )

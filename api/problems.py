@@ -156,6 +156,18 @@ _REFUSALS = (
         "Producer group has open transactions",
         "End its pending, parked and blocked transactions first.",
     ),
+    ProblemType(
+        "not-pull-mode",
+        409,
+        "Producer group does not fetch its checks",
+        "Put the group with check.mode pull, or answer at its endpoints.",
+    ),
+    ProblemType(
+        "too-many-endpoints",
+        409,
+        "Producer group has too many leased endpoints",
+        "Let instances that end remove their endpoint, or take shorter leases.",
+    ),
     ProblemType("already-resolved", 409, "Transaction was resolved otherwise", "The recorded `state` stands for ever."),
     ProblemType(
         "body-expired",

@@ -1,27 +1,40 @@
 """What producer groups look like in answers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from api.rendering import render_counts, render_optional_time, render_time
-from api.schemas.operator_answers import EndpointAnswer, GroupAnswer, GroupSavedAnswer, UnaskedAnswer
+from api.schemas.operator_answers import (
+    EndpointAnswer,
+    EndpointRegisteredAnswer,
+    FetchedAnswer,
+    GroupAnswer,
+    GroupSavedAnswer,
+    UnaskedAnswer,
+)
 from api.schemas.requests import CheckSettings
 from bridge.core.config import GroupSettings
 from bridge.directory import Endpoint
-from bridge.service.groups import GroupSaved
+from bridge.service.claims import ClaimedCheck
+from bridge.service.groups import EndpointRegistered, GroupSaved
 from bridge.sql.rounds import EndpointHealth, GroupHealth
+from checker.check_call import Subject, encode_call, render_check
+
+_NOTHING = EndpointHealth(Endpoint(""))  # rounds without an endpoint, and fetched checks, are kept under no URL
 
 
 def render_group(health: GroupHealth, now_ms: int) -> GroupAnswer:
     """A group; ages at `now_ms`."""
     group = health.group
+    unnamed = next((endpoint for endpoint in health.endpoints if not endpoint.endpoint.url), _NOTHING)
     return GroupAnswer(
         name=group.name,
         endpoints=[_render_health(endpoint) for endpoint in health.endpoints if endpoint.endpoint.url],
         check=render_settings(group.settings),
         created_at=render_time(group.created_ms),
-        unasked=_render_unasked(health.endpoints),
+        unasked=UnaskedAnswer(unnamed.unanswered, render_optional_time(unnamed.last_unanswered_ms)),
+        fetched=FetchedAnswer(unnamed.answered, render_optional_time(unnamed.last_answered_ms)),
         counts=render_counts(health.stats, now_ms),
     )
 
@@ -35,6 +48,21 @@ def render_saved(saved: GroupSaved) -> GroupSavedAnswer:
         render_time(saved.group.created_ms),
         msgspec.UNSET if saved.secret is None else saved.secret,
     )
+
+
+def render_registered(registered: EndpointRegistered) -> EndpointRegisteredAnswer:
+    """An endpoint that was registered."""
+    until_ms = registered.lease_until_ms
+    return EndpointRegisteredAnswer(registered.url, until_ms is not None, render_optional_time(until_ms))
+
+
+def render_claimed(group: str, claimed: Sequence[ClaimedCheck], make_text: Callable[[], str]) -> bytes:
+    """Claimed checks as the body of a call. `make_text`: the random part of a nonce."""
+    checks = [
+        render_check(Subject(v.transaction_id, number, v.born_ms, v.idempotency_key, messages), make_text())
+        for v, number, messages in claimed
+    ]
+    return encode_call(group, checks).encode()
 
 
 def render_settings(settings: GroupSettings) -> CheckSettings:
@@ -66,11 +94,3 @@ def _render_health(health: EndpointHealth) -> EndpointAnswer:
     shown.last_unanswered_at = render_optional_time(health.last_unanswered_ms)
     shown.last_failure = health.last_failure
     return shown
-
-
-def _render_unasked(endpoints: Sequence[EndpointHealth]) -> UnaskedAnswer:
-    """Rounds without an endpoint are kept under no URL."""
-    for health in endpoints:
-        if not health.endpoint.url:
-            return UnaskedAnswer(health.unanswered, render_optional_time(health.last_unanswered_ms))
-    return UnaskedAnswer(0, None)

@@ -34,6 +34,7 @@ class ServeConfig:
     connections: int = 4_000
     head_s: float = 5.0
     send_s: float = 30.0
+    reuse_port: bool = False  # several processes share the port; the system deals connections out to them
 
 
 class _Server(uvicorn.Server):
@@ -56,7 +57,7 @@ class ApiServer:
     """The HTTP server of a process. Binds at once, so that a taken port is known before anything starts."""
 
     def __init__(self, app: FastAPI, config: ServeConfig) -> None:
-        self._socket = bind(config.host, config.port)
+        self._socket = bind(config.host, config.port, reuse_port=config.reuse_port)
         self._traffic: Traffic = app.state.traffic
         self._config = config
         self._server = _Server(
@@ -115,12 +116,14 @@ def _protocol_for(config: ServeConfig, its_hot_path: HotPath | None) -> type[Bou
     return Protocol
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A socket that is ours from now on. Raises ConfigError with what to do."""
+def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+    """A socket that is ours from now on, or shared (SO_REUSEPORT, socket(7)). Raises ConfigError with what to do."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, port))
     except OSError as error:
         listener.close()

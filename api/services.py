@@ -13,8 +13,9 @@ from bridge.core.config import GroupSettings
 from bridge.core.message import Message
 from bridge.core.record import Act, Resolution
 from bridge.core.view import TimelineEvent, TransactionView
+from bridge.service.claims import ClaimCall, ClaimedCheck
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, Refused, Wait
-from bridge.service.groups import GroupSaved
+from bridge.service.groups import EndpointRegistered, GroupSaved
 from bridge.service.operators import Who
 from bridge.service.parked import RedriveAction, RedrivePreview
 from bridge.service.search import AuditPage, BridgeStats, TransactionPage
@@ -130,6 +131,22 @@ class GroupCalls(Protocol):
         """The new secret, told once."""
         ...
 
+    async def register_endpoint(self, name: str, url: str, lease_ms: int, who: Who) -> EndpointRegistered | Refused:
+        """Takes or renews the lease of an endpoint."""
+        ...
+
+    async def remove_endpoint(self, name: str, url: str, who: Who) -> bool | Refused:
+        """False: there was no lease to end."""
+        ...
+
+
+class ClaimCalls(Protocol):
+    """Checks of groups that fetch them."""
+
+    async def claim(self, call: ClaimCall) -> Sequence[ClaimedCheck] | Refused:
+        """Due checks, leased to the caller; none if none came while it waited."""
+        ...
+
 
 class CheckResult(NamedTuple):
     """Whether something is as it must be. `is_degraded`: it is not, but promises can still be kept."""
@@ -150,6 +167,7 @@ class Services:
     search: SearchCalls
     parked: ParkedCalls
     groups: GroupCalls
+    claims: ClaimCalls
     readiness: Mapping[str, ReadinessCheck] = field(default_factory=dict)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     limits: HttpLimits = field(default_factory=HttpLimits)

@@ -52,6 +52,7 @@ class HttpSettings(_Section):
 
     host: str = "127.0.0.1"
     port: Port = 8780
+    reuse_port: bool = False
     backlog: Annotated[int, Field(ge=1, le=65_535)] = 2_048
     keep_alive_seconds: Annotated[int, Field(ge=1, le=3_600)] = 30
     receive_seconds: Annotated[float, Field(ge=0.1, le=600)] = 10
@@ -83,10 +84,12 @@ class CallbacksSettings(_Section):
 
 
 class SettlerSettings(_Section):
-    """How soon another settler takes over from a killed one, and how far back a successor must read the journal."""
+    """How soon another settler takes over from a killed one, how far back a successor must read the journal, and how
+    many bytes of undecided bodies each queue keeps in memory; the others are read again when they are needed."""
 
     session_ms: Annotated[int, Field(ge=1_000, le=60_000)] = 6_000
     put_back_records: Annotated[int, Field(ge=1)] = 100_000
+    held_body_bytes: Annotated[int, Field(ge=0)] = 134_217_728
 
 
 class LogSettings(_Section):

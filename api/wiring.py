@@ -18,7 +18,7 @@ from api.gauges import register_gauges
 from api.limits import HttpLimits
 from api.readiness import Watched, make_readiness
 from api.server import ApiServer, ServeConfig, stop_at_signals
-from api.services import Services
+from api.services import Services, TransactionCalls
 from api.settings import Settings
 from bridge.clock import SystemClock
 from bridge.core.config import CheckTimes
@@ -33,6 +33,7 @@ from bridge.service.limits import Limits
 from bridge.settler.destinations import Destinations
 from bridge.settler.ports import SettlerConfig, SettlerPorts
 from bridge.settler.settler import Settler
+from bridge.sql.check_board import SqlCheckBoard
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
 from bridge.sql.migrate import read_revisions, upgrade
@@ -60,6 +61,19 @@ class Roles:
     api: bool
     settler: bool
     projector: bool
+
+
+Face = Callable[[TransactionCalls], TransactionCalls]
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """For a bridge in another program's process, whose signals are not its own.
+
+    `face`: what stands between the HTTP application and the service.
+    """
+
+    face: Face
 
 
 _PROJECTOR_ALONE = Roles(api=False, settler=False, projector=True)
@@ -117,19 +131,21 @@ async def run_roles(
     *,
     on_ready: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
+    guest: Guest | None = None,
 ) -> None:
     """Runs the parts of the bridge until SIGTERM, SIGINT or `stop`. Raises ConfigError before anything began.
 
-    Stops in this order: intake, checks, settler, projector, clients, SQL.
+    Stops in this order: intake, checks, settler, projector, clients, SQL. `guest`: in a process that is not its own.
     """
     stop = stop or asyncio.Event()
-    stop_at_signals(stop)
+    if guest is None:
+        stop_at_signals(stop)
     if roles == _PROJECTOR_ALONE:
         os.nice(_PROJECTOR_NICENESS)
     async with _open_process(settings) as process:
         await process.start(roles)
         reach(FaultPoint.START_LOOPS)
-        server = process.make_server(roles)
+        server = process.make_server(roles, guest.face if guest is not None else None)
         serving = asyncio.create_task(server.serve_until(stop), name="http")
         telling = asyncio.create_task(_tell_ready(process, server, settings, on_ready))
         failing = asyncio.create_task(process.wait_failed())
@@ -254,12 +270,14 @@ class _Process:
         if roles.api:
             self._watched.service = self._service
 
-    def make_server(self, roles: Roles) -> ApiServer:
+    def make_server(self, roles: Roles, face: Face | None = None) -> ApiServer:
         """The HTTP side: the whole API, or health alone where the process has no api role."""
         limits, http = self._settings.limits, self._settings.http
+        transactions: TransactionCalls = self._service.transactions
         services = Services(
-            transactions=self._service.transactions,
+            transactions=transactions if face is None else face(transactions),
             groups=self._service.groups,
+            claims=self._service.claims,
             search=self._service.search,
             parked=self._service.parked,
             readiness=make_readiness(self._watched),
@@ -270,7 +288,13 @@ class _Process:
         )
         register_gauges(services.registry, self._watched)
         config = ServeConfig(
-            http.host, http.port, http.backlog, http.keep_alive_seconds, http.drain_seconds, limits.connections
+            http.host,
+            http.port,
+            http.backlog,
+            http.keep_alive_seconds,
+            http.drain_seconds,
+            limits.connections,
+            reuse_port=http.reuse_port,
         )
         return ApiServer(create_app(services, is_api=roles.api), config)
 
@@ -320,12 +344,15 @@ class _Process:
         kafka, clock = self._kafka, self._clock
         caller = HttpCaller(self._callbacks, clock)
         self._stack.push_async_callback(caller.close)
-        checks = CheckService(CheckPorts(kafka.store, self._directory, caller, clock), self._topics)
+        board = SqlCheckBoard(self._database)
+        checks = CheckService(CheckPorts(kafka.store, self._directory, caller, clock, board=board), self._topics)
         ports = SettlerPorts(
             kafka.store, kafka.owners, kafka.destinations,
             lambda group: self._directory.settings_of(group).times, checks, clock,
         )  # fmt: skip
-        config = SettlerConfig(horizon=HorizonConfig(journal_records=self._settings.settler.put_back_records))
+        chosen = self._settings.settler
+        horizon = HorizonConfig(journal_records=chosen.put_back_records)
+        config = SettlerConfig(max_body_bytes=chosen.held_body_bytes, horizon=horizon)
         settler = Settler(self._topics, self._owner, ports, config, has_id_header=self._settings.transaction_id_header)
         self._watched.settler, self._watched.checks = settler, checks
         self._run("settler", settler.run_forever(), settler.stop)

@@ -20,11 +20,11 @@ from bridge.core.view import TransactionView
 from bridge.service.assembly import ServiceConfig, Stores, assemble
 from bridge.service.contract import EndCall, PrepareCall, Prepared, Wait
 from bridge.sql.directory import SqlDirectory
+from bridge.sql.inline_database import InlineDatabase
 from bridge.sql.tables import metadata
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.message_store import BatchWriter, GroupMember, QueueReader
 from bridge.store.results import GetResult, GetStatus, PutResult, PutStatus
-from tests.support.inline_database import InlineDatabase
 from tests.support.memory_world import make_cluster
 
 SIZE = 100

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.projector_core`: CPU time of the projector itself for a transaction, without Kafka."""
+"""`python -m benchmarks.projector_core`: the projector itself on SQLite and on PostgreSQL, without Kafka."""
 
 import gc
 import tempfile
@@ -6,11 +6,12 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from benchmarks.outcome import LATEST, Values, conclude
+from benchmarks.stage import Shape
 from bridge.core.config import CheckTimes
 from bridge.core.message import Message, Receipt, StoredMessage
 from bridge.core.op_message import POSITION_KEY, OpMessage, Position, encode_op, encode_position
@@ -23,8 +24,11 @@ from bridge.sql.engine import Database
 from bridge.sql.migrate import upgrade
 from bridge.sql.positions import AppliedPosition, LogIdentity, begin_position
 from bridge.sql.projection import Chunk, apply_chunk
+from tests.support.postgres import PostgresServer
 
 CHUNK = 250
+_ROUNDS = 3
+_TRANSACTIONS = 50_000
 _NOW_MS = 1_700_000_000_000
 _REQUEST = "0123456789ab-1"
 
@@ -37,10 +41,12 @@ class Portion(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Microseconds of CPU for each transaction: in the event loop, and in the thread of the database."""
+    """Microseconds of this process for each transaction: in the event loop, in the database's thread; and how many
+    transactions a second, waiting for the database included."""
 
     decode: float
     apply: float
+    per_second: float
 
 
 def make_portions(transactions: int) -> Iterator[Portion]:
@@ -79,9 +85,8 @@ def _add_end(portion: Portion, t: Transaction, offset: int, op_offset: int) -> N
     portion.ops.append(StoredMessage(op_offset, t.transaction_id.encode(), value, (), at_ms))
 
 
-def measure(folder: Path, transactions: int) -> Cost:
-    """Reads and applies prepared records to a new SQLite database."""
-    url = f"sqlite:///{folder / 'bench.db'}"
+def measure(url: str, transactions: int) -> Cost:
+    """Reads and applies prepared records to a new database."""
     upgrade(url)
     database = Database(url)
     position = AppliedPosition(0, 0, 0)
@@ -89,6 +94,7 @@ def measure(folder: Path, transactions: int) -> Cost:
     portions = list(make_portions(transactions))
     decode_s = apply_s = 0.0
     gc.collect()
+    began = time.perf_counter()
     with database.engine.begin() as conn:
         begin_position(conn, 0, position, LogIdentity("c", "j", "o"))
     for portion in portions:
@@ -100,8 +106,9 @@ def measure(folder: Path, transactions: int) -> Cost:
         apply_s += time.process_time() - decoded
         decode_s += decoded - started
         position = chunk.after
+    seconds = time.perf_counter() - began
     database.engine.dispose()
-    return Cost(decode_s / transactions * 1e6, apply_s / transactions * 1e6)
+    return Cost(decode_s / transactions * 1e6, apply_s / transactions * 1e6, transactions / seconds)
 
 
 def _read(portion: Portion, position: AppliedPosition, journal: JournalBuffer, ops: OpBuffer) -> Chunk:
@@ -117,9 +124,23 @@ def _times_of(times: CheckTimes, _: str) -> CheckTimes:
     return times
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Three rounds on each."""
     gc.set_threshold(100_000, 50, 1_000)  # as the service does
-    for _ in range(3):
-        with tempfile.TemporaryDirectory() as name:
-            cost = measure(Path(name), 50_000)
-        print(f"{cost.decode:.1f} us to decode, {cost.apply:.1f} us to apply, {sum(cost):.1f} us a transaction")
+    values = Values()
+    server = PostgresServer(is_durable=True)
+    try:
+        for _ in range(_ROUNDS):
+            with tempfile.TemporaryDirectory() as folder:
+                on_sqlite = measure(f"sqlite:///{folder}/bench.db", _TRANSACTIONS)
+            on_postgres = measure(server.create(), _TRANSACTIONS)
+            values.note("projector_core_us", on_sqlite.decode + on_sqlite.apply)
+            values.note("projector_sqlite_tps", on_sqlite.per_second)
+            values.note("projector_postgres_tps", on_postgres.per_second)
+    finally:
+        server.close()
+    return conclude("projector", values, Shape(1, 0, 0), LATEST)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

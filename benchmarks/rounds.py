@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import uvloop
 
@@ -10,16 +11,17 @@ from benchmarks.paced import load_paced
 from benchmarks.peers.raw_loop import measure_raw_loop
 from benchmarks.stage import RAW_TOPIC, TOPIC, Stage, Used
 
+T = TypeVar("T")
 Note = Callable[[str, float], None]
 
 _CONNECTIONS = 32
 _PACE = {1: 20, 64: 400, 1_000: 600}  # commits a second of so many clients: well below what is possible
 
 
-def _drive(load: Callable[[], Awaitable[Load]]) -> Load:
+def drive(load: Callable[[], Awaitable[T]]) -> T:
     """Runs a load in an event loop of its own."""
 
-    async def run() -> Load:
+    async def run() -> T:
         return await load()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -60,8 +62,8 @@ def measure_round(stage: Stage, seconds: float, note: Note) -> None:
 
 def settle(stage: Stage, load: Callable[[Sequence[int]], Awaitable[Load]], ports: Sequence[int] | None = None) -> Load:
     """A load on the bridge; what it settled must be found by a consumer in the end."""
-    done = _drive(lambda: load(ports or stage.ports))
-    stage.settled[TOPIC] = stage.settled.get(TOPIC, 0) + done.transactions
+    done = drive(lambda: load(ports or stage.ports))
+    stage.settled += done.transactions
     return done
 
 

@@ -1,19 +1,22 @@
 """A broker and the bridge's parts as processes of their own, and what they use of the machine."""
 
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import httpx2
 import psutil
 
+from benchmarks.consumer import count_visible
 from tests.support.bridge_process import Bridge, BridgeProcess, create_topics
 from tests.support.broker import running_broker
+from tests.support.kafka_cluster import running_cluster
 
 T = TypeVar("T")
 
@@ -21,8 +24,11 @@ TOPIC = "bench.orders"
 RAW_TOPIC = "bench.raw"
 QUEUES_OF_A_TOPIC = 2
 _HEAP_MB = 1024
+_DISK_MB = 4_096
 _MOST_LAG_S = 0.2
+_SHOWN = 20  # lines of each log, if a run fails
 _GIVE_UP_S = 300.0
+_BLOCKED_S = 60.0
 
 
 class Shape(NamedTuple):
@@ -50,7 +56,8 @@ class Stage:
     apis: Sequence[BridgeProcess]
     settlers: Sequence[BridgeProcess]
     parts: Mapping[str, Sequence[int]]
-    settled: dict[str, int] = field(default_factory=dict)  # by topic: what consumers must find in the end
+    topics: Sequence[str]
+    settled: int = 0  # what consumers must find in the topics in the end
 
     @property
     def ports(self) -> Sequence[int]:
@@ -74,6 +81,17 @@ class Stage:
             time.sleep(0.05)
         return time.perf_counter() - began
 
+    def find_mistakes(self) -> list[str]:
+        """What was recorded must be visible once; loads stop at the first answer that is not 2xx."""
+        give_up_at = time.monotonic() + _BLOCKED_S
+        visible, different = count_visible(self.kafka, self.topics)
+        while visible < self.settled and time.monotonic() < give_up_at:  # some were answered as blocked
+            time.sleep(1)
+            visible, different = count_visible(self.kafka, self.topics)
+        if visible == different == self.settled:
+            return []
+        return [f"{self.settled} settled, {visible} visible, {different} different ones"]
+
     def _projection_lag_s(self) -> float:
         stats = httpx2.get(f"http://127.0.0.1:{self.ports[0]}/v1/stats").json()
         return float(stats["projection_lag_seconds"])
@@ -83,24 +101,44 @@ class Stage:
 
 
 @contextmanager
-def running_stage(shape: Shape) -> Iterator[Stage]:
-    """Everything on a broker of its own; gone afterwards."""
+def running_stage(
+    shape: Shape, topics: Sequence[str] = (TOPIC,), *, brokers: int = 1, settings: Mapping[str, str] | None = None
+) -> Iterator[Stage]:
+    """Everything on brokers of its own; gone afterwards. With several brokers each topic has a replica on each."""
     with ExitStack() as stack:
-        broker = stack.enter_context(running_broker(heap_mb=_HEAP_MB, is_long_lived=True))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        create_topics(broker.bootstrap, {TOPIC: QUEUES_OF_A_TOPIC, RAW_TOPIC: QUEUES_OF_A_TOPIC})
-        bridge = Bridge.create(broker.bootstrap, folder, queues=shape.queues, OUTBOX_BRIDGE_LOG__LEVEL="warning")
+        kafka, pids = stack.enter_context(_running_kafka(folder, brokers))
+        create_topics(kafka, dict.fromkeys((RAW_TOPIC, *topics), QUEUES_OF_A_TOPIC), replicas=brokers)
+        quiet = {"OUTBOX_BRIDGE_LOG__LEVEL": "warning"}
+        bridge = Bridge.create(kafka, folder, queues=shape.queues, **quiet | dict(settings or {}))
         projector = stack.enter_context(bridge.serve("projector"))
         settlers = [stack.enter_context(bridge.serve("settler")) for _ in range(shape.settlers)]
         apis = [stack.enter_context(bridge.serve("api")) for _ in range(shape.apis)]
         parts = {
-            "broker": [broker.pid],
+            "broker": pids,
             "api": [api.popen.pid for api in apis],
             "settler": [settler.popen.pid for settler in settlers],
             "projector": [projector.popen.pid],
             "load": [os.getpid()],
         }
-        yield Stage(broker.bootstrap, bridge, apis, settlers, parts)
+        try:
+            yield Stage(kafka, bridge, apis, settlers, parts, topics)
+        except Exception:
+            for process in (projector, *settlers, *apis):
+                last = process.log.read_text().splitlines()[-_SHOWN:]
+                print(f"{process.log.name}:", *last, sep="\n", file=sys.stderr)
+            raise
+
+
+@contextmanager
+def _running_kafka(folder: Path, brokers: int) -> Iterator[tuple[str, Sequence[int]]]:
+    """Addresses, and process ids."""
+    if brokers == 1:
+        with running_broker(heap_mb=_HEAP_MB, is_long_lived=True) as broker:
+            yield broker.bootstrap, [broker.pid or 0]
+        return
+    with running_cluster(folder, brokers, disk_mb=_DISK_MB, heap_mb=_HEAP_MB, is_long_lived=True) as cluster:
+        yield cluster.direct, [node.broker.pid or 0 for node in cluster.nodes]
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -1,8 +1,9 @@
-"""Port for producer groups: settings, endpoints, secrets; and an in-memory one."""
+"""Ports for producer groups: settings, endpoints, secrets; and the checks that lie ready for those who fetch them."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from bridge.core.config import GroupSettings
 
@@ -11,7 +12,10 @@ DEFAULT_SETTINGS = GroupSettings()
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A callback URL of a producer group. `disabled_reason` is set when it said that it is gone (410)."""
+    """A callback URL of a producer group. `disabled_reason` is set when it said that it is gone (410).
+
+    `lease_until_ms`: the wall clock of whoever registered it, to be shown; the directory decides when a lease is over.
+    """
 
     url: str
     is_leased: bool = False
@@ -40,7 +44,7 @@ class ProducerDirectory(Protocol):
     """Who the producer groups are. Reads are from memory, refreshed beside; writes are the service's."""
 
     def get(self, group: str) -> ProducerGroup | None:
-        """The group as known now; None if nobody created it. Never blocks."""
+        """The group as known now, without endpoints whose lease is over; None if nobody created it. Never blocks."""
         ...
 
     def settings_of(self, group: str) -> GroupSettings:
@@ -92,3 +96,146 @@ class MemoryDirectory:
 
     async def record_rounds(self, rounds: Sequence[UnansweredRound]) -> None:
         self.rounds.extend(rounds)
+
+
+LEASE_SLACK_MS = 2_000  # a queue's tick may be so far behind when a check lease begins
+
+
+class DueCheck(NamedTuple):
+    """A check that lies ready for its group. `claims`: how often it was claimed, which names a check lease."""
+
+    transaction_id: str
+    group: str
+    check_number: int
+    due_ms: int
+    claims: int = 0
+
+
+class CheckBoard(Protocol):
+    """Where due checks lie until somebody of their group claims them under a check lease.
+
+    A queue's checks are its owner's, and so is the clock of their check leases: its ticks, written now and then.
+    No wall clock decides anything, and leases outlive their queue's owner. All methods raise SqlUnavailable.
+    """
+
+    async def take_queue(self, queue_id: int, owner: str) -> int:
+        """Makes `owner` the queue's only one; the last tick. What lies there is given out when it is put again."""
+        ...
+
+    async def put(
+        self, queue_id: int, owner: str, tick_ms: int, checks: Sequence[DueCheck]
+    ) -> Mapping[str, int] | None:
+        """Lays checks there; how often each was claimed by now. A check with the same number keeps its check lease,
+        another number begins anew. None: the queue is another owner's, nothing was done."""
+        ...
+
+    async def tick(self, queue_id: int, owner: str, tick_ms: int) -> bool:
+        """Moves the queue's clock on, never back; removes what an earlier owner left and nobody holds.
+
+        False: the queue is another owner's, nothing was done.
+        """
+        ...
+
+    async def leave_queue(self, queue_id: int, owner: str) -> None:
+        """Lets the queue go, and removes what nobody holds."""
+        ...
+
+    async def remove(self, checks: Collection[DueCheck]) -> None:
+        """Takes checks away; those that lie there with another number stay."""
+        ...
+
+    async def claim(self, group: str, limit: int, lease_ms: int) -> Sequence[DueCheck]:
+        """The longest due checks that nobody holds, held by the caller for `lease_ms` from now."""
+        ...
+
+    async def release(self, checks: Collection[DueCheck]) -> None:
+        """Gives claimed checks back before their check leases are over."""
+        ...
+
+    async def count_free(self, groups: Collection[str]) -> Mapping[str, int]:
+        """How many checks of these groups nobody holds; groups without any are left out."""
+        ...
+
+
+@dataclass(slots=True)
+class _LyingCheck:
+    check: DueCheck
+    queue_id: int
+    owner: str
+    lease_until_ms: int = 0
+
+
+@dataclass(slots=True)
+class MemoryCheckBoard:
+    """A board that lives as long as its process."""
+
+    lying: dict[str, _LyingCheck] = field(default_factory=dict)
+    owners: dict[int, str] = field(default_factory=dict)
+    ticks: Counter[int] = field(default_factory=Counter)
+
+    async def take_queue(self, queue_id: int, owner: str) -> int:
+        self.owners[queue_id] = owner
+        return self.ticks[queue_id]
+
+    async def put(
+        self, queue_id: int, owner: str, tick_ms: int, checks: Sequence[DueCheck]
+    ) -> Mapping[str, int] | None:
+        if self.owners.get(queue_id) != owner:
+            return None
+        self.ticks[queue_id] = max(tick_ms, self.ticks[queue_id])
+        for check in checks:
+            found = self.lying.get(check.transaction_id)
+            if found is None or found.check.check_number != check.check_number:
+                self.lying[check.transaction_id] = _LyingCheck(check._replace(claims=0), queue_id, owner)
+            else:
+                found.owner = owner
+        return {check.transaction_id: self.lying[check.transaction_id].check.claims for check in checks}
+
+    async def tick(self, queue_id: int, owner: str, tick_ms: int) -> bool:
+        if self.owners.get(queue_id) != owner:
+            return False
+        self.ticks[queue_id] = max(tick_ms, self.ticks[queue_id])
+        self._sweep(queue_id, lambda lying: lying.owner != owner)
+        return True
+
+    async def leave_queue(self, queue_id: int, owner: str) -> None:
+        if self.owners.get(queue_id) == owner:
+            self.owners[queue_id] = ""
+        self._sweep(queue_id, lambda lying: lying.owner == owner)
+
+    async def remove(self, checks: Collection[DueCheck]) -> None:
+        for check in checks:
+            found = self.lying.get(check.transaction_id)
+            if found is not None and found.check.check_number == check.check_number:
+                del self.lying[check.transaction_id]
+
+    async def claim(self, group: str, limit: int, lease_ms: int) -> Sequence[DueCheck]:
+        free = sorted(self._free({group}), key=lambda lying: (lying.check.due_ms, lying.check.transaction_id))[:limit]
+        for lying in free:
+            lying.check = lying.check._replace(claims=lying.check.claims + 1)
+            lying.lease_until_ms = self.ticks[lying.queue_id] + lease_ms + LEASE_SLACK_MS
+        return [lying.check for lying in free]
+
+    async def release(self, checks: Collection[DueCheck]) -> None:
+        for check in checks:
+            found = self.lying.get(check.transaction_id)
+            if found is not None and found.check == check:
+                found.lease_until_ms = 0
+
+    async def count_free(self, groups: Collection[str]) -> Mapping[str, int]:
+        return Counter(lying.check.group for lying in self._free(groups))
+
+    def _free(self, groups: Collection[str]) -> list[_LyingCheck]:
+        return [
+            lying
+            for lying in self.lying.values()
+            if lying.check.group in groups and lying.owner == self.owners.get(lying.queue_id) and self._is_free(lying)
+        ]
+
+    def _is_free(self, lying: _LyingCheck) -> bool:
+        return lying.lease_until_ms <= self.ticks[lying.queue_id]
+
+    def _sweep(self, queue_id: int, is_meant: Callable[[_LyingCheck], bool]) -> None:
+        for id_, lying in list(self.lying.items()):
+            if lying.queue_id == queue_id and is_meant(lying) and self._is_free(lying):
+                del self.lying[id_]

@@ -37,6 +37,7 @@ class FaultPoint(Enum):
     ACT_AUDITED = (_API, "An operator's act is in the audit; it is not appended.")
     ACT_ACKED = (_API, "An operator's act is in the journal; neither answer nor second audit entry exists.")
     REDRIVE_ACTED = (_API, "A page of a redrive job was acted on; the job's row still stands before it.")
+    CHECKS_CLAIMED = (_API, "Due checks are leased to a caller in SQL; the caller has no answer.")
     DIRECTORY_WRITTEN = (_API, "A group's change and its audit entry are written; SQL COMMIT is not sent.")
     DIRECTORY_COMMITTED = (_API, "A group's change is committed in SQL; the caller has no answer.")
 
@@ -76,6 +77,7 @@ class FaultPoint(Enum):
     CHECK_SIGNED = (_SETTLER, "A check is signed and about to be sent; nobody is called.")
     CHECK_ANSWERED = (_SETTLER, "An endpoint has answered; no answer is appended.")
     CHECK_APPENDED = (_SETTLER, "Answers of one endpoint are appended; the rest of the round is still open.")
+    CHECKS_LAID = (_SETTLER, "Due checks lie ready to be fetched in SQL; the checker has taken no note of it.")
     CHECK_UNANSWERED = (_SETTLER, "A round got no answer; it is not noted in SQL.")
 
     PROJECT_READ = (_PROJECTOR, "A chunk of the logs is read; no row is written.")

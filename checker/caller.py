@@ -10,6 +10,8 @@ class Failure(StrEnum):
     """Why there is no answer; bounded words for metrics and timelines."""
 
     NO_ENDPOINT = "no-endpoint"
+    NOT_CLAIMED = "not-claimed"  # nobody of a group that fetches its checks came
+    NOT_ANSWERED = "not-answered"  # it was fetched, and nothing was said
     NO_SECRET = "no-secret"  # noqa: S105 - a word; calls never go out unsigned
     NO_BODY = "no-body"  # no log has the messages any more
     FORBIDDEN = "forbidden"  # the URL, or what its name resolves to

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from bridge.core.message import Message
 from bridge.core.message_json import show_message, write_json
 from bridge.core.record import Resolution
 from bridge.core.transaction import Transaction
@@ -26,6 +27,16 @@ class Check(NamedTuple):
     text: str
 
 
+class Subject(NamedTuple):
+    """What a check asks about. `number`: one more than the transaction's answered checks."""
+
+    transaction_id: str
+    number: int
+    born_ms: int
+    idempotency_key: str | None
+    messages: Sequence[Message]
+
+
 class Answers(NamedTuple):
     """What an endpoint said. `is_well_formed` False: nothing in it counts; `strange`: entries that do not count."""
 
@@ -36,19 +47,26 @@ class Answers(NamedTuple):
 
 def make_check(transaction: Transaction, body: Body, random_text: str) -> Check:
     """The check that follows the transaction's last answered one."""
+    half = body.half
     number = transaction.check_times + 1
-    nonce = make_nonce(number, random_text)
+    subject = Subject(transaction.transaction_id, number, half.born_ms, half.idempotency_key, body.messages)
+    return render_check(subject, random_text)
+
+
+def render_check(subject: Subject, random_text: str) -> Check:
+    """The check as it goes out, sent or fetched."""
+    nonce = make_nonce(subject.number, random_text)
     text = write_json(
         {
-            "transaction_id": transaction.transaction_id,
-            "check_number": number,
+            "transaction_id": subject.transaction_id,
+            "check_number": subject.number,
             "nonce": nonce,
-            "born_time": show_time(body.half.born_ms),
-            "idempotency_key": body.half.idempotency_key,
-            "messages": [show_message(message) for message in body.messages],
+            "born_time": show_time(subject.born_ms),
+            "idempotency_key": subject.idempotency_key,
+            "messages": [show_message(message) for message in subject.messages],
         }
     )
-    return Check(transaction.transaction_id, number, nonce, text)
+    return Check(subject.transaction_id, subject.number, nonce, text)
 
 
 def encode_call(group: str, checks: Sequence[Check]) -> str:

@@ -63,12 +63,15 @@ class CheckService(SettlerObserver):
 
     def prepared(self, queue_id: int, transactions: Sequence[Transaction], read_monotonic_ms: int) -> None:
         self._desk.timetable.set_prepared(queue_id, transactions, read_monotonic_ms)
+        self._desk.keeper.prepared(queue_id, transactions)
 
     def ended(self, queue_id: int, transaction_ids: Sequence[str]) -> None:
         self._desk.timetable.set_ended(queue_id, transaction_ids)
+        self._desk.keeper.ended(queue_id, transaction_ids)
 
     def queue_released(self, queue_id: int) -> None:
         self._desk.timetable.drop_queue(queue_id)
+        self._desk.keeper.queue_released(queue_id)
         self._desk.owners.pop(queue_id, None)
 
     # --- loops ---
@@ -87,7 +90,7 @@ class CheckService(SettlerObserver):
         async with asyncio.TaskGroup() as tasks:
             while not self._start_due(tasks):
                 await self._desk.ports.clock.sleep_ms(0)
-        while await self._desk.recorder.run_once():
+        while await self._desk.recorder.run_once() or await self._desk.keeper.run_once():
             pass
         return self.gauges()
 
@@ -105,6 +108,7 @@ class CheckService(SettlerObserver):
         for task in list(self._active.values()):
             task.cancel()
         desk.recorder.close()
+        desk.keeper.close()
         for _ in range(_LAST_NOTES_MS // _CLOSE_STEP_MS):
             if not self._is_running:
                 break
@@ -114,6 +118,7 @@ class CheckService(SettlerObserver):
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._desk.recorder.run_forever())
+                tasks.create_task(self._desk.keeper.run_forever())
                 while not self._desk.is_closing:
                     is_tidy = self._start_due(tasks)
                     await self._desk.ports.clock.sleep_ms(self._pause_ms() if is_tidy else 0)

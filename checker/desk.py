@@ -3,15 +3,16 @@
 import random
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
 from bridge.clock import Clock
 from bridge.core.topics import InternalTopics
-from bridge.directory import ProducerDirectory
+from bridge.directory import CheckBoard, MemoryCheckBoard, ProducerDirectory
 from bridge.settler.observer import QueueOwner
 from bridge.store.message_store import MessageStore
+from checker.board_keeper import BoardKeeper
 from checker.caller import CheckCaller
 from checker.config import CheckerConfig
 from checker.counts import CheckCounts
@@ -30,7 +31,10 @@ def random_text() -> str:
 
 @dataclass(frozen=True, slots=True)
 class CheckPorts:
-    """What the checker works with. `random_text`: for nonces and ids; `jitter`: from [0, 1)."""
+    """What the checker works with. `random_text`: for nonces and ids; `jitter`: from [0, 1).
+
+    `board`: shared with whoever lets groups claim their checks; one of its own shows them to nobody.
+    """
 
     store: MessageStore
     directory: ProducerDirectory
@@ -38,6 +42,7 @@ class CheckPorts:
     clock: Clock
     random_text: Callable[[], str] = random_text
     jitter: Callable[[], float] = random.random
+    board: CheckBoard = field(default_factory=MemoryCheckBoard)
 
 
 class Desk:
@@ -51,6 +56,7 @@ class Desk:
         self.owners: dict[int, QueueOwner] = {}
         self.gate = SlotGate(config.total_calls)
         self.recorder = RoundRecorder(ports.directory, ports.clock, self.counts)
+        self.keeper = BoardKeeper(ports.board, ports.clock, self.counts, ports.random_text)
         self.timetable = Timetable(
             lambda group: ports.directory.settings_of(group).times,
             report_wait_ms=config.report_wait_ms,

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from bridge.core.config import GroupSettings
+from bridge.core.config import CheckMode, GroupSettings
 from bridge.fault_points import FaultPoint, reach
 from checker.desk import Desk
+from checker.pull import Offers
 from checker.round import GroupMemory, Round, give_up_unasked, live_endpoints
 from checker.timetable import Ask
 from checker.turns import Order
@@ -27,6 +28,7 @@ class GroupAsker:
         self.group = group
         self._desk = desk
         self._memory = GroupMemory()
+        self._offers = Offers(desk, group)
         self._stirred = asyncio.Event()
         self._in_flight = 0  # rounds
         self._silent_rounds = 0
@@ -51,7 +53,7 @@ class GroupAsker:
                 return
 
     async def run_once(self, rounds: asyncio.TaskGroup) -> bool:
-        """One step: parks, or starts one round; False if nothing is due."""
+        """One step: parks, starts one round, or lays checks on the board; False if nothing is due."""
         desk = self._desk
         await self._wait_for_turn()
         settings = desk.ports.directory.settings_of(self.group)
@@ -61,7 +63,11 @@ class GroupAsker:
             desk.owners[queue_id].note_end()
         if taken.asks:
             self._read_wait_ms = _MIN_READ_WAIT_MS
-            await self._start_round(taken.asks, settings, rounds)
+            if settings.calls.mode is CheckMode.PULL:
+                await self._offers.offer(taken.asks)
+                await desk.ports.clock.sleep_ms(0)
+            else:
+                await self._start_round(taken.asks, settings, rounds)
             return True
         if taken.parks or taken.is_more:
             await desk.ports.clock.sleep_ms(0)
@@ -142,6 +148,5 @@ class GroupAsker:
             await self._desk.ports.clock.sleep_ms(rest_ms)
 
     def _peek(self) -> Order:
-        clock = self._desk.ports.clock
         endpoints = live_endpoints(self._desk, self.group)
-        return self._memory.turns.peek(endpoints, clock.now_ms(), clock.monotonic_ms())
+        return self._memory.turns.peek(endpoints, self._desk.ports.clock.monotonic_ms())

@@ -5,6 +5,8 @@ from enum import Enum
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from bridge.core.transaction import Transaction
 
 _SPARE = 1_024
@@ -26,20 +28,17 @@ class Head(Enum):
     PASSED = "stale, or put off by the monotonic clock"
 
 
-class Entry:
+class Entry(Struct, gc=False, eq=False):
     """A PREPARED transaction. `is_waiting`: its due time is in the heap; `answered`: number of the check whose
-    answer is in the journal and not yet reported."""
+    answer is in the journal and not yet reported; `not_before_ms`: by the monotonic clock."""
 
-    __slots__ = ("answered", "due_ms", "found_no_endpoint", "had_round", "is_waiting", "not_before_ms", "transaction")
-
-    def __init__(self, transaction: Transaction) -> None:
-        self.transaction = transaction
-        self.answered = 0
-        self.due_ms = 0
-        self.not_before_ms = 0  # by the monotonic clock
-        self.is_waiting = False
-        self.had_round = False
-        self.found_no_endpoint = False
+    transaction: Transaction
+    answered: int = 0
+    due_ms: int = 0
+    not_before_ms: int = 0
+    is_waiting: bool = False
+    had_round: bool = False
+    found_no_endpoint: bool = False
 
 
 class _Lane:

@@ -66,7 +66,7 @@ class Round:
     async def _run(self) -> bool | None:
         ports = self._desk.ports
         endpoints = live_endpoints(self._desk, self._group)
-        order = self._memory.turns.order(endpoints, ports.clock.now_ms(), ports.clock.monotonic_ms())
+        order = self._memory.turns.order(endpoints, ports.clock.monotonic_ms())
         if not order.urls:
             failure = Failure.RATE_LIMITED if order.paused else Failure.NO_ENDPOINT
             self._give_up(dict.fromkeys(self._flying, (failure, None)))

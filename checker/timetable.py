@@ -62,6 +62,8 @@ class Timetable:
             for _ in range(min(max_count, len(table.unsorted))):
                 max_count -= 1
                 self._add(table, Entry(table.unsorted.popitem()[1]))
+            if not table.unsorted:
+                table.unsorted = {}  # an emptied dict keeps its size
             is_more = is_more or bool(table.unsorted)
         return any(table.compact_one() for table in self._tables.values()) or is_more
 
@@ -126,6 +128,12 @@ class Timetable:
         table = self._tables.get(ask.queue_id)
         return table is not None and ask.transaction.transaction_id in table.entries
 
+    def is_current(self, ask: Ask) -> bool:
+        """Whether it is pending, and no other answer has been counted since it was taken."""
+        table = self._tables.get(ask.queue_id)
+        entry = table.entries.get(ask.transaction.transaction_id) if table else None
+        return entry is not None and entry.transaction.check_times == ask.transaction.check_times
+
     # --- how it went ---
 
     def set_answered(self, ask: Ask, now_ms: int) -> None:
@@ -139,6 +147,12 @@ class Timetable:
         entry = self._land(ask, self._within_life(ask.transaction, retry_ms), was_tried=True)
         if entry is not None:
             entry.found_no_endpoint = found_no_endpoint
+
+    def set_offered(self, ask: Ask, until_ms: int, *, found_nobody: bool) -> None:
+        """Its check lies ready to be fetched until then at least, whatever its life says."""
+        entry = self._land(ask, until_ms, was_tried=True)
+        if entry is not None:
+            entry.found_no_endpoint = found_nobody
 
     def set_postponed(self, ask: Ask, until_ms: int, *, was_tried: bool) -> None:
         """It was not asked about, or its answer may not be in the journal."""

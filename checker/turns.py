@@ -26,9 +26,9 @@ class Turns:
         self._failed_ms: dict[str, int] = {}
         self._paused_until_ms: dict[str, int] = {}
 
-    def order(self, endpoints: Iterable[Endpoint], now_ms: int, monotonic_ms: int) -> Order:
-        """The next round's order. `now_ms`: wall clock, for leases."""
-        live = [endpoint.url for endpoint in endpoints if is_live(endpoint, now_ms)]
+    def order(self, endpoints: Iterable[Endpoint], monotonic_ms: int) -> Order:
+        """The next round's order, without those that said that they are gone."""
+        live = [endpoint.url for endpoint in endpoints if endpoint.disabled_reason is None]
         self._forget(live)
         ready = [url for url in live if self._paused_until_ms.get(url, monotonic_ms) <= monotonic_ms]
         if not ready:
@@ -38,10 +38,10 @@ class Turns:
         in_turn = ready[start:] + ready[:start]
         return Order(sorted(in_turn, key=lambda url: self._is_cooling(url, monotonic_ms)), len(live) - len(ready))
 
-    def peek(self, endpoints: Iterable[Endpoint], now_ms: int, monotonic_ms: int) -> Order:
+    def peek(self, endpoints: Iterable[Endpoint], monotonic_ms: int) -> Order:
         """The order as it would be, without taking a turn."""
         turn = self._turn
-        order = self.order(endpoints, now_ms, monotonic_ms)
+        order = self.order(endpoints, monotonic_ms)
         self._turn = turn
         return order
 
@@ -65,12 +65,6 @@ class Turns:
         for marks in (self._failed_ms, self._paused_until_ms):
             for url in marks.keys() - set(live):
                 del marks[url]
-
-
-def is_live(endpoint: Endpoint, now_ms: int) -> bool:
-    """Not disabled, and its lease, if it has one, not over."""
-    is_leased = endpoint.lease_until_ms is None or endpoint.lease_until_ms > now_ms
-    return endpoint.disabled_reason is None and is_leased
 
 
 def retry_after_ms(header: str | None) -> int:

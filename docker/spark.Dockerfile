@@ -8,7 +8,7 @@ RUN apt-get update \
     && useradd --system --uid 10001 --create-home report
 COPY dist/*.whl /tmp/
 RUN python -m venv /opt/report \
-    && for wheel in /tmp/*.whl; do /opt/report/bin/pip install --no-cache-dir "${wheel}[server,spark]"; done \
+    && for wheel in /tmp/*.whl; do /opt/report/bin/pip install --no-cache-dir "${wheel}[spark]"; done \
     && rm /tmp/*.whl
 COPY jars/ /opt/jars/
 ENV PYSPARK_PYTHON=/opt/report/bin/python MPLCONFIGDIR=/tmp

@@ -1,105 +1,250 @@
-"""Asks a group's endpoints about a transaction that never was, and judges the answers as strictly as the checker."""
+"""Attacks a group's endpoints with calls as the checker makes them, and with calls that it would never make."""
 
+import asyncio
 import base64
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from bridge.clock import SystemClock
 from bridge.core.message import Message
-from bridge.core.record import HalfMessage, Resolution
-from bridge.core.transaction import Transaction
 from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
 from bridge.directory import ProducerGroup
-from bridge.settler.observer import Body
-from checker.caller import Call, CheckCaller, Failure, Reply
-from checker.check_call import Check, decode_answers, encode_call, make_check
+from checker.caller import Call, CheckCaller, Reply
+from checker.check_call import Check, Subject, encode_call, render_check
 from checker.config import CheckerConfig
+from checker.conformance import (
+    Answer,
+    Finding,
+    Judgement,
+    Trial,
+    Verdict,
+    judge_committed,
+    judge_garbage,
+    judge_many_calls,
+    judge_many_checks,
+    judge_open,
+    judge_oversized,
+    judge_refused,
+    judge_restarted,
+    judge_same,
+    judge_unknown,
+    read_answer,
+    skip,
+)
 from checker.endpoint_guard import CallbackPolicy, parse_networks
 from checker.http_caller import HttpCaller
-from checker.signing import sign_call
+from checker.signing import can_sign, sign_call
 
 SAMPLE_TOPIC = "outbox-bridge.sample"
+_MANY = 100
+_HOUR_MS = 3_600_000
+_LARGE_BYTES = 1024 * 1024
+_OVERSIZED_BYTES = 16 * _LARGE_BYTES
+_PATIENT_MS = 60_000  # for bodies that take their time on the way
+_AGAIN_MS = 250
+_REVIVAL_MS = 60_000
+
+Act = Callable[[], Awaitable[None]]
+"""Something that the user does while the trials wait."""
 
 
-class Finding(NamedTuple):
-    """What one endpoint did. `remedy` is empty where nothing is wrong."""
+@dataclass(frozen=True, slots=True)
+class TrialPlan:
+    """What the user has given. `committed`, `open_id`: transaction ids; `end_open`, `restart`: what then happens."""
 
-    endpoint: str
-    is_ok: bool
-    found: str
-    remedy: str
-    latency_ms: int
-
-
-_REMEDIES: Mapping[Failure, str] = {
-    Failure.FORBIDDEN: "Use https on port 443 or 8443, or list its network in callbacks.allow_networks.",
-    Failure.DNS: "Correct the host name; the settlers' machines must be able to resolve it.",
-    Failure.REFUSED: "Start the producer, or correct host and port; the settlers' machines must reach it.",
-    Failure.TLS: "Give the endpoint a certificate for its name that the settlers' machines trust.",
-    Failure.TIMEOUT: "Answer faster, or raise check.call_timeout_seconds of the group.",
-    Failure.CLOSED: "Answer each call before closing the connection.",
-    Failure.MALFORMED: "Answer with HTTP/1.1 as RFC 9112 says.",
-    Failure.TOO_LARGE: "Answer with the resolutions only.",
-    Failure.COMPRESSED: "Do not compress the answer.",
-    Failure.REDIRECT: "Register the final URL; redirects are not followed.",
-    Failure.RATE_LIMITED: "Do not limit the rate of checks.",
-    Failure.GONE: "Take the endpoint out of the group, or let it answer again.",
-    Failure.STATUS: "Answer 200 to every call with a valid signature; 401 here often means another secret.",
-}
-_SHAPE = 'Answer {"resolutions": [{"transaction_id", "nonce", "resolution"}]} with exactly these members.'
+    committed: str | None = None
+    open_id: str | None = None
+    end_open: Act | None = None
+    restart: Act | None = None
 
 
-async def try_endpoints(group: ProducerGroup, secrets: Sequence[str], networks: Sequence[str]) -> list[Finding]:
-    """One signed call to each endpoint, one after the other. `networks`: also allowed, as in the settings."""
+async def try_endpoints(group: ProducerGroup, networks: Sequence[str], plan: TrialPlan) -> list[Finding]:
+    """All trials at each endpoint, one endpoint after the other; those around a restart at all of them together.
+
+    `networks`: may be called besides public addresses, as in the settings.
+    """
+    async with _open_caller(networks) as caller:
+        trials = [_EndpointTrial(caller, group, endpoint.url) for endpoint in group.endpoints]
+        for trial in trials:
+            await trial.attack(plan)
+        if plan.end_open is not None and plan.open_id is not None:
+            await plan.end_open()
+        for trial in trials:
+            await trial.look_after_open(plan)
+        if plan.restart is not None:
+            await plan.restart()
+        for trial in trials:
+            await trial.look_after_restart(plan)
+    return [finding for trial in trials for finding in trial.findings]
+
+
+@asynccontextmanager
+async def _open_caller(networks: Sequence[str]) -> AsyncIterator[CheckCaller]:
     caller = HttpCaller(CallbackPolicy(parse_networks(networks)), SystemClock())
     try:
-        return [await _try_one(caller, group, secrets, endpoint.url) for endpoint in group.endpoints]
+        yield caller
     finally:
         await caller.close()
 
 
-async def _try_one(caller: CheckCaller, group: ProducerGroup, secrets: Sequence[str], url: str) -> Finding:
-    now_ms = time.time_ns() // 1_000_000
-    check = make_sample(group.name, now_ms)
-    text = encode_call(group.name, [check])
-    headers = sign_call(secrets, f"test_{_random_text()}", now_ms, text)
-    if headers is None:
-        return Finding(
-            url, False, "no secret to sign with", f"Run `outbox-bridge group rotate-secret {group.name}`.", 0
-        )
-    most = CheckerConfig().max_answer_bytes(1)
-    reply = await caller.call(Call(url, headers, text.encode(), group.settings.calls.call_timeout_ms, most))
-    is_ok, found, remedy = judge_reply(reply, check)
-    return Finding(reply.endpoint, is_ok, found, remedy, reply.latency_ms)
+class _Sent(NamedTuple):
+    text: str
+    headers: Mapping[str, str]
 
 
-def make_sample(group: str, now_ms: int) -> Check:
+class _EndpointTrial:
+    """One endpoint under trial. What it said is remembered, to be compared with what it says later."""
+
+    def __init__(self, caller: CheckCaller, group: ProducerGroup, url: str) -> None:
+        self._caller = caller
+        self._group = group
+        self._url = url
+        self._sample = make_sample(_now_ms())
+        self._first: Answer = skip("not asked")
+        self._while_open: Answer = skip("not asked")
+        self.findings: list[Finding] = []
+
+    async def attack(self, plan: TrialPlan) -> None:
+        """Everything that needs no act of the user."""
+        if not can_sign(self._group.secrets):
+            remedy = f"Run `outbox-bridge group rotate-secret {self._group.name}`."
+            self._note(Trial.UNKNOWN_ID, Judgement(Verdict.BAD, "no secret to sign with", remedy))
+            return
+        self._first, reply = await self._ask(self._sample)
+        self._note(Trial.UNKNOWN_ID, judge_unknown(self._first), reply)
+        if reply.failure is not None:
+            for trial in list(Trial)[1:]:
+                self._note(trial, skip("the endpoint does not answer"))
+            return
+        again, reply = await self._ask(self._sample)
+        self._note(Trial.SAME_ANSWER, judge_same(self._first, again), reply)
+        await self._forge()
+        await self._weigh_down()
+        await self._look_up(plan)
+
+    async def look_after_open(self, plan: TrialPlan) -> None:
+        """What it says once the local transaction that was open has ended."""
+        if not self._is_answering():
+            return
+        if plan.open_id is None or plan.end_open is None:
+            self._note(Trial.AFTER_OPEN, skip("needs --open ID and --interactive"))
+            return
+        answer, reply = await self._ask(make_check_of(plan.open_id))
+        self._note(Trial.AFTER_OPEN, judge_same(self._while_open, answer), reply)
+
+    async def look_after_restart(self, plan: TrialPlan) -> None:
+        """What it says once its processes were started anew."""
+        if not self._is_answering():
+            return
+        if plan.restart is None:
+            self._note(Trial.AFTER_RESTART, skip("needs --restart-command or --interactive"))
+            return
+        answer, reply = await self._ask_until_alive(self._sample)
+        self._note(Trial.AFTER_RESTART, judge_restarted(self._first, answer), reply)
+
+    # --- trials ---
+
+    async def _forge(self) -> None:
+        """Calls that somebody else could make."""
+        sent = self._sign(make_sample(_now_ms()))
+        unsigned = {name: value for name, value in sent.headers.items() if name != "webhook-signature"}
+        wrong = f"v1,{base64.b64encode(bytes(32)).decode()}"
+        other = self._sign(make_sample(_now_ms())).text
+        forged = {
+            Trial.NO_SIGNATURE: _Sent(sent.text, unsigned),
+            Trial.WRONG_SIGNATURE: _Sent(sent.text, {**sent.headers, "webhook-signature": wrong}),
+            Trial.CHANGED_BODY: _Sent(other, sent.headers),
+            Trial.REPLAYED: self._sign(make_sample(_now_ms()), at_ms=_now_ms() - _HOUR_MS),
+        }
+        for trial, call in forged.items():
+            reply = await self._send(call)
+            self._note(trial, judge_refused(reply), reply)
+
+    async def _weigh_down(self) -> None:
+        """Calls that are no calls, or much at once; afterwards it must answer as before."""
+        reply = await self._send(self._sign_text('{"type":"transaction.check","checks":[{'))
+        self._note(Trial.GARBAGE, judge_garbage(reply), reply)
+        large = make_sample(_now_ms(), b"x" * _LARGE_BYTES)
+        answer, reply = await self._ask(large)
+        self._note(Trial.LARGE_CALL, judge_unknown(answer), reply)
+        reply = await self._send(_Sent("[" * _OVERSIZED_BYTES, self._sign(self._sample).headers), _PATIENT_MS)
+        self._note(Trial.OVERSIZED, judge_oversized(reply), reply)
+        checks = [make_sample(_now_ms()) for _ in range(min(_MANY, self._group.settings.calls.batch_size))]
+        reply = await self._send(self._sign(*checks), checks=len(checks))
+        self._note(Trial.MANY_CHECKS, judge_many_checks(reply, checks), reply)
+        asked = await asyncio.gather(*[self._ask(make_sample(_now_ms())) for _ in range(_MANY)])
+        slowest = max([reply for _, reply in asked], key=lambda reply: reply.latency_ms)
+        self._note(Trial.MANY_CALLS, judge_many_calls([answer for answer, _ in asked]), slowest)
+
+    async def _look_up(self, plan: TrialPlan) -> None:
+        """Transactions that the user knows."""
+        if plan.committed is None:
+            self._note(Trial.COMMITTED, skip("needs --committed ID"))
+        else:
+            answer, reply = await self._ask(make_check_of(plan.committed))
+            self._note(Trial.COMMITTED, judge_committed(answer), reply)
+        if plan.open_id is None:
+            self._note(Trial.OPEN, skip("needs --open ID"))
+        else:
+            self._while_open, reply = await self._ask(make_check_of(plan.open_id))
+            self._note(Trial.OPEN, judge_open(self._while_open), reply)
+
+    # --- calls ---
+
+    async def _ask(self, check: Check) -> tuple[Answer, Reply]:
+        reply = await self._send(self._sign(check))
+        return read_answer(reply, check), reply
+
+    async def _ask_until_alive(self, check: Check) -> tuple[Answer, Reply]:
+        """A process that was just started may not listen yet."""
+        end_ms = _now_ms() + _REVIVAL_MS
+        while True:
+            answer, reply = await self._ask(check)
+            if reply.failure is None or _now_ms() > end_ms:
+                return answer, reply
+            await asyncio.sleep(_AGAIN_MS / 1000)
+
+    def _sign(self, *checks: Check, at_ms: int | None = None) -> _Sent:
+        """A call as the checker makes it, now or at another time."""
+        return self._sign_text(encode_call(self._group.name, checks), at_ms)
+
+    def _sign_text(self, text: str, at_ms: int | None = None) -> _Sent:
+        headers = sign_call(self._group.secrets, f"test_{_random_text()}", at_ms or _now_ms(), text)
+        assert headers is not None
+        return _Sent(text, headers)
+
+    async def _send(self, sent: _Sent, timeout_ms: int = 0, checks: int = 1) -> Reply:
+        most = CheckerConfig().max_answer_bytes(checks)
+        timeout_ms = timeout_ms or self._group.settings.calls.call_timeout_ms
+        return await self._caller.call(Call(self._url, sent.headers, sent.text.encode(), timeout_ms, most))
+
+    # --- findings ---
+
+    def _is_answering(self) -> bool:
+        return len(self.findings) > 1 and self.findings[1].verdict is not Verdict.SKIPPED
+
+    def _note(self, trial: Trial, judged: Judgement, reply: Reply | None = None) -> None:
+        endpoint, latency_ms = (reply.endpoint, reply.latency_ms) if reply else (self._url.partition("?")[0], 0)
+        self.findings.append(Finding(endpoint, trial, *judged, latency_ms))
+
+
+def make_sample(now_ms: int, value: bytes = b'{"sample":true}') -> Check:
     """A check of a transaction that nobody ever prepared."""
-    transaction_id = make_transaction_id(0, make_uuid7_bits(now_ms, int.from_bytes(os.urandom(10))))
-    half = HalfMessage(transaction_id, group, 1, now_ms, SAMPLE_TOPIC)
-    body = Body(half, [Message(SAMPLE_TOPIC, b"sample", b'{"sample":true}')])
-    return make_check(Transaction(transaction_id, group, 0, now_ms, 0), body, _random_text())
+    return make_check_of(make_transaction_id(0, make_uuid7_bits(now_ms, int.from_bytes(os.urandom(10)))), value)
 
 
-def judge_reply(reply: Reply, check: Check) -> tuple[bool, str, str]:
-    """Whether it is right, what it is, and what to do. COMMIT would publish what the group knows nothing of."""
-    if reply.failure is not None:
-        status = f" {reply.status}" if reply.status else ""
-        return False, f"no answer: {reply.failure}{status}", _REMEDIES.get(reply.failure, _SHAPE)
-    answers = decode_answers(reply.body, {check.transaction_id: check.nonce})
-    if not answers.is_well_formed:
-        return False, "status 200, but not the document that is expected", _SHAPE
-    resolution = answers.resolutions.get(check.transaction_id)
-    if resolution is None:
-        return False, "the transaction is missing from the answer, or its entry has another shape", _SHAPE
-    if resolution is Resolution.COMMIT:
-        remedy = "Look the transaction up: COMMIT only what the local transaction has committed."
-        return False, "COMMIT of a transaction that never was", remedy
-    if answers.strange:
-        return False, f"{answers.strange} entries that nobody asked for", _SHAPE
-    return True, f"answers {resolution.name}, as it should", ""
+def make_check_of(transaction_id: str, value: bytes = b'{"sample":true}') -> Check:
+    """The first check of a transaction, about a sample message."""
+    messages = [Message(SAMPLE_TOPIC, b"sample", value)]
+    return render_check(Subject(transaction_id, 1, _now_ms(), None, messages), _random_text())
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _random_text() -> str:

@@ -14,6 +14,7 @@ from api.settings import Settings
 from api.wiring import KafkaParts, kafka_parts
 from bridge.broker.errors import JavaMissing
 from bridge.broker.java import find_java
+from bridge.core.config import CheckMode
 from bridge.core.errors import BridgeError, StoreError
 from bridge.core.topics import InternalTopics, with_prefix
 from bridge.sql.engine import Database
@@ -176,7 +177,7 @@ async def _examine_endpoints(settings: Settings) -> list[Diagnosis]:
     found: list[Diagnosis] = []
     for name, group in snapshot.groups.items():
         what = f"group {name}"
-        if not group.endpoints:
+        if not group.endpoints and group.settings.calls.mode is CheckMode.PUSH:
             text, remedy = "no endpoint: nobody can be asked", f"outbox-bridge group put {name} --endpoint URL"
             found.append(Diagnosis(WARNING, what, text, remedy))
         found += await asyncio.gather(*[_examine_endpoint(what, endpoint.url) for endpoint in group.endpoints])

@@ -7,6 +7,7 @@ from typing import Any
 from bridge.broker.errors import BrokerError, JarsUnavailable
 from bridge.core.errors import BridgeError, ConfigError, StoreTimeout, StoreUnavailable
 from bridge.sql.errors import SqlUnavailable
+from outbox.errors import DatabaseUnavailable, OutboxConfigError, TableMissing
 
 
 class Exit(IntEnum):
@@ -33,6 +34,7 @@ class CommandFailed(Exception):
 Told = tuple[Exit, str, str]
 
 _KAFKA_REMEDY = "Is Kafka running? `outbox-bridge doctor` looks; `outbox-bridge dev` starts one on this machine."
+_OUTBOX_SQL_REMEDY = "Check --database-url and that the database runs."
 _SQL_REMEDY = "Check database_url (`outbox-bridge config show`) and that the database runs."
 
 
@@ -43,6 +45,11 @@ def explain(error: BaseException) -> CommandFailed | None:
     if isinstance(error, CommandFailed):
         return error
     return next((CommandFailed(*tell(error)) for kind, tell in _TELLERS if isinstance(error, kind)), None)
+
+
+def _tell_table(error: TableMissing) -> Told:
+    remedy = f"`python -m outbox.ddl {error.database}` writes the SQL for the outbox's own tables; see docs/outbox.md."
+    return Exit.FAILED, str(error), remedy
 
 
 def _tell_broker(error: BrokerError) -> Told:
@@ -56,6 +63,9 @@ _TELLERS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], Callable[[A
     (ConfigError, lambda error: (Exit.USAGE, str(error), "")),
     ((StoreUnavailable, StoreTimeout), lambda e: (Exit.UNREACHABLE, f"Kafka cannot be used now: {e}", _KAFKA_REMEDY)),
     (SqlUnavailable, lambda e: (Exit.UNREACHABLE, f"the database cannot be used now: {e}", _SQL_REMEDY)),
+    (TableMissing, _tell_table),
+    (DatabaseUnavailable, lambda e: (Exit.UNREACHABLE, f"the database cannot be used now: {e}", _OUTBOX_SQL_REMEDY)),
+    (OutboxConfigError, lambda error: (Exit.USAGE, str(error), "")),
     (BridgeError, lambda error: (Exit.FAILED, str(error), str(getattr(error, "remedy", "")))),
 )
 

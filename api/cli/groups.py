@@ -1,8 +1,13 @@
 """`group`: producer groups, and whether their endpoints answer checks as they must."""
 
+import asyncio
 import json
+import shlex
+import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,9 +30,9 @@ from api.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from api.cli.endpoint_trial import Finding
     from api.settings import Settings
     from bridge.directory import ProducerGroup
+    from checker.conformance import Finding
 
 group = typer.Typer(no_args_is_help=True, help="Producer groups: who may answer checks, and how they are asked.")
 
@@ -38,6 +43,9 @@ CheckOption = Annotated[
 EndpointOption = Annotated[list[str], typer.Option("--endpoint", "-e", metavar="URL", help="Where it answers checks.")]
 
 _PATH = "/v1/producer-groups"
+_STDERR = 2
+_END_OPEN = "Commit the local transaction of --open now"
+_RESTART = "Restart all processes behind the endpoints"
 _ALL = 100_000
 
 
@@ -95,25 +103,73 @@ def rotate_secret(name: NameArgument, url: UrlOption = DEFAULT_URL, output: Outp
     say("keep the secret: it is shown only now", "yellow")
 
 
-@group.command("test", epilog="Example: outbox-bridge group test orders")
-def try_group(name: NameArgument, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
-    """Send one signed check about a transaction that never was to each endpoint, and judge the answers.
+@group.command("test", epilog="Example: outbox-bridge group test orders --restart-command 'systemctl restart orders'")
+def try_group(  # noqa: PLR0913, PLR0917 - what the user can give is an option
+    name: NameArgument,
+    committed: Annotated[
+        str | None,
+        typer.Option("--committed", metavar="ID", help="A transaction whose local transaction is committed."),
+    ] = None,
+    open_id: Annotated[
+        str | None, typer.Option("--open", metavar="ID", help="A transaction whose local transaction is open now.")
+    ] = None,
+    restart_command: Annotated[
+        str | None, typer.Option("--restart-command", metavar="COMMAND", help="Starts the endpoints' processes anew.")
+    ] = None,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", "-i", help="Ask you to restart, and to commit.")
+    ] = False,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Attack the group's endpoints: forged, replayed and broken calls, many at once, the same question twice.
 
-    Reads URLs and secret from the bridge's database, so it runs where the settings name that.
+    No transaction is touched: the calls are about transactions that never were, and about those you name. Reads
+    URLs and secret from the bridge's database, so it runs where the settings name that.
     """
-    from api.cli.endpoint_trial import try_endpoints  # noqa: PLC0415  # slow to import
+    from api.cli.endpoint_trial import TrialPlan, try_endpoints  # noqa: PLC0415  # slow to import
 
     settings = load(config)
     known = run_loop(_read_group(settings, name))
     if known is None:
         raise CommandFailed(Exit.NOT_FOUND, f"there is no producer group {name}", "See `outbox-bridge group list`.")
-    networks = (*settings.callbacks.allow_networks, *LOOPBACK)
-    findings = run_loop(try_endpoints(known, known.secrets, networks))
+    if not known.endpoints:
+        raise _without_endpoint(known)
+    if interactive and not sys.stdin.isatty():
+        raise CommandFailed(Exit.USAGE, "--interactive needs a terminal", "Give --restart-command COMMAND.")
+    plan = TrialPlan(committed, open_id)
+    if interactive:
+        plan = replace(plan, end_open=partial(_ask_user, _END_OPEN), restart=partial(_ask_user, _RESTART))
+    if restart_command is not None:
+        plan = replace(plan, restart=partial(_run_restart, restart_command))
+    findings = run_loop(try_endpoints(known, (*settings.callbacks.allow_networks, *LOOPBACK), plan))
     _show_findings(findings, output)
-    if not findings:
-        raise CommandFailed(Exit.FAILED, f"{name} has no endpoint", f"outbox-bridge group put {name} -e URL")
-    if not all(finding.is_ok for finding in findings):
+    if any(finding.verdict == "bad" for finding in findings):
         raise typer.Exit(Exit.FAILED)
+
+
+def _without_endpoint(known: "ProducerGroup") -> CommandFailed:
+    name = known.name
+    if known.settings.calls.mode.value == "pull":
+        return CommandFailed(Exit.USAGE, f"{name} fetches its checks", "Only groups with endpoints can be called.")
+    return CommandFailed(Exit.FAILED, f"{name} has no endpoint", f"outbox-bridge group put {name} -e URL")
+
+
+async def _ask_user(wish: str) -> None:
+    """Waits until it is done."""
+    await asyncio.to_thread(typer.prompt, f"{wish}, then press Enter", default="", show_default=False, err=True)
+
+
+async def _run_restart(command: str) -> None:
+    """What it prints goes to standard error. Raises CommandFailed."""
+    try:
+        program, *arguments = shlex.split(command)
+        process = await asyncio.create_subprocess_exec(program, *arguments, stdout=_STDERR)
+    except (OSError, ValueError) as error:
+        raise CommandFailed(Exit.USAGE, f"--restart-command cannot be run: {error}") from error
+    code = await process.wait()
+    if code != 0:
+        raise CommandFailed(Exit.FAILED, f"--restart-command ended with {code}")
 
 
 async def _read_group(settings: "Settings", name: str) -> "ProducerGroup | None":
@@ -135,13 +191,13 @@ def _show_findings(findings: "list[Finding]", output: Output) -> None:
         return
     columns: list[Column] = [
         ("ENDPOINT", lambda row: row["endpoint"]),
-        ("GOOD", lambda row: row["is_ok"]),
+        ("TRIAL", lambda row: row["trial"]),
+        ("VERDICT", lambda row: row["verdict"]),
         ("FOUND", lambda row: row["found"]),
         ("MS", lambda row: row["latency_ms"]),
         ("WHAT TO DO", lambda row: row["remedy"] or None),
     ]
-    if rows:
-        show_rows(rows, columns)
+    show_rows(rows, columns)
 
 
 def _show(reply: Reply, output: Output) -> None:

@@ -77,8 +77,8 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
 
 
 @contextmanager
-def noticed_ctrl_c() -> Iterator[threading.Event]:
-    """The first Ctrl-C sets the event, the second interrupts.
+def noticed_ctrl_c(*others: signal.Signals) -> Iterator[threading.Event]:
+    """The first Ctrl-C, or one of the other signals, sets the event, the second interrupts.
 
     An exception raised by a signal is lost when it falls into a finalizer; an event is not.
     """
@@ -89,8 +89,9 @@ def noticed_ctrl_c() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         noticed.set()
 
-    before = signal.signal(signal.SIGINT, notice)
+    before = {number: signal.signal(number, notice) for number in (signal.SIGINT, *others)}
     try:
         yield noticed
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -13,6 +13,7 @@ from api.cli.faults import fault_points
 from api.cli.groups import group
 from api.cli.output import print_line, show_failure
 from api.cli.parked import parked
+from api.cli.relay import relay
 from api.cli.reports import report
 from api.cli.serve import serve
 from api.cli.topics import topic
@@ -54,6 +55,7 @@ app.add_typer(tx, name="tx")
 app.add_typer(group, name="group")
 app.add_typer(parked, name="parked")
 app.add_typer(topic, name="topic")
+app.add_typer(relay, name="relay")
 app.add_typer(report, name="report")
 app.add_typer(projection, name="projection")
 app.add_typer(config, name="config")

@@ -19,7 +19,6 @@ from api.cli.transactions import (
     GroupOption,
     KeyOption,
     LimitOption,
-    ReasonOption,
     TopicOption,
     show_page,
 )
@@ -58,7 +57,7 @@ def list_parked(  # noqa: PLR0913, PLR0917 - a filter is an option
 @parked.command(epilog='Example: outbox-bridge parked redrive resume --group orders --reason "shop is back"')
 def redrive(  # noqa: PLR0913, PLR0917 - a filter is an option
     action: Annotated[Action, typer.Argument(help="What becomes of all that match.")],
-    reason: ReasonOption,
+    reason: Annotated[str | None, typer.Option("--reason", help="Why; kept in the audit. Needed to act.")] = None,
     group: GroupOption = None,
     topic: TopicOption = None,
     key: KeyOption = None,
@@ -71,6 +70,8 @@ def redrive(  # noqa: PLR0913, PLR0917 - a filter is an option
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Resume, commit or roll back all parked transactions that match. Shows them first; Ctrl-C stops the job."""
+    if reason is None and not preview:
+        raise CommandFailed(Exit.USAGE, "a redrive needs --reason", "Look first with --preview, which needs none.")
     wanted = _make_filter(group, topic, key, after, before)
     body = {"action": action.value, "filter": wanted, "rate_per_second": rate}
     previewed = call(url, "POST", "/v1/parked/redrive", body={**body, "preview": True})

@@ -1,8 +1,17 @@
 """Descriptions of the routes of producer groups."""
 
-from api.openapi.operation import CURSOR, GROUP, LIMIT, Body, Operation
-from api.schemas.operator_answers import GroupAnswer, GroupList, GroupRemoved, GroupSavedAnswer, SecretAnswer
-from api.schemas.requests import Nothing, PutGroup
+from api.openapi.operation import CURSOR, GROUP, LIMIT, Body, Operation, query_parameter
+from api.schemas.callback import CheckCall
+from api.schemas.operator_answers import (
+    EndpointRegisteredAnswer,
+    EndpointRemovedAnswer,
+    GroupAnswer,
+    GroupList,
+    GroupRemoved,
+    GroupSavedAnswer,
+    SecretAnswer,
+)
+from api.schemas.requests import ClaimChecks, Nothing, PutGroup, RegisterEndpoint
 
 _TAG = "producer groups"
 _LOCATION = {"Location": "Path of the group."}
@@ -22,6 +31,7 @@ PUT_GROUP = Operation(
                 "endpoints": [{"url": "https://orders.example.com/check"}],
                 "check": {"transaction_timeout_seconds": 60, "interval_seconds": 120, "max_checks": 30},
             },
+            "fetches its checks": {"check": {"mode": "pull"}},
         },
     ),
     (GROUP,),
@@ -48,5 +58,39 @@ ROTATE_SECRET = Operation(
     {200: (SecretAnswer, "The new secret, shown this once.")},
     ("unknown-producer-group",),
     Body(Nothing, is_required=False),
+    (GROUP,),
+).arguments()
+REGISTER_ENDPOINT = Operation(
+    _TAG,
+    {200: (EndpointRegisteredAnswer, "Asked from now on, or for longer.")},
+    ("unknown-producer-group", "callback-url-forbidden", "too-many-endpoints"),
+    Body(
+        RegisterEndpoint,
+        examples={"an instance": {"url": "https://orders-7.example.com/check", "lease_seconds": 60}},
+    ),
+    (GROUP,),
+).arguments()
+REMOVE_ENDPOINT = Operation(
+    _TAG,
+    {200: (EndpointRemovedAnswer, "Asked no more, unless a PUT named it.")},
+    ("unknown-producer-group",),
+    Body(Nothing, is_required=False),
+    (
+        GROUP,
+        query_parameter("url", "As it was registered.", {"type": "string", "minLength": 1}) | {"required": True},
+    ),
+).arguments()
+CLAIM_CHECKS = Operation(
+    _TAG,
+    {200: (CheckCall, "The checks, leased to the caller; none if none came due in time. As a call would send them.")},
+    ("unknown-producer-group", "not-pull-mode", "projection-behind"),
+    Body(
+        ClaimChecks,
+        is_required=False,
+        examples={
+            "wait for some": {"limit": 100, "wait_seconds": 30, "lease_seconds": 60},
+            "look once": {"wait_seconds": 0},
+        },
+    ),
     (GROUP,),
 ).arguments()

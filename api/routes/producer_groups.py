@@ -9,18 +9,28 @@ from api.arrival import json_body, optional_body
 from api.bodies import check_group, parse_body
 from api.filters import PAGE_PARAMETERS, link_header, page_of
 from api.group_bodies import parse_group
-from api.openapi.groups import DELETE_GROUP, GET_GROUP, LIST_GROUPS, PUT_GROUP, ROTATE_SECRET
+from api.openapi.groups import (
+    DELETE_GROUP,
+    GET_GROUP,
+    LIST_GROUPS,
+    PUT_GROUP,
+    REGISTER_ENDPOINT,
+    REMOVE_ENDPOINT,
+    ROTATE_SECRET,
+)
+from api.problems import invalid
 from api.queries import Query
 from api.reading import arrival_of, json_answer, refuse, services_of
-from api.rendering_groups import render_group, render_saved
+from api.rendering_groups import render_group, render_registered, render_saved
 from api.routes.operators import who_is
-from api.schemas.operator_answers import GroupList, GroupRemoved, SecretAnswer
-from api.schemas.requests import Nothing
+from api.schemas.operator_answers import EndpointRemovedAnswer, GroupList, GroupRemoved, SecretAnswer
+from api.schemas.requests import Nothing, RegisterEndpoint
 from bridge.service.contract import Refused
 
 router = APIRouter()
 
 _nothing = msgspec.json.Decoder(Nothing)
+_endpoint = msgspec.json.Decoder(RegisterEndpoint)
 
 
 @router.put("/v1/producer-groups/{group}", **PUT_GROUP)
@@ -85,3 +95,30 @@ async def rotate_secret(request: Request, group: str) -> Response:
     if isinstance(secret, Refused):
         raise refuse(secret)
     return json_answer(200, SecretAnswer(group, secret), {"Cache-Control": "no-store"})
+
+
+@router.post("/v1/producer-groups/{group}/endpoints", **REGISTER_ENDPOINT)
+async def register_endpoint(request: Request, group: str) -> Response:
+    """A live instance can be asked at its URL for the length of a lease; repeat it to renew."""
+    check_group(group, "?group")
+    Query(request.query_params, ())
+    body = parse_body(await json_body(arrival_of(request)), _endpoint)
+    lease_ms = round(body.lease_seconds * 1000)
+    registered = await services_of(request).groups.register_endpoint(group, body.url, lease_ms, who_is(request, ""))
+    if isinstance(registered, Refused):
+        raise refuse(registered)
+    return json_answer(200, render_registered(registered))
+
+
+@router.delete("/v1/producer-groups/{group}/endpoints", **REMOVE_ENDPOINT)
+async def remove_endpoint(request: Request, group: str) -> Response:
+    """Ends the lease of an endpoint. Repeating it changes nothing."""
+    check_group(group, "?group")
+    url = Query(request.query_params, {"url"}).text("url")
+    if not url:
+        raise invalid("?url", "which endpoint?")
+    parse_body(await optional_body(arrival_of(request)) or b"{}", _nothing)
+    removed = await services_of(request).groups.remove_endpoint(group, url, who_is(request, ""))
+    if isinstance(removed, Refused):
+        raise refuse(removed)
+    return json_answer(200, EndpointRemovedAnswer(url, removed))

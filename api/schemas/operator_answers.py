@@ -50,10 +50,17 @@ class EndpointAnswer(Struct):
 
 
 class UnaskedAnswer(Struct):
-    """Rounds in which the group had no endpoint to ask."""
+    """Rounds in which the group had no endpoint to ask, or nobody fetched or answered its checks."""
 
     count: int
     last_at: Time | None
+
+
+class FetchedAnswer(Struct):
+    """Checks that the group fetched and answered."""
+
+    answered: int
+    last_answered_at: Time | None
 
 
 class GroupSavedAnswer(Struct, omit_defaults=True):
@@ -74,6 +81,7 @@ class GroupAnswer(Struct, kw_only=True):
     check: CheckSettings
     created_at: Time
     unasked: UnaskedAnswer
+    fetched: FetchedAnswer
     counts: GroupCountsAnswer
 
 
@@ -88,6 +96,21 @@ class GroupRemoved(Struct):
     """A group that is no more."""
 
     name: GroupName
+
+
+class EndpointRegisteredAnswer(Struct):
+    """An endpoint of the group. `lease_until` is null for one that a PUT named: it needs no lease."""
+
+    url: str
+    leased: bool
+    lease_until: Time | None
+
+
+class EndpointRemovedAnswer(Struct):
+    """`removed`: whether there was a lease to end. What a PUT named stays until the next PUT."""
+
+    url: str
+    removed: bool
 
 
 class SecretAnswer(Struct):

@@ -33,6 +33,7 @@ Reason = Annotated[
     Meta(min_length=1, max_length=500, description="Why; kept in the audit.", examples=["payment confirmed by phone"]),
 ]
 Headers = list[tuple[str, str | None]] | dict[str, str | None]
+CallbackUrl = Annotated[str, Meta(min_length=1, max_length=2_000, examples=["https://orders.example.com/check"])]
 ResolutionWord = Annotated[
     Literal["COMMIT", "ROLLBACK", "UNKNOWN", 8, 12, 0],
     Meta(description="RocketMQ's numbers are taken as well: 8 commit, 12 rollback, 0 unknown."),
@@ -143,13 +144,30 @@ class CheckSettings(Struct, frozen=True, forbid_unknown_fields=True):
     call_timeout_seconds: Annotated[float, Meta(ge=0.1, le=60, description="For the whole exchange.")] = 5
     batch_size: Annotated[int, Meta(ge=1, le=1_000, description="Transactions in one call.")] = 100
     concurrency: Annotated[int, Meta(ge=1, le=256, description="Calls at once.")] = 8
-    mode: Annotated[Literal["push", "pull"], Meta(description="`pull` is not available yet.")] = "push"
+    mode: Annotated[
+        Literal["push", "pull"], Meta(description="`pull`: the group fetches its checks; no endpoint is called.")
+    ] = "push"
 
 
 class EndpointUrl(Struct, forbid_unknown_fields=True):
     """Where a group answers checks."""
 
-    url: Annotated[str, Meta(min_length=1, max_length=2_000, examples=["https://orders.example.com/check"])]
+    url: CallbackUrl
+
+
+class RegisterEndpoint(Struct, forbid_unknown_fields=True):
+    """A live instance that can be asked at this URL until the lease is over; said again, the lease begins anew."""
+
+    url: CallbackUrl
+    lease_seconds: Annotated[float, Meta(ge=1, le=86_400, description="Renew it at about a third.")] = 60
+
+
+class ClaimChecks(Struct, frozen=True, forbid_unknown_fields=True):
+    """Due checks of a group that fetches them, leased to the caller: nobody else gets them until the lease is over."""
+
+    limit: Annotated[int, Meta(ge=1, le=1_000, description="How many at most.")] = 100
+    wait_seconds: Annotated[float, Meta(ge=0, le=60, description="How long to wait if nothing is due.")] = 30
+    lease_seconds: Annotated[float, Meta(ge=1, le=3_600, description="Answer within.")] = 60
 
 
 class PutGroup(Struct, forbid_unknown_fields=True):

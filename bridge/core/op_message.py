@@ -1,6 +1,7 @@
 """Op messages: state by transaction id, the queue's position, answers that are no state. `docs/records.md`."""
 
 import json
+import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple, TypeVar
@@ -230,13 +231,13 @@ def _make_op(transaction_id: str, op: _Op) -> OpMessage:
         raise MalformedRecord("op message: okey is not a hexadecimal number") from error
     transaction = Transaction(
         transaction_id,
-        op.group,
+        sys.intern(op.group),
         op.half,
         op.appended_ms,
         okey,
         op.state,
-        op.at,
-        op.appended_ms if op.since_ms is None else op.since_ms,
+        op.half if op.at == op.half else op.at,  # one object where two are equal: millions may be pending
+        op.appended_ms if op.since_ms in {None, op.appended_ms} else op.since_ms,
         op.next_due_ms,
         op.check_times,
         op.base,

@@ -24,7 +24,7 @@ _OF_TRANSACTIONS = (Schedule, Publish, WriteOp, Park)
 
 
 class RestoredOp(Struct, frozen=True, gc=False):
-    """An op message with its offset and append time, decoded and as it lies there."""
+    """An op message with its offset and append time, decoded; `value`: as it lies there, of what has ended."""
 
     offset: int
     transaction: Transaction

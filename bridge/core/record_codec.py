@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -100,7 +101,8 @@ def _decode_usual(found: re.Match[bytes]) -> Record:
         found.groups()
     )
     if end_id is None:
-        half = HalfMessage(half_id.decode(), group.decode(), 1, int(half_born), topic.decode(), int(queue_id))
+        names = sys.intern(group.decode()), sys.intern(topic.decode())  # a few names in millions of pending ones
+        half = HalfMessage(half_id.decode(), names[0], 1, int(half_born), names[1], int(queue_id))
         return half if immunity is None else replace(half, immunity_s=int(immunity))
     return EndRecord(
         end_id.decode(),

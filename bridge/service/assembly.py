@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from bridge.clock import Clock, KafkaTime
 from bridge.core.topics import InternalTopics
+from bridge.service.bodies import BodyReader
+from bridge.service.claims import ClaimPorts, ClaimService
 from bridge.service.current_reads import CurrentReads, ProjectionPositions
 from bridge.service.destinations import Destinations, DestinationsConfig
 from bridge.service.ending import Ender
@@ -25,6 +27,7 @@ from bridge.service.repeats import KeyMemory, Repeats
 from bridge.service.search import SearchService
 from bridge.service.transactions import TransactionService
 from bridge.service.waiters import Waiters
+from bridge.sql.check_board import SqlCheckBoard
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
 from bridge.store.message_store import MessageStore, OwnerStore, TopicAdmin
@@ -65,6 +68,7 @@ class Service:
     ports: ServicePorts
     transactions: TransactionService
     groups: GroupService
+    claims: ClaimService
     search: SearchService
     parked: ParkedService
     redrive_loop: RedriveLoop
@@ -92,11 +96,14 @@ def assemble(stores: Stores, directory: SqlDirectory, clock: Clock, config: Serv
     trail = AuditTrail(database, clock.now_ms)
     ender = Ender(ports)
     operators = Operators(ports, ender, trail)
+    bodies = BodyReader(stores.store, config.topics)
+    claims = ClaimPorts(SqlCheckBoard(database), directory, ports.lookups.reads, bodies, clock)
     lags = Lags(stores.store, config.topics, ports.hearing.follower, ports.kafka_time)
     return Service(
         ports,
-        TransactionService(ports, stores.store, ender, operators),
+        TransactionService(ports, bodies, ender, operators),
         GroupService(directory, ports.lookups.reads, clock, config.topics.queues, config.refuse_url),
+        ClaimService(claims),
         SearchService(database, clock, ports.kafka_time, lags),
         ParkedService(database, clock, lambda: f"{config.random_bits(80):020x}"),
         RedriveLoop(database, clock, operators, ender, config.prefix),

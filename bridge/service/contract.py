@@ -27,6 +27,8 @@ class RefusalCode(StrEnum):
     UNKNOWN_PRODUCER_GROUP = "unknown-producer-group"
     PRODUCER_GROUP_MISMATCH = "producer-group-mismatch"
     PRODUCER_GROUP_IN_USE = "producer-group-in-use"
+    NOT_PULL_MODE = "not-pull-mode"
+    TOO_MANY_ENDPOINTS = "too-many-endpoints"
     ALREADY_RESOLVED = "already-resolved"
     BODY_EXPIRED = "body-expired"
     NOT_PARKED = "not-parked"

@@ -14,12 +14,14 @@ from bridge.service.deadline import Deadline
 from bridge.service.operators import Who
 from bridge.sql.audit import ActEntry
 from bridge.sql.directory import SqlDirectory
+from bridge.sql.endpoint_leases import EndpointLease, EndpointTerm, Registration
 from bridge.sql.errors import SqlUnavailable
 from bridge.sql.groups import GroupDeletion
 from bridge.sql.rounds import GroupHealth
 from bridge.sql.transactions import count_live
 
 MAX_ENDPOINTS = 100
+MAX_LEASED_ENDPOINTS = 1_000
 UrlRule = Callable[[str], str | None]
 """Why a callback URL is refused; None if it may be called."""
 
@@ -31,6 +33,14 @@ class GroupSaved:
     group: ProducerGroup
     is_created: bool
     secret: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointRegistered:
+    """An endpoint that is asked from now on. `lease_until_ms` None: a put named it, so it needs no lease."""
+
+    url: str
+    lease_until_ms: int | None
 
 
 class GroupService:
@@ -103,6 +113,34 @@ class GroupService:
         except SqlUnavailable as error:
             return refuse_sql(error)
         return secret or refuse_group(name)
+
+    async def register_endpoint(self, name: str, url: str, lease_ms: int, who: Who) -> EndpointRegistered | Refused:
+        """A live instance can be asked at this URL for so long; said again, the lease begins anew."""
+        reason = self._refuse_url(url)
+        if reason is not None:
+            return Refused(RefusalCode.CALLBACK_URL_FORBIDDEN, reason, errors=(("/url", reason),))
+        wanted = EndpointLease(name, url, EndpointTerm(self._clock.now_ms() + lease_ms, lease_ms))
+        act = self._entry(who, "producer-group.register-endpoint", name, None, {"url": url, "lease_ms": lease_ms})
+        try:
+            made = await self._directory.register_endpoint(wanted, MAX_LEASED_ENDPOINTS, act)
+        except SqlUnavailable as error:
+            return refuse_sql(error)
+        if made is Registration.UNKNOWN_GROUP:
+            return refuse_group(name)
+        if made is Registration.TOO_MANY:
+            return Refused(RefusalCode.TOO_MANY_ENDPOINTS, f"at most {MAX_LEASED_ENDPOINTS} endpoints with a lease")
+        return EndpointRegistered(url, None if made is Registration.STATIC else wanted.term.until_ms)
+
+    async def remove_endpoint(self, name: str, url: str, who: Who) -> bool | Refused:
+        """Ends the lease of an endpoint; False if it has none, as after its end. What a put named stays."""
+        act = self._entry(who, "producer-group.remove-endpoint", name, {"url": url}, None)
+        try:
+            if await self._directory.remove_endpoint(name, url, act):
+                return True
+            await self._directory.refresh()
+        except SqlUnavailable as error:
+            return refuse_sql(error)
+        return refuse_group(name) if self._directory.get(name) is None else False
 
     def _check(self, name: str, urls: Sequence[str]) -> Refused | None:
         if not is_group_name(name):

@@ -45,7 +45,7 @@ class _Seen(NamedTuple):
 
 @dataclass(slots=True)
 class _Draft:
-    """A call on its way. `is_asked_only`: it is known and not ended, so only its state is asked for."""
+    """A call on its way. `is_asked_only`: it is known and not ended or blocked, so only its state is asked for."""
 
     index: int
     call: PrepareCall
@@ -175,8 +175,8 @@ class _Batch:
         if not known.is_current:
             return refuse_read(known.currency)
         view = known.by_id.get(wanted.transaction_id)
-        if view is not None and view.state in FINAL:
-            return view
+        if view is not None and view.state in FINAL and not view.blocked:
+            return view  # nothing about it changes any more, so a projection that lags says the same
         draft.is_asked_only = view is not None
         if view is not None:
             return None

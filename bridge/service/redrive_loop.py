@@ -19,11 +19,13 @@ from bridge.service.parked import RedriveAction, decode_filter
 from bridge.sql.audit import ActEntry, record_act
 from bridge.sql.engine import Database
 from bridge.sql.errors import MalformedCursor, SqlUnavailable
-from bridge.sql.redrive import JobState, RedriveJob, advance_job, claim_job
+from bridge.sql.leases import Lease, LeaseWatch
+from bridge.sql.redrive import JobState, RedriveJob, advance_job, claim_job, find_lease
 from bridge.sql.transactions import search_transactions
 
 _LOG = structlog.get_logger()
 _RESOLUTIONS = {RedriveAction.COMMIT: Resolution.COMMIT, RedriveAction.ROLLBACK: Resolution.ROLLBACK}
+_NO_LEASE = Lease("", 0)
 _Answer = TransactionView | Accepted | Refused
 
 
@@ -67,6 +69,7 @@ class RedriveLoop:
         self._ender = ender
         self._owner = owner
         self._config = config or RedriveConfig()
+        self._watch = LeaseWatch(self._config.lease_ms)
         self._done: tuple[str, set[str]] = ("", set())  # a job, and what of its page need not be done again
 
     async def run_forever(self) -> None:
@@ -83,8 +86,7 @@ class RedriveLoop:
 
     async def run_once(self) -> StepResult:
         """One step of one job, if there is any. Raises SqlUnavailable."""
-        now_ms, lease_ms = self._clock.now_ms(), self._config.lease_ms
-        job = await self._database.run(lambda c: claim_job(c, self._owner, now_ms, lease_ms))
+        job = await self._claim()
         if job is None:
             return StepResult(0, self._config.idle_ms, is_idle=True)
         try:
@@ -93,6 +95,19 @@ class RedriveLoop:
             _LOG.error("redrive_job_unusable", job=job.job_id, reason=type(error).__name__)
             await self._keep(replace(job, state=JobState.FAILED))
             return StepResult(0, 0)
+
+    async def _claim(self) -> RedriveJob | None:
+        """A lease ends by either of two clocks, as the projector's does: a dead process's clock may be ahead."""
+        now_ms, lease_ms = self._clock.now_ms(), self._config.lease_ms
+        abandoned = self._watch.find_abandoned(self._clock.monotonic_ms())
+
+        def claim(connection: Any) -> tuple[RedriveJob | None, Lease | None]:  # noqa: ANN401
+            job = claim_job(connection, self._owner, now_ms, lease_ms, abandoned)
+            return job, None if job is not None else find_lease(connection)
+
+        job, lease = await self._database.run(claim)
+        self._watch.note(lease or _NO_LEASE, self._clock.monotonic_ms())
+        return job
 
     async def _step(self, job: RedriveJob, action: RedriveAction) -> StepResult:
         wanted, size = decode_filter(job.filter), min(self._config.max_step, job.rate_per_s)

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 
-from bridge.core.errors import MalformedRecord, StoreError, UnknownRecordVersion
-from bridge.core.message import Message, MessageQueue, StoredMessage
-from bridge.core.record import Act, HalfMessage, Resolution
-from bridge.core.record_codec import decode_body, decode_parked, decode_record
-from bridge.core.topics import PARKED_QUEUE
+from bridge.core.errors import StoreError
+from bridge.core.message import Message
+from bridge.core.record import Act, Resolution
 from bridge.core.transaction_id import queue_of
 from bridge.core.view import TimelineEvent, TransactionView
 from bridge.service.answers import refuse_missing, refuse_unavailable
+from bridge.service.bodies import BodyReader
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, Refused, Wait
 from bridge.service.current_reads import refuse_read
 from bridge.service.deadline import Deadline
@@ -18,7 +17,6 @@ from bridge.service.operators import Operators, Who
 from bridge.service.ports import ServicePorts
 from bridge.service.prepare import Preparer
 from bridge.sql.transactions import read_timeline
-from bridge.store.message_store import MessageStore
 
 
 class TransactionService:
@@ -27,9 +25,9 @@ class TransactionService:
     A call that is cancelled leaves no waiter behind, and each of its records whole or not written.
     """
 
-    def __init__(self, ports: ServicePorts, store: MessageStore, ender: Ender, operators: Operators) -> None:
+    def __init__(self, ports: ServicePorts, bodies: BodyReader, ender: Ender, operators: Operators) -> None:
         self._ports = ports
-        self._store = store
+        self._bodies = bodies
         self._preparer = Preparer(ports)
         self._ender = ender
         self._operators = operators
@@ -71,14 +69,9 @@ class TransactionService:
     async def get_bodies(self, view: TransactionView) -> list[Message] | Refused | None:
         """The prepared messages, from the journal, else from the parked topic; None if no log has them any more."""
         try:
-            half_queue = MessageQueue(self._ports.topics.half, view.queue_id)
-            messages = await self._read_body(view, half_queue, view.queue_offset)
-            if messages is None and view.parked_offset is not None:
-                parked_queue = MessageQueue(self._ports.topics.parked, PARKED_QUEUE)
-                messages = await self._read_body(view, parked_queue, view.parked_offset)
+            return (await self._bodies.read([view])).get(view.transaction_id)
         except StoreError:
             return refuse_unavailable("the journal cannot be read now", view.transaction_id)
-        return messages
 
     async def act(self, transaction_id: str, act: Act, who: Who, wait_ms: int = 10_000) -> TransactionView | Refused:
         """An operator asks the group now, or resumes a parked transaction."""
@@ -92,21 +85,3 @@ class TransactionService:
 
     def _deadline(self, wait_ms: int) -> Deadline:
         return Deadline.after(self._ports.clock, wait_ms)
-
-    async def _read_body(self, view: TransactionView, queue: MessageQueue, offset: int) -> list[Message] | None:
-        stored = (await self._store.get_each(queue, [offset])).get(offset)
-        if stored is None:
-            return None
-        is_parked = queue.topic == self._ports.topics.parked
-        try:
-            half = decode_parked(stored) if is_parked else _decode_half(stored)
-            if half is None or half.transaction_id != view.transaction_id:
-                return None
-            return decode_body(half, stored)
-        except (MalformedRecord, UnknownRecordVersion):
-            return None
-
-
-def _decode_half(stored: StoredMessage) -> HalfMessage | None:
-    record = decode_record(stored)
-    return record if isinstance(record, HalfMessage) else None

@@ -1,6 +1,6 @@
 """What a successor reads before it decides anything. Source: design section 5, take over a queue."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -37,8 +37,45 @@ class TakeOver(NamedTuple):
 
 @dataclass(slots=True)
 class _OpTail:
+    """The last op message of each id, and the positions: op offset, s."""
+
     last: dict[str, RestoredOp] = field(default_factory=dict)
-    positions: list[tuple[int, int]] = field(default_factory=list)  # op offset, s
+    positions: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, message: StoredMessage) -> None:
+        """A foreign record in the topic is quarantined, as in the journal."""
+        if message.key is None or message.value is None or message.key == ANSWERS_KEY:
+            return
+        try:
+            if message.key == POSITION_KEY:
+                self.positions.append((message.queue_offset, decode_position(message.value).s))
+                return
+            t = decode_op(message.key.decode(), message.value).transaction
+        except (MalformedRecord, UnicodeDecodeError) as error:
+            _LOG.error("op_message_quarantined", offset=message.queue_offset, reason=str(error))
+            return
+        value = b"" if t.is_live else message.value
+        self.last[t.transaction_id] = RestoredOp(message.queue_offset, t, value, message.stored_ms)
+
+
+@dataclass(slots=True)
+class _JournalTail:
+    """The half messages with their bodies, and the append time of the last record."""
+
+    halves: list[tuple[Place, HalfMessage, int]] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
+    last_ms: int | None = None
+
+    def add(self, message: StoredMessage) -> None:
+        """What cannot be read was quarantined by whoever decided it."""
+        self.last_ms = message.stored_ms
+        with suppress(MalformedRecord):
+            record = decode_record(message)
+            if isinstance(record, HalfMessage):
+                body = Held.decode(record, message)
+                okey = effective_okey(record, body.messages[0].key)
+                self.halves.append((Place(message.queue_offset, message.stored_ms), record, okey))
+                self.held.append(body)
 
 
 async def read_back(
@@ -56,20 +93,21 @@ async def read_back(
     if position is None:
         position = _first_position(op, journal)
     _check_ranges(position, op, journal)
-    tail = _fold_op(await reader.read(op_queue, position.o, op.maximum))
+    ops = _OpTail()
+    await reader.read(op_queue, position.o, op.maximum, ops.add)
     reach(FaultPoint.TAKE_OVER_READ_OP)
-    journal_records = await reader.read(half_queue, position.l, position.s)
-    halves, held = _fold_journal(journal_records)
+    journal_tail = _JournalTail()
+    await reader.read(half_queue, position.l, position.s, journal_tail.add)
     return TakeOver(
         Restored(
             position,
-            list(tail.last.values()),
-            halves,
-            _op_floor(tail.positions, position),
+            list(ops.last.values()),
+            journal_tail.halves,
+            _op_floor(ops.positions, position),
             op.maximum,
-            await _journal_ms(store, half_queue, journal_records, position),
+            await _journal_ms(store, half_queue, journal_tail.last_ms, position),
         ),
-        held,
+        journal_tail.held,
     )
 
 
@@ -80,31 +118,36 @@ class _LogReader:
         self._owners = owners
         self._clock = clock
 
-    async def read(self, queue: MessageQueue, start: int, end: int) -> list[StoredMessage]:
-        """All committed messages from `start` to before `end`. Raises StoreTimeout when they do not come."""
-        messages: list[StoredMessage] = []
+    async def read(self, queue: MessageQueue, start: int, end: int, take: Callable[[StoredMessage], None]) -> None:
+        """Gives all committed messages from `start` to before `end`, never holding more than a portion of them.
+
+        Raises StoreTimeout when they do not come.
+        """
         if start >= end:
-            return messages
+            return
         reader = self._owners.open_reader(queue, start)
         try:
             offset, moved_ms = start, self._clock.monotonic_ms()
             while offset < end:
                 result = await reader.get(_READ_COUNT, _READ_WAIT_MS)
-                messages += [m for m in result.messages if m.queue_offset < end]
+                for message in result.messages:
+                    if message.queue_offset < end:
+                        take(message)
                 if result.next_begin_offset > offset:
                     offset, moved_ms = result.next_begin_offset, self._clock.monotonic_ms()
                 elif self._clock.monotonic_ms() - moved_ms > _STALL_LIMIT_MS:
                     raise StoreTimeout(f"{queue.topic}[{queue.queue_id}] is not readable from {offset} to {end}")
         finally:
             await reader.close()
-        return messages
 
 
 async def _find_position(reader: _LogReader, queue: MessageQueue, offsets: QueueOffsets) -> Position | None:
     count = _TAIL
     while True:
         start = max(offsets.minimum, offsets.maximum - count)
-        for message in reversed(await reader.read(queue, start, offsets.maximum)):
+        found: list[StoredMessage] = []
+        await reader.read(queue, start, offsets.maximum, found.append)
+        for message in reversed(found):
             if message.key == POSITION_KEY and message.value is not None:
                 with suppress(MalformedRecord):
                     return decode_position(message.value)
@@ -128,54 +171,15 @@ def _check_ranges(position: Position, op: QueueOffsets, journal: QueueOffsets) -
         raise QueueHalted(f"position needs op offset {position.o}, the topic begins at {op.minimum}")
 
 
-def _fold_op(messages: Sequence[StoredMessage]) -> _OpTail:
-    """The last op message of each id. A foreign record in the topic is quarantined, as in the journal."""
-    tail = _OpTail()
-    for message in messages:
-        if message.key is None or message.value is None or message.key == ANSWERS_KEY:
-            continue
-        try:
-            if message.key == POSITION_KEY:
-                tail.positions.append((message.queue_offset, decode_position(message.value).s))
-                continue
-            op = decode_op(message.key.decode(), message.value)
-            tail.last[op.transaction.transaction_id] = RestoredOp(
-                message.queue_offset, op.transaction, message.value, message.stored_ms
-            )
-        except (MalformedRecord, UnicodeDecodeError) as error:
-            _LOG.error("op_message_quarantined", offset=message.queue_offset, reason=str(error))
-    return tail
-
-
 def _op_floor(positions: Sequence[tuple[int, int]], position: Position) -> int:
     before = [offset for offset, s in positions if s <= position.l]
     return before[-1] + 1 if before else position.o
 
 
-def _fold_journal(messages: Sequence[StoredMessage]) -> tuple[list[tuple[Place, HalfMessage, int]], list[Held]]:
-    halves: list[tuple[Place, HalfMessage, int]] = []
-    held: list[Held] = []
-    for message in messages:
-        try:
-            record = decode_record(message)
-            if not isinstance(record, HalfMessage):
-                continue
-            body = Held.decode(record, message)
-        except MalformedRecord:
-            continue  # was quarantined by whoever decided it
-        halves.append(
-            (Place(message.queue_offset, message.stored_ms), record, effective_okey(record, body.messages[0].key))
-        )
-        held.append(body)
-    return halves, held
-
-
-async def _journal_ms(
-    store: MessageStore, queue: MessageQueue, messages: Sequence[StoredMessage], position: Position
-) -> int:
+async def _journal_ms(store: MessageStore, queue: MessageQueue, last_ms: int | None, position: Position) -> int:
     """Append time of the last record decided; 0 where the journal holds none."""
-    if messages:
-        return messages[-1].stored_ms
+    if last_ms is not None:
+        return last_ms
     if position.s == 0:
         return 0
     last = await store.get_each(queue, [position.s - 1])

@@ -16,6 +16,17 @@ from bridge.fault_points import FaultPoint, reach
 from bridge.futures import take_error
 from bridge.sql import groups
 from bridge.sql.audit import ActEntry, record_act
+from bridge.sql.endpoint_leases import (
+    EndpointLease,
+    EndpointTerm,
+    LeaseTerms,
+    Place,
+    Registration,
+    read_terms,
+    register_endpoint,
+    remove_ended,
+    remove_endpoint,
+)
 from bridge.sql.engine import Database
 from bridge.sql.errors import SqlUnavailable
 from bridge.sql.groups import GroupDeletion, GroupPut, Snapshot
@@ -37,23 +48,26 @@ class SqlDirectory:
         self._clock = clock
         self._refresh_ms = refresh_ms
         self._snapshot = Snapshot()
+        self._leases = LeaseTerms()
+        self._ended: Mapping[Place, EndpointTerm] = {}
+        self._groups: Mapping[str, ProducerGroup] = {}
         self._refreshed_ms: int | None = None
         self._making: dict[str, asyncio.Task[ProducerGroup]] = {}
 
     @property
     def groups(self) -> Mapping[str, ProducerGroup]:
         """All groups as known now."""
-        return self._snapshot.groups
+        return self._groups
 
     def age_ms(self) -> int | None:
         """How long ago the database was asked last; None: never."""
         return None if self._refreshed_ms is None else self._clock.monotonic_ms() - self._refreshed_ms
 
     def get(self, group: str) -> ProducerGroup | None:
-        return self._snapshot.groups.get(group)
+        return self._groups.get(group)
 
     def settings_of(self, group: str) -> GroupSettings:
-        known = self._snapshot.groups.get(group)
+        known = self._groups.get(group)
         return known.settings if known else DEFAULT_SETTINGS
 
     async def disable_endpoint(self, group: str, url: str, reason: str) -> None:
@@ -89,6 +103,7 @@ class SqlDirectory:
         made = await self._database.run(work)
         # without the version, so that the next refresh still reads everything
         self._snapshot = replace(self._snapshot, groups={**self._snapshot.groups, group: made})
+        self._groups = _without(self._snapshot.groups, self._ended)
         return made
 
     async def put_group(
@@ -122,6 +137,31 @@ class SqlDirectory:
 
         return await self._write(work, None)
 
+    async def register_endpoint(self, wanted: EndpointLease, most: int, act: ActEntry) -> Registration:
+        """Takes or renews a lease of an endpoint; the act is kept when the endpoint is new to the group."""
+
+        def work(conn: Connection) -> Registration:
+            made, is_change = register_endpoint(conn, wanted, most)
+            if made is Registration.NEW:
+                record_act(conn, act)
+            if is_change:
+                groups.move_version(conn)
+            return made
+
+        return await self._commit(work)
+
+    async def remove_endpoint(self, group: str, url: str, act: ActEntry) -> bool:
+        """Ends the lease of an endpoint; False if there is none."""
+
+        def work(conn: Connection) -> bool:
+            is_removed = remove_endpoint(conn, group, url)
+            if is_removed:
+                record_act(conn, act)
+                groups.move_version(conn)
+            return is_removed
+
+        return await self._commit(work)
+
     async def read_health(self, group: str) -> GroupHealth | None:
         """The group as the database has it, with results of its rounds and its counts."""
         found = await self.read_healths([group])
@@ -139,31 +179,75 @@ class SqlDirectory:
 
     async def refresh(self) -> None:
         """Reads what has changed. Raises SqlUnavailable."""
-        read = partial(groups.read_snapshot, known=self._snapshot, now_ms=self._clock.now_ms())
-        self._snapshot = await self._database.read(read)
+        known, now_ms = self._snapshot, self._clock.now_ms()
+
+        def read(conn: Connection) -> tuple[Snapshot, Mapping[Place, EndpointTerm]]:
+            snapshot = groups.read_snapshot(conn, known, now_ms)
+            return snapshot, read_terms(conn) if snapshot.has_leases else {}
+
+        snapshot, terms = await self._database.read(read)
         self._refreshed_ms = self._clock.monotonic_ms()
+        ended = self._leases.note(terms, self._refreshed_ms)
+        if snapshot is not self._snapshot or ended != self._ended:
+            self._snapshot, self._ended = snapshot, ended
+            self._groups = _without(snapshot.groups, ended)
+
+    async def run_once(self) -> int:
+        """Reads what has changed and removes leases that are over; how many of them there were."""
+        await self.refresh()
+        if self._ended:
+            await self._database.run(partial(_forget, ended=self._ended))
+        return len(self._ended)
 
     async def run_forever(self) -> None:
         """Refreshes until it is cancelled; while the database is away the last snapshot stays."""
         while True:
             try:
-                await self.refresh()
+                await self.run_once()
             except SqlUnavailable as error:
                 _LOG.warning("directory_not_refreshed", reason=str(error))
             await self._clock.sleep_ms(self._refresh_ms)
 
-    async def _write(self, work: Callable[[Connection], T], act: ActEntry | None) -> T:
+    async def _commit(self, work: Callable[[Connection], T]) -> T:
+        """What was written is seen with the next refresh: instances may come by the hundred."""
+
         def whole(conn: Connection) -> T:
             result = work(conn)
-            if act is not None:
-                record_act(conn, act)
             reach(FaultPoint.DIRECTORY_WRITTEN)
             return result
 
         result = await self._database.run(whole)
         reach(FaultPoint.DIRECTORY_COMMITTED)
+        return result
+
+    async def _write(self, work: Callable[[Connection], T], act: ActEntry | None) -> T:
+        """What was written is seen here at once."""
+
+        def audited(conn: Connection) -> T:
+            result = work(conn)
+            if act is not None:
+                record_act(conn, act)
+            return result
+
+        result = await self._commit(audited)
         try:
             await self.refresh()
         except SqlUnavailable as error:  # what was written stands, and is seen a little later
             _LOG.warning("directory_not_refreshed", reason=str(error))
         return result
+
+
+def _without(known: Mapping[str, ProducerGroup], ended: Mapping[Place, EndpointTerm]) -> Mapping[str, ProducerGroup]:
+    """The groups without endpoints whose lease is over."""
+    changed = dict(known)
+    for name in {group for group, _ in ended} & known.keys():
+        group = known[name]
+        living = tuple(e for e in group.endpoints if not (e.is_leased and (name, e.url) in ended))
+        changed[name] = replace(group, endpoints=living)
+    return changed if ended else known
+
+
+def _forget(conn: Connection, ended: Mapping[Place, EndpointTerm]) -> None:
+    """Every process that sees a lease end tries to; whoever comes first tells the others."""
+    if remove_ended(conn, ended):
+        groups.move_version(conn)

@@ -8,6 +8,7 @@ import secrets as random_source
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -37,13 +38,18 @@ class GroupDeletion(Enum):
     IN_USE = "in-use"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Snapshot:
     """All groups at a version; `next_expiry_ms`: when a secret stops signing."""
 
     version: int = -1
     groups: Mapping[str, ProducerGroup] = field(default_factory=dict)
     next_expiry_ms: int | None = None
+
+    @cached_property
+    def has_leases(self) -> bool:
+        """Whether an endpoint of any group is leased."""
+        return any(endpoint.is_leased for group in self.groups.values() for endpoint in group.endpoints)
 
 
 def put_group(conn: Connection, name: str, settings: GroupSettings, urls: Collection[str], now_ms: int) -> GroupPut:
@@ -55,9 +61,9 @@ def put_group(conn: Connection, name: str, settings: GroupSettings, urls: Collec
     conn.execute(sa.update(endpoints).where(endpoints.c.producer_group == name).values(disabled_reason=None))
     for url in dict.fromkeys(urls):
         upsert = make_upsert(conn, endpoints).values(producer_group=name, url=url, is_leased=False)
-        static = {"is_leased": False, "lease_until_ms": None}
+        static = {"is_leased": False, "lease_until_ms": None, "lease_ms": None}
         conn.execute(upsert.on_conflict_do_update(index_elements=["producer_group", "url"], set_=static))
-    _bump(conn)
+    move_version(conn)
     return GroupPut(is_created, _add_secret(conn, name, now_ms) if is_created else None)
 
 
@@ -67,7 +73,7 @@ def ensure_group(conn: Connection, name: str, now_ms: int) -> bool:
     upsert = make_upsert(conn, producer_groups).values(values).on_conflict_do_nothing(index_elements=["name"])
     if conn.execute(upsert.returning(producer_groups.c.name)).first() is None:
         return False
-    _bump(conn)
+    move_version(conn)
     return True
 
 
@@ -78,7 +84,7 @@ def delete_group(conn: Connection, name: str) -> GroupDeletion:
     if count_live(conn, name):
         return GroupDeletion.IN_USE
     conn.execute(sa.delete(producer_groups).where(producer_groups.c.name == name))
-    _bump(conn)
+    move_version(conn)
     return GroupDeletion.DELETED
 
 
@@ -90,7 +96,7 @@ def rotate_secret(conn: Connection, name: str, now_ms: int) -> str | None:
     conn.execute(sa.delete(secrets).where(of_group, secrets.c.expires_ms.is_not(None)))
     conn.execute(sa.update(secrets).where(of_group).values(expires_ms=now_ms + OLD_SECRET_SIGNS_MS))
     secret = _add_secret(conn, name, now_ms)
-    _bump(conn)
+    move_version(conn)
     return secret
 
 
@@ -98,7 +104,7 @@ def disable_endpoint(conn: Connection, name: str, url: str, reason: str) -> None
     """Takes the endpoint out of the rounds until the group is put again."""
     where = (endpoints.c.producer_group == name, endpoints.c.url == url)
     conn.execute(sa.update(endpoints).where(*where).values(disabled_reason=reason))
-    _bump(conn)
+    move_version(conn)
 
 
 def read_snapshot(conn: Connection, known: Snapshot, now_ms: int) -> Snapshot:
@@ -175,7 +181,8 @@ def _add_secret(conn: Connection, name: str, now_ms: int) -> str:
     return secret
 
 
-def _bump(conn: Connection) -> None:
+def move_version(conn: Connection) -> None:
+    """Lets all processes read the directory anew."""
     upsert = make_upsert(conn, directory_version).values(id=1, version=1)
     moved = {"version": directory_version.c.version + 1}
     conn.execute(upsert.on_conflict_do_update(index_elements=["id"], set_=moved))

@@ -6,7 +6,7 @@ from sqlalchemy import Connection
 from bridge.core.transaction import TransactionState
 from bridge.sql.rows import decode_messages
 from bridge.sql.search import chunks
-from bridge.sql.tables import timeline_events, transaction_keys, transactions, unanswered_rounds
+from bridge.sql.tables import pull_checks, timeline_events, transaction_keys, transactions, unanswered_rounds
 
 _T = transactions.c
 _Ended = sa.Row[int, str, int, str | None]
@@ -40,4 +40,5 @@ def _forget(conn: Connection, rows: list[_Ended]) -> None:
     conn.execute(sa.delete(timeline_events).where(timeline_events.c.id.in_(row_ids)))
     ids = [row.transaction_id for row in rows]
     conn.execute(sa.delete(unanswered_rounds).where(unanswered_rounds.c.transaction_id.in_(ids)))
+    conn.execute(sa.delete(pull_checks).where(pull_checks.c.transaction_id.in_(ids)))  # an owner died with it
     conn.execute(sa.delete(transactions).where(_T.id.in_(row_ids)))

@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from bridge.sql.leases import Lease
 from bridge.sql.tables import redrive_jobs
 
 _J = redrive_jobs.c
@@ -72,9 +73,17 @@ def list_jobs(conn: Connection, limit: int) -> list[RedriveJob]:
     return [_make_job(row) for row in conn.execute(query)]
 
 
-def claim_job(conn: Connection, owner: str, now_ms: int, lease_ms: int) -> RedriveJob | None:
-    """A running job that nobody works at, leased to `owner`; or one that is his already, the lease renewed."""
+def claim_job(
+    conn: Connection, owner: str, now_ms: int, lease_ms: int, abandoned: Lease | None = None
+) -> RedriveJob | None:
+    """A running job that nobody works at, leased to `owner`; or one that is his already, the lease renewed.
+
+    One whose lease is still exactly the abandoned one counts as worked at by nobody.
+    """
     is_free = sa.or_(_J.owner == owner, _J.lease_until_ms <= now_ms)
+    if abandoned is not None:
+        is_same = sa.and_(_J.owner == abandoned.owner, _J.lease_until_ms == abandoned.until_ms)
+        is_free = sa.or_(is_free, is_same)
     is_running = _J.state == JobState.RUNNING.value
     row = conn.execute(
         sa.select(redrive_jobs).where(is_running, is_free).order_by(_J.created_ms, _J.job_id).limit(1)
@@ -86,18 +95,26 @@ def claim_job(conn: Connection, owner: str, now_ms: int, lease_ms: int) -> Redri
     return _make_job(row) if taken == 1 else None
 
 
+def find_lease(conn: Connection) -> Lease | None:
+    """The lease of the oldest running job; None if no job runs, or nobody works at it."""
+    is_running = _J.state == JobState.RUNNING.value
+    query = sa.select(_J.owner, _J.lease_until_ms).where(is_running).order_by(_J.created_ms, _J.job_id).limit(1)
+    row = conn.execute(query).one_or_none()
+    return None if row is None or row.owner is None else Lease(row.owner, row.lease_until_ms)
+
+
 def advance_job(conn: Connection, job: RedriveJob, owner: str) -> bool:
-    """Keeps `updated_ms`, cursor, counts and state of a step, if the job is still running and his; else False."""
-    update = sa.update(redrive_jobs).where(
-        _J.job_id == job.job_id, _J.owner == owner, _J.state == JobState.RUNNING.value
-    )
-    values = {
-        "updated_ms": job.updated_ms,
-        "cursor": job.cursor,
-        "counts": json.dumps(job.counts),
-        "state": job.state.value,
-    }
-    return conn.execute(update.values(**values)).rowcount == 1
+    """Keeps `updated_ms`, cursor, counts and state of a step, if the job is still running and his; else False.
+
+    A job that was stopped during the step stays stopped, and tells what the step did all the same.
+    """
+    his = (_J.job_id == job.job_id, _J.owner == owner)
+    values = {"updated_ms": job.updated_ms, "cursor": job.cursor, "counts": json.dumps(job.counts)}
+    running = sa.update(redrive_jobs).where(*his, _J.state == JobState.RUNNING.value)
+    if conn.execute(running.values(**values, state=job.state.value)).rowcount == 1:
+        return True
+    conn.execute(sa.update(redrive_jobs).where(*his, _J.state == JobState.STOPPED.value).values(**values))
+    return False
 
 
 def stop_job(conn: Connection, job_id: str, now_ms: int) -> bool:

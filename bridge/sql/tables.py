@@ -51,6 +51,7 @@ endpoints = sa.Table(
     sa.Column("url", sa.Text(), primary_key=True),
     sa.Column("is_leased", sa.Boolean(), nullable=False),
     _int("lease_until_ms", null=True),
+    _int("lease_ms", null=True),
     _text("disabled_reason", null=True),
 )
 
@@ -103,6 +104,31 @@ unanswered_rounds = sa.Table(
     _int("last_ms"),
     _int("count"),
     sa.Index(None, "last_ms"),
+)
+
+# Due checks of groups that fetch them. `lease_until_ms`: by the ticks of the queue's owner; 0: never claimed.
+pull_checks = sa.Table(
+    "pull_checks",
+    metadata,
+    sa.Column("transaction_id", sa.Text(), primary_key=True),
+    _text("producer_group"),
+    _int("queue_id"),
+    _text("owner"),
+    _int("check_number"),
+    _int("due_ms"),
+    _int("lease_until_ms"),
+    _int("claims"),
+    sa.Index(None, "producer_group", "due_ms"),
+    sa.Index(None, "queue_id"),
+)
+
+# Who lays checks of a queue there, and that one's clock.
+pull_queues = sa.Table(
+    "pull_queues",
+    metadata,
+    sa.Column("queue_id", sa.Integer(), primary_key=True, autoincrement=False),
+    _text("owner"),
+    _int("tick_ms"),
 )
 
 audit = sa.Table(

@@ -5,20 +5,18 @@ Ctrl-C ends the faults and the load; what there is by then is still judged. A se
 
 import argparse
 import secrets
-import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 
 from tests.chaos import release
 from tests.chaos.driver import Run
 from tests.chaos.orders import RELEASE_PARTS, Size, make_size
 from tests.chaos.report import Report, is_same_code
+from tests.support.ctrl_c import stop_at_ctrl_c
 from tests.support.source_tree import ROOT
 
 _EVIDENCE = ROOT / "docs" / "evidence"
-_SAME_S = 2.0
 
 
 def main() -> int:
@@ -69,20 +67,12 @@ def _run(size: Size, seed: int, evidence: Path, name: str) -> Report:
     tell(f"seed {seed}, {size}")
     run = Run(size, seed, tell)
 
-    first: list[float] = []
-
-    def stop(*_: int | FrameType | None) -> None:
-        """A process and its group may be told of one Ctrl-C each: only a later one is a second."""
-        if first and time.monotonic() > first[0] + _SAME_S:
-            raise KeyboardInterrupt
-        first.append(time.monotonic())
-        run.stopping.set()
-
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
+    stop_at_ctrl_c(run.stopping)
     report = run.run()
     report.write(evidence, name)
     print(report.markdown(), flush=True)
+    for each in report.broken:
+        tell(f"FAILED: {each}")
     return report
 
 

@@ -20,6 +20,8 @@ from tests.support.history.raw_records import read_journal, read_op, read_parked
 
 _PAGE = 500
 _PATIENCE_S = 60.0
+_AT_REST = ("pending", "blocked", "settle_lag_seconds", "projection_lag_seconds")
+_STATS_AGE_S = 1.2  # an api process counts once a second and shows that to all who ask
 _ROWS = (
     "SELECT transaction_id, producer_group, state, blocked, check_times, receipts, idempotency_key FROM transactions"
 )
@@ -41,10 +43,8 @@ class Parts:
         return [line for path in self._files("surprises") for line in path.read_text().splitlines()]
 
     def bugs(self) -> list[str]:
-        """What no process may ever log, whatever is broken around it: answers of 500, stack traces."""
-        logs = sorted(self._run.folder.glob("*.log"))
-        lines = ((log.name, line) for log in logs for line in log.read_text(errors="replace").splitlines())
-        return [f"{name}: {line[:500]}" for name, line in lines if "internal_error" in line or "Traceback" in line]
+        """What no process may ever log."""
+        return read_bugs(self._run.folder)
 
     def evidence(self) -> Evidence:
         """Read it once: the parts are iterated once."""
@@ -91,6 +91,25 @@ class Parts:
                 if page["next"] is None:
                     return
                 cursor = f"&cursor={page['next']}"
+
+
+def read_bugs(folder: Path) -> list[str]:
+    """What no process may ever log, whatever is broken around it: answers of 500, stack traces."""
+    logs = sorted(folder.glob("*.log"))
+    lines = ((log.name, line) for log in logs for line in log.read_text(errors="replace").splitlines())
+    return [f"{name}: {line[:500]}" for name, line in lines if "internal_error" in line or "Traceback" in line]
+
+
+def read_unrest(http: httpx2.Client, seconds: float) -> dict[str, Any]:
+    """Empty once nothing is due any more; else, after so long, what still is."""
+    time.sleep(_STATS_AGE_S)
+    give_up_at = time.monotonic() + seconds
+    while True:
+        stats = get(http, "/v1/stats")
+        unrest = {name: stats[name] for name in _AT_REST if stats[name]}
+        if not unrest or time.monotonic() > give_up_at:
+            return unrest
+        time.sleep(0.2)
 
 
 def get(http: httpx2.Client, path: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import threading
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from tests.chaos.dump import stored
-from tests.chaos.orders import RunFile, read_run
+from tests.chaos.orders import RunFile
 from tests.support.history.lines import LineWriter
 from tests.support.history.raw_records import read_real
 
@@ -46,7 +46,7 @@ def main() -> None:
     """Reads until SIGTERM."""
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    consume(read_run(sys.argv[1]), sys.argv[2], stopping)
+    consume(RunFile.read(sys.argv[1]), sys.argv[2], stopping)
 
 
 if __name__ == "__main__":

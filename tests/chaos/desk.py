@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 from tests.chaos.deeds import ref_of
-from tests.chaos.orders import RunFile, read_run
+from tests.chaos.orders import RunFile
 from tests.chaos.recorded_calls import BridgeClient, Recorder, Wanted, is_unknown, now_ms
 from tests.chaos.shop import COMMIT, ROLLBACK, Shop
 from tests.support.history.events import Call
@@ -102,7 +102,7 @@ def main() -> None:
     """Works until SIGTERM."""
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    desk = Desk(read_run(sys.argv[1]), sys.argv[2])
+    desk = Desk(RunFile.read(sys.argv[1]), sys.argv[2])
     while not stopping.wait(_PAUSE_S):
         desk.turn()
     desk.close()

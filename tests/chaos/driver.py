@@ -5,9 +5,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2
@@ -15,10 +15,10 @@ import msgspec
 
 from bridge.broker.ports import choose_free_port
 from tests.chaos import figures
-from tests.chaos.collect import Parts, get
+from tests.chaos.collect import Parts, get, read_unrest
 from tests.chaos.desk import counts_of
 from tests.chaos.faults import Faults, Stage
-from tests.chaos.fleet import ClientProcess, Fleet
+from tests.chaos.fleet import ClientProcess, Fleet, running_fleet, stop_all
 from tests.chaos.guard import guarded
 from tests.chaos.orders import RULES, SETTINGS, RunFile, Size
 from tests.chaos.recorded_calls import now_ms
@@ -44,8 +44,6 @@ _CLIENTS_S = 150.0
 _SHORTEST_DISK_MB, _DISK_BYTES_EACH = 512, 8_000
 _MOST_SHOWN = 20
 _STATES = ("COMMITTED", "ROLLED_BACK", "PARKED", "PREPARED")
-_AT_REST = ("pending", "blocked", "settle_lag_seconds", "projection_lag_seconds")
-_STATS_AGE_S = 1.2  # an api process counts once a second and shows that to all who ask
 _TOLD = (*HELD_KINDS, *BROKER_KINDS)
 _IN_FLIGHT_MS = 15_000  # a settler may be frozen between its last look at the journal and its call
 
@@ -87,7 +85,7 @@ class Run:
         create_topics(cluster.direct, TOPICS, _topic_settings(cluster), replicas=cluster.replicas)
         bridge = Bridge.create(cluster.direct, folder, queues=QUEUES, database_url=sql.create())
         self._tell("brokers, SQL and topics are there")
-        with _running_fleet(bridge, cluster) as fleet:
+        with running_fleet(bridge, cluster.proxied) as fleet:
             run = self._write_run(cluster, fleet, folder)
             with httpx2.Client(base_url=run.urls[0], timeout=30) as http:
                 _put_groups(http, run)
@@ -98,7 +96,7 @@ class Run:
                     self._break_things(run, faults, fleet)
                     decided_after_s = self._come_to_rest(run, clients, http)
                 finally:
-                    _stop(clients["endpoint"], 0)
+                    stop_all(clients["endpoint"], 0)
                 self._tell("reading everything")
                 return self._judge(Parts(run, bridge), faults, decided_after_s)
 
@@ -174,13 +172,13 @@ class Run:
 
     def _come_to_rest(self, run: RunFile, clients: dict[str, list[ClientProcess]], http: httpx2.Client) -> float | None:
         """Producers finish, back-checks decide what they left; seconds that it took from then on."""
-        _stop(clients["producer"], _CLIENTS_S)
+        stop_all(clients["producer"], _CLIENTS_S)
         ended_ms = now_ms()
         decided = self._wait_decided(http)
-        _stop(clients["desk"], _CLIENTS_S)
+        stop_all(clients["desk"], _CLIENTS_S)
         decided = decided and self._wait_decided(http)  # the desk may have resumed one meanwhile
         decided_after_s = (now_ms() - ended_ms) / 1_000 if decided else None
-        _stop(clients["consumer"], _CLIENTS_S)
+        stop_all(clients["consumer"], _CLIENTS_S)
         counts = LineWriter(run.folder / "last.counts.jsonl")
         for row in counts_of(get(http, "/v1/stats"), is_last=True):
             counts.write(row)
@@ -188,18 +186,11 @@ class Run:
 
     def _wait_decided(self, http: httpx2.Client) -> bool:
         """Whether all that is due was decided in time (T)."""
-        time.sleep(_STATS_AGE_S)
-        give_up_at = time.monotonic() + _DECIDED_S
-        while True:
-            stats = get(http, "/v1/stats")
-            if not any(stats[name] for name in _AT_REST):
-                return True
-            if time.monotonic() > give_up_at:
-                shown = get(http, "/v1/transactions?state=PREPARED&limit=20")["transactions"]
-                named = [each["transaction_id"] for each in shown]
-                self._broken.append(f"T: {stats['pending']} pending, {stats['blocked']} blocked at the end: {named}")
-                return False
-            time.sleep(0.2)
+        unrest = read_unrest(http, _DECIDED_S)
+        if unrest:
+            shown = get(http, "/v1/transactions?state=PREPARED&limit=20")["transactions"]
+            self._broken.append(f"T: {unrest} at the end: {[each['transaction_id'] for each in shown]}")
+        return not unrest
 
     def _judge(self, parts: Parts, faults: Faults, decided_after_s: float | None) -> Report:
         rules = Rules(may_pend=True, in_flight_ms=_IN_FLIGHT_MS, clock_slack_ms=100, groups=RULES)
@@ -251,16 +242,6 @@ class Run:
         }
 
 
-@contextmanager
-def _running_fleet(bridge: Bridge, cluster: KafkaCluster) -> Iterator[Fleet]:
-    fleet = Fleet(bridge, cluster.proxied)
-    try:
-        fleet.wait_ready()
-        yield fleet
-    finally:
-        fleet.close()
-
-
 def _topic_settings(cluster: KafkaCluster) -> dict[str, str]:
     """Retention counts the timestamps that producers ask for, and theirs are old."""
     return {"min.insync.replicas": str(min(2, cluster.replicas)), "retention.ms": "-1"}
@@ -280,10 +261,3 @@ def _put_groups(http: httpx2.Client, run: RunFile) -> None:
 def _count_prepared(run: RunFile) -> int:
     """What the producers say."""
     return sum(int(path.read_text() or 0) for path in run.folder.glob("*.count"))
-
-
-def _stop(clients: Sequence[ClientProcess], seconds: float) -> None:
-    for client in clients:
-        client.stop()
-    for client in clients:
-        client.wait(seconds)

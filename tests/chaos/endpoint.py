@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tests.chaos.deeds import ref_of
-from tests.chaos.orders import MOODY, WAITING, RunFile, read_run
+from tests.chaos.orders import MOODY, WAITING, RunFile
 from tests.chaos.recorded_calls import now_ms
 from tests.chaos.shop import Shop
 from tests.support.history.evidence import CheckCall
@@ -104,7 +104,7 @@ def make_handler(endpoint: Endpoint) -> type[BaseHTTPRequestHandler]:
 
 def main() -> None:
     """Serves until it is killed."""
-    run, name, number = read_run(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    run, name, number = RunFile.read(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     log = LineWriter(run.folder / f"{name}.checks.jsonl")
     servers = []
     for group, ports in run.endpoint_ports.items():

@@ -147,6 +147,7 @@ class Faults:
         client = choice.choice(self._stage.clients)
         with self._noted(fault.kind, client.name):
             client.kill()
+            client.start()
         return True
 
     def _node(self, fault: Fault) -> ClusterNode:

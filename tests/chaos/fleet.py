@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,6 +123,17 @@ class Fleet:
         return self._bridge.start(role, kafka=self._kafka, port=port, is_shielded=True)
 
 
+@contextmanager
+def running_fleet(bridge: Bridge, kafka: str) -> Iterator[Fleet]:
+    """All ready; ended with the block."""
+    fleet = Fleet(bridge, kafka)
+    try:
+        fleet.wait_ready()
+        yield fleet
+    finally:
+        fleet.close()
+
+
 class ClientProcess:
     """A producer, consumer, endpoint or desk. After a kill it starts with a new name: nobody else used it before."""
 
@@ -142,9 +154,12 @@ class ClientProcess:
         return self._popen.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL, and another one takes its place."""
+        """SIGKILL; it stays down until `start`."""
         self._popen.kill()
         self._popen.wait()
+
+    def start(self) -> None:
+        """Another one takes its place."""
         self._popen = self._start()
 
     def stop(self) -> None:
@@ -165,3 +180,11 @@ class ClientProcess:
         command = (sys.executable, "-m", self._module, str(self._run_file), name, *self._arguments)
         with (self._run_file.parent / f"{self._name}.log").open("ab") as log:
             return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, process_group=0)
+
+
+def stop_all(clients: Sequence[ClientProcess], seconds: float) -> None:
+    """SIGTERM to each, and SIGKILL to those that take longer."""
+    for client in clients:
+        client.stop()
+    for client in clients:
+        client.wait(seconds)

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from tests.support.history.evidence import GroupRules
+from tests.support.run_files import RunOrders
 
 _ENOUGH = {
     "ci": {
@@ -86,13 +87,10 @@ RULES = {
 }
 
 
-class RunFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client processes must know; a file of JSON in the run's folder."""
+class RunFile(RunOrders, frozen=True, kw_only=True):
+    """Of a chaos run."""
 
-    place: str
-    seed: int
     kafka: str
-    urls: tuple[str, ...]
     topics: dict[str, int]  # with their partitions
     endpoint_ports: dict[str, tuple[int, ...]]  # of each group, one for each endpoint process
     rate: float  # transactions a second of each producer
@@ -100,25 +98,6 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     singles: float
     largest_batch: int
 
-    @property
-    def folder(self) -> Path:
-        """Of the run; all its files are there."""
-        return Path(self.place)
-
-    @property
-    def path(self) -> Path:
-        """Where it is."""
-        return self.folder / "run.json"
-
-    def write(self) -> None:
-        """For `read_run`."""
-        self.path.write_bytes(msgspec.json.encode(self))
-
     def database(self, group: str) -> Path:
         """The group's own database, shared by its producers and endpoints."""
         return self.folder / f"{group}.db"
-
-
-def read_run(path: str) -> RunFile:
-    """What `RunFile.write` wrote."""
-    return msgspec.json.decode(Path(path).read_bytes(), type=RunFile)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from tests.chaos.deeds import Deed, Fate, draft
-from tests.chaos.orders import DOUBTFUL, MOODY, STEADY, RunFile, read_run
+from tests.chaos.orders import DOUBTFUL, MOODY, STEADY, RunFile
 from tests.chaos.recorded_calls import BridgeClient, Recorder, Wanted, is_unknown
 from tests.chaos.shop import COMMIT, ROLLBACK, UNKNOWN, Shop
 from tests.support.history.events import Call, End, Ok
@@ -140,7 +140,7 @@ def _run_local(shop: Shop, deeds: Sequence[Deed]) -> None:
 
 def main() -> None:
     """Works until SIGTERM; its count stands in NAME.count."""
-    run, name = read_run(sys.argv[1]), sys.argv[2]
+    run, name = RunFile.read(sys.argv[1]), sys.argv[2]
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     recorder = Recorder(run.folder, name)

@@ -3,18 +3,16 @@
 import os
 import platform
 from importlib.metadata import version
-from pathlib import Path
-
-import msgspec
 
 from tests.chaos.figures import GOALS_S, Distribution
 from tests.chaos.orders import Size
+from tests.support.run_files import RunReport
 from tests.support.source_tree import run_git
 
 _PACKAGES = ("confluent-kafka", "sqlalchemy", "aiohttp", "uvicorn", "fastapi")
 
 
-class Report(msgspec.Struct, kw_only=True):
+class Report(RunReport, kw_only=True):
     """All of it. `reached`: what the run had to do at least, and what it did; `broken`: why it failed."""
 
     size: Size
@@ -28,19 +26,8 @@ class Report(msgspec.Struct, kw_only=True):
     notes: dict[str, int]
     verdict: str
     looked_at: dict[str, int]
-    broken: list[str]
     decided_after_s: float | None
     figures: dict[str, dict[str, Distribution | None]]
-
-    @property
-    def is_good(self) -> bool:
-        return not self.broken
-
-    def write(self, folder: Path, name: str) -> None:
-        """NAME.json and NAME.md."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-        (folder / f"{name}.md").write_text(self.markdown())
 
     def markdown(self) -> str:
         """The same for people."""

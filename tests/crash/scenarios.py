@@ -5,13 +5,11 @@ crash points in the list of faults.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 
-import httpx2
-
 from bridge.fault_points import FaultPoint as P
-from tests.support.bridge_process import BridgeProcess, CheckEndpoint, check_endpoint, create_topics, wait_until
+from tests.crash.check_scenarios import check, die_asking, fetch, put_group
+from tests.support.bridge_process import BridgeProcess, check_endpoint, create_topics, wait_until
 from tests.support.cluster_acts import delete_topic, read_positions, read_states, set_topic_config
 from tests.support.crash_stage import GROUP, PATIENCE_S, Deed, Json, Scenario, Stage
 
@@ -69,12 +67,8 @@ def visible_before_told(stage: Stage) -> None:
 
     On a busy machine the first batch may be one that only says that commits are blocked.
     """
-
-    def settled() -> dict[str, Json]:
-        return {i: states[-1] for i, states in read_states(stage.bridge).items()}
-
-    wait_until(settled, name="the markers")
-    published = {i for i, op in settled().items() if op["state"] == "COMMITTED" and not op.get("blocked")}
+    ops = wait_until(lambda: last_ops_of(stage), name="the markers")
+    published = {i for i, op in ops.items() if op["state"] == "COMMITTED" and not op.get("blocked")}
     wait_until(lambda: stage.visible_ids() == published, name="the markers in the real topics")
     assert stage.acknowledged_ids() == set()
 
@@ -168,7 +162,12 @@ def put_back(stage: Stage, point: P) -> None:
 
 def states_of(stage: Stage) -> dict[str | None, str]:
     """The state in the last op message of each transaction."""
-    return {i: states[-1]["state"] for i, states in read_states(stage.bridge).items()}
+    return {i: op["state"] for i, op in last_ops_of(stage).items()}
+
+
+def last_ops_of(stage: Stage) -> dict[str, Json]:
+    """The last op message of each transaction."""
+    return {i: states[-1] for i, states in read_states(stage.bridge).items()}
 
 
 # --- blocked commits ---
@@ -237,56 +236,7 @@ def retry(stage: Stage, point: P) -> None:
     stage.verify(successor)
 
 
-# --- checks and parking ---
-
-
-def put_group(process: BridgeProcess, *endpoints: CheckEndpoint, max_checks: int = 15) -> None:
-    """The group with these endpoints, asked as early and as often as can be."""
-    body: Json = {
-        "endpoints": [{"url": endpoint.url} for endpoint in endpoints],
-        "check": {"transaction_timeout_seconds": 1, "interval_seconds": 1, "max_checks": max_checks},
-    }
-    reply = process.http.put(f"/v1/producer-groups/{GROUP}", json=body)
-    assert reply.status_code in {200, 201}, reply.text
-
-
-def check(stage: Stage, point: P, *, status: int = 200) -> None:
-    """Two endpoints, each knows a part; dead between asking and counting: no check is counted twice [12, 13, 14]."""
-    stage.command("migrate")
-    with check_endpoint("") as left, check_endpoint("") as right:
-        left.status = right.status = status
-        victim = stage.start_ready(point)
-        put_group(victim, left, right)
-        committed, rolled_back, unknown = stage.undecided(3, victim)
-        left.answers |= {i: "COMMIT" for i in [committed.transaction_id] if i}
-        right.answers |= {i: "ROLLBACK" for i in [rolled_back.transaction_id] if i}
-        right.answers |= {i: "UNKNOWN" for i in [unknown.transaction_id] if i}
-        stage.wait_dead(victim)
-        asked = [i for e in (left, right) for call in e.calls for i in [c["transaction_id"] for c in call["checks"]]]
-        assert bool(asked) is (point not in {P.CHECK_PICKED, P.CHECK_SIGNED})
-        assert bool(stage.journal("E")) is (point is P.CHECK_APPENDED)
-        left.status = right.status = 200
-        successor = stage.serve()
-        stage.wait_state(successor, committed, "COMMITTED")
-        stage.wait_state(successor, rolled_back, "ROLLED_BACK")
-        told = wait_until(lambda: at_least_checked(stage, successor, unknown, 2), PATIENCE_S, "two answers")
-        verify_checks(stage, successor, unknown, told["check_times"])
-        assert stage.play_round(successor)
-        stage.verify(successor)
-
-
-def at_least_checked(stage: Stage, process: BridgeProcess, deed: Deed, times: int) -> Json | None:
-    """The transaction once so many answers have counted."""
-    told = stage.get(process, deed.transaction_id)
-    return told if told["check_times"] >= times else None
-
-
-def verify_checks(stage: Stage, process: BridgeProcess, deed: Deed, times: int) -> None:
-    """Answers that count are numbered 1, 2, 3 ..., none twice."""
-    events = process.get(f"/v1/transactions/{deed.transaction_id}/timeline").json()["events"]
-    numbers = [event["number"] for event in events if event["type"] == "check_answered"]
-    assert sorted(set(numbers))[:times] == list(range(1, times + 1)), numbers
-    assert stage.get(process, deed.transaction_id)["check_times"] <= max(numbers)
+# --- parking ---
 
 
 def park(stage: Stage, point: P) -> None:
@@ -369,13 +319,6 @@ def act(stage: Stage, point: P) -> None:
 
 def ask_or_ended(stage: Stage, process: BridgeProcess, deed: Deed, ask: Callable[[BridgeProcess], bool]) -> bool:
     return stage.get(process, deed.transaction_id)["state"] == "COMMITTED" or ask(process)
-
-
-def die_asking(stage: Stage, victim: BridgeProcess, ask: Callable[[BridgeProcess], bool]) -> None:
-    """Until the process dies under the call."""
-    with suppress(httpx2.TransportError):
-        wait_until(lambda: ask(victim), PATIENCE_S, "the call")
-    stage.wait_dead(victim)
 
 
 def directory(stage: Stage, point: P) -> None:
@@ -471,6 +414,8 @@ SCENARIOS: Mapping[P, Scenario] = {
     P.RETRY_SENT_ALL: retry,
     P.RETRY_COMMITTED: retry,
     P.CHECK_UNANSWERED: partial(check, status=500),
+    P.CHECKS_LAID: fetch,
+    P.CHECKS_CLAIMED: fetch,
     P.PROJECT_READ: partial(play, passing=6),
     P.PROJECT_WRITTEN: partial(play, passing=6),
     P.PROJECT_COMMITTED: partial(play, passing=6),

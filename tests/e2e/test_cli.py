@@ -114,11 +114,14 @@ def test_group_is_put_tried_and_deleted(dev: DevProcess, tmp_path: Path) -> None
             url = f"http://127.0.0.1:{server.server_address[1]}/check"
             put = command(dev, tmp_path, "group", "put", "tried", "-e", url, "--check", "max_checks=3", "-o", "json")
             assert json.loads(put)["secret"].startswith("whsec_")
-            (bad,) = json.loads(command(dev, tmp_path, "group", "test", "tried", "-o", "json", code=1))
-            assert (bad["is_ok"], bad["found"]) == (False, "COMMIT of a transaction that never was")
+            findings = json.loads(command(dev, tmp_path, "group", "test", "tried", "-o", "json", code=1))
+            assert [findings[0][name] for name in ("trial", "verdict")] == ["unknown id", "bad"]
+            assert findings[0]["found"] == "COMMIT of a transaction that never was"
             resolution = "ROLLBACK"
-            (good,) = json.loads(command(dev, tmp_path, "group", "test", "tried", "-o", "json"))
-            assert good["is_ok"] is True
+            shown = command(dev, tmp_path, "group", "test", "tried", code=1)
+            assert re.search(r"unknown id +good +answers ROLLBACK", shown)
+            assert re.search(r"no signature +bad +answers it with 200 .*Verify the signature", shown)
+            assert re.search(r"after a restart +skipped +needs --restart-command", shown)
         finally:
             server.shutdown()
             thread.join()

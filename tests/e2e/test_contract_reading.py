@@ -273,6 +273,8 @@ def test_documents_are_served(service: RunningService) -> None:
         ("POST", "/v1/resolutions"), ("POST", "/v1/messages"), ("POST", "/v1/messages/batch"),
         ("PUT", "/v1/producer-groups/{group}"), ("DELETE", "/v1/producer-groups/{group}"),
         ("POST", "/v1/producer-groups/{group}/rotate-secret"), ("GET", "/v1/producer-groups/{group}"),
+        ("POST", "/v1/producer-groups/{group}/endpoints"), ("DELETE", "/v1/producer-groups/{group}/endpoints"),
+        ("POST", "/v1/producer-groups/{group}/checks/claim"),
         ("GET", "/v1/producer-groups"), ("GET", "/v1/transactions/{transaction_id}"),
         ("GET", "/v1/transactions/{transaction_id}/timeline"), ("POST", "/v1/transactions/{transaction_id}/check"),
         ("POST", "/v1/transactions/{transaction_id}/force"), ("POST", "/v1/transactions/{transaction_id}/resume"),

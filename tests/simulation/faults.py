@@ -18,7 +18,7 @@ def instance_of(client: str) -> int:
     return int(client.partition(".")[0])
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Rule:
     fault: Fault
     until_ms: int
@@ -117,7 +117,9 @@ class FaultsInForce:
                 await self.pause(step.client)
 
     def _strikes(self, rule: _Rule) -> bool:
-        """Counts a passing; true once, at the last."""
+        """Counts a passing; true once, at the last. Another step may have met it while this one was frozen."""
+        if rule not in self.rules:
+            return False
         if rule.left > 0:
             rule.left -= 1
             return False

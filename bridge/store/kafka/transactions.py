@@ -8,13 +8,13 @@ from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreUnavailab
 from bridge.fault_points import FaultPoint, reach
 from bridge.store.kafka.client_thread import ClientThread
 from bridge.store.kafka.options import ClientErrors, KafkaConfig
-from bridge.store.kafka.transactional_producer import TransactionalProducer
+from bridge.store.kafka.transactional_producer import MOST_FLUSHES, TransactionalProducer
 from bridge.store.results import AtomicBatch, BatchResult
 
 T = TypeVar("T")
 
 LARGEST_BATCH_BYTES = 1_000_000  # below the default `max.message.bytes`
-_CALLS_OF_A_BATCH = 8  # produce, flush, produce, flush, offsets, commit, abort; and one for luck
+_CALLS_OF_A_BATCH = 2 * (1 + MOST_FLUSHES) + 4  # twice produce and flushes, offsets, commit, abort; one for luck
 FENCE_TIMEOUT_S = 10.0  # the broker may first have to end what it finds open
 
 BatchSizeLimit = Callable[[], int | None]

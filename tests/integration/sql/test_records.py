@@ -219,11 +219,13 @@ async def test_stopped_or_finished_job_is_not_claimed(database: Database) -> Non
     await database.run(lambda conn: claim_job(conn, "one", 100, 50))
     assert await database.run(lambda conn: stop_job(conn, "job-1", 110))
     assert not await database.run(lambda conn: stop_job(conn, "job-1", 111))
-    assert not await database.run(lambda conn: advance_job(conn, JOB, "one"))
+    step = replace(JOB, updated_ms=120, counts={"done": 7}, state=JobState.DONE)
+    assert not await database.run(lambda conn: advance_job(conn, step, "two"))
+    assert not await database.run(lambda conn: advance_job(conn, step, "one"))
     assert await database.run(lambda conn: claim_job(conn, "two", 1_000, 50)) is None
     found = await database.read(lambda conn: find_job(conn, "job-1"))
     assert found is not None
-    assert (found.state, found.updated_ms) == (JobState.STOPPED, 110)
+    assert (found.state, found.updated_ms, found.counts) == (JobState.STOPPED, 120, {"done": 7})
     assert await database.read(lambda conn: list_jobs(conn, 5)) == [found]
     assert await database.read(lambda conn: find_job(conn, "job-2")) is None
 

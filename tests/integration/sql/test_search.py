@@ -9,7 +9,9 @@ from sqlalchemy import Connection
 
 from bridge.core.transaction import TransactionState
 from bridge.core.view import MessageSummary
+from bridge.directory import DueCheck
 from bridge.sql.bulk import insert_rows
+from bridge.sql.check_board import SqlCheckBoard
 from bridge.sql.engine import Database
 from bridge.sql.errors import MalformedCursor
 from bridge.sql.fold import KeyRow
@@ -155,6 +157,16 @@ async def test_live_ones_are_pending_parked_and_blocked(database: Database) -> N
     await database.run(lambda conn: put(conn, [*rows, make(4, "bank")]))
     assert await database.read(lambda conn: count_live(conn, "shop")) == 3
     assert await database.read(lambda conn: count_live(conn, "nobody")) == 0
+
+
+async def test_purge_takes_checks_that_a_dead_owner_left(database: Database) -> None:
+    """Nobody takes them from the board any more; those of pending transactions stay."""
+    board = SqlCheckBoard(database)
+    await board.take_queue(0, "dead")
+    await board.put(0, "dead", 0, [DueCheck(id_of(n), "shop", 1, 1) for n in (0, 6)])
+    await database.run(lambda conn: put(conn, [make(0, state=COMMITTED), make(6)]))
+    await database.run(lambda conn: purge(conn, 5, 3))
+    assert [check.transaction_id for check in await board.claim("shop", 9, 1)] == [id_of(6)]
 
 
 async def test_purge_takes_only_what_ended_before(database: Database) -> None:

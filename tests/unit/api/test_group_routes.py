@@ -87,7 +87,7 @@ async def test_group_in_use_stays(live: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("body", "place"),
     [
-        ({"check": {"mode": "pull"}}, "/check/mode"),
+        ({"check": {"mode": "poll"}}, "/check/mode"),
         ({"check": {"transaction_timeout_seconds": 0.999}}, "/check/transaction_timeout_seconds"),
         ({"check": {"transaction_timeout_seconds": 86_401}}, "/check/transaction_timeout_seconds"),
         ({"check": {"interval_seconds": 0}}, "/check/interval_seconds"),
@@ -122,3 +122,51 @@ async def test_names_are_checked_in_the_path(live: LiveServer) -> None:
     for name in ("a%20b", "g" * 121, "a%0A"):
         problem = check_problem(await live.client.put(f"/v1/producer-groups/{name}", json={}), 422, "invalid-request")
         assert named_places(problem) == {"?group"}
+
+
+async def test_endpoint_is_leased_and_left(live: LiveServer) -> None:
+    """A minute unless another time is asked for; shown with its end; left once, and again for nothing."""
+    await live.client.put(PATH, json={"endpoints": [URL]})
+    leased = {"url": "https://orders-7.example.com/check?id=7"}
+    shown = {**leased, "leased": True, "lease_until": "2026-01-31T12:01:00.123Z"}
+    assert (await live.client.post(f"{PATH}/endpoints", json=leased)).json() == shown
+    longer = await live.client.post(f"{PATH}/endpoints", json={**leased, "lease_seconds": 90.5})
+    assert longer.json()["lease_until"] == "2026-01-31T12:01:30.623Z"
+    assert (await live.client.post(f"{PATH}/endpoints", json=URL)).json() == {
+        **URL,
+        "leased": False,
+        "lease_until": None,
+    }
+    assert [e["leased"] for e in (await live.client.get(PATH)).json()["endpoints"]] == [False, True]
+    for removed in (True, False):
+        answer = await live.client.delete(f"{PATH}/endpoints", params=leased)
+        assert (answer.status_code, answer.json()) == (200, {**leased, "removed": removed})
+    assert (await live.client.delete(f"{PATH}/endpoints", params=URL)).json() == {**URL, "removed": False}
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ({}, "/url"),
+        ({"url": ""}, "/url"),
+        ({**URL, "lease_seconds": 0.9}, "/lease_seconds"),
+        ({**URL, "lease_seconds": 86_401}, "/lease_seconds"),
+        ({**URL, "lease": 60}, "/lease"),
+    ],
+)
+async def test_malformed_lease_is_refused(body: Any, place: str, live: LiveServer) -> None:
+    """422 with the place."""
+    await live.client.put(PATH, json={})
+    problem = check_problem(await live.client.post(f"{PATH}/endpoints", json=body), 422, "invalid-request")
+    assert named_places(problem) == {place}
+
+
+async def test_lease_needs_a_group_and_a_url_that_may_be_called(live: LiveServer) -> None:
+    """404, 422; which endpoint is to be left must be said."""
+    check_problem(await live.client.post(f"{PATH}/endpoints", json=URL), 404, "unknown-producer-group")
+    check_problem(await live.client.delete(f"{PATH}/endpoints", params=URL), 404, "unknown-producer-group")
+    await live.client.put(PATH, json={})
+    inward = await live.client.post(f"{PATH}/endpoints", json={"url": "http://10.0.0.1/"})
+    assert named_places(check_problem(inward, 422, "callback-url-forbidden")) == {"/url"}
+    missing = await live.client.delete(f"{PATH}/endpoints")
+    assert named_places(check_problem(missing, 422, "invalid-request")) == {"?url"}

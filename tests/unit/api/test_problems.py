@@ -31,6 +31,8 @@ CONTRACT = {
     "request-timeout": 408,
     "producer-group-mismatch": 409,
     "producer-group-in-use": 409,
+    "too-many-endpoints": 409,
+    "not-pull-mode": 409,
     "already-resolved": 409,
     "body-expired": 409,
     "not-parked": 409,

@@ -219,3 +219,17 @@ async def test_taken_port_is_told_at_once(live: LiveServer, fake: FakeTransactio
     with pytest.raises(ConfigError, match="choose another with --port"):
         bind(HOST, live.port)
     assert isinstance(live.server, ApiServer)
+
+
+async def test_processes_can_share_a_port(fake: FakeTransactions) -> None:
+    """The system deals connections out; when one drains, the others have them all."""
+    async with serve(make_services(fake), ServeConfig(port=0, reuse_port=True)) as first:
+        shared = ServeConfig(port=first.port, reuse_port=True)
+        request = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        async with serve(make_services(fake), shared) as second:
+            for _ in range(64):
+                assert b" 200 " in await first.send_raw(request)
+            shares = [live.server._server.server_state.total_requests for live in (first, second)]
+            assert min(shares) > 0
+            assert sum(shares) == 64
+        assert b" 200 " in await first.send_raw(request)

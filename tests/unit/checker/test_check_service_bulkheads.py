@@ -7,7 +7,6 @@ from dataclasses import replace
 import structlog
 
 from bridge.core.config import CheckCalls, CheckMode
-from bridge.directory import Endpoint
 from checker.caller import Call
 from checker.memory_caller import Response
 from tests.unit.checker.world import FIRST_MS, Seen, World, hanging, make_world, saying, sending
@@ -42,22 +41,12 @@ async def test_gone_endpoint_is_disabled(world: World) -> None:
     assert [log["event"] for log in logs if log["log_level"] == "error"] == ["endpoint_gone"]
 
 
-async def test_dead_leases_are_not_called(world: World) -> None:
-    """An instance that stopped renewing."""
-    world.add_group("shop", A, B)
-    leased = Endpoint(A, is_leased=True, lease_until_ms=world.clock.now_ms() + 1_000)
-    world.directory.groups["shop"] = replace(world.directory.groups["shop"], endpoints=(leased, Endpoint(B)))
-    world.prepare("shop")
-    await world.pass_ms(7_000)
-    assert [seen.url for seen in world.calls] == [B]
-
-
 async def test_groups_that_fetch_their_checks_are_not_called(world: World) -> None:
-    """Pull mode."""
+    """Pull mode: their endpoints stay in the settings, and nobody complains of a missing one."""
     world.add_group("shop", A, calls=CheckCalls(mode=CheckMode.PULL))
     world.prepare("shop")
     await world.pass_ms(7_000)
-    assert (world.calls, world.failures()) == ([], ["no-endpoint"])
+    assert (world.calls, world.failures()) == ([], [])
 
 
 async def test_nothing_goes_out_unsigned(world: World) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from bridge.directory import Endpoint
-from checker.turns import COOLING_MS, Turns, is_live, retry_after_ms
+from checker.turns import COOLING_MS, Turns, retry_after_ms
 
 A, B, C = Endpoint("https://a.example/"), Endpoint("https://b.example/"), Endpoint("https://c.example/")
 ALL = (A, B, C)
@@ -11,14 +11,14 @@ ALL = (A, B, C)
 
 def first_of(turns: Turns, count: int, monotonic_ms: int = 0) -> str:
     """The hosts that come first in so many rounds."""
-    return "".join(turns.order(ALL, 0, monotonic_ms).urls[0][8] for _ in range(count))
+    return "".join(turns.order(ALL, monotonic_ms).urls[0][8] for _ in range(count))
 
 
 def test_round_robin_with_the_others_behind() -> None:
     """Each round begins with the next endpoint and goes on with the rest."""
     turns = Turns()
-    assert list(turns.order(ALL, 0, 0).urls) == [A.url, B.url, C.url]
-    assert list(turns.order(ALL, 0, 0).urls) == [B.url, C.url, A.url]
+    assert list(turns.order(ALL, 0).urls) == [A.url, B.url, C.url]
+    assert list(turns.order(ALL, 0).urls) == [B.url, C.url, A.url]
     assert first_of(turns, 4) == "cabc"
 
 
@@ -27,7 +27,7 @@ def test_failed_lately_is_tried_last() -> None:
     turns = Turns()
     turns.note_failure(A.url, 1_000)
     assert "a" not in first_of(turns, 6, 1_000 + COOLING_MS - 1)
-    assert A.url in turns.order(ALL, 0, 2_000).urls
+    assert A.url in turns.order(ALL, 2_000).urls
     assert "a" in first_of(turns, 3, 1_000 + COOLING_MS)
 
 
@@ -44,21 +44,17 @@ def test_paused_endpoints_are_left_alone() -> None:
     """429: not before the pause is over, even if nobody else is there."""
     turns = Turns()
     turns.pause(A.url, 5_000)
-    assert turns.order((A,), 0, 4_999) == ((), 1)
-    assert list(turns.order((A,), 0, 5_000).urls) == [A.url]
-    assert turns.order(ALL, 0, 4_999) == ([C.url, B.url], 1)
+    assert turns.order((A,), 4_999) == ((), 1)
+    assert list(turns.order((A,), 5_000).urls) == [A.url]
+    assert turns.order(ALL, 4_999) == ([C.url, B.url], 1)
 
 
-def test_dead_leases_and_disabled_ones_are_not_asked() -> None:
-    """A lease ends by itself; 410 disables."""
-    assert is_live(Endpoint("u", is_leased=True, lease_until_ms=100), 99)
-    assert not is_live(Endpoint("u", is_leased=True, lease_until_ms=100), 100)
-    assert not is_live(Endpoint("u", disabled_reason="410 Gone"), 0)
-    assert Turns().order((Endpoint("u", disabled_reason="gone"),), 0, 0) == ((), 0)
-    leased = Endpoint("u", is_leased=True, lease_until_ms=100)
+def test_disabled_endpoints_are_not_asked() -> None:
+    """410 disables; leases are the directory's, which shows none that is over."""
+    gone, leased = Endpoint("u", disabled_reason="410 Gone"), Endpoint("v", is_leased=True, lease_until_ms=100)
     for look in (Turns().order, Turns().peek):
-        assert look((leased,), 99, 10**9) == (["u"], 0)
-        assert look((leased,), 100, 0) == ((), 0)
+        assert look((gone,), 0) == ((), 0)
+        assert look((gone, leased), 10**9) == (["v"], 0)
 
 
 def test_marks_of_removed_endpoints_are_forgotten() -> None:
@@ -67,14 +63,14 @@ def test_marks_of_removed_endpoints_are_forgotten() -> None:
     for number in range(100):
         turns.note_failure(f"https://{number}.example/", 0)
         turns.pause(f"https://{number}.example/", 10**9)
-    turns.order(ALL, 0, 0)
+    turns.order(ALL, 0)
     assert (len(turns._failed_ms), len(turns._paused_until_ms)) == (0, 0)
 
 
 def test_peeking_takes_no_turn() -> None:
     """Looking whether somebody is there does not skip anybody."""
     turns = Turns()
-    turns.peek(ALL, 0, 0)
+    turns.peek(ALL, 0)
     assert first_of(turns, 3) == "abc"
 
 

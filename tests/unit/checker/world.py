@@ -22,8 +22,9 @@ from bridge.core.record import EndRecord, HalfMessage
 from bridge.core.record_codec import decode_record
 from bridge.core.transaction import Transaction
 from bridge.core.transaction_id import make_transaction_id, queue_of
-from bridge.directory import Endpoint, MemoryDirectory, ProducerGroup, UnansweredRound
+from bridge.directory import DueCheck, Endpoint, MemoryCheckBoard, MemoryDirectory, ProducerGroup, UnansweredRound
 from bridge.settler.observer import Body, QueueOwner
+from bridge.sql.errors import SqlUnavailable
 from bridge.store.memory.store import MemoryStore
 from bridge.store.results import PutResult, PutStatus
 from checker.caller import Call
@@ -102,6 +103,37 @@ class FlakyDirectory(MemoryDirectory):
         await super().record_rounds(rounds)
 
 
+@dataclass(slots=True)
+class FlakyBoard(MemoryCheckBoard):
+    """A board whose database may be down; `put_slowly`: a put is done, and its answer is held until it is set."""
+
+    is_down: bool = False
+    put_slowly: asyncio.Event | None = None
+    ticks_written: list[tuple[int, int]] = field(default_factory=list)
+
+    async def put(
+        self, queue_id: int, owner: str, tick_ms: int, checks: Sequence[DueCheck]
+    ) -> Mapping[str, int] | None:
+        self._reach()
+        done = await super(FlakyBoard, self).put(queue_id, owner, tick_ms, checks)
+        if self.put_slowly is not None:
+            await self.put_slowly.wait()
+        return done
+
+    async def tick(self, queue_id: int, owner: str, tick_ms: int) -> bool:
+        self._reach()
+        self.ticks_written.append((queue_id, tick_ms))
+        return await super(FlakyBoard, self).tick(queue_id, owner, tick_ms)
+
+    async def remove(self, checks: Collection[DueCheck]) -> None:
+        self._reach()
+        await super(FlakyBoard, self).remove(checks)
+
+    def _reach(self) -> None:
+        if self.is_down:
+            raise SqlUnavailable("down")
+
+
 @dataclass
 class Seen:
     """One call as an endpoint saw it."""
@@ -132,6 +164,7 @@ class World:
     directory: FlakyDirectory
     caller: MemoryCaller
     service: CheckService
+    board: FlakyBoard
     owners: dict[int, StandInOwner] = field(default_factory=dict)
     calls: list[Seen] = field(default_factory=list)
     at_once: int = 0
@@ -220,11 +253,11 @@ def make_world(config: CheckerConfig | None = None) -> World:
     clock = VirtualClock()
     memory = make_memory_world(clock=clock)
     store = FlakyStore(memory.cluster, memory.cluster.connect("checker"))
-    directory, caller = FlakyDirectory(), MemoryCaller(clock)
+    directory, caller, board = FlakyDirectory(), MemoryCaller(clock), FlakyBoard()
     worlds: list[World] = []
-    ports = CheckPorts(store, directory, caller, clock, random_text=Texts(), jitter=lambda: worlds[0].jitter)
+    ports = CheckPorts(store, directory, caller, clock, Texts(), lambda: worlds[0].jitter, board)
     service = CheckService(ports, memory.topics, config)
-    world = World(clock, memory, store, directory, caller, service)
+    world = World(clock, memory, store, directory, caller, service, board)
     worlds.append(world)
     world.take_queue(0)
     return world

@@ -8,7 +8,10 @@ import pytest
 from api.cli.main import app
 from tests.support.source_tree import ROOT
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "check-endpoint.md", ROOT / "docs" / "operating.md"]
+DOCUMENTS = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("check-endpoint.md", "operating.md", "outbox.md", "producers.md")),
+]
 
 
 def command_names() -> set[str]:

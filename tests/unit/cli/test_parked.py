@@ -46,6 +46,15 @@ def test_preview_changes_nothing(cli: Cli, bridge: CannedServer) -> None:
     assert len(bridge.asked) == 1
 
 
+def test_reason_is_needed_to_act_and_not_to_look(cli: Cli, bridge: CannedServer) -> None:
+    """Nothing is asked of the bridge without one; a preview goes into no audit."""
+    bridge.answer("POST", REDRIVE, 200, {"count": 2, "more": False, "sample": []})
+    looking = ("parked", "redrive", "resume", "--url", bridge.url)
+    assert cli(*looking).code == 2
+    assert bridge.asked == []
+    assert cli(*looking, "--preview").code == 0
+
+
 def test_without_a_terminal_yes_must_be_said(cli: Cli, bridge: CannedServer) -> None:
     """A script that forgot --yes acts on nothing and does not wait for ever."""
     bridge.answer("POST", REDRIVE, 200, {"count": 2, "more": False, "sample": []})

@@ -11,8 +11,8 @@ from bridge.core.message import Message, MessageQueue
 from bridge.service.current_reads import Currency, CurrentReads, ProjectionPositions
 from bridge.service.deadline import Deadline
 from bridge.service.queue_ends import QueueEnds
+from bridge.sql.inline_database import InlineDatabase
 from bridge.store.memory.link import Fate, StepKind
-from tests.support.inline_database import InlineDatabase
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.service_world import ServiceWorld, make_service_world
 

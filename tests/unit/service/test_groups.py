@@ -5,7 +5,7 @@ from pathlib import Path
 from bridge.core.config import CheckTimes, GroupSettings
 from bridge.core.record import Resolution
 from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
-from bridge.service.groups import GroupSaved
+from bridge.service.groups import MAX_LEASED_ENDPOINTS, EndpointRegistered, GroupSaved
 from bridge.service.operators import Who
 from bridge.service.search import AuditPage
 from bridge.sql.rounds import GroupHealth
@@ -138,5 +138,60 @@ def test_sql_down_is_said(tmp_path: Path) -> None:
             for answer in answers:
                 assert isinstance(answer, Refused)
                 assert (answer.code, answer.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
+
+    world.run(story())
+
+
+def test_leased_endpoints_are_audited_once(tmp_path: Path) -> None:
+    """Registering and leaving are acts, renewing is none; urls go by the same rule as in a put."""
+    world = make_service_world(tmp_path)
+    url = "https://live.example/x"
+
+    async def story() -> None:
+        async with world.serving() as api:
+            groups = api.service.groups
+            unknown = await groups.register_endpoint("shop", url, 60_000, WHO)
+            assert isinstance(unknown, Refused)
+            assert unknown.code is RefusalCode.UNKNOWN_PRODUCER_GROUP
+            assert isinstance(await groups.remove_endpoint("shop", url, WHO), Refused)
+            await groups.put("shop", SLOW, [], WHO)
+            now_ms = world.settlers.memory.clock.now_ms()
+            for _ in range(3):
+                registered = await groups.register_endpoint("shop", url, 60_000, WHO)
+                assert registered == EndpointRegistered(url, now_ms + 60_000)
+            inward = await groups.register_endpoint("shop", "http://b.example", 60_000, WHO)
+            assert isinstance(inward, Refused)
+            assert inward.code is RefusalCode.CALLBACK_URL_FORBIDDEN
+            assert await groups.remove_endpoint("shop", url, WHO) is True
+            assert await groups.remove_endpoint("shop", url, WHO) is False
+            audit = await api.service.search.audit(10)
+            assert isinstance(audit, AuditPage)
+            assert [entry.what for entry in audit.entries] == [
+                "producer-group.remove-endpoint",
+                "producer-group.register-endpoint",
+                "producer-group.put",
+            ]
+            assert audit.entries[1].after == {"url": url, "lease_ms": 60_000}
+
+    world.run(story())
+
+
+def test_leases_of_a_group_have_a_limit(tmp_path: Path) -> None:
+    """409 above it; who is in renews, and who leaves makes room."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            groups = api.service.groups
+            await groups.put("shop", SLOW, [], WHO)
+            urls = [f"https://{number}.example/x" for number in range(MAX_LEASED_ENDPOINTS + 1)]
+            for url in urls[:-1]:
+                assert isinstance(await groups.register_endpoint("shop", url, 60_000, WHO), EndpointRegistered)
+            refused = await groups.register_endpoint("shop", urls[-1], 60_000, WHO)
+            assert isinstance(refused, Refused)
+            assert (refused.code, refused.outcome) == (RefusalCode.TOO_MANY_ENDPOINTS, Outcome.NOT_APPLIED)
+            assert isinstance(await groups.register_endpoint("shop", urls[0], 60_000, WHO), EndpointRegistered)
+            await groups.remove_endpoint("shop", urls[0], WHO)
+            assert isinstance(await groups.register_endpoint("shop", urls[-1], 60_000, WHO), EndpointRegistered)
 
     world.run(story())

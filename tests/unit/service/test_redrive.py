@@ -127,6 +127,50 @@ def test_job_goes_on_in_another_process(tmp_path: Path) -> None:
     world.run(story())
 
 
+def test_job_of_a_process_whose_clock_was_ahead_goes_on(tmp_path: Path) -> None:
+    """It was killed, and its lease ends in an hour by every other clock: unchanged for its length is over (68)."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.serving("2") as other, world.settlers.settling(), world.projecting():
+            ids = await park_some(world, api, 4)
+            job = await api.service.parked.redrive(SearchFilter(), RedriveAction.ROLLBACK, 2, WHO)
+            world.settlers.memory.clock.shift_wall_clock(3_600_000)
+            assert (await api.service.redrive_loop.run_once()).acted == 2
+            world.settlers.memory.clock.shift_wall_clock(-3_600_000)
+            for _ in range(6):
+                assert (await other.service.redrive_loop.run_once()).is_idle
+                await world.sleep(10_001)
+            done = await finish(other, job)
+            assert (done.state, done.counts) == (JobState.DONE, {"done": 4})
+            assert await states_of(api, ids) == {TransactionState.ROLLED_BACK}
+
+    world.run(story())
+
+
+def test_stopped_job_tells_of_its_last_step(tmp_path: Path) -> None:
+    """Stopped while a step is under way: what the step did is counted, and nothing more is begun."""
+    faults = ScriptedFaults()
+    world = make_service_world(tmp_path, faults=faults)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            await park_some(world, api, 4)
+            job = await api.service.parked.redrive(SearchFilter(), RedriveAction.COMMIT, 2, WHO)
+            assert isinstance(job, RedriveJob)
+            faults.give(StepKind.PUT, Fate(answer_ms=500))
+            step = asyncio.ensure_future(api.service.redrive_loop.run_once())
+            await world.sleep(100)
+            assert isinstance(await api.service.parked.stop(job.job_id, WHO), RedriveJob)
+            assert (await step).acted == 2
+            assert (await api.service.redrive_loop.run_once()).is_idle
+            stopped = await api.service.parked.get_job(job.job_id)
+            assert isinstance(stopped, RedriveJob)
+            assert (stopped.state, stopped.counts) == (JobState.STOPPED, {"done": 2})
+
+    world.run(story())
+
+
 def test_stop_holds_after_the_present_step(tmp_path: Path) -> None:
     """A stopped job is not taken up again; stopping it twice changes nothing."""
     world = make_service_world(tmp_path)

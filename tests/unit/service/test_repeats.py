@@ -81,6 +81,30 @@ def test_known_and_pending_one_is_only_asked_about(tmp_path: Path) -> None:
     world.run(story())
 
 
+def test_published_one_is_not_called_blocked_again(tmp_path: Path) -> None:
+    """A projection that lags still has it blocked; who heard that it is published hears nothing older."""
+    world = make_service_world(tmp_path)
+    log = world.settlers.memory.cluster.log
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling():
+            async with world.projecting():
+                first = await prepare(world, api)
+                log.delete_topic("orders")
+                commit = EndCall(first.transaction_id, Resolution.COMMIT)
+                [blocked] = await api.transactions.end([commit])
+                assert blocked.blocked
+                await world.sleep(500)
+            log.create_topic("orders", 1)
+            await world.sleep(20_000)
+            [published] = await api.transactions.end([commit])
+            again = await prepare(world, api)
+            assert (published.blocked, again.blocked) == (False, False)
+            assert list(again.receipts) == list(published.receipts)
+
+    world.run(story())
+
+
 def test_other_content_is_refused(tmp_path: Path) -> None:
     """The same key with other content: known at once in this process, elsewhere from the projection."""
     world = make_service_world(tmp_path)

@@ -41,6 +41,7 @@ class FakeProducer:
         self.report_errors: dict[str, deque[KafkaError]] = {}
         self.capacity = 1_000_000
         self.is_silent = False
+        self.reports_each = 1_000_000  # at most so many at a poll or flush
         self._queued: deque[tuple[Callable[..., None] | None, str, int, int]] = deque()
         self._offset = 0
 
@@ -97,8 +98,8 @@ class FakeProducer:
     def _report(self) -> int:
         if self.is_silent:
             return 0
-        count = len(self._queued)
-        while self._queued:
+        count = min(len(self._queued), self.reports_each)
+        for _ in range(count):
             on_delivery, topic, queue_id, offset = self._queued.popleft()
             errors = self.report_errors.get(topic)
             error = errors.popleft() if errors else None

@@ -63,6 +63,27 @@ def test_timeout_is_unknown_and_nothing_is_tried(
     assert "abort" not in fake.calls
 
 
+@pytest.mark.parametrize(("each", "flushes"), [(2, 2), (1, 3)])
+def test_busy_broker_is_waited_for_while_it_gets_on(
+    producer: TransactionalProducer, fake: FakeProducer, each: int, flushes: int
+) -> None:
+    """A hundred new destinations are opened one by one: that takes longer than a call, and nobody is away (T)."""
+    fake.reports_each = each
+    producer.write(AtomicBatch(BATCH.messages, lambda _: [POSITION]))
+    assert fake.calls.count("flush") == flushes + 1
+
+
+@pytest.mark.parametrize(("each", "flushes"), [(0, 1), (1, 3)])
+def test_broker_that_does_not_get_on_is_given_up(
+    producer: TransactionalProducer, fake: FakeProducer, each: int, flushes: int
+) -> None:
+    """At once if nothing gets through, else below the time-out of the Kafka transaction."""
+    fake.reports_each = each
+    with pytest.raises(BatchOutcomeUnknown, match="not written in time"):
+        producer.write(AtomicBatch([CREDIT, CREDIT, CREDIT, ORDER], BATCH.finish))
+    assert fake.calls.count("flush") == flushes
+
+
 @pytest.mark.parametrize("call", ["begin", "produce", "flush", "offsets", "commit"])
 def test_fenced_producer_says_so(producer: TransactionalProducer, fake: FakeProducer, call: str) -> None:
     """Whoever has the id now is told from an unknown outcome."""

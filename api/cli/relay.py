@@ -1,0 +1,226 @@
+"""`relay`: publishes the rows of an outbox table, and acts on rows that the bridge has refused."""
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from api.cli.failures import CommandFailed, Exit
+from api.cli.http_calls import DEFAULT_URL
+from api.cli.local import noticed_ctrl_c
+from api.cli.output import Output, OutputOption, encode, say, show_documents, show_rows
+from api.cli.relay_report import RelayReport
+from outbox.errors import DatabaseUnavailable
+
+if TYPE_CHECKING:
+    from outbox.hand_over import HandOver
+    from outbox.relay import Relay, RelayConfig
+    from outbox.relay_database import OutboxDatabase, SourceSpec
+
+relay = typer.Typer(invoke_without_command=True, help="Publish the rows of an outbox table; act on refused ones.")
+parked = typer.Typer(
+    no_args_is_help=True,
+    help="Rows that the bridge refused. Name the database before: relay --database-url ... parked list.",
+)
+relay.add_typer(parked, name="parked")
+
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
+_MAX_ROWS = 10_000
+
+RowsArgument = Annotated[list[str] | None, typer.Argument(help="Ids as `relay parked list` shows them.")]
+AllOption = Annotated[bool, typer.Option("--all", help="All parked rows.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """What the options say of the database and the table in it."""
+
+    database_url: str
+    spec: "SourceSpec"
+    config: "RelayConfig"
+
+    def open(self, database: "OutboxDatabase", hand_over: "HandOver") -> "Relay":
+        """Raises TableMissing, DatabaseUnavailable, OutboxConfigError."""
+        return database.open_relay(self.spec, hand_over, self.config)
+
+
+@relay.callback(epilog="Example: outbox-bridge relay --database-url postgresql+psycopg://shop@localhost/shop -g orders")
+def run(  # noqa: PLR0913, PLR0917 - a setting is an option
+    context: typer.Context,
+    database_url: Annotated[
+        str,
+        typer.Option("--database-url", envvar="OUTBOX_DATABASE_URL", help="The outbox's, as SQLAlchemy has it."),
+    ] = "",
+    bridge: Annotated[
+        str, typer.Option("--bridge", "--url", envvar="OUTBOX_BRIDGE_URL", help="Where the bridge listens.")
+    ] = DEFAULT_URL,
+    producer_group: Annotated[str, typer.Option("--producer-group", "-g", help="Group that publishes.")] = "",
+    source: Annotated[
+        str, typer.Option("--source", metavar="own|debezium|FILE.toml", help="Which columns the table has.")
+    ] = "own",
+    table: Annotated[str | None, typer.Option("--table", help="Else outbox_message, or outboxevent.")] = None,
+    schema: Annotated[str | None, typer.Option("--schema", help="Schema of the tables.")] = None,
+    sequence: Annotated[str | None, typer.Option("--sequence", help="Debezium: column that orders the rows.")] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, max=1_000, help="Rows in a request.")] = 1_000,
+    poll_interval: Annotated[
+        float, typer.Option("--poll-interval", min=0.01, max=60, help="Seconds between looks if nobody wakes it.")
+    ] = 0.5,
+    parked_holds: Annotated[bool, typer.Option(help="Whether a refused row holds back later ones of its key.")] = True,
+    once: Annotated[bool, typer.Option("--once", help="Publish what is there, then end.")] = False,
+    output: Annotated[Output | None, typer.Option("--output", "-o", help="Form of reports; piped: jsonl.")] = None,
+) -> None:
+    """Publish the rows of an outbox table until Ctrl-C or SIGTERM; the batch in hand is finished. Any number may run.
+
+    Exit codes with --once: 0 all is published, 1 rows were refused or are left, 5 bridge or database is away.
+    """
+    from outbox.relay import RelayConfig  # noqa: PLC0415  # SQLAlchemy is slow to import
+    from outbox.relay_database import SourceSpec  # noqa: PLC0415
+
+    if not database_url:
+        raise CommandFailed(Exit.USAGE, "no database is named", "Say --database-url, or set OUTBOX_DATABASE_URL.")
+    config = RelayConfig(max_rows=batch_size, poll_ms=round(poll_interval * 1000), parked_holds=parked_holds)
+    outbox = Outbox(database_url, SourceSpec(source, table, schema, sequence), config)
+    if context.invoked_subcommand is not None:
+        context.obj = outbox
+        return
+    if not producer_group:
+        raise CommandFailed(Exit.USAGE, "a relay needs --producer-group", "Name the group whose messages they are.")
+    report = RelayReport(output or (Output.TABLE if sys.stdout.isatty() else Output.JSONL))
+    say(f"relay of {source} rows to {bridge} as {producer_group}; Ctrl-C stops it after the batch in hand")
+    with noticed_ctrl_c(signal.SIGTERM) as stop, report.telling_warnings(), _hand_over(bridge, producer_group) as taker:
+        (_run_once if once else _run_until)(outbox, taker, stop, report)
+
+
+@parked.command("list", epilog="Example: outbox-bridge relay parked list -o json")
+def list_parked(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=_MAX_ROWS, help="At most so many.")] = 100,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Rows that the bridge refused, and its words."""
+    with _parked_of(context) as opened:
+        rows = [{"row_id": row_id, "reason": reason} for row_id, reason in opened.read_parked(limit)]
+    if output is Output.TABLE:
+        show_rows(rows, [("ROW", lambda row: row["row_id"]), ("REASON", lambda row: row["reason"])])
+    else:
+        show_documents([encode(row) for row in rows], output)
+
+
+@parked.command(epilog="Example: outbox-bridge relay parked retry --all")
+def retry(context: typer.Context, row_ids: RowsArgument = None, every: AllOption = False) -> None:
+    """Let relays try parked rows again, once what was wrong is mended."""
+    with _parked_of(context) as opened:
+        _tell_count(opened.release_parked(_choose(opened, row_ids, every)), "will be tried again")
+
+
+@parked.command(epilog="Example: outbox-bridge relay parked discard --all --yes")
+def discard(
+    context: typer.Context,
+    row_ids: RowsArgument = None,
+    every: AllOption = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete parked rows: they are never published, and what they held back goes on."""
+    with _parked_of(context) as opened:
+        chosen = _choose(opened, row_ids, every)
+        if not yes:
+            if not sys.stdin.isatty():
+                raise CommandFailed(Exit.USAGE, f"{len(chosen)} rows would be deleted", "Say --yes.")
+            typer.confirm(f"delete {len(chosen)} rows for ever?", abort=True, err=True)
+        _tell_count(opened.discard_parked(chosen), "deleted")
+
+
+def _run_once(outbox: Outbox, hand_over: "HandOver", stop: threading.Event, report: RelayReport) -> None:
+    """Rounds until nothing more can be claimed. Raises what keeps it from that."""
+    from outbox.relay_database import told_errors  # noqa: PLC0415  # SQLAlchemy is slow to import
+
+    is_away = False
+    with _opened_database(outbox) as database, told_errors():
+        opened = outbox.open(database, hand_over)
+        while not stop.is_set() and not is_away:
+            counts = opened.run_once()
+            if counts.claimed == 0:
+                break
+            report.note(counts)
+            is_away = counts.wait_ms > 0
+    report.tell(is_last=True)
+    if is_away:
+        raise CommandFailed(Exit.UNREACHABLE, "the bridge did not take the rows", "Is it running? Check --bridge.")
+    if report.parked or report.delayed:
+        remedy = "`outbox-bridge relay parked list` tells why rows were refused; others are tried by the next run."
+        raise CommandFailed(Exit.FAILED, f"{report.parked} rows refused, {report.delayed} left", remedy)
+
+
+def _run_until(outbox: Outbox, hand_over: "HandOver", stop: threading.Event, report: RelayReport) -> None:
+    """Until the stop, in a thread of its own: a signal must not find the relay under one of its locks."""
+    with _opened_database(outbox) as database:
+        opened = _open_when_there(outbox, database, hand_over, stop)
+        if opened is not None:
+            thread = threading.Thread(target=opened.run_forever, args=(stop, report.note), name="outbox-relay")
+            thread.start()
+            report.watch(thread)
+
+
+def _open_when_there(
+    outbox: Outbox, database: "OutboxDatabase", hand_over: "HandOver", stop: threading.Event
+) -> "Relay | None":
+    """The relay, once the database answers; None if it is stopped before."""
+    pause_s = _MIN_PAUSE_S
+    while not stop.is_set():
+        try:
+            return outbox.open(database, hand_over)
+        except DatabaseUnavailable as error:
+            say(f"the database cannot be used now: {error}; next try in {pause_s:g} s", "yellow")
+            stop.wait(pause_s)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+    return None
+
+
+@contextmanager
+def _opened_database(outbox: Outbox) -> "Iterator[OutboxDatabase]":
+    """Closed at the end."""
+    from outbox.relay_database import OutboxDatabase  # noqa: PLC0415  # SQLAlchemy is slow to import
+
+    database = OutboxDatabase(outbox.database_url)
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+@contextmanager
+def _hand_over(bridge: str, producer_group: str) -> "Iterator[HandOver]":
+    from outbox.hand_over import HttpHandOver  # noqa: PLC0415  # slow to import
+
+    hand_over = HttpHandOver(bridge, producer_group)
+    try:
+        yield hand_over
+    finally:
+        hand_over.close()
+
+
+@contextmanager
+def _parked_of(context: typer.Context) -> "Iterator[Relay]":
+    from outbox.hand_over import MemoryHandOver  # noqa: PLC0415  # slow to import
+    from outbox.relay_database import told_errors  # noqa: PLC0415
+
+    outbox: Outbox = context.obj
+    with _opened_database(outbox) as database, told_errors():
+        yield outbox.open(database, MemoryHandOver())  # nothing is handed over
+
+
+def _choose(opened: "Relay", row_ids: list[str] | None, every: bool) -> list[str]:
+    if bool(row_ids) == every:
+        raise CommandFailed(Exit.USAGE, "name rows, or say --all", "`outbox-bridge relay parked list` shows them.")
+    return row_ids or [row_id for row_id, _ in opened.read_parked(_MAX_ROWS)]
+
+
+def _tell_count(count: int, what: str) -> None:
+    if count == 0:
+        raise CommandFailed(Exit.NOT_FOUND, "no such parked row", "`outbox-bridge relay parked list` shows them.")
+    say(f"{count} rows {what}")

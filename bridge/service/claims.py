@@ -1,0 +1,195 @@
+"""Pull mode: a group's live instances claim its due checks, and answer them as resolutions with their nonce."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import structlog
+
+from bridge.clock import Clock
+from bridge.core.config import CheckMode
+from bridge.core.errors import StoreError
+from bridge.core.message import Message
+from bridge.core.transaction import TransactionState
+from bridge.core.view import TransactionView
+from bridge.directory import CheckBoard, DueCheck
+from bridge.fault_points import FaultPoint, reach
+from bridge.service.admission import refuse_group
+from bridge.service.answers import refuse_unavailable
+from bridge.service.bodies import BodyReader
+from bridge.service.claim_watch import ClaimWatch, Waited
+from bridge.service.contract import RefusalCode, Refused
+from bridge.service.current_reads import CurrentReads, refuse_read
+from bridge.service.deadline import Deadline
+from bridge.service.groups import refuse_sql
+from bridge.service.ports import GroupRegister
+from bridge.sql.errors import SqlUnavailable
+
+_LOG = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimsConfig:
+    """Bounds of claims in one process. `max_bytes`: of the values in one answer; a larger transaction goes alone."""
+
+    poll_ms: int = 500
+    max_waiting: int = 256
+    max_bytes: int = 8 * 1024 * 1024
+    read_wait_ms: int = 2_000
+
+
+class ClaimCall(NamedTuple):
+    """`is_wanted`: whether the caller is still there to be waited with."""
+
+    group: str
+    limit: int
+    wait_ms: int
+    lease_ms: int
+    is_wanted: Callable[[], bool]
+
+
+class ClaimedCheck(NamedTuple):
+    """A check that is the caller's until its check lease is over."""
+
+    view: TransactionView
+    number: int
+    messages: Sequence[Message]
+
+
+class ClaimPorts(NamedTuple):
+    """What claims work with."""
+
+    board: CheckBoard
+    directory: GroupRegister
+    reads: CurrentReads
+    bodies: BodyReader
+    clock: Clock
+
+
+class ClaimService:
+    """Nothing is handed out that has ended: what was claimed is looked up as currently as a `GET` would."""
+
+    def __init__(self, ports: ClaimPorts, config: ClaimsConfig | None = None) -> None:
+        self._ports = ports
+        self._config = config or ClaimsConfig()
+        self._watch = ClaimWatch(
+            ports.board, ports.clock, poll_ms=self._config.poll_ms, max_waiting=self._config.max_waiting
+        )
+
+    async def claim(self, call: ClaimCall) -> Sequence[ClaimedCheck] | Refused:
+        """Due checks of the group, the longest due first; none if none came while it waited."""
+        deadline = Deadline.after(self._ports.clock, call.wait_ms)
+        refused = await self._find_refusal(call.group)
+        while refused is None:
+            claimed = await self._claim_now(call)
+            if claimed or isinstance(claimed, Refused):
+                return claimed
+            waited = await self._watch.wait(call.group, call.limit, deadline, call.is_wanted)
+            if waited is Waited.OVER:
+                return []
+            refused = _refuse_waiting(waited)
+        return refused
+
+    async def _find_refusal(self, group: str) -> Refused | None:
+        """Why nobody can claim checks of the group; what another process changed a moment ago counts."""
+        directory = self._ports.directory
+        known = directory.get(group)
+        if known is None or known.settings.calls.mode is not CheckMode.PULL:
+            try:
+                await directory.refresh()
+            except SqlUnavailable as error:
+                return refuse_sql(error)
+            known = directory.get(group)
+        if known is None:
+            return refuse_group(group)
+        if known.settings.calls.mode is not CheckMode.PULL:
+            return Refused(RefusalCode.NOT_PULL_MODE, f"checks of {group} are sent to its endpoints")
+        return None
+
+    async def _claim_now(self, call: ClaimCall) -> Sequence[ClaimedCheck] | Refused:
+        """What is free now. Looks before it writes: most looks find nothing."""
+        board = self._ports.board
+        try:
+            if not await board.count_free([call.group]):
+                return []
+            checks = await board.claim(call.group, call.limit, call.lease_ms)
+        except SqlUnavailable as error:
+            return refuse_sql(error)
+        if not checks:
+            return []
+        reach(FaultPoint.CHECKS_CLAIMED)
+        try:
+            return await self._fill(checks)
+        except BaseException:
+            await self._give_back(checks)
+            raise
+
+    async def _fill(self, checks: Sequence[DueCheck]) -> Sequence[ClaimedCheck] | Refused:
+        """The checks with what they ask about."""
+        deadline = Deadline.after(self._ports.clock, self._config.read_wait_ms)
+        read = await self._ports.reads.find([check.transaction_id for check in checks], deadline)
+        if read.value is None:
+            await self._give_back(checks)
+            return refuse_read(read.currency)
+        views = read.value
+        await self._remove([check for check in checks if not _is_open(check, views)])
+        still_open = [check for check in checks if _is_open(check, views)]
+        taken = self._take_as_many_as_fit(still_open, views)
+        await self._give_back(still_open[len(taken) :])
+        try:
+            bodies = await self._ports.bodies.read([views[check.transaction_id] for check in taken])
+        except StoreError as error:
+            _LOG.warning("bodies_not_read", error=type(error).__name__)
+            await self._give_back(taken)
+            return refuse_unavailable("the journal cannot be read now")
+        return [
+            ClaimedCheck(views[check.transaction_id], check.check_number, bodies[check.transaction_id])
+            for check in taken
+            if check.transaction_id in bodies
+        ]
+
+    def _take_as_many_as_fit(
+        self, checks: Sequence[DueCheck], views: Mapping[str, TransactionView]
+    ) -> Sequence[DueCheck]:
+        """Those of the first whose values fit into one answer, at least one."""
+        used = 0
+        for index, check in enumerate(checks):
+            used += sum(message.value_bytes or 0 for message in views[check.transaction_id].messages)
+            if index and used > self._config.max_bytes:
+                return checks[:index]
+        return checks
+
+    async def _give_back(self, checks: Sequence[DueCheck]) -> None:
+        """What cannot be given back now is free again when its check lease is over."""
+        try:
+            if checks:
+                await self._ports.board.release(checks)
+        except SqlUnavailable as error:
+            _LOG.warning("checks_not_given_back", count=len(checks), reason=str(error))
+
+    async def _remove(self, checks: Sequence[DueCheck]) -> None:
+        """The owner of the queue is about to, or died before it could."""
+        try:
+            if checks:
+                await self._ports.board.remove(checks)
+        except SqlUnavailable as error:
+            _LOG.warning("checks_not_removed", count=len(checks), reason=str(error))
+
+
+def _is_open(check: DueCheck, views: Mapping[str, TransactionView]) -> bool:
+    """Whether the transaction still waits for the answer to this very check."""
+    view = views.get(check.transaction_id)
+    return (
+        view is not None
+        and view.state is TransactionState.PREPARED
+        and view.group == check.group
+        and view.check_times + 1 == check.check_number
+    )
+
+
+def _refuse_waiting(waited: Waited) -> Refused | None:
+    if waited is Waited.UNREACHABLE:
+        return refuse_unavailable("the database cannot be read now")
+    if waited is Waited.CROWDED:
+        return refuse_unavailable("too many claims wait already")
+    return None

@@ -1,0 +1,141 @@
+"""Pull mode: due checks of a group that fetches them are laid on the board, one look an interval."""
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+
+import structlog
+
+from bridge.core.errors import BridgeError
+from bridge.directory import DueCheck, UnansweredRound
+from bridge.fault_points import FaultPoint, reach
+from checker.caller import Failure
+from checker.desk import Desk
+from checker.timetable import Ask
+
+_LOG = structlog.get_logger()
+_MAX_LYING = 10_000  # of a group, in one process
+_JITTER = 0.2  # of the interval
+_QUIET_INTERVALS = 2
+_ALERT = "producer_group_claims_no_checks"
+
+
+class Look(Enum):
+    """What a look at a due check found."""
+
+    NEW = "lies there from now on"
+    CLAIMED = "was claimed since the last look, and not answered"
+    UNCLAIMED = "lies there since the last look, and nobody came"
+    NO_ROOM = "the group lets too many lie"
+    NOT_LAID = "the board cannot be reached, or another owner has the queue"
+
+
+_FAILURES = {Look.CLAIMED: Failure.NOT_ANSWERED, Look.UNCLAIMED: Failure.NOT_CLAIMED}
+
+
+class Offers:
+    """The looks of one group."""
+
+    def __init__(self, desk: Desk, group: str) -> None:
+        self._desk = desk
+        self._group = group
+        self._unclaimed_ms: int | None = None  # when nobody had come last
+
+    async def offer(self, asks: Sequence[Ask]) -> None:
+        """Lays checks on the board, or finds them still lying; lands every ask, whatever happens."""
+        flying = {ask.transaction.transaction_id: ask for ask in asks}
+        try:
+            for queue_id in sorted({ask.queue_id for ask in asks}):
+                wanted = [ask for ask in asks if ask.queue_id == queue_id]
+                for ask, look in await self._look(queue_id, wanted):
+                    del flying[ask.transaction.transaction_id]
+                    self._land(ask, look)
+        finally:
+            for ask in flying.values():
+                self._land(ask, Look.NOT_LAID)
+
+    async def _look(self, queue_id: int, asks: Sequence[Ask]) -> list[tuple[Ask, Look]]:
+        keeper = self._desk.keeper
+        before = [keeper.find(queue_id, _check_of(ask)) for ask in asks]
+        room = max(0, _MAX_LYING - keeper.count_lying(self._group))
+        laid, left = self._divide(asks, before, room)
+        try:
+            claims = await keeper.lay(queue_id, [_check_of(ask) for ask in laid]) if laid else {}
+        except BridgeError as error:
+            _LOG.warning("checks_not_laid", group=self._group, queue=queue_id, error=type(error).__name__)
+            claims = None
+        if claims is None:
+            return [(ask, Look.NOT_LAID) for ask in asks]
+        reach(FaultPoint.CHECKS_LAID)
+        keeper.ended(queue_id, [_id_of(ask) for ask in laid if not self._desk.timetable.is_current(ask)])
+        known = {check.transaction_id: check.claims for check in before if check is not None}
+        looks = [(ask, _compare(known.get(_id_of(ask)), claims[_id_of(ask)])) for ask in laid]
+        self._tell(looks)
+        return [*looks, *[(ask, Look.NO_ROOM) for ask in left]]
+
+    @staticmethod
+    def _divide(asks: Sequence[Ask], before: Iterable[DueCheck | None], room: int) -> tuple[list[Ask], list[Ask]]:
+        """Those that lie there already or find room, and the others."""
+        laid: list[Ask] = []
+        left: list[Ask] = []
+        for ask, known in zip(asks, before, strict=True):
+            if known is None and room == 0:
+                left.append(ask)
+                continue
+            room -= known is None
+            laid.append(ask)
+        return laid, left
+
+    def _land(self, ask: Ask, look: Look) -> None:
+        desk = self._desk
+        now_ms = desk.now_of(ask.queue_id)
+        interval_ms = desk.ports.directory.settings_of(self._group).times.interval_ms
+        spread_ms = int(desk.ports.jitter() * _JITTER * interval_ms)
+        if look is Look.NOT_LAID:
+            desk.timetable.set_postponed(ask, now_ms + desk.config.append_retry_ms, was_tried=False)
+        elif look is Look.NO_ROOM:
+            desk.timetable.set_postponed(ask, now_ms + interval_ms + spread_ms, was_tried=False)
+        else:
+            desk.timetable.set_offered(ask, now_ms + interval_ms, found_nobody=look is Look.UNCLAIMED)
+
+    def _tell(self, looks: Sequence[tuple[Ask, Look]]) -> None:
+        """Counts, notes of rounds without answer, and the alert that nobody comes."""
+        desk = self._desk
+        rounds = []
+        for ask, look in looks:
+            now_ms = desk.now_of(ask.queue_id)
+            if look is Look.NEW:
+                desk.counts.asked += 1
+                desk.counts.count_lateness(now_ms - ask.due_ms)
+                continue
+            failure = _FAILURES[look]
+            desk.counts.unanswered[failure.value] += 1
+            rounds.append(UnansweredRound(_id_of(ask), self._group, now_ms, failure.value, None))
+        desk.recorder.add(rounds)
+        self._alert(is_unclaimed=any(look is Look.UNCLAIMED for _, look in looks))
+
+    def _alert(self, *, is_unclaimed: bool) -> None:
+        """Over when for a while nothing was found unclaimed."""
+        monotonic_ms = self._desk.ports.clock.monotonic_ms()
+        if is_unclaimed:
+            self._unclaimed_ms = monotonic_ms
+            self._desk.raise_alert(self._group, _ALERT)
+        elif self._unclaimed_ms is not None:
+            quiet_ms = _QUIET_INTERVALS * self._desk.ports.directory.settings_of(self._group).times.interval_ms
+            if monotonic_ms - self._unclaimed_ms > quiet_ms:
+                self._unclaimed_ms = None
+                self._desk.clear_alert(self._group, _ALERT)
+
+
+def _compare(before: int | None, claims: int) -> Look:
+    if before is None:
+        return Look.NEW
+    return Look.CLAIMED if claims > before else Look.UNCLAIMED
+
+
+def _check_of(ask: Ask) -> DueCheck:
+    transaction = ask.transaction
+    return DueCheck(transaction.transaction_id, transaction.group, transaction.check_times + 1, ask.due_ms)
+
+
+def _id_of(ask: Ask) -> str:
+    return ask.transaction.transaction_id

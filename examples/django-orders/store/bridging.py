@@ -1,0 +1,75 @@
+"""Django's ORM as the bridge's session: a local transaction, its record, and the answers to checks.
+
+with AtomicSession() as session, bridge.transaction(session) as transaction:
+    Order.objects.create(...)
+    transaction.send("orders.created", key=..., value=...)
+"""
+
+import time
+from types import TracebackType
+from typing import Self
+
+from django.conf import settings
+from django.db import IntegrityError
+from django.db.transaction import atomic
+from sqlalchemy import create_engine
+
+from outbox import Bridge, LocalTransactionBarred
+from outbox.check_handler import CheckHandler
+from outbox.tables import WRITTEN
+from outbox.transaction_record import TransactionRecord
+from store import models
+
+
+class AtomicSession:
+    """An `atomic` block, the outermost, that is ended by `commit` or `rollback`."""
+
+    def __init__(self) -> None:
+        self._atomic = atomic(durable=True)
+        self._is_open = False
+
+    def commit(self) -> None:
+        """As leaving the block: what `on_commit` was told runs."""
+        self._is_open = False
+        self._atomic.__exit__(None, None, None)
+
+    def rollback(self) -> None:
+        """As an exception in the block. After an end it changes nothing."""
+        if self._is_open:
+            self._is_open = False
+            error = RolledBack()
+            self._atomic.__exit__(RolledBack, error, None)
+
+    def __enter__(self) -> Self:
+        self._atomic.__enter__()
+        self._is_open = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.rollback()
+
+
+class RolledBack(Exception):
+    """Tells `atomic` to roll back."""
+
+
+class OrmRecord:
+    """Writes the transaction record on Django's own connection, so in its transaction."""
+
+    def write(self, session: AtomicSession, transaction_id: str, producer_group: str) -> None:
+        """Raises LocalTransactionBarred if a check came first; in a broken atomic block, what Django raises."""
+        try:
+            models.TransactionRecord.objects.create(
+                transaction_id=transaction_id,
+                producer_group=producer_group,
+                state=WRITTEN,
+                at_ms=time.time_ns() // 1_000_000,
+            )
+        except IntegrityError as error:
+            raise LocalTransactionBarred(f"transaction {transaction_id} has a record already") from error
+
+
+bridge = Bridge(settings.BRIDGE_URL, settings.BRIDGE_GROUP, record=OrmRecord())
+checks = CheckHandler(settings.CHECK_SECRETS, TransactionRecord().answers(create_engine(settings.CHECK_DATABASE_URL)))

@@ -1,0 +1,223 @@
+"""The check endpoint without a framework: verifies a call, looks up, answers. Mounts: `asgi`, `wsgi`, `django`.
+
+    handler = CheckHandler(["whsec_..."], record.answers(engine))
+    handler = CheckHandler(["whsec_..."], from_callable(my_own_check))
+
+Only what is known is answered. A transaction that could not be looked up in time is left out of the reply, which
+the bridge takes as no answer and asks again; if nothing is known because of an error, the reply is a 503.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final, NamedTuple
+
+from outbox.checks import Check, CheckCall, Tell, decode_call, encode_answer
+from outbox.errors import CallRefused, OutboxConfigError, SignatureRefused
+from outbox.listener import Resolution
+from outbox.signature import TOLERANCE_SECONDS, SignatureVerifier
+
+_LOG: Final = logging.getLogger("outbox")
+
+Answer = Callable[[Sequence[Check], Tell], None]
+AsyncAnswer = Callable[[Sequence[Check], Tell], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckConfig:
+    """Bounds. `deadline_ms` must be below the group's `call_timeout_seconds` (5)."""
+
+    deadline_ms: int = 4_000
+    max_body_bytes: int = 16 * 1024 * 1024  # one transaction of many large messages comes alone
+    max_calls_at_once: int = 4
+    tolerance_seconds: int = TOLERANCE_SECONDS
+
+    def __post_init__(self) -> None:
+        if min(self.deadline_ms, self.max_body_bytes, self.max_calls_at_once, self.tolerance_seconds) < 1:
+            raise OutboxConfigError("limits of the check endpoint must be above 0")
+
+
+class Reply(NamedTuple):
+    """What a mount sends."""
+
+    status: int
+    body: bytes
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """Names in lower case."""
+        kind = "application/json" if self.status == HTTPStatus.OK else "application/problem+json"
+        allow = [("allow", "POST")] if self.status == HTTPStatus.METHOD_NOT_ALLOWED else []
+        return [("content-type", kind), ("content-length", str(len(self.body))), ("cache-control", "no-store"), *allow]
+
+
+class Gate:
+    """What is the same for both colours: who may ask, how large, about which groups."""
+
+    def __init__(self, secrets: Sequence[str], producer_groups: Sequence[str] | None, config: CheckConfig) -> None:
+        self._verifier = SignatureVerifier(secrets, config.tolerance_seconds)
+        self._groups = None if producer_groups is None else frozenset(producer_groups)
+        self.config = config
+
+    def refuse_head(self, method: str, content_length: str | None) -> Reply | None:
+        """The reply that can be given before the body is read."""
+        if method != "POST":
+            return refuse(HTTPStatus.METHOD_NOT_ALLOWED, "checks are POSTed")
+        if content_length is not None and content_length.isdecimal():
+            return self.refuse_size(int(content_length))
+        return None
+
+    def refuse_size(self, size: int) -> Reply | None:
+        """The reply to a body that is too large, as soon as that is known."""
+        if size > self.config.max_body_bytes:
+            return refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the call is too large")
+        return None
+
+    def admit(self, method: str, headers: Mapping[str, str], body: bytes) -> CheckCall | Reply:
+        """The call, or the reply that refuses it. Nothing in the body is read before its signature is verified."""
+        refused = self.refuse_head(method, None) or self.refuse_size(len(body))
+        if refused is not None:
+            return refused
+        try:
+            self._verifier.verify(headers, body, time.time_ns() // 1_000_000)
+            call = decode_call(body)
+        except SignatureRefused as error:
+            return refuse(HTTPStatus.UNAUTHORIZED, str(error))
+        except CallRefused as error:
+            return refuse(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+        if self._groups is not None and call.producer_group not in self._groups:
+            return refuse(HTTPStatus.FORBIDDEN, "this endpoint does not answer for that producer group")
+        return call
+
+
+class CheckHandler:
+    """Answers calls on threads: for WSGI and Django, and for ASGI with a synchronous engine."""
+
+    def __init__(
+        self,
+        secrets: Sequence[str],
+        answer: Answer,
+        *,
+        producer_groups: Sequence[str] | None = None,
+        config: CheckConfig | None = None,
+    ) -> None:
+        """`secrets`: all that sign now. `producer_groups`: None answers for any group they sign for."""
+        self.gate = Gate(secrets, producer_groups, config or CheckConfig())
+        self._answer = answer
+        self._pool = ThreadPoolExecutor(self.gate.config.max_calls_at_once, thread_name_prefix="outbox-check")
+
+    def respond(self, method: str, headers: Mapping[str, str], body: bytes) -> Reply:
+        """The reply to one request; within the deadline, whatever the database does. Header names in lower case."""
+        call = self.gate.admit(method, headers, body)
+        if isinstance(call, Reply):
+            return call
+        found = Findings(call)
+        work = self._pool.submit(self._answer, call.checks, found.tell)
+        try:
+            work.result(self.gate.config.deadline_ms / 1000)
+        except Exception as error:  # noqa: BLE001 - the outermost edge of the user's own code
+            work.cancel()
+            found.note(error)
+        return found.reply()
+
+    async def respond_async(self, method: str, headers: Mapping[str, str], body: bytes) -> Reply:
+        """The same for an event loop, which goes on meanwhile."""
+        return await asyncio.to_thread(self.respond, method, headers, body)
+
+    def close(self) -> None:
+        """Lets what is under way end; for the end of the process."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class AsyncCheckHandler:
+    """Answers calls in the event loop: for ASGI with an async engine or an async callable."""
+
+    def __init__(
+        self,
+        secrets: Sequence[str],
+        answer: AsyncAnswer,
+        *,
+        producer_groups: Sequence[str] | None = None,
+        config: CheckConfig | None = None,
+    ) -> None:
+        """As CheckHandler."""
+        self.gate = Gate(secrets, producer_groups, config or CheckConfig())
+        self._answer = answer
+        self._turns = asyncio.Semaphore(self.gate.config.max_calls_at_once)
+
+    async def respond_async(self, method: str, headers: Mapping[str, str], body: bytes) -> Reply:
+        """As CheckHandler.respond."""
+        call = self.gate.admit(method, headers, body)
+        if isinstance(call, Reply):
+            return call
+        found = Findings(call)
+        try:
+            async with asyncio.timeout(self.gate.config.deadline_ms / 1000), self._turns:
+                await self._answer(call.checks, found.tell)
+        except Exception as error:  # noqa: BLE001 - the outermost edge of the user's own code
+            found.note(error)
+        return found.reply()
+
+
+class Findings:
+    """What is known about the checks of one call, until the reply is made; later words are not heard."""
+
+    def __init__(self, call: CheckCall) -> None:
+        self._asked = {check.transaction_id: check for check in call.checks}
+        self._found: dict[str, Resolution] = {}
+        self._error: BaseException | None = None
+
+    def tell(self, check: Check, resolution: Resolution) -> None:
+        """Raises TypeError or KeyError at what is no answer to a check of this call."""
+        if not isinstance(resolution, Resolution):
+            raise TypeError("a resolution is COMMIT, ROLLBACK or UNKNOWN")
+        self._found[self._asked[check.transaction_id].transaction_id] = resolution
+
+    def note(self, error: Exception) -> None:
+        """Remembers, and logs by its class alone, why something is missing: messages of drivers quote values."""
+        self._error = error
+        _LOG.warning("checks_left_out error=%s answered=%d", type(error).__name__, len(self._found))
+
+    def reply(self) -> Reply:
+        """The answers; 503 if an error left none."""
+        found = list(self._found.items())  # a thread that is late may still add to it
+        if self._error is not None and not found:
+            return refuse(HTTPStatus.SERVICE_UNAVAILABLE, "nothing could be looked up in time")
+        answered = [(self._asked[transaction_id], resolution) for transaction_id, resolution in found]
+        return Reply(HTTPStatus.OK.value, encode_answer(answered))
+
+
+def from_callable(answer: Callable[[Sequence[Check]], Sequence[Resolution | None]]) -> Answer:
+    """A function of the user's own: a resolution for each check, in their order; None leaves one out."""
+
+    def tell_all(checks: Sequence[Check], tell: Tell) -> None:
+        _tell_each(checks, answer(checks), tell)
+
+    return tell_all
+
+
+def from_async_callable(answer: Callable[[Sequence[Check]], Awaitable[Sequence[Resolution | None]]]) -> AsyncAnswer:
+    """The same for a coroutine function."""
+
+    async def tell_all(checks: Sequence[Check], tell: Tell) -> None:
+        _tell_each(checks, await answer(checks), tell)
+
+    return tell_all
+
+
+def refuse(status: HTTPStatus, detail: str) -> Reply:
+    """A problem document: for the bridge, no answer."""
+    problem = {"type": "about:blank", "title": status.phrase, "status": status.value, "detail": detail}
+    return Reply(status.value, json.dumps(problem).encode())
+
+
+def _tell_each(checks: Sequence[Check], resolutions: Sequence[Resolution | None], tell: Tell) -> None:
+    pairs = list(zip(checks, resolutions, strict=True))  # the wrong number of them raises before anything is told
+    for check, resolution in pairs:
+        if resolution is not None:
+            tell(check, resolution)

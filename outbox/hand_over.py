@@ -1,0 +1,230 @@
+"""Handing outbox rows over to the bridge: the port, its HTTP adapter, and one in memory.
+
+A row's idempotency key makes each hand-over repeatable: the bridge publishes a row once, however often it comes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from http import HTTPStatus
+from typing import Final, NamedTuple, Protocol
+
+import httpx2
+
+from outbox.calls import JSON, PUBLISH, Call, PrepareOptions, check_group, is_batch, join, prepare_call
+from outbox.config import check_url
+from outbox.errors import HandOverUnavailable, InvalidMessage, Problem
+from outbox.listener import TransactionState
+from outbox.message import Message
+from outbox.replies import Answer, NoReply, Reply, TogetherRefused, Told, read_answer, read_answers
+from outbox.transport import NOT_SENT
+
+_WAIT_S: Final = 10.0  # the longest that the bridge waits until what it recorded is settled
+_TIMEOUT_S: Final = 15.0
+_MAX_REQUEST_BYTES: Final = 4 * 1024 * 1024  # below the bridge's cap of a body, 8 MiB
+_MAX_ITEMS: Final = 1_000  # of a batch, the bridge's own limit
+# Refusals of the row itself. Others are of the caller: a missing grant or group, a rate; they pass when that is mended.
+_OF_THE_ROW: Final = frozenset(
+    {HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY}
+)
+_RESERVED: Final = "reserved-topic"
+_KEY_REUSED: Final = "422 idempotency-key-reused"
+_MAX_RETRY_AFTER_MS: Final = 300_000
+# Refusals of a request that one of its rows may have brought about: halves of it tell which
+_OF_THE_REQUEST: Final = frozenset(
+    {HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxRow:
+    """A row as it is to be published. `row`: its key in its table; `row_id`: the same as text, for leases."""
+
+    row: object
+    row_id: str
+    idempotency_key: str
+    topic: str
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    partition: int | None = None
+    timestamp_ms: int | None = None
+    ordering_key: str | None = None
+    attempts: int = 0
+
+
+class Fate(Enum):
+    """What became of a row that was handed over."""
+
+    PUBLISHED = "published"  # recorded for good; at most its publication is being retried
+    REFUSED = "refused"  # it was not, and never will be as it is
+    UNKNOWN = "unknown"  # not known; handing it over again tells
+
+
+class HandedOver(NamedTuple):
+    """A row's fate. `reason`: the bridge's words, without anything of the row's content."""
+
+    fate: Fate
+    reason: str = ""
+
+
+class HandOver(Protocol):
+    """Takes rows and says what became of each."""
+
+    def publish(self, rows: Sequence[OutboxRow]) -> Sequence[HandedOver]:
+        """In the order of the rows. Raises HandOverUnavailable if nothing can be said of any of them."""
+        ...
+
+
+class HttpHandOver:
+    """The bridge over HTTP. Rows go to it in one request, or in some where one would be too large."""
+
+    def __init__(self, url: str, producer_group: str, client: httpx2.Client | None = None) -> None:
+        """`client`: with the caller's own credentials, certificates and limits; it stays the caller's."""
+        self._group = check_group(producer_group)
+        self._url = check_url(url)
+        self._is_own = client is None
+        self._client = client or httpx2.Client(timeout=_TIMEOUT_S)
+
+    def publish(self, rows: Sequence[OutboxRow]) -> Sequence[HandedOver]:
+        """As the port says."""
+        calls = [call_of(row, self._group) for row in rows]
+        fates = iter(self._send([call for call in calls if isinstance(call, Call)]))
+        return [next(fates) if isinstance(call, Call) else call for call in calls]
+
+    def close(self) -> None:
+        """Closes its own connections."""
+        if self._is_own:
+            self._client.close()
+
+    def _send(self, calls: Sequence[Call]) -> list[HandedOver]:
+        fates: list[HandedOver] = []
+        for part in split_calls(calls, _MAX_REQUEST_BYTES, _MAX_ITEMS):
+            try:
+                fates += self._send_part(part)
+            except HandOverUnavailable as error:
+                if len(part) == len(calls) and (len(calls) > 1 or not error.is_sent):
+                    raise  # of one alone it may be its own fault, and the others must go on
+                fates += [HandedOver(Fate.UNKNOWN, str(error))] * len(part)
+        return fates
+
+    def _send_part(self, calls: Sequence[Call]) -> Sequence[HandedOver]:
+        answer = self._exchange(calls)
+        if not is_batch(PUBLISH, len(calls)):
+            return [decide(read_answer(answer, calls[0]))]
+        told = read_answers(answer, list(calls))
+        first = told[0]
+        if isinstance(first, TogetherRefused) and first.problem.status in _OF_THE_REQUEST:
+            middle = len(calls) // 2
+            return [*self._send_part(calls[:middle]), *self._send_part(calls[middle:])]
+        if answer.status != HTTPStatus.OK or all(isinstance(one, NoReply) for one in told):
+            raise _unavailable(first)
+        return [decide(one) for one in told]
+
+    def _exchange(self, calls: Sequence[Call]) -> Answer:
+        request = join(PUBLISH, [call.item for call in calls], _WAIT_S)
+        try:
+            response = self._client.request(
+                request.method, self._url + request.target, content=request.body, headers={"Content-Type": JSON}
+            )
+        except httpx2.HTTPError as error:
+            is_sent = not isinstance(error, NOT_SENT)
+            raise HandOverUnavailable(f"no answer: {type(error).__name__}", is_sent=is_sent) from error
+        return Answer(
+            response.status_code, response.content, response.headers.get("Retry-After"), received=datetime.now(UTC)
+        )
+
+
+class MemoryHandOver:
+    """A bridge in memory: remembers what was published, each idempotency key once."""
+
+    def __init__(self) -> None:
+        self.published: list[OutboxRow] = []
+        self.refused_topics: set[str] = set()
+        self.unsure_topics: set[str] = set()
+        self.is_away = False
+        self._contents: dict[str, bytes] = {}
+
+    def publish(self, rows: Sequence[OutboxRow]) -> Sequence[HandedOver]:
+        """As the port says."""
+        if self.is_away:
+            raise HandOverUnavailable("away")
+        return [self._publish(row) for row in rows]
+
+    def _publish(self, row: OutboxRow) -> HandedOver:
+        call = call_of(row, "memory")
+        if isinstance(call, HandedOver):
+            return call
+        if row.topic in self.refused_topics:
+            return HandedOver(Fate.REFUSED, "422 unknown-topic")
+        if row.topic in self.unsure_topics:
+            return HandedOver(Fate.UNKNOWN, "504 outcome-unknown")
+        known = self._contents.setdefault(row.idempotency_key, call.item)
+        if known is call.item:
+            self.published.append(row)
+        return HandedOver(Fate.PUBLISHED) if known == call.item else HandedOver(Fate.REFUSED, _KEY_REUSED)
+
+
+def call_of(row: OutboxRow, producer_group: str) -> Call | HandedOver:
+    """The call that publishes a row; its fate at once if no call could."""
+    options: PrepareOptions = {"idempotency_key": row.idempotency_key, "ordering_key": row.ordering_key}
+    try:
+        message = Message(
+            row.topic,
+            key=row.key,
+            value=row.value,
+            headers=row.headers,
+            partition=row.partition,
+            timestamp_ms=row.timestamp_ms,
+        )
+        return prepare_call(producer_group, [message], options, is_published=True)
+    except InvalidMessage as error:
+        return HandedOver(Fate.REFUSED, f"no message: {error}")
+
+
+def decide(told: Told) -> HandedOver:
+    """What an answer says of its row. COMMITTED: the commit is recorded; a refusal: nothing is."""
+    if isinstance(told, Reply):
+        state = told.members["state"]
+        if state == TransactionState.COMMITTED:
+            return HandedOver(Fate.PUBLISHED)
+        is_lost = state == TransactionState.ROLLED_BACK
+        return HandedOver(Fate.REFUSED if is_lost else Fate.UNKNOWN, f"{told.status} {state}")
+    if isinstance(told, NoReply):
+        return HandedOver(Fate.UNKNOWN, told.why)
+    problem = told.problem if isinstance(told, TogetherRefused) else told
+    is_of_row = problem.status in _OF_THE_ROW or problem.code == _RESERVED
+    return HandedOver(Fate.REFUSED if is_of_row else Fate.UNKNOWN, _words(problem))
+
+
+def split_calls(calls: Sequence[Call], max_bytes: int, max_items: int) -> Sequence[Sequence[Call]]:
+    """The calls in order, in parts of so many bytes and items at most; a larger call is alone."""
+    parts: list[list[Call]] = []
+    room = 0
+    for call in calls:
+        size = len(call.item) + 1  # the comma between two
+        if not parts or size > room or len(parts[-1]) == max_items:
+            parts.append([])
+            room = max_bytes
+        parts[-1].append(call)
+        room -= size
+    return parts
+
+
+def _unavailable(told: Told) -> HandOverUnavailable:
+    """What nobody said anything of."""
+    if isinstance(told, NoReply):
+        return HandOverUnavailable(told.why, _milliseconds(told.retry_after_s))
+    if isinstance(told, Reply):  # a success of another kind than the agreed one
+        return HandOverUnavailable(f"status {told.status}")
+    problem = told.problem if isinstance(told, TogetherRefused) else told
+    return HandOverUnavailable(_words(problem), _milliseconds(problem.retry_after_s))
+
+
+def _words(problem: Problem) -> str:
+    return f"{problem.status} {problem.code} {problem.detail}".strip()
+
+
+def _milliseconds(seconds: float | None) -> int:
+    return min(round((seconds or 0) * 1000), _MAX_RETRY_AFTER_MS)

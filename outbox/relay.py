@@ -1,0 +1,221 @@
+"""The relay: claims outbox rows under leases, hands them over, marks them. Any number may run.
+
+    relay = Relay(engine, HttpHandOver("http://bridge:8780", "orders"), OwnSource(table), leases)
+    relay.run_forever(stop)                              # in a thread of its own, until `stop` is set
+
+A row is published once: its idempotency key makes each hand-over after the first a repeat (for the 7 days that the
+bridge knows one by). Rows of one ordering key are published in order, one at a time; others side by side.
+"""
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import sqlalchemy as sa
+
+from outbox.errors import HandOverUnavailable, OutboxConfigError
+from outbox.hand_over import Fate, HandedOver, HandOver, OutboxRow
+from outbox.lease_terms import PARKED, WAITING, Tables
+from outbox.relay_queries import (
+    Mark,
+    Place,
+    claim_rows,
+    delete_published,
+    discard_parked,
+    note_failures,
+    read_parked,
+    relay_transaction,
+    release_claim,
+    release_parked,
+)
+from outbox.sources import OutboxSource
+from outbox.wake import Waker
+
+_LOG: Final = logging.getLogger("outbox")
+
+
+@dataclass(frozen=True, slots=True)
+class RelayConfig:
+    """Bounds and rhythms. `lease_ms` must be well above the longest hand-over."""
+
+    max_rows: int = 1_000  # as many as the bridge takes in a request: each costs it, and all behind it, a fixed part
+    max_requests: int = 2  # the next claim while one is under way
+    lease_ms: int = 60_000
+    hand_over_ms: int = 20_000  # what a hand-over may take; none is begun later before the lease's end
+    poll_ms: int = 500
+    min_delay_ms: int = 500
+    max_delay_ms: int = 60_000
+    parked_holds: bool = True  # a parked row holds back the later ones of its ordering key
+
+    def __post_init__(self) -> None:
+        if min(self.max_rows, self.max_requests, self.hand_over_ms, self.poll_ms, self.min_delay_ms) < 1:
+            raise OutboxConfigError("limits of the relay must be above 0")
+        if self.hand_over_ms >= self.lease_ms or self.min_delay_ms > self.max_delay_ms:
+            raise OutboxConfigError("hand_over_ms must be below lease_ms, min_delay_ms not above max_delay_ms")
+
+
+class RelayCounts(NamedTuple):
+    """What one round did. `lost`: rows whose lease was over; whoever has them now publishes them."""
+
+    claimed: int = 0
+    published: int = 0
+    parked: int = 0
+    delayed: int = 0
+    lost: int = 0
+    wait_ms: int = 0  # the bridge could not be asked: not before this
+
+
+class Claim(NamedTuple):
+    """Rows leased under a token. `unread`: marks of those that are no messages."""
+
+    token: str
+    rows: Sequence[OutboxRow]
+    unread: Sequence[Mark]
+    until_ms: int
+
+
+class Relay:
+    """Publishes the rows of one table."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        hand_over: HandOver,
+        source: OutboxSource,
+        leases: sa.Table,
+        config: RelayConfig | None = None,
+        monotonic_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
+    ) -> None:
+        """`leases`: made by `make_lease_table`, in the same database; one for any number of sources."""
+        self._engine = engine
+        self._hand_over = hand_over
+        self._config = config or RelayConfig()
+        self._tables = Tables(source, leases, self._config.parked_holds)
+        self._now_ms = monotonic_ms
+        self._place = Place()
+
+    def run_once(self) -> RelayCounts:
+        """One claim, one hand-over, one marking. Raises SQLAlchemyError."""
+        claim = self._claim()
+        return self._carry_out(claim) if claim is not None else RelayCounts()
+
+    def run_forever(self, stop: threading.Event, note: Callable[[RelayCounts], object] = lambda _: None) -> None:
+        """Rounds until `stop`; the last ones are carried out. No error ends it. `note` hears of each round."""
+
+        waker = Waker(self._engine)
+        failures = 0
+        with ThreadPoolExecutor(self._config.max_requests, thread_name_prefix="outbox-relay") as pool:
+            under_way: set[Future[RelayCounts]] = set()
+
+            def begin(claim: Claim) -> None:
+                under_way.add(pool.submit(self._carry_out_noted, claim, note))
+
+            while not stop.is_set():
+                try:
+                    pause_ms = self._step(begin, under_way, waker, stop)
+                    failures = failures + 1 if pause_ms else 0
+                except Exception as error:  # noqa: BLE001 - the loop that runs for ever
+                    failures += 1
+                    pause_ms = self._config.min_delay_ms
+                    _LOG.warning("relay_failed error=%s failures=%d", type(error).__name__, failures)
+                if pause_ms:
+                    stop.wait(max(pause_ms, delay_ms(failures - 1, self._config)) / 1000)
+        waker.close()
+
+    def read_parked(self, max_rows: int = 100) -> Sequence[tuple[str, str]]:
+        """Rows that the bridge refused, by id, and why."""
+        with self._engine.connect() as conn, relay_transaction(conn):
+            return read_parked(conn, self._tables, max_rows)
+
+    def release_parked(self, row_ids: Sequence[str]) -> int:
+        """Tries these parked rows again; how many there were."""
+        with self._engine.connect() as conn, relay_transaction(conn):
+            return release_parked(conn, self._tables, row_ids)
+
+    def discard_parked(self, row_ids: Sequence[str]) -> int:
+        """Deletes these parked rows unpublished; how many there were."""
+        with self._engine.connect() as conn, relay_transaction(conn):
+            return discard_parked(conn, self._tables, row_ids)
+
+    def _step(
+        self,
+        begin: Callable[[Claim], None],
+        under_way: set[Future[RelayCounts]],
+        waker: Waker,
+        stop: threading.Event,
+    ) -> int:
+        """Begins one more round, or waits for one to end or rows to come; how long to pause."""
+        claim = self._claim() if len(under_way) < self._config.max_requests else None
+        if claim is not None:
+            begin(claim)
+            return 0
+        if not under_way:
+            waker.wait(stop, self._config.poll_ms)
+            return 0
+        ended, _ = wait(under_way, self._config.poll_ms / 1000, FIRST_COMPLETED)
+        under_way -= ended
+        return max((future.result().wait_ms for future in ended), default=0)
+
+    def _claim(self) -> Claim | None:
+        # counted from before the statement, so that the lease in the database never ends before this one
+        until_ms = self._now_ms() + self._config.lease_ms - self._config.hand_over_ms
+        token = str(uuid.uuid4())
+        with self._engine.connect() as conn, relay_transaction(conn):
+            found = claim_rows(conn, self._tables, token, self._config.lease_ms, self._config.max_rows, self._place)
+        self._place = found.place
+        if not found.rows and not found.unread:
+            return None
+        marks = [Mark(row_id, PARKED, 0, reason) for row_id, reason in found.unread]
+        return Claim(token, found.rows, marks, until_ms)
+
+    def _carry_out_noted(self, claim: Claim, note: Callable[[RelayCounts], object]) -> RelayCounts:
+        counts = self._carry_out(claim)
+        note(counts)
+        return counts
+
+    def _carry_out(self, claim: Claim) -> RelayCounts:
+        if self._now_ms() >= claim.until_ms:
+            return RelayCounts(len(claim.rows), lost=len(claim.rows))
+        try:
+            fates = self._hand_over.publish(claim.rows) if claim.rows else ()
+        except HandOverUnavailable as error:
+            _LOG.warning("hand_over_unavailable reason=%s rows=%d", error, len(claim.rows))
+            with self._engine.connect() as conn, relay_transaction(conn):
+                release_claim(conn, self._tables, claim.token)
+            return RelayCounts(len(claim.rows), wait_ms=max(error.retry_after_ms, self._config.min_delay_ms))
+        return self._mark(claim, fates)
+
+    def _mark(self, claim: Claim, fates: Sequence[HandedOver]) -> RelayCounts:
+        judged = list(zip(claim.rows, fates, strict=True))
+        published = [row for row, handed in judged if handed.fate is Fate.PUBLISHED]
+        marks = [mark for row, handed in judged if (mark := decide_mark(row, handed, self._config)) is not None]
+        marks += claim.unread
+        with self._engine.connect() as conn, relay_transaction(conn):
+            if published:
+                delete_published(conn, self._tables, published)
+            noted = note_failures(conn, self._tables, claim.token, marks)
+        parked = sum(mark.state == PARKED for mark in marks)
+        if parked:
+            _LOG.error("outbox_rows_parked rows=%d source=%s", parked, self._tables.source.name)
+        return RelayCounts(
+            len(claim.rows) + len(claim.unread), len(published), parked, len(marks) - parked, len(marks) - noted
+        )
+
+
+def decide_mark(row: OutboxRow, handed: HandedOver, config: RelayConfig) -> Mark | None:
+    """What to note of a row; None if it was published. A refused one is parked, an unsure one tried again."""
+    if handed.fate is Fate.PUBLISHED:
+        return None
+    if handed.fate is Fate.REFUSED:
+        return Mark(row.row_id, PARKED, 0, handed.reason)
+    return Mark(row.row_id, WAITING, delay_ms(row.attempts, config), handed.reason)
+
+
+def delay_ms(attempts: int, config: RelayConfig) -> int:
+    """Twice as long each time, up to the longest."""
+    return min(config.min_delay_ms << min(max(attempts, 0), 30), config.max_delay_ms)

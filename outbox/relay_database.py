@@ -1,0 +1,159 @@
+"""The database of an outbox, opened by its URL, and the source that a word or a file names."""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, NoSuchTableError, SQLAlchemyError
+
+from outbox.errors import DatabaseUnavailable, OutboxConfigError, TableMissing
+from outbox.hand_over import HandOver
+from outbox.relay import Relay, RelayConfig
+from outbox.sources import ColumnMap, MappedSource, OutboxSource, OwnSource, debezium_source
+from outbox.tables import LEASE_TABLE, OUTBOX_TABLE, make_lease_table, make_outbox_table
+
+OWN: Final = "own"
+DEBEZIUM: Final = "debezium"
+_DEBEZIUM_TABLE: Final = "outboxevent"
+_CONNECT_S: Final = 5
+_CONNECT_NAMES: Final = {"postgresql": "connect_timeout", "mysql": "connect_timeout", "mariadb": "connect_timeout"}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSpec:
+    """Which table is read. `kind`: own, debezium, or the path of a TOML file, which names all of it itself.
+
+    `sequence`: for debezium, the column that orders the rows.
+    """
+
+    kind: str = OWN
+    table: str | None = None
+    schema: str | None = None
+    sequence: str | None = None
+    lease_table: str = LEASE_TABLE
+
+
+@dataclass(frozen=True, slots=True)
+class MappedFile:
+    """What such a file holds: a table, its schema, an archive with the same columns, the columns' names."""
+
+    table: str
+    columns: ColumnMap
+    schema: str | None = None
+    archive: str | None = None
+    name: str | None = None
+
+
+class OutboxDatabase:
+    """A database by its URL; not connected before it is used."""
+
+    def __init__(self, url: str) -> None:
+        """Raises OutboxConfigError."""
+        self._engine = _make_engine(url)
+
+    def open_relay(self, spec: SourceSpec, hand_over: HandOver, config: RelayConfig) -> Relay:
+        """Looks for the tables. Raises OutboxConfigError, TableMissing, DatabaseUnavailable."""
+        mapped = None if spec.kind in {OWN, DEBEZIUM} else read_mapped_file(Path(spec.kind))
+        schema = spec.schema if mapped is None else mapped.schema
+        with told_errors(), self._engine.connect() as conn:
+            source = _named_source(conn, spec) if mapped is None else _mapped_source(conn, mapped)
+            leases = make_lease_table(sa.MetaData(), spec.lease_table, schema)
+            _check_table(conn, leases)
+        return Relay(self._engine, hand_over, source, leases, config)
+
+    def close(self) -> None:
+        """Gives up its connections."""
+        self._engine.dispose()
+
+
+def read_mapped_file(path: Path) -> MappedFile:
+    """A file that describes a table. Raises OutboxConfigError."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OutboxConfigError(f"{path}: {error.strerror}; a source is own, debezium, or a TOML file") from error
+    except ValueError as error:
+        raise OutboxConfigError(f"{path}: {error}") from error
+    columns = document.pop("columns", {})
+    _refuse_unknown(path, document, MappedFile)
+    if not isinstance(columns, dict):
+        raise OutboxConfigError(f"{path}: columns is a table")
+    _refuse_unknown(path, columns, ColumnMap)
+    texts = [*document.values(), *(text for name, text in columns.items() if name != "headers")]
+    if "table" not in document or not all(isinstance(text, str) for text in texts):
+        raise OutboxConfigError(f"{path}: it needs `table`, and every name is a string")
+    if "{}" not in columns.get("topic_format", "{}"):
+        raise OutboxConfigError(f"{path}: topic_format has one {{}}, where the topic's column goes")
+    return MappedFile(columns=ColumnMap(**columns), **document)
+
+
+@contextmanager
+def told_errors() -> Iterator[None]:
+    """Errors of the database as ours. Raises DatabaseUnavailable."""
+    try:
+        yield
+    except DBAPIError as error:
+        raise DatabaseUnavailable(_first_line(error.orig or error)) from error
+    except SQLAlchemyError as error:
+        raise DatabaseUnavailable(_first_line(error)) from error
+
+
+def _make_engine(url: str) -> sa.Engine:
+    try:
+        parsed = sa.make_url(url)
+        timeout = _CONNECT_NAMES.get(parsed.get_backend_name())
+        arguments = {} if timeout is None else {timeout: _CONNECT_S}
+        engine = sa.create_engine(parsed, pool_pre_ping=True, connect_args=arguments)
+    except (NoSuchModuleError, ModuleNotFoundError) as error:
+        raise OutboxConfigError(f"no driver for this database URL: {error}") from error
+    except ArgumentError as error:
+        raise OutboxConfigError("the database URL is driver://user:password@host/name, as SQLAlchemy has it") from error
+    if engine.dialect.is_async:
+        raise OutboxConfigError(f"{engine.dialect.driver} is a driver of asyncio: name another, such as psycopg")
+    return engine
+
+
+def _named_source(conn: sa.Connection, spec: SourceSpec) -> OutboxSource:
+    if spec.kind == OWN:
+        table = make_outbox_table(sa.MetaData(), spec.table or OUTBOX_TABLE, spec.schema)
+        _check_table(conn, table)
+        return OwnSource(table)
+    if spec.sequence is None:
+        raise OutboxConfigError("debezium needs --sequence, the column that orders the rows")
+    table = _reflect(conn, spec.table or _DEBEZIUM_TABLE, spec.schema)
+    if spec.sequence not in table.c:
+        raise OutboxConfigError(f"{table.name} has no column {spec.sequence}")
+    return debezium_source(table, spec.sequence)
+
+
+def _mapped_source(conn: sa.Connection, mapped: MappedFile) -> MappedSource:
+    table = _reflect(conn, mapped.table, mapped.schema)
+    archive = None if mapped.archive is None else _reflect(conn, mapped.archive, mapped.schema)
+    return MappedSource(table, mapped.columns, mapped.name or mapped.table, archive)
+
+
+def _reflect(conn: sa.Connection, name: str, schema: str | None) -> sa.Table:
+    try:
+        return sa.Table(name, sa.MetaData(), schema=schema, autoload_with=conn)
+    except NoSuchTableError as error:
+        raise TableMissing(name, conn.dialect.name) from error
+
+
+def _check_table(conn: sa.Connection, table: sa.Table) -> None:
+    if not sa.inspect(conn).has_table(table.name, schema=table.schema):
+        raise TableMissing(table.name, conn.dialect.name)
+
+
+def _refuse_unknown(path: Path, members: Mapping[str, Any], kind: type) -> None:
+    unknown = sorted(members.keys() - {field.name for field in fields(kind)})
+    if unknown:
+        raise OutboxConfigError(f"{path}: unknown setting {', '.join(unknown)}")
+
+
+def _first_line(error: BaseException) -> str:
+    """Drivers name host and user; the statement and its values are on later lines."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -1,0 +1,175 @@
+"""Which table a relay reads, and how a row of it becomes a message. Other tables than ours are described by columns."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import sqlalchemy as sa
+
+from outbox.enqueue import decode_headers
+from outbox.errors import OutboxConfigError
+from outbox.hand_over import OutboxRow
+
+DEBEZIUM_TOPIC: Final = "outbox.event.{}"
+
+
+class OutboxSource(Protocol):
+    """A table of rows that wait to be published. Rows are deleted, or moved to `archive`, once they are."""
+
+    @property
+    def name(self) -> str:
+        """In leases and idempotency keys: it must not change while rows wait."""
+        ...
+
+    @property
+    def table(self) -> sa.Table: ...
+
+    @property
+    def archive(self) -> sa.Table | None:
+        """A table with the same columns."""
+        ...
+
+    @property
+    def key_column(self) -> sa.Column[Any]:
+        """Names a row for ever: it is never used again, for it is the idempotency key."""
+        ...
+
+    @property
+    def sequence_column(self) -> sa.Column[Any]:
+        """Rows are published in its order."""
+        ...
+
+    @property
+    def group_column(self) -> sa.Column[Any] | None:
+        """Rows that have the same are published one after the other; None: no order is kept."""
+        ...
+
+    def read(self, columns: Mapping[str, Any], row_id: str, attempts: int) -> OutboxRow:
+        """Columns by name -> the row. Raises ValueError, KeyError or TypeError at what is no message."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSource:
+    """A table made by `make_outbox_table`."""
+
+    table: sa.Table
+    archive: sa.Table | None = None
+    name: str = "outbox"
+
+    @property
+    def key_column(self) -> sa.Column[Any]:
+        return self.table.c.message_id
+
+    @property
+    def sequence_column(self) -> sa.Column[Any]:
+        return self.table.c.id
+
+    @property
+    def group_column(self) -> sa.Column[Any]:
+        return self.table.c.order_hash
+
+    def read(self, columns: Mapping[str, Any], row_id: str, attempts: int) -> OutboxRow:
+        return OutboxRow(
+            row=columns["message_id"],
+            row_id=row_id,
+            idempotency_key=row_id,
+            topic=columns["topic"],
+            key=columns["key"],
+            value=columns["value"],
+            headers=decode_headers(columns["headers"]),
+            partition=columns["partition"],
+            timestamp_ms=columns["timestamp_ms"],
+            ordering_key=columns["ordering_key"],
+            attempts=attempts,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnMap:
+    """Names of columns. `sequence` orders the rows; `headers`: column by header name; `topic_format` has one `{}`."""
+
+    key: str = "id"
+    sequence: str = "id"
+    topic: str = "topic"
+    topic_format: str = "{}"
+    message_key: str | None = "key"
+    value: str = "payload"
+    headers: Mapping[str, str] | None = None
+    timestamp_ms: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MappedSource:
+    """A table of somebody else, described by its columns. Order is kept among rows with one message key."""
+
+    table: sa.Table
+    columns: ColumnMap
+    name: str
+    archive: sa.Table | None = None
+
+    def __post_init__(self) -> None:
+        named = (self.columns.key, self.columns.sequence, self.columns.topic, self.columns.value)
+        missing = [name for name in named if name not in self.table.c]
+        if missing:
+            raise OutboxConfigError(f"{self.table.name} has no column {', '.join(missing)}")
+
+    @property
+    def key_column(self) -> sa.Column[Any]:
+        return self.table.c[self.columns.key]
+
+    @property
+    def sequence_column(self) -> sa.Column[Any]:
+        return self.table.c[self.columns.sequence]
+
+    @property
+    def group_column(self) -> sa.Column[Any] | None:
+        return None if self.columns.message_key is None else self.table.c[self.columns.message_key]
+
+    def read(self, columns: Mapping[str, Any], row_id: str, attempts: int) -> OutboxRow:
+        names = self.columns
+        headers = names.headers or {}
+        return OutboxRow(
+            row=columns[names.key],
+            row_id=row_id,
+            idempotency_key=f"{self.name}:{row_id}",
+            topic=names.topic_format.format(columns[names.topic]),
+            key=None if names.message_key is None else to_bytes(columns[names.message_key]),
+            value=to_bytes(columns[names.value]),
+            headers=tuple((header, to_bytes(columns[column])) for header, column in headers.items()),
+            timestamp_ms=None if names.timestamp_ms is None else columns[names.timestamp_ms],
+            attempts=attempts,
+        )
+
+
+def debezium_source(
+    table: sa.Table, sequence: str, *, topic_format: str = DEBEZIUM_TOPIC, archive: sa.Table | None = None
+) -> MappedSource:
+    """Debezium's outbox table (id, aggregatetype, aggregateid, type, payload), published as its EventRouter does.
+
+    Topic `outbox.event.<aggregatetype>`, key aggregateid, value payload, header `id`. `sequence`: a column that
+    orders the rows, which Debezium takes from the database's log and its table need not have: an identity column or
+    a time of insertion. Source: Debezium, "Outbox Event Router".
+    """
+    columns = ColumnMap(
+        sequence=sequence,
+        topic="aggregatetype",
+        topic_format=topic_format,
+        message_key="aggregateid",
+        headers={"id": "id"},
+    )
+    return MappedSource(table, columns, table.name, archive)
+
+
+def to_bytes(value: object) -> bytes | None:
+    """A column's value as a message has it: bytes as they are, all else as its text.
+
+    Raises TypeError at JSON that the driver has read, from a column that is not declared as JSON.
+    """
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, memoryview | bytearray):
+        return bytes(value)
+    if isinstance(value, dict | list):
+        raise TypeError("the table must declare this column as JSON")
+    return str(value).encode()

@@ -1,0 +1,110 @@
+"""The tables of this package, in the user's own database and MetaData: names and schema are the user's choice."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
+from sqlalchemy.schema import conv
+
+RECORD_TABLE: Final = "outbox_transaction"
+OUTBOX_TABLE: Final = "outbox_message"
+LEASE_TABLE: Final = "outbox_lease"
+
+# states of a transaction record
+WRITTEN: Final = "written"  # the local transaction wrote it: it stands if and only if that one has committed
+BARRED: Final = "barred"  # a back-check found nothing and was answered ROLLBACK
+CLEANED: Final = "cleaned"  # the one row under CLEANED_ID: what is older may have been deleted
+CLEANED_ID: Final = "!cleaned"  # no transaction id has such a sign
+
+# MySQL's MyISAM has no transactions: a record in it would answer COMMIT for what was rolled back
+_OPTIONS: dict[str, Any] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
+
+
+def make_record_table(metadata: sa.MetaData, name: str = RECORD_TABLE, schema: str | None = None) -> sa.Table:
+    """Transaction records: transaction_id (key), producer_group, state, at_ms (the database's clock)."""
+    return sa.Table(
+        name,
+        metadata,
+        sa.Column("transaction_id", _ascii(64), primary_key=True),
+        sa.Column("producer_group", _ascii(120), nullable=False),
+        sa.Column("state", _ascii(8), nullable=False),
+        sa.Column("at_ms", sa.BigInteger, nullable=False),
+        sa.Index(_final(f"ix_{name}_at_ms"), "at_ms"),
+        schema=schema,
+        **_OPTIONS,
+    )
+
+
+def make_outbox_table(metadata: sa.MetaData, name: str = OUTBOX_TABLE, schema: str | None = None) -> sa.Table:
+    """Outbox rows. `id` gives the order, `message_id` the idempotency key: numbers may come again, it never does."""
+    return sa.Table(
+        name,
+        metadata,
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
+        sa.Column("message_id", _ascii(36), nullable=False),
+        sa.Column("topic", _ascii(249), nullable=False),
+        sa.Column("key", _blob()),
+        sa.Column("value", _blob()),
+        sa.Column("headers", _long_text(), nullable=False),
+        sa.Column("partition", sa.Integer),
+        sa.Column("timestamp_ms", sa.BigInteger),
+        sa.Column("ordering_key", _unicode(200)),
+        sa.Column("order_hash", _ascii(32)),
+        sa.Column("created_ms", sa.BigInteger, nullable=False),
+        sa.UniqueConstraint("message_id", name=_final(f"uq_{name}_message_id")),
+        sa.Index(_final(f"ix_{name}_order"), "order_hash", "id"),
+        schema=schema,
+        sqlite_autoincrement=True,
+        **_OPTIONS,
+    )
+
+
+def make_lease_table(metadata: sa.MetaData, name: str = LEASE_TABLE, schema: str | None = None) -> sa.Table:
+    """What relays know of rows of any outbox table: who publishes one now, what was refused and why."""
+    return sa.Table(
+        name,
+        metadata,
+        sa.Column("source", _ascii(64), primary_key=True),
+        sa.Column("row_id", _ascii(64), primary_key=True),
+        sa.Column("state", _ascii(9), nullable=False),
+        sa.Column("token", _ascii(36)),
+        sa.Column("free_ms", sa.BigInteger, nullable=False),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        sa.Column("reason", _unicode(500)),
+        sa.Index(_final(f"ix_{name}_token"), "token"),
+        schema=schema,
+        **_OPTIONS,
+    )
+
+
+def make_tables(metadata: sa.MetaData, schema: str | None = None) -> Iterable[sa.Table]:
+    """All of them under their own names."""
+    return [make(metadata, schema=schema) for make in (make_record_table, make_outbox_table, make_lease_table)]
+
+
+def _final(name: str) -> str:
+    """The same in a migration by hand and in a MetaData that has a naming convention: Alembic compares names."""
+    return conv(name)
+
+
+def _ascii(length: int) -> sa.String:
+    """Compared byte by byte: MariaDB's usual collations take upper case for lower case."""
+    own = mysql.VARCHAR(length, charset="ascii", collation="ascii_bin")
+    return sa.String(length).with_variant(own, "mysql", "mariadb")
+
+
+def _unicode(length: int) -> sa.String:
+    """Any text, whatever the database's character set is."""
+    own = mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin")
+    return sa.Unicode(length).with_variant(own, "mysql", "mariadb")
+
+
+def _long_text() -> sa.Text:
+    """MariaDB's plain TEXT would end at 64 KiB."""
+    return sa.Text().with_variant(mysql.MEDIUMTEXT(charset="utf8mb4"), "mysql", "mariadb")
+
+
+def _blob() -> sa.LargeBinary:
+    """MariaDB's plain BLOB would end at 64 KiB."""
+    return sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")

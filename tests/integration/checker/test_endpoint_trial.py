@@ -1,0 +1,106 @@
+"""`group test` against real endpoints: each defect is found by its trials, and a good one passes all."""
+
+import pytest
+
+from api.cli.endpoint_trial import TrialPlan, make_sample, try_endpoints
+from bridge.core.config import CheckCalls, GroupSettings
+from bridge.directory import Endpoint, ProducerGroup
+from checker.conformance import Finding, Trial, Verdict
+from tests.support.trial_endpoint import SECRET, TrialEndpoint, trial_endpoint
+
+LOOPBACK = ("127.0.0.0/8",)
+KNOWN, OPEN = "0" * 28, "1" * 28
+PATIENT = GroupSettings(calls=CheckCalls(call_timeout_ms=30_000))
+FORGED = {Trial.NO_SIGNATURE, Trial.WRONG_SIGNATURE, Trial.CHANGED_BODY, Trial.REPLAYED}
+
+
+def make_group(*urls: str, secrets: tuple[str, ...] = (SECRET,)) -> ProducerGroup:
+    return ProducerGroup("orders", PATIENT, tuple(Endpoint(url) for url in urls), secrets)
+
+
+def verdicts(findings: list[Finding], verdict: Verdict) -> set[Trial]:
+    return {finding.trial for finding in findings if finding.verdict is verdict}
+
+
+async def attack(endpoint: TrialEndpoint) -> list[Finding]:
+    """With all that a user can give: two transactions, an end of the open one, a restart."""
+    endpoint.states |= {KNOWN: "COMMIT", OPEN: "OPEN"}
+
+    async def end_open() -> None:
+        endpoint.states[OPEN] = "COMMIT"
+
+    async def restart() -> None:
+        endpoint.restart()
+
+    return await try_endpoints(make_group(endpoint.url), LOOPBACK, TrialPlan(KNOWN, OPEN, end_open, restart))
+
+
+async def test_good_endpoint_passes_every_trial() -> None:
+    """In their order; the URL is shown without its query."""
+    with trial_endpoint() as endpoint:
+        findings = await attack(endpoint)
+    assert [finding.trial for finding in findings] == list(Trial)
+    assert verdicts(findings, Verdict.GOOD) == set(Trial), findings
+    assert {finding.endpoint for finding in findings} == {endpoint.url.partition("?")[0]}
+
+
+@pytest.mark.parametrize(
+    ("defect", "found"),
+    [
+        ("commits", {Trial.UNKNOWN_ID, Trial.LARGE_CALL, Trial.MANY_CHECKS, Trial.MANY_CALLS}),
+        ("fickle", {Trial.SAME_ANSWER, Trial.AFTER_RESTART}),
+        ("credulous", FORGED),
+        ("timeless", {Trial.REPLAYED}),
+        ("brittle", {Trial.GARBAGE}),
+        ("small", {Trial.LARGE_CALL}),
+        ("single", {Trial.MANY_CHECKS}),
+        ("eager", {Trial.OPEN}),
+        ("forgets", {Trial.AFTER_RESTART}),
+    ],
+)
+async def test_defect_is_found_by_its_trials_alone(defect: str, found: set[Trial]) -> None:
+    """Each finding has a remedy, and names nothing that is right."""
+    with trial_endpoint(defect) as endpoint:
+        findings = await attack(endpoint)
+    assert verdicts(findings, Verdict.BAD) == found, findings
+    assert all(finding.remedy for finding in findings if finding.verdict is Verdict.BAD)
+
+
+async def test_what_was_not_given_is_skipped_and_said() -> None:
+    """Trials that need a transaction or a restart."""
+    with trial_endpoint() as endpoint:
+        findings = await try_endpoints(make_group(endpoint.url), LOOPBACK, TrialPlan())
+    skipped = {finding.trial: finding.found for finding in findings if finding.verdict is Verdict.SKIPPED}
+    assert skipped == {
+        Trial.COMMITTED: "needs --committed ID",
+        Trial.OPEN: "needs --open ID",
+        Trial.AFTER_OPEN: "needs --open ID and --interactive",
+        Trial.AFTER_RESTART: "needs --restart-command or --interactive",
+    }
+
+
+async def test_dead_endpoint_is_told_once() -> None:
+    """The other trials would only say the same; another endpoint of the group is tried all the same."""
+    with trial_endpoint() as endpoint:
+        dead = "http://127.0.0.1:1/check"
+        findings = await try_endpoints(make_group(dead, endpoint.url), LOOPBACK, TrialPlan())
+    of_dead = [finding for finding in findings if finding.endpoint == dead]
+    assert [finding.verdict for finding in of_dead] == [Verdict.BAD, *[Verdict.SKIPPED] * (len(Trial) - 1)]
+    assert of_dead[0].found == "no answer: refused"
+    assert not verdicts([finding for finding in findings if finding.endpoint != dead], Verdict.BAD)
+
+
+async def test_group_without_secret_cannot_be_tried() -> None:
+    """Nothing goes out unsigned but what is meant to be."""
+    with trial_endpoint() as endpoint:
+        (finding,) = await try_endpoints(make_group(endpoint.url, secrets=()), LOOPBACK, TrialPlan())
+    assert (finding.verdict, finding.found) == (Verdict.BAD, "no secret to sign with")
+    assert endpoint.states == {}
+
+
+def test_sample_is_a_check_like_any_other() -> None:
+    """Another transaction each time; an endpoint that checks the shape of what it gets must not refuse it."""
+    first, second = make_sample(1), make_sample(1)
+    assert first.transaction_id != second.transaction_id
+    assert '"check_number":1' in first.text
+    assert '"key":"sample"' in first.text

@@ -1,0 +1,181 @@
+"""Blocks around SQLAlchemy's own sessions: rows and messages, both or neither."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from outbox import AsyncBridge, Bridge, LocalCommitUnknown, Message
+from tests.support.socket_bridge import SocketBridge
+
+pytest_plugins = ["tests.support.postgres"]
+
+METADATA = sa.MetaData()
+CUSTOMERS = sa.Table("customers", METADATA, sa.Column("id", sa.Integer, primary_key=True))
+ORDERS = sa.Table(
+    "orders",
+    METADATA,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("customer", sa.ForeignKey("customers.id", deferrable=True, initially="DEFERRED")),
+)
+RECORDS = sa.Table("records", METADATA, sa.Column("transaction_id", sa.String, primary_key=True))
+
+
+class Record:
+    """The least that a transaction record can be."""
+
+    def write(self, session: Session, transaction_id: str, producer_group: str) -> None:
+        session.execute(RECORDS.insert().values(transaction_id=transaction_id))
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[sa.Engine]:
+    """A shop's database, which looks at foreign keys when a transaction is committed."""
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    sa.event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys = ON"))
+    METADATA.create_all(engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def face(bridge: SocketBridge, group: str) -> Iterator[Bridge]:
+    """Writes records."""
+    with Bridge(bridge.url, group, record=Record()) as running:
+        yield running
+
+
+def rows(engine: sa.Engine, table: sa.Table) -> list[Any]:
+    with engine.connect() as connection:
+        return list(connection.scalars(sa.select(table.c[0])))
+
+
+def test_rows_record_and_message_come_together(bridge: SocketBridge, engine: sa.Engine, face: Bridge) -> None:
+    """The record stands in the local transaction, under the id of the message."""
+    with Session(engine) as session, face.transaction(session) as transaction:
+        session.execute(ORDERS.insert().values(id=1))
+        transaction.send("orders", value=face.producer_group)
+    assert transaction.result is not None
+    assert rows(engine, ORDERS) == [1]
+    assert rows(engine, RECORDS) == [transaction.result.transaction_id]
+    assert bridge.read_values("orders").count(face.producer_group.encode()) == 1
+
+
+def test_session_that_is_a_block_itself_is_committed_once(engine: sa.Engine, face: Bridge) -> None:
+    """Users of `session.begin()` keep their habit."""
+    with Session(engine) as session, session.begin(), face.transaction(session) as transaction:
+        session.execute(ORDERS.insert().values(id=1))
+        transaction.send("orders", value="v")
+    assert rows(engine, ORDERS) == [1]
+
+
+def test_connection_will_do_as_well(engine: sa.Engine, face: Bridge) -> None:
+    """SQLAlchemy Core has no session."""
+    with engine.connect() as connection, face.transaction(connection) as transaction:
+        connection.execute(ORDERS.insert().values(id=1))
+        transaction.send("orders", value="v")
+    assert rows(engine, ORDERS) == [1]
+
+
+def order(engine: sa.Engine, face: Bridge, customer: int | None = None, *, fails: bool = False, **options: Any) -> None:
+    """One order with its message."""
+    with Session(engine) as session, face.transaction(session, **options) as transaction:
+        session.execute(ORDERS.insert().values(id=1, customer=customer))
+        transaction.send("orders", value="v")
+        if fails:
+            raise KeyError
+
+
+def test_exception_leaves_neither(bridge: SocketBridge, engine: sa.Engine, face: Bridge) -> None:
+    """Nothing is even prepared."""
+    with pytest.raises(KeyError):
+        order(engine, face, fails=True)
+    assert (rows(engine, ORDERS), rows(engine, RECORDS)) == ([], [])
+    assert bridge.states_of(face.producer_group) == []
+
+
+def test_constraint_checked_at_the_commit_leaves_neither(bridge: SocketBridge, engine: sa.Engine, face: Bridge) -> None:
+    """The database refused, so the half message is rolled back at once."""
+    with pytest.raises(IntegrityError):
+        order(engine, face, customer=7)
+    assert (rows(engine, ORDERS), rows(engine, RECORDS)) == ([], [])
+    assert bridge.states_of(face.producer_group) == ["ROLLED_BACK"]
+
+
+def test_second_run_under_one_key_meets_the_record_of_the_first(
+    bridge: SocketBridge, engine: sa.Engine, face: Bridge
+) -> None:
+    """The first committed and then lost its end: the second must neither do the work again nor roll it back."""
+    prepared = face.prepare(Message("orders", value="v"), idempotency_key="order-1")
+    with Session(engine) as session:  # what the first run left, killed before it could end the transaction
+        Record().write(session, prepared.transaction_id, face.producer_group)
+        session.commit()
+    with pytest.raises(IntegrityError):
+        order(engine, face, idempotency_key="order-1")
+    assert rows(engine, ORDERS) == []
+    assert bridge.states_of(face.producer_group) == ["PREPARED"]
+
+
+class AwaitedRecord:
+    """The same in an AsyncSession."""
+
+    async def write(self, session: AsyncSession, transaction_id: str, producer_group: str) -> None:
+        await session.execute(RECORDS.insert().values(transaction_id=transaction_id))
+
+
+@pytest_asyncio.fixture
+async def async_engine(postgres: Any) -> AsyncIterator[AsyncEngine]:
+    """A shop's database on PostgreSQL."""
+    engine = create_async_engine(postgres.create())
+    async with engine.begin() as connection:
+        await connection.run_sync(METADATA.create_all)
+    yield engine
+    await engine.dispose()
+
+
+async def test_session_of_an_event_loop(bridge: SocketBridge, async_engine: AsyncEngine, group: str) -> None:
+    """Rows, record and message come together; a constraint that is checked at the commit leaves none of them."""
+
+    async def order(number: int, customer: int | None) -> None:
+        async with AsyncSession(async_engine) as session, face.transaction(session) as transaction:
+            await session.execute(ORDERS.insert().values(id=number, customer=customer))
+            transaction.send("orders", value=group)
+
+    async with AsyncBridge(bridge.url, group, record=AwaitedRecord()) as face:
+        await order(1, None)
+        with pytest.raises(IntegrityError):
+            await order(2, 7)
+    async with async_engine.connect() as connection:
+        assert list(await connection.scalars(sa.select(ORDERS.c.id))) == [1]
+    assert bridge.read_values("orders").count(group.encode()) == 1
+    assert bridge.states_of(group) == ["ROLLED_BACK", "COMMITTED"]
+
+
+async def test_connection_lost_at_the_commit_is_left_to_the_back_check(
+    bridge: SocketBridge, async_engine: AsyncEngine, group: str
+) -> None:
+    """From here nobody can tell whether the commit arrived first."""
+
+    async def order() -> None:
+        async with AsyncSession(async_engine) as session, face.transaction(session) as transaction:
+            backend = await session.scalar(sa.text("SELECT pg_backend_pid()"))
+            kill = sa.text(f"SELECT pg_terminate_backend({backend}, 10000)")
+            sa.event.listen(session.sync_session, "before_commit", lambda _: run_apart(kill))
+            transaction.send("orders", value=group)
+
+    def run_apart(statement: sa.TextClause) -> None:
+        with witness.begin() as connection:
+            connection.execute(statement)
+
+    witness = sa.create_engine(async_engine.url)
+    async with AsyncBridge(bridge.url, group, record=AwaitedRecord()) as face:
+        with pytest.raises(LocalCommitUnknown):
+            await order()
+    witness.dispose()
+    assert bridge.states_of(group) == ["PREPARED"]

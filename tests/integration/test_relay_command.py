@@ -1,0 +1,106 @@
+"""`outbox-bridge relay` as a user types it: a real process, a real database file, a real bridge over HTTP."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from tests.support.cli_process import DEADLINE_S, environment, run_command, wait_for
+from tests.support.outbox_world import OutboxWorld, Sent
+from tests.support.socket_bridge import SocketBridge, socket_bridge
+from tests.support.user_database import UserDatabase
+
+
+@pytest.fixture(scope="module")
+def bridge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SocketBridge]:
+    with socket_bridge(tmp_path_factory.mktemp("bridge"), {"orders": 1, "outbox.event.order": 1}) as running:
+        yield running
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[OutboxWorld]:
+    made = OutboxWorld(UserDatabase("sqlite", f"sqlite:///{tmp_path / 'shop.db'}", ""))
+    yield made
+    made.engine.dispose()
+
+
+def relay(folder: Path, bridge: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    settings = {"OUTBOX_DATABASE_URL": f"sqlite:///{folder / 'shop.db'}", "OUTBOX_BRIDGE_URL": bridge}
+    return run_command("relay", *arguments, folder=folder, settings=settings)
+
+
+def test_relay_publishes_what_is_there_and_tells_what_was_refused(
+    world: OutboxWorld, bridge: SocketBridge, tmp_path: Path
+) -> None:
+    """Then the refused row is listed with the bridge's words, tried again, discarded, and known no more."""
+    before = len(bridge.read_values("orders"))
+    (bad,) = world.enqueue(Sent("no.such.topic", b"a", b"0"))
+    world.enqueue(*[Sent("orders", b"%d" % (n % 3), b"%d" % n) for n in range(9)])
+    done = relay(tmp_path, bridge.url, "-g", "shop", "--once", "--batch-size", "4")
+    assert (done.returncode, sorted(bridge.read_values("orders")[before:])) == (1, [b"%d" % n for n in range(9)])
+    told = json.loads(done.stdout)
+    assert {name: told[name] for name in ("published", "parked", "delayed")} == {
+        "published": 9,
+        "parked": 1,
+        "delayed": 0,
+    }
+    (listed,) = json.loads(relay(tmp_path, bridge.url, "parked", "list", "-o", "json").stdout)
+    assert (listed["row_id"], listed["reason"][:17]) == (bad, "422 unknown-topic")
+    assert relay(tmp_path, bridge.url, "parked", "retry", bad).returncode == 0
+    assert relay(tmp_path, bridge.url, "-g", "shop", "--once").returncode == 1
+    assert relay(tmp_path, bridge.url, "parked", "discard", "--all").returncode == 2
+    assert relay(tmp_path, bridge.url, "parked", "discard", "--all", "--yes").returncode == 0
+    assert relay(tmp_path, bridge.url, "parked", "discard", bad, "--yes").returncode == 3
+    assert world.count() == (0, 0)
+
+
+def test_interrupted_relay_ends_well(world: OutboxWorld, bridge: SocketBridge, tmp_path: Path) -> None:
+    """Rows that come while it runs are published; at the signal it reports and leaves no lease behind."""
+    popen = subprocess.Popen(
+        [sys.executable, "-m", "api", "relay", "-g", "shop", "--bridge", bridge.url, "--poll-interval", "0.05"],
+        cwd=tmp_path,
+        env=environment({"OUTBOX_DATABASE_URL": world.database.url}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with popen:
+        world.enqueue(*[Sent("orders", b"k", b"%d" % n) for n in range(5)])
+        wait_for(lambda: world.count() == (0, 0), "an empty outbox")
+        popen.send_signal(signal.SIGTERM)
+        out, errors = popen.communicate(timeout=DEADLINE_S)
+    assert popen.returncode == 0, errors
+    assert json.loads(out.splitlines()[-1])["published"] == 5
+
+
+def test_file_describes_a_table_of_somebody_else(bridge: SocketBridge, tmp_path: Path) -> None:
+    """Columns by name, headers, a form of topics."""
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    world = OutboxWorld(UserDatabase("sqlite", f"sqlite:///{tmp_path / 'shop.db'}", ""))
+    with engine.begin() as conn:
+        conn.execute(
+            sa.text("CREATE TABLE events (nr INTEGER PRIMARY KEY, kind TEXT, who TEXT, body TEXT, trace TEXT)")
+        )
+        conn.execute(sa.text("INSERT INTO events VALUES (1, 'order', '7', '{}', 't1')"))
+    engine.dispose()
+    (tmp_path / "events.toml").write_text(
+        'table = "events"\n[columns]\nkey = "nr"\nsequence = "nr"\ntopic = "kind"\ntopic_format = "outbox.event.{}"\n'
+        'message_key = "who"\nvalue = "body"\n[columns.headers]\ntrace = "trace"\n'
+    )
+    done = relay(tmp_path, bridge.url, "-g", "shop", "--source", "events.toml", "--once")
+    assert done.returncode == 0, done.stderr
+    (message,) = bridge.read_messages("outbox.event.order")
+    assert (message.key, message.value, message.headers[0]) == (b"7", b"{}", ("trace", b"t1"))
+    world.engine.dispose()
+
+
+def test_lost_bridge_is_unreachable(world: OutboxWorld, tmp_path: Path) -> None:
+    """The rows stay, and no try is charged to them."""
+    world.enqueue(Sent("orders", b"k"))
+    done = relay(tmp_path, "http://127.0.0.1:1", "-g", "shop", "--once")
+    assert (done.returncode, "--bridge" in done.stderr, world.count()[0]) == (5, True, 1)

@@ -1,0 +1,188 @@
+"""Transaction records on real databases: what a check may say, whatever the local transaction is doing."""
+
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import orm
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from outbox.errors import LocalTransactionBarred, OutboxConfigError
+from outbox.listener import Resolution
+from outbox.tables import make_record_table
+from outbox.transaction_record import AsyncTransactionRecord, RecordConfig, TransactionRecord
+from tests.support.record_checks import ask, make_check
+from tests.support.user_database import UserDatabase
+
+pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
+
+COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def record() -> TransactionRecord:
+    return TransactionRecord(make_record_table(sa.MetaData()))
+
+
+SERVERS = pytest.mark.parametrize("user_database", ["postgresql", "mariadb"], indirect=True)
+
+
+@pytest.fixture
+def engine(user_database: UserDatabase, record: TransactionRecord) -> Iterator[sa.Engine]:
+    made = user_database.engine()
+    sa.Table("shop", record.table.metadata, sa.Column("id", sa.Integer, primary_key=True))
+    record.table.metadata.create_all(made)
+    yield made
+    made.dispose()
+
+
+def test_each_answer_is_what_a_committed_row_says(record: TransactionRecord, engine: sa.Engine) -> None:
+    """Committed: COMMIT. Rolled back, or never begun: barred, so ROLLBACK; the same again when asked again."""
+    with orm.Session(engine) as session:
+        record.write(session, "kept", "orders")
+        session.commit()
+        record.write(session, "undone", "orders")
+        session.rollback()
+    for _ in range(2):
+        assert ask(record, engine, "kept", "undone", "never") == [COMMIT, ROLLBACK, ROLLBACK]
+
+
+def test_late_local_transaction_fails_after_its_check(record: TransactionRecord, engine: sa.Engine) -> None:
+    """Whoever was told ROLLBACK must never see the local transaction commit."""
+    assert ask(record, engine, "late") == [ROLLBACK]
+    with orm.Session(engine) as session, pytest.raises(LocalTransactionBarred):
+        record.write(session, "late", "orders")
+    assert ask(record, engine, "late") == [ROLLBACK]
+
+
+def test_late_local_transaction_fails_under_an_old_snapshot(
+    record: TransactionRecord, user_database: UserDatabase, engine: sa.Engine
+) -> None:
+    """A snapshot taken before the bar does not see it; the key stops the local transaction all the same."""
+    for level in user_database.isolation_levels():
+        late = f"late {level}"
+        with orm.Session(engine.execution_options(isolation_level=level)) as session:
+            session.execute(sa.text("SELECT * FROM shop")).all()  # here a snapshot begins
+            assert ask(record, engine, late) == [ROLLBACK]
+            with pytest.raises((LocalTransactionBarred, sa.exc.OperationalError)):
+                record.write(session, late, "orders")
+            session.rollback()
+        assert ask(record, engine, late) == [ROLLBACK]
+
+
+def test_running_local_transaction_is_unknown_and_disturbs_no_other(
+    record: TransactionRecord, user_database: UserDatabase, engine: sa.Engine
+) -> None:
+    """Asked in one call with others, only the running one is UNKNOWN; asked after its commit it is COMMIT."""
+    others = UNKNOWN if user_database.name == "sqlite" else ROLLBACK  # there a writer locks the whole file
+    for level in user_database.isolation_levels():
+        gone, running, lost = [f"{name} {level}" for name in ("gone", "running", "lost")]
+        with orm.Session(engine.execution_options(isolation_level=level)) as session:
+            record.write(session, running, "orders")
+            assert ask(record, engine, gone, running, lost) == [others, UNKNOWN, others]
+            session.commit()
+        assert ask(record, engine, gone, running, lost) == [ROLLBACK, COMMIT, ROLLBACK]
+
+
+@pytest.mark.parametrize("user_database", ["postgresql"], indirect=True)
+def test_records_and_bars_are_durable_before_they_are_seen(
+    record: TransactionRecord, user_database: UserDatabase, engine: sa.Engine
+) -> None:
+    """With synchronous_commit off, a crash of the server could take back what the bridge has already been told."""
+    settings: list[str] = []
+
+    def after_statement(conn: sa.Connection, _: object, statement: str, *__: object) -> None:
+        if statement.startswith("INSERT"):
+            with conn.connection.cursor() as cursor:
+                cursor.execute("SHOW synchronous_commit")
+                settings.append(cursor.fetchone()[0])
+
+    with engine.connect() as conn:
+        conn.exec_driver_sql(f"ALTER DATABASE {sa.make_url(user_database.url).database} SET synchronous_commit = off")
+        conn.commit()
+    sa.event.listen(engine, "after_cursor_execute", after_statement)
+    with orm.Session(engine) as session:
+        assert session.scalar(sa.text("SHOW synchronous_commit")) == "off"
+        record.write(session, "kept", "orders")
+        session.commit()
+    assert ask(record, engine, "gone") == [ROLLBACK]
+    assert settings == ["on", "on"]
+
+
+@SERVERS
+def test_record_without_a_transaction_is_refused(record: TransactionRecord, user_database: UserDatabase) -> None:
+    """With AUTOCOMMIT it would stand, and be answered COMMIT, whatever becomes of what it speaks for."""
+    engine = user_database.engine(isolation_level="AUTOCOMMIT")
+    record.table.metadata.create_all(engine)
+    with orm.Session(engine) as session, pytest.raises(OutboxConfigError):
+        record.write(session, "alone", "orders")
+    assert ask(record, engine, "alone") == [ROLLBACK]
+    engine.dispose()
+
+
+def test_settings_of_a_pooled_connection_are_put_back(record: TransactionRecord, user_database: UserDatabase) -> None:
+    """A connection that waits for nobody would fail the next one who gets it from the pool."""
+    settings = {
+        "sqlite": "PRAGMA busy_timeout",
+        "postgresql": "SELECT current_setting('lock_timeout') || current_setting('statement_timeout')",
+        "mariadb": "SELECT CONCAT(@@innodb_lock_wait_timeout, @@max_statement_time, @@idle_write_transaction_timeout)",
+    }
+    engine = sa.create_engine(user_database.url, pool_size=1, max_overflow=0)
+    record.table.metadata.create_all(engine)
+
+    def read() -> object:
+        with engine.connect() as conn:
+            return conn.exec_driver_sql(settings[user_database.name]).scalar_one()
+
+    before = read()
+    assert ask(record, engine, "gone") == [ROLLBACK]
+    assert read() == before
+    engine.dispose()
+
+
+async def test_async_twin_says_the_same(user_database: UserDatabase) -> None:
+    """Written, barred and running ones, through an async driver."""
+    engine = user_database.async_engine()
+    record = AsyncTransactionRecord(make_record_table(sa.MetaData()))
+    async with engine.begin() as conn:
+        await conn.run_sync(record.table.metadata.create_all)
+    told: dict[str, Resolution] = {}
+    checks = [make_check(name) for name in ("kept", "running", "gone")]
+
+    async def ask_again() -> list[Resolution]:
+        told.clear()
+        await record.answers(engine)(checks, lambda check, word: told.update({check.transaction_id: word}))
+        return [told[check.transaction_id] for check in checks]
+
+    async with AsyncSession(engine) as session:
+        await record.write(session, "kept", "orders")
+        await session.commit()
+        await record.write(session, "running", "orders")
+        others = UNKNOWN if user_database.name == "sqlite" else ROLLBACK
+        assert await ask_again() == [COMMIT, UNKNOWN, others]
+        await session.commit()
+        assert await ask_again() == [COMMIT, COMMIT, ROLLBACK]
+        with pytest.raises(LocalTransactionBarred):
+            await record.write(session, "gone", "orders")
+    assert await record.clean(engine) == 0
+    await engine.dispose()
+
+
+def test_cleaning_forgets_without_lying(user_database: UserDatabase) -> None:
+    """A record that may have been deleted proves nothing by its absence: UNKNOWN, and no bar."""
+    record = TransactionRecord(make_record_table(sa.MetaData()), RecordConfig(max_clean_rows=3))
+    engine = user_database.engine()
+    record.table.metadata.create_all(engine)
+    with orm.Session(engine) as session:
+        for number in range(5):
+            record.write(session, f"old-{number}", "orders")
+        session.execute(sa.update(record.table).values(at_ms=record.table.c.at_ms - 15 * DAY_MS))
+        record.write(session, "new", "orders")
+        session.commit()
+        now_ms = session.scalar(sa.select(sa.func.max(record.table.c.at_ms)))
+    assert [record.clean(engine) for _ in range(3)] == [3, 2, 0]
+    assert ask(record, engine, "old-1", born_ms=now_ms - 15 * DAY_MS) == [UNKNOWN]
+    assert ask(record, engine, "old-1", born_ms=now_ms - 13 * DAY_MS - 60_000) == [UNKNOWN]
+    assert ask(record, engine, "new", "young", born_ms=now_ms - 12 * DAY_MS) == [COMMIT, ROLLBACK]
+    engine.dispose()

@@ -1,0 +1,71 @@
+"""A real MariaDB server on a socket in a folder of its own, for as long as it is needed. No network."""
+
+import itertools
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pymysql
+import pytest
+
+_INSTALL = shutil.which("mariadb-install-db")
+_SERVER = shutil.which("mariadbd") or shutil.which("mariadbd", path="/usr/sbin")
+_START_SECONDS = 60
+_OPTIONS = ("--skip-networking", "--innodb-buffer-pool-size=64M", "--innodb-flush-log-at-trx-commit=0")
+
+
+class MariaServer:
+    """Debian's packages: mariadb-server-core and mariadb-client-core."""
+
+    def __init__(self) -> None:
+        """Skips the test, by name, where MariaDB is not installed."""
+        if _INSTALL is None or _SERVER is None:
+            pytest.skip("MariaDB is not installed (mariadbd, mariadb-install-db)")
+        self._folder = Path(tempfile.mkdtemp(prefix="mdb-"))
+        self.socket = self._folder / "socket"
+        self._numbers = itertools.count()
+        shared = ("--no-defaults", f"--datadir={self._folder / 'data'}", "--user=root")
+        subprocess.run(
+            (_INSTALL, *shared, "--auth-root-authentication-method=normal", "--skip-test-db"),
+            check=True,
+            capture_output=True,
+        )
+        log = (self._folder / "log").open("wb")
+        with log:
+            command = (_SERVER, *shared, f"--socket={self.socket}", *_OPTIONS)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        self._await_start()
+
+    def create(self) -> str:
+        """The name of a new database."""
+        name = f"test_{next(self._numbers)}"
+        self._execute(f"CREATE DATABASE {name}")
+        return name
+
+    def url_of(self, name: str, driver: str) -> str:
+        return f"mariadb+{driver}://root@localhost/{name}?unix_socket={self.socket}"
+
+    def close(self) -> None:
+        """At once: nothing of it is needed any more."""
+        self._process.kill()
+        self._process.wait(30)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _await_start(self) -> None:
+        until = time.monotonic() + _START_SECONDS
+        while True:
+            with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
+                probe.connect(str(self.socket))
+                if probe.recv(1):  # a server that is up speaks first
+                    return
+            if self._process.poll() is not None or time.monotonic() > until:
+                raise TimeoutError(f"MariaDB does not start: {(self._folder / 'log').read_text()[-500:]}")
+            time.sleep(0.05)
+
+    def _execute(self, statement: str) -> None:
+        with pymysql.connect(unix_socket=str(self.socket), user="root") as connection, connection.cursor() as cursor:
+            cursor.execute(statement)

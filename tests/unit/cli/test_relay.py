@@ -1,0 +1,65 @@
+"""`relay`: what is wrong with its options, and what to do about it."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.conftest import Cli
+
+
+def write(folder: Path, text: str) -> str:
+    file = folder / "map.toml"
+    file.write_text(text)
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "--database-url"),
+        (["--database-url", "sqlite://"], "--producer-group"),
+        (["--database-url", "no url", "-g", "shop", "--once"], "driver://user"),
+        (["--database-url", "nobase://h/d", "-g", "shop", "--once"], "no driver"),
+        (["--database-url", "sqlite+aiosqlite://", "-g", "shop", "--once"], "asyncio"),
+        (["--database-url", "sqlite://", "-g", "no group!", "--once"], "producer group's name"),
+        (["--database-url", "sqlite://", "-g", "shop", "--bridge", "here", "--once"], "http(s)://"),
+        (["--database-url", "sqlite://", "-g", "shop", "--source", "debezium", "--once"], "--sequence"),
+        (["--database-url", "sqlite://", "-g", "shop", "--source", "nowhere.toml", "--once"], "nowhere.toml"),
+    ],
+)
+def test_wrong_use_is_told(cli: Cli, arguments: list[str], words: str) -> None:
+    """Exit code 2, and the option that is wrong."""
+    ended = cli("relay", *arguments)
+    assert (ended.code, words in ended.err) == (2, True), ended.err
+
+
+def test_missing_table_names_the_command_that_makes_it(cli: Cli) -> None:
+    """For the database at hand."""
+    ended = cli("relay", "--database-url", "sqlite://", "-g", "shop", "--once")
+    assert (ended.code, "python -m outbox.ddl sqlite" in ended.err) == (1, True)
+
+
+def test_unreachable_database_tells_no_password(cli: Cli) -> None:
+    """Once: exit code 5."""
+    url = "postgresql+psycopg://shop:hidden@127.0.0.1:1/shop"
+    ended = cli("relay", "--database-url", url, "-g", "shop", "--once")
+    assert (ended.code, "hidden" in ended.err + ended.out) == (5, False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "table = 1",
+        "[columns]",
+        'table = "t"\nother = "x"',
+        'table = "t"\n[columns]\nother = "x"',
+        'table = "t"\n[columns]\nkey = 1',
+        'table = "t"\n[columns]\ntopic_format = "no place"',
+        'table = "t"\ncolumns = "x"',
+        "no toml",
+    ],
+)
+def test_wrong_file_is_told(cli: Cli, tmp_path: Path, text: str) -> None:
+    """Unknown names are errors: a typing error would be read as a default."""
+    ended = cli("relay", "--database-url", "sqlite://", "-g", "shop", "--source", write(tmp_path, text), "--once")
+    assert (ended.code, "map.toml" in ended.err) == (2, True), ended.err

@@ -1,0 +1,98 @@
+"""Settings are checked when they are made."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from outbox import AsyncBridge, Bridge, BridgeConfig, HttpConfig, Message, Misuse, OutboxConfigError
+from outbox.config import check_url
+from tests.support.canned_http import canned_server
+from tests.support.sdk_twins import AwaitedSession, Session
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"call_timeout_s": 0},
+        {"call_timeout_s": float("inf")},
+        {"call_timeout_s": "15"},
+        {"close_timeout_s": -1},
+        {"max_in_flight": 0},
+        {"max_batch_items": 1_001},
+        {"max_batch_bytes": 0},
+        {"max_waiting": True},
+        {"check_threads": 0},
+    ],
+)
+def test_setting_outside_its_bounds_is_refused(setting: dict[str, Any]) -> None:
+    """By its name."""
+    with pytest.raises(OutboxConfigError, match=next(iter(setting))):
+        BridgeConfig(**setting)
+
+
+@pytest.mark.parametrize("setting", [{"connect_timeout_s": 0}, {"slack_s": None}, {"max_connections": 0}])
+def test_setting_of_connections_outside_its_bounds_is_refused(setting: dict[str, Any]) -> None:
+    """By its name."""
+    with pytest.raises(OutboxConfigError, match=next(iter(setting))):
+        HttpConfig(**setting)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "bridge:8780", "ftp://bridge", "http://", "http://user:secret@bridge", "http://bridge?x=1", "http://b#f"],
+)
+def test_address_that_cannot_be_is_refused(url: str) -> None:
+    """Before the first call, and without its credential in the error."""
+    with pytest.raises(OutboxConfigError) as refused:
+        Bridge(url, "shop")
+    assert "secret" not in str(refused.value)
+
+
+def test_address_may_have_a_path() -> None:
+    """Behind a gateway."""
+    assert check_url("https://gateway.example/bridge/") == "https://gateway.example/bridge"
+
+
+def test_credential_is_not_shown() -> None:
+    """Settings get into logs."""
+    assert "secret" not in repr(BridgeConfig(http=HttpConfig(headers={"Authorization": "secret"})))
+
+
+def test_credential_goes_with_every_request() -> None:
+    """Also with the repeats."""
+    config = BridgeConfig(http=HttpConfig(headers={"Authorization": "Bearer secret"}))
+    with canned_server() as bridge, Bridge(bridge.url, "shop", config=config) as face:
+        bridge.answer("POST", "/v1/messages", 502, b"page")
+        bridge.answer("POST", "/v1/messages", 200, {"transaction_id": "t1", "state": "COMMITTED"})
+        face.publish(Message("orders"))
+    assert [asked.headers["Authorization"] for asked in bridge.asked] == ["Bearer secret"] * 2
+
+
+def test_session_of_asyncio_needs_the_other_face() -> None:
+    """Its commit would only make a coroutine, and the messages would be published without it."""
+    with pytest.raises(Misuse):
+        Bridge("http://127.0.0.1:9", "shop", record=Session()).transaction(AwaitedSession())  # type: ignore[arg-type]
+
+
+async def test_face_in_another_loop_says_so() -> None:
+    """Connections belong to the loop in which they were made."""
+    face = AsyncBridge("http://127.0.0.1:9", "shop")
+    face._link.caller_here()
+
+    async def use() -> None:
+        face._link.caller_here()
+
+    with pytest.raises(Misuse):
+        await asyncio.to_thread(lambda: asyncio.run(use()))
+    await face.close()
+
+
+def test_face_goes_on_in_a_new_loop_when_the_old_one_is_closed() -> None:
+    """One program may run several loops, one after the other."""
+    face = AsyncBridge("http://127.0.0.1:9", "shop")
+
+    async def use() -> object:
+        return face._link.caller_here()
+
+    assert asyncio.run(use()) is not asyncio.run(use())

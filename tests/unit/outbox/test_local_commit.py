@@ -1,0 +1,65 @@
+"""Which errors of a commit prove that it did not happen."""
+
+import sqlite3
+
+import psycopg.errors
+import pytest
+import sqlalchemy.exc
+
+from outbox.local_commit import is_surely_not_committed
+
+
+def wrapped(
+    original: BaseException, kind: type = sqlalchemy.exc.OperationalError, *, is_lost: bool = False
+) -> Exception:
+    """As SQLAlchemy raises a driver's error."""
+    error: Exception = kind("COMMIT", {}, original, connection_invalidated=is_lost)
+    error.__cause__ = original
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        wrapped(psycopg.errors.UniqueViolation(), sqlalchemy.exc.IntegrityError),
+        wrapped(psycopg.errors.SerializationFailure()),
+        wrapped(psycopg.errors.DeadlockDetected()),
+        wrapped(sqlite3.IntegrityError("FOREIGN KEY constraint failed"), sqlalchemy.exc.IntegrityError),
+        psycopg.errors.ForeignKeyViolation(),
+        sqlite3.IntegrityError(),
+        sqlalchemy.exc.PendingRollbackError("rolled back"),
+    ],
+    ids=repr,
+)
+def test_refusal_of_the_database_is_a_proof(error: Exception) -> None:
+    """It speaks of this very transaction, and says that it is gone."""
+    assert is_surely_not_committed(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        wrapped(psycopg.OperationalError("server closed the connection")),
+        wrapped(psycopg.OperationalError("lost"), is_lost=True),
+        wrapped(psycopg.errors.UniqueViolation(), sqlalchemy.exc.IntegrityError, is_lost=True),
+        wrapped(psycopg.errors.AdminShutdown()),
+        wrapped(psycopg.errors.StatementCompletionUnknown()),
+        wrapped(psycopg.errors.QueryCanceled()),
+        wrapped(sqlite3.OperationalError("disk I/O error")),
+        sqlalchemy.exc.InterfaceError("COMMIT", {}, Exception()),
+        ConnectionResetError(),
+        TimeoutError(),
+        ValueError(),
+    ],
+    ids=repr,
+)
+def test_all_else_proves_nothing(error: Exception) -> None:
+    """The commit may have arrived before the connection broke."""
+    assert not is_surely_not_committed(error)
+
+
+def test_endless_causes_end() -> None:
+    """Errors may refer to each other."""
+    first, second = ValueError(), ValueError()
+    first.__cause__, second.__cause__ = second, first
+    assert not is_surely_not_committed(first)

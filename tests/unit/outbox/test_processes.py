@@ -1,0 +1,133 @@
+"""What a process sees of the package: what it imports, its forks, its end. Each in a process of its own."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.canned_http import CannedServer, canned_server
+from tests.support.source_tree import ROOT
+
+FORBIDDEN = ["bridge", "api", "checker", "sqlalchemy", "confluent_kafka", "fastapi", "pydantic", "msgspec", "aiohttp"]
+PUBLISHED = {"transaction_id": "0206k8e9s5ta7vo3q1m4c8b2h6dg", "state": "COMMITTED"}
+
+
+@pytest.fixture
+def bridge() -> Iterator[CannedServer]:
+    """Publishes and prepares whatever comes."""
+    with canned_server() as server:
+        server.answer("POST", "/v1/transactions", 201, {**PUBLISHED, "state": "PREPARED"})
+        server.answer("POST", "/v1/messages", 200, PUBLISHED)
+        yield server
+
+
+def run(script: str, *arguments: str, **environment: str) -> str:
+    """What a script prints; it must end well, and in silence on its error stream."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, *arguments],
+        cwd=ROOT, env={"PYTHONPATH": str(ROOT), **environment}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_import_takes_nothing_of_the_server_along() -> None:
+    """A producer's service must not need a Kafka client, a web framework or SQLAlchemy for it."""
+    loaded = run("import outbox, sys; print(*sys.modules)").split()
+    assert [name for name in FORBIDDEN if name in loaded] == []
+
+
+def test_records_outbox_and_relay_need_no_greenlet() -> None:
+    """SQLAlchemy brings it along with its extra `asyncio` only; who has no async engine has not asked for that."""
+    modules = "transaction_record, outbox.enqueue, outbox.relay, outbox.sources, outbox.check_handler, outbox.wsgi"
+    script = f"import sys; sys.modules['greenlet'] = None; import outbox.{modules}; print('imported')"
+    assert run(script) == "imported\n"
+
+
+def test_every_public_name_exists() -> None:
+    """`__all__` is what users get."""
+    assert run("import outbox; print(all(hasattr(outbox, n) for n in outbox.__all__))") == "True\n"
+
+
+def test_proxy_of_the_environment_does_not_come_between(bridge: CannedServer) -> None:
+    """Unless it is asked for: the bridge is a service beside this one."""
+    script = """
+import sys, outbox
+with outbox.Bridge(sys.argv[1], "shop") as face:
+    print(face.publish(outbox.Message("orders")).state.value)
+"""
+    proxy = "http://127.0.0.1:9"
+    assert run(script, bridge.url, HTTP_PROXY=proxy, http_proxy=proxy, ALL_PROXY=proxy) == "COMMITTED\n"
+
+
+def test_forgotten_face_does_not_keep_the_process(bridge: CannedServer) -> None:
+    """Nobody closes it: the process ends all the same."""
+    script = """
+import sys, outbox
+face = outbox.Bridge(sys.argv[1], "shop")
+print(face.publish(outbox.Message("orders")).state.value)
+"""
+    assert run(script, bridge.url) == "COMMITTED\n"
+
+
+def test_face_that_is_dropped_ends_its_thread(bridge: CannedServer) -> None:
+    """One made for each request would otherwise fill the process with threads."""
+    script = """
+import gc, sys, threading, outbox
+outbox.Bridge(sys.argv[1], "shop").publish(outbox.Message("orders"))
+gc.collect()
+print([thread.name for thread in threading.enumerate()])
+"""
+    assert run(script, bridge.url) == "['MainThread']\n"
+
+
+def test_child_of_a_fork_has_connections_of_its_own(bridge: CannedServer) -> None:
+    """A server that forks its workers after the face was used: both go on."""
+    script = """
+import os, sys, warnings, outbox
+warnings.simplefilter("ignore", DeprecationWarning)  # newer versions warn of every fork with threads
+face = outbox.Bridge(sys.argv[1], "shop")
+face.publish(outbox.Message("orders", value="parent"))
+child = os.fork()
+if child == 0:
+    code = 3
+    try:
+        face.publish(outbox.Message("orders", value="child"))
+        face.close()
+        code = 0
+    finally:
+        os._exit(code)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+face.publish(outbox.Message("orders", value="parent again"))
+face.close()
+print(status)
+"""
+    assert run(script, bridge.url) == "0\n"
+    assert [asked.document["messages"][0]["value"] for asked in bridge.asked] == ["parent", "child", "parent again"]
+
+
+def test_child_of_a_fork_does_not_wait_for_its_parents_calls(bridge: CannedServer) -> None:
+    """Threads of the parent are not there; `close` in the child must not wait for what they had under way."""
+    script = """
+import os, sys, threading, warnings, outbox
+warnings.simplefilter("ignore", DeprecationWarning)
+class Session:
+    def commit(self): committing.set(); forked.wait()
+    def rollback(self): pass
+    def write(self, *_): pass
+face = outbox.Bridge(sys.argv[1], "shop", config=outbox.BridgeConfig(close_timeout_s=1e6), record=Session())
+committing, forked = threading.Event(), threading.Event()
+def send():
+    with face.transaction(Session()) as transaction:
+        transaction.send("orders")
+thread = threading.Thread(target=send, daemon=True)
+thread.start()
+committing.wait()
+child = os.fork()
+if child == 0:
+    face.close()
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert run(script, bridge.url) == "0\n"

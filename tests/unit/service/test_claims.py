@@ -1,0 +1,253 @@
+"""Claims of due checks: handed out current, waited for together, given back when they cannot be shown."""
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from bridge.core.config import CheckCalls, CheckMode, GroupSettings
+from bridge.core.errors import StoreTimeout
+from bridge.core.message import MessageQueue, StoredMessage
+from bridge.core.record import Resolution
+from bridge.directory import DueCheck, MemoryCheckBoard
+from bridge.service.bodies import BodyReader
+from bridge.service.claims import ClaimCall, ClaimedCheck, ClaimPorts, ClaimsConfig, ClaimService
+from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
+from bridge.service.operators import Who
+from bridge.sql.directory import SqlDirectory
+from bridge.store.memory.store import MemoryStore
+from tests.support.service_world import GROUP, ServiceProcess, ServiceWorld, make_service_world
+
+PULL = GroupSettings(calls=CheckCalls(mode=CheckMode.PULL))
+WHO = Who("ada", "why")
+LEASE_MS = 60_000
+
+
+class CountingBoard(MemoryCheckBoard):
+    """Counts looks; the queue is `ann`'s."""
+
+    def __init__(self) -> None:
+        super().__init__(owners={0: "ann"})
+        self.looks = 0
+
+    async def count_free(self, groups: Collection[str]) -> Mapping[str, int]:
+        self.looks += 1
+        return await super().count_free(groups)
+
+    async def lay(self, *ids: str, number: int = 1) -> None:
+        """As the checker does when they are due."""
+        await self.put(0, "ann", 0, [DueCheck(id_, GROUP, number, due_ms) for due_ms, id_ in enumerate(ids)])
+
+    def free(self) -> list[str]:
+        """What nobody holds."""
+        return [lying.check.transaction_id for lying in self.lying.values() if not lying.lease_until_ms]
+
+
+class StoreThatGoes(MemoryStore):
+    """`is_down`: no record can be read."""
+
+    is_down = False
+
+    async def get_each(self, queue: MessageQueue, offsets: Collection[int]) -> dict[int, StoredMessage]:
+        if self.is_down:
+            raise StoreTimeout("no leader")
+        return await super().get_each(queue, offsets)
+
+
+def make_claims(
+    world: ServiceWorld, api: ServiceProcess, board: CountingBoard, config: ClaimsConfig | None = None
+) -> ClaimService:
+    bodies = BodyReader(api.process.store, world.topics)
+    ports = ClaimPorts(board, api.directory, api.ports.lookups.reads, bodies, world.settlers.memory.clock)
+    return ClaimService(ports, config)
+
+
+def call(wait_ms: int = 0, limit: int = 10, group: str = GROUP) -> ClaimCall:
+    return ClaimCall(group, limit, wait_ms, LEASE_MS, lambda: True)
+
+
+def ids_of(claimed: Sequence[ClaimedCheck] | Refused) -> list[str]:
+    assert not isinstance(claimed, Refused), claimed
+    return [check.view.transaction_id for check in claimed]
+
+
+async def prepare(world: ServiceWorld, api: ServiceProcess, count: int) -> list[str]:
+    """So many transactions of the group, which fetches its checks."""
+    await api.service.groups.put(GROUP, PULL, [], WHO)
+    prepared = await api.transactions.prepare([world.call(b"v%d" % number) for number in range(count)])
+    return [each.transaction_id for each in prepared if isinstance(each, Prepared)]
+
+
+def test_check_is_handed_out_whole_and_to_one(tmp_path: Path) -> None:
+    """With what the transaction was prepared with; nobody else gets it before its lease is over."""
+    world, board = make_service_world(tmp_path), CountingBoard()
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            (transaction_id,) = await prepare(world, api, 1)
+            claims = make_claims(world, api, board)
+            await board.lay(transaction_id)
+            claimed = await claims.claim(call())
+            assert not isinstance(claimed, Refused)
+            ((view, number, messages),) = claimed
+            assert (view.transaction_id, view.group, number) == (transaction_id, GROUP, 1)
+            assert [message.value for message in messages] == [b"v0"]
+            assert await claims.claim(call()) == []
+
+    world.run(story())
+
+
+def test_what_ended_or_was_counted_is_removed_instead(tmp_path: Path) -> None:
+    """As current as a GET: the end was acknowledged before the claim, whatever the board still says (K)."""
+    world, board = make_service_world(tmp_path), CountingBoard()
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting(interval_ms=700):
+            ended, other, left = await prepare(world, api, 3)
+            await board.lay(ended, left, "0" * 28)
+            await board.lay(other, number=2)
+            await api.transactions.end([EndCall(ended, Resolution.COMMIT)])
+            assert ids_of(await make_claims(world, api, board).claim(call())) == [left]
+            assert list(board.lying) == [left]
+
+    world.run(story())
+
+
+def test_waiting_claims_share_one_look(tmp_path: Path) -> None:
+    """A hundred wait 10 s: two looks a second; what comes goes to who came first, as many as it can serve."""
+    world, board = make_service_world(tmp_path), CountingBoard()
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            first, second, third = await prepare(world, api, 3)
+            claims = make_claims(world, api, board)
+            waiting = [asyncio.ensure_future(claims.claim(call(10_000, limit=2))) for _ in range(100)]
+            await world.sleep(5_000)
+            assert board.looks <= 100 + 11
+            await board.lay(first, second, third)
+            await world.sleep(1_000)
+            assert [task.done() for task in waiting[:3]] == [True, True, False]
+            assert [ids_of(task.result()) for task in waiting[:2]] == [[first, second], [third]]
+            await world.sleep(5_000)
+            assert [ids_of(task.result()) for task in waiting[2:]] == [[]] * 98
+            looks = board.looks
+            await world.sleep(5_000)
+            assert board.looks == looks
+
+    world.run(story())
+
+
+def test_caller_that_hung_up_holds_nothing(tmp_path: Path) -> None:
+    """Its claim ends at the next look, before something comes."""
+    world, board = make_service_world(tmp_path), CountingBoard()
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            (transaction_id,) = await prepare(world, api, 1)
+            is_there = [True]
+            gone = call(60_000)._replace(is_wanted=lambda: is_there[0])
+            waiting = asyncio.ensure_future(make_claims(world, api, board).claim(gone))
+            await world.sleep(1_000)
+            is_there[0] = False
+            await board.lay(transaction_id)
+            await world.sleep(600)
+            assert ids_of(waiting.result()) == []
+            assert board.free() == [transaction_id]
+
+    world.run(story())
+
+
+def test_too_many_waiting_are_sent_away(tmp_path: Path) -> None:
+    """503 at once: those that wait must not fill the process (82)."""
+    world, board = make_service_world(tmp_path), CountingBoard()
+
+    async def story() -> None:
+        async with world.serving() as api:
+            await api.service.groups.put(GROUP, PULL, [], WHO)
+            claims = make_claims(world, api, board, ClaimsConfig(max_waiting=2))
+            waiting = [asyncio.ensure_future(claims.claim(call(10_000))) for _ in range(2)]
+            await world.sleep(100)
+            refused = await claims.claim(call(10_000))
+            assert isinstance(refused, Refused)
+            assert (refused.code, refused.retry_after_s) == (RefusalCode.UNAVAILABLE, 1)
+            assert await claims.claim(call(0)) == []
+            await world.sleep(10_000)
+            assert all(task.done() for task in waiting)
+
+    world.run(story())
+
+
+def test_database_away_is_told_and_nothing_lost(tmp_path: Path) -> None:
+    """503, while waiting too; the projection behind likewise, and then what was claimed is free again."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling():
+            (transaction_id,) = await prepare(world, api, 1)
+            claims = api.service.claims
+            waiting = asyncio.ensure_future(claims.claim(call(10_000)))
+            await world.sleep(200)
+            world.database.is_down = True
+            await world.sleep(500)
+            refused = waiting.result()
+            assert isinstance(refused, Refused)
+            assert refused.code is RefusalCode.UNAVAILABLE
+            assert isinstance(await claims.claim(call()), Refused)
+            world.database.is_down = False
+            board = CountingBoard()
+            await board.lay(transaction_id)
+            behind = await make_claims(world, api, board).claim(call())
+            assert isinstance(behind, Refused)
+            assert behind.code is RefusalCode.PROJECTION_BEHIND
+            assert board.free() == [transaction_id]
+
+    world.run(story())
+
+
+def test_journal_away_gives_the_checks_back(tmp_path: Path) -> None:
+    """503, and the next claim gets them."""
+    world, board = make_service_world(tmp_path), CountingBoard()
+    cluster = world.settlers.memory.cluster
+    store = StoreThatGoes(cluster, cluster.connect("claims"))
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            (transaction_id,) = await prepare(world, api, 1)
+            await world.sleep(1_000)
+            await board.lay(transaction_id)
+            ports = ClaimPorts(
+                board,
+                api.directory,
+                api.ports.lookups.reads,
+                BodyReader(store, world.topics),
+                world.settlers.memory.clock,
+            )
+            claims = ClaimService(ports)
+            store.is_down = True
+            refused = await claims.claim(call())
+            assert isinstance(refused, Refused)
+            assert refused.code is RefusalCode.UNAVAILABLE
+            assert board.free() == [transaction_id]
+            store.is_down = False
+            assert ids_of(await claims.claim(call())) == [transaction_id]
+
+    world.run(story())
+
+
+def test_mode_that_another_process_changed_counts(tmp_path: Path) -> None:
+    """Refused for groups that nobody created or that are called; a change of a moment ago is looked up."""
+    world, board = make_service_world(tmp_path), CountingBoard()
+
+    async def story() -> None:
+        async with world.serving() as api:
+            claims = make_claims(world, api, board)
+            other = SqlDirectory(world.database, world.settlers.memory.clock)
+            for settings, code in ((None, "unknown-producer-group"), (GroupSettings(), "not-pull-mode")):
+                if settings is not None:
+                    await other.put_group(GROUP, settings, [])
+                refused = await claims.claim(call())
+                assert isinstance(refused, Refused)
+                assert refused.code.value == code
+            await other.put_group(GROUP, PULL, [])
+            assert await claims.claim(call()) == []
+
+    world.run(story())
