@@ -6,6 +6,7 @@ once, also while the local transaction it asks about is running.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -54,11 +55,8 @@ def insert_record(conn: Connection, table: sa.Table, transaction_id: str, produc
 
     Waits while another transaction has the id and has not ended.
     """
-    statement = sa.insert(table).values(_state_rows([transaction_id], producer_group, WRITTEN)[0])
-    if conn.dialect.name == "postgresql":
-        # with synchronous_commit off, a check could see a local transaction that a crash then takes back
-        statement = statement.returning(_durable_commit())
-    conn.execute(statement)
+    statement = _insertion(table, is_postgres=conn.dialect.name == "postgresql")
+    conn.execute(statement, {"transaction_id": transaction_id, "producer_group": producer_group})
 
 
 def read_states(conn: Connection, table: sa.Table, transaction_ids: Collection[str]) -> tuple[Mapping[str, str], int]:
@@ -132,6 +130,14 @@ def is_locked_out(error: DBAPIError) -> bool:
         return code & 0xFF in _SQLITE_BUSY
     number = origin.args[0] if origin is not None and origin.args else None
     return number in _LOCKED_OUT_NUMBERS
+
+
+@lru_cache(maxsize=16)  # building it costs five times what executing it does, in every local transaction
+def _insertion(table: sa.Table, *, is_postgres: bool) -> sa.Insert:
+    """What a record says besides its key and group."""
+    statement = sa.insert(table).values(state=WRITTEN, at_ms=DatabaseNow())
+    # with synchronous_commit off, a check could see a local transaction that a crash then takes back
+    return statement.returning(_durable_commit()) if is_postgres else statement
 
 
 def _state_rows(transaction_ids: Sequence[str], producer_group: str, state: str) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from bridge.core.config import is_group_name
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
@@ -34,13 +33,16 @@ _SOURCES = {source.value: source for source in Source}
 
 _ID = rb"([0-9a-v]{27}[048cgkos])"
 _NAME = rb"([A-Za-z0-9._-]+)"
+_TEXT = rb"([ -~]*)"
 _USUAL = re.compile(
     rb"KIND\x01(?:"
     rb"E\x02UNIQ_KEY\x01" + _ID + rb"\x02V\x011\x02RES\x01(0|8|12)\x02SRC\x01P\x02BORN\x01([0-9]{1,18})\x02"
     rb"(?:PGROUP\x01" + _NAME + rb"\x02)?(?:REQUEST\x01" + _NAME + rb"\x02)?"
     rb"|H\x02UNIQ_KEY\x01" + _ID + rb"\x02V\x011\x02TRAN_MSG\x01true\x02PGROUP\x01" + _NAME + rb"\x02N\x011\x02"
     rb"BORN\x01([0-9]{1,18})\x02REAL_TOPIC\x01" + _NAME + rb"\x02REAL_QID\x01(-?[0-9]{1,9})\x02"
-    rb"(?:CHECK_IMMUNITY_TIME_IN_SECONDS\x01([0-9]{1,9})\x02)?"
+    rb"(?:ORDERING_KEY\x01" + _TEXT + rb"\x02)?(?:CHECK_IMMUNITY_TIME_IN_SECONDS\x01([0-9]{1,9})\x02)?"
+    rb"(?:IDEMPOTENCY_KEY\x01" + _TEXT + rb"\x02SEEN\x01([0-9]{1,18})\x02)?(?:REQUEST\x01" + _NAME + rb"\x02)?"
+    rb"(RES\x018\x02)?"
     rb")"
 )
 
@@ -96,21 +98,38 @@ def decode_record(stored: StoredMessage) -> Record:
 
 
 def _decode_usual(found: re.Match[bytes]) -> Record:
-    """What nearly all records are, a producer's end or a plain half message, in a third of the general way's time."""
-    end_id, resolution, end_born, end_group, request, half_id, group, half_born, topic, queue_id, immunity = (
-        found.groups()
-    )
+    """What nearly all records are, a producer's end or a half message of one, in a third of the general way's time."""
+    end_id, resolution, end_born, end_group, end_request, *half = found.groups()
     if end_id is None:
-        names = sys.intern(group.decode()), sys.intern(topic.decode())  # a few names in millions of pending ones
-        half = HalfMessage(half_id.decode(), names[0], 1, int(half_born), names[1], int(queue_id))
-        return half if immunity is None else replace(half, immunity_s=int(immunity))
+        return _decode_usual_half(half)
     return EndRecord(
         end_id.decode(),
         _RESOLUTIONS[resolution.decode()],
         Source.PRODUCER,
         int(end_born),
         None if end_group is None else end_group.decode(),
+        None if end_request is None else end_request.decode(),
+    )
+
+
+def _decode_usual_half(groups: Sequence[Any]) -> HalfMessage:
+    transaction_id, group, born, topic, queue_id, ordering_key, immunity, key, seen, request, is_published = groups
+    return HalfMessage(
+        transaction_id.decode(),
+        sys.intern(group.decode()),  # a few names in millions of pending ones
+        1,
+        int(born),
+        sys.intern(topic.decode()),
+        int(queue_id),
+        None,
+        None if ordering_key is None else ordering_key.decode(),
+        None if immunity is None else int(immunity),
+        None,
+        None,
+        None if key is None else key.decode(),
+        0 if seen is None else int(seen),
         None if request is None else request.decode(),
+        is_published is not None,
     )
 
 

@@ -234,17 +234,18 @@ def test_void_rule_is_of_the_record_alone(key: str | None, seen: int, appended: 
 
 @given(
     halves(), st.sampled_from(Resolution), st.none() | st.just("shop"), st.none() | st.just("a1-2"),
-    st.none() | st.integers(0, 99),
+    st.none() | st.integers(0, 99), st.booleans(),
 )  # fmt: skip
 def test_usual_records_are_read_as_all_others(
     made: tuple[HalfMessage, list[Message]], resolution: Resolution, group: str | None, request: str | None,
-    immunity_s: int | None,
+    immunity_s: int | None, is_keyed: bool,
 ) -> None:  # fmt: skip
     """The short way for producers' records and the general way say the same."""
     half, messages = made
     plain = replace(
-        half, group="shop", ordering_key=None, immunity_s=immunity_s, max_checks=None, max_life_s=None,
-        idempotency_key=None, seen_ms=0, request=None, is_published=False, timestamp_ms=None,
+        half, group="shop", immunity_s=immunity_s, max_checks=None, max_life_s=None, request=request,
+        idempotency_key=half.idempotency_key if is_keyed else None, seen_ms=half.seen_ms if is_keyed else 0,
+        timestamp_ms=None,
     )  # fmt: skip
     end = EndRecord(half.transaction_id, resolution, Source.PRODUCER, half.born_ms, group, request)
     for record, raw in ((plain, encode_half(plain, messages, "H", 0)), (end, encode_end(end, "H", 0))):
