@@ -32,6 +32,8 @@ class Entry:
     committed: int
     open: int
     findings: int
+    closing: int | None = None  # transactions that were not final
+    p95_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

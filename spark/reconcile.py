@@ -23,7 +23,7 @@ from spark.judging import Judged, find_out_of_order, judge_suspects
 from spark.ledger import Entry, Ledger
 from spark.offsets import take_window
 from spark.options import Options, parse_options
-from spark.report import FINDINGS, WINDOW, Measured, as_rows, make_summary, write_report
+from spark.report import FINDINGS, WINDOW, Measured, as_rows, count_unfinished, make_summary, write_report
 from spark.scope import Extent, Graces, Place, Scope
 from spark.session import start_session
 from spark.sources import KafkaAccess
@@ -93,7 +93,8 @@ def _conclude(spark: SparkSession, options: Options, ledger: Ledger, run: _Run) 
         place = f"{wrong[0]['topic']}-{wrong[0]['partition']}"
         raise Indeterminate(f"{place} was not read as its offsets say", "Run it again.")
     exit_code = decide_exit(run.findings, options.thresholds, is_strict=options.strict)
-    summary = make_summary(run.window, measured, run.findings, exit_code)
+    closing = None if run.last is None else run.last.closing
+    summary = make_summary(run.window, measured, run.findings, exit_code, closing)
     total, standing = summary["books"]["total"], summary["findings"]["total"]
     begins = run.number if run.last is None else run.last.begins
     entry = Entry(
@@ -104,6 +105,8 @@ def _conclude(spark: SparkSession, options: Options, ledger: Ledger, run: _Run) 
         total["committed"],
         total["open"],
         standing,
+        count_unfinished(summary),
+        (summary["times"]["prepared_to_visible"] or {}).get("p95"),
     )
     _write_tables(spark, run, entry)
     drift = [asdict(one) for one in (*ledger.entries, entry)] if run.last is not None else []
@@ -158,6 +161,7 @@ def _fold(spark: SparkSession, scope: Scope, folder: Path) -> None:
 def _measure(spark: SparkSession, window: Window) -> Measured:
     return Measured(
         books.count_books(spark, window),
+        books.count_topics(spark, window),
         books.count_partitions(spark, window),
         books.compare_fingerprints(spark),
         books.measure_times(spark),
