@@ -47,6 +47,7 @@ def take_window(kafka: Mapping[str, Any], internal: InternalTopics, wanted: Iter
 
 def _take(admin: AdminClient, internal: InternalTopics, wanted: list[str], since: Ends) -> Window:
     places = _find_places(admin, internal, wanted)
+    _check_known(since, places, wanted)
     journal = [place for place in places if place.topic == internal.half]
     others = [place for place in places if place.topic != internal.half]
     seen = _offsets(admin, others, OffsetSpec.latest)
@@ -92,6 +93,19 @@ def _find_places(admin: AdminClient, internal: InternalTopics, wanted: list[str]
         for name in sorted({internal.half, internal.op, internal.parked, *real})
         for part in sorted(topics[name].partitions)
     ]
+
+
+def _check_known(since: Ends, places: list[Place], wanted: list[str]) -> None:
+    """Raises BadUsage where something that was read before would not be read on: its records would seem missing."""
+    lost = min(since.keys() - set(places), default=None)
+    if lost is None:
+        return
+    if wanted and lost.topic not in {place.topic for place in places}:
+        raise BadUsage(f"the last run read topic {lost.topic}, this one does not", "Name it in --topics too.")
+    raise BadUsage(
+        f"{lost.topic}-{lost.part}, which the last run read, does not exist any more",
+        "If it is to be gone, begin anew, without --since-last.",
+    )
 
 
 def _offsets(admin: AdminClient, places: list[Place], spec: Callable[[], OffsetSpec]) -> dict[Place, int]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,13 +18,17 @@ from api.cli.http_calls import DEFAULT_URL, UrlOption, call
 from api.cli.local import ConfigOption, load
 from api.cli.output import Column, say, show_rows
 from api.cli.spark_jars import connector_jars
+from bridge.broker.errors import BrokerError, JavaMissing
 from bridge.broker.jars import FetchProgress
-from bridge.broker.java import find_java
+from bridge.broker.java import Java, find_java
 
 report = typer.Typer(no_args_is_help=True, help="Prove from Kafka that what was committed is what consumers can read.")
 
 _JAVA_VERSIONS = (17, 21)  # the first and the last that Spark 4.0 runs on
+_JAVA_REMEDY = "Install a JDK 17 or 21 and set JAVA_HOME to it."
+_NO_VERDICT = Exit.NOT_FOUND  # of these commands 3 says that nothing can be said
 _OUT = Path(".outbox-bridge/reports")
+_LANDED = Path(".outbox-bridge/landed")
 _SELFTEST_OUT = Path(".outbox-bridge/selftest")
 _COLUMNS: Sequence[Column] = [
     ("TRANSACTION", lambda row: row["transaction_id"]),
@@ -36,6 +41,9 @@ _COLUMNS: Sequence[Column] = [
 OutOption = Annotated[Path, typer.Option("--out", help="Folder of the runs; each gets a numbered one inside.")]
 CoresOption = Annotated[int, typer.Option("--cores", min=0, help="Processors of this machine; 0: all.")]
 MemoryOption = Annotated[int, typer.Option("--memory-mb", min=512, help="Java heap.")]
+LandedOption = Annotated[
+    Path | None, typer.Option("--landed", help="Read what `report land`, or another run, has landed; not Kafka.")
+]
 
 
 @report.command(epilog="Example: outbox-bridge report run --since-last --strict")
@@ -44,6 +52,7 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
     topics: Annotated[str, typer.Option("--topics", help="Real topics, comma-separated; all if left out.")] = "",
     since_last: Annotated[bool, typer.Option("--since-last", help="Only what came since the last run.")] = False,
     window: Annotated[Path | None, typer.Option("--window", help="window.json of another run: read the same.")] = None,
+    landed: LandedOption = None,
     thresholds: Annotated[Path | None, typer.Option("--thresholds", help="JSON: findings that are let pass.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 4 for warnings.")] = False,
     cores: CoresOption = 0,
@@ -56,7 +65,7 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
     Exit codes: 0 nothing wrong, 1 findings over the threshold, 2 usage, 3 indeterminate, 4 warnings with --strict.
     """
     settings = load(config)
-    given: dict[str, object] = {"--topics": topics, "--window": window, "--thresholds": thresholds}
+    given: dict[str, object] = {"--topics": topics, "--window": window, "--landed": landed, "--thresholds": thresholds}
     flags = [name for name, is_given in (("--since-last", since_last), ("--strict", strict)) if is_given]
     given |= {"--out": out, "--cores": cores, "--memory-mb": memory_mb, "--prefix": settings.topics.prefix}
     with tempfile.TemporaryDirectory(prefix="outbox-bridge-report-") as folder:
@@ -65,6 +74,28 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
         if groups is not None:
             given["--groups"] = _write(Path(folder) / "groups.json", groups)
         _run_job("spark.reconcile", given, flags)
+
+
+@report.command(epilog="Example: outbox-bridge report land; outbox-bridge report run --since-last --landed DIR")
+def land(
+    out: Annotated[Path, typer.Option("--out", help="Folder of what is landed.")] = _LANDED,
+    topics: Annotated[str, typer.Option("--topics", help="Real topics, comma-separated; all if left out.")] = "",
+    cores: CoresOption = 0,
+    memory_mb: MemoryOption = 1_024,
+    config: ConfigOption = None,
+) -> None:
+    """Land what came since the last landing into Parquet, as hashes, for runs with --landed. To be run each minute.
+
+    May be ended at any time: the next one goes on. Exit codes: 0 landed, 2 usage, 3 indeterminate.
+    """
+    settings = load(config)
+    given: dict[str, object] = {"--out": out, "--topics": topics, "--cores": cores, "--memory-mb": memory_mb}
+    with tempfile.TemporaryDirectory(prefix="outbox-bridge-report-") as folder:
+        given |= {
+            "--prefix": settings.topics.prefix,
+            "--kafka-options": _write(Path(folder) / "kafka.json", settings.kafka),
+        }
+        _run_job("spark.landing", given, [])
 
 
 @report.command(epilog="Example: outbox-bridge report selftest --transactions 100000")
@@ -126,17 +157,41 @@ def _read_proposals(folder: Path) -> list[dict[str, Any]]:
 def _run_job(module: str, given: Mapping[str, object], flags: Sequence[str]) -> None:
     """Runs the job in a process of its own, whose exit code becomes ours."""
     if find_spec("pyspark") is None:
-        raise CommandFailed(Exit.USAGE, "PySpark is not installed", "pip install 'outbox-bridge[spark]'")
-    java = find_java()
-    if not _JAVA_VERSIONS[0] <= java.major <= _JAVA_VERSIONS[1]:
-        remedy = "Install a JDK 17 or 21 and set JAVA_HOME to it."
-        raise CommandFailed(Exit.USAGE, f"{java.path} is Java {java.major}, on which Spark does not run", remedy)
-    jars = ",".join(str(jar) for jar in connector_jars(_tell_jar))
+        raise CommandFailed(_NO_VERDICT, "PySpark is not installed", "pip install 'outbox-bridge[spark]'")
+    java, jars = _find_java_parts()
     options = [f"{name}={value}" for name, value in {**given, "--jars": jars}.items() if value not in {None, ""}]
     environment = {**os.environ, "JAVA_HOME": str(java.path.resolve().parents[1]), "PYSPARK_PYTHON": sys.executable}
-    done = subprocess.run([sys.executable, "-m", module, *options, *flags], env=environment, check=False)  # noqa: S603
-    if done.returncode:
-        raise typer.Exit(done.returncode if done.returncode > 0 else Exit.FAILED)
+    with subprocess.Popen([sys.executable, "-m", module, *options, *flags], env=environment) as job:  # noqa: S603
+        code = _wait(job)
+    if code:
+        raise typer.Exit(code)
+
+
+def _find_java_parts() -> tuple[Java, str]:
+    """Java and the connector's jars. No verdict without them: 1 would say that something was found."""
+    try:
+        java = find_java()
+        if not _JAVA_VERSIONS[0] <= java.major <= _JAVA_VERSIONS[1]:
+            reason = f"{java.path} is Java {java.major}, on which Spark does not run"
+            raise CommandFailed(_NO_VERDICT, reason, _JAVA_REMEDY)
+        return java, ",".join(str(jar) for jar in connector_jars(_tell_jar))
+    except BrokerError as error:
+        remedy = _JAVA_REMEDY if isinstance(error, JavaMissing) else error.remedy
+        raise CommandFailed(_NO_VERDICT, error.reason, remedy) from error
+
+
+def _wait(job: "subprocess.Popen[bytes]") -> int:
+    """The job's exit code, as shells tell it. Ctrl-C reaches the job too, which ends cleanly; SIGTERM is handed on."""
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: job.terminate()),
+    }
+    try:
+        code = job.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
 
 
 def _fetch_groups(url: str) -> dict[str, Any] | None:
