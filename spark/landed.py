@@ -10,7 +10,7 @@ from pathlib import Path
 from spark.errors import BadUsage, Indeterminate
 from spark.report import WINDOW
 from spark.scope import Extent, Place
-from spark.window import Window, decode_window
+from spark.window import Window, read_window
 
 Starts = Mapping[Place, int]
 
@@ -33,7 +33,7 @@ def complete_units(folder: Path) -> list[Path]:
 def window_of(unit: Path) -> Window:
     """What the unit holds. Raises BadUsage, Indeterminate."""
     try:
-        return decode_window((unit / WINDOW).read_text(encoding="utf-8"))
+        return read_window(unit / WINDOW)
     except OSError as error:
         raise Indeterminate(f"cannot read {unit / WINDOW}: {error.strerror}") from error
 

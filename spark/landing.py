@@ -23,7 +23,7 @@ from spark.errors import BadUsage
 from spark.history import EVENTS
 from spark.landed import complete_units, window_of
 from spark.ledger import hold, write_durably
-from spark.offsets import take_window
+from spark.offsets import look_for_topics, take_window
 from spark.options import Access, add_access, read_access
 from spark.reconcile import Tell, explained, run_command
 from spark.report import WINDOW
@@ -54,8 +54,8 @@ def land_once(spark: SparkSession, access: Access, tell: Tell, *, max_offsets: i
     """Lands what came since the last landing in `access.out`. Raises ReconcileError."""
     with explained(), hold(access.out):
         units = complete_units(access.out)
-        since = {place: extent.end for place, extent in window_of(units[-1]).extents.items()} if units else {}
-        plan = take_window(access.kafka, access.internal, access.topics, since)
+        last = window_of(units[-1]) if units else None
+        plan = take_window(access.kafka, access.internal, access.topics, last)
         unit = access.out / f"{int(units[-1].name) + 1 if units else 1:06d}"
         _begin(unit, plan)
         tell(f"landing {int(unit.name)}: {len(plan.extents)} partitions")
@@ -154,6 +154,7 @@ def _land(access: Access, max_offsets: int, tell: Tell) -> int:
         raise BadUsage("no Kafka named", "Give --kafka HOST:PORT or --kafka-options FILE.")
     if max_offsets < 1:
         raise BadUsage(f"--max-batch-offsets {max_offsets}: from 1")
+    look_for_topics(access.kafka, access.internal, access.topics)
     spark = start_session(access.jars, cores=access.cores, memory_mb=access.memory_mb)
     try:
         landed = land_once(spark, access, tell, max_offsets=max_offsets)

@@ -20,7 +20,7 @@ from typing import Any
 
 from spark.errors import BadUsage, Indeterminate
 from spark.report import WINDOW
-from spark.window import Window, decode_window
+from spark.window import Window, read_window
 
 _NAME = "ledger.json"
 _ANEW = "Restore it, or begin with a new folder."
@@ -109,9 +109,9 @@ class Ledger:
     def window_of(self, run: int) -> Window:
         """What a run has read. Raises BadUsage, Indeterminate."""
         try:
-            return decode_window((self.folder_of(run) / WINDOW).read_text(encoding="utf-8"))
+            return read_window(self.folder_of(run) / WINDOW)
         except OSError as error:
-            raise Indeterminate(f"run {run} has lost its {WINDOW}: {error.strerror}") from error
+            raise Indeterminate(f"run {run} has lost its {WINDOW}: {error.strerror}", _ANEW) from error
 
     def chain_of(self, entry: Entry) -> list[int]:
         """The runs whose windows lie one behind the other, up to this one."""

@@ -24,13 +24,13 @@ from spark.history import Landed, land, write_carry
 from spark.judging import Judged, find_out_of_order, judge_suspects
 from spark.landed import find_landed
 from spark.ledger import Entry, Ledger, hold
-from spark.offsets import take_window
+from spark.offsets import look_for_topics, take_window
 from spark.options import Options, parse_options
 from spark.report import FINDINGS, Measured, as_rows, count_unfinished, make_summary, write_report
 from spark.scope import Extent, Graces, Place, Scope
 from spark.session import start_session
 from spark.sources import KafkaAccess
-from spark.window import Window, decode_window
+from spark.window import Window, read_window
 
 Tell = Callable[[str], None]
 _INTERRUPTED = 130  # as shells tell it
@@ -137,21 +137,20 @@ def _conclude(spark: SparkSession, options: Options, ledger: Ledger, run: _Run, 
 
 def _choose_window(options: Options, ledger: Ledger, last: Entry | None) -> tuple[Window, Sequence[Path]]:
     """The window, and where it was landed before; nowhere, if it is to be read from Kafka."""
-    since: dict[Place, int] = {}
-    if last is not None:
-        since = {place: extent.end for place, extent in ledger.window_of(last.run).extents.items()}
+    known = None if last is None else ledger.window_of(last.run)
+    since = {} if known is None else {place: extent.end for place, extent in known.extents.items()}
     if options.window:
         window = _read_window(options.window, since)
         return window, find_landed(options.landed, window=window).units if options.landed else []
     if options.landed:
         landed = find_landed(options.landed, since)
         return landed.window, landed.units
-    return take_window(options.kafka, options.internal, options.topics, since), []
+    return take_window(options.kafka, options.internal, options.topics, known), []
 
 
 def _read_window(path: Path, since: Mapping[Place, int]) -> Window:
     try:
-        window = decode_window(path.read_text(encoding="utf-8"))
+        window = read_window(path)
     except OSError as error:
         raise BadUsage(f"cannot read {path}: {error.strerror}") from error
     for place, extent in window.extents.items():
@@ -258,6 +257,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _reconcile(arguments: Sequence[str], tell: Tell) -> int:
     options = parse_options(arguments)
+    Ledger.open(options.out)  # what cannot be is told before Spark starts, which takes its time
+    if options.window is None and options.landed is None:
+        look_for_topics(options.kafka, options.internal, options.topics)
     spark = start_session(options.jars, cores=options.cores, memory_mb=options.memory_mb)
     try:
         outcome = reconcile(spark, options, tell)
