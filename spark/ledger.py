@@ -23,6 +23,7 @@ from spark.report import WINDOW
 from spark.window import Window, read_window
 
 _NAME = "ledger.json"
+_MAY_LACK = ("closing", "p95_ms")
 _ANEW = "Restore it, or begin with a new folder."
 
 
@@ -126,6 +127,7 @@ class Ledger:
 def _read_entry(members: Mapping[str, Any]) -> Entry:
     """Raises ValueError, TypeError."""
     entry = Entry(**members)
-    if not all(isinstance(value, int) for name, value in members.items() if name != "taken_at"):
+    known = {name: value for name, value in members.items() if value is not None or name not in _MAY_LACK}
+    if not all(isinstance(value, int) for name, value in known.items() if name != "taken_at"):
         raise ValueError(f"run {entry.run} is no entry")
     return entry

@@ -306,13 +306,15 @@ def test_repair_shows_then_sends_and_writes_down(dev: DevProcess, tmp_path: Path
 
 def test_repair_goes_on_behind_what_is_refused(dev: DevProcess, tmp_path: Path, run_folder: Path) -> None:
     """One transaction that nobody knows any more does not keep the others from being repaired."""
-    undecided = prepare(dev, "asked")
+    undecided = prepare(dev, "behind")
     propose(run_folder, "0" * 28, "check", None)
     propose(run_folder, undecided, "check", None)
+    propose(run_folder, undecided, "force", {"resolution": "ROLLBACK", "reason": "reconciliation: 60 s ago"})
     told = command(dev, tmp_path, "report", "repair", str(run_folder), "--apply", "-o", "jsonl", code=1)
-    unknown, asked = (json.loads(line) for line in told.splitlines())
-    assert unknown["result"].startswith("not looked at: ")
-    assert (asked["result"], asked["state"]) == ("done", "PREPARED")
+    unknown, asked, ended = (json.loads(line)["result"] for line in told.splitlines())
+    assert unknown.startswith("not looked at: ")
+    assert asked == "refused: the first check is not due yet (too-early)"
+    assert ended == "done"
 
 
 def test_repair_needs_a_report_and_a_bridge(dev: DevProcess, tmp_path: Path, run_folder: Path) -> None:
