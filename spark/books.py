@@ -26,20 +26,51 @@ def count_books(spark: SparkSession, window: Window) -> dict[str, dict[str, int]
 
     A transaction that ended before the window, and is here for a finding only, is in no book.
     """
-    started = _by_queue(window.ranges_of([window.half]))
-    told = _by_queue(window.ranges_of([window.op]))
-    final = f"last_op % 8 IN ({OpState.COMMITTED}, {OpState.ROLLED_BACK})"
-    rows = spark.sql(f"""WITH counted AS ({_COUNTED}),
-names AS (SELECT grp_id, MIN(grp) AS name FROM events WHERE leg = {Leg.HALF} GROUP BY grp_id)
-SELECT COALESCE(name, '') AS name, half_off < {started} AS was_open, state, COUNT(*) AS transactions
-FROM counted LEFT JOIN names ON counted.grp_id = names.grp_id
-WHERE NOT COALESCE({final} AND last_op DIV 8 < {told}, FALSE) GROUP BY ALL""").collect()
+    rows = spark.sql(f"""WITH {_booked(window)}
+SELECT COALESCE(name, '') AS name, was_open, state, COUNT(*) AS transactions
+FROM booked LEFT JOIN names ON booked.grp_id = names.grp_id GROUP BY ALL""").collect()
     books: dict[str, dict[str, int]] = {}
     for row in sorted(rows, key=lambda row: row.name):
         book = books.setdefault(row.name, dict.fromkeys(BOOK_COLUMNS, 0))
         book[row.state] += row.transactions
         book["opening" if row.was_open else "prepared"] += row.transactions
     return books
+
+
+def count_topics(spark: SparkSession, window: Window) -> list[dict[str, Any]]:
+    """By real topic and group, in messages: the columns of `count_books`, and what is visible of the committed.
+
+    `is_equal`: the committed and the visible are as many, with the same sum of hashes, whatever their order.
+    """
+    body = "xxhash64(topic, content) & 4503599627370495"  # as the envelope hashes what is visible
+    rows = spark.sql(f"""WITH {_booked(window)},
+named AS (SELECT booked.*, COALESCE(name, '') AS name FROM booked LEFT JOIN names ON booked.grp_id = names.grp_id),
+prepared AS (SELECT tx, off, queue, topic, {body} AS body FROM (
+  SELECT tx, off, part AS queue, inline(messages) AS (topic, asked, content, ts) FROM events WHERE leg = {Leg.HALF})),
+visible AS (SELECT tx, CAST(NULL AS BIGINT) AS off, CAST(NULL AS INT) AS queue, topic, body
+  FROM events WHERE leg = {Leg.VISIBLE}),
+messages AS (SELECT 1 AS sign, * FROM prepared UNION ALL SELECT -1 AS sign, * FROM visible)
+SELECT topic, name, was_open, state, COUNT_IF(sign = 1) AS prepared, COUNT_IF(sign = -1) AS visible,
+  SUM(sign * shiftright(body, 26)) AS high, SUM(sign * (body & 67108863)) AS low
+FROM named JOIN messages ON named.tx = messages.tx AND (sign = -1 OR (off = half_off AND messages.queue = named.queue))
+WHERE sign = 1 OR state = 'committed' GROUP BY ALL""").collect()
+    books: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: (row.topic, row.name)):
+        first = {
+            "topic": row.topic,
+            "group": row.name,
+            **dict.fromkeys(BOOK_COLUMNS, 0),
+            "visible": 0,
+            "is_equal": True,
+        }
+        book = books.setdefault((row.topic, row.name), first)
+        book[row.state] += row.prepared
+        book["opening" if row.was_open else "prepared"] += row.prepared
+        book["visible"] += row.visible
+    for name, book in books.items():
+        sums = [(row.high, row.low) for row in rows if (row.topic, row.name) == name and row.state == "committed"]
+        book["is_equal"] = book["committed"] == book["visible"] and not any(map(sum, zip(*sums, strict=True)))
+    return list(books.values())
 
 
 def count_partitions(spark: SparkSession, window: Window) -> list[dict[str, Any]]:
@@ -131,6 +162,16 @@ def is_anything_linked(spark: SparkSession) -> bool:
     row = spark.sql(f"""SELECT COUNT_IF(leg = {Leg.OP} AND n > 0) AS told, COUNT_IF(leg = {Leg.VISIBLE}) AS visible,
   COUNT_IF(leg = {Leg.FOREIGN}) AS foreign FROM new_events""").first()
     return row is None or not row.told or not row.foreign or bool(row.visible)
+
+
+def _booked(window: Window) -> str:
+    """`booked`: the transactions that are in the window's books, and `names` of their groups; for WITH."""
+    started = _by_queue(window.ranges_of([window.half]))
+    told = _by_queue(window.ranges_of([window.op]))
+    final = f"last_op % 8 IN ({OpState.COMMITTED}, {OpState.ROLLED_BACK})"
+    return f"""booked AS (SELECT tx, queue, grp_id, half_off, half_off < {started} AS was_open, state
+  FROM ({_COUNTED}) WHERE NOT COALESCE({final} AND last_op DIV 8 < {told}, FALSE)),
+names AS (SELECT grp_id, MIN(grp) AS name FROM events WHERE leg = {Leg.HALF} GROUP BY grp_id)"""
 
 
 def _by_queue(extents: Mapping[Place, Extent]) -> str:

@@ -14,6 +14,7 @@ from spark.story import tell
 
 NEW, STILL, CLEARED = "NEW", "STILL", "CLEARED"
 PASS, FINDINGS, WARNINGS = 0, 1, 4  # exit codes; 2 and 3 are those of errors
+_THRESHOLDS_REMEDY = 'Write it as {"kinds": {"STALE": 5}, "topics": {"orders": {"DUPLICATE": 1}}}.'
 _WARNINGS_ONLY = frozenset({Kind.UNPROVABLE})
 
 
@@ -80,17 +81,25 @@ class Thresholds:
 
 def parse_thresholds(document: Mapping[str, Any]) -> Thresholds:
     """`{"kinds": {"STALE": 5}, "topics": {"orders": {"DUPLICATE": 1}}}`. Raises BadUsage."""
-    kinds, topics = document.get("kinds", {}), document.get("topics", {})
     unknown = sorted(document.keys() - {"kinds", "topics"})
-    if unknown or not isinstance(kinds, Mapping) or not isinstance(topics, Mapping):
-        raise BadUsage(
-            f"thresholds: {', '.join(unknown) or 'kinds and topics'} cannot be so", "See `report run --help`."
-        )
-    for limits in (kinds, *topics.values()):
+    if unknown:
+        raise BadUsage(f"thresholds: there is no {unknown[0]!r}", _THRESHOLDS_REMEDY)
+    kinds, topics = document.get("kinds", {}), document.get("topics", {})
+    if not isinstance(topics, Mapping):
+        raise BadUsage(f"thresholds: topics are {topics!r}, no object", _THRESHOLDS_REMEDY)
+    for place, limits in (("kinds", kinds), *((f"topic {name}", limits) for name, limits in topics.items())):
+        if not isinstance(limits, Mapping):
+            raise BadUsage(f"thresholds: {place} are {limits!r}, no object", _THRESHOLDS_REMEDY)
         for kind, limit in limits.items():
-            if kind not in Kind.__members__ or not isinstance(limit, int) or limit < 0:
-                raise BadUsage(f"thresholds: {kind} = {limit!r}", f"Kinds are {', '.join(Kind)}; numbers from 0.")
+            _check_limit(place, kind, limit)
     return Thresholds(kinds, topics)
+
+
+def _check_limit(place: str, kind: str, limit: object) -> None:
+    if kind not in Kind.__members__:
+        raise BadUsage(f"thresholds: {place}: there is no kind {kind!r}", f"Kinds are {', '.join(Kind)}.")
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
+        raise BadUsage(f"thresholds: {place}: {kind} is {limit!r}", "Numbers are whole, from 0.")
 
 
 def decide_exit(findings: Iterable[Finding], thresholds: Thresholds, *, is_strict: bool) -> int:

@@ -36,13 +36,15 @@ class Landed:
     before: Sequence[Path]
 
 
-def land(spark: SparkSession, window: Window, landed: Landed, kafka: KafkaAccess, instead: Path | None = None) -> None:
-    """Reads Kafka once, or what the run `instead` has landed.
+def land(spark: SparkSession, window: Window, landed: Landed, kafka: KafkaAccess, instead: Sequence[Path] = ()) -> None:
+    """Reads Kafka once, or `instead` the window's part of what was landed in these folders.
 
     Views: `new_events`, and `events` with what belongs to them from before.
     """
     events = (
-        read_kafka(spark, window, kafka) if instead is None else within(read_landed(spark, instead / EVENTS), window)
+        within(read_landed(spark, *(unit / EVENTS for unit in instead)), window)
+        if instead
+        else read_kafka(spark, window, kafka)
     )
     path = landed.folder / EVENTS
     events.write.parquet(str(path))

@@ -6,10 +6,11 @@ below the second. All are last stable offsets: what no committed reader can see 
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     ConfigResource,
@@ -23,21 +24,45 @@ from spark.scope import Extent, Place
 from spark.window import Window
 
 _TIMEOUT_S = 10.0
+_MOVING = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})  # soon over
+_ANEW = "Begin anew: run once without --since-last, or land into a new folder."
 
 Ends = Mapping[Place, int]
 
 
-def take_window(kafka: Mapping[str, Any], internal: InternalTopics, wanted: Iterable[str], since: Ends) -> Window:
-    """The window from `since` (from the beginning, for what it does not name) to the present ends.
+def take_window(
+    kafka: Mapping[str, Any], internal: InternalTopics, wanted: Iterable[str], last: Window | None = None
+) -> Window:
+    """The window from the end of the `last` one (from the beginning, for what it does not name) to the present ends.
 
     `kafka`: librdkafka's options. `wanted`: real topics; none: every topic of the cluster that is not internal.
     Raises BadUsage, Indeterminate.
     """
-    admin = AdminClient(
-        {**kafka, "client.id": "outbox-bridge-report", "log_level": 2, "socket.timeout.ms": int(_TIMEOUT_S * 1_000)}
-    )
+    patience_ends = time.monotonic() + _TIMEOUT_S
+    with _reached(kafka) as admin:
+        while True:
+            try:
+                return _take(admin, internal, sorted(set(wanted)), last)
+            except KafkaException as error:
+                if error.args[0].code() not in _MOVING or time.monotonic() > patience_ends:
+                    raise
+                time.sleep(0.2)
+
+
+def look_for_topics(kafka: Mapping[str, Any], internal: InternalTopics, wanted: Iterable[str]) -> None:
+    """Soon tells what `take_window` would tell of a broker or a topic that is not there. Raises the same."""
+    with _reached(kafka) as admin:
+        _find_places(admin, internal, sorted(set(wanted)))
+
+
+@contextmanager
+def _reached(kafka: Mapping[str, Any]) -> Iterator[AdminClient]:
+    """Kafka's errors as Indeterminate, in one line."""
+    timeout_ms = int(_TIMEOUT_S * 1_000)
     try:
-        return _take(admin, internal, sorted(set(wanted)), since)
+        yield AdminClient(
+            {**kafka, "client.id": "outbox-bridge-report", "log_level": 2, "socket.timeout.ms": timeout_ms}
+        )
     except KafkaException as error:
         reason = error.args[0].str() if error.args and hasattr(error.args[0], "str") else str(error)
         raise Indeterminate(
@@ -45,8 +70,12 @@ def take_window(kafka: Mapping[str, Any], internal: InternalTopics, wanted: Iter
         ) from None
 
 
-def _take(admin: AdminClient, internal: InternalTopics, wanted: list[str], since: Ends) -> Window:
+def _take(admin: AdminClient, internal: InternalTopics, wanted: list[str], last: Window | None) -> Window:
     places = _find_places(admin, internal, wanted)
+    topic_ids = _read_ids(admin, {place.topic for place in places})
+    since = {} if last is None else {place: extent.end for place, extent in last.extents.items()}
+    if last is not None:
+        _check_known(last, places, wanted, topic_ids)
     journal = [place for place in places if place.topic == internal.half]
     others = [place for place in places if place.topic != internal.half]
     seen = _offsets(admin, others, OffsetSpec.latest)
@@ -58,15 +87,12 @@ def _take(admin: AdminClient, internal: InternalTopics, wanted: list[str], since
     extents = {}
     for place in places:
         start = max(since.get(place, 0), starts[place])
-        if place in since and since[place] > ends[place]:
-            raise BadUsage(
-                f"{place.topic}-{place.part} ends at {ends[place]}, before the {since[place]} of the last window",
-                "The topic was made anew: begin with a new state folder.",
-            )
+        if since.get(place, 0) > ends[place]:
+            raise _made_anew(place.topic)
         if starts[place] > since.get(place, starts[place]):
             raise BadUsage(
                 f"{place.topic}-{place.part} begins at {starts[place]}: records since the last window were removed",
-                "Run more often than the shortest retention; now begin anew, without --since-last.",
+                f"Run more often than the shortest retention. {_ANEW}",
             )
         policy, clock = policies[place.topic]
         extents[place] = Extent(
@@ -77,7 +103,7 @@ def _take(admin: AdminClient, internal: InternalTopics, wanted: list[str], since
             is_compacted="compact" in policy,
             has_append_time=clock == "LogAppendTime",
         )
-    return Window(internal.half, internal.op, internal.parked, taken_ms, extents)
+    return Window(internal.half, internal.op, internal.parked, taken_ms, extents, topic_ids)
 
 
 def _find_places(admin: AdminClient, internal: InternalTopics, wanted: list[str]) -> list[Place]:
@@ -92,6 +118,31 @@ def _find_places(admin: AdminClient, internal: InternalTopics, wanted: list[str]
         for name in sorted({internal.half, internal.op, internal.parked, *real})
         for part in sorted(topics[name].partitions)
     ]
+
+
+def _check_known(last: Window, places: list[Place], wanted: list[str], topic_ids: Mapping[str, str]) -> None:
+    """Raises BadUsage where something that was read before would not be read on: its records would seem missing."""
+    anew = [topic for topic, known in sorted(last.topic_ids.items()) if topic_ids.get(topic, known) != known]
+    if anew:
+        raise _made_anew(anew[0])
+    lost = min(last.extents.keys() - set(places), default=None)
+    if lost is None:
+        return
+    if wanted and lost.topic not in topic_ids:
+        raise BadUsage(f"the last run read topic {lost.topic}, this one does not", "Name it in --topics too.")
+    raise BadUsage(
+        f"{lost.topic}-{lost.part}, which the last run read, does not exist any more",
+        f"If that is meant to be so: {_ANEW}",
+    )
+
+
+def _made_anew(topic: str) -> BadUsage:
+    return BadUsage(f"topic {topic} was made anew since the last run", _ANEW)
+
+
+def _read_ids(admin: AdminClient, topics: Iterable[str]) -> dict[str, str]:
+    answers = admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=_TIMEOUT_S)
+    return {name: str(answer.result(_TIMEOUT_S).topic_id) for name, answer in answers.items()}
 
 
 def _offsets(admin: AdminClient, places: list[Place], spec: Callable[[], OffsetSpec]) -> dict[Place, int]:

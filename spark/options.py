@@ -35,20 +35,49 @@ class Options:
     memory_mb: int = 1_024
 
 
-def parse_options(arguments: Sequence[str]) -> Options:
-    """Ends the process with 2, and the reason, for arguments that cannot be. Raises BadUsage for files."""
-    given = _make_parser().parse_args(arguments)
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What every job is told of its folder, Kafka and this machine; members as those of `Options`."""
+
+    out: Path
+    internal: InternalTopics
+    kafka: Mapping[str, Any]
+    kafka_java: Mapping[str, str] = field(default_factory=dict)
+    topics: Sequence[str] = ()
+    jars: Sequence[Path] = ()
+    cores: int = 0
+    memory_mb: int = 1_024
+
+
+def read_access(given: argparse.Namespace) -> Access:
+    """The arguments of `add_access`. Raises BadUsage for files."""
     kafka = dict(read_json(given.kafka_options)) if given.kafka_options else {}
     if given.kafka:
         kafka["bootstrap.servers"] = given.kafka
-    if not kafka.get("bootstrap.servers") and not given.landed:
-        raise BadUsage("no Kafka named", "Give --kafka HOST:PORT or --kafka-options FILE.")
-    return Options(
+    return Access(
         given.out,
         with_prefix(given.prefix),
         kafka,
         dict(_split(pair) for pair in given.kafka_java),
         [name for name in given.topics.split(",") if name],
+        [Path(name) for name in given.jars.split(",") if name],
+        given.cores,
+        given.memory_mb,
+    )
+
+
+def parse_options(arguments: Sequence[str]) -> Options:
+    """Ends the process with 2, and the reason, for arguments that cannot be. Raises BadUsage for files."""
+    given = _make_parser().parse_args(arguments)
+    access = read_access(given)
+    if not access.kafka.get("bootstrap.servers") and not given.landed:
+        raise BadUsage("no Kafka named", "Give --kafka HOST:PORT or --kafka-options FILE.")
+    return Options(
+        access.out,
+        access.internal,
+        access.kafka,
+        access.kafka_java,
+        access.topics,
         given.reader,
         given.since_last,
         given.window,
@@ -56,9 +85,9 @@ def parse_options(arguments: Sequence[str]) -> Options:
         parse_groups(read_json(given.groups)) if given.groups else {},
         parse_thresholds(read_json(given.thresholds)) if given.thresholds else Thresholds(),
         given.strict,
-        [Path(name) for name in given.jars.split(",") if name],
-        given.cores,
-        given.memory_mb,
+        access.jars,
+        access.cores,
+        access.memory_mb,
     )
 
 
@@ -84,24 +113,30 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="reconcile", description="Proves from Kafka's topics that what was committed is what consumers can read."
     )
+    add_access(parser)
     add = parser.add_argument
-    add("--out", type=Path, required=True, help="folder of the runs; each gets a numbered one inside")
+    add("--reader", choices=READERS, default=CONNECTOR, help="Spark's Kafka connector, or Python's client (no jars)")
+    add("--since-last", action="store_true", help="read on from where the last run in --out ended")
+    add("--window", type=Path, metavar="FILE", help="read exactly the window.json of another run")
+    add("--landed", type=Path, metavar="DIR", help="read what `report land`, or another run, has landed")
+    add("--groups", type=Path, metavar="FILE", help="JSON of GET /v1/producer-groups, for check limits")
+    add("--thresholds", type=Path, metavar="FILE", help="JSON: findings that are let pass, by kind and topic")
+    add("--strict", action="store_true", help="exit 4 for warnings (UNPROVABLE)")
+    return parser
+
+
+def add_access(parser: argparse.ArgumentParser) -> None:
+    """What every job is told: its folder, Kafka, this machine."""
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="folder; each run gets a numbered one inside")
     add("--kafka", metavar="HOST:PORT", default="", help="bootstrap servers")
     add("--kafka-options", type=Path, metavar="FILE", help="JSON object with librdkafka's options")
     add("--kafka-java", action="append", default=[], metavar="NAME=VALUE", help="an option of Java's client")
     add("--prefix", default="", help="topics.prefix of the bridge")
     add("--topics", default="", metavar="A,B", help="real topics to read (default: all that are not internal)")
-    add("--reader", choices=READERS, default=CONNECTOR, help="Spark's Kafka connector, or Python's client (no jars)")
-    add("--since-last", action="store_true", help="read on from where the last run in --out ended")
-    add("--window", type=Path, metavar="FILE", help="read exactly the window.json of another run")
-    add("--landed", type=Path, metavar="DIR", help="read the folder of another run instead of Kafka")
-    add("--groups", type=Path, metavar="FILE", help="JSON of GET /v1/producer-groups, for check limits")
-    add("--thresholds", type=Path, metavar="FILE", help="JSON: findings that are let pass, by kind and topic")
-    add("--strict", action="store_true", help="exit 4 for warnings (UNPROVABLE)")
     add("--jars", default="", metavar="A,B", help="the Kafka connector's jars, where spark-submit brings none")
     add("--cores", type=int, default=0, help="of this machine (default: all)")
     add("--memory-mb", type=int, default=1_024, help="Java heap on this machine")
-    return parser
 
 
 def read_json(path: Path) -> Mapping[str, Any]:

@@ -6,11 +6,13 @@
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -20,16 +22,18 @@ from spark.findings import CLEARED, Finding, compare, decide_exit, decode_findin
 from spark.fold import fold_sql
 from spark.history import Landed, land, write_carry
 from spark.judging import Judged, find_out_of_order, judge_suspects
-from spark.ledger import Entry, Ledger
-from spark.offsets import take_window
+from spark.landed import find_landed
+from spark.ledger import Entry, Ledger, hold
+from spark.offsets import look_for_topics, take_window
 from spark.options import Options, parse_options
-from spark.report import FINDINGS, WINDOW, Measured, as_rows, make_summary, write_report
+from spark.report import FINDINGS, Measured, as_rows, count_unfinished, make_summary, write_report
 from spark.scope import Extent, Graces, Place, Scope
 from spark.session import start_session
 from spark.sources import KafkaAccess
-from spark.window import Window, decode_window
+from spark.window import Window, read_window
 
 Tell = Callable[[str], None]
+_INTERRUPTED = 130  # as shells tell it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +47,32 @@ class Outcome:
 
 def reconcile(spark: SparkSession, options: Options, tell: Tell) -> Outcome:
     """One run. Raises ReconcileError."""
-    try:
+    with explained(), hold(options.out):
         return _run(spark, options, tell)
-    except (PySparkException, Py4JJavaError) as error:
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """What Spark, Java and the disk raise, as Indeterminate with one line."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
         raise Indeterminate(_explain(error), "What was read is not judged; run it again.") from error
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        raise Indeterminate(
+            f"{place}{error.strerror or error}", "What was read is not judged; run it again."
+        ) from error
 
 
 def _run(spark: SparkSession, options: Options, tell: Tell) -> Outcome:
     ledger = Ledger.open(options.out)
     last = ledger.last if options.since_last else None
-    window = _choose_window(options, ledger, last)
+    window, units = _choose_window(options, ledger, last)
     run, folder = ledger.make_folder()
     tell(f"run {run}: {len(window.extents)} partitions, {_count(window):,} offsets")
     landed = Landed(folder, [] if last is None else [ledger.folder_of(known) for known in ledger.chain_of(last)])
-    land(spark, window, landed, KafkaAccess(options.kafka, options.kafka_java, options.reader), options.landed)
+    land(spark, window, landed, KafkaAccess(options.kafka, options.kafka_java, options.reader), units)
     if not books.is_anything_linked(spark):
         raise Indeterminate(
             "no record of the real topics names its transaction: the header is off, or everything is missing",
@@ -66,13 +82,14 @@ def _run(spark: SparkSession, options: Options, tell: Tell) -> Outcome:
     tell("landed; folding")
     scope = _make_scope(window, options, ledger, last)
     _fold(spark, scope, folder)
+    tell("folded; judging")
     judged = judge_suspects(spark, scope)
     tell(f"{judged.told:,} transactions told event by event")
     before = (
         [] if last is None else decode_findings((ledger.folder_of(last.run) / FINDINGS).read_text(encoding="utf-8"))
     )
     findings = compare([*judged.findings, *find_out_of_order(spark, scope)], before)
-    return _conclude(spark, options, ledger, _Run(run, folder, window, findings, judged, last))
+    return _conclude(spark, options, ledger, _Run(run, folder, window, findings, judged, last), tell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +102,17 @@ class _Run:
     last: Entry | None
 
 
-def _conclude(spark: SparkSession, options: Options, ledger: Ledger, run: _Run) -> Outcome:
+def _conclude(spark: SparkSession, options: Options, ledger: Ledger, run: _Run, tell: Tell) -> Outcome:
     """Files, then the ledger's line that makes them count."""
+    tell("judged; adding up")
     measured = _measure(spark, run.window)
     wrong = [row for row in measured.partitions if not row["is_right"]]
     if wrong:
         place = f"{wrong[0]['topic']}-{wrong[0]['partition']}"
         raise Indeterminate(f"{place} was not read as its offsets say", "Run it again.")
     exit_code = decide_exit(run.findings, options.thresholds, is_strict=options.strict)
-    summary = make_summary(run.window, measured, run.findings, exit_code)
+    closing = None if run.last is None else run.last.closing
+    summary = make_summary(run.window, measured, run.findings, exit_code, closing)
     total, standing = summary["books"]["total"], summary["findings"]["total"]
     begins = run.number if run.last is None else run.last.begins
     entry = Entry(
@@ -104,23 +123,34 @@ def _conclude(spark: SparkSession, options: Options, ledger: Ledger, run: _Run) 
         total["committed"],
         total["open"],
         standing,
+        count_unfinished(summary),
+        (summary["times"]["prepared_to_visible"] or {}).get("p95"),
     )
     _write_tables(spark, run, entry)
+    tell("tables written; writing the report")
     drift = [asdict(one) for one in (*ledger.entries, entry)] if run.last is not None else []
     write_report(run.folder, run.window, summary, run.findings, repairs=run.judged.repairs, drift=drift)
+    tell("report written")
     ledger.add(entry)
     return Outcome(exit_code, run.folder, summary["sentence"])
 
 
-def _choose_window(options: Options, ledger: Ledger, last: Entry | None) -> Window:
-    since: dict[Place, int] = {}
-    if last is not None:
-        since = {place: extent.end for place, extent in ledger.window_of(last.run).extents.items()}
-    if not options.window and not options.landed:
-        return take_window(options.kafka, options.internal, options.topics, since)
-    path = options.window or (options.landed or Path()) / WINDOW
+def _choose_window(options: Options, ledger: Ledger, last: Entry | None) -> tuple[Window, Sequence[Path]]:
+    """The window, and where it was landed before; nowhere, if it is to be read from Kafka."""
+    known = None if last is None else ledger.window_of(last.run)
+    since = {} if known is None else {place: extent.end for place, extent in known.extents.items()}
+    if options.window:
+        window = _read_window(options.window, since)
+        return window, find_landed(options.landed, window=window).units if options.landed else []
+    if options.landed:
+        landed = find_landed(options.landed, since)
+        return landed.window, landed.units
+    return take_window(options.kafka, options.internal, options.topics, known), []
+
+
+def _read_window(path: Path, since: Mapping[Place, int]) -> Window:
     try:
-        window = decode_window(path.read_text(encoding="utf-8"))
+        window = read_window(path)
     except OSError as error:
         raise BadUsage(f"cannot read {path}: {error.strerror}") from error
     for place, extent in window.extents.items():
@@ -158,6 +188,7 @@ def _fold(spark: SparkSession, scope: Scope, folder: Path) -> None:
 def _measure(spark: SparkSession, window: Window) -> Measured:
     return Measured(
         books.count_books(spark, window),
+        books.count_topics(spark, window),
         books.count_partitions(spark, window),
         books.compare_fingerprints(spark),
         books.measure_times(spark),
@@ -190,7 +221,7 @@ def _count(window: Window) -> int:
     return sum(extent.end - extent.start for extent in window.extents.values())
 
 
-def _explain(error: PySparkException | Py4JJavaError) -> str:
+def _explain(error: PySparkException | Py4JError) -> str:
     """The innermost reason in one line."""
     text = str(error)
     causes = [line.strip() for line in text.splitlines() if line.strip().startswith("Caused by:")]
@@ -208,9 +239,15 @@ def run_command(act: Callable[[Tell], int]) -> int:
 
     try:
         return act(tell)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted: what was begun does not count\n")
+        return _INTERRUPTED
     except ReconcileError as error:
         sys.stderr.write(f"error: {error.reason}\n" + (f"what to do: {error.remedy}\n" if error.remedy else ""))
         return error.exit_code
+    except Exception:  # noqa: BLE001 - Python's own exit code would say that there are findings
+        sys.stderr.write(f"{traceback.format_exc()}error: a defect of this job; nothing can be said\n")
+        return ReconcileError.exit_code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -220,6 +257,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _reconcile(arguments: Sequence[str], tell: Tell) -> int:
     options = parse_options(arguments)
+    Ledger.open(options.out)  # what cannot be is told before Spark starts, which takes its time
+    if options.window is None and options.landed is None:
+        look_for_topics(options.kafka, options.internal, options.topics)
     spark = start_session(options.jars, cores=options.cores, memory_mb=options.memory_mb)
     try:
         outcome = reconcile(spark, options, tell)

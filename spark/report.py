@@ -8,12 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
+from spark import findings as found
 from spark.books import BOOK_COLUMNS
-from spark.findings import CLEARED, Finding, encode_findings, encode_lines, show_time
-from spark.plots import bars
+from spark.findings import CLEARED, NEW, Finding, encode_findings, encode_lines, show_time
+from spark.page import make_page, show_counted
 from spark.rules import Kind
 from spark.window import Window, encode_window
 
@@ -24,13 +22,8 @@ MANIFEST, SUMMARY, FINDINGS, REPAIR, WINDOW = (
     "repair.jsonl",
     "window.json",
 )
-_LISTED = 200  # findings shown on the page
-_AGES = {60: "1 min", 600: "10 min", 3_600: "1 h", 21_600: "6 h", 86_400: "1 d", None: "older"}
-_SPANS = {
-    "prepared → ended": "prepared_to_ended",
-    "ended → visible": "ended_to_visible",
-    "prepared → visible": "prepared_to_visible",
-}
+
+_NAMED = 4  # kinds in the sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +31,7 @@ class Measured:
     """What the SQL of `spark.books` returned, by the names of the summary."""
 
     books: Mapping[str, Mapping[str, int]]
+    topics: Sequence[Mapping[str, Any]]
     partitions: Sequence[Mapping[str, Any]]
     fingerprint: Mapping[str, Any]
     times: Mapping[str, Any]
@@ -45,8 +39,10 @@ class Measured:
     ages: Sequence[Sequence[int | None]]
 
 
-def make_summary(window: Window, measured: Measured, findings: Sequence[Finding], exit_code: int) -> dict[str, Any]:
-    """`summary.json`; its schema is `templates/summary.schema.json`."""
+def make_summary(
+    window: Window, measured: Measured, findings: Sequence[Finding], exit_code: int, closing: int | None = None
+) -> dict[str, Any]:
+    """`summary.json`; its schema is `templates/summary.schema.json`. `closing`: what the last run left not final."""
     groups = {name: _balance(book) for name, book in measured.books.items()}
     total = _balance({name: sum(book[name] for book in measured.books.values()) for name in BOOK_COLUMNS})
     standing = [finding for finding in findings if finding.state != CLEARED]
@@ -55,11 +51,18 @@ def make_summary(window: Window, measured: Measured, findings: Sequence[Finding]
         "v": 1,
         "exit_code": exit_code,
         "sentence": _tell(total, standing, exit_code),
-        "window": {"taken_at": show_time(window.taken_ms), "topics": window.real},
-        "books": {"groups": groups, "total": total},
+        "window": {"taken_at": show_time(window.taken_ms), "first_at": _first_at(window), "topics": window.real},
+        "books": {
+            "groups": groups,
+            "topics": [{**row, **_balance(row)} for row in measured.topics],
+            "total": total,
+            "carried_over": None if closing is None else {"closing": closing, "is_right": closing == total["opening"]},
+        },
         "fingerprint": dict(measured.fingerprint),
         "findings": {
             "total": len(standing),
+            "new": sum(one.state == NEW for one in standing),
+            "still": sum(one.state != NEW for one in standing),
             "cleared": len(findings) - len(standing),
             "by_kind": {kind: count for kind in Kind if (count := sum(one.kind == kind for one in standing))},
             "by_kind_and_topic": [
@@ -90,7 +93,7 @@ def write_report(
         FINDINGS: encode_findings(findings),
         REPAIR: encode_lines(repairs),
         "metrics.prom": make_metrics(summary),
-        "report.html": make_page(window, summary, findings, drift),
+        "report.html": make_page(window, summary, findings, drift, len(repairs)),
     }
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -120,65 +123,41 @@ def make_metrics(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def make_page(
-    window: Window, summary: Mapping[str, Any], findings: Sequence[Finding], drift: Sequence[Mapping[str, Any]]
-) -> str:
-    """`report.html`: one file, no script; everything from users is escaped."""
-    pages = Environment(
-        loader=PackageLoader("spark"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    standing = [finding for finding in findings if finding.state != CLEARED]
-    ends = {
-        topic: {str(place.part): extent.end for place, extent in window.ranges_of([topic]).items()}
-        for topic in sorted({place.topic for place in window.extents})
-    }
-    return pages.get_template("report.html").render(
-        summary=summary,
-        tone={0: "pass", 4: "warn"}.get(summary["exit_code"], "fail"),
-        book_columns=BOOK_COLUMNS,
-        standing=standing,
-        listed=standing[:_LISTED],
-        spans={label: summary["times"][name] for label, name in _SPANS.items()},
-        ages=[(_AGES[seconds], count) for seconds, count in summary["ages"]],
-        drift=drift,
-        plots=_draw(summary, drift),
-        ends=json.dumps(ends, indent=1),
-    )
+def count_unfinished(summary: Mapping[str, Any]) -> int:
+    """Transactions that the next run begins with."""
+    total = summary["books"]["total"]
+    return int(total["blocked"] + total["parked"] + total["open"])
 
 
-def _draw(summary: Mapping[str, Any], drift: Sequence[Mapping[str, Any]]) -> dict[str, Markup]:
-    """The plots by name; nothing where there is nothing to be seen. Their labels are numbers and times of ours."""
-    buckets, checks, ages = summary["times"]["buckets"], summary["checks"], summary["ages"]
-    drawings = {
-        "latency": bars("latency", [str(low) for low, _ in buckets], [n for _, n in buckets], "from, ms"),
-        "checks": bars("checks", [str(number) for number, _ in checks], [n for _, n in checks], "answered checks"),
-        "ages": bars("ages", [_AGES[seconds] for seconds, _ in ages], [n for _, n in ages], "younger than"),
-        "drift": bars("drift", [row["taken_at"][5:16] for row in drift], [row["prepared"] for row in drift], "window"),
-    }
-    has_any = {
-        "latency": bool(buckets),
-        "checks": bool(checks),
-        "ages": any(count for _, count in ages),
-        "drift": bool(drift),
-    }
-    return {name: Markup(text) if has_any[name] else Markup() for name, text in drawings.items()}  # noqa: S704 - ours
-
-
-def _balance(book: Mapping[str, int]) -> dict[str, int | bool]:
+def _balance(book: Mapping[str, Any]) -> dict[str, Any]:
     ended = sum(book[name] for name in ("committed", "blocked", "rolled_back", "parked", "open"))
     return {**book, "is_balanced": book["opening"] + book["prepared"] == ended}
 
 
-def _tell(total: Mapping[str, int | bool], standing: Sequence[Finding], exit_code: int) -> str:
+def _first_at(window: Window) -> str | None:
+    """When the oldest journal record that was read was stored."""
+    known = [extent.first_ms for extent in window.ranges_of([window.half]).values() if extent.first_ms]
+    return show_time(min(known)) if known else None
+
+
+def _tell(total: Mapping[str, int], standing: Sequence[Finding], exit_code: int) -> str:
     """The verdict in one sentence."""
-    count = int(total["opening"]) + int(total["prepared"])
-    looked = f"{count:,} transactions were looked at"
+    count = total["opening"] + total["prepared"]
+    looked = show_counted(count, "transaction")
+    if not standing and count:
+        was = "was" if count == 1 else "were"
+        return f"Everything that was committed is what consumers can read: {looked} {was} judged, nothing is wrong."
     if not standing:
-        return f"Everything that was committed is what consumers can read: {looked}, nothing is wrong with any."
+        return "No transaction was in this window, so nothing could be wrong and nothing is proved."
     kinds = Counter(finding.kind for finding in standing)
-    listed = ", ".join(f"{kinds[kind]:,} {kind.value}" for kind in Kind if kinds[kind])
-    weight = {0: "within the thresholds", 4: "warnings only"}.get(exit_code, "over the threshold")
-    return f"{looked.capitalize()}: {len(standing):,} findings, {weight} ({listed})."
+    named = [f"{kinds[kind]:,} {kind.value}" for kind in Kind if kinds[kind]]
+    more = f" and {len(named) - _NAMED + 1} other kinds" if len(named) > _NAMED else ""
+    listed = ", ".join(named[: _NAMED - 1] if more else named) + more
+    if exit_code == found.FINDINGS:
+        weight = "over the threshold"
+    else:
+        weight = "warnings only" if set(kinds) == {Kind.UNPROVABLE} else "within the thresholds"
+    return f"{show_counted(len(standing), 'finding')} in {looked}, {weight}: {listed}."
 
 
 def as_rows(findings: Sequence[Finding]) -> list[dict[str, Any]]:

@@ -445,6 +445,8 @@ def _check(given: argparse.Namespace, tell: Tell) -> int:
         checked = check_job(spark, kafka, make_tales(given.transactions, given.rounds), given.out, tell)
     finally:
         spark.stop()
+    told = {"planted": checked.planted, "not_found": sorted(checked.unseen), "false": sorted(checked.invented)}
+    (checked.outcome.folder / "selftest.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     for title, pairs in (("not found", checked.unseen), ("not planted", checked.invented)):
         for tx, kind in sorted(pairs)[:20]:
             sys.stdout.write(f"{title}: {kind} {tx}\n")

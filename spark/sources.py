@@ -2,8 +2,9 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from spark.columns import EVENT_SCHEMA
-from spark.envelope import journal_sql, op_sql, parked_sql, real_sql
+from spark.envelope import EnvelopeSql, journal_sql, op_sql, parked_sql, real_sql
 from spark.errors import Indeterminate
 from spark.offsets import java_options
 from spark.scope import Extent, Place
@@ -43,24 +44,53 @@ class KafkaAccess:
 
 def read_kafka(spark: SparkSession, window: Window, kafka: KafkaAccess) -> DataFrame:
     """The envelope of a window. Raises BadUsage for security that Java's client cannot be told."""
-    parts = [([window.half], journal_sql), ([window.op], op_sql), ([window.parked], parked_sql)]
-    if window.real:
-        parts.append((window.real, real_sql))
     read = _read_by_connector if kafka.reader == CONNECTOR else _read_by_python
+    return _make_envelope(spark, _parts_of(window), lambda topics: read(spark, window.ranges_of(topics), kafka))
+
+
+def stream_kafka(
+    spark: SparkSession, window: Window, kafka: KafkaAccess, *, is_journal: bool, max_offsets: int
+) -> DataFrame:
+    """The envelope as a stream of the journal, or of all other topics, from the window's starts on.
+
+    `max_offsets`: of a micro-batch. Raises BadUsage for security that Java's client cannot be told.
+    """
+    parts = [part for part in _parts_of(window) if (part[0] == [window.half]) is is_journal]
+
+    def load(topics: Sequence[str]) -> DataFrame:
+        options = {**_connector_options(window.ranges_of(topics), kafka), "maxOffsetsPerTrigger": str(max_offsets)}
+        return spark.readStream.format("kafka").options(**options).load()
+
+    return _make_envelope(spark, parts, load)
+
+
+def _parts_of(window: Window) -> list[tuple[Sequence[str], EnvelopeSql]]:
+    """Topics of one format, and what turns their records into the envelope."""
+    parts: list[tuple[Sequence[str], EnvelopeSql]] = [
+        ([window.half], journal_sql),
+        ([window.op], op_sql),
+        ([window.parked], parked_sql),
+    ]
+    return [*parts, (window.real, real_sql)] if window.real else parts
+
+
+def _make_envelope(
+    spark: SparkSession,
+    parts: Sequence[tuple[Sequence[str], EnvelopeSql]],
+    load: Callable[[Sequence[str]], DataFrame],
+) -> DataFrame:
     frames = []
-    for number, (topics, sql) in enumerate(parts):
-        name = f"records_{number}"
-        read(spark, window.ranges_of(topics), kafka).createOrReplaceTempView(name)
+    for topics, sql in parts:
+        name = f"records_{sql.__name__}"
+        load(topics).createOrReplaceTempView(name)
         frames.append(spark.sql(sql(name)))
-    whole = frames[0]
-    for frame in frames[1:]:
-        whole = whole.unionAll(frame)
-    return whole
+    return reduce(DataFrame.unionAll, frames)
 
 
-def read_landed(spark: SparkSession, folder: Path) -> DataFrame:
-    """The envelope as an earlier run has landed it."""
-    return spark.read.schema(EVENT_SCHEMA).parquet(str(folder))
+def read_landed(spark: SparkSession, *folders: Path) -> DataFrame:
+    """The envelope as it was landed before, by a run or by a landing in several batches."""
+    reader = spark.read.schema(EVENT_SCHEMA).option("recursiveFileLookup", "true")
+    return reader.parquet(*[str(folder) for folder in folders])
 
 
 def within(events: DataFrame, window: Window) -> DataFrame:
@@ -74,21 +104,30 @@ def within(events: DataFrame, window: Window) -> DataFrame:
 
 def _read_by_connector(spark: SparkSession, ranges: Mapping[Place, Extent], kafka: KafkaAccess) -> DataFrame:
     """Committed records of exactly these offsets."""
-    topics = sorted({place.topic for place in ranges})
-    partitions = {topic: [place.part for place in ranges if place.topic == topic] for topic in topics}
-    starts = {topic: {str(p.part): e.start for p, e in ranges.items() if p.topic == topic} for topic in topics}
-    ends = {topic: {str(p.part): e.end for p, e in ranges.items() if p.topic == topic} for topic in topics}
-    options = {
+    ends = _by_topic({place: extent.end for place, extent in ranges.items()})
+    options = {**_connector_options(ranges, kafka), "endingOffsets": json.dumps(ends)}
+    return spark.read.format("kafka").options(**options).load()
+
+
+def _connector_options(ranges: Mapping[Place, Extent], kafka: KafkaAccess) -> dict[str, str]:
+    """What a batch and a stream have alike: from where committed records of which partitions are read."""
+    starts = _by_topic({place: extent.start for place, extent in ranges.items()})
+    return {
         **{f"kafka.{name}": value for name, value in java_options(kafka.options, kafka.java).items()},
         "kafka.isolation.level": "read_committed",  # else aborted batches count as duplicates
-        "assign": json.dumps(partitions),
+        "assign": json.dumps({topic: sorted(map(int, parts)) for topic, parts in starts.items()}),
         "startingOffsets": json.dumps(starts),
-        "endingOffsets": json.dumps(ends),
         "includeHeaders": "true",
         "failOnDataLoss": "true",  # else fewer rows are returned and nobody is told
         "kafkaConsumer.pollTimeoutMs": str(_PATIENCE_MS),
     }
-    return spark.read.format("kafka").options(**options).load()
+
+
+def _by_topic(offsets: Mapping[Place, int]) -> dict[str, dict[str, int]]:
+    topics: dict[str, dict[str, int]] = {}
+    for place, offset in offsets.items():
+        topics.setdefault(place.topic, {})[str(place.part)] = offset
+    return topics
 
 
 def _read_by_python(spark: SparkSession, ranges: Mapping[Place, Extent], kafka: KafkaAccess) -> DataFrame:

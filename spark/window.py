@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from spark.errors import BadUsage
@@ -13,13 +14,17 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """`taken_ms`: when the ends were noted. `extents`: of every partition of the three internal and the real topics."""
+    """`taken_ms`: when the ends were noted. `extents`: of every partition of the three internal and the real topics.
+
+    `topic_ids`: Kafka's own, by which a topic that was made anew is known; empty where nobody has noted them.
+    """
 
     half: str
     op: str
     parked: str
     taken_ms: int
     extents: Mapping[Place, Extent]
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def real(self) -> list[str]:
@@ -46,7 +51,8 @@ def encode_window(window: Window) -> str:
     """JSON, the same for the same window."""
     partitions = [{**place._asdict(), **asdict(extent)} for place, extent in sorted(window.extents.items())]
     members = {"v": _VERSION, "half": window.half, "op": window.op, "parked": window.parked}
-    return json.dumps({**members, "taken_ms": window.taken_ms, "partitions": partitions}, indent=1) + "\n"
+    noted = {"taken_ms": window.taken_ms, "topic_ids": dict(sorted(window.topic_ids.items()))}
+    return json.dumps({**members, **noted, "partitions": partitions}, indent=1) + "\n"
 
 
 def decode_window(text: str) -> Window:
@@ -56,9 +62,18 @@ def decode_window(text: str) -> Window:
         if read["v"] != _VERSION:
             raise BadUsage(f"window of version {read['v']}, not {_VERSION}")
         extents = dict(_read_extent(dict(partition)) for partition in read["partitions"])
-        return Window(read["half"], read["op"], read["parked"], int(read["taken_ms"]), extents)
+        topic_ids = dict(read.get("topic_ids", {}))
+        return Window(read["half"], read["op"], read["parked"], int(read["taken_ms"]), extents, topic_ids)
     except (ValueError, KeyError, TypeError) as error:
-        raise BadUsage(f"the window file cannot be read: {error!r}", "Take one that a run has written.") from error
+        raise BadUsage(f"cannot be read: {error!r}", "Take one that a run has written.") from error
+
+
+def read_window(path: Path) -> Window:
+    """A window's file. Raises BadUsage, which names the file, and OSError."""
+    try:
+        return decode_window(path.read_text(encoding="utf-8"))
+    except BadUsage as error:
+        raise BadUsage(f"{path}: {error.reason}", error.remedy) from error
 
 
 def _read_extent(partition: dict[str, Any]) -> tuple[Place, Extent]:

@@ -260,3 +260,67 @@ def test_exposed_host_needs_a_word(tmp_path: Path) -> None:
     done = run_command("serve", "--host", "0.0.0.0", folder=tmp_path)
     assert done.returncode == 2
     assert "--insecure-no-auth" in done.stderr
+
+
+def propose(run: Path, transaction_id: str, verb: str, body: dict[str, str] | None) -> None:
+    """A report's line, as `report run` writes it."""
+    line = {"transaction_id": transaction_id, "kind": "STALE", "method": "POST", "body": body, "evidence": []}
+    line |= {"path": f"/v1/transactions/{transaction_id}/{verb}", "precondition": {"state": ["PREPARED"]}}
+    with (run / "repair.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """A complete report that proposes nothing, the last of its ledger."""
+    run = tmp_path / "reports" / "000007"
+    run.mkdir(parents=True)
+    for name in ("repair.jsonl", "manifest.json"):
+        (run / name).touch()
+    (run.parent / "ledger.json").write_text(json.dumps({"v": 1, "runs": [{"run": 6}, {"run": 7}]}))
+    return run
+
+
+def test_repair_shows_then_sends_and_writes_down(dev: DevProcess, tmp_path: Path, run_folder: Path) -> None:
+    """Nothing is sent without --apply, nothing twice, and everything that is sent is found in the audit."""
+    undecided, committed = prepare(dev, "repair"), prepare(dev, "repaired")
+    command(dev, tmp_path, "tx", "commit", committed, "-g", "cli")
+    for transaction_id in (undecided, committed):
+        propose(run_folder, transaction_id, "force", {"resolution": "COMMIT", "reason": "reconciliation: 60 s ago"})
+    audit = run_folder / "repaired.jsonl"
+
+    def repair(*arguments: str) -> list[str]:
+        told = command(dev, tmp_path, "report", "repair", str(run_folder.parent), "-o", "jsonl", *arguments)
+        return [json.loads(line)["result"] for line in told.splitlines()]
+
+    assert repair() == ["wanted", "not needed any more"]
+    assert not audit.exists()
+    assert json.loads(command(dev, tmp_path, "tx", "get", undecided, "-o", "json"))["state"] == "PREPARED"
+    assert repair("--apply") == ["done", "not needed any more"]
+    assert repair("--apply") == ["not needed any more"] * 2
+    sent, answered = map(json.loads, audit.read_text().splitlines())
+    assert (sent["event"], sent["transaction_id"], sent["body"]["resolution"]) == ("sent", undecided, "COMMIT")
+    assert (answered["event"], answered["status"], answered["answer"]["state"]) == ("answered", 200, "COMMITTED")
+    assert "reconciliation: 60 s ago" in httpx2.get(f"{dev.url}/v1/audit", timeout=30).text
+
+
+def test_repair_goes_on_behind_what_is_refused(dev: DevProcess, tmp_path: Path, run_folder: Path) -> None:
+    """One transaction that nobody knows any more does not keep the others from being repaired."""
+    undecided = prepare(dev, "behind")
+    propose(run_folder, "0" * 28, "check", None)
+    propose(run_folder, undecided, "check", None)
+    propose(run_folder, undecided, "force", {"resolution": "ROLLBACK", "reason": "reconciliation: 60 s ago"})
+    told = command(dev, tmp_path, "report", "repair", str(run_folder), "--apply", "-o", "jsonl", code=1)
+    unknown, asked, ended = (json.loads(line)["result"] for line in told.splitlines())
+    assert unknown.startswith("not looked at: ")
+    assert asked == "refused: the first check is not due yet (too-early)"
+    assert ended == "done"
+
+
+def test_repair_needs_a_report_and_a_bridge(dev: DevProcess, tmp_path: Path, run_folder: Path) -> None:
+    """Each has its exit code and its remedy; a line that is no proposal is not sent."""
+    command(dev, tmp_path, "report", "repair", str(tmp_path), code=3)
+    propose(run_folder, "0" * 28, "check", None)
+    command(dev, tmp_path, "report", "repair", str(run_folder), "--url", "http://127.0.0.1:9", code=5)
+    propose(run_folder, "0" * 28, "resume", None)
+    command(dev, tmp_path, "report", "repair", str(run_folder), code=1)

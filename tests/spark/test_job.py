@@ -14,7 +14,7 @@ import jsonschema_rs
 import pytest
 from pyspark.sql import SparkSession
 
-from spark.anomalies import Step
+from spark.anomalies import ORDERS, Step
 from spark.columns import Leg
 from spark.errors import BadUsage, ReconcileError
 from spark.findings import CLEARED, decode_findings
@@ -73,6 +73,12 @@ def test_report_is_complete(checked: Checked) -> None:
     assert total["is_balanced"]
     has_half = [any(_is_counted(step) for step in tale.steps) for tale in make_tales(300, ROUNDS)]
     assert total["prepared"] == sum(has_half)
+    assert summary["findings"]["new"] == checked.planted
+    orders = next(row for row in summary["books"]["topics"] if row["topic"].endswith(ORDERS))
+    assert orders["is_balanced"]
+    assert not orders["is_equal"]
+    asked = [tale for tale, is_there in zip(make_tales(300, ROUNDS), has_half, strict=True) if is_there]
+    assert orders["prepared"] == sum(message.topic == ORDERS for tale in asked for message in tale.messages)
     assert total["prepared"] == sum(total[name] for name in ("committed", "blocked", "rolled_back", "parked", "open"))
     assert all(
         row["is_right"] and row["rows"] + row["holes"] == row["end"] - row["start"] for row in summary["partitions"]
@@ -142,7 +148,10 @@ def test_windows_together_find_what_one_finds(spark: SparkSession, checked: Chec
         killed.mkdir(parents=True)
         (killed / "half-written").write_bytes(b"of a run that was killed")
         last = run_again(spark, checked, out, since_last=True, window=path)
-        assert json.loads((last.folder / "summary.json").read_text())["books"]["total"]["is_balanced"]
+        books = json.loads((last.folder / "summary.json").read_text())["books"]
+        assert books["total"]["is_balanced"]
+        assert all(book["is_balanced"] for book in books["topics"])
+        assert number == 1 or books["carried_over"]["is_right"]
     assert standing(last.folder) == standing(checked.outcome.folder)
     states = {one.state for one in decode_findings((last.folder / "findings.jsonl").read_text())}
     assert states == {"NEW", "STILL", "CLEARED"}

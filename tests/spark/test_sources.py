@@ -37,7 +37,7 @@ def test_both_readers_read_the_same(spark: SparkSession, kafka: str, stage: Stag
     real = [
         name for name in stage.topics if name not in {stage.internal.half, stage.internal.op, stage.internal.parked}
     ]
-    window = take_window(options, stage.internal, real, {})
+    window = take_window(options, stage.internal, real)
     first, second = (read(spark, window, kafka, reader) for reader in READERS)
     assert first == second
     places = [tuple(row[name] for name in KEY) for row in first]

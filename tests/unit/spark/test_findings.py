@@ -73,12 +73,22 @@ def test_exit_code_follows_the_thresholds(findings: list[Finding], is_strict: bo
 
 @pytest.mark.parametrize(
     "document",
-    [{"kind": {}}, {"kinds": {"LOST": 1}}, {"kinds": {"STALE": -1}}, {"topics": {"a": {"STALE": "1"}}}, {"kinds": []}],
+    [
+        {"kind": {}},
+        {"kinds": {"LOST": 1}},
+        {"kinds": {"STALE": -1}},
+        {"kinds": {"STALE": True}},
+        {"kinds": []},
+        {"topics": []},
+        {"topics": {"a": {"STALE": "1"}}},
+        {"topics": {"a": 5}},
+    ],
 )
 def test_thresholds_that_cannot_be_are_refused(document: dict[str, object]) -> None:
-    """A typing error would let everything, or nothing, pass."""
-    with pytest.raises(BadUsage):
+    """A typing error would let everything, or nothing, pass; what to write instead is said."""
+    with pytest.raises(BadUsage) as raised:
         parse_thresholds(document)
+    assert raised.value.remedy
 
 
 @pytest.mark.parametrize("ending", [commit(), rollback()])

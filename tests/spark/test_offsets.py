@@ -1,0 +1,104 @@
+"""What may change in Kafka between two runs, and what cannot be read on from: told, never passed over."""
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from bridge.core.topics import InternalTopics, with_prefix
+from spark.errors import BadUsage
+from spark.offsets import take_window
+from spark.scope import Place
+from spark.window import Window
+from tests.support.bridge_process import create_topics, wait_until
+
+
+class Cluster:
+    """A bridge's empty topics, and a real one with five records that a run has read."""
+
+    def __init__(self, kafka: str) -> None:
+        self.options = {"bootstrap.servers": kafka}
+        self.admin = AdminClient(self.options)
+        self.kafka = kafka
+        prefix = f"offsets-{secrets.token_hex(4)}."
+        self.internal: InternalTopics = with_prefix(prefix, 1)
+        self.orders = f"{prefix}orders"
+        create_topics(kafka, {self.internal.half: 1, self.internal.op: 1, self.internal.parked: 1, self.orders: 1})
+        self.put(5)
+        self.last = self.take()
+
+    def take(self, *others: str, last: Window | None = None) -> Window:
+        return take_window(self.options, self.internal, [self.orders, *others], last)
+
+    def put(self, count: int, part: int = 0) -> None:
+        producer = Producer(self.options)
+        for _ in range(count):
+            producer.produce(self.orders, b"", partition=part)
+        assert producer.flush(30) == 0
+
+    def count_partitions(self) -> int:
+        return len(self.admin.list_topics(self.orders, timeout=10).topics[self.orders].partitions)
+
+    def delete(self) -> None:
+        self.admin.delete_topics([self.orders])[self.orders].result(30)
+        wait_until(lambda: self.orders not in self.admin.list_topics(timeout=10).topics, name="deletion")
+
+
+@pytest.fixture
+def cluster(kafka: str) -> Iterator[Cluster]:
+    """Its topics are gone afterwards, but for the real one if the test has deleted it."""
+    made = Cluster(kafka)
+    yield made
+    made.admin.delete_topics([made.internal.half, made.internal.op, made.internal.parked])
+
+
+def test_partitions_and_topics_that_were_added_are_read_from_their_beginning(cluster: Cluster) -> None:
+    """Whatever was read is read on."""
+    cluster.admin.create_partitions([NewPartitions(cluster.orders, 2)])[cluster.orders].result(30)
+    fresh = f"{cluster.orders}-fresh"
+    create_topics(cluster.kafka, {fresh: 1})
+    wait_until(lambda: cluster.count_partitions() == 2, name="two partitions")
+    cluster.put(3, part=1)
+    cluster.put(1)
+    extents = cluster.take(fresh, last=cluster.last).extents
+    read = [extents[Place(*place)] for place in ((cluster.orders, 0), (cluster.orders, 1), (fresh, 0))]
+    assert [(extent.start, extent.end) for extent in read] == [(5, 6), (0, 3), (0, 0)]
+
+
+def test_records_that_retention_removed_are_told(cluster: Cluster) -> None:
+    """Only if the last run has not read them."""
+    cluster.put(3)
+    for end, reason in ((5, None), (7, "begins at 7: records since the last window were removed")):
+        place = TopicPartition(cluster.orders, 0, end)
+        cluster.admin.delete_records([place])[place].result(30)
+        if reason is None:
+            assert cluster.take(last=cluster.last).extents[Place(cluster.orders, 0)].start == 5
+        else:
+            with pytest.raises(BadUsage, match=reason):
+                cluster.take(last=cluster.last)
+
+
+@pytest.mark.parametrize("records", [2, 9])
+def test_topic_that_was_made_anew_is_told(cluster: Cluster, records: int) -> None:
+    """With more records than before, too: what lies below the last run's end was never read."""
+    cluster.delete()
+    with pytest.raises(BadUsage, match=f"topic {cluster.orders} does not exist"):
+        cluster.take(last=cluster.last)
+    create_topics(cluster.kafka, {cluster.orders: 1})
+    cluster.put(records)
+    with pytest.raises(BadUsage, match="was made anew"):
+        cluster.take(last=cluster.last)
+
+
+def test_topic_that_is_not_read_on_is_told(cluster: Cluster) -> None:
+    """Named no more, or gone where no topic is named: what is committed to it would seem lost."""
+    other = f"{cluster.orders}-other"
+    create_topics(cluster.kafka, {other: 1})
+    both = cluster.take(other)
+    with pytest.raises(BadUsage, match=f"the last run read topic {other}, this one does not"):
+        cluster.take(last=both)
+    cluster.delete()
+    with pytest.raises(BadUsage, match=f"{cluster.orders}-0, which the last run read, does not exist any more"):
+        take_window(cluster.options, cluster.internal, [], cluster.last)

@@ -1,0 +1,88 @@
+"""Which landed folders make a window: whatever was landed one behind the other, and nothing with a gap."""
+
+import shutil
+import tempfile
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark.errors import BadUsage, Indeterminate
+from spark.landed import find_landed
+from spark.scope import Extent, Place
+from spark.window import Window, encode_window
+
+JOURNAL, ORDERS = Place("half", 0), Place("orders", 1)
+Marks = list[tuple[int, int]]
+
+
+def window(start: tuple[int, int], end: tuple[int, int]) -> Window:
+    extents = {place: Extent(low, high, high) for place, low, high in zip((JOURNAL, ORDERS), start, end, strict=True)}
+    return Window("half", "op", "parked", end[0], extents)
+
+
+def land(folder: Path, marks: Marks) -> None:
+    """A unit from each mark to the next, and one behind them that was killed."""
+    for number, (start, end) in enumerate(pairwise(marks), start=1):
+        unit = folder / f"{number:06d}"
+        unit.mkdir(parents=True)
+        (unit / "window.json").write_text(encode_window(window(start, end)))
+    (folder / f"{len(marks):06d}" / "events").mkdir(parents=True)
+
+
+steps = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=6)
+
+
+def add_up(steps: Marks) -> Marks:
+    marks = [(0, 0)]
+    for journal, orders in steps:
+        marks.append((marks[-1][0] + journal, marks[-1][1] + orders))
+    return marks
+
+
+@given(steps, st.data())
+def test_units_make_one_window_from_any_place_on(steps: Marks, data: st.DataObject) -> None:
+    """From wherever the last run ended, also inside a unit; units that hold nothing of it are left alone."""
+    marks = add_up(steps)
+    since = tuple(data.draw(st.integers(0, end)) for end in marks[-1])
+    with tempfile.TemporaryDirectory() as name:
+        land(Path(name), marks)
+        whole = find_landed(Path(name))
+        rest = find_landed(Path(name), {JOURNAL: since[0], ORDERS: since[1]})
+        again = find_landed(Path(name), window=rest.window)
+    assert (whole.window.extents, len(whole.units)) == (window(marks[0], marks[-1]).extents, len(steps))
+    assert {place: (extent.start, extent.end) for place, extent in rest.window.extents.items()} == {
+        JOURNAL: (since[0], marks[-1][0]),
+        ORDERS: (since[1], marks[-1][1]),
+    }
+    first = len(steps) - len(rest.units)
+    assert all(mark <= start for mark, start in zip(marks[first], since, strict=True))
+    if len(rest.units) > 1:
+        assert any(mark > start for mark, start in zip(marks[first + 1], since, strict=True))
+    assert again.units == rest.units
+
+
+def test_what_was_not_landed_is_told(tmp_path: Path) -> None:
+    """A gap, a beginning that was removed, an end not reached: never a window that seems whole."""
+    land(tmp_path, [(0, 0), (4, 1), (6, 3), (9, 3)])
+    with pytest.raises(Indeterminate, match="landed up to 9; the last run has read up to 10"):
+        find_landed(tmp_path, {JOURNAL: 10, ORDERS: 3})
+    with pytest.raises(BadUsage, match="nothing of orders-7"):
+        find_landed(tmp_path, {Place("orders", 7): 0})
+    wanted = window((1, 0), (9, 4))
+    with pytest.raises(BadUsage, match="holds orders-1 up to 3, the window ends at 4"):
+        find_landed(tmp_path, window=wanted)
+    shutil.rmtree(tmp_path / "000001")
+    shortened = find_landed(tmp_path).window.extents
+    assert shortened[JOURNAL] == replace(shortened[JOURNAL], start=4, end=9, is_whole=False)
+    with pytest.raises(BadUsage, match="nothing of half-0 from 3 on"):
+        find_landed(tmp_path, {JOURNAL: 3, ORDERS: 1})
+    land(tmp_path / "gap", [(0, 0), (4, 1), (6, 3), (9, 3)])
+    shutil.rmtree(tmp_path / "gap" / "000002")
+    with pytest.raises(BadUsage, match="half-0 was landed up to 4, then from 6 on"):
+        find_landed(tmp_path / "gap")
+    with pytest.raises(BadUsage, match="holds nothing that was landed"):
+        find_landed(tmp_path / "none")

@@ -1,0 +1,52 @@
+"""The page, from numbers made by hand; how it looks is seen in tests/e2e/test_report_page.py."""
+
+from spark.advice import ADVICE
+from spark.page import show_duration, show_plain
+from spark.rules import Kind
+from tests.support.report_pages import HOSTILE, PAGES
+
+
+def test_everything_from_users_is_escaped() -> None:
+    """A group's name or a reason must not become part of the page."""
+    page = PAGES["every_kind"]()
+    assert "<script" not in page
+    assert "<img" not in page
+    assert page.count("&lt;script&gt;document.title=&#34;mine&#34;&lt;/script&gt;") > len(HOSTILE.split())
+
+
+def test_empty_window_makes_a_page_without_empty_plots() -> None:
+    """A sentence stands where there is nothing to draw."""
+    page = PAGES["nothing_there"]()
+    assert "<svg" not in page
+    assert page.count("<section") == 8
+    assert "nothing is proved" in page
+
+
+def test_same_numbers_make_the_same_bytes() -> None:
+    """Also the plots, whose ids are drawn by lot otherwise."""
+    assert PAGES["every_kind"]() == PAGES["every_kind"]()
+
+
+def test_no_kind_hides_another() -> None:
+    """Thousands of one kind leave room for the only one of another."""
+    page = PAGES["very_much"]()
+    assert page.count('<tr><th scope="row" class="name"><code') == 17 * (200 // 17)
+    assert all(f'<h3 id="{kind}">' in page for kind in Kind)
+    assert len(page) < 2_000_000
+
+
+def test_every_kind_says_what_to_do() -> None:
+    """Whoever is woken has read no manual."""
+    assert ADVICE.keys() == set(Kind)
+    assert all(sentence.endswith((".", "?")) for advice in ADVICE.values() for sentence in advice)
+
+
+def test_signs_that_cannot_be_seen_are_written_out() -> None:
+    """A text must not turn its neighbours round, nor break a line."""
+    assert show_plain("a\u202eb\x1b[31m\n קבוצה") == "a\\u202eb\\x1b[31m\\n קבוצה"
+
+
+def test_durations_are_said_as_people_say_them() -> None:
+    """Exact where it matters, short where it does not; clocks that differ make negative ones."""
+    told = [show_duration(ms) for ms in (0, 9_999, 10_000, 59_990, 90_000, 5_400_000, 200_000_000, -5, -60_000)]
+    assert told == ["0 ms", "9,999 ms", "10.0 s", "60.0 s", "1.5 min", "1.5 h", "2.3 d", "-5 ms", "-1.0 min"]
