@@ -97,12 +97,13 @@ JOIN (SELECT tx FROM transactions WHERE NOT is_plain) AS suspects ON events.tx =
 def out_of_order_sql() -> str:
     """Pairs (tx, overtaken_tx) of one ordering key: decided later, published before.
 
-    Only within a partition is there an order to be seen. Of each transaction counts its first record there, so that
-    a duplicate long after is not taken for a transaction out of order; those with ends of several groups are left out.
+    Only within a partition is there an order to be seen. Those with ends of several groups are left out; so are those
+    with more records than messages, which have findings of their own: a duplicate long after overtakes nobody.
     """
     keyed = (
         "SELECT tx, queue, okey, end_off FROM transactions WHERE okey IS NOT NULL AND commits + is_published > 0 "
-        "AND rollbacks = 0 AND halves > 0 AND least_grp_id = most_grp_id AND records > 0"
+        "AND rollbacks = 0 AND halves > 0 AND least_grp_id = most_grp_id "
+        "AND records > 0 AND records * halves <= announced"
     )
     shared = "SELECT queue, okey FROM keyed GROUP BY queue, okey HAVING COUNT(*) > 1"
     return f"""WITH keyed AS ({keyed}),

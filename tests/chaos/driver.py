@@ -54,9 +54,9 @@ class Run:
     """One run. `stopping` ends the faults and the load early; what there is by then is judged all the same."""
 
     def __init__(self, size: Size, seed: int, tell: Tell) -> None:
-        self._size = size
-        self._seed = seed
-        self._tell = tell
+        self.size = size
+        self.seed = seed
+        self.tell = tell
         self._began = time.monotonic()
         self.stopping = threading.Event()
         self._broken: list[str] = []
@@ -65,83 +65,103 @@ class Run:
 
     def run(self) -> Report:
         """Everything, to the verdict."""
-        disk_mb = max(_SHORTEST_DISK_MB, self._size.transactions * _DISK_BYTES_EACH // 1_000_000)
+        disk_mb = max(_SHORTEST_DISK_MB, self.size.transactions * _DISK_BYTES_EACH // 1_000_000)
         with ExitStack() as stack:
             folder = Path(tempfile.mkdtemp(prefix="chaos-run-"))
             stack.enter_context(guarded(str(folder)))
             with ThreadPoolExecutor(1) as threads:
                 starting = threads.submit(PostgresServer)
-                cluster = stack.enter_context(running_cluster(folder, self._size.brokers, disk_mb=disk_mb))
+                cluster = stack.enter_context(running_cluster(folder, self.size.brokers, disk_mb=disk_mb))
                 sql = starting.result()
             stack.callback(sql.close)
             report = self._run_on(cluster, sql, folder)
         if report.is_good:
             shutil.rmtree(folder)
         else:
-            self._tell(f"logs and history are kept in {folder}")
+            self.tell(f"logs and history are kept in {folder}")
         return msgspec.structs.replace(report, processor_seconds=read_processor_seconds())
 
     def _run_on(self, cluster: KafkaCluster, sql: PostgresServer, folder: Path) -> Report:
         create_topics(cluster.direct, TOPICS, _topic_settings(cluster), replicas=cluster.replicas)
         bridge = Bridge.create(cluster.direct, folder, queues=QUEUES, database_url=sql.create())
-        self._tell("brokers, SQL and topics are there")
+        self.tell("brokers, SQL and topics are there")
         with running_fleet(bridge, cluster.proxied) as fleet:
             run = self._write_run(cluster, fleet, folder)
             with httpx2.Client(base_url=run.urls[0], timeout=30) as http:
-                _put_groups(http, run)
+                put_groups(http, run)
                 clients = self._start_clients(run)
                 stage = Stage(cluster, fleet, clients["producer"] + clients["endpoint"], sql, bridge.prefix)
                 faults = Faults(stage, folder / "faults.jsonl", self.stopping, lambda: _count_prepared(run))
                 try:
-                    self._break_things(run, faults, fleet)
+                    self._break_things_in_company(run, faults, fleet, bridge)
                     decided_after_s = self._come_to_rest(run, clients, http)
                 finally:
                     stop_all(clients["endpoint"], 0)
-                self._tell("reading everything")
-                return self._judge(Parts(run, bridge), faults, decided_after_s)
+                self.tell("reading everything")
+                report = self._judge(Parts(run, bridge), faults, decided_after_s)
+                return msgspec.structs.replace(report, broken=[*report.broken, *self.conclude(run, bridge, fleet)])
+
+    # --- what others may do besides ---
+
+    def accompany(self, run: RunFile, bridge: Bridge, over: threading.Event) -> None:
+        """In a thread of its own during load and faults. The load goes on until it returns, soon after `over`."""
+
+    def conclude(self, run: RunFile, bridge: Bridge, fleet: Fleet) -> list[str]:
+        """After the verdict, when the clients have ended, and brokers and bridge are still there; what is broken."""
+        return []
 
     # --- the parts of a run, in their order ---
 
     def _write_run(self, cluster: KafkaCluster, fleet: Fleet, folder: Path) -> RunFile:
-        rate = 1.3 * self._size.transactions / (60 * self._size.minutes) / self._size.producers
+        rate = 1.3 * self.size.transactions / (60 * self.size.minutes) / self.size.producers
         ports = {group: tuple(choose_free_port() for _ in range(_ENDPOINTS)) for group in SETTINGS}
         run = RunFile(
             place=str(folder),
-            seed=self._seed,
+            seed=self.seed,
             kafka=cluster.direct,
             urls=fleet.urls,
             topics=TOPICS,
             endpoint_ports=ports,
             rate=rate,
-            workers=self._size.workers,
-            singles=self._size.singles,
-            largest_batch=self._size.largest_batch,
+            workers=self.size.workers,
+            singles=self.size.singles,
+            largest_batch=self.size.largest_batch,
         )
         run.write()
         return run
 
     def _start_clients(self, run: RunFile) -> dict[str, list[ClientProcess]]:
-        numbers = {"endpoint": _ENDPOINTS, "producer": self._size.producers, "consumer": _CONSUMERS, "desk": 1}
+        numbers = {"endpoint": _ENDPOINTS, "producer": self.size.producers, "consumer": _CONSUMERS, "desk": 1}
         clients = {
             kind: [ClientProcess(f"tests.chaos.{kind}", run.path, f"{kind}-{n}", *_arguments(kind, n))
                    for n in range(count)]
             for kind, count in numbers.items()
         }  # fmt: skip
         wait_until(lambda: _count_prepared(run) > 0 or self.stopping.is_set(), 60, "a first transaction")
-        self._tell("the load is running")
+        self.tell("the load is running")
         return clients
+
+    def _break_things_in_company(self, run: RunFile, faults: Faults, fleet: Fleet, bridge: Bridge) -> None:
+        over = threading.Event()
+        with ThreadPoolExecutor(1) as threads:
+            accompanied = threads.submit(self.accompany, run, bridge, over)
+            try:
+                self._break_things(run, faults, fleet)
+            finally:
+                over.set()
+        accompanied.result()
 
     def _break_things(self, run: RunFile, faults: Faults, fleet: Fleet) -> None:
         """All faults, and until all transactions are there."""
-        lanes = make_lanes(self._size, self._seed)
+        lanes = make_lanes(self.size, self.seed)
         threads = [
-            threading.Thread(target=faults.run, args=(lane, self._seed + number), name=name)
+            threading.Thread(target=faults.run, args=(lane, self.seed + number), name=name)
             for number, (name, lane) in enumerate(lanes.items())
         ]
         for thread in threads:
             thread.start()
         told_at = time.monotonic()
-        give_up_at = told_at + 60 * (5 * self._size.minutes + 5)
+        give_up_at = told_at + 60 * (5 * self.size.minutes + 5)
         while any(thread.is_alive() for thread in threads) or not self._has_enough(run):
             if time.monotonic() > give_up_at:
                 self._broken.append("not all faults and transactions were reached in five times the planned time")
@@ -150,22 +170,22 @@ class Run:
                 break
             if time.monotonic() > told_at + _TELL_S:
                 told_at = time.monotonic()
-                self._tell(f"{_count_prepared(run):,} transactions, {len(faults.done)} faults")
+                self.tell(f"{_count_prepared(run):,} transactions, {len(faults.done)} faults")
         for thread in threads:
             thread.join()
         if self.stopping.is_set():
-            self._tell("stopping early")
+            self.tell("stopping early")
         else:
             self._read_pending_back(run, fleet)
 
     def _has_enough(self, run: RunFile) -> bool:
-        return _count_prepared(run) >= self._size.transactions
+        return _count_prepared(run) >= self.size.transactions
 
     def _read_pending_back(self, run: RunFile, fleet: Fleet) -> None:
         """Both settlers start anew while many wait; producers go on, so that their commits show the end of it."""
         room = WaitingRoom(run)
-        self._waited = room.fill(self._size.pending, self.stopping.is_set)
-        self._tell(f"{self._waited:,} transactions wait while the settlers start again")
+        self._waited = room.fill(self.size.pending, self.stopping.is_set)
+        self.tell(f"{self._waited:,} transactions wait while the settlers start again")
         self._restarted_ms = restart_settlers(fleet)
         room.empty()  # each of these commits nothing, the producers' do
         room.close()
@@ -208,8 +228,8 @@ class Run:
         commits = figures.read_commits(parts.events())
         recoveries = figures.find_recoveries(commits, faults.done) + self._find_read_back(commits)
         return Report(
-            size=self._size,
-            seed=self._seed,
+            size=self.size,
+            seed=self.seed,
             commit=read_commit(),
             versions=read_versions("4.3.1"),
             seconds=round(time.monotonic() - self._began, 1),
@@ -235,10 +255,10 @@ class Run:
 
     def _reached(self, faults: Faults, transactions: int) -> dict[str, tuple[int, int]]:
         return {
-            "transactions": (self._size.transactions, transactions),
-            "kills of bridge processes": (self._size.kills, faults.count(Kind.KILL)),
-            "broker faults": (self._size.broker_faults, faults.count(*BROKER_KINDS)),
-            "held EndTxn": (self._size.held_ends, faults.count_held()),
+            "transactions": (self.size.transactions, transactions),
+            "kills of bridge processes": (self.size.kills, faults.count(Kind.KILL)),
+            "broker faults": (self.size.broker_faults, faults.count(*BROKER_KINDS)),
+            "held EndTxn": (self.size.held_ends, faults.count_held()),
         }
 
 
@@ -251,7 +271,8 @@ def _arguments(kind: str, number: int) -> tuple[str, ...]:
     return (str(number),) if kind == "endpoint" else ()
 
 
-def _put_groups(http: httpx2.Client, run: RunFile) -> None:
+def put_groups(http: httpx2.Client, run: RunFile) -> None:
+    """All groups, with the endpoints they will have."""
     for group, settings in SETTINGS.items():
         urls = [{"url": f"http://127.0.0.1:{port}/check"} for port in run.endpoint_ports[group]]
         answer = http.put(f"/v1/producer-groups/{group}", json={"endpoints": urls, "check": settings})

@@ -91,6 +91,13 @@ class Fleet:
         slot.process = self._start(slot.role, slot.port)
         slot.is_wanted = True
 
+    def stop(self, *roles: str) -> None:
+        """All of these roles, in peace; they stay down until `start`."""
+        slots = [slot for slot in self.slots if slot.role in roles]
+        for slot in slots:
+            slot.is_wanted = False
+            slot.process.stop()
+
     def close(self) -> None:
         """Ends all."""
         self._stopping.set()

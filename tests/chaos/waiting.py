@@ -67,13 +67,11 @@ def _roll_back(transaction_id: str) -> Wanted:
 
 def restart_settlers(fleet: Fleet) -> int:
     """All leave their group in peace and start again; the time of the start."""
-    settlers = [slot for slot in fleet.slots if slot.role == "settler"]
-    for slot in settlers:
-        slot.is_wanted = False
-        slot.process.stop()
+    fleet.stop("settler")
     at_ms = now_ms()
-    for slot in settlers:
-        fleet.start(slot)
+    for slot in fleet.slots:
+        if slot.role == "settler":
+            fleet.start(slot)
     return at_ms
 
 

@@ -150,7 +150,15 @@ def test_order_is_asked_for_only_where_it_was_promised(
     assert overtaken(database, keyed(1, 7, 20, 102), keyed(2, *second)) == [], why
 
 
-def test_duplicate_long_after_overtakes_nobody(database: Any) -> None:
-    """It is a DUPLICATE; those published between are in order."""
+@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_duplicate_long_after_overtakes_nobody(database: Any, part: int, repeats: int) -> None:
+    """It is a DUPLICATE; those published between are in order, also where the duplicate has a partition for itself.
+
+    A half message that was repeated announces nothing more.
+    """
     first = keyed(1, 7, 20, 100)
-    assert overtaken(database, [*first, first[-1]._replace(off=900)], keyed(2, 7, 21, 101)) == []
+    halves = [first[0]._replace(off=number) for number in range(1, repeats)]
+    duplicate = first[-1]._replace(off=900, part=part)
+    later = keyed(2, 7, 21, 101), keyed(3, 7, 22, 102, part=1)
+    assert overtaken(database, [*first, *halves, duplicate], *later) == []
