@@ -16,9 +16,12 @@ from api.cli.failures import CommandFailed, Exit
 from api.cli.http_calls import DEFAULT_URL, UrlOption, call
 from api.cli.local import ConfigOption, load
 from api.cli.output import Column, say, show_rows
-from api.cli.spark_jars import connector_jars
+from api.cli.spark_jars import connector_jars, driver_jars
 from bridge.broker.jars import FetchProgress
 from bridge.broker.java import find_java
+from spark.errors import BadUsage
+from spark.json_file import read_json
+from spark.table_list import kinds_of, parse_tables
 
 report = typer.Typer(no_args_is_help=True, help="Prove from Kafka that what was committed is what consumers can read.")
 
@@ -46,6 +49,7 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
     window: Annotated[Path | None, typer.Option("--window", help="window.json of another run: read the same.")] = None,
     thresholds: Annotated[Path | None, typer.Option("--thresholds", help="JSON: findings that are let pass.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 4 for warnings.")] = False,
+    tables: Annotated[Path | None, typer.Option("--tables", help="JSON: producers' own tables to compare.")] = None,
     cores: CoresOption = 0,
     memory_mb: MemoryOption = 1_024,
     url: UrlOption = DEFAULT_URL,
@@ -57,6 +61,7 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
     """
     settings = load(config)
     given: dict[str, object] = {"--topics": topics, "--window": window, "--thresholds": thresholds}
+    given["--tables"] = tables
     flags = [name for name, is_given in (("--since-last", since_last), ("--strict", strict)) if is_given]
     given |= {"--out": out, "--cores": cores, "--memory-mb": memory_mb, "--prefix": settings.topics.prefix}
     with tempfile.TemporaryDirectory(prefix="outbox-bridge-report-") as folder:
@@ -64,7 +69,7 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
         groups = _fetch_groups(url)
         if groups is not None:
             given["--groups"] = _write(Path(folder) / "groups.json", groups)
-        _run_job("spark.reconcile", given, flags)
+        _run_job("spark.reconcile", given, flags, [] if tables is None else _find_drivers(tables))
 
 
 @report.command(epilog="Example: outbox-bridge report selftest --transactions 100000")
@@ -123,7 +128,16 @@ def _read_proposals(folder: Path) -> list[dict[str, Any]]:
         raise CommandFailed(Exit.FAILED, f"{path} cannot be read: {error}") from error
 
 
-def _run_job(module: str, given: Mapping[str, object], flags: Sequence[str]) -> None:
+def _find_drivers(tables: Path) -> Sequence[Path]:
+    """The JDBC drivers that a file of tables needs."""
+    try:
+        kinds = kinds_of(parse_tables(read_json(tables)))
+    except BadUsage as error:
+        raise CommandFailed(Exit.USAGE, error.reason, error.remedy) from error
+    return driver_jars(kinds, _tell_jar)
+
+
+def _run_job(module: str, given: Mapping[str, object], flags: Sequence[str], drivers: Sequence[Path] = ()) -> None:
     """Runs the job in a process of its own, whose exit code becomes ours."""
     if find_spec("pyspark") is None:
         raise CommandFailed(Exit.USAGE, "PySpark is not installed", "pip install 'outbox-bridge[spark]'")
@@ -131,7 +145,7 @@ def _run_job(module: str, given: Mapping[str, object], flags: Sequence[str]) -> 
     if not _JAVA_VERSIONS[0] <= java.major <= _JAVA_VERSIONS[1]:
         remedy = "Install a JDK 17 or 21 and set JAVA_HOME to it."
         raise CommandFailed(Exit.USAGE, f"{java.path} is Java {java.major}, on which Spark does not run", remedy)
-    jars = ",".join(str(jar) for jar in connector_jars(_tell_jar))
+    jars = ",".join(str(jar) for jar in (*connector_jars(_tell_jar), *drivers))
     options = [f"{name}={value}" for name, value in {**given, "--jars": jars}.items() if value not in {None, ""}]
     environment = {**os.environ, "JAVA_HOME": str(java.path.resolve().parents[1]), "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run([sys.executable, "-m", module, *options, *flags], env=environment, check=False)  # noqa: S603
