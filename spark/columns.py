@@ -45,12 +45,16 @@ ACT_CHECK, ACT_RESUME = 1, 2  # `code` of an act
 
 
 class Prepared(NamedTuple):
-    """A prepared message: its topic, the partition and time asked for (None: none), hash of key, value, headers."""
+    """A prepared message: its topic, the partition and time asked for (None: none), hash of key, value, headers.
+
+    `key`: hash of the key, None if there is none.
+    """
 
     topic: str
     part: int | None
     content: int
     ts: int | None
+    key: int | None = None
 
 
 class ReceiptRow(NamedTuple):
@@ -108,7 +112,7 @@ _SPECIAL = {
     **dict.fromkeys(("tx", "topic", "grp"), "STRING"),
     **dict.fromkeys(("leg", "part", "n", "code", "src", "num", "max_checks", "asked"), "INT"),
     "is_void": "BOOLEAN",
-    "messages": "ARRAY<STRUCT<topic: STRING, part: INT, content: BIGINT, ts: BIGINT>>",
+    "messages": "ARRAY<STRUCT<topic: STRING, part: INT, content: BIGINT, ts: BIGINT, key: BIGINT>>",
     "receipts": "ARRAY<STRUCT<topic: STRING, part: INT, off: BIGINT>>",
 }
 

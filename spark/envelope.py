@@ -12,7 +12,7 @@ from spark.columns import ACT_CHECK, ACT_RESUME, COMMIT, EVENT_TYPES, ROLLBACK, 
 EnvelopeSql = Callable[[str], str]
 
 _BITS = (1 << 52) - 1
-_ID = "'^[0-9a-v]{27}[048cgkos]$'"
+ID_PATTERN = _ID = "'^[0-9a-v]{27}[048cgkos]$'"
 _HEADERS = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 _FRAMES = (
     "'ARRAY<STRUCT<topic: STRING, qid: INT, key: STRING, value: STRING, headers: ARRAY<ARRAY<STRING>>, ts: BIGINT>>'"
@@ -117,6 +117,16 @@ def real_sql(source: str) -> str:
     return _select(columns, f"SELECT *, IF(is_ours, {content}, NULL) AS content FROM ({read})")
 
 
+def key_hash(key: str) -> str:
+    """The hash by which a key is known; null for none. `key`: an expression of type BINARY."""
+    return f"IF({key} IS NULL, NULL, {_hash(key)})"
+
+
+def group_hash(group: str) -> str:
+    """The hash by which a producer group is known. `group`: an expression of type STRING."""
+    return _hash(group)
+
+
 def _half_columns() -> dict[str, str]:
     """What a half message and its parked copy have alike; of other kinds all but the first two are null."""
     number = _number
@@ -159,12 +169,13 @@ def _bodied(source: str) -> str:
     )
     one = (
         f"array(named_struct('topic', p['REAL_TOPIC'], 'part', nullif({_number('REAL_QID', 'INT')}, -1), "
-        f"'content', {_content('key', 'value', 'own')}, 'ts', {_number('TS')}))"
+        f"'content', {_content('key', 'value', 'own')}, 'ts', {_number('TS')}, 'key', {key_hash('key')}))"
     )
     headers = f"CAST(transform(m.headers, h -> struct(h[0], {_base64('h[1]')})) AS {_HEADERS})"
     many = (
         "transform(frames, m -> named_struct('topic', m.topic, 'part', nullif(m.qid, -1), "
-        f"'content', {_content(_base64('m.key'), _base64('m.value'), headers)}, 'ts', m.ts))"
+        f"'content', {_content(_base64('m.key'), _base64('m.value'), headers)}, 'ts', m.ts, "
+        f"'key', {key_hash(_base64('m.key'))}))"
     )
     return (
         f"SELECT *, CASE WHEN announced = 1 THEN {one} WHEN size(frames) = announced THEN {many} END AS messages, "

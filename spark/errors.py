@@ -25,3 +25,11 @@ class BadUsage(ReconcileError):
 
 class Indeterminate(ReconcileError):
     """Nothing can be said about the window now."""
+
+
+def explain(error: Exception) -> str:
+    """The innermost reason of an error of Spark's, in one line."""
+    text = str(error)
+    causes = [line.strip() for line in text.splitlines() if line.strip().startswith("Caused by:")]
+    line = causes[-1].removeprefix("Caused by: ") if causes else text.strip().partition("\n")[0]
+    return line[:300]

@@ -30,7 +30,7 @@ def judge_suspects(spark: SparkSession, scope: Scope) -> Judged:
     rows = (
         spark.sql(SUSPECT_EVENTS_SQL).sort("tx", "leg", "topic", "part", "off").toLocalIterator(prefetchPartitions=True)
     )
-    for tx, events in _by_transaction(rows):
+    for tx, events in by_transaction(rows):
         judged.told += 1
         for found in judge(tx, events, scope):
             finding = report(tx, events, found, scope.now_ms)
@@ -52,7 +52,7 @@ def find_out_of_order(spark: SparkSession, scope: Scope) -> list[Finding]:
     rows = spark.sql(
         "SELECT * FROM events WHERE tx IN (SELECT tx FROM overtakings UNION SELECT overtaken_tx FROM overtakings)"
     ).sort("tx", "leg", "topic", "part", "off")
-    told = dict(_by_transaction(rows.toLocalIterator()))
+    told = dict(by_transaction(rows.toLocalIterator()))
     return [_tell_overtaking(tx, sorted(overtaken[tx]), told, scope) for tx in sorted(overtaken)]
 
 
@@ -63,7 +63,8 @@ def _tell_overtaking(tx: str, others: list[str], told: dict[str, list[Event]], s
     return report(tx, told[tx], found, scope.now_ms)
 
 
-def _by_transaction(rows: Iterable[Row]) -> Iterator[tuple[str, list[Event]]]:
+def by_transaction(rows: Iterable[Row]) -> Iterator[tuple[str, list[Event]]]:
+    """The events of each transaction; the rows are in the order of their ids."""
     for tx, events in groupby((_make_event(row) for row in rows), key=attrgetter("tx")):
         yield tx, list(events)
 

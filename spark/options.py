@@ -1,7 +1,6 @@
 """What a run is asked to do: arguments and files, read once."""
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +9,10 @@ from typing import Any
 from bridge.core.topics import InternalTopics, with_prefix
 from spark.errors import BadUsage
 from spark.findings import Thresholds, parse_thresholds
+from spark.json_file import read_json
 from spark.scope import GroupTimes
 from spark.sources import CONNECTOR, READERS
+from spark.table_list import Database, parse_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Options:
     groups: Mapping[str, GroupTimes] = field(default_factory=dict)
     thresholds: Thresholds = field(default_factory=Thresholds)
     strict: bool = False
+    databases: Sequence[Database] = ()
     jars: Sequence[Path] = ()
     cores: int = 0
     memory_mb: int = 1_024
@@ -85,6 +87,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
         parse_groups(read_json(given.groups)) if given.groups else {},
         parse_thresholds(read_json(given.thresholds)) if given.thresholds else Thresholds(),
         given.strict,
+        parse_tables(read_json(given.tables)) if given.tables else (),
         access.jars,
         access.cores,
         access.memory_mb,
@@ -122,6 +125,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--groups", type=Path, metavar="FILE", help="JSON of GET /v1/producer-groups, for check limits")
     add("--thresholds", type=Path, metavar="FILE", help="JSON: findings that are let pass, by kind and topic")
     add("--strict", action="store_true", help="exit 4 for warnings (UNPROVABLE)")
+    add("--tables", type=Path, metavar="FILE", help="JSON: producers' databases and tables to compare")
     return parser
 
 
@@ -137,19 +141,6 @@ def add_access(parser: argparse.ArgumentParser) -> None:
     add("--jars", default="", metavar="A,B", help="the Kafka connector's jars, where spark-submit brings none")
     add("--cores", type=int, default=0, help="of this machine (default: all)")
     add("--memory-mb", type=int, default=1_024, help="Java heap on this machine")
-
-
-def read_json(path: Path) -> Mapping[str, Any]:
-    """A file with one JSON object. Raises BadUsage."""
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadUsage(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise BadUsage(f"{path} is not JSON: {error}") from error
-    if not isinstance(read, dict):
-        raise BadUsage(f"{path} is no JSON object")
-    return read
 
 
 def _split(pair: str) -> tuple[str, str]:

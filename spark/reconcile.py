@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark import books
-from spark.errors import BadUsage, Indeterminate, ReconcileError
+from spark.errors import BadUsage, Indeterminate, ReconcileError, explain
 from spark.findings import CLEARED, Finding, compare, decide_exit, decode_findings
 from spark.fold import fold_sql
 from spark.history import Landed, land, write_carry
@@ -27,9 +27,11 @@ from spark.ledger import Entry, Ledger, hold
 from spark.offsets import look_for_topics, take_window
 from spark.options import Options, parse_options
 from spark.report import FINDINGS, Measured, as_rows, count_unfinished, make_summary, write_report
+from spark.rules import Kind
 from spark.scope import Extent, Graces, Place, Scope
 from spark.session import start_session
 from spark.sources import KafkaAccess
+from spark.tables import ProducerTables
 from spark.window import Window, read_window
 
 Tell = Callable[[str], None]
@@ -57,7 +59,7 @@ def explained() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        raise Indeterminate(_explain(error), "What was read is not judged; run it again.") from error
+        raise Indeterminate(explain(error), "What was read is not judged; run it again.") from error
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         raise Indeterminate(
@@ -68,8 +70,9 @@ def explained() -> Iterator[None]:
 def _run(spark: SparkSession, options: Options, tell: Tell) -> Outcome:
     ledger = Ledger.open(options.out)
     last = ledger.last if options.since_last else None
-    window, units = _choose_window(options, ledger, last)
     run, folder = ledger.make_folder()
+    tables = _read_tables(spark, options, folder, None if last is None else ledger.folder_of(last.run), tell)
+    window, units = _choose_window(options, ledger, last)
     tell(f"run {run}: {len(window.extents)} partitions, {_count(window):,} offsets")
     landed = Landed(folder, [] if last is None else [ledger.folder_of(known) for known in ledger.chain_of(last)])
     land(spark, window, landed, KafkaAccess(options.kafka, options.kafka_java, options.reader), units)
@@ -88,8 +91,24 @@ def _run(spark: SparkSession, options: Options, tell: Tell) -> Outcome:
     before = (
         [] if last is None else decode_findings((ledger.folder_of(last.run) / FINDINGS).read_text(encoding="utf-8"))
     )
+    if tables is None:  # nobody has looked: what did not agree stays
+        judged.findings += [one for one in before if one.kind == Kind.TABLE_MISMATCH and one.state != CLEARED]
+    else:
+        is_read_first = options.window is None and options.landed is None
+        judged.findings += tables.judge(scope, landed.before, is_read_first=is_read_first)
     findings = compare([*judged.findings, *find_out_of_order(spark, scope)], before)
     return _conclude(spark, options, ledger, _Run(run, folder, window, findings, judged, last), tell)
+
+
+def _read_tables(
+    spark: SparkSession, options: Options, folder: Path, last: Path | None, tell: Tell
+) -> ProducerTables | None:
+    """The producers' tables, read before the window is chosen; None if there are none to compare."""
+    if not options.databases:
+        return None
+    tables = ProducerTables(spark, options.databases, folder, last)
+    tables.read_first(tell)
+    return tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,14 +238,6 @@ ON tx = transaction_id""")
 
 def _count(window: Window) -> int:
     return sum(extent.end - extent.start for extent in window.extents.values())
-
-
-def _explain(error: PySparkException | Py4JError) -> str:
-    """The innermost reason in one line."""
-    text = str(error)
-    causes = [line.strip() for line in text.splitlines() if line.strip().startswith("Caused by:")]
-    line = causes[-1].removeprefix("Caused by: ") if causes else text.strip().partition("\n")[0]
-    return line[:300]
 
 
 def run_command(act: Callable[[Tell], int]) -> int:

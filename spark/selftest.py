@@ -32,7 +32,8 @@ from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
 from spark.anomalies import CREDITS, EXPIRED, ORDERS, Step, Tale, anomalies, look_alikes, ordinary
 from spark.columns import OpState
 from spark.errors import BadUsage, Indeterminate
-from spark.options import Options, parse_groups, read_json
+from spark.json_file import read_json
+from spark.options import Options, parse_groups
 from spark.reconcile import Outcome, Tell, reconcile, run_command
 from spark.report import FINDINGS
 from spark.session import start_session

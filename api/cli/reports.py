@@ -3,7 +3,7 @@
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +27,10 @@ from api.cli.output import (
 from api.cli.repairs import AUDIT, DONE, NOT_NEEDED, WANTED, find_run, read_proposals, work_through
 from api.cli.spark_job import JobResult, run_job
 from spark.advice import ADVICE
+from spark.errors import BadUsage
+from spark.json_file import read_json
 from spark.rules import Kind
+from spark.table_list import kinds_of, parse_tables
 
 report = typer.Typer(no_args_is_help=True, help="Prove from Kafka that what was committed is what consumers can read.")
 
@@ -73,6 +76,7 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
     landed: LandedOption = None,
     thresholds: ThresholdsOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 4 for warnings.")] = False,
+    tables: Annotated[Path | None, typer.Option("--tables", help="JSON: producers' own tables to compare.")] = None,
     cores: CoresOption = 0,
     memory_mb: MemoryOption = 1_024,
     url: UrlOption = DEFAULT_URL,
@@ -85,6 +89,7 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
     """
     settings = load(config)
     given: dict[str, object] = {"--topics": topics, "--window": window, "--landed": landed, "--thresholds": thresholds}
+    given["--tables"] = tables
     flags = [name for name, is_given in (("--since-last", since_last), ("--strict", strict)) if is_given]
     given |= {"--out": out, "--cores": cores, "--memory-mb": memory_mb, "--prefix": settings.topics.prefix}
     with tempfile.TemporaryDirectory(prefix="outbox-bridge-report-") as folder:
@@ -92,7 +97,7 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
         groups = _fetch_groups(url)
         if groups is not None:
             given["--groups"] = _write(Path(folder) / "groups.json", groups)
-        result = run_job("spark.reconcile", given, flags)
+        result = run_job("spark.reconcile", given, flags, () if tables is None else _kinds_of(tables))
     _show_run(result, output)
 
 
@@ -203,6 +208,14 @@ def _show_selftest(result: JobResult, output: Output) -> None:
         show_document(encode({"folder": str(page.parent), "report": str(page), "selftest": truth}), output)
     if result.exit_code:
         raise typer.Exit(result.exit_code)
+
+
+def _kinds_of(tables: Path) -> Iterable[str]:
+    """The kinds of databases that a file of tables names."""
+    try:
+        return kinds_of(parse_tables(read_json(tables)))
+    except BadUsage as error:
+        raise CommandFailed(Exit.USAGE, error.reason, error.remedy) from error
 
 
 def _fetch_groups(url: str) -> dict[str, Any] | None:

@@ -1,6 +1,8 @@
-"""The Kafka connector's jars: fetched once from Maven Central, pinned by SHA-256, kept beside Kafka's own."""
+"""The jars of the Kafka connector and of databases' drivers: fetched once from Maven Central, pinned by SHA-256, kept
+beside Kafka's own.
+"""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -8,6 +10,8 @@ from bridge.broker.jars import JarSet, Report, default_jar_folder, fetch_jars, p
 from bridge.broker.maven import MavenRepository
 
 _PINS = "connector-4.0.0.sha256"
+_DRIVER_PINS = "jdbc-drivers.sha256"
+_DRIVERS = {"postgresql": "postgresql", "sqlite": "sqlite-jdbc", "mariadb": "mariadb-java-client"}
 
 
 def connector_jars(report: Report | None = None) -> Sequence[Path]:
@@ -17,3 +21,15 @@ def connector_jars(report: Report | None = None) -> Sequence[Path]:
         default_jar_folder().with_name("spark-connector-4.0.0"), report, JarSet(pins, MavenRepository())
     )
     return [folder / pin.name for pin in pins]
+
+
+def driver_jars(kinds: Iterable[str], report: Report | None = None) -> Sequence[Path]:
+    """A JDBC driver for each kind of database. Raises JarsUnavailable, JarCorrupt, CacheUnusable."""
+    pins = parse_pins((files("spark") / _DRIVER_PINS).read_text())
+    jars = []
+    for kind in sorted(kinds):
+        wanted = tuple(pin for pin in pins if pin.name.startswith(f"{_DRIVERS[kind]}-"))
+        name = f"jdbc-{wanted[0].name.removesuffix('.jar')}"
+        folder = fetch_jars(default_jar_folder().with_name(name), report, JarSet(wanted, MavenRepository()))
+        jars += [folder / pin.name for pin in wanted]
+    return jars

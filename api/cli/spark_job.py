@@ -20,7 +20,7 @@ from rich.text import Text
 
 from api.cli.failures import CommandFailed, Exit
 from api.cli.output import message_console, printable, say, show_failure
-from api.cli.spark_jars import connector_jars
+from api.cli.spark_jars import connector_jars, driver_jars
 from bridge.broker.errors import BrokerError, JavaMissing
 from bridge.broker.jars import FetchProgress
 from bridge.broker.java import Java, find_java
@@ -42,14 +42,18 @@ class JobResult:
     lines: Sequence[str]
 
 
-def run_job(module: str, given: Mapping[str, object], flags: Sequence[str] = ()) -> JobResult:
+def run_job(
+    module: str, given: Mapping[str, object], flags: Sequence[str] = (), databases: Iterable[str] = ()
+) -> JobResult:
     """The result of a job that came to one. Ends the command with the job's exit code, and its reason, if it did not.
+
+    `databases`: the kinds that it reads.
 
     The job is in a process group of its own and is handed every signal once, so that it can end cleanly.
     """
     if find_spec("pyspark") is None:
         raise CommandFailed(NO_VERDICT, "PySpark is not installed", "pip install 'outbox-bridge[spark]'")
-    java, jars = _find_java_parts()
+    java, jars = _find_java_parts(databases)
     options = [f"{name}={value}" for name, value in {**given, "--jars": jars}.items() if value not in {None, ""}]
     environment = {**os.environ, "JAVA_HOME": str(java.path.resolve().parents[1]), "PYSPARK_PYTHON": sys.executable}
     command = [sys.executable, "-m", module, *options, *flags]
@@ -147,14 +151,15 @@ def _handing_on(job: "subprocess.Popen[str]") -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _find_java_parts() -> tuple[Java, str]:
-    """Java and the connector's jars. No verdict without them: 1 would say that something was found."""
+def _find_java_parts(databases: Iterable[str]) -> tuple[Java, str]:
+    """Java and the jars. No verdict without them: 1 would say that something was found."""
     try:
         java = find_java()
         if not _JAVA_VERSIONS[0] <= java.major <= _JAVA_VERSIONS[1]:
             reason = f"{java.path} is Java {java.major}, on which Spark does not run"
             raise CommandFailed(NO_VERDICT, reason, _JAVA_REMEDY)
-        return java, ",".join(str(jar) for jar in connector_jars(_tell_jar))
+        jars = (*connector_jars(_tell_jar), *driver_jars(databases, _tell_jar))
+        return java, ",".join(map(str, jars))
     except BrokerError as error:
         remedy = _JAVA_REMEDY if isinstance(error, JavaMissing) else error.remedy
         raise CommandFailed(NO_VERDICT, error.reason, remedy) from error

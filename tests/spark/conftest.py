@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from api.cli.spark_jars import connector_jars
+from api.cli.spark_jars import connector_jars, driver_jars
 from spark.session import start_session
 
 # py4j leaves its sockets to the garbage collector, which complains in whatever test it happens to run
@@ -25,10 +25,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A session of one core with the Kafka connector."""
+    """A session of one core with the Kafka connector and the drivers of all databases."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.skip("no Java: install a JDK 17 or 21")
-    session = start_session(connector_jars(), cores=1)
+    jars = [*connector_jars(), *driver_jars(["postgresql", "sqlite", "mariadb"])]
+    session = start_session(jars, cores=1)
     session.conf.set("spark.sql.shuffle.partitions", "2")
     yield session
     session.stop()

@@ -1,32 +1,19 @@
 """Books and the header's guard, on events made by hand."""
 
-from collections.abc import Sequence
-from enum import IntEnum
-
 import pytest
 from pyspark.sql import SparkSession
 
 from spark import books
-from spark.columns import EVENT_SCHEMA, Event, Leg
-from spark.fold import fold_sql
+from spark.columns import Event, Leg
 from spark.scope import Extent, Place
 from spark.window import Window
 from tests.support.envelope_rows import HALF, NOW_MS, OP, PARKED, commit, half, op, record, rollback
+from tests.support.run_views import show_views
 
 FOREIGN = Event("", Leg.FOREIGN, "orders", 0, 101, NOW_MS)
 WINDOW = Window(
     HALF, OP, PARKED, NOW_MS, {Place(topic, 0): Extent(0, 200, 200) for topic in (HALF, OP, PARKED, "orders")}
 )
-
-
-def show(spark: SparkSession, events: Sequence[Event]) -> None:
-    """The views that a run has."""
-    # Spark takes no enumeration for a number
-    rows = [tuple(int(value) if isinstance(value, IntEnum) else value for value in event) for event in events]
-    frame = spark.createDataFrame(rows, EVENT_SCHEMA)
-    frame.createOrReplaceTempView("new_events")
-    frame.createOrReplaceTempView("events")
-    spark.sql(fold_sql(0)).createOrReplaceTempView("transactions")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +27,7 @@ def show(spark: SparkSession, events: Sequence[Event]) -> None:
 )
 def test_topics_without_the_header_are_noticed(spark: SparkSession, events: list[Event], is_linked: bool) -> None:
     """Else every commit there would be called missing."""
-    show(spark, events)
+    show_views(spark, events)
     assert books.is_anything_linked(spark) is is_linked
 
 
@@ -48,7 +35,7 @@ def test_books_count_every_transaction_once(spark: SparkSession) -> None:
     """What no op message speaks of is open; what ended before the window is in no book."""
     others = [event._replace(tx=f"{number:028d}") for number, event in enumerate([half(), half(is_void=True)])]
     ended = [event._replace(tx="9" * 28) for event in (half(), rollback(), op("ROLLED_BACK", off=3))]
-    show(spark, [half(), commit(), op("COMMITTED"), record(), *others, *ended])
+    show_views(spark, [half(), commit(), op("COMMITTED"), record(), *others, *ended])
     began = {**WINDOW.extents, Place(OP, 0): Extent(4, 200, 200)}
     window = Window(HALF, OP, PARKED, NOW_MS, began)
     (book,) = books.count_books(spark, window).values()
@@ -57,7 +44,7 @@ def test_books_count_every_transaction_once(spark: SparkSession) -> None:
 
 def test_partitions_that_were_not_read_as_they_should_are_named(spark: SparkSession) -> None:
     """An event twice, or one outside the window, and nothing can be said."""
-    show(spark, [half(), record(), record(), op("COMMITTED", off=300)])
+    show_views(spark, [half(), record(), record(), op("COMMITTED", off=300)])
     totals = {row["topic"]: row for row in books.count_partitions(spark, WINDOW)}
     assert {topic: row["is_right"] for topic, row in totals.items()} == {
         HALF: True, PARKED: True, OP: False, "orders": False,

@@ -69,7 +69,7 @@ def make_orders(bridge: Bridge, api: BridgeProcess, folder: Path) -> RunFile:
 def test_what_is_planted_in_real_traffic_is_found_and_nothing_else(
     spark: SparkSession, kafka: str, tmp_path: Path
 ) -> None:
-    """Nothing during the traffic, whose window says the same at rest; then every anomaly, also of what was right then."""
+    """Nothing during the traffic, whose window says the same at rest; then every anomaly, of what was right too."""
     bridge = Bridge.create(kafka, tmp_path)
     with bridge.serve("api") as api, bridge.start("settler,projector") as first:
         run = make_orders(bridge, api, tmp_path)

@@ -69,6 +69,6 @@ def test_job_needs_a_java_that_spark_runs_on(cli: Cli, tmp_path: Path, monkeypat
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))  # type: ignore[attr-defined]
     ended = cli("report", "selftest", "--out", str(tmp_path / "runs"))
-    assert ended.code == 2
+    assert ended.code == 3
     assert "is Java 25" in ended.err
     assert "JDK 17 or 21" in ended.err

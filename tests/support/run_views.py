@@ -1,0 +1,19 @@
+"""What a run has, from events made by hand."""
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+from pyspark.sql import SparkSession
+
+from spark.columns import EVENT_SCHEMA, Event
+from spark.fold import fold_sql
+
+
+def show_views(spark: SparkSession, events: Sequence[Event]) -> None:
+    """The views `new_events`, `events`, `transactions`."""
+    # Spark takes no enumeration for a number
+    rows = [tuple(int(value) if isinstance(value, IntEnum) else value for value in event) for event in events]
+    frame = spark.createDataFrame(rows, EVENT_SCHEMA)
+    frame.createOrReplaceTempView("new_events")
+    frame.createOrReplaceTempView("events")
+    spark.sql(fold_sql(0)).createOrReplaceTempView("transactions")
