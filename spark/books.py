@@ -46,7 +46,7 @@ def count_topics(spark: SparkSession, window: Window) -> list[dict[str, Any]]:
     rows = spark.sql(f"""WITH {_booked(window)},
 named AS (SELECT booked.*, COALESCE(name, '') AS name FROM booked LEFT JOIN names ON booked.grp_id = names.grp_id),
 prepared AS (SELECT tx, off, queue, topic, {body} AS body FROM (
-  SELECT tx, off, part AS queue, inline(messages) AS (topic, asked, content, ts) FROM events WHERE leg = {Leg.HALF})),
+  SELECT tx, off, part AS queue, inline(messages) AS (topic, asked, content, ts, its_key) FROM events WHERE leg = {Leg.HALF})),
 visible AS (SELECT tx, CAST(NULL AS BIGINT) AS off, CAST(NULL AS INT) AS queue, topic, body
   FROM events WHERE leg = {Leg.VISIBLE}),
 messages AS (SELECT 1 AS sign, * FROM prepared UNION ALL SELECT -1 AS sign, * FROM visible)
