@@ -28,7 +28,7 @@ def spark() -> Iterator[SparkSession]:
     """A session of one core with the Kafka connector."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.skip("no Java: install a JDK 17 or 21")
-    session = start_session(connector_jars(), cores=1)
+    session = start_session(connector_jars(), cores=1, is_brief=True)
     session.conf.set("spark.sql.shuffle.partitions", "2")
     yield session
     session.stop()
