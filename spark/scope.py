@@ -81,13 +81,13 @@ class Scope:
         journal = self.journal_of(transaction_id)
         if journal is None:
             return False
-        born_ms = _born_ms(transaction_id)
-        if journal.is_whole or born_ms is None:
+        born = born_ms(transaction_id)
+        if journal.is_whole or born is None:
             return journal.is_whole
-        return journal.first_ms + self.graces.settle_ms < born_ms <= self.now_ms + self.graces.slack_ms
+        return journal.first_ms + self.graces.settle_ms < born <= self.now_ms + self.graces.slack_ms
 
 
-def _born_ms(transaction_id: str) -> int | None:
+def born_ms(transaction_id: str) -> int | None:
     """The time inside an id that looks like a UUIDv7; None for most digests, which have none."""
     bits = int(transaction_id[2:], 32) >> 2
     is_uuid7 = bits >> 76 & 0xF == 7 and bits >> 62 & 0x3 == 2

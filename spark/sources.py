@@ -24,6 +24,8 @@ CONNECTOR, PYTHON = "kafka", "kafka-py"
 READERS = (CONNECTOR, PYTHON)
 _PATIENCE_MS = 20_000  # of a read; by default two minutes pass before anything is said
 _BATCH = 5_000
+_FETCH_BYTES = 4 << 20
+_TASK_RECORDS = 250_000
 _FORMAT = "outbox_bridge_kafka"
 _COLUMNS = (
     "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
@@ -58,9 +60,9 @@ def read_kafka(spark: SparkSession, window: Window, kafka: KafkaAccess) -> DataF
     return whole
 
 
-def read_landed(spark: SparkSession, folder: Path) -> DataFrame:
-    """The envelope as an earlier run has landed it."""
-    return spark.read.schema(EVENT_SCHEMA).parquet(str(folder))
+def read_landed(spark: SparkSession, *folders: Path) -> DataFrame:
+    """The envelope as earlier runs have landed it."""
+    return spark.read.schema(EVENT_SCHEMA).parquet(*[str(folder) for folder in folders])
 
 
 def within(events: DataFrame, window: Window) -> DataFrame:
@@ -87,6 +89,9 @@ def _read_by_connector(spark: SparkSession, ranges: Mapping[Place, Extent], kafk
         "includeHeaders": "true",
         "failOnDataLoss": "true",  # else fewer rows are returned and nobody is told
         "kafkaConsumer.pollTimeoutMs": str(_PATIENCE_MS),
+        "kafka.max.poll.records": str(_BATCH),
+        "kafka.max.partition.fetch.bytes": str(_FETCH_BYTES),
+        "maxRecordsPerPartition": str(_TASK_RECORDS),  # so that a large partition is read by all processors
     }
     return spark.read.format("kafka").options(**options).load()
 
