@@ -101,4 +101,12 @@ FIGURES = {
     "sdk16_tps": Figure("the same, 16 threads", "/s"),
     "sdk64_tps": Figure("the same, 64 threads", "/s"),
     "sdk_async64_tps": Figure("the same, 64 tasks of asyncio", "/s"),
+    "reconcile_s": _low("reconciliation of everything in one window, after Spark's start", "s", 40),
+    "reconcile_start_s": _low("Spark's start, from the process's", "s"),
+    "reconcile_peak_mb": _low("most memory of driver, JVM and Python workers together", "MB", 2_500),
+    "reconcile_4_windows_s": _low("each of four windows over the same, after Spark's start", "s"),
+    "reconcile_4_last_vs_first": _low("the last window / the first", "x", 1.25),
+    "reconcile_16_windows_s": _low("each of sixteen windows", "s"),
+    "reconcile_16_last_vs_first": _low("the last four windows / the first four", "x", 1.25),
+    "reconcile_planting_s": _low("writing the data through Kafka transactions, everything planted", "s"),
 }

@@ -13,13 +13,14 @@ from benchmarks.outcome import LATEST
 from tests.support.source_tree import ROOT
 
 PLOT = "performance/costs.svg"
-PRODUCERS = "producers"
+PRODUCERS, RECONCILIATION = "producers", "reconciliation"
 NOTHING_YET = "No run of `make bench` is kept yet that measured this."
 
 
-def make_table(document: dict[str, Any], *, is_of_producers: bool = False) -> list[str]:
-    """Figures as Markdown, with what they were measured on: those of the producer's side, or all others."""
-    runs = {name: run for name, run in document["runs"].items() if (name == PRODUCERS) is is_of_producers}
+def make_table(document: dict[str, Any], of: str = "") -> list[str]:
+    """Figures as Markdown, with what they were measured on: those of a run with a table of its own, or all others."""
+    own = {PRODUCERS, RECONCILIATION}
+    runs = {name: run for name, run in document["runs"].items() if (name == of if of else name not in own)}
     known = {name for run in runs.values() for name in run["figures"]}
     shown = [name for name in FIGURES if name in known]
     if not shown:
@@ -152,7 +153,8 @@ def main() -> int:
     page = options.page.read_text()
     try:
         page = _put_between(page, "figures", make_table(document))
-        page = _put_between(page, PRODUCERS, make_table(document, is_of_producers=True))
+        for run in (PRODUCERS, RECONCILIATION):
+            page = _put_between(page, run, make_table(document, run))
         if "profiles" in document:
             page = _put_between(page, "profiles", make_profiles(document["profiles"]))
         if "curves" in document:

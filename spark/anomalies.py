@@ -53,11 +53,16 @@ SHOW = step("show", index=0)
 COMMITTED, ROLLED_BACK = step("op", state=OpState.COMMITTED), step("op", state=OpState.ROLLED_BACK)
 PARK, PARKED = step("park"), step("op", state=OpState.PARKED)
 RIGHT = (HALF, COMMITS, SHOW, COMMITTED)
+_RIGHT_WITH_FOUR = (HALF, COMMITS, *(step("show", index=index) for index in range(4)), COMMITTED)
 
 
 def ordinary(number: int) -> Tale:
-    """Nine of ten commit, the tenth rolls back."""
-    message = Message(ORDERS, b"order-%d" % number, b'{"number":%d}' % number, [("source", b"shop")])
+    """Of ten one rolls back, and two have four messages: 4.5 records each, on an average."""
+    key, headers = b"order-%d" % number, [("source", b"shop")]
+    if number % 5 == 0:
+        lines = tuple(Message(ORDERS, key, b'{"number":%d,"line":%d}' % (number, i), headers) for i in range(4))
+        return Tale("ordinary", _RIGHT_WITH_FOUR, (), lines)
+    message = Message(ORDERS, key, b'{"number":%d}' % number, headers)
     if number % 10 == 9:
         return Tale("ordinary", (HALF, ROLLS_BACK, ROLLED_BACK), (), (message,))
     return Tale("ordinary", RIGHT, (), (message,))

@@ -46,7 +46,8 @@ def count_topics(spark: SparkSession, window: Window) -> list[dict[str, Any]]:
     rows = spark.sql(f"""WITH {_booked(window)},
 named AS (SELECT booked.*, COALESCE(name, '') AS name FROM booked LEFT JOIN names ON booked.grp_id = names.grp_id),
 prepared AS (SELECT tx, off, queue, topic, {body} AS body FROM (
-  SELECT tx, off, part AS queue, inline(messages) AS (topic, asked, content, ts, its_key) FROM events WHERE leg = {Leg.HALF})),
+  SELECT tx, off, part AS queue, inline(messages) AS (topic, asked, content, ts, its_key)
+  FROM events WHERE leg = {Leg.HALF})),
 visible AS (SELECT tx, CAST(NULL AS BIGINT) AS off, CAST(NULL AS INT) AS queue, topic, body
   FROM events WHERE leg = {Leg.VISIBLE}),
 messages AS (SELECT 1 AS sign, * FROM prepared UNION ALL SELECT -1 AS sign, * FROM visible)
@@ -75,9 +76,12 @@ WHERE sign = 1 OR state = 'committed' GROUP BY ALL""").collect()
 
 def count_partitions(spark: SparkSession, window: Window) -> list[dict[str, Any]]:
     """By partition: rows + holes = end - start. Holes are markers, aborted and compacted records."""
-    rows = spark.sql(f"""SELECT topic, part, COUNT(*) AS n, COUNT(DISTINCT off) AS places, MIN(off) AS first,
-  MAX(off) AS last, SUM(IF(leg = {Leg.UNREADABLE}, 1, 0)) AS unreadable, SUM(IF(leg = {Leg.FOREIGN}, 1, 0)) AS foreign
-FROM new_events GROUP BY topic, part""").collect()
+    # a bit for each offset: to count different ones otherwise, every row would have to go through a shuffle
+    rows = spark.sql(f"""SELECT topic, part, SUM(n) AS n, SUM(bit_count(bits)) AS places, MIN(first) AS first,
+  MAX(last) AS last, SUM(unreadable) AS unreadable, SUM(foreign) AS foreign
+FROM (SELECT topic, part, COUNT(*) AS n, BIT_OR(shiftleft(1L, CAST(off % 64 AS INT))) AS bits, MIN(off) AS first,
+  MAX(off) AS last, COUNT_IF(leg = {Leg.UNREADABLE}) AS unreadable, COUNT_IF(leg = {Leg.FOREIGN}) AS foreign
+  FROM new_events GROUP BY topic, part, off DIV 64) GROUP BY topic, part""").collect()
     found = {Place(row.topic, row.part): row for row in rows}
     totals = []
     for place, extent in sorted(window.extents.items()):
@@ -171,7 +175,8 @@ def _booked(window: Window) -> str:
     final = f"last_op % 8 IN ({OpState.COMMITTED}, {OpState.ROLLED_BACK})"
     return f"""booked AS (SELECT tx, queue, grp_id, half_off, half_off < {started} AS was_open, state
   FROM ({_COUNTED}) WHERE NOT COALESCE({final} AND last_op DIV 8 < {told}, FALSE)),
-names AS (SELECT grp_id, MIN(grp) AS name FROM events WHERE leg = {Leg.HALF} GROUP BY grp_id)"""
+names AS (SELECT grp_id, MIN(grp) AS name FROM (SELECT DISTINCT grp_id, grp FROM events WHERE leg = {Leg.HALF})
+  GROUP BY grp_id)"""
 
 
 def _by_queue(extents: Mapping[Place, Extent]) -> str:

@@ -26,7 +26,7 @@ _SEEN_LIMIT_MS = 30_000  # a keyed half message appended later after its look-up
 
 def journal_sql(source: str) -> str:
     """Half messages, ends, acts."""
-    known = f"p['V'] = '1' AND p['UNIQ_KEY'] RLIKE {_ID}"
+    known = "p['V'] = '1' AND is_id"
     leg = _case(
         (f"{known} AND p['KIND'] = 'H' AND messages IS NOT NULL", Leg.HALF),
         (f"{known} AND p['KIND'] = 'E' AND p['RES'] IN ('8', '12', '0') AND p['SRC'] IN ('P', 'C', 'O')", Leg.END),
@@ -55,7 +55,7 @@ def journal_sql(source: str) -> str:
 
 def parked_sql(source: str) -> str:
     """Copies of half messages in the parked topic."""
-    known = f"p['V'] = '1' AND p['KIND'] = 'D' AND p['UNIQ_KEY'] RLIKE {_ID} AND messages IS NOT NULL"
+    known = "p['V'] = '1' AND p['KIND'] = 'D' AND is_id AND messages IS NOT NULL"
     columns = {"leg": _case((known, Leg.PARKED), otherwise=Leg.UNREADABLE), **_half_columns()}
     return _select(columns, _bodied(source))
 
@@ -77,13 +77,13 @@ def op_sql(source: str) -> str:
         "transform(op.receipts, r -> named_struct('topic', r[0], 'part', CAST(r[1] AS INT), 'off', "
         "CAST(r[2] AS BIGINT)))"
     )
-    read = f"SELECT *, {state} AS state, {receipts} AS places FROM ({read})"
+    read = f"SELECT *, id RLIKE {_ID} AS is_id, {state} AS state, {receipts} AS places FROM ({read})"
     columns = {
-        "tx": f"IF(id RLIKE {_ID}, id, '')",
+        "tx": "IF(is_id, id, '')",
         "leg": _case(
             ("op.v = 1 AND id = '~' AND op.s IS NOT NULL", Leg.POSITION),
             ("op.v = 1 AND id = '?'", Leg.ANSWERS),
-            (f"op.v = 1 AND state IS NOT NULL AND id RLIKE {_ID}", Leg.OP),
+            ("op.v = 1 AND state IS NOT NULL AND is_id", Leg.OP),
             otherwise=Leg.UNREADABLE,
         ),
         "grp": "op.`group`",
@@ -131,7 +131,7 @@ def _half_columns() -> dict[str, str]:
     """What a half message and its parked copy have alike; of other kinds all but the first two are null."""
     number = _number
     return {
-        "tx": f"IF(p['UNIQ_KEY'] RLIKE {_ID}, p['UNIQ_KEY'], '')",
+        "tx": "IF(is_id, p['UNIQ_KEY'], '')",
         "grp": "p['PGROUP']",
         "n": "announced",
         "body": _total("messages", _hash("m.topic", "m.content")),
@@ -163,7 +163,8 @@ def _bodied(source: str) -> str:
         f"FROM ({_headed(source)})"
     )
     framed = (
-        f"SELECT *, IF(p['KIND'] IN ('H', 'D'), {_number('N', 'INT')}, NULL) AS announced, "
+        f"SELECT *, p['UNIQ_KEY'] RLIKE {_ID} AS is_id, "
+        f"IF(p['KIND'] IN ('H', 'D'), {_number('N', 'INT')}, NULL) AS announced, "
         f"IF(p['KIND'] IN ('H', 'D') AND p['N'] <> '1', from_json(CAST(value AS STRING), {_FRAMES}), NULL) AS frames "
         f"FROM ({parsed})"
     )

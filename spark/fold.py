@@ -50,13 +50,14 @@ _COLUMNS = {
     "op_at": _most(f"leg = {_O}", "cause"),
     "op_half": _most(f"leg = {_O}", "half"),
     "op_place": _sum(f"leg = {_O}", "place"),
-    "op_checks": _most(f"leg = {_O}", "num"),
     "settled_ms": _most(f"leg = {_O}", "ms"),
     "copies": _sum(f"leg = {_P}"),
     "records": _sum(f"leg = {_V}"),
     "record_body": _sum(f"leg = {_V}", "body"),
     "record_place": _sum(f"leg = {_V}", "place"),
 }
+
+_ONLY_WEIGHED = {"asked", "has_own_life", "acts", "op_at", "op_half", "op_place", "copies", "record_place"}
 
 _ONE_HALF = "halves = 1 AND voids = 0 AND acts = 0 AND copies = 0 AND checks = 0 AND least_grp_id = most_grp_id"
 _ONE_OP = "ops = 1 AND op_half = half_off AND op_at = end_off AND end_off >= half_off"
@@ -72,7 +73,10 @@ _PLAINLY_ROLLED_BACK = (
 )
 
 
-def fold_sql(stale_before_ms: int) -> str:
+_TOLD = [name for name in _COLUMNS if name not in _ONLY_WEIGHED]
+
+
+def fold_sql(stale_before_ms: int, events: str = "events") -> str:
     """A row a transaction. `is_plain`: nothing can be wrong with it; `last_op` % 8: its `OpState`, null if none.
 
     `stale_before_ms`: what was prepared before may have outlived its longest life.
@@ -84,14 +88,18 @@ def fold_sql(stale_before_ms: int) -> str:
     )
     plain = " OR ".join(f"({rule})" for rule in (_PLAINLY_COMMITTED, _PLAINLY_ROLLED_BACK, young))
     return (
-        f"SELECT *, COALESCE({plain}, FALSE) AS is_plain FROM (\n"
-        f"SELECT tx,\n  {columns}\nFROM events WHERE leg IN ({_OF_TRANSACTIONS}) GROUP BY tx)"
+        f"SELECT {', '.join(('tx', *_TOLD))}, COALESCE({plain}, FALSE) AS is_plain FROM (\n"
+        f"SELECT tx,\n  {columns}\nFROM {events} WHERE leg IN ({_OF_TRANSACTIONS}) GROUP BY tx)"
     )
 
 
-SUSPECT_EVENTS_SQL = """SELECT events.* FROM events
-JOIN (SELECT tx FROM transactions WHERE NOT is_plain) AS suspects ON events.tx = suspects.tx"""
-"""Every event of the transactions (`transactions`: the fold's rows) that are to be told event by event."""
+_IS_OPEN = f"""(halves = 0 OR halves > voids) AND NOT COALESCE(last_op % 8 = {OpState.ROLLED_BACK}
+  OR (last_op % 8 = {OpState.COMMITTED} AND records >= announced), FALSE)"""
+
+KEPT_SQL = f"""SELECT tx, NOT is_plain AS is_suspect, is_open FROM
+(SELECT tx, is_plain, {_IS_OPEN} AS is_open FROM transactions) AS told WHERE NOT is_plain OR is_open"""
+"""Of `transactions`, the fold's rows: those to be told event by event, and the open ones, which the next run must see
+again: whatever is not final, or not wholly readable yet."""
 
 
 def out_of_order_sql() -> str:

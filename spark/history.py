@@ -1,31 +1,42 @@
 """Events on disk: this run's, those earlier runs left open, and late ones of what seemed closed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import broadcast, col
 
-from spark.columns import Leg, OpState
+from spark.columns import EVENT_TYPES, Leg
+from spark.report import WINDOW
+from spark.scope import Place, born_ms
 from spark.sources import KafkaAccess, read_kafka, read_landed, within
-from spark.window import Window
+from spark.window import Window, read_window
 
-EVENTS, CARRY = "events", "carry"
-_OURS = f"leg BETWEEN {Leg.HALF} AND {Leg.VISIBLE}"
+EVENTS, CARRY, TRANSACTIONS = "events", "carry", "transactions"
+_FEW = 2_000  # ids that a Parquet reader looks up in each file's Bloom filters
+_MANY = 200_000  # ids that are not sent to every worker any more
+_SLACK_MS = 3_600_000  # by which clocks of api and brokers may differ; it costs a look into more folders
+# an id is looked up without reading the files it is not in; what hardly repeats has no use for a dictionary
+_UNLIKE = ("tx", "off", "content", "body", "place", "cause", "half", "okey")
+_WRITING = {
+    "parquet.bloom.filter.enabled#tx": "true",
+    **{f"parquet.enable.dictionary#{name}": "false" for name in _UNLIKE},
+}
 
 # New here, but prepared before: their earlier events are in the history, if anywhere.
-_STRANGERS_SQL = f"""SELECT tx FROM known WHERE {_OURS} GROUP BY tx
-HAVING SUM(IF(leg = {Leg.HALF}, 1, 0)) = 0 AND SUM(IF(is_new, 1, 0)) > 0"""
+_STRANGERS_SQL = "SELECT tx FROM transactions WHERE halves = 0 AND tx NOT IN (SELECT tx FROM carried)"
 
-# Of an ordering key whose decided transaction was still to be published: somebody may have overtaken it meanwhile.
-_CHAINED_SQL = f"""SELECT DISTINCT okey FROM carried WHERE leg = {Leg.HALF} AND okey IS NOT NULL
-AND tx IN (SELECT tx FROM carried WHERE leg = {Leg.END} AND code <> 0)"""
-
-# What the next run must see again: whatever is not final, or not wholly readable yet, or has a finding.
-_CARRY_SQL = f"""SELECT tx FROM transactions WHERE (halves = 0 OR halves > voids) AND NOT COALESCE(
-  last_op % 8 = {OpState.ROLLED_BACK} OR (last_op % 8 = {OpState.COMMITTED} AND records >= announced), FALSE)
-UNION SELECT transaction_id FROM findings WHERE state <> 'CLEARED'"""
+# Published now, decided before: somebody of their ordering key, decided later, may have overtaken them meanwhile.
+_CHAINED_SQL = f"""SELECT queue, okey, end_off FROM transactions
+JOIN (SELECT tx, COUNT_IF(leg = {Leg.VISIBLE}) AS seen FROM carried GROUP BY tx) AS before
+ON transactions.tx = before.tx
+WHERE okey IS NOT NULL AND end_off IS NOT NULL AND records > seen"""
+_OVERTAKERS_SQL = """SELECT DISTINCT closed.tx FROM closed JOIN chained
+ON closed.queue = chained.queue AND closed.okey = chained.okey AND closed.end_off > chained.end_off
+WHERE closed.records > 0 AND closed.tx NOT IN (SELECT tx FROM carried)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +50,7 @@ class Landed:
 def land(spark: SparkSession, window: Window, landed: Landed, kafka: KafkaAccess, instead: Sequence[Path] = ()) -> None:
     """Reads Kafka once, or `instead` the window's part of what was landed in these folders.
 
-    Views: `new_events`, and `events` with what belongs to them from before.
+    Views: `new_events`, `carried` from before, and `events`: both.
     """
     events = (
         within(read_landed(spark, *(unit / EVENTS for unit in instead)), window)
@@ -47,7 +58,7 @@ def land(spark: SparkSession, window: Window, landed: Landed, kafka: KafkaAccess
         else read_kafka(spark, window, kafka)
     )
     path = landed.folder / EVENTS
-    events.write.parquet(str(path))
+    events.write.options(**_WRITING).parquet(str(path))
     new = read_landed(spark, path)
     new.createOrReplaceTempView("new_events")
     if not landed.before:
@@ -55,30 +66,104 @@ def land(spark: SparkSession, window: Window, landed: Landed, kafka: KafkaAccess
         return
     carried = read_landed(spark, landed.before[-1] / CARRY)
     carried.createOrReplaceTempView("carried")
-    late = _find_late(spark, new, carried, landed.before)
-    reduce(DataFrame.unionAll, [new, carried, *late]).createOrReplaceTempView("events")
+    new.unionAll(carried).createOrReplaceTempView("events")
 
 
-def write_carry(spark: SparkSession, folder: Path) -> None:
-    """What the next run needs besides what it reads."""
-    spark.sql(f"SELECT events.* FROM events JOIN ({_CARRY_SQL}) AS wanted ON events.tx = wanted.tx").coalesce(
-        2
-    ).write.parquet(str(folder / CARRY))
+def find_late(spark: SparkSession, landed: Landed) -> list[str]:
+    """Transactions of earlier runs that seemed closed, and matter again. Their events are in `events` from now on.
 
-
-def _find_late(spark: SparkSession, new: DataFrame, carried: DataFrame, before: Sequence[Path]) -> list[DataFrame]:
-    """Events of transactions that seemed closed; the history is looked through only if there is such a one."""
-    known = new.selectExpr("tx", "leg", "TRUE AS is_new").unionAll(carried.selectExpr("tx", "leg", "FALSE AS is_new"))
-    known.createOrReplaceTempView("known")
-    strangers = [row.tx for row in spark.sql(_STRANGERS_SQL).collect()]
-    chained = [row.okey for row in spark.sql(_CHAINED_SQL).collect()]
-    if not strangers and not chained:
+    The history is looked through only if there is such a one, and only as far back as it may be.
+    """
+    if not landed.before:
         return []
-    history = reduce(DataFrame.unionAll, [read_landed(spark, folder / EVENTS) for folder in before])
-    history.createOrReplaceTempView("history")
-    spark.createDataFrame([(tx,) for tx in strangers], "tx STRING").createOrReplaceTempView("strangers")
-    spark.createDataFrame([(okey,) for okey in chained], "okey BIGINT").createOrReplaceTempView("chained")
-    wanted = f"""SELECT tx FROM (SELECT tx FROM strangers
-UNION SELECT tx FROM history WHERE leg = {Leg.HALF} AND okey IN (SELECT okey FROM chained))
-WHERE tx NOT IN (SELECT tx FROM carried)"""
-    return [spark.sql(f"SELECT history.* FROM history JOIN ({wanted}) AS wanted ON history.tx = wanted.tx")]
+    strangers = [row.tx for row in spark.sql(_STRANGERS_SQL).collect()]
+    wanted = sorted({*strangers, *_find_overtakers(spark, landed)})
+    if not wanted:
+        return []
+    born = [born_ms(tx) for tx in wanted]
+    first_ms = None if None in born else min(ms for ms in born if ms is not None) - _SLACK_MS
+    folders = _last_of(landed.before, lambda window: first_ms is None or window.taken_ms >= first_ms)
+    if not folders:
+        return []
+    late = select_of(spark, read_landed(spark, *(folder / EVENTS for folder in folders)), wanted).persist()
+    spark.table("events").unionAll(late).createOrReplaceTempView("events")
+    return [row.tx for row in late.select("tx").distinct().collect()]
+
+
+def fold_events(spark: SparkSession, landed: Landed, make_sql: Callable[[str], str]) -> None:
+    """View `transactions`: a row a transaction, computed once; those that `find_late` found are folded again.
+
+    `make_sql`: the fold of a view of events.
+    """
+    folded = spark.sql(make_sql("events")).persist()
+    folded.createOrReplaceTempView("transactions")
+    late = find_late(spark, landed)
+    if late:
+        events_of(spark, late).createOrReplaceTempView("late_events")
+        others = folded.join(broadcast(_make_ids(spark, late)), "tx", "left_anti")
+        others.unionAll(spark.sql(make_sql("late_events"))).persist().createOrReplaceTempView("transactions")
+
+
+def write_carry(spark: SparkSession, folder: Path, others: Sequence[str]) -> None:
+    """What the next run needs: whatever is open, and `others`, which have findings or are part of some."""
+    known = {row.tx for row in spark.sql("SELECT DISTINCT tx FROM kept").collect()}
+    kept, columns = spark.table("kept"), list(EVENT_TYPES)
+    parts = [kept.where("is_open"), select_of(spark, kept.where("NOT is_open"), [tx for tx in others if tx in known])]
+    plain = [tx for tx in others if tx not in known]
+    if plain:
+        parts.append(events_of(spark, plain))
+    carried = reduce(DataFrame.unionAll, [part.select(*columns) for part in parts])
+    carried.coalesce(2).write.parquet(str(folder / CARRY))
+
+
+def events_of(spark: SparkSession, transaction_ids: Sequence[str]) -> DataFrame:
+    """Every known event of these transactions."""
+    return select_of(spark, spark.table("events"), transaction_ids)
+
+
+def select_of(spark: SparkSession, events: DataFrame, transaction_ids: Sequence[str]) -> DataFrame:
+    """Those of these transactions. Few ids are looked up by the reader of the files."""
+    if len(transaction_ids) <= _FEW:
+        return events.where(col("tx").isin(list(transaction_ids)))
+    return join_ids(events, _make_ids(spark, transaction_ids), len(transaction_ids))
+
+
+def join_ids(events: DataFrame, ids: DataFrame, count: int) -> DataFrame:
+    """The events of these ids, with the columns beside the ids; without moving events, where there are not many."""
+    return events.join(broadcast(ids) if count <= _MANY else ids, "tx")
+
+
+def _make_ids(spark: SparkSession, transaction_ids: Sequence[str]) -> DataFrame:
+    return spark.createDataFrame(pa.table({"tx": pa.array(transaction_ids, pa.string())}))
+
+
+def _find_overtakers(spark: SparkSession, landed: Landed) -> list[str]:
+    chained = spark.sql(_CHAINED_SQL).collect()
+    if not chained:
+        return []
+    decided: dict[int, int] = {}
+    for row in chained:
+        decided[row.queue] = min(row.end_off, decided.get(row.queue, row.end_off))
+
+    def is_behind(window: Window) -> bool:
+        ends = {queue: window.extents.get(Place(window.half, queue)) for queue in decided}
+        return any(extent is not None and extent.end > decided[queue] for queue, extent in ends.items())
+
+    folders = _last_of(landed.before, is_behind)
+    if not folders:
+        return []
+    columns = "tx STRING, queue INT, okey BIGINT, end_off BIGINT, records BIGINT"
+    closed = spark.read.schema(columns).parquet(*(str(folder / TRANSACTIONS) for folder in folders))
+    closed.createOrReplaceTempView("closed")
+    spark.createDataFrame(pa.Table.from_pylist([row.asDict() for row in chained])).createOrReplaceTempView("chained")
+    return [row.tx for row in spark.sql(_OVERTAKERS_SQL).collect()]
+
+
+def _last_of(folders: Sequence[Path], is_wanted: Callable[[Window], bool]) -> list[Path]:
+    """The newest runs, back to the first whose window is not wanted."""
+    found: list[Path] = []
+    for folder in reversed(folders):
+        if not is_wanted(read_window(folder / WINDOW)):
+            break
+        found.append(folder)
+    return found

@@ -8,29 +8,35 @@ from typing import Any
 
 from pyspark.sql import Row, SparkSession
 
-from spark.columns import Event, Leg, Prepared, ReceiptRow
+from spark.columns import EVENT_TYPES, Event, Leg, Prepared, ReceiptRow
 from spark.findings import Finding, propose_repair, report
-from spark.fold import SUSPECT_EVENTS_SQL, out_of_order_sql
+from spark.fold import KEPT_SQL, out_of_order_sql
+from spark.history import events_of, join_ids
 from spark.rules import Found, Kind, judge
 from spark.scope import Scope
+
+_EVENT = ", ".join(EVENT_TYPES)
+_HELD = 20_000  # transactions that are taken from Spark at a time
+_ORDER = ("tx", "leg", "topic", "part", "off")
 
 
 @dataclass(slots=True)
 class Judged:
-    """What was found, and how many transactions had to be told event by event."""
+    """What was found, and how many transactions had to be told event by event.
+
+    `related`: transactions that findings cannot be told without.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     repairs: list[dict[str, Any]] = field(default_factory=list)
     told: int = 0
+    related: list[str] = field(default_factory=list)
 
 
 def judge_suspects(spark: SparkSession, scope: Scope) -> Judged:
-    """Findings of single transactions. One is held in memory at a time."""
+    """Findings of single transactions, from the view `kept`. A few are held in memory at a time."""
     judged = Judged()
-    rows = (
-        spark.sql(SUSPECT_EVENTS_SQL).sort("tx", "leg", "topic", "part", "off").toLocalIterator(prefetchPartitions=True)
-    )
-    for tx, events in by_transaction(rows):
+    for tx, events in by_transaction(spark.sql(f"SELECT {_EVENT} FROM kept WHERE is_suspect").toLocalIterator()):
         judged.told += 1
         for found in judge(tx, events, scope):
             finding = report(tx, events, found, scope.now_ms)
@@ -38,22 +44,28 @@ def judge_suspects(spark: SparkSession, scope: Scope) -> Judged:
             repair = propose_repair(finding, events)
             if repair is not None:
                 judged.repairs.append(repair)
+    judged.repairs.sort(key=lambda repair: (repair["transaction_id"], repair["kind"]))
     return judged
 
 
-def find_out_of_order(spark: SparkSession, scope: Scope) -> list[Finding]:
-    """OUT_OF_ORDER: one a transaction that overtook, with the records of both."""
-    spark.sql(out_of_order_sql()).createOrReplaceTempView("overtakings")
+def keep_events(spark: SparkSession) -> None:
+    """View `kept`: the events of all transactions that matter later, read once, each transaction's in a row."""
+    kept = spark.sql(KEPT_SQL).persist()
+    count = kept.count()
+    events = join_ids(spark.table("events"), kept, count).repartition(1 + count // _HELD, "tx")
+    events.sortWithinPartitions(*_ORDER).persist().createOrReplaceTempView("kept")
+
+
+def find_out_of_order(spark: SparkSession, scope: Scope) -> tuple[list[Finding], list[str]]:
+    """OUT_OF_ORDER: one a transaction that overtook, with the records of both; and the ids of both."""
     overtaken: dict[str, set[str]] = {}
-    for row in spark.sql("SELECT tx, overtaken_tx FROM overtakings").collect():
+    for row in spark.sql(out_of_order_sql()).collect():
         overtaken.setdefault(row.tx, set()).add(row.overtaken_tx)
     if not overtaken:
-        return []
-    rows = spark.sql(
-        "SELECT * FROM events WHERE tx IN (SELECT tx FROM overtakings UNION SELECT overtaken_tx FROM overtakings)"
-    ).sort("tx", "leg", "topic", "part", "off")
-    told = dict(by_transaction(rows.toLocalIterator()))
-    return [_tell_overtaking(tx, sorted(overtaken[tx]), told, scope) for tx in sorted(overtaken)]
+        return [], []
+    wanted = sorted(set(overtaken).union(*overtaken.values()))
+    told = dict(by_transaction(events_of(spark, wanted).sort(*_ORDER).collect()))
+    return [_tell_overtaking(tx, sorted(overtaken[tx]), told, scope) for tx in sorted(overtaken)], wanted
 
 
 def _tell_overtaking(tx: str, others: list[str], told: dict[str, list[Event]], scope: Scope) -> Finding:

@@ -10,8 +10,10 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -20,8 +22,8 @@ from spark import books
 from spark.errors import BadUsage, Indeterminate, ReconcileError, explain
 from spark.findings import CLEARED, Finding, compare, decide_exit, decode_findings
 from spark.fold import fold_sql
-from spark.history import Landed, land, write_carry
-from spark.judging import Judged, find_out_of_order, judge_suspects
+from spark.history import TRANSACTIONS, Landed, fold_events, land, write_carry
+from spark.judging import Judged, find_out_of_order, judge_suspects, keep_events
 from spark.landed import find_landed
 from spark.ledger import Entry, Ledger, hold
 from spark.offsets import look_for_topics, take_window
@@ -36,6 +38,15 @@ from spark.window import Window, read_window
 
 Tell = Callable[[str], None]
 _INTERRUPTED = 130  # as shells tell it
+
+_LEG = pa.struct([("leg", pa.string()), ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
+_FINDING = pa.schema(
+    [
+        *((name, pa.string()) for name in ("transaction_id", "kind", "detail", "group", "topic")),
+        ("legs", pa.list_(_LEG)),
+        *((name, pa.string()) for name in ("first_seen", "state")),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +95,8 @@ def _run(spark: SparkSession, options: Options, tell: Tell) -> Outcome:
     window = window.with_first_ms(books.first_times(spark, window))
     tell("landed; folding")
     scope = _make_scope(window, options, ledger, last)
-    _fold(spark, scope, folder)
+    _fold(spark, scope, landed)
+    keep_events(spark)
     tell("folded; judging")
     judged = judge_suspects(spark, scope)
     tell(f"{judged.told:,} transactions told event by event")
@@ -96,7 +108,8 @@ def _run(spark: SparkSession, options: Options, tell: Tell) -> Outcome:
     else:
         is_read_first = options.window is None and options.landed is None
         judged.findings += tables.judge(scope, landed.before, is_read_first=is_read_first)
-    findings = compare([*judged.findings, *find_out_of_order(spark, scope)], before)
+    overtakings, judged.related = find_out_of_order(spark, scope)
+    findings = compare([*judged.findings, *overtakings], before)
     return _conclude(spark, options, ledger, _Run(run, folder, window, findings, judged, last), tell)
 
 
@@ -186,6 +199,8 @@ def _make_scope(window: Window, options: Options, ledger: Ledger, last: Entry | 
     origins: dict[Place, Extent] = {}
     for run in ledger.chain_of(last):
         origins = {**ledger.window_of(run).extents, **origins}
+        if origins.keys() >= window.extents.keys():  # nearly always the first run has read all partitions
+            break
     extents = {
         place: replace(extent, start=first.start, is_whole=first.is_whole, first_ms=first.first_ms)
         if (first := origins.get(place)) is not None
@@ -195,13 +210,10 @@ def _make_scope(window: Window, options: Options, ledger: Ledger, last: Entry | 
     return replace(scope, extents=extents)
 
 
-def _fold(spark: SparkSession, scope: Scope, folder: Path) -> None:
-    """View `transactions`: a row a transaction, computed once."""
+def _fold(spark: SparkSession, scope: Scope, landed: Landed) -> None:
     shortest_ms = min([times.max_lifetime_ms for times in (*scope.groups.values(), scope.other_groups)])
-    folded = spark.sql(fold_sql(scope.now_ms - shortest_ms - scope.graces.stale_ms))
-    path = str(folder / "folded")
-    folded.write.parquet(path)
-    spark.read.parquet(path).createOrReplaceTempView("transactions")
+    stale_before_ms = scope.now_ms - shortest_ms - scope.graces.stale_ms
+    fold_events(spark, landed, partial(fold_sql, stale_before_ms))
 
 
 def _measure(spark: SparkSession, window: Window) -> Measured:
@@ -218,22 +230,19 @@ def _measure(spark: SparkSession, window: Window) -> Measured:
 
 def _write_tables(spark: SparkSession, run: _Run, entry: Entry) -> None:
     """Parquet: `findings/`, `transactions/` with verdicts, `windows/`; `carry/` for the next run."""
-    columns = (
-        "transaction_id STRING, kind STRING, detail STRING, `group` STRING, topic STRING, "
-        "legs ARRAY<STRUCT<leg: STRING, topic: STRING, partition: INT, offset: BIGINT>>, "
-        "first_seen STRING, state STRING"
-    )
-    found = spark.createDataFrame(as_rows(run.findings), columns)
+    found = spark.createDataFrame(pa.Table.from_pylist(as_rows(run.findings), _FINDING))
+    found.createOrReplaceTempView("findings")
     found.coalesce(1).write.parquet(str(run.folder / "findings"))
-    spark.read.schema(columns).parquet(str(run.folder / "findings")).createOrReplaceTempView("findings")
     verdicts = spark.sql(f"""SELECT transactions.*, COALESCE(verdict, 'OK') AS verdict FROM transactions LEFT JOIN
 (SELECT transaction_id, MIN(kind) AS verdict FROM findings WHERE state <> '{CLEARED}' GROUP BY transaction_id)
 ON tx = transaction_id""")
-    verdicts.write.parquet(str(run.folder / "transactions"))
-    members = [(entry.run, entry.taken_at, entry.prepared, entry.committed, entry.open, entry.findings)]
-    names = "run INT, taken_at STRING, prepared BIGINT, committed BIGINT, open BIGINT, findings BIGINT"
-    spark.createDataFrame(members, names).coalesce(1).write.parquet(str(run.folder / "windows"))
-    write_carry(spark, run.folder)
+    verdicts.write.parquet(str(run.folder / TRANSACTIONS))
+    members = {
+        name: [getattr(entry, name)] for name in ("run", "taken_at", "prepared", "committed", "open", "findings")
+    }
+    spark.createDataFrame(pa.table(members)).coalesce(1).write.parquet(str(run.folder / "windows"))
+    standing = {finding.transaction_id for finding in run.findings if finding.state != CLEARED}
+    write_carry(spark, run.folder, sorted(standing.union(run.judged.related)))
 
 
 def _count(window: Window) -> int:
@@ -272,6 +281,7 @@ def _reconcile(arguments: Sequence[str], tell: Tell) -> int:
     if options.window is None and options.landed is None:
         look_for_topics(options.kafka, options.internal, options.topics)
     spark = start_session(options.jars, cores=options.cores, memory_mb=options.memory_mb)
+    tell("Spark has started")
     try:
         outcome = reconcile(spark, options, tell)
     finally:

@@ -10,7 +10,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,97 +21,38 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
-from bridge.core.message import Message, Receipt, StoredMessage
-from bridge.core.op_message import POSITION_KEY, OpMessage, Position, encode_op, encode_position
-from bridge.core.queue_choice import choose_real_queue
-from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
-from bridge.core.record_codec import encode_act, encode_end, encode_half, encode_parked, encode_published
-from bridge.core.topics import InternalTopics, with_prefix
-from bridge.core.transaction import Transaction, TransactionState
+from bridge.core.message import Message, Receipt
+from bridge.core.op_message import POSITION_KEY, Position, encode_position
+from bridge.core.queue_choice import choose_half_queue, murmur2
 from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
-from spark.anomalies import CREDITS, EXPIRED, ORDERS, Step, Tale, anomalies, look_alikes, ordinary
-from spark.columns import OpState
+from spark.anomalies import EXPIRED, ORDERS, Step, Tale
 from spark.errors import BadUsage, Indeterminate
 from spark.json_file import read_json
 from spark.options import Options, parse_groups
+from spark.planted import GROUP, QUEUES, REAL, Planted, Scribe, Stage, due_steps, journal_steps, make_tales
 from spark.reconcile import Outcome, Tell, reconcile, run_command
 from spark.report import FINDINGS
 from spark.session import start_session
 
-GROUP = "shop"
-_REAL = {ORDERS: 3, CREDITS: 1, EXPIRED: 1}
-_QUEUES = 2
-_BATCH = 2_000
+_BATCH = 10_000
+_TOLD = 100_000  # transactions between two lines of progress
+_BRIEF = 20_000  # so few are reconciled before Java's better compiler has done its work
 _TIMEOUT_S = 30.0
-_JOURNAL = frozenset({"half", "end", "act"})
-_STATES = {
-    OpState.PREPARED: TransactionState.PREPARED,
-    OpState.PARKED: TransactionState.PARKED,
-    OpState.COMMITTED: TransactionState.COMMITTED,
-    OpState.ROLLED_BACK: TransactionState.ROLLED_BACK,
-    OpState.BLOCKED: TransactionState.COMMITTED,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """Topics of one self-test; the real ones have the prefix too."""
-
-    prefix: str
-
-    @property
-    def internal(self) -> InternalTopics:
-        """Journal, op and parked topic."""
-        return with_prefix(self.prefix, _QUEUES)
-
-    def real(self, topic: str) -> str:
-        """The name of a real topic."""
-        return self.prefix + topic
-
-    @property
-    def topics(self) -> dict[str, int]:
-        """Every topic with its partitions."""
-        internal = self.internal
-        real = {self.real(topic): count for topic, count in _REAL.items()}
-        return {internal.half: _QUEUES, internal.op: _QUEUES, internal.parked: 1, **real}
-
-
-@dataclass(slots=True)
-class Planted:
-    """A tale with the id it got. `places`: where its journal records lie, `shown`: its records that are told."""
-
-    tale: Tale
-    tx: str
-    born_ms: int
-    places: list[int] = field(default_factory=list)
-    shown: list[Receipt] = field(default_factory=list)
-    parked: int | None = None
-
-    @property
-    def queue(self) -> int:
-        """Its journal queue."""
-        return int(self.tx[:2], 32)
-
-
-def make_tales(transactions: int, rounds: int) -> Iterator[Tale]:
-    """So many ordinary ones, and between them so many rounds of everything else."""
-    every = max(1, transactions // max(1, rounds))
-    for number in range(transactions):
-        yield ordinary(number)
-        if number % every == 0 and number // every < rounds:
-            yield from look_alikes(f"{number}")
-            yield from anomalies(f"{number}")
 
 
 class Injector:
-    """Writes tales to a stage."""
+    """Writes tales to a stage: in one go by `plant`, or bit by bit by `write`, and then `finish`."""
 
     def __init__(self, kafka: Mapping[str, Any], stage: Stage, now_ms: int) -> None:
         self._kafka = dict(kafka)
         self._admin = AdminClient(self._kafka)
         self._stage = stage
+        self._scribe = Scribe(stage)
         self._now_ms = now_ms
         self._number = 0
+        self._late: list[Planted] = []
+        self._writer = self._make_writer()
+        self._plain = Producer({**self._kafka, "enable.idempotence": True, "linger.ms": 20})
 
     def create_topics(self) -> None:
         """Empty topics whose records keep the times they are given."""
@@ -129,20 +70,39 @@ class Injector:
 
     def plant(self, tales: Iterable[Tale]) -> list[tuple[str, str]]:
         """Writes them all; what must be found, as sorted pairs of id and kind."""
-        truth: list[tuple[str, str]] = []
-        late: list[Planted] = []
-        writer = self._make_writer()
-        journal = Producer({**self._kafka, "enable.idempotence": True, "linger.ms": 20})
-        remaining = iter(tales)
-        while batch := [self._name(tale) for tale in islice(remaining, _BATCH)]:
-            truth += [(planted.tx, kind.value) for planted in batch for kind in planted.tale.kinds]
-            self._write_journal(journal, batch)
-            self._settle(writer, [planted for planted in batch if not planted.tale.is_late], is_late=False)
-            late += [p for p in batch if p.tale.is_late or any(step.is_late for step in p.tale.steps)]
-        self._settle(writer, late, is_late=True)
-        self._write_noise(journal)
-        self._expire()
+        truth = self.write(tales)
+        self.finish()
         return sorted(truth)
+
+    def write(self, tales: Iterable[Tale]) -> list[tuple[str, str]]:
+        """Some of them, after what was late of those before; a batch is held at a time, and whatever is late.
+
+        The young ones come last, so that they still are when all is written.
+        """
+        self._write_late()
+        truth: list[tuple[str, str]] = []
+        young: list[Tale] = []
+        older = _put_aside(tales, young)
+        while batch := [self._name(tale) for tale in islice(older, _BATCH)]:
+            truth += self._write_batch(batch)
+        self._now_ms = max(self._now_ms, time.time_ns() // 1_000_000)
+        return truth + self._write_batch([self._name(tale) for tale in young])
+
+    def finish(self) -> None:
+        """What is still late, other producers' records, and retention."""
+        self._write_late()
+        self._write_noise()
+        self._expire()
+
+    def _write_batch(self, batch: Sequence[Planted]) -> list[tuple[str, str]]:
+        self._write_journal(batch)
+        self._settle([planted for planted in batch if not planted.tale.is_late], is_late=False)
+        self._late += [p for p in batch if p.tale.is_late or any(step.is_late for step in p.tale.steps)]
+        return [(planted.tx, kind.value) for planted in batch for kind in planted.tale.kinds]
+
+    def _write_late(self) -> None:
+        self._settle(self._late, is_late=True)
+        self._late = []
 
     def _make_writer(self) -> Producer:
         options = {"transactional.id": f"{self._stage.prefix}selftest", "linger.ms": 20}
@@ -153,125 +113,79 @@ class Injector:
     def _name(self, tale: Tale) -> Planted:
         self._number += 1
         born_ms = self._now_ms - tale.age_ms
-        queue = 0 if tale.messages and tale.messages[0].key else self._number % _QUEUES
+        key = tale.messages[0].key if tale.messages else None
+        queue = choose_half_queue(self._number if key is None else murmur2(key), QUEUES)
         return Planted(tale, make_transaction_id(queue, make_uuid7_bits(born_ms, self._number)), born_ms)
 
-    def _write_journal(self, journal: Producer, batch: Sequence[Planted]) -> None:
+    def _write_journal(self, batch: Sequence[Planted]) -> None:
         for planted in batch:
-            steps = [step for step in planted.tale.steps if step.name in _JOURNAL]
+            steps = journal_steps(planted)
             planted.places = [-1] * len(steps)
             for index, step in enumerate(steps):
-                _produce(journal, self._journal_record(planted, step), _note(planted.places, index))
-        journal.flush(_TIMEOUT_S)
+                _produce(self._plain, self._scribe.journal_record(planted, step), _note(planted.places, index))
+        self._plain.flush(_TIMEOUT_S)
 
-    def _journal_record(self, planted: Planted, step: Step) -> Message:
-        topic, given = self._stage.internal.half, step.options
-        stored_ms = planted.born_ms + (0 if step.name == "half" else given.get("after_ms", 1_000))
-        if step.name == "half":
-            record = encode_half(_half_of(planted, given, self._stage), self._named(planted), topic, planted.queue)
-        elif step.name == "end":
-            is_check = given.get("src") == "C"
-            source = Source.CHECK if is_check else Source.PRODUCER
-            end = EndRecord(
-                planted.tx, Resolution(given["code"]), source, stored_ms, given.get("grp"),
-                check_number=given.get("num", 0), endpoint="e" if is_check else None, status=200, latency_ms=20,
-            )  # fmt: skip
-            record = encode_end(end, topic, planted.queue)
-        else:
-            record = encode_act(ActRecord(planted.tx, Act.RESUME, "me", "why", stored_ms), topic, planted.queue)
-        return _at(record, stored_ms)
-
-    def _named(self, planted: Planted) -> list[Message]:
-        """The prepared messages with the stage's names of topics."""
-        return [_to(message, self._stage.real(message.topic)) for message in planted.tale.messages]
-
-    def _settle(self, writer: Producer, batch: Sequence[Planted], *, is_late: bool) -> None:
+    def _settle(self, batch: Sequence[Planted], *, is_late: bool) -> None:
         """One Kafka transaction, after one that is aborted."""
-        self._abort(writer, batch[:1])
+        self._abort(batch[:1])
+        writer = self._writer
         writer.begin_transaction()
-        for planted in batch:
-            for step in _due(planted, is_late=is_late):
-                self._publish(writer, planted, step)
+        due = [(planted, due_steps(planted, is_late=is_late)) for planted in batch]
+        for planted, steps in due:
+            for step in steps:
+                self._publish(planted, step)
         writer.flush(_TIMEOUT_S)
-        for planted in batch:
-            for step in _due(planted, is_late=is_late):
+        for planted, steps in due:
+            for step in steps:
                 if step.name == "op":
-                    _produce(writer, self._op_record(planted, step))
-        for queue in range(_QUEUES):
+                    _produce(writer, self._scribe.op_record(planted, step))
+        for queue in range(QUEUES):
             value = encode_position(Position(0, 0, 0, "selftest"))
             _produce(writer, Message(self._stage.internal.op, POSITION_KEY, value, (), queue, self._now_ms))
         writer.commit_transaction(_TIMEOUT_S)
 
-    def _abort(self, writer: Producer, batch: Sequence[Planted]) -> None:
+    def _abort(self, batch: Sequence[Planted]) -> None:
         """What no committed reader ever sees: the same records once more."""
-        writer.begin_transaction()
+        self._writer.begin_transaction()
         for planted in batch:
-            for message in self._named(planted):
-                _produce(writer, self._visible(planted, message, {}))
-        writer.flush(_TIMEOUT_S)
-        writer.abort_transaction(_TIMEOUT_S)
+            for message in self._scribe.named(planted):
+                _produce(self._writer, self._scribe.visible(planted, message, {}))
+        self._writer.flush(_TIMEOUT_S)
+        self._writer.abort_transaction(_TIMEOUT_S)
 
-    def _publish(self, writer: Producer, planted: Planted, step: Step) -> None:
+    def _publish(self, planted: Planted, step: Step) -> None:
         given = step.options
         if step.name == "show":
             message = given.get("message") or planted.tale.messages[given["index"]]
-            record = self._visible(planted, _to(message, self._stage.real(message.topic)), given)
+            record = self._scribe.visible(planted, self._scribe.at_topic(message), given)
             told = planted.shown if given.get("is_told", True) else []
             told.append(Receipt(record.topic, record.queue_id, None))
-            _produce(writer, record, _note_receipt(told, len(told) - 1))
+            _produce(self._writer, record, _note_receipt(told, len(told) - 1))
         elif step.name == "park":
-            _produce(writer, self._parked_copy(planted, given), _note_parked(planted))
+            _produce(self._writer, self._scribe.parked_copy(planted, given), _note_parked(planted))
 
-    def _visible(self, planted: Planted, message: Message, given: Mapping[str, Any]) -> Message:
-        asked = given.get("part", message.queue_id)
-        parts = self._stage.topics[message.topic]
-        part = asked if asked >= 0 else choose_real_queue(message.key, planted.tx, parts)
-        return encode_published(message, planted.tx, part, message.timestamp_ms or planted.born_ms + 1_000, True)
-
-    def _parked_copy(self, planted: Planted, given: Mapping[str, Any]) -> Message:
-        changed = given.get("message")
-        messages = self._named(planted) if changed is None else [_to(changed, self._stage.real(changed.topic))]
-        internal = self._stage.internal
-        half = encode_half(_half_of(planted, {}, self._stage, messages), messages, internal.half, planted.queue)
-        stored = StoredMessage(0, half.key, half.value, tuple(half.headers), planted.born_ms)
-        return _at(encode_parked(stored, 3, "MAX_CHECKS", internal.parked, 0), planted.born_ms + 2_000)
-
-    def _op_record(self, planted: Planted, step: Step) -> Message:
-        given, places = step.options, planted.places
-        state: OpState = given["state"]
-        receipts = [Receipt(self._stage.real(topic), part, off) for topic, part, off in given.get("receipts", ())]
-        if not receipts and state is OpState.COMMITTED:
-            lost = given.get("lost")
-            receipts = planted.shown + ([Receipt(self._stage.real(lost[0]), *lost[1:])] if lost else [])
-        half_index = next((i for i, s in enumerate(_journal_steps(planted)) if _is_half(s)), None)
-        transaction = Transaction(
-            planted.tx,
-            GROUP,
-            0 if half_index is None else places[half_index],
-            planted.born_ms,
-            0,
-            _STATES[state],
-            _cause(planted, given),
-            since_ms=planted.born_ms,
-            by="producer",
-            ended_ms=planted.born_ms + 1_000,
-            blocked=state is OpState.BLOCKED,
-            parked=given.get("parked", planted.parked),
-        )
-        value = encode_op(OpMessage(transaction, receipts))
-        return Message(self._stage.internal.op, planted.tx.encode(), value, (), planted.queue, planted.born_ms + 1_050)
-
-    def _write_noise(self, plain: Producer) -> None:
+    def _write_noise(self) -> None:
         """Other producers' records in the same topics."""
         for number in range(100):
-            _produce(plain, Message(self._stage.real(ORDERS), b"%d" % number, b"not ours", [("x", b"1")], number % 3))
-        plain.flush(_TIMEOUT_S)
+            _produce(
+                self._plain, Message(self._stage.real(ORDERS), b"%d" % number, b"not ours", [("x", b"1")], number % 3)
+            )
+        self._plain.flush(_TIMEOUT_S)
 
     def _expire(self) -> None:
         """Retention, done by hand."""
         place = TopicPartition(self._stage.real(EXPIRED), 0, -1)
         for answer in self._admin.delete_records([place]).values():
             answer.result(_TIMEOUT_S)
+
+
+def _put_aside(tales: Iterable[Tale], young: list[Tale]) -> Iterator[Tale]:
+    """All but those that were prepared just now, which go there."""
+    for tale in tales:
+        if tale.age_ms:
+            yield tale
+        else:
+            young.append(tale)
 
 
 def groups_document() -> dict[str, Any]:
@@ -285,62 +199,6 @@ def compare_truth(truth: Iterable[tuple[str, str]], findings: str) -> tuple[set[
     found = {(one["transaction_id"], one["kind"]) for one in map(json.loads, findings.splitlines())}
     planted = set(truth)
     return planted - found, found - planted
-
-
-def _half_of(
-    planted: Planted, given: Mapping[str, Any], stage: Stage, messages: Sequence[Message] | None = None
-) -> HalfMessage:
-    named = [_to(m, stage.real(m.topic)) for m in planted.tale.messages] if messages is None else messages
-    first = named[0]
-    single: dict[str, Any] = {
-        "real_topic": first.topic,
-        "real_queue_id": first.queue_id,
-        "timestamp_ms": first.timestamp_ms,
-    }
-    void: dict[str, Any] = {"idempotency_key": planted.tx, "seen_ms": 0} if given.get("is_void") else {}
-    return HalfMessage(
-        planted.tx,
-        GROUP,
-        len(named),
-        planted.born_ms,
-        **(single if len(named) == 1 else {}),
-        **void,
-        **planted.tale.half,
-        is_published=given.get("is_published", False),
-    )
-
-
-def _journal_steps(planted: Planted) -> list[Step]:
-    return [step for step in planted.tale.steps if step.name in _JOURNAL]
-
-
-def _is_half(step: Step) -> bool:
-    return step.name == "half" and not step.options.get("is_void")
-
-
-def _cause(planted: Planted, given: Mapping[str, Any]) -> int:
-    """The journal offset that an honest bridge would name: of the first end that decides."""
-    if "cause" in given:
-        return 0 if given["cause"] is None else planted.places[given["cause"]]
-    for place, step in zip(planted.places, _journal_steps(planted), strict=True):
-        if (step.name == "end" and step.options["code"]) or step.options.get("is_published"):
-            return place
-    return planted.places[0] if planted.places else 0
-
-
-def _due(planted: Planted, *, is_late: bool) -> list[Step]:
-    """Steps of this part of the story."""
-    if planted.tale.is_late:
-        return list(planted.tale.steps) if is_late else []
-    return [step for step in planted.tale.steps if step.is_late is is_late]
-
-
-def _to(message: Message, topic: str) -> Message:
-    return Message(topic, message.key, message.value, message.headers, message.queue_id, message.timestamp_ms)
-
-
-def _at(message: Message, stored_ms: int) -> Message:
-    return Message(message.topic, message.key, message.value, message.headers, message.queue_id, stored_ms)
 
 
 def _produce(producer: Producer, message: Message, note: Any = None) -> None:  # noqa: ANN401 - the client's callback
@@ -408,15 +266,23 @@ def check_job(
     injector = Injector(kafka, stage, time.time_ns() // 1_000_000)
     injector.create_topics()
     try:
-        truth = injector.plant(tales)
+        truth = injector.plant(_counted(tales, tell))
         tell(f"{len(truth):,} findings planted in topics {stage.prefix}*")
-        real = [stage.real(topic) for topic in _REAL]
+        real = [stage.real(topic) for topic in REAL]
         options = Options(folder, stage.internal, kafka, topics=real, groups=parse_groups(groups_document()))
         outcome = reconcile(spark, options, tell)
     finally:
         injector.delete_topics()
     unseen, invented = compare_truth(truth, (outcome.folder / FINDINGS).read_text(encoding="utf-8"))
     return Checked(len(truth), unseen, invented, outcome)
+
+
+def _counted(tales: Iterable[Tale], tell: Tell) -> Iterator[Tale]:
+    """The same, with progress."""
+    for count, tale in enumerate(tales, start=1):
+        yield tale
+        if count % _TOLD == 0:
+            tell(f"{count:,} transactions written")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -441,7 +307,8 @@ def _check(given: argparse.Namespace, tell: Tell) -> int:
     if not kafka.get("bootstrap.servers"):
         raise BadUsage("no Kafka named", "Give --kafka HOST:PORT or --kafka-options FILE.")
     jars = [Path(name) for name in given.jars.split(",") if name]
-    spark = start_session(jars, cores=given.cores, memory_mb=given.memory_mb)
+    is_brief = given.transactions <= _BRIEF
+    spark = start_session(jars, cores=given.cores, memory_mb=given.memory_mb, is_brief=is_brief)
     try:
         checked = check_job(spark, kafka, make_tales(given.transactions, given.rounds), given.out, tell)
     finally:

@@ -25,6 +25,8 @@ CONNECTOR, PYTHON = "kafka", "kafka-py"
 READERS = (CONNECTOR, PYTHON)
 _PATIENCE_MS = 20_000  # of a read; by default two minutes pass before anything is said
 _BATCH = 5_000
+_FETCH_BYTES = 4 << 20
+_TASK_RECORDS = 250_000
 _FORMAT = "outbox_bridge_kafka"
 _COLUMNS = (
     "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
@@ -120,6 +122,9 @@ def _connector_options(ranges: Mapping[Place, Extent], kafka: KafkaAccess) -> di
         "includeHeaders": "true",
         "failOnDataLoss": "true",  # else fewer rows are returned and nobody is told
         "kafkaConsumer.pollTimeoutMs": str(_PATIENCE_MS),
+        "kafka.max.poll.records": str(_BATCH),
+        "kafka.max.partition.fetch.bytes": str(_FETCH_BYTES),
+        "maxRecordsPerPartition": str(_TASK_RECORDS),  # so that a large partition is read by all processors
     }
 
 

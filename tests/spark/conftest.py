@@ -29,7 +29,7 @@ def spark() -> Iterator[SparkSession]:
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.skip("no Java: install a JDK 17 or 21")
     jars = [*connector_jars(), *driver_jars(["postgresql", "sqlite", "mariadb"])]
-    session = start_session(jars, cores=1)
+    session = start_session(jars, cores=1, is_brief=True)
     session.conf.set("spark.sql.shuffle.partitions", "2")
     yield session
     session.stop()

@@ -23,7 +23,7 @@ DOCUMENT: dict[str, Any] = {
 
 def test_producers_figures_are_in_a_table_of_their_own() -> None:
     """With what was measured how; a figure below what is asked for is called missed."""
-    bridge, producers = make_table(DOCUMENT), make_table(DOCUMENT, is_of_producers=True)
+    bridge, producers = make_table(DOCUMENT), make_table(DOCUMENT, PRODUCERS)
     assert "`raw_tps`" in bridge[-1]
     assert not any("relay_vs_faststream" in line for line in bridge)
     assert "| `relay_vs_faststream` | 2.50 x | 2.00..3.00 | 3, **missed** |" in producers[-1]
@@ -33,4 +33,4 @@ def test_producers_figures_are_in_a_table_of_their_own() -> None:
 def test_page_says_so_while_nothing_is_measured() -> None:
     """No empty table."""
     document = {**DOCUMENT, "runs": {"main": DOCUMENT["runs"]["main"]}}
-    assert make_table(document, is_of_producers=True) == [NOTHING_YET]
+    assert make_table(document, PRODUCERS) == [NOTHING_YET]
