@@ -42,13 +42,13 @@ def count_topics(spark: SparkSession, window: Window) -> list[dict[str, Any]]:
 
     `is_equal`: the committed and the visible are as many, with the same sum of hashes, whatever their order.
     """
-    body = "xxhash64(topic, content) & 4503599627370495"  # as the envelope hashes what is visible
+    body = "xxhash64(topic, content) & 4503599627370495 AS body"  # 52 bits, whose halves add up without overflow
     rows = spark.sql(f"""WITH {_booked(window)},
 named AS (SELECT booked.*, COALESCE(name, '') AS name FROM booked LEFT JOIN names ON booked.grp_id = names.grp_id),
-prepared AS (SELECT tx, off, queue, topic, {body} AS body FROM (
+prepared AS (SELECT tx, off, queue, topic, {body} FROM (
   SELECT tx, off, part AS queue, inline(messages) AS (topic, asked, content, ts, its_key)
   FROM events WHERE leg = {Leg.HALF})),
-visible AS (SELECT tx, CAST(NULL AS BIGINT) AS off, CAST(NULL AS INT) AS queue, topic, body
+visible AS (SELECT tx, CAST(NULL AS BIGINT) AS off, CAST(NULL AS INT) AS queue, topic, {body}
   FROM events WHERE leg = {Leg.VISIBLE}),
 messages AS (SELECT 1 AS sign, * FROM prepared UNION ALL SELECT -1 AS sign, * FROM visible)
 SELECT topic, name, was_open, state, COUNT_IF(sign = 1) AS prepared, COUNT_IF(sign = -1) AS visible,
@@ -172,9 +172,8 @@ def _booked(window: Window) -> str:
     """`booked`: the transactions that are in the window's books, and `names` of their groups; for WITH."""
     started = _by_queue(window.ranges_of([window.half]))
     told = _by_queue(window.ranges_of([window.op]))
-    final = f"last_op % 8 IN ({OpState.COMMITTED}, {OpState.ROLLED_BACK})"
     return f"""booked AS (SELECT tx, queue, grp_id, half_off, half_off < {started} AS was_open, state
-  FROM ({_COUNTED}) WHERE NOT COALESCE({final} AND last_op DIV 8 < {told}, FALSE)),
+  FROM ({_COUNTED}) WHERE NOT COALESCE(final_off < {told}, FALSE)),
 names AS (SELECT grp_id, MIN(grp) AS name FROM (SELECT DISTINCT grp_id, grp FROM events WHERE leg = {Leg.HALF})
   GROUP BY grp_id)"""
 

@@ -47,6 +47,7 @@ _COLUMNS = {
     "acts": _sum(f"leg = {_A}"),
     "ops": _sum(f"leg = {_O}"),
     "last_op": _most(f"leg = {_O}", "off * 8 + code"),
+    "final_off": _least(f"leg = {_O} AND code IN ({OpState.COMMITTED}, {OpState.ROLLED_BACK})", "off"),
     "op_at": _most(f"leg = {_O}", "cause"),
     "op_half": _most(f"leg = {_O}", "half"),
     "op_place": _sum(f"leg = {_O}", "place"),

@@ -7,7 +7,7 @@ from spark import books
 from spark.columns import Event, Leg
 from spark.scope import Extent, Place
 from spark.window import Window
-from tests.support.envelope_rows import HALF, NOW_MS, OP, PARKED, commit, half, op, record, rollback
+from tests.support.envelope_rows import HALF, NOW_MS, OP, PARKED, TWO, commit, half, op, record, rollback
 from tests.support.run_views import show_views
 
 FOREIGN = Event("", Leg.FOREIGN, "orders", 0, 101, NOW_MS)
@@ -40,6 +40,29 @@ def test_books_count_every_transaction_once(spark: SparkSession) -> None:
     window = Window(HALF, OP, PARKED, NOW_MS, began)
     (book,) = books.count_books(spark, window).values()
     assert book == {**dict.fromkeys(books.BOOK_COLUMNS, 0), "prepared": 2, "committed": 1, "open": 1}
+
+
+def test_final_transaction_is_in_the_books_of_one_window(spark: SparkSession) -> None:
+    """Told again in a later one it was neither open before nor prepared now."""
+    show_views(spark, [half(), commit(), op("COMMITTED", off=3), record(), op("COMMITTED", off=7)])
+    later = Window(HALF, OP, PARKED, NOW_MS, {**WINDOW.extents, Place(OP, 0): Extent(4, 200, 200)})
+    assert books.count_books(spark, later) == {}
+    assert books.count_topics(spark, later) == []
+    assert books.count_books(spark, WINDOW)["shop"]["committed"] == 1
+
+
+def test_topics_are_booked_by_message(spark: SparkSession) -> None:
+    """A repeated half message counts once, what is visible of rolled back ones not at all; contents are compared."""
+    right = [half(TWO), half(TWO, off=11), commit(), op("COMMITTED"), record(), record(7, 222, "credits")]
+    changed = [event._replace(tx="8" * 28) for event in (half(), commit(), op("COMMITTED"), record(101, content=999))]
+    phantom = [event._replace(tx="9" * 28) for event in (half(), rollback(), op("ROLLED_BACK"), record(102))]
+    show_views(spark, [*right, *changed, *phantom])
+    told = {row.pop("topic"): row for row in books.count_topics(spark, WINDOW)}
+    none = {"group": "shop", **dict.fromkeys(books.BOOK_COLUMNS, 0)}
+    assert told == {
+        "credits": {**none, "prepared": 1, "committed": 1, "visible": 1, "is_equal": True},
+        "orders": {**none, "prepared": 3, "committed": 2, "rolled_back": 1, "visible": 2, "is_equal": False},
+    }
 
 
 def test_partitions_that_were_not_read_as_they_should_are_named(spark: SparkSession) -> None:

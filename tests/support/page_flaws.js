@@ -50,6 +50,13 @@
     }
   });
 
+  for (const svg of document.querySelectorAll("svg")) {
+    const box = svg.getBoundingClientRect();
+    for (const line of lines)
+      if (!svg.contains(line.of) && line.left < box.right && line.right > box.left && line.top < box.bottom - 2 && line.bottom > box.top + 2)
+        flaws.push(`a plot lies upon "${line.of.data.trim().slice(0, 30)}"`);
+  }
+
   // colours: text against what is behind it, by WCAG 2 AA
   const paint = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   const rgba = (colour) => {
