@@ -56,7 +56,7 @@ def make_orders(bridge: Bridge, api: BridgeProcess, folder: Path) -> RunFile:
         kafka=bridge.kafka,
         topics=topics,
         endpoint_ports={group: (choose_free_port(),) for group in SETTINGS},
-        rate=200,
+        rate=25,
         workers=4,
         singles=0.2,
         largest_batch=20,
@@ -69,7 +69,7 @@ def make_orders(bridge: Bridge, api: BridgeProcess, folder: Path) -> RunFile:
 def test_what_is_planted_in_real_traffic_is_found_and_nothing_else(
     spark: SparkSession, kafka: str, tmp_path: Path
 ) -> None:
-    """Nothing during the traffic, whose window says the same at rest; then every anomaly, of what was right too."""
+    """Nothing during the traffic, whose window says the same at rest; then every anomaly, in what was right then."""
     bridge = Bridge.create(kafka, tmp_path)
     with bridge.serve("api") as api, bridge.start("settler,projector") as first:
         run = make_orders(bridge, api, tmp_path)

@@ -8,6 +8,8 @@ from typing import Any
 import httpx2
 from pyspark.sql import SparkSession
 
+from spark.scope import Place
+from spark.window import decode_window
 from tests.chaos.collect import get
 from tests.chaos.driver import Run, Tell
 from tests.chaos.fleet import Fleet
@@ -19,7 +21,7 @@ from tests.traffic.ink import Ink, Truth
 from tests.traffic.stage import plant_tales
 from tests.traffic.wounds import remove_oldest, wound
 
-_FIRST_AFTER_S = 20.0
+_FIRST_AFTER = 0.2  # of the time of the faults
 _PAUSE_S = 5.0
 _GRACE_S = 65.0  # the job's settle grace, and a little
 _REMOVED = 40
@@ -43,7 +45,7 @@ class TrafficRun(Run):
     def accompany(self, run: RunFile, bridge: Bridge, over: threading.Event) -> None:
         """Reports, each on what came since the last one, until the faults are over."""
         auditor = self._make_auditor(run, bridge)
-        over.wait(_FIRST_AFTER_S)
+        over.wait(_FIRST_AFTER * 60 * self.size.minutes)
         while not over.is_set():
             name = f"during the traffic, {len(self.audits) + 1}"
             self._keep(auditor.audit(name, "chain", since_last=True))
@@ -52,17 +54,17 @@ class TrafficRun(Run):
     def conclude(self, run: RunFile, bridge: Bridge, fleet: Fleet) -> list[str]:
         """A report at rest; then what is planted must be found, all of it and nothing else."""
         auditor = self._make_auditor(run, bridge)
-        live = self.audits[:1]
+        live = list(self.audits)
         self._keep(auditor.audit("at rest", "whole"))
         ink = Ink(bridge, run.topics)
         fleet.stop("settler", "projector")
         with httpx2.Client(base_url=run.urls[0], timeout=30) as http:
             decided_at = BadSettler(ink, http, WAITING).spoil(self.rounds)
-        for first in live:
+        for first in live[:1]:
             again = self._keep(auditor.audit(f"{first.name}, read again at rest", "live", window=first.window))
             self.same["a window read during the traffic and at rest"] = not differing(first, again)
         time.sleep(max(0.0, decided_at + _GRACE_S - time.monotonic()))
-        bare = self._plant(ink)
+        bare = self._plant(ink, _end_of(live[-1], _LONE) if live else 0)
         planted = self._keep(auditor.audit("planted", "planted"))
         again = self._keep(auditor.audit("planted, the same window", "again", window=planted.window))
         self.same["two runs on what is planted"] = not differing(planted, again)
@@ -79,9 +81,9 @@ class TrafficRun(Run):
             groups: dict[str, Any] = get(http, "/v1/producer-groups")
         return Auditor(self._spark, bridge, groups, run.folder)
 
-    def _plant(self, ink: Ink) -> Truth:
-        """What only a reader of everything can see of it."""
-        bare = remove_oldest(ink, _LONE, _REMOVED)
+    def _plant(self, ink: Ink, seen: int) -> Truth:
+        """What only a reader of everything can see of it. `seen`: of the lone topic, by the last of several reports."""
+        bare = remove_oldest(ink, _LONE, min(seen, _REMOVED))
         wound(ink, random.Random(self.seed), self.rounds, bare)
         plant_tales(ink, "", _ORDINARY, self.rounds)
         self.truth = ink.truth
@@ -96,3 +98,7 @@ class TrafficRun(Run):
             self.tell(each)
         self._wrong += wrong
         return audit
+
+
+def _end_of(audit: Audit, topic: str) -> int:
+    return decode_window(audit.window.read_text()).extents[Place(topic, 0)].end
