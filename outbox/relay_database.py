@@ -27,7 +27,7 @@ _CONNECT_NAMES: Final = {"postgresql": "connect_timeout", "mysql": "connect_time
 class SourceSpec:
     """Which table is read. `kind`: own, debezium, or the path of a TOML file, which names all of it itself.
 
-    `sequence`: for debezium, the column that orders the rows.
+    `sequence`: for debezium, the column that orders the rows. `archive`: where published rows go, if they are kept.
     """
 
     kind: str = OWN
@@ -35,6 +35,7 @@ class SourceSpec:
     schema: str | None = None
     sequence: str | None = None
     lease_table: str = LEASE_TABLE
+    archive: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +122,19 @@ def _named_source(conn: sa.Connection, spec: SourceSpec) -> OutboxSource:
     if spec.kind == OWN:
         table = make_outbox_table(sa.MetaData(), spec.table or OUTBOX_TABLE, spec.schema)
         _check_table(conn, table)
-        return OwnSource(table)
+        return OwnSource(table, _archive(conn, spec))
     if spec.sequence is None:
         raise OutboxConfigError("debezium needs --sequence, the column that orders the rows")
     table = _reflect(conn, spec.table or _DEBEZIUM_TABLE, spec.schema)
     if spec.sequence not in table.c:
-        raise OutboxConfigError(f"{table.name} has no column {spec.sequence}")
-    return debezium_source(table, spec.sequence)
+        raise OutboxConfigError(
+            f"{table.name} has no column {spec.sequence}: --sequence names one that orders the rows"
+        )
+    return debezium_source(table, spec.sequence, archive=_archive(conn, spec))
+
+
+def _archive(conn: sa.Connection, spec: SourceSpec) -> sa.Table | None:
+    return None if spec.archive is None else _reflect(conn, spec.archive, spec.schema)
 
 
 def _mapped_source(conn: sa.Connection, mapped: MappedFile) -> MappedSource:

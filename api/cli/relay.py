@@ -30,6 +30,8 @@ parked = typer.Typer(
 relay.add_typer(parked, name="parked")
 
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
+_LONGEST_HAND_OVER_S = 20.0
+_OF_LEASE, _OF_HAND_OVER = 1 / 3, 3 / 4  # a hand-over's part of its lease, a request's of its hand-over
 _MAX_ROWS = 10_000
 
 RowsArgument = Annotated[list[str] | None, typer.Argument(help="Ids as `relay parked list` shows them.")]
@@ -43,6 +45,11 @@ class Outbox:
     database_url: str
     spec: "SourceSpec"
     config: "RelayConfig"
+
+    @property
+    def request_timeout_s(self) -> float:
+        """Of a request to the bridge, so that its rows are still leased when the answer comes."""
+        return self.config.hand_over_ms / 1000 * _OF_HAND_OVER
 
     def open(self, database: "OutboxDatabase", hand_over: "HandOver") -> "Relay":
         """Raises TableMissing, DatabaseUnavailable, OutboxConfigError."""
@@ -66,7 +73,24 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
     table: Annotated[str | None, typer.Option("--table", help="Else outbox_message, or outboxevent.")] = None,
     schema: Annotated[str | None, typer.Option("--schema", help="Schema of the tables.")] = None,
     sequence: Annotated[str | None, typer.Option("--sequence", help="Debezium: column that orders the rows.")] = None,
+    archive: Annotated[
+        str | None, typer.Option("--archive", help="Table with the same columns: published rows are moved into it.")
+    ] = None,
+    lease_table: Annotated[str | None, typer.Option("--lease-table", help="Else outbox_lease.")] = None,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, max=1_000, help="Rows in a request.")] = 1_000,
+    requests: Annotated[int, typer.Option("--requests", min=1, max=16, help="Requests under way at once.")] = 2,
+    lease: Annotated[
+        float,
+        typer.Option(
+            "--lease", min=3, max=3_600, help="Seconds until the rows of a relay that died are free; a third for a try."
+        ),
+    ] = 60,
+    retry_delay: Annotated[
+        float, typer.Option("--retry-delay", min=0.01, max=60, help="Seconds before the second try; then twice that.")
+    ] = 0.5,
+    max_retry_delay: Annotated[
+        float, typer.Option("--max-retry-delay", min=0.01, max=3_600, help="Seconds between tries, at most.")
+    ] = 60,
     poll_interval: Annotated[
         float, typer.Option("--poll-interval", min=0.01, max=60, help="Seconds between looks if nobody wakes it.")
     ] = 0.5,
@@ -80,11 +104,22 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
     """
     from outbox.relay import RelayConfig  # noqa: PLC0415  # SQLAlchemy is slow to import
     from outbox.relay_database import SourceSpec  # noqa: PLC0415
+    from outbox.tables import LEASE_TABLE  # noqa: PLC0415
 
     if not database_url:
         raise CommandFailed(Exit.USAGE, "no database is named", "Say --database-url, or set OUTBOX_DATABASE_URL.")
-    config = RelayConfig(max_rows=batch_size, poll_ms=round(poll_interval * 1000), parked_holds=parked_holds)
-    outbox = Outbox(database_url, SourceSpec(source, table, schema, sequence), config)
+    config = RelayConfig(
+        max_rows=batch_size,
+        max_requests=requests,
+        lease_ms=round(lease * 1000),
+        hand_over_ms=round(min(lease * _OF_LEASE, _LONGEST_HAND_OVER_S) * 1000),
+        poll_ms=round(poll_interval * 1000),
+        min_delay_ms=round(min(retry_delay, max_retry_delay) * 1000),
+        max_delay_ms=round(max_retry_delay * 1000),
+        parked_holds=parked_holds,
+    )
+    spec = SourceSpec(source, table, schema, sequence, lease_table or LEASE_TABLE, archive)
+    outbox = Outbox(database_url, spec, config)
     if context.invoked_subcommand is not None:
         context.obj = outbox
         return
@@ -92,7 +127,8 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
         raise CommandFailed(Exit.USAGE, "a relay needs --producer-group", "Name the group whose messages they are.")
     report = RelayReport(output or (Output.TABLE if sys.stdout.isatty() else Output.JSONL))
     say(f"relay of {source} rows to {bridge} as {producer_group}; Ctrl-C stops it after the batch in hand")
-    with noticed_ctrl_c(signal.SIGTERM) as stop, report.telling_warnings(), _hand_over(bridge, producer_group) as taker:
+    made = _hand_over(bridge, producer_group, outbox.request_timeout_s)
+    with noticed_ctrl_c(signal.SIGTERM) as stop, report.telling_warnings(), made as taker:
         (_run_once if once else _run_until)(outbox, taker, stop, report)
 
 
@@ -194,10 +230,10 @@ def _opened_database(outbox: Outbox) -> "Iterator[OutboxDatabase]":
 
 
 @contextmanager
-def _hand_over(bridge: str, producer_group: str) -> "Iterator[HandOver]":
+def _hand_over(bridge: str, producer_group: str, timeout_s: float) -> "Iterator[HandOver]":
     from outbox.hand_over import HttpHandOver  # noqa: PLC0415  # slow to import
 
-    hand_over = HttpHandOver(bridge, producer_group)
+    hand_over = HttpHandOver(bridge, producer_group, timeout_s=timeout_s)
     try:
         yield hand_over
     finally:

@@ -25,6 +25,7 @@ def write(folder: Path, text: str) -> str:
         (["--database-url", "sqlite://", "-g", "shop", "--bridge", "here", "--once"], "http(s)://"),
         (["--database-url", "sqlite://", "-g", "shop", "--source", "debezium", "--once"], "--sequence"),
         (["--database-url", "sqlite://", "-g", "shop", "--source", "nowhere.toml", "--once"], "nowhere.toml"),
+        (["--database-url", "sqlite://", "-g", "shop", "--lease", "1", "--once"], "--lease"),
     ],
 )
 def test_wrong_use_is_told(cli: Cli, arguments: list[str], words: str) -> None:
