@@ -12,7 +12,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, NoSuchT
 
 from outbox.errors import DatabaseUnavailable, OutboxConfigError, TableMissing
 from outbox.hand_over import HandOver
-from outbox.relay import Relay, RelayConfig
+from outbox.relay import Relay, RelayConfig, first_line
 from outbox.sources import ColumnMap, MappedSource, OutboxSource, OwnSource, debezium_source
 from outbox.tables import LEASE_TABLE, OUTBOX_TABLE, make_lease_table, make_outbox_table
 
@@ -21,6 +21,13 @@ DEBEZIUM: Final = "debezium"
 _DEBEZIUM_TABLE: Final = "outboxevent"
 _CONNECT_S: Final = 5
 _CONNECT_NAMES: Final = {"postgresql": "connect_timeout", "mysql": "connect_timeout", "mariadb": "connect_timeout"}
+_PYMYSQL: Final = "`pip install pymysql`, and say mariadb+pymysql://"
+_DRIVERS: Final = {
+    "postgresql": "`pip install 'outbox-bridge[postgres]'`, and say postgresql+psycopg://",
+    "postgres": "SQLAlchemy calls it postgresql+psycopg://",
+    "mysql": _PYMYSQL,
+    "mariadb": _PYMYSQL,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +105,9 @@ def told_errors() -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        raise DatabaseUnavailable(_first_line(error.orig or error)) from error
+        raise DatabaseUnavailable(first_line(error.orig or error)) from error
     except SQLAlchemyError as error:
-        raise DatabaseUnavailable(_first_line(error)) from error
+        raise DatabaseUnavailable(first_line(error)) from error
 
 
 def _make_engine(url: str) -> sa.Engine:
@@ -110,7 +117,8 @@ def _make_engine(url: str) -> sa.Engine:
         arguments = {} if timeout is None else {timeout: _CONNECT_S}
         engine = sa.create_engine(parsed, pool_pre_ping=True, connect_args=arguments)
     except (NoSuchModuleError, ModuleNotFoundError) as error:
-        raise OutboxConfigError(f"no driver for this database URL: {error}") from error
+        remedy = _DRIVERS.get(url.partition("://")[0].partition("+")[0], "install one that SQLAlchemy knows")
+        raise OutboxConfigError(f"no driver for this database URL: {error}; {remedy}") from error
     except ArgumentError as error:
         raise OutboxConfigError("the database URL is driver://user:password@host/name, as SQLAlchemy has it") from error
     if engine.dialect.is_async:
@@ -151,16 +159,18 @@ def _reflect(conn: sa.Connection, name: str, schema: str | None) -> sa.Table:
 
 
 def _check_table(conn: sa.Connection, table: sa.Table) -> None:
-    if not sa.inspect(conn).has_table(table.name, schema=table.schema):
+    """One of ours, by its columns: another name may have been given for it."""
+    inspector = sa.inspect(conn)
+    if not inspector.has_table(table.name, schema=table.schema):
         raise TableMissing(table.name, conn.dialect.name)
+    there = {column["name"] for column in inspector.get_columns(table.name, schema=table.schema)}
+    missing = [name for name in table.c.keys() if name not in there]  # noqa: SIM118 - of a collection of columns
+    if missing:
+        remedy = f"compare it with what `python -m outbox.ddl {conn.dialect.name}` writes"
+        raise OutboxConfigError(f"{table.name} has no column {', '.join(missing)}: {remedy}")
 
 
 def _refuse_unknown(path: Path, members: Mapping[str, Any], kind: type) -> None:
     unknown = sorted(members.keys() - {field.name for field in fields(kind)})
     if unknown:
         raise OutboxConfigError(f"{path}: unknown setting {', '.join(unknown)}")
-
-
-def _first_line(error: BaseException) -> str:
-    """Drivers name host and user; the statement and its values are on later lines."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -56,47 +56,64 @@ class Outbox:
         return database.open_relay(self.spec, hand_over, self.config)
 
 
+DatabaseOption = Annotated[
+    str, typer.Option("--database-url", envvar="OUTBOX_DATABASE_URL", help="The outbox's, as SQLAlchemy has it.")
+]
+BridgeOption = Annotated[
+    str, typer.Option("--bridge", "--url", envvar="OUTBOX_BRIDGE_URL", help="Where the bridge listens.")
+]
+GroupOption = Annotated[str, typer.Option("--producer-group", "-g", help="Group that publishes.")]
+SourceOption = Annotated[
+    str, typer.Option("--source", metavar="own|debezium|FILE.toml", help="Which columns the table has.")
+]
+TableOption = Annotated[str | None, typer.Option("--table", help="Else outbox_message, or outboxevent.")]
+SchemaOption = Annotated[str | None, typer.Option("--schema", help="Schema of the tables.")]
+SequenceOption = Annotated[str | None, typer.Option("--sequence", help="Debezium: column that orders the rows.")]
+ArchiveOption = Annotated[
+    str | None, typer.Option("--archive", help="Table with the same columns: published rows are moved into it.")
+]
+LeaseTableOption = Annotated[str | None, typer.Option("--lease-table", help="Else outbox_lease.")]
+BatchOption = Annotated[int, typer.Option("--batch-size", min=1, max=1_000, help="Rows in a request.")]
+RequestsOption = Annotated[int, typer.Option("--requests", min=1, max=16, help="Requests under way at once.")]
+LeaseOption = Annotated[
+    float,
+    typer.Option("--lease", min=3, max=3_600, help="Seconds until the rows of a relay that died are free for others."),
+]
+PollOption = Annotated[
+    float, typer.Option("--poll-interval", min=0.01, max=60, help="Seconds between looks if nobody wakes it.")
+]
+DelayOption = Annotated[
+    float, typer.Option("--retry-delay", min=0.01, max=60, help="Seconds before the second try; then twice that.")
+]
+MaxDelayOption = Annotated[
+    float, typer.Option("--max-retry-delay", min=0.01, max=3_600, help="Seconds between tries, at most.")
+]
+HoldsOption = Annotated[bool, typer.Option(help="Whether a refused row holds back later ones of its key.")]
+OnceOption = Annotated[bool, typer.Option("--once", help="Publish what is there, then end.")]
+ReportOption = Annotated[Output | None, typer.Option("--output", "-o", help="Form of reports; piped: jsonl.")]
+
+
 @relay.callback(epilog="Example: outbox-bridge relay --database-url postgresql+psycopg://shop@localhost/shop -g orders")
 def run(  # noqa: PLR0913, PLR0917 - a setting is an option
     context: typer.Context,
-    database_url: Annotated[
-        str,
-        typer.Option("--database-url", envvar="OUTBOX_DATABASE_URL", help="The outbox's, as SQLAlchemy has it."),
-    ] = "",
-    bridge: Annotated[
-        str, typer.Option("--bridge", "--url", envvar="OUTBOX_BRIDGE_URL", help="Where the bridge listens.")
-    ] = DEFAULT_URL,
-    producer_group: Annotated[str, typer.Option("--producer-group", "-g", help="Group that publishes.")] = "",
-    source: Annotated[
-        str, typer.Option("--source", metavar="own|debezium|FILE.toml", help="Which columns the table has.")
-    ] = "own",
-    table: Annotated[str | None, typer.Option("--table", help="Else outbox_message, or outboxevent.")] = None,
-    schema: Annotated[str | None, typer.Option("--schema", help="Schema of the tables.")] = None,
-    sequence: Annotated[str | None, typer.Option("--sequence", help="Debezium: column that orders the rows.")] = None,
-    archive: Annotated[
-        str | None, typer.Option("--archive", help="Table with the same columns: published rows are moved into it.")
-    ] = None,
-    lease_table: Annotated[str | None, typer.Option("--lease-table", help="Else outbox_lease.")] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, max=1_000, help="Rows in a request.")] = 1_000,
-    requests: Annotated[int, typer.Option("--requests", min=1, max=16, help="Requests under way at once.")] = 2,
-    lease: Annotated[
-        float,
-        typer.Option(
-            "--lease", min=3, max=3_600, help="Seconds until the rows of a relay that died are free; a third for a try."
-        ),
-    ] = 60,
-    retry_delay: Annotated[
-        float, typer.Option("--retry-delay", min=0.01, max=60, help="Seconds before the second try; then twice that.")
-    ] = 0.5,
-    max_retry_delay: Annotated[
-        float, typer.Option("--max-retry-delay", min=0.01, max=3_600, help="Seconds between tries, at most.")
-    ] = 60,
-    poll_interval: Annotated[
-        float, typer.Option("--poll-interval", min=0.01, max=60, help="Seconds between looks if nobody wakes it.")
-    ] = 0.5,
-    parked_holds: Annotated[bool, typer.Option(help="Whether a refused row holds back later ones of its key.")] = True,
-    once: Annotated[bool, typer.Option("--once", help="Publish what is there, then end.")] = False,
-    output: Annotated[Output | None, typer.Option("--output", "-o", help="Form of reports; piped: jsonl.")] = None,
+    database_url: DatabaseOption = "",
+    bridge: BridgeOption = DEFAULT_URL,
+    producer_group: GroupOption = "",
+    source: SourceOption = "own",
+    table: TableOption = None,
+    schema: SchemaOption = None,
+    sequence: SequenceOption = None,
+    archive: ArchiveOption = None,
+    lease_table: LeaseTableOption = None,
+    batch_size: BatchOption = 1_000,
+    requests: RequestsOption = 2,
+    lease: LeaseOption = 60,
+    poll_interval: PollOption = 0.5,
+    retry_delay: DelayOption = 0.5,
+    max_retry_delay: MaxDelayOption = 60,
+    parked_holds: HoldsOption = True,
+    once: OnceOption = False,
+    output: ReportOption = None,
 ) -> None:
     """Publish the rows of an outbox table until Ctrl-C or SIGTERM; the batch in hand is finished. Any number may run.
 
