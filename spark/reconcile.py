@@ -23,6 +23,7 @@ from spark.judging import Judged, find_out_of_order, judge_suspects
 from spark.ledger import Entry, Ledger
 from spark.offsets import take_window
 from spark.options import Options, parse_options
+from spark.receipts import link_by_receipts
 from spark.report import FINDINGS, WINDOW, Measured, as_rows, make_summary, write_report
 from spark.rules import Kind
 from spark.scope import Extent, Graces, Place, Scope
@@ -32,6 +33,7 @@ from spark.tables import ProducerTables
 from spark.window import Window, decode_window
 
 Tell = Callable[[str], None]
+_BY_RECEIPTS = " Records were found by their receipts, so duplicates and phantoms cannot be seen."
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,14 @@ def _run(spark: SparkSession, options: Options, tell: Tell) -> Outcome:
     window = _choose_window(options, ledger, last)
     tell(f"run {run}: {len(window.extents)} partitions, {_count(window):,} offsets")
     landed = Landed(folder, [] if last is None else [ledger.folder_of(known) for known in ledger.chain_of(last)])
-    land(spark, window, landed, KafkaAccess(options.kafka, options.kafka_java, options.reader), options.landed)
-    if not books.is_anything_linked(spark):
+    access = KafkaAccess(options.kafka, options.kafka_java, options.reader, options.by_receipts)
+    land(spark, window, landed, access, options.landed)
+    if options.by_receipts:
+        link_by_receipts(spark, window, folder, landed.before)
+    elif not books.is_anything_linked(spark):
         raise Indeterminate(
             "no record of the real topics names its transaction: the header is off, or everything is missing",
-            "This job needs transaction_id_header = true.",
+            "If transaction_id_header is false, find records by their receipts: --by-receipts.",
         )
     window = window.with_first_ms(books.first_times(spark, window))
     tell("landed; folding")
@@ -113,6 +118,8 @@ def _conclude(spark: SparkSession, options: Options, ledger: Ledger, run: _Run) 
         raise Indeterminate(f"{place} was not read as its offsets say", "Run it again.")
     exit_code = decide_exit(run.findings, options.thresholds, is_strict=options.strict)
     summary = make_summary(run.window, measured, run.findings, exit_code)
+    if options.by_receipts:
+        summary["sentence"] += _BY_RECEIPTS
     total, standing = summary["books"]["total"], summary["findings"]["total"]
     begins = run.number if run.last is None else run.last.begins
     entry = Entry(
@@ -150,7 +157,7 @@ def _choose_window(options: Options, ledger: Ledger, last: Entry | None) -> Wind
 
 def _make_scope(window: Window, options: Options, ledger: Ledger, last: Entry | None) -> Scope:
     """What this run and those before it can prove together."""
-    scope = window.make_scope(options.groups, Graces())
+    scope = replace(window.make_scope(options.groups, Graces()), by_receipts=options.by_receipts)
     if last is None:
         return scope
     origins: dict[Place, Extent] = {}

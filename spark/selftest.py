@@ -7,9 +7,11 @@ topics take the times they are told, so that a transaction can be a day old.
 import argparse
 import json
 import secrets
+import sqlite3
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -29,7 +31,7 @@ from bridge.core.record_codec import encode_act, encode_end, encode_half, encode
 from bridge.core.topics import InternalTopics, with_prefix
 from bridge.core.transaction import Transaction, TransactionState
 from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
-from spark.anomalies import CREDITS, EXPIRED, ORDERS, Step, Tale, anomalies, look_alikes, ordinary
+from spark.anomalies import BANK, CREDITS, EXPIRED, ORDERS, SHOP, Step, Tale, anomalies, look_alikes, ordinary
 from spark.columns import OpState
 from spark.errors import BadUsage, Indeterminate
 from spark.json_file import read_json
@@ -37,8 +39,8 @@ from spark.options import Options, parse_groups
 from spark.reconcile import Outcome, Tell, reconcile, run_command
 from spark.report import FINDINGS
 from spark.session import start_session
+from spark.table_list import RECORD_TABLE, Database, parse_tables
 
-GROUP = "shop"
 _REAL = {ORDERS: 3, CREDITS: 1, EXPIRED: 1}
 _QUEUES = 2
 _BATCH = 2_000
@@ -55,9 +57,10 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Topics of one self-test; the real ones have the prefix too."""
+    """Topics of one self-test; the real ones have the prefix too. `has_id_header`: records name their transactions."""
 
     prefix: str
+    has_id_header: bool = True
 
     @property
     def internal(self) -> InternalTopics:
@@ -112,6 +115,7 @@ class Injector:
         self._stage = stage
         self._now_ms = now_ms
         self._number = 0
+        self.rows: list[tuple[str, str, str, int]] = []  # of transaction records: id, group, state, time
 
     def create_topics(self) -> None:
         """Empty topics whose records keep the times they are given."""
@@ -136,6 +140,7 @@ class Injector:
         remaining = iter(tales)
         while batch := [self._name(tale) for tale in islice(remaining, _BATCH)]:
             truth += [(planted.tx, kind.value) for planted in batch for kind in planted.tale.kinds]
+            self.rows += [(p.tx, p.tale.group, p.tale.row, p.born_ms) for p in batch if p.tale.row is not None]
             self._write_journal(journal, batch)
             self._settle(writer, [planted for planted in batch if not planted.tale.is_late], is_late=False)
             late += [p for p in batch if p.tale.is_late or any(step.is_late for step in p.tale.steps)]
@@ -226,7 +231,8 @@ class Injector:
         asked = given.get("part", message.queue_id)
         parts = self._stage.topics[message.topic]
         part = asked if asked >= 0 else choose_real_queue(message.key, planted.tx, parts)
-        return encode_published(message, planted.tx, part, message.timestamp_ms or planted.born_ms + 1_000, True)
+        shown_ms = message.timestamp_ms or planted.born_ms + 1_000
+        return encode_published(message, planted.tx, part, shown_ms, self._stage.has_id_header)
 
     def _parked_copy(self, planted: Planted, given: Mapping[str, Any]) -> Message:
         changed = given.get("message")
@@ -246,7 +252,7 @@ class Injector:
         half_index = next((i for i, s in enumerate(_journal_steps(planted)) if _is_half(s)), None)
         transaction = Transaction(
             planted.tx,
-            GROUP,
+            planted.tale.group,
             0 if half_index is None else places[half_index],
             planted.born_ms,
             0,
@@ -275,9 +281,20 @@ class Injector:
 
 
 def groups_document() -> dict[str, Any]:
-    """The settings of the tales' group, as the API tells them."""
+    """The settings of the tales' groups, as the API tells them."""
     check = {"transaction_timeout_seconds": 6, "max_checks": 3, "max_lifetime_seconds": 86_400}
-    return {"producer_groups": [{"name": GROUP, "check": check}]}
+    return {"producer_groups": [{"name": name, "check": check} for name in (SHOP, BANK)]}
+
+
+def write_records(path: Path, rows: Iterable[tuple[str, str, str, int]]) -> list[Database]:
+    """The producers' side: transaction records in an SQLite file, and how they are read."""
+    path.unlink(missing_ok=True)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        members = "transaction_id TEXT PRIMARY KEY, producer_group TEXT, state TEXT, at_ms INTEGER"
+        connection.execute(f"CREATE TABLE {RECORD_TABLE} ({members})")
+        connection.executemany(f"INSERT INTO {RECORD_TABLE} VALUES (?, ?, ?, ?)", rows)
+    database = {"name": "bank", "url": f"jdbc:sqlite:{path}", "records": [{"groups": [BANK]}]}
+    return parse_tables({"databases": [database]})
 
 
 def compare_truth(truth: Iterable[tuple[str, str]], findings: str) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
@@ -300,7 +317,7 @@ def _half_of(
     void: dict[str, Any] = {"idempotency_key": planted.tx, "seen_ms": 0} if given.get("is_void") else {}
     return HalfMessage(
         planted.tx,
-        GROUP,
+        planted.tale.group,
         len(named),
         planted.born_ms,
         **(single if len(named) == 1 else {}),
@@ -409,9 +426,12 @@ def check_job(
     injector.create_topics()
     try:
         truth = injector.plant(tales)
+        folder.mkdir(parents=True, exist_ok=True)
+        databases = write_records(folder / "records.db", injector.rows)
         tell(f"{len(truth):,} findings planted in topics {stage.prefix}*")
         real = [stage.real(topic) for topic in _REAL]
-        options = Options(folder, stage.internal, kafka, topics=real, groups=parse_groups(groups_document()))
+        groups = parse_groups(groups_document())
+        options = Options(folder, stage.internal, kafka, topics=real, groups=groups, databases=databases)
         outcome = reconcile(spark, options, tell)
     finally:
         injector.delete_topics()

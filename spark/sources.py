@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from spark.columns import EVENT_SCHEMA
-from spark.envelope import journal_sql, op_sql, parked_sql, real_sql
+from spark.envelope import journal_sql, op_sql, parked_sql, real_content_sql, real_sql
 from spark.errors import Indeterminate
 from spark.offsets import java_options
 from spark.scope import Extent, Place
@@ -34,18 +34,22 @@ _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 @dataclass(frozen=True, slots=True)
 class KafkaAccess:
-    """How Kafka is reached: librdkafka's options, Java's besides, and which reader is wanted."""
+    """How Kafka is reached: librdkafka's options, Java's besides, and which reader is wanted.
+
+    `by_receipts`: records that do not name a transaction are hashed too.
+    """
 
     options: Mapping[str, Any]
     java: Mapping[str, str]
     reader: str = CONNECTOR
+    by_receipts: bool = False
 
 
 def read_kafka(spark: SparkSession, window: Window, kafka: KafkaAccess) -> DataFrame:
     """The envelope of a window. Raises BadUsage for security that Java's client cannot be told."""
     parts = [([window.half], journal_sql), ([window.op], op_sql), ([window.parked], parked_sql)]
     if window.real:
-        parts.append((window.real, real_sql))
+        parts.append((window.real, real_content_sql if kafka.by_receipts else real_sql))
     read = _read_by_connector if kafka.reader == CONNECTOR else _read_by_python
     frames = []
     for number, (topics, sql) in enumerate(parts):

@@ -21,7 +21,7 @@ from bridge.broker.jars import FetchProgress
 from bridge.broker.java import find_java
 from spark.errors import BadUsage
 from spark.json_file import read_json
-from spark.table_list import kinds_of, parse_tables
+from spark.table_list import SQLITE, kinds_of, parse_tables
 
 report = typer.Typer(no_args_is_help=True, help="Prove from Kafka that what was committed is what consumers can read.")
 
@@ -50,6 +50,9 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
     thresholds: Annotated[Path | None, typer.Option("--thresholds", help="JSON: findings that are let pass.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 4 for warnings.")] = False,
     tables: Annotated[Path | None, typer.Option("--tables", help="JSON: producers' own tables to compare.")] = None,
+    by_receipts: Annotated[
+        bool, typer.Option("--by-receipts", help="Records had no header while it was switched off.")
+    ] = False,
     cores: CoresOption = 0,
     memory_mb: MemoryOption = 1_024,
     url: UrlOption = DEFAULT_URL,
@@ -63,6 +66,7 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
     given: dict[str, object] = {"--topics": topics, "--window": window, "--thresholds": thresholds}
     given["--tables"] = tables
     flags = [name for name, is_given in (("--since-last", since_last), ("--strict", strict)) if is_given]
+    flags += ["--by-receipts"] if by_receipts or not settings.transaction_id_header else []
     given |= {"--out": out, "--cores": cores, "--memory-mb": memory_mb, "--prefix": settings.topics.prefix}
     with tempfile.TemporaryDirectory(prefix="outbox-bridge-report-") as folder:
         given["--kafka-options"] = _write(Path(folder) / "kafka.json", settings.kafka)
@@ -87,7 +91,7 @@ def selftest(
     given |= {"--cores": cores, "--memory-mb": memory_mb}
     with tempfile.TemporaryDirectory(prefix="outbox-bridge-report-") as folder:
         given["--kafka-options"] = _write(Path(folder) / "kafka.json", settings.kafka)
-        _run_job("spark.selftest", given, [])
+        _run_job("spark.selftest", given, [], driver_jars([SQLITE], _tell_jar))
 
 
 @report.command(epilog="Example: outbox-bridge report repair .outbox-bridge/reports/000001 --apply")
