@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 from bridge.core.message import Message
 from spark.columns import ACT_RESUME, COMMIT, ROLLBACK, UNKNOWN, OpState
 from spark.rules import Kind
+from spark.table_list import BARRED, WRITTEN
 
 ORDERS, CREDITS, EXPIRED = "orders", "credits", "expired"  # of the last, everything is removed after it was written
 HOUR_MS = 3_600_000
-MAX_CHECKS, LIFE_MS, TIMEOUT_MS = 3, 24 * HOUR_MS, 6_000  # of the group the tales belong to
+SHOP, BANK = "shop", "bank"  # groups; of the second each committed transaction has a transaction record
+MAX_CHECKS, LIFE_MS, TIMEOUT_MS = 3, 24 * HOUR_MS, 6_000  # of both
 
 
 class Step(NamedTuple):
@@ -27,7 +29,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tale:
-    """A transaction. `age_ms`: how long ago it was prepared; `kinds`: what must be found."""
+    """A transaction. `age_ms`: how long ago it was prepared; `kinds`: what must be found; `row`: its record's state."""
 
     name: str
     steps: Sequence[Step]
@@ -36,6 +38,8 @@ class Tale:
     age_ms: int = 2 * HOUR_MS
     is_late: bool = False
     half: Mapping[str, Any] = field(default_factory=dict)
+    group: str = SHOP
+    row: str | None = None
 
 
 def step(name: str, **options: Any) -> Step:  # noqa: ANN401 - fields of six kinds of records
@@ -100,10 +104,14 @@ def look_alikes(name: str) -> Iterator[Tale]:
     yield right("as asked", HALF, COMMITS, SHOW, COMMITTED, messages=(
         Message(ORDERS, one[0].key, b"", [("a", None), ("a", b"")], 2, 1_234_567_890_123),))  # fmt: skip
     yield right("without key and value", HALF, COMMITS, SHOW, COMMITTED, messages=(Message(ORDERS),))
+    yield right("row of a commit", *RIGHT, group=BANK, row=WRITTEN)
+    yield right("row that waits", HALF, group=BANK, row=WRITTEN, age_ms=HOUR_MS)
+    yield right("barred", HALF, ROLLS_BACK, ROLLED_BACK, group=BANK, row=BARRED)
+    yield right("published without a row", step("half", is_published=True), SHOW, COMMITTED, group=BANK)
 
 
 def anomalies(name: str) -> Iterator[Tale]:
-    """Every kind that Kafka alone can show, some in several forms."""
+    """Every kind, some in several forms."""
     one, two = _messages(name, 1), _messages(name, 2)
     elsewhere = Message(CREDITS, one[0].key, one[0].value, one[0].headers)
 
@@ -144,6 +152,10 @@ def anomalies(name: str) -> Iterator[Tale]:
                 step("end", code=UNKNOWN, src="C", num=1, after_ms=HOUR_MS))  # fmt: skip
     yield wrong("another group's end", "WRONG_GROUP", HALF, step("end", code=COMMIT, grp="thief"), SHOW, COMMITTED)
     yield wrong("unprovable", "UNPROVABLE", *RIGHT, messages=(Message(EXPIRED, one[0].key, b"v"),))
+    yield wrong("row alone", "TABLE_MISMATCH", group=BANK, row=WRITTEN)
+    yield wrong("row of a rollback", "TABLE_MISMATCH", HALF, ROLLS_BACK, ROLLED_BACK, group=BANK, row=WRITTEN)
+    yield wrong("barred, but committed", "TABLE_MISMATCH", *RIGHT, group=BANK, row=BARRED)
+    yield wrong("commit without a row", "TABLE_MISMATCH", *RIGHT, group=BANK)
     # the first is decided before the second and published after it
     ordered = (Message(ORDERS, b"ordered-" + name.encode(), b"v", (), 0),)
     yield wrong("overtaken", "", *RIGHT, messages=ordered, is_late=True)

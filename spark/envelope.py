@@ -102,19 +102,29 @@ def op_sql(source: str) -> str:
 
 def real_sql(source: str) -> str:
     """Records of real topics: ours by their last header, all others FOREIGN."""
+    content = _content("key", "value", "own")
+    return _real_sql(source, f"IF(is_ours, {content}, NULL)", "is_ours")
+
+
+def real_content_sql(source: str) -> str:
+    """The same with the hashes of the others too: one of them may be ours without its header."""
+    content = _content("key", "value", "IF(is_ours, own, headers)")
+    return _real_sql(source, content, "TRUE")
+
+
+def _real_sql(source: str, content: str, is_hashed: str) -> str:
     read = (
-        f"SELECT *, last.key = 'transaction-id' AND CAST(last.value AS STRING) RLIKE {_ID} AS is_ours "
+        f"SELECT *, COALESCE(last.key = 'transaction-id' AND CAST(last.value AS STRING) RLIKE {_ID}, FALSE) AS is_ours "
         f"FROM ({_headed(source)})"
     )
-    content = _content("key", "value", "own")
     columns = {
         "tx": "IF(is_ours, CAST(last.value AS STRING), '')",
         "leg": _case(("is_ours", Leg.VISIBLE), otherwise=Leg.FOREIGN),
         "content": "content",
-        "body": f"IF(is_ours, {_hash('topic', 'content')}, NULL)",
-        "place": f"IF(is_ours, {_hash('topic', 'part', 'off')}, NULL)",
+        "body": f"IF({is_hashed}, {_hash('topic', 'content')}, NULL)",
+        "place": f"IF({is_hashed}, {_hash('topic', 'part', 'off')}, NULL)",
     }
-    return _select(columns, f"SELECT *, IF(is_ours, {content}, NULL) AS content FROM ({read})")
+    return _select(columns, f"SELECT *, {content} AS content FROM ({read})")
 
 
 def key_hash(key: str) -> str:

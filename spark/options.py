@@ -31,6 +31,7 @@ class Options:
     groups: Mapping[str, GroupTimes] = field(default_factory=dict)
     thresholds: Thresholds = field(default_factory=Thresholds)
     strict: bool = False
+    by_receipts: bool = False
     databases: Sequence[Database] = ()
     jars: Sequence[Path] = ()
     cores: int = 0
@@ -87,6 +88,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
         parse_groups(read_json(given.groups)) if given.groups else {},
         parse_thresholds(read_json(given.thresholds)) if given.thresholds else Thresholds(),
         given.strict,
+        given.by_receipts,
         parse_tables(read_json(given.tables)) if given.tables else (),
         access.jars,
         access.cores,
@@ -125,6 +127,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--groups", type=Path, metavar="FILE", help="JSON of GET /v1/producer-groups, for check limits")
     add("--thresholds", type=Path, metavar="FILE", help="JSON: findings that are let pass, by kind and topic")
     add("--strict", action="store_true", help="exit 4 for warnings (UNPROVABLE)")
+    add("--by-receipts", action="store_true", help="records do not name their transactions (no header)")
     add("--tables", type=Path, metavar="FILE", help="JSON: producers' databases and tables to compare")
     return parser
 

@@ -18,7 +18,6 @@ from bridge.core.transaction import Transaction, TransactionState
 from spark.anomalies import CREDITS, EXPIRED, ORDERS, Step, Tale, anomalies, look_alikes, ordinary
 from spark.columns import OpState
 
-GROUP = "shop"
 REAL = {ORDERS: 3, CREDITS: 1, EXPIRED: 1}
 QUEUES = 2
 _JOURNAL = frozenset({"half", "end", "act"})
@@ -33,9 +32,10 @@ _STATES = {
 
 @dataclass(frozen=True)
 class Stage:
-    """Topics of one self-test; the real ones have the prefix too."""
+    """Topics of one self-test; the real ones have the prefix too. `has_id_header`: records name their transactions."""
 
     prefix: str
+    has_id_header: bool = True
 
     @cached_property
     def internal(self) -> InternalTopics:
@@ -118,7 +118,8 @@ class Scribe:
         asked = given.get("part", message.queue_id)
         parts = self.stage.topics[message.topic]
         part = asked if asked >= 0 else choose_real_queue(message.key, planted.tx, parts)
-        return encode_published(message, planted.tx, part, message.timestamp_ms or planted.born_ms + 1_000, True)
+        shown_ms = message.timestamp_ms or planted.born_ms + 1_000
+        return encode_published(message, planted.tx, part, shown_ms, self.stage.has_id_header)
 
     def parked_copy(self, planted: Planted, given: Mapping[str, Any]) -> Message:
         """A record of the parked topic."""
@@ -140,7 +141,7 @@ class Scribe:
         half_index = next((i for i, s in enumerate(journal_steps(planted)) if _is_half(s)), None)
         transaction = Transaction(
             planted.tx,
-            GROUP,
+            planted.tale.group,
             0 if half_index is None else places[half_index],
             planted.born_ms,
             0,
@@ -169,7 +170,7 @@ def _half_of(
     void: dict[str, Any] = {"idempotency_key": planted.tx, "seen_ms": 0} if given.get("is_void") else {}
     return HalfMessage(
         planted.tx,
-        GROUP,
+        planted.tale.group,
         len(named),
         planted.born_ms,
         **(single if len(named) == 1 else {}),

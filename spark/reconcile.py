@@ -28,6 +28,7 @@ from spark.landed import find_landed
 from spark.ledger import Entry, Ledger, hold
 from spark.offsets import look_for_topics, take_window
 from spark.options import Options, parse_options
+from spark.receipts import link_by_receipts
 from spark.report import FINDINGS, Measured, as_rows, count_unfinished, make_summary, write_report
 from spark.rules import Kind
 from spark.scope import Extent, Graces, Place, Scope
@@ -38,6 +39,7 @@ from spark.window import Window, read_window
 
 Tell = Callable[[str], None]
 _INTERRUPTED = 130  # as shells tell it
+_BY_RECEIPTS = " Records were found by their receipts, so duplicates and phantoms cannot be seen."
 
 _LEG = pa.struct([("leg", pa.string()), ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
 _FINDING = pa.schema(
@@ -86,11 +88,14 @@ def _run(spark: SparkSession, options: Options, tell: Tell) -> Outcome:
     window, units = _choose_window(options, ledger, last)
     tell(f"run {run}: {len(window.extents)} partitions, {_count(window):,} offsets")
     landed = Landed(folder, [] if last is None else [ledger.folder_of(known) for known in ledger.chain_of(last)])
-    land(spark, window, landed, KafkaAccess(options.kafka, options.kafka_java, options.reader), units)
-    if not books.is_anything_linked(spark):
+    access = KafkaAccess(options.kafka, options.kafka_java, options.reader, options.by_receipts)
+    land(spark, window, landed, access, units)
+    if options.by_receipts:
+        link_by_receipts(spark, window, folder, landed.before)
+    elif not books.is_anything_linked(spark):
         raise Indeterminate(
             "no record of the real topics names its transaction: the header is off, or everything is missing",
-            "This job needs transaction_id_header = true.",
+            "If transaction_id_header is false, find records by their receipts: --by-receipts.",
         )
     window = window.with_first_ms(books.first_times(spark, window))
     tell("landed; folding")
@@ -145,6 +150,8 @@ def _conclude(spark: SparkSession, options: Options, ledger: Ledger, run: _Run, 
     exit_code = decide_exit(run.findings, options.thresholds, is_strict=options.strict)
     closing = None if run.last is None else run.last.closing
     summary = make_summary(run.window, measured, run.findings, exit_code, closing)
+    if options.by_receipts:
+        summary["sentence"] += _BY_RECEIPTS
     total, standing = summary["books"]["total"], summary["findings"]["total"]
     begins = run.number if run.last is None else run.last.begins
     entry = Entry(
@@ -193,7 +200,7 @@ def _read_window(path: Path, since: Mapping[Place, int]) -> Window:
 
 def _make_scope(window: Window, options: Options, ledger: Ledger, last: Entry | None) -> Scope:
     """What this run and those before it can prove together."""
-    scope = window.make_scope(options.groups, Graces())
+    scope = replace(window.make_scope(options.groups, Graces()), by_receipts=options.by_receipts)
     if last is None:
         return scope
     origins: dict[Place, Extent] = {}

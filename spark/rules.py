@@ -1,4 +1,6 @@
-"""The verdicts: each kind of finding has its rule here and nowhere else. Pure.
+"""The verdicts: each kind of finding about one transaction has its rule here and nowhere else. Pure.
+
+About producers' tables: `row_rules`; about order: `fold`.
 
 A rule says what is proved, never what is likely: what a window has not read, or what may still be on its way, is
 no finding. Source: `docs/records.md`, kinds of findings in reconciliation.
@@ -108,7 +110,7 @@ def _absence(pair: Pair, last: Event, scope: Scope) -> tuple[Kind | None, str]:
     where = _tell_receipt(receipt)
     if receipt is None or receipt.off is None:
         is_read = any(place.topic == pair.message.topic for place in scope.extents)
-        return (Kind.MISSING if is_read else Kind.UNPROVABLE), where
+        return (Kind.MISSING if is_read and not scope.by_receipts else Kind.UNPROVABLE), where
     extent = scope.extents.get(Place(receipt.topic, receipt.part))
     if extent is None:
         return Kind.UNPROVABLE, f"{where} (not read)"

@@ -57,7 +57,10 @@ class Graces:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A window. `now_ms`: when its offsets were noted, by which all ages are told."""
+    """A window. `now_ms`: when its offsets were noted, by which all ages are told.
+
+    `by_receipts`: records do not name their transactions, and were found by the places that receipts name.
+    """
 
     half_topic: str
     op_topic: str
@@ -67,6 +70,7 @@ class Scope:
     groups: Mapping[str, GroupTimes] = field(default_factory=dict)
     graces: Graces = Graces()
     other_groups: GroupTimes = GroupTimes()
+    by_receipts: bool = False
 
     def times_of(self, group: str | None) -> GroupTimes:
         """The rules of a producer group."""

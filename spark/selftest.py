@@ -7,9 +7,11 @@ topics take the times they are told, so that a transaction can be a day old.
 import argparse
 import json
 import secrets
+import sqlite3
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -25,14 +27,15 @@ from bridge.core.message import Message, Receipt
 from bridge.core.op_message import POSITION_KEY, Position, encode_position
 from bridge.core.queue_choice import choose_half_queue, murmur2
 from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
-from spark.anomalies import EXPIRED, ORDERS, Step, Tale
+from spark.anomalies import BANK, EXPIRED, ORDERS, SHOP, Step, Tale
 from spark.errors import BadUsage, Indeterminate
 from spark.json_file import read_json
 from spark.options import Options, parse_groups
-from spark.planted import GROUP, QUEUES, REAL, Planted, Scribe, Stage, due_steps, journal_steps, make_tales
+from spark.planted import QUEUES, REAL, Planted, Scribe, Stage, due_steps, journal_steps, make_tales
 from spark.reconcile import Outcome, Tell, reconcile, run_command
 from spark.report import FINDINGS
 from spark.session import start_session
+from spark.table_list import RECORD_TABLE, Database, parse_tables
 
 _BATCH = 10_000
 _TOLD = 100_000  # transactions between two lines of progress
@@ -51,6 +54,7 @@ class Injector:
         self._now_ms = now_ms
         self._number = 0
         self._late: list[Planted] = []
+        self.rows: list[tuple[str, str, str, int]] = []  # of transaction records: id, group, state, time
         self._writer = self._make_writer()
         self._plain = Producer({**self._kafka, "enable.idempotence": True, "linger.ms": 20})
 
@@ -98,6 +102,7 @@ class Injector:
         self._write_journal(batch)
         self._settle([planted for planted in batch if not planted.tale.is_late], is_late=False)
         self._late += [p for p in batch if p.tale.is_late or any(step.is_late for step in p.tale.steps)]
+        self.rows += [(p.tx, p.tale.group, p.tale.row, p.born_ms) for p in batch if p.tale.row is not None]
         return [(planted.tx, kind.value) for planted in batch for kind in planted.tale.kinds]
 
     def _write_late(self) -> None:
@@ -189,9 +194,20 @@ def _put_aside(tales: Iterable[Tale], young: list[Tale]) -> Iterator[Tale]:
 
 
 def groups_document() -> dict[str, Any]:
-    """The settings of the tales' group, as the API tells them."""
+    """The settings of the tales' groups, as the API tells them."""
     check = {"transaction_timeout_seconds": 6, "max_checks": 3, "max_lifetime_seconds": 86_400}
-    return {"producer_groups": [{"name": GROUP, "check": check}]}
+    return {"producer_groups": [{"name": name, "check": check} for name in (SHOP, BANK)]}
+
+
+def write_records(path: Path, rows: Iterable[tuple[str, str, str, int]]) -> list[Database]:
+    """The producers' side: transaction records in an SQLite file, and how they are read."""
+    path.unlink(missing_ok=True)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        members = "transaction_id TEXT PRIMARY KEY, producer_group TEXT, state TEXT, at_ms INTEGER"
+        connection.execute(f"CREATE TABLE {RECORD_TABLE} ({members})")
+        connection.executemany(f"INSERT INTO {RECORD_TABLE} VALUES (?, ?, ?, ?)", rows)
+    database = {"name": "bank", "url": f"jdbc:sqlite:{path}", "records": [{"groups": [BANK]}]}
+    return parse_tables({"databases": [database]})
 
 
 def compare_truth(truth: Iterable[tuple[str, str]], findings: str) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
@@ -267,9 +283,12 @@ def check_job(
     injector.create_topics()
     try:
         truth = injector.plant(_counted(tales, tell))
+        folder.mkdir(parents=True, exist_ok=True)
+        databases = write_records(folder / "records.db", injector.rows)
         tell(f"{len(truth):,} findings planted in topics {stage.prefix}*")
         real = [stage.real(topic) for topic in REAL]
-        options = Options(folder, stage.internal, kafka, topics=real, groups=parse_groups(groups_document()))
+        groups = parse_groups(groups_document())
+        options = Options(folder, stage.internal, kafka, topics=real, groups=groups, databases=databases)
         outcome = reconcile(spark, options, tell)
     finally:
         injector.delete_topics()

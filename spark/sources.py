@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from spark.columns import EVENT_SCHEMA
-from spark.envelope import EnvelopeSql, journal_sql, op_sql, parked_sql, real_sql
+from spark.envelope import EnvelopeSql, journal_sql, op_sql, parked_sql, real_content_sql, real_sql
 from spark.errors import Indeterminate
 from spark.offsets import java_options
 from spark.scope import Extent, Place
@@ -37,17 +37,21 @@ _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 @dataclass(frozen=True, slots=True)
 class KafkaAccess:
-    """How Kafka is reached: librdkafka's options, Java's besides, and which reader is wanted."""
+    """How Kafka is reached: librdkafka's options, Java's besides, and which reader is wanted.
+
+    `by_receipts`: records that do not name a transaction are hashed too.
+    """
 
     options: Mapping[str, Any]
     java: Mapping[str, str]
     reader: str = CONNECTOR
+    by_receipts: bool = False
 
 
 def read_kafka(spark: SparkSession, window: Window, kafka: KafkaAccess) -> DataFrame:
     """The envelope of a window. Raises BadUsage for security that Java's client cannot be told."""
     read = _read_by_connector if kafka.reader == CONNECTOR else _read_by_python
-    return _make_envelope(spark, _parts_of(window), lambda topics: read(spark, window.ranges_of(topics), kafka))
+    return _make_envelope(spark, _parts_of(window, kafka), lambda topics: read(spark, window.ranges_of(topics), kafka))
 
 
 def stream_kafka(
@@ -57,7 +61,7 @@ def stream_kafka(
 
     `max_offsets`: of a micro-batch. Raises BadUsage for security that Java's client cannot be told.
     """
-    parts = [part for part in _parts_of(window) if (part[0] == [window.half]) is is_journal]
+    parts = [part for part in _parts_of(window, kafka) if (part[0] == [window.half]) is is_journal]
 
     def load(topics: Sequence[str]) -> DataFrame:
         options = {**_connector_options(window.ranges_of(topics), kafka), "maxOffsetsPerTrigger": str(max_offsets)}
@@ -66,14 +70,15 @@ def stream_kafka(
     return _make_envelope(spark, parts, load)
 
 
-def _parts_of(window: Window) -> list[tuple[Sequence[str], EnvelopeSql]]:
+def _parts_of(window: Window, kafka: KafkaAccess) -> list[tuple[Sequence[str], EnvelopeSql]]:
     """Topics of one format, and what turns their records into the envelope."""
     parts: list[tuple[Sequence[str], EnvelopeSql]] = [
         ([window.half], journal_sql),
         ([window.op], op_sql),
         ([window.parked], parked_sql),
     ]
-    return [*parts, (window.real, real_sql)] if window.real else parts
+    real = real_content_sql if kafka.by_receipts else real_sql
+    return [*parts, (window.real, real)] if window.real else parts
 
 
 def _make_envelope(

@@ -9,7 +9,6 @@
 Names of tables and columns are SQL of the database they are in, as is `where`: quote what needs quotes.
 """
 
-import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from typing import Any
 from spark.errors import BadUsage
 
 # as in outbox/tables.py, of which this package imports nothing
-RECORD_TABLE, BARRED, CLEANED = "outbox_transaction", "barred", "cleaned"
+RECORD_TABLE, WRITTEN, BARRED, CLEANED = "outbox_transaction", "written", "barred", "cleaned"
 _RECORD_COLUMN, _RECORD_TIME = "transaction_id", "at_ms"
 
 POSTGRESQL, SQLITE, MARIADB = "postgresql", "sqlite", "mariadb"
@@ -83,15 +82,14 @@ class Database:
     user: str | None = None
     password: str | Path | None = field(default=None)
 
-    def read_password(self, environment: Mapping[str, str] | None = None) -> str | None:
+    def read_password(self, environment: Mapping[str, str]) -> str | None:
         """Raises BadUsage, which names where it is not."""
-        known = os.environ if environment is None else environment
         if self.password is None:
             return None
         if isinstance(self.password, str):
-            if self.password not in known:
+            if self.password not in environment:
                 raise BadUsage(f"database {self.name}: {self.password} is not in the environment", "Set it.")
-            return known[self.password]
+            return environment[self.password]
         try:
             return self.password.read_text(encoding="utf-8").rstrip("\r\n")
         except (OSError, UnicodeDecodeError) as error:

@@ -4,6 +4,7 @@ Landed are ids, hashes of keys, states, times, and what findings are to name a r
 """
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -150,7 +151,7 @@ class ProducerTables:
         }
         if database.user is not None:
             options["user"] = database.user
-        password = database.read_password()
+        password = database.read_password(os.environ)
         if password is not None:
             options["password"] = password
         return self._spark.read.format("jdbc").options(**options).load()

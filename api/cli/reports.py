@@ -30,7 +30,7 @@ from spark.advice import ADVICE
 from spark.errors import BadUsage
 from spark.json_file import read_json
 from spark.rules import Kind
-from spark.table_list import kinds_of, parse_tables
+from spark.table_list import SQLITE, kinds_of, parse_tables
 
 report = typer.Typer(no_args_is_help=True, help="Prove from Kafka that what was committed is what consumers can read.")
 
@@ -77,6 +77,9 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
     thresholds: ThresholdsOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 4 for warnings.")] = False,
     tables: Annotated[Path | None, typer.Option("--tables", help="JSON: producers' own tables to compare.")] = None,
+    by_receipts: Annotated[
+        bool, typer.Option("--by-receipts", help="Records had no header while it was switched off.")
+    ] = False,
     cores: CoresOption = 0,
     memory_mb: MemoryOption = 1_024,
     url: UrlOption = DEFAULT_URL,
@@ -91,6 +94,7 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
     given: dict[str, object] = {"--topics": topics, "--window": window, "--landed": landed, "--thresholds": thresholds}
     given["--tables"] = tables
     flags = [name for name, is_given in (("--since-last", since_last), ("--strict", strict)) if is_given]
+    flags += ["--by-receipts"] if by_receipts or not settings.transaction_id_header else []
     given |= {"--out": out, "--cores": cores, "--memory-mb": memory_mb, "--prefix": settings.topics.prefix}
     with tempfile.TemporaryDirectory(prefix="outbox-bridge-report-") as folder:
         given["--kafka-options"] = _write(Path(folder) / "kafka.json", settings.kafka)
@@ -143,7 +147,7 @@ def selftest(  # noqa: PLR0913, PLR0917 - a setting is an option
     given |= {"--cores": cores, "--memory-mb": memory_mb}
     with tempfile.TemporaryDirectory(prefix="outbox-bridge-report-") as folder:
         given["--kafka-options"] = _write(Path(folder) / "kafka.json", settings.kafka)
-        result = run_job("spark.selftest", given)
+        result = run_job("spark.selftest", given, databases=[SQLITE])
     _show_selftest(result, output)
 
 

@@ -1,0 +1,69 @@
+"""Records that do not name their transactions, found by the places that receipts name.
+
+What no receipt names is nobody's: a duplicate or a phantom cannot be told from another producer's record.
+"""
+
+from collections.abc import Sequence
+from functools import reduce
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from spark.columns import EVENT_TYPES, Leg
+from spark.history import EVENTS
+from spark.sources import read_landed
+from spark.window import Window
+
+_LINKED = "linked"
+_PLACE = ["topic", "part", "off"]
+
+# a place has one message: it belongs to whoever told of it first
+_TOLD_SQL = f"""SELECT MIN_BY(tx, STRUCT(ms, tx)) AS tx, place.topic, place.part, place.off FROM (
+SELECT tx, ms, explode(receipts) AS place FROM events WHERE leg = {Leg.OP}) WHERE place.off IS NOT NULL
+GROUP BY place.topic, place.part, place.off"""
+
+# of what an earlier run has found, the carry has the record already
+_NEW_SQL = f"""SELECT told.* FROM told LEFT ANTI JOIN (SELECT * FROM events WHERE leg = {Leg.VISIBLE}) AS seen
+ON told.tx = seen.tx AND told.topic = seen.topic AND told.part = seen.part AND told.off = seen.off"""
+
+
+def link_by_receipts(spark: SparkSession, window: Window, folder: Path, before: Sequence[Path]) -> None:
+    """Adds the records that op messages name to the view `events`, as VISIBLE; `new_events` tells them from others'.
+
+    `before`: the folders of earlier runs, for records of their windows. Records were read by `real_content_sql`.
+    """
+    spark.sql(_TOLD_SQL).createOrReplaceTempView("told")
+    told = spark.sql(_NEW_SQL)
+    linked = [_take(told, spark.table("new_events"))]
+    starts = [(*place, extent.start) for place, extent in window.ranges_of(window.real).items()]
+    if before and starts:
+        begun = spark.createDataFrame(starts, "topic STRING, part INT, start BIGINT")
+        early = told.join(begun, ["topic", "part"]).where("off < start").drop("start")
+        if not early.isEmpty():
+            free = reduce(_without_given, [read_landed(spark, path) for path in _linked_before(before)], early)
+            linked += [_take(free, read_landed(spark, earlier / EVENTS)) for earlier in before]
+    reduce(DataFrame.unionAll, linked).write.parquet(str(folder / _LINKED))
+    found = read_landed(spark, folder / _LINKED)
+    places = found.select(*_PLACE, "leg").distinct().withColumnRenamed("leg", "found")
+    known = spark.table("new_events").join(places, _PLACE, "left")
+    legs = {name: "COALESCE(found, leg) AS leg" if name == "leg" else name for name in EVENT_TYPES}
+    known.selectExpr(*legs.values()).createOrReplaceTempView("new_events")
+    spark.table("events").unionAll(found).createOrReplaceTempView("events")
+
+
+def _linked_before(before: Sequence[Path]) -> list[Path]:
+    return [earlier / _LINKED for earlier in before if (earlier / _LINKED).exists()]
+
+
+def _without_given(told: DataFrame, given: DataFrame) -> DataFrame:
+    """Those whose place an earlier run has not found to be another transaction's."""
+    taken = given.selectExpr("tx AS owner", *_PLACE)
+    is_anothers = [told[name] == taken[name] for name in _PLACE] + [told["tx"] != taken["owner"]]
+    return told.join(taken, is_anothers, "left_anti")
+
+
+def _take(told: DataFrame, events: DataFrame) -> DataFrame:
+    """Of others' records those that are told of, as the transaction's own."""
+    others = events.where(f"leg = {Leg.FOREIGN} AND content IS NOT NULL").drop("tx").join(told, _PLACE)
+    named = {"leg": f"CAST({int(Leg.VISIBLE)} AS INT) AS leg"}
+    return others.selectExpr(*(named.get(name, name) for name in EVENT_TYPES))

@@ -1,0 +1,128 @@
+"""Records without the header, found by the places that receipts name."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
+from spark.anomalies import Step, Tale
+from spark.columns import Event, Leg, ReceiptRow
+from spark.findings import decode_findings
+from spark.history import EVENTS
+from spark.options import Options, parse_groups
+from spark.receipts import link_by_receipts
+from spark.reconcile import reconcile
+from spark.rules import Kind, judge
+from spark.selftest import Injector, Stage, compare_truth, groups_document, make_tales, write_records
+from spark.window import Window
+from tests.support.envelope_rows import END_MS, HALF, OP, PARKED, SCOPE, TX, commit, half, op, record, with_extent
+from tests.support.run_views import make_frame, show_views
+
+pytestmark = pytest.mark.timeout(300)
+
+# told of by nobody, so nobody's
+UNSEEN = {"duplicate", "duplicate long after", "phantom of a rollback", "phantom of a parked one",
+          "phantom of an undecided one", "orphaned record"}  # fmt: skip
+# what its receipt does not find is nowhere
+TAKEN_FOR = {Kind.WRONG_RECEIPT: Kind.MISSING}
+BEYOND = 2**40  # an offset that is no record's, of whatever transaction
+FOUND = record()
+OTHER = make_transaction_id(0, make_uuid7_bits(END_MS, 2))
+NOBODYS = FOUND._replace(tx="", leg=Leg.FOREIGN)
+ANOTHERS = NOBODYS._replace(off=101)
+
+
+def tell_nobody(_: str) -> None:
+    """Nobody waits."""
+
+
+def tales() -> Iterator[Tale]:
+    """One round of everything, with what can be seen of it."""
+    for tale in make_tales(30, 1):
+        kinds = () if tale.name in UNSEEN else [TAKEN_FOR.get(kind, kind) for kind in tale.kinds]
+        yield replace(tale, kinds=kinds, steps=[_misled(step) for step in tale.steps])
+
+
+def _misled(step: Step) -> Step:
+    """A receipt that should name nothing names nothing, where it would name another's record."""
+    given = dict(step.options)
+    if "receipts" in given:
+        given["receipts"] = [(topic, part, BEYOND) for topic, part, _ in given["receipts"]]
+    if "lost" in given:
+        given["lost"] = (*given["lost"][:2], BEYOND)
+    return step._replace(options=given)
+
+
+def test_everything_that_receipts_can_show_is_found(spark: SparkSession, kafka: str, tmp_path: Path) -> None:
+    """And nothing else: what was published rightly is nobody's duplicate, and nothing is missing."""
+    stage = Stage(f"receipts-{time.time_ns()}.", has_id_header=False)
+    options = {"bootstrap.servers": kafka}
+    injector = Injector(options, stage, time.time_ns() // 1_000_000)
+    injector.create_topics()
+    truth = injector.plant(tales())
+    internal = {stage.internal.half, stage.internal.op, stage.internal.parked}
+    real = [name for name in stage.topics if name not in internal]
+    asked = Options(
+        tmp_path, stage.internal, options, topics=real, groups=parse_groups(groups_document()), by_receipts=True,
+        databases=write_records(tmp_path / "records.db", injector.rows),
+    )  # fmt: skip
+    outcome = reconcile(spark, asked, tell_nobody)
+    unseen, invented = compare_truth(truth, (outcome.folder / "findings.jsonl").read_text())
+    assert (sorted(unseen), sorted(invented)) == ([], [])
+    assert {Kind.CORRUPT, Kind.WRONG_PLACE, Kind.OUT_OF_ORDER, Kind.UNPROVABLE} <= {
+        Kind(one.kind) for one in decode_findings((outcome.folder / "findings.jsonl").read_text())
+    }
+    assert outcome.sentence.endswith("so duplicates and phantoms cannot be seen.")
+    partitions = json.loads((outcome.folder / "summary.json").read_text())["partitions"]
+    foreign = {row["topic"]: 0 for row in partitions} | {stage.real("orders"): 0}
+    for row in partitions:
+        foreign[row["topic"]] += row["foreign"]
+    assert foreign[stage.real("orders")] >= 100  # the noise, and what nobody told of
+    assert sum(foreign.values()) < sum(row["rows"] for row in partitions) / 2
+
+
+def link(spark: SparkSession, folder: Path, events: Sequence[Event], *before: Path, start: int = 0) -> list[Event]:
+    """The visible records afterwards, of a window that begins in real topics at `start`."""
+    show_views(spark, events)
+    scope = with_extent(SCOPE, "orders", start=start)
+    link_by_receipts(spark, Window(HALF, OP, PARKED, scope.now_ms, scope.extents), folder, before)
+    rows = spark.table("events").where(f"leg = {Leg.VISIBLE}").collect()
+    return [Event(*row) for row in rows]
+
+
+def test_records_of_receipts_are_the_transactions_own(spark: SparkSession, tmp_path: Path) -> None:
+    """As if they had the header; another record stays another producer's; a place that names nobody proves nothing."""
+    events = [half(), commit(), op("COMMITTED"), NOBODYS, ANOTHERS]
+    assert link(spark, tmp_path / "1", events) == [FOUND]
+    told = {row.off: row.leg for row in spark.table("new_events").where("topic = 'orders'").collect()}
+    assert told == {FOUND.off: Leg.VISIBLE, ANOTHERS.off: Leg.FOREIGN}
+    nowhere = op("COMMITTED", receipts=[ReceiptRow("orders", 0, None)])
+    assert link(spark, tmp_path / "2", [half(), commit(), nowhere, NOBODYS]) == []
+    (found,) = judge(TX, [half(), commit(), nowhere], replace(SCOPE, by_receipts=True))
+    assert found.kind is Kind.UNPROVABLE
+    (found,) = judge(TX, [half(), commit(), op("COMMITTED")], replace(SCOPE, by_receipts=True))
+    assert found.kind is Kind.MISSING
+
+
+def test_record_and_receipt_may_lie_in_two_windows(spark: SparkSession, tmp_path: Path) -> None:
+    """They were written at once, but ends are noted one after the other; and nothing carried is counted twice."""
+    earlier = tmp_path / "earlier"
+    make_frame(spark, [half(), commit(), NOBODYS, ANOTHERS]).write.parquet(str(earlier / EVENTS))
+    now = [half(), commit(), op("COMMITTED")]
+    assert link(spark, tmp_path / "1", now, earlier, start=500) == [FOUND]
+    assert link(spark, tmp_path / "2", [*now, FOUND], earlier, start=500) == [FOUND]
+
+
+def test_record_belongs_to_one_transaction(spark: SparkSession, tmp_path: Path) -> None:
+    """Of two that name it, the first that did: the other's message is nowhere, however equal they are."""
+    late = [event._replace(tx=OTHER) for event in (half(), commit(), op("COMMITTED", off=31, ms=END_MS + 60_000))]
+    first = [half(), commit(), op("COMMITTED"), NOBODYS]
+    assert link(spark, tmp_path / "1", [*late, *first]) == [FOUND]
+    make_frame(spark, first).write.parquet(str(tmp_path / "1" / EVENTS))
+    assert link(spark, tmp_path / "2", late, tmp_path / "1", start=500) == []
+    assert link(spark, tmp_path / "3", first[:3], tmp_path / "1", start=500) == [FOUND]
