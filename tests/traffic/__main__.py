@@ -48,7 +48,7 @@ def main() -> int:
     report = make_report(run, run.run())
     spark.stop()
     if options.evidence is not None:
-        report.write(options.evidence, "reconciliation")
+        report.write(options.evidence, "reconciliation-run")
     sys.stdout.write(report.markdown())
     return 0 if report.is_good else 1
 
