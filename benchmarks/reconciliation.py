@@ -82,7 +82,7 @@ def _read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reconciliation", description=__doc__)
     parser.add_argument("--transactions", type=int, default=1_000_000, help="ordinary ones (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=160, help="of everything else (default %(default)s)")
-    parser.add_argument("--windows", type=int, nargs="*", choices=_WINDOWS, default=_WINDOWS, help="(default: both)")
+    parser.add_argument("--windows", type=int, nargs="+", choices=_WINDOWS, default=_WINDOWS, help="default: 4 16")
     parser.add_argument("--memory-mb", type=int, default=0, help="Java heap of the job (default: the job's own)")
     parser.add_argument("--output", type=Path, default=LATEST)
     return parser.parse_args()
