@@ -204,7 +204,7 @@ def _draw(
         name: _frame(
             title, bars(f"plot-{name}", title, labels, counts, "findings" if name == "found" else "transactions")
         )
-        if labels
+        if any(counts)
         else Markup()
         for name, (title, labels, counts) in wanted.items()
     }
