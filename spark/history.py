@@ -59,11 +59,18 @@ def land(spark: SparkSession, window: Window, landed: Landed, kafka: KafkaAccess
     reduce(DataFrame.unionAll, [new, carried, *late]).createOrReplaceTempView("events")
 
 
-def write_carry(spark: SparkSession, folder: Path) -> None:
+def write_carry(spark: SparkSession, folder: Path, window: Window) -> None:
     """What the next run needs besides what it reads."""
-    spark.sql(f"SELECT events.* FROM events JOIN ({_CARRY_SQL}) AS wanted ON events.tx = wanted.tx").coalesce(
-        2
-    ).write.parquet(str(folder / CARRY))
+    wanted = f"{_CARRY_SQL} UNION {_ahead_sql(window)}"
+    carried = spark.sql(f"SELECT events.* FROM events JOIN ({wanted}) AS wanted ON events.tx = wanted.tx")
+    carried.coalesce(2).write.parquet(str(folder / CARRY))
+
+
+def _ahead_sql(window: Window) -> str:
+    """What has ended behind the journal's end of this window: its half message is still to be read."""
+    journal = window.ranges_of([window.half])
+    ends = " ".join(f"WHEN {place.part} THEN {extent.end}" for place, extent in journal.items())
+    return f"SELECT tx FROM events WHERE leg = {Leg.OP} AND half >= CASE part {ends} END"
 
 
 def _find_late(spark: SparkSession, new: DataFrame, carried: DataFrame, before: Sequence[Path]) -> list[DataFrame]:

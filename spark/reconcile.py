@@ -210,7 +210,7 @@ ON tx = transaction_id""")
     members = [(entry.run, entry.taken_at, entry.prepared, entry.committed, entry.open, entry.findings)]
     names = "run INT, taken_at STRING, prepared BIGINT, committed BIGINT, open BIGINT, findings BIGINT"
     spark.createDataFrame(members, names).coalesce(1).write.parquet(str(run.folder / "windows"))
-    write_carry(spark, run.folder)
+    write_carry(spark, run.folder, run.window)
 
 
 def _count(window: Window) -> int:
@@ -254,8 +254,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _reconcile(arguments: Sequence[str], tell: Tell) -> int:
     options = parse_options(arguments)
     Ledger.open(options.out)  # what cannot be is told before Spark starts, which takes its time
-    if options.window is None and options.landed is None:
-        look_for_topics(options.kafka, options.internal, options.topics)
+    if options.landed is None:
+        look_for_topics(options.kafka, _topics_of(options))
     spark = start_session(options.jars, cores=options.cores, memory_mb=options.memory_mb)
     try:
         outcome = reconcile(spark, options, tell)
@@ -263,6 +263,14 @@ def _reconcile(arguments: Sequence[str], tell: Tell) -> int:
         spark.stop()
     sys.stdout.write(f"{outcome.sentence}\n{outcome.folder / 'report.html'}\n")
     return outcome.exit_code
+
+
+def _topics_of(options: Options) -> Sequence[str]:
+    """What must be there in any case."""
+    if options.window is not None:
+        return sorted({place.topic for place in _read_window(options.window, {}).extents})
+    internal = options.internal
+    return [internal.half, internal.op, internal.parked, *options.topics]
 
 
 if __name__ == "__main__":
