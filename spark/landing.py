@@ -28,7 +28,7 @@ from spark.options import Access, add_access, read_access
 from spark.reconcile import Tell, explained, run_command
 from spark.report import WINDOW
 from spark.scope import Place
-from spark.session import start_session
+from spark.session import running_session
 from spark.sources import KafkaAccess, stream_kafka
 from spark.window import Window, encode_window
 
@@ -153,11 +153,8 @@ def _land(access: Access, max_offsets: int, tell: Tell) -> int:
         raise BadUsage(f"--max-batch-offsets {max_offsets}: from 1")
     internal = access.internal
     look_for_topics(access.kafka, [internal.half, internal.op, internal.parked, *access.topics])
-    spark = start_session(access.jars, cores=access.cores, memory_mb=access.memory_mb)
-    try:
+    with running_session(access.jars, cores=access.cores, memory_mb=access.memory_mb) as spark:
         landed = land_once(spark, access, tell, max_offsets=max_offsets)
-    finally:
-        spark.stop()
     sys.stdout.write(f"{landed.offsets:,} offsets landed in {landed.unit}\n")
     return 0
 

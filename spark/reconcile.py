@@ -28,7 +28,7 @@ from spark.offsets import look_for_topics, take_window
 from spark.options import Options, parse_options
 from spark.report import FINDINGS, Measured, as_rows, make_summary, write_report
 from spark.scope import Extent, Graces, Place, Scope
-from spark.session import start_session
+from spark.session import running_session
 from spark.sources import KafkaAccess
 from spark.window import Window, read_window
 
@@ -256,11 +256,8 @@ def _reconcile(arguments: Sequence[str], tell: Tell) -> int:
     Ledger.open(options.out)  # what cannot be is told before Spark starts, which takes its time
     if options.landed is None:
         look_for_topics(options.kafka, _topics_of(options))
-    spark = start_session(options.jars, cores=options.cores, memory_mb=options.memory_mb)
-    try:
+    with running_session(options.jars, cores=options.cores, memory_mb=options.memory_mb) as spark:
         outcome = reconcile(spark, options, tell)
-    finally:
-        spark.stop()
     sys.stdout.write(f"{outcome.sentence}\n{outcome.folder / 'report.html'}\n")
     return outcome.exit_code
 

@@ -193,7 +193,7 @@ def end_at(step: str) -> Tell:
 def test_runs_that_end_in_the_middle_count_for_nothing(
     spark: SparkSession, world: World, whole: Outcome, tmp_path: Path
 ) -> None:
-    """SIGKILL while the report is made, the end at any step: two windows find what one finds.
+    """SIGKILL while the report is made, the end at any step, Ctrl-C (130): two windows find what one finds.
 
     Books balance; Java goes with its job. Of the first window, what ended is ahead of what was prepared: none of that
     is forgotten until its half message comes.
@@ -211,6 +211,11 @@ def test_runs_that_end_in_the_middle_count_for_nothing(
     for step in ("run 2", "landed", "tables written", "report written"):
         with pytest.raises(Killed):
             world.run(spark, out, end_at(step), since_last=True)
+    settings = {"OUTBOX_BRIDGE_TOPICS__PREFIX": world.stage.prefix, "OUTBOX_BRIDGE_DATA_DIR": str(tmp_path)}
+    with job("api", "report", "run", *landed, settings=settings) as interrupted:
+        wait_for(interrupted, (out / "000002" / EVENTS / "_temporary").exists)
+        assert end(interrupted, signal.SIGINT, is_for_all=True) == 130
+        assert "what was begun does not count" in interrupted.communicate()[1].splitlines()[-1]
     last = world.run(spark, out, since_last=True)
     assert [first.folder.name, last.folder.name] == ["000001", "000002"]
     assert standing(last.folder) == standing(whole.folder)
