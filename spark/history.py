@@ -104,8 +104,9 @@ def fold_events(spark: SparkSession, landed: Landed, make_sql: Callable[[str], s
         others.unionAll(spark.sql(make_sql("late_events"))).persist().createOrReplaceTempView("transactions")
 
 
-def write_carry(spark: SparkSession, folder: Path, others: Sequence[str]) -> None:
+def write_carry(spark: SparkSession, folder: Path, window: Window, others: Sequence[str]) -> None:
     """What the next run needs: whatever is open, and `others`, which have findings or are part of some."""
+    others = sorted({*others, *(row.tx for row in spark.sql(_ahead_sql(window)).collect())})
     known = {row.tx for row in spark.sql("SELECT DISTINCT tx FROM kept").collect()}
     kept, columns = spark.table("kept"), list(EVENT_TYPES)
     parts = [kept.where("is_open"), select_of(spark, kept.where("NOT is_open"), [tx for tx in others if tx in known])]
@@ -114,6 +115,13 @@ def write_carry(spark: SparkSession, folder: Path, others: Sequence[str]) -> Non
         parts.append(events_of(spark, plain))
     carried = reduce(DataFrame.unionAll, [part.select(*columns) for part in parts])
     carried.coalesce(2).write.parquet(str(folder / CARRY))
+
+
+def _ahead_sql(window: Window) -> str:
+    """What has ended behind the journal's end of this window: its half message is still to be read."""
+    journal = window.ranges_of([window.half])
+    ends = " ".join(f"WHEN {place.part} THEN {extent.end}" for place, extent in journal.items())
+    return f"SELECT DISTINCT tx FROM events WHERE leg = {Leg.OP} AND half >= CASE part {ends} END"
 
 
 def events_of(spark: SparkSession, transaction_ids: Sequence[str]) -> DataFrame:

@@ -28,7 +28,7 @@ from spark.options import Access, add_access, read_access
 from spark.reconcile import Tell, explained, run_command
 from spark.report import WINDOW
 from spark.scope import Place
-from spark.session import start_session
+from spark.session import running_session
 from spark.sources import KafkaAccess, stream_kafka
 from spark.window import Window, encode_window
 
@@ -68,6 +68,7 @@ def land_once(spark: SparkSession, access: Access, tell: Tell, *, max_offsets: i
         tell("everything landed")
         write_durably(unit / WINDOW, encode_window(window))
         shutil.rmtree(unit / _CHECKPOINT, ignore_errors=True)
+        (unit / _PLAN).unlink()
         return Landed(unit, window)
 
 
@@ -78,7 +79,7 @@ def _begin(unit: Path, plan: Window) -> None:
     if path.exists() and path.read_text(encoding="utf-8") == starts:
         return
     shutil.rmtree(unit, ignore_errors=True)
-    unit.mkdir()
+    (unit / EVENTS).mkdir(parents=True)  # also where nothing is new
     write_durably(path, starts)
 
 
@@ -104,11 +105,7 @@ class _Streams:
             batch.coalesce(files).write.mode("overwrite").parquet(str(folder))
 
         writer = events.writeStream.foreachBatch(write).option("checkpointLocation", str(checkpoint))
-        query = writer.trigger(availableNow=True).start()
-        try:
-            query.awaitTermination()
-        finally:
-            query.stop()
+        writer.trigger(availableNow=True).start().awaitTermination()
         return _read_ends(checkpoint)
 
 
@@ -154,12 +151,10 @@ def _land(access: Access, max_offsets: int, tell: Tell) -> int:
         raise BadUsage("no Kafka named", "Give --kafka HOST:PORT or --kafka-options FILE.")
     if max_offsets < 1:
         raise BadUsage(f"--max-batch-offsets {max_offsets}: from 1")
-    look_for_topics(access.kafka, access.internal, access.topics)
-    spark = start_session(access.jars, cores=access.cores, memory_mb=access.memory_mb)
-    try:
+    internal = access.internal
+    look_for_topics(access.kafka, [internal.half, internal.op, internal.parked, *access.topics])
+    with running_session(access.jars, cores=access.cores, memory_mb=access.memory_mb) as spark:
         landed = land_once(spark, access, tell, max_offsets=max_offsets)
-    finally:
-        spark.stop()
     sys.stdout.write(f"{landed.offsets:,} offsets landed in {landed.unit}\n")
     return 0
 

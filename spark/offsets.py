@@ -6,7 +6,7 @@ below the second. All are last stable offsets: what no committed reader can see 
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,14 @@ from spark.scope import Extent, Place
 from spark.window import Window
 
 _TIMEOUT_S = 10.0
-_MOVING = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})  # soon over
+_MOVING = frozenset(  # what a broker says of a partition that has just been made or moved; soon over
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+    }
+)
 _ANEW = "Begin anew: run once without --since-last, or land into a new folder."
 
 Ends = Mapping[Place, int]
@@ -49,10 +56,10 @@ def take_window(
                 time.sleep(0.2)
 
 
-def look_for_topics(kafka: Mapping[str, Any], internal: InternalTopics, wanted: Iterable[str]) -> None:
-    """Soon tells what `take_window` would tell of a broker or a topic that is not there. Raises the same."""
+def look_for_topics(kafka: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Soon tells of a broker or a topic that is not there. Raises BadUsage, Indeterminate."""
     with _reached(kafka) as admin:
-        _find_places(admin, internal, sorted(set(wanted)))
+        _check_there(names, admin.list_topics(timeout=_TIMEOUT_S).topics)
 
 
 @contextmanager
@@ -110,14 +117,18 @@ def _find_places(admin: AdminClient, internal: InternalTopics, wanted: list[str]
     """Every partition to be read. Raises BadUsage for a topic that is not there."""
     topics = admin.list_topics(timeout=_TIMEOUT_S).topics
     real = wanted or [name for name in topics if not is_reserved_topic(name, internal)]
-    for name in (internal.half, internal.op, internal.parked, *real):
-        if name not in topics:
-            raise BadUsage(f"topic {name} does not exist", "See `outbox-bridge topic list`, and topics.prefix.")
+    _check_there([internal.half, internal.op, internal.parked, *real], topics)
     return [
         Place(name, part)
         for name in sorted({internal.half, internal.op, internal.parked, *real})
         for part in sorted(topics[name].partitions)
     ]
+
+
+def _check_there(names: Iterable[str], topics: Container[str]) -> None:
+    for name in names:
+        if name not in topics:
+            raise BadUsage(f"topic {name} does not exist", "See `outbox-bridge topic list`, and topics.prefix.")
 
 
 def _check_known(last: Window, places: list[Place], wanted: list[str], topic_ids: Mapping[str, str]) -> None:

@@ -32,7 +32,7 @@ from spark.receipts import link_by_receipts
 from spark.report import FINDINGS, Measured, as_rows, count_unfinished, make_summary, write_report
 from spark.rules import Kind
 from spark.scope import Extent, Graces, Place, Scope
-from spark.session import start_session
+from spark.session import running_session
 from spark.sources import KafkaAccess
 from spark.tables import ProducerTables
 from spark.window import Window, read_window
@@ -249,7 +249,7 @@ ON tx = transaction_id""")
     }
     spark.createDataFrame(pa.table(members)).coalesce(1).write.parquet(str(run.folder / "windows"))
     standing = {finding.transaction_id for finding in run.findings if finding.state != CLEARED}
-    write_carry(spark, run.folder, sorted(standing.union(run.judged.related)))
+    write_carry(spark, run.folder, run.window, sorted(standing.union(run.judged.related)))
 
 
 def _count(window: Window) -> int:
@@ -285,16 +285,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _reconcile(arguments: Sequence[str], tell: Tell) -> int:
     options = parse_options(arguments)
     Ledger.open(options.out)  # what cannot be is told before Spark starts, which takes its time
-    if options.window is None and options.landed is None:
-        look_for_topics(options.kafka, options.internal, options.topics)
-    spark = start_session(options.jars, cores=options.cores, memory_mb=options.memory_mb)
-    tell("Spark has started")
-    try:
+    if options.landed is None:
+        look_for_topics(options.kafka, _topics_of(options))
+    with running_session(options.jars, cores=options.cores, memory_mb=options.memory_mb) as spark:
+        tell("Spark has started")
         outcome = reconcile(spark, options, tell)
-    finally:
-        spark.stop()
     sys.stdout.write(f"{outcome.sentence}\n{outcome.folder / 'report.html'}\n")
     return outcome.exit_code
+
+
+def _topics_of(options: Options) -> Sequence[str]:
+    """What must be there in any case."""
+    if options.window is not None:
+        return sorted({place.topic for place in _read_window(options.window, {}).extents})
+    internal = options.internal
+    return [internal.half, internal.op, internal.parked, *options.topics]
 
 
 if __name__ == "__main__":

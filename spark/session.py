@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -74,6 +76,24 @@ def start_session(
         raise Indeterminate(f"Spark does not start: {_first_line(error)}", "Spark 4.0 needs Java 17 or 21.") from error
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+@contextmanager
+def running_session(jars: Sequence[Path] = (), *, cores: int = 0, memory_mb: int = 1_024) -> Iterator[SparkSession]:
+    """`start_session`, stopped at the end. Ctrl-C ends at once and leaves Java to end with this process.
+
+    PySpark's own handler first calls Java, on the connection whose answer is being waited for.
+    """
+    session = start_session(jars, cores=cores, memory_mb=memory_mb)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield session
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        session.stop()
+        raise
+    session.stop()
 
 
 def _is_submitted() -> bool:

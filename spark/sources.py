@@ -24,6 +24,7 @@ from spark.window import Window
 CONNECTOR, PYTHON = "kafka", "kafka-py"
 READERS = (CONNECTOR, PYTHON)
 _PATIENCE_MS = 20_000  # of a read; by default two minutes pass before anything is said
+_TIMEOUTS = {"request.timeout.ms": "10000", "default.api.timeout.ms": "15000"}  # by default a minute, three times
 _BATCH = 5_000
 _FETCH_BYTES = 4 << 20
 _TASK_RECORDS = 250_000
@@ -120,7 +121,8 @@ def _connector_options(ranges: Mapping[Place, Extent], kafka: KafkaAccess) -> di
     """What a batch and a stream have alike: from where committed records of which partitions are read."""
     starts = _by_topic({place: extent.start for place, extent in ranges.items()})
     return {
-        **{f"kafka.{name}": value for name, value in java_options(kafka.options, kafka.java).items()},
+        **{f"kafka.{name}": value for name, value in (_TIMEOUTS | java_options(kafka.options, kafka.java)).items()},
+        "fetchOffset.numRetries": "1",
         "kafka.isolation.level": "read_committed",  # else aborted batches count as duplicates
         "assign": json.dumps({topic: sorted(map(int, parts)) for topic, parts in starts.items()}),
         "startingOffsets": json.dumps(starts),

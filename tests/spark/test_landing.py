@@ -6,9 +6,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -22,15 +22,16 @@ from spark.findings import CLEARED, decode_findings
 from spark.history import EVENTS
 from spark.landed import find_landed
 from spark.landing import land_once
-from spark.ledger import Ledger
 from spark.options import Access, Options, parse_groups
 from spark.reconcile import Outcome, Tell, reconcile
 from spark.selftest import Injector, Stage, groups_document, make_tales
 from spark.sources import KafkaAccess, read_kafka, read_landed
+from spark.window import Window, encode_window
 from tests.support.bridge_process import wait_until
+from tests.support.cli_process import environment
 from tests.support.source_tree import ROOT
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)  # seconds where nothing else runs
 PLACE = ("topic", "part", "off")
 
 
@@ -60,20 +61,30 @@ class World:
 
 
 @contextmanager
-def job(module: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    """A job as a process of its own, with a Java of its own; both are gone afterwards."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
-    jars = ",".join(str(jar) for jar in connector_jars())
-    command = [sys.executable, "-m", module, *arguments, "--jars", jars, "--cores", "1"]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as popen:
-        family: list[psutil.Process] = []
+def job(module: str, *arguments: str, settings: Mapping[str, str] | None = None) -> Iterator["subprocess.Popen[str]"]:
+    """A command in a session of its own, as a terminal starts it; whatever it started is gone afterwards."""
+    own = {**environment(settings), "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+    command = [sys.executable, "-m", module, *arguments, "--cores", "1"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=own, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as popen:
         try:
             yield popen
         finally:
-            if popen.poll() is None:
-                family = psutil.Process(popen.pid).children(recursive=True)
-                popen.kill()
-            psutil.wait_procs(family, timeout=30)
+            with suppress(ProcessLookupError):
+                os.killpg(popen.pid, signal.SIGKILL)
+
+
+def end(popen: "subprocess.Popen[str]", number: signal.Signals, *, is_for_all: bool = False) -> int:
+    """Signals it, or all it started too, as a terminal does; the exit code once all of them are gone."""
+    family = psutil.Process(popen.pid).children(recursive=True)
+    if is_for_all:
+        os.killpg(popen.pid, number)
+    else:
+        popen.send_signal(number)
+    code = popen.wait(60)
+    assert psutil.wait_procs(family, timeout=60)[1] == []
+    return code
 
 
 def wait_for(popen: "subprocess.Popen[str]", is_so: Callable[[], bool]) -> None:
@@ -101,9 +112,12 @@ def world(spark: SparkSession, kafka: str, tmp_path_factory: pytest.TempPathFact
     injector.create_topics()
     injector.plant(make_tales(60, 1))
     batches = made.landings / "000001" / EVENTS
-    arguments = ("--out", str(made.landings), "--kafka", kafka, "--prefix", stage.prefix)
-    with job("spark.landing", *arguments, "--topics", ",".join(made.access.topics), "--max-batch-offsets", "30") as one:
+    jars = ",".join(str(jar) for jar in connector_jars())
+    arguments = ("--out", str(made.landings), "--kafka", kafka, "--prefix", stage.prefix, "--jars", jars)
+    topics = ",".join(made.access.topics)
+    with job("spark.landing", *arguments, "--topics", topics, "--max-batch-offsets", "30") as one:
         wait_for(one, (batches / "journal-000001").exists)
+        end(one, signal.SIGKILL)
     first = [path.stat().st_mtime_ns for path in (batches / "journal-000000").iterdir()]
     land_once(spark, made.access, lambda _: None)
     assert [path.stat().st_mtime_ns for path in (batches / "journal-000000").iterdir()] == first
@@ -114,6 +128,7 @@ def world(spark: SparkSession, kafka: str, tmp_path_factory: pytest.TempPathFact
     writer.produce(stage.real("orders"), b"not yet", partition=0)
     writer.flush(30)
     land_once(spark, made.access, lambda _: None)
+    land_once(spark, made.access, lambda _: None)  # nothing is new
     writer.abort_transaction(30)
     yield made
     injector.delete_topics()
@@ -123,7 +138,7 @@ def test_landings_hold_what_kafka_holds(spark: SparkSession, world: World) -> No
     """Each committed record of their window once, whatever was killed; nothing behind an open Kafka transaction."""
     found = find_landed(world.landings)
     landed = rows_of(read_landed(spark, *(unit / EVENTS for unit in found.units)))
-    assert len(found.units) == 2
+    assert len(found.units) == 3
     assert landed == rows_of(read_kafka(spark, found.window, KafkaAccess(world.access.kafka, {})))
     assert len(landed) > 300
 
@@ -154,62 +169,56 @@ def test_report_on_landed_files_is_the_report_on_kafka(
     assert len(standing(whole.folder)) > 50
 
 
-def test_run_ended_at_any_step_is_made_again(spark: SparkSession, world: World, whole: Outcome, tmp_path: Path) -> None:
-    """It counts for nothing until the ledger names it: two windows find what one finds, and their books balance."""
-    world.run(spark, tmp_path, since_last=True, landed=world.landings / "000001")
-    told: list[str] = []
-
-    def end_after(count: int) -> Tell:
-        def tell(text: str) -> None:
-            told.append(text)
-            if len(told) == count:
-                raise Killed
-
-        return tell
-
-    steps = 0
-    while True:
-        told.clear()
-        steps += 1
-        try:
-            outcome = world.run(spark, tmp_path, end_after(steps), since_last=True)
-        except Killed:
-            assert [entry.run for entry in Ledger.open(tmp_path).entries] == [1]
-        else:
-            break
-    assert steps == 8, told
-    assert outcome.folder.name == "000002"
-    assert standing(outcome.folder) == standing(whole.folder)
-    books = [
-        json.loads((tmp_path / run / "summary.json").read_text())["books"]["total"] for run in ("000001", "000002")
-    ]
-    assert [book["is_balanced"] for book in books] == [True, True]
-    assert json.loads((whole.folder / "summary.json").read_text())["books"]["total"]["is_balanced"]
-    unended = sum(books[0][name] for name in ("blocked", "parked", "open"))
-    assert books[1]["opening"] == unended
+def cut_journal(window: Window) -> Window:
+    """The same where the journal was looked at long before everything else."""
+    extents = {
+        place: replace(extent, end=extent.end * 2 // 5, seen=extent.end * 2 // 5)
+        if place.topic == window.half
+        else replace(extent, seen=extent.start)
+        for place, extent in window.extents.items()
+    }
+    return replace(window, extents=extents)
 
 
-def test_processes_that_are_killed_or_interrupted_leave_nothing_that_counts(
+def end_at(step: str) -> Tell:
+    """Ends the run as soon as it tells of this step."""
+
+    def tell(text: str) -> None:
+        if step in text:
+            raise Killed
+
+    return tell
+
+
+def test_runs_that_end_in_the_middle_count_for_nothing(
     spark: SparkSession, world: World, whole: Outcome, tmp_path: Path
 ) -> None:
-    """SIGKILL between two files of the report; Ctrl-C while events are read: one line, 130. Java goes with them."""
-    out = tmp_path / "runs"
-    groups = tmp_path / "groups.json"
-    groups.write_text(json.dumps(groups_document()))
-    arguments = ("--out", str(out), "--prefix", world.stage.prefix, "--since-last", "--groups", str(groups))
-    with job("spark.reconcile", *arguments, "--landed", str(world.landings / "000001")) as killed:
-        wait_for(killed, (out / "000001" / "summary.json").exists)
+    """SIGKILL while the report is made, the end at any step, Ctrl-C (130): two windows find what one finds.
+
+    Books balance; Java goes with its job. Of the first window, what ended is ahead of what was prepared: none of that
+    is forgotten until its half message comes.
+    """
+    out, lagging = tmp_path / "runs", tmp_path / "lagging.json"
+    lagging.write_text(encode_window(cut_journal(find_landed(world.landings).window)))
+    landed = ("--out", str(out), "--landed", str(world.landings), "--since-last")
+    with job("spark.reconcile", *landed, "--window", str(lagging), "--prefix", world.stage.prefix) as killed:
+        wait_for(killed, (out / "000001" / "carry").exists)
+        killed.send_signal(signal.SIGSTOP)
         with pytest.raises(Indeterminate, match="another run is at work"):
             world.run(spark, out, since_last=True)
-        killed.kill()
-    world.run(spark, out, since_last=True, landed=world.landings / "000001")
-    with job("spark.reconcile", *arguments, "--landed", str(world.landings)) as interrupted:
-        wait_for(interrupted, (out / "000002" / EVENTS).exists)
-        family = psutil.Process(interrupted.pid).children(recursive=True)
-        interrupted.send_signal(signal.SIGINT)
-        assert interrupted.wait(30) == 130
-        assert interrupted.communicate()[1].splitlines()[-1] == "interrupted: what was begun does not count"
-        assert psutil.wait_procs(family, timeout=30)[1] == []
+        assert end(killed, signal.SIGKILL) == -signal.SIGKILL
+    first = world.run(spark, out, since_last=True, window=lagging)
+    for step in ("run 2", "landed", "tables written", "report written"):
+        with pytest.raises(Killed):
+            world.run(spark, out, end_at(step), since_last=True)
+    settings = {"OUTBOX_BRIDGE_TOPICS__PREFIX": world.stage.prefix, "OUTBOX_BRIDGE_DATA_DIR": str(tmp_path)}
+    with job("api", "report", "run", *landed, settings=settings) as interrupted:
+        wait_for(interrupted, (out / "000002" / EVENTS / "_temporary").exists)
+        assert end(interrupted, signal.SIGINT, is_for_all=True) == 130
+        assert "what was begun does not count" in interrupted.communicate()[1].splitlines()[-1]
     last = world.run(spark, out, since_last=True)
-    assert last.folder.name == "000002"
+    assert [first.folder.name, last.folder.name] == ["000001", "000002"]
     assert standing(last.folder) == standing(whole.folder)
+    books = [json.loads((run.folder / "summary.json").read_text())["books"]["total"] for run in (first, last, whole)]
+    assert [book["is_balanced"] for book in books] == [True] * 3
+    assert books[1]["opening"] == sum(books[0][name] for name in ("blocked", "parked", "open"))

@@ -18,8 +18,9 @@ from spark.options import Access, Options
 from spark.reconcile import Outcome, reconcile
 from tests.support.bridge_process import Bridge, BridgeProcess, create_topics, wait_until
 
-pytestmark = pytest.mark.timeout(300)
-PRODUCERS = 3
+pytestmark = pytest.mark.timeout(600)  # seconds where nothing else runs
+PRODUCERS = 2
+PAUSE_S = 0.03
 
 
 class Traffic:
@@ -46,7 +47,7 @@ class Traffic:
 
     def _produce(self, producer: int) -> None:
         for number in itertools.count():
-            if self._stopping.is_set():
+            if self._stopping.wait(PAUSE_S):
                 return
             how = ("commit", "commit", "rollback", "commit", "undecided")[number % 5]
             messages = [{"topic": topic, "key": f"k{number % 7}", "value": number} for topic in self._topics]
@@ -94,13 +95,12 @@ def test_runs_during_traffic_find_nothing(spark: SparkSession, kafka: str, tmp_p
         traffic = Traffic(process, topics)
         with traffic.running():
             look()
-            look()
         look()
-    assert [found(outcome) for outcome in outcomes] == [""] * 6
+    assert [found(outcome) for outcome in outcomes] == [""] * 4
     answered = dict(traffic.answered)
     for chain in (outcomes[::2], outcomes[1::2]):
         books = [total(outcome) for outcome in chain]
-        assert all(book["prepared"] for book in books[:2])
+        assert books[0]["prepared"] > 0
         counted = {name: sum(book[name] for book in books) for name in ("committed", "rolled_back")}
         expected = {"committed": answered["commit"], "rolled_back": answered["rollback"]}
         assert (counted, books[-1]["open"]) == (expected, answered["undecided"])
