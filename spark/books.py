@@ -173,7 +173,7 @@ def _booked(window: Window) -> str:
     started = _by_queue(window.ranges_of([window.half]))
     told = _by_queue(window.ranges_of([window.op]))
     return f"""booked AS (SELECT tx, queue, grp_id, half_off, half_off < {started} AS was_open, state
-  FROM ({_COUNTED}) WHERE NOT COALESCE(final_off < {told}, FALSE)),
+  FROM ({_COUNTED}) WHERE NOT COALESCE(final_off < {told} AND half_off < {started}, FALSE)),
 names AS (SELECT grp_id, MIN(grp) AS name FROM (SELECT DISTINCT grp_id, grp FROM events WHERE leg = {Leg.HALF})
   GROUP BY grp_id)"""
 

@@ -118,10 +118,10 @@ def write_carry(spark: SparkSession, folder: Path, window: Window, others: Seque
 
 
 def _ahead_sql(window: Window) -> str:
-    """What has ended behind the journal's end of this window: its half message is still to be read."""
+    """What was decided behind the journal's end of this window: its half message or its end is still to be read."""
     journal = window.ranges_of([window.half])
     ends = " ".join(f"WHEN {place.part} THEN {extent.end}" for place, extent in journal.items())
-    return f"SELECT DISTINCT tx FROM events WHERE leg = {Leg.OP} AND half >= CASE part {ends} END"
+    return f"SELECT DISTINCT tx FROM events WHERE leg = {Leg.OP} AND GREATEST(half, cause) >= CASE part {ends} END"
 
 
 def events_of(spark: SparkSession, transaction_ids: Sequence[str]) -> DataFrame:
