@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
   --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(LOCK_ARGS)
 
-.PHONY: help install demo test examples simulate crash-points differential planted mutation chaos kills spark fuzz lint bench bench-peers lock clean
+.PHONY: help install demo test examples simulate crash-points differential planted mutation chaos kills spark traffic fuzz lint bench bench-peers lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -57,7 +57,10 @@ kills: $(INSTALLED) ## producers, relays and bridge killed at random, orders cou
 	$(BIN)/python -m tests.kills --kills $(or $(KILLS),100) $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))
 
 spark: $(INSTALLED) ## reconciliation on real Spark and a real Kafka (needs Java 17 or 21)
-	$(BIN)/python -m pytest tests/spark $(TEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/spark $(TEST_ARGS)
+
+traffic: $(INSTALLED) ## reconciliation of a real bridge's traffic with chaos, then of damage done to it (SEED=8 TRANSACTIONS=20000)
+	$(BIN)/python -m tests.traffic $(CHAOS_ARGS)
 
 fuzz: $(FUZZER) ## generated requests at a running service (FUZZ_ARGS="--max-examples 500 --seed 7" for more)
 	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
@@ -77,6 +80,7 @@ bench: $(PLOTTER) ## rates, latencies, a million undecided, costs; on a machine 
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.projector_core
 	$(BIN)/python -m benchmarks.producers
+	$(BIN)/python -m benchmarks.reconciliation
 	$(BIN)/python -m benchmarks.profiles
 	$(BIN)/python -m benchmarks.report
 

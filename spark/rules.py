@@ -141,10 +141,11 @@ def _is_retimed(asked_ms: int | None, record: Event, scope: Scope) -> bool:
 
 
 def _visible_without_commit(story: Story, scope: Scope) -> Iterator[Found]:
-    """PHANTOM. What lies behind `seen` may have been committed by records after the journal's end."""
+    """PHANTOM. What is undecided and lies behind `seen` may have been committed after the journal's end."""
     if _is_of_wrong_group(story) or story.decision == OpState.COMMITTED:
         return
-    early = [record for record in story.visible if _was_seen(record, scope)]
+    is_final = story.decision == OpState.ROLLED_BACK  # the first resolution wins: no later one commits
+    early = [record for record in story.visible if is_final or _was_seen(record, scope)]
     if early:
         state = story.decision or story.state or OpState.PREPARED
         yield Found(Kind.PHANTOM, f"visible although {state.name}", (*_known(story.half, story.decided), *early))

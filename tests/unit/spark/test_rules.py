@@ -25,6 +25,7 @@ from tests.support.envelope_rows import (
     kinds,
     op,
     record,
+    rollback,
     with_extent,
 )
 from tests.support.verdict_cases import COMMITTED, RIGHT, WRONG
@@ -94,6 +95,13 @@ def test_what_happens_while_ends_are_noted_is_no_finding(events: list[Event]) ->
     """A run during live traffic is as right as one at rest. Real topics were seen to 990 before the journal's end."""
     live = with_extent(with_extent(SCOPE, "orders", seen=990, end=100), PARKED, seen=990)
     assert kinds(events, live) == []
+
+
+def test_no_commit_can_come_after_a_rollback() -> None:
+    """So what is visible of it is a finding at once: no later run would be told of it again."""
+    live = with_extent(SCOPE, "orders", seen=990, end=100)
+    assert kinds([half(), rollback(), op("ROLLED_BACK"), record(off=995)], live) == ["PHANTOM"]
+    assert kinds([half(), record(off=995)], live) == []
 
 
 def test_unreadable_record_becomes_a_finding_with_time() -> None:
