@@ -40,6 +40,7 @@ class TransactionBlock:
         self._options = options
         self._messages: list[Message] = []
         self._is_open = False
+        self._is_torn = False  # rows that belonged to messages here are gone
 
     @property
     def ordering_key(self) -> str | None:
@@ -86,11 +87,19 @@ class TransactionBlock:
         if self._is_open or self._messages or self.result is not None:
             raise Misuse("each block needs a transaction of its own")
         self._is_open = True
+        self._work.guard.arm(self._note_lost)
+
+    def _note_lost(self) -> None:
+        self._is_torn = self._is_torn or bool(self._messages)
 
     async def _leave(self, error: BaseException | None) -> None:
         self._is_open = False
+        self._work.guard.disarm()
         if error is not None:
             await self._roll_back()
+        elif self._is_torn:
+            await self._roll_back()
+            raise Misuse("the session was rolled back or closed in the block, after messages had been sent in it")
         elif not self._messages:
             await self._work.commit()
         else:

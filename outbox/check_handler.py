@@ -87,10 +87,13 @@ class Gate:
             self._verifier.verify(headers, body, time.time_ns() // 1_000_000)
             call = decode_call(body)
         except SignatureRefused as error:
+            _LOG.warning("check_refused reason=%s", error)
             return refuse(HTTPStatus.UNAUTHORIZED, str(error))
         except CallRefused as error:
+            _LOG.warning("check_refused reason=%s", error)
             return refuse(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         if self._groups is not None and call.producer_group not in self._groups:
+            _LOG.warning("check_refused reason=group %s is none of this endpoint's", call.producer_group)
             return refuse(HTTPStatus.FORBIDDEN, "this endpoint does not answer for that producer group")
         return call
 

@@ -13,15 +13,15 @@ from typing import Final, NamedTuple, Protocol
 import httpx2
 
 from outbox.calls import JSON, PUBLISH, Call, PrepareOptions, check_group, is_batch, join, prepare_call
-from outbox.config import check_url
+from outbox.config import check_seconds, check_url
 from outbox.errors import HandOverUnavailable, InvalidMessage, Problem
 from outbox.listener import TransactionState
 from outbox.message import Message
 from outbox.replies import Answer, NoReply, Reply, TogetherRefused, Told, read_answer, read_answers
 from outbox.transport import NOT_SENT
 
-_WAIT_S: Final = 10.0  # the longest that the bridge waits until what it recorded is settled
 _TIMEOUT_S: Final = 15.0
+_WAITED_PART: Final = 2 / 3  # of it, until what the bridge recorded is settled; it waits 10 s at most
 _MAX_REQUEST_BYTES: Final = 4 * 1024 * 1024  # below the bridge's cap of a body, 8 MiB
 _MAX_ITEMS: Final = 1_000  # of a batch, the bridge's own limit
 # Refusals of the row itself. Others are of the caller: a missing grant or group, a rate; they pass when that is mended.
@@ -80,12 +80,19 @@ class HandOver(Protocol):
 class HttpHandOver:
     """The bridge over HTTP. Rows go to it in one request, or in some where one would be too large."""
 
-    def __init__(self, url: str, producer_group: str, client: httpx2.Client | None = None) -> None:
-        """`client`: with the caller's own credentials, certificates and limits; it stays the caller's."""
+    def __init__(
+        self, url: str, producer_group: str, client: httpx2.Client | None = None, *, timeout_s: float = _TIMEOUT_S
+    ) -> None:
+        """`client`: with the caller's own credentials, certificates and limits; it stays the caller's.
+
+        `timeout_s`: of a request, below the relay's `hand_over_ms`.
+        """
+        check_seconds("timeout_s", timeout_s)
         self._group = check_group(producer_group)
         self._url = check_url(url)
+        self._wait_s = min(timeout_s, _TIMEOUT_S) * _WAITED_PART
         self._is_own = client is None
-        self._client = client or httpx2.Client(timeout=_TIMEOUT_S)
+        self._client = client or httpx2.Client(timeout=timeout_s)
 
     def publish(self, rows: Sequence[OutboxRow]) -> Sequence[HandedOver]:
         """As the port says."""
@@ -123,7 +130,7 @@ class HttpHandOver:
         return [decide(one) for one in told]
 
     def _exchange(self, calls: Sequence[Call]) -> Answer:
-        request = join(PUBLISH, [call.item for call in calls], _WAIT_S)
+        request = join(PUBLISH, [call.item for call in calls], self._wait_s)
         try:
             response = self._client.request(
                 request.method, self._url + request.target, content=request.body, headers={"Content-Type": JSON}

@@ -6,6 +6,8 @@ arrived before the connection broke.
 
 from collections.abc import Iterator
 
+from outbox.errors import Misuse
+
 _CONSTRAINT, _ROLLED_BACK, _COMPLETION_UNKNOWN = "23", "40", "40003"
 _REFUSALS = frozenset({"IntegrityError", "PendingRollbackError"})
 _MAX_CAUSES = 10
@@ -13,6 +15,8 @@ _MAX_CAUSES = 10
 
 def is_surely_not_committed(error: BaseException) -> bool:
     """Whether the database refused. `error`: what `commit` raised, by SQLAlchemy or by a driver (PEP 249)."""
+    if isinstance(error, Misuse):  # refused by a block around this one
+        return True
     causes = list(_causes(error))
     if any(getattr(cause, "connection_invalidated", False) for cause in causes):
         return False

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from outbox.errors import Misuse
+from outbox.session_guard import SessionGuard, guard_of
 
 
 class LocalSession(Protocol):
@@ -44,7 +45,9 @@ class RecordWriter(Protocol):
 
 
 class LocalWork(Protocol):
-    """A session of either kind."""
+    """A session of either kind. `guard`: for as long as the session is in the caller's hands."""
+
+    guard: SessionGuard
 
     async def write(self, transaction_id: str, group: str) -> None:
         """Writes the record, and all else that is pending. Whatever it raises, nothing is committed."""
@@ -63,6 +66,7 @@ class SessionWork:
     """A session whose methods return when they are done."""
 
     def __init__(self, session: LocalSession, record: RecordWriter) -> None:
+        self.guard = guard_of(session)
         if inspect.iscoroutinefunction(session.commit):
             raise Misuse("a session of asyncio needs an AsyncBridge")
         self._session = session
@@ -86,6 +90,7 @@ class AsyncSessionWork:
     """A session whose methods are awaited."""
 
     def __init__(self, session: AsyncLocalSession, record: RecordWriter) -> None:
+        self.guard = guard_of(session)
         self._session = session
         self._record = record
 

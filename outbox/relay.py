@@ -25,6 +25,7 @@ from outbox.relay_queries import (
     Mark,
     Place,
     claim_rows,
+    clean_leases,
     delete_published,
     discard_parked,
     note_failures,
@@ -37,6 +38,7 @@ from outbox.sources import OutboxSource
 from outbox.wake import Waker
 
 _LOG: Final = logging.getLogger("outbox")
+_LONGEST_PAUSE_MS: Final = 10_000  # of a relay whose bridge or database is away: rows wait so long when it is back
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class RelayConfig:
     poll_ms: int = 500
     min_delay_ms: int = 500
     max_delay_ms: int = 60_000
+    clean_ms: int = 60_000  # between looks at a thousand leases for those whose rows were deleted by hand
     parked_holds: bool = True  # a parked row holds back the later ones of its ordering key
 
     def __post_init__(self) -> None:
@@ -98,6 +101,8 @@ class Relay:
         self._tables = Tables(source, leases, self._config.parked_holds)
         self._now_ms = monotonic_ms
         self._place = Place()
+        self._cleaned_after: str | None = None
+        self._cleaned_ms = 0
 
     def run_once(self) -> RelayCounts:
         """One claim, one hand-over, one marking. Raises SQLAlchemyError."""
@@ -109,6 +114,7 @@ class Relay:
 
         waker = Waker(self._engine)
         failures = 0
+        self._cleaned_ms = self._now_ms()
         with ThreadPoolExecutor(self._config.max_requests, thread_name_prefix="outbox-relay") as pool:
             under_way: set[Future[RelayCounts]] = set()
 
@@ -117,14 +123,17 @@ class Relay:
 
             while not stop.is_set():
                 try:
+                    self._clean_when_due()
                     pause_ms = self._step(begin, under_way, waker, stop)
-                    failures = failures + 1 if pause_ms else 0
+                    if pause_ms is not None:
+                        failures = failures + 1 if pause_ms else 0
                 except Exception as error:  # noqa: BLE001 - the loop that runs for ever
                     failures += 1
                     pause_ms = self._config.min_delay_ms
-                    _LOG.warning("relay_failed error=%s failures=%d", type(error).__name__, failures)
+                    _LOG.warning("relay_failed error=%s failures=%d", _describe(error), failures)
                 if pause_ms:
-                    stop.wait(max(pause_ms, delay_ms(failures - 1, self._config)) / 1000)
+                    backed_off_ms = min(delay_ms(failures - 1, self._config), _LONGEST_PAUSE_MS)
+                    stop.wait(max(pause_ms, backed_off_ms) / 1000)
         waker.close()
 
     def read_parked(self, max_rows: int = 100) -> Sequence[tuple[str, str]]:
@@ -142,24 +151,35 @@ class Relay:
         with self._engine.connect() as conn, relay_transaction(conn):
             return discard_parked(conn, self._tables, row_ids)
 
+    def clean_leases(self, max_leases: int = 1_000) -> int:
+        """Deletes leases of rows that were deleted by hand, among the next so many; how many. `run_forever` does it."""
+        with self._engine.connect() as conn, relay_transaction(conn):
+            count, self._cleaned_after = clean_leases(conn, self._tables, self._cleaned_after, max_leases)
+        return count
+
+    def _clean_when_due(self) -> None:
+        if self._now_ms() >= self._cleaned_ms + self._config.clean_ms:
+            self._cleaned_ms = self._now_ms()
+            self.clean_leases()
+
     def _step(
         self,
         begin: Callable[[Claim], None],
         under_way: set[Future[RelayCounts]],
         waker: Waker,
         stop: threading.Event,
-    ) -> int:
-        """Begins one more round, or waits for one to end or rows to come; how long to pause."""
+    ) -> int | None:
+        """Begins one more round, or waits for one to end or rows to come; how long to pause, if that is known now."""
         claim = self._claim() if len(under_way) < self._config.max_requests else None
         if claim is not None:
             begin(claim)
-            return 0
+            return None
         if not under_way:
             waker.wait(stop, self._config.poll_ms)
             return 0
         ended, _ = wait(under_way, self._config.poll_ms / 1000, FIRST_COMPLETED)
         under_way -= ended
-        return max((future.result().wait_ms for future in ended), default=0)
+        return max(future.result().wait_ms for future in ended) if ended else None
 
     def _claim(self) -> Claim | None:
         # counted from before the statement, so that the lease in the database never ends before this one
@@ -200,6 +220,9 @@ class Relay:
                 delete_published(conn, self._tables, published)
             noted = note_failures(conn, self._tables, claim.token, marks)
         parked = sum(mark.state == PARKED for mark in marks)
+        if len(marks) > parked:
+            reason = next(mark.reason for mark in marks if mark.state != PARKED)
+            _LOG.warning("outbox_rows_put_off rows=%d first_reason=%s", len(marks) - parked, reason)
         if parked:
             _LOG.error("outbox_rows_parked rows=%d source=%s", parked, self._tables.source.name)
         return RelayCounts(
@@ -219,3 +242,15 @@ def decide_mark(row: OutboxRow, handed: HandedOver, config: RelayConfig) -> Mark
 def delay_ms(attempts: int, config: RelayConfig) -> int:
     """Twice as long each time, up to the longest."""
     return min(config.min_delay_ms << min(max(attempts, 0), 30), config.max_delay_ms)
+
+
+def first_line(error: BaseException) -> str:
+    """Drivers name host and user; the statement and its values are on later lines."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def _describe(error: Exception) -> str:
+    """Of a database's error its own words; of all else the kind, for nobody knows what its text has in it."""
+    original = getattr(error, "orig", None)
+    kind = type(error).__name__
+    return kind if original is None else f"{kind}: {first_line(original)}"

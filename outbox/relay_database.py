@@ -12,7 +12,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, NoSuchT
 
 from outbox.errors import DatabaseUnavailable, OutboxConfigError, TableMissing
 from outbox.hand_over import HandOver
-from outbox.relay import Relay, RelayConfig
+from outbox.relay import Relay, RelayConfig, first_line
 from outbox.sources import ColumnMap, MappedSource, OutboxSource, OwnSource, debezium_source
 from outbox.tables import LEASE_TABLE, OUTBOX_TABLE, make_lease_table, make_outbox_table
 
@@ -21,13 +21,20 @@ DEBEZIUM: Final = "debezium"
 _DEBEZIUM_TABLE: Final = "outboxevent"
 _CONNECT_S: Final = 5
 _CONNECT_NAMES: Final = {"postgresql": "connect_timeout", "mysql": "connect_timeout", "mariadb": "connect_timeout"}
+_PYMYSQL: Final = "`pip install pymysql`, and say mariadb+pymysql://"
+_DRIVERS: Final = {
+    "postgresql": "`pip install 'outbox-bridge[postgres]'`, and say postgresql+psycopg://",
+    "postgres": "SQLAlchemy calls it postgresql+psycopg://",
+    "mysql": _PYMYSQL,
+    "mariadb": _PYMYSQL,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
     """Which table is read. `kind`: own, debezium, or the path of a TOML file, which names all of it itself.
 
-    `sequence`: for debezium, the column that orders the rows.
+    `sequence`: for debezium, the column that orders the rows. `archive`: where published rows go, if they are kept.
     """
 
     kind: str = OWN
@@ -35,6 +42,7 @@ class SourceSpec:
     schema: str | None = None
     sequence: str | None = None
     lease_table: str = LEASE_TABLE
+    archive: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +105,9 @@ def told_errors() -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        raise DatabaseUnavailable(_first_line(error.orig or error)) from error
+        raise DatabaseUnavailable(first_line(error.orig or error)) from error
     except SQLAlchemyError as error:
-        raise DatabaseUnavailable(_first_line(error)) from error
+        raise DatabaseUnavailable(first_line(error)) from error
 
 
 def _make_engine(url: str) -> sa.Engine:
@@ -109,7 +117,8 @@ def _make_engine(url: str) -> sa.Engine:
         arguments = {} if timeout is None else {timeout: _CONNECT_S}
         engine = sa.create_engine(parsed, pool_pre_ping=True, connect_args=arguments)
     except (NoSuchModuleError, ModuleNotFoundError) as error:
-        raise OutboxConfigError(f"no driver for this database URL: {error}") from error
+        remedy = _DRIVERS.get(url.partition("://")[0].partition("+")[0], "install one that SQLAlchemy knows")
+        raise OutboxConfigError(f"no driver for this database URL: {error}; {remedy}") from error
     except ArgumentError as error:
         raise OutboxConfigError("the database URL is driver://user:password@host/name, as SQLAlchemy has it") from error
     if engine.dialect.is_async:
@@ -121,13 +130,19 @@ def _named_source(conn: sa.Connection, spec: SourceSpec) -> OutboxSource:
     if spec.kind == OWN:
         table = make_outbox_table(sa.MetaData(), spec.table or OUTBOX_TABLE, spec.schema)
         _check_table(conn, table)
-        return OwnSource(table)
+        return OwnSource(table, _archive(conn, spec))
     if spec.sequence is None:
         raise OutboxConfigError("debezium needs --sequence, the column that orders the rows")
     table = _reflect(conn, spec.table or _DEBEZIUM_TABLE, spec.schema)
     if spec.sequence not in table.c:
-        raise OutboxConfigError(f"{table.name} has no column {spec.sequence}")
-    return debezium_source(table, spec.sequence)
+        raise OutboxConfigError(
+            f"{table.name} has no column {spec.sequence}: --sequence names one that orders the rows"
+        )
+    return debezium_source(table, spec.sequence, archive=_archive(conn, spec))
+
+
+def _archive(conn: sa.Connection, spec: SourceSpec) -> sa.Table | None:
+    return None if spec.archive is None else _reflect(conn, spec.archive, spec.schema)
 
 
 def _mapped_source(conn: sa.Connection, mapped: MappedFile) -> MappedSource:
@@ -144,16 +159,18 @@ def _reflect(conn: sa.Connection, name: str, schema: str | None) -> sa.Table:
 
 
 def _check_table(conn: sa.Connection, table: sa.Table) -> None:
-    if not sa.inspect(conn).has_table(table.name, schema=table.schema):
+    """One of ours, by its columns: another name may have been given for it."""
+    inspector = sa.inspect(conn)
+    if not inspector.has_table(table.name, schema=table.schema):
         raise TableMissing(table.name, conn.dialect.name)
+    there = {column["name"] for column in inspector.get_columns(table.name, schema=table.schema)}
+    missing = [name for name in table.c.keys() if name not in there]  # noqa: SIM118 - of a collection of columns
+    if missing:
+        remedy = f"compare it with what `python -m outbox.ddl {conn.dialect.name}` writes"
+        raise OutboxConfigError(f"{table.name} has no column {', '.join(missing)}: {remedy}")
 
 
 def _refuse_unknown(path: Path, members: Mapping[str, Any], kind: type) -> None:
     unknown = sorted(members.keys() - {field.name for field in fields(kind)})
     if unknown:
         raise OutboxConfigError(f"{path}: unknown setting {', '.join(unknown)}")
-
-
-def _first_line(error: BaseException) -> str:
-    """Drivers name host and user; the statement and its values are on later lines."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

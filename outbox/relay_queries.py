@@ -1,6 +1,7 @@
 """All SQL of relays: rows claimed by lease, marked, released. Nothing here waits for other relays."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -15,6 +16,11 @@ from outbox.queries import DatabaseNow, make_insert_missing
 
 _ROW_ID: Final = "outbox_row_id"
 _ATTEMPTS: Final = "outbox_attempts"
+_FROM_ROW_ID: Final[Sequence[tuple[type[sa.types.TypeEngine[Any]], Callable[[str], object]]]] = (
+    (sa.String, str),
+    (sa.Integer, int),
+    (sa.Uuid, uuid.UUID),
+)
 
 
 class Unread(NamedTuple):
@@ -134,6 +140,39 @@ def discard_parked(conn: Connection, tables: Tables, row_ids: Sequence[str]) -> 
         conn.execute(sa.delete(source.table).where(AsRowId(source.key_column).in_(found)))
         _delete_leases(conn, tables, found)
     return len(found)
+
+
+class Cleaned(NamedTuple):
+    """Leases deleted, and the row id to go on after; None: from the beginning."""
+
+    leases: int
+    after: str | None
+
+
+def clean_leases(conn: Connection, tables: Tables, after: str | None, max_leases: int) -> Cleaned:
+    """Looks at so many leases, in order, and deletes those whose rows somebody else has deleted.
+
+    Leases are read before rows, so that a row which is missing then has been deleted, and no key comes again.
+    """
+    leases = tables.leases
+    query = sa.select(leases.c.row_id).where(of_source(tables), leases.c.row_id > (after or ""))
+    seen = conn.scalars(query.order_by(leases.c.row_id).limit(max_leases)).all()
+    gone = sorted(set(seen) - _existing(conn, tables, seen)) if seen else []
+    if gone:
+        is_unused = sa.or_(leases.c.state != WAITING, leases.c.free_ms <= DatabaseNow())
+        conn.execute(
+            sa.delete(leases).where(of_source(tables), is_among(conn.dialect, leases.c.row_id, gone), is_unused)
+        )
+    return Cleaned(len(gone), seen[-1] if len(seen) == max_leases else None)
+
+
+def _existing(conn: Connection, tables: Tables, row_ids: Sequence[str]) -> set[str]:
+    """Which of them are ids of rows. By the key's own type if that is known, so that its index can be used."""
+    column = tables.source.key_column
+    convert = next((made for kind, made in _FROM_ROW_ID if isinstance(column.type, kind)), None)
+    wanted = AsRowId(column) if convert is None else column
+    keys = list(row_ids) if convert is None else [convert(row_id) for row_id in row_ids]
+    return set(conn.scalars(sa.select(AsRowId(column)).where(is_among(conn.dialect, wanted, keys))))
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Which table a relay reads, and how a row of it becomes a message. Other tables than ours are described by columns."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -57,6 +57,10 @@ class OwnSource:
     archive: sa.Table | None = None
     name: str = "outbox"
 
+    def __post_init__(self) -> None:
+        if self.archive is not None:
+            _check_columns(self.archive, self.table.c.keys())
+
     @property
     def key_column(self) -> sa.Column[Any]:
         return self.table.c.message_id
@@ -109,10 +113,12 @@ class MappedSource:
     archive: sa.Table | None = None
 
     def __post_init__(self) -> None:
-        named = (self.columns.key, self.columns.sequence, self.columns.topic, self.columns.value)
-        missing = [name for name in named if name not in self.table.c]
-        if missing:
-            raise OutboxConfigError(f"{self.table.name} has no column {', '.join(missing)}")
+        names = self.columns
+        optional = [name for name in (names.message_key, names.timestamp_ms) if name is not None]
+        named = [names.key, names.sequence, names.topic, names.value, *optional, *(names.headers or {}).values()]
+        _check_columns(self.table, named)
+        if self.archive is not None:
+            _check_columns(self.archive, self.table.c.keys())
 
     @property
     def key_column(self) -> sa.Column[Any]:
@@ -159,6 +165,13 @@ def debezium_source(
         headers={"id": "id"},
     )
     return MappedSource(table, columns, table.name, archive)
+
+
+def _check_columns(table: sa.Table, names: Iterable[str]) -> None:
+    missing = [name for name in names if name not in table.c]
+    if missing:
+        there = ", ".join(table.c.keys())
+        raise OutboxConfigError(f"{table.name} has no column {', '.join(missing)}; it has {there}")
 
 
 def to_bytes(value: object) -> bytes | None:

@@ -44,7 +44,7 @@ class RecordConfig:
     margin_ms: int = _DAY_MS  # how far the database's clock and Kafka's may be apart
     max_clean_rows: int = 1_000
     statement_timeout_ms: int = 3_000
-    read_wait_ms: int = 200
+    read_wait_ms: int = 1_000
 
     def __post_init__(self) -> None:
         if self.keep_ms < 2 * self.margin_ms or self.margin_ms < 1:

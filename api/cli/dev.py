@@ -117,7 +117,7 @@ async def _serve(settings: "Settings", broker: DevBroker | None, wishes: DevWish
         await run_roles(
             settings,
             parse_roles("api,settler,projector"),
-            on_ready=lambda url: _welcome(url, settings, wishes.output, steps),
+            on_ready=lambda url: _welcome(url, settings, wishes, steps),
             stop=stop,
         )
     finally:
@@ -166,6 +166,7 @@ def _open_folder(stack: ExitStack, data: Path | None, ephemeral: bool, config: P
     try:
         folder.mkdir(parents=True, exist_ok=True)
         is_ours = lock.take(wait=False)
+        (folder / ".gitignore").write_text("*\n")  # it lies in the user's own project
     except OSError as error:
         remedy = "Choose another folder with --data, or give yourself the right to write there."
         raise CommandFailed(Exit.FAILED, f"{folder} cannot be used: {error.strerror}", remedy) from error
@@ -223,13 +224,13 @@ def _configure_logs(settings: "Settings", folder: Path) -> None:
     logging.getLogger().addHandler(terminal)
 
 
-def _welcome(url: str, settings: "Settings", output: Output, steps: Steps) -> None:
+def _welcome(url: str, settings: "Settings", wishes: DevWishes, steps: Steps) -> None:
     """Says that it is ready, and where everything is."""
     steps.end(f"bridge at {url}")
     steps.close()
     bootstrap = str(settings.kafka["bootstrap.servers"])
     (settings.data_dir / "dev.url").write_text(f"{url}\n")
-    if output is not Output.TABLE:
+    if wishes.output is not Output.TABLE:
         ready = {"event": "ready", "url": url, "kafka": bootstrap, "data": str(settings.data_dir), "pid": os.getpid()}
         print_line(encode(ready).decode())
         return
@@ -238,7 +239,8 @@ def _welcome(url: str, settings: "Settings", output: Output, steps: Steps) -> No
         "docs": f"{url}/docs",
         "Kafka": bootstrap,
         "data": str(settings.data_dir),
-        "next": "outbox-bridge topic create orders.created, then the README's producer",
+        "topics": ", ".join(wishes.topics) or "outbox-bridge topic create NAME makes one",
+        "next": "outbox-bridge group put GROUP --endpoint URL, in another terminal: whom to ask when a producer died",
         "stop": "Ctrl-C",
     }
     console = result_console()

@@ -30,6 +30,8 @@ parked = typer.Typer(
 relay.add_typer(parked, name="parked")
 
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
+_LONGEST_HAND_OVER_S = 20.0
+_OF_LEASE, _OF_HAND_OVER = 1 / 3, 3 / 4  # a hand-over's part of its lease, a request's of its hand-over
 _MAX_ROWS = 10_000
 
 RowsArgument = Annotated[list[str] | None, typer.Argument(help="Ids as `relay parked list` shows them.")]
@@ -44,35 +46,74 @@ class Outbox:
     spec: "SourceSpec"
     config: "RelayConfig"
 
+    @property
+    def request_timeout_s(self) -> float:
+        """Of a request to the bridge, so that its rows are still leased when the answer comes."""
+        return self.config.hand_over_ms / 1000 * _OF_HAND_OVER
+
     def open(self, database: "OutboxDatabase", hand_over: "HandOver") -> "Relay":
         """Raises TableMissing, DatabaseUnavailable, OutboxConfigError."""
         return database.open_relay(self.spec, hand_over, self.config)
 
 
+DatabaseOption = Annotated[
+    str, typer.Option("--database-url", envvar="OUTBOX_DATABASE_URL", help="The outbox's, as SQLAlchemy has it.")
+]
+BridgeOption = Annotated[
+    str, typer.Option("--bridge", "--url", envvar="OUTBOX_BRIDGE_URL", help="Where the bridge listens.")
+]
+GroupOption = Annotated[str, typer.Option("--producer-group", "-g", help="Group that publishes.")]
+SourceOption = Annotated[
+    str, typer.Option("--source", metavar="own|debezium|FILE.toml", help="Which columns the table has.")
+]
+TableOption = Annotated[str | None, typer.Option("--table", help="Else outbox_message, or outboxevent.")]
+SchemaOption = Annotated[str | None, typer.Option("--schema", help="Schema of the tables.")]
+SequenceOption = Annotated[str | None, typer.Option("--sequence", help="Debezium: column that orders the rows.")]
+ArchiveOption = Annotated[
+    str | None, typer.Option("--archive", help="Table with the same columns: published rows are moved into it.")
+]
+LeaseTableOption = Annotated[str | None, typer.Option("--lease-table", help="Else outbox_lease.")]
+BatchOption = Annotated[int, typer.Option("--batch-size", min=1, max=1_000, help="Rows in a request.")]
+RequestsOption = Annotated[int, typer.Option("--requests", min=1, max=16, help="Requests under way at once.")]
+LeaseOption = Annotated[
+    float,
+    typer.Option("--lease", min=3, max=3_600, help="Seconds until the rows of a relay that died are free for others."),
+]
+PollOption = Annotated[
+    float, typer.Option("--poll-interval", min=0.01, max=60, help="Seconds between looks if nobody wakes it.")
+]
+DelayOption = Annotated[
+    float, typer.Option("--retry-delay", min=0.01, max=60, help="Seconds before the second try; then twice that.")
+]
+MaxDelayOption = Annotated[
+    float, typer.Option("--max-retry-delay", min=0.01, max=3_600, help="Seconds between tries, at most.")
+]
+HoldsOption = Annotated[bool, typer.Option(help="Whether a refused row holds back later ones of its key.")]
+OnceOption = Annotated[bool, typer.Option("--once", help="Publish what is there, then end.")]
+ReportOption = Annotated[Output | None, typer.Option("--output", "-o", help="Form of reports; piped: jsonl.")]
+
+
 @relay.callback(epilog="Example: outbox-bridge relay --database-url postgresql+psycopg://shop@localhost/shop -g orders")
 def run(  # noqa: PLR0913, PLR0917 - a setting is an option
     context: typer.Context,
-    database_url: Annotated[
-        str,
-        typer.Option("--database-url", envvar="OUTBOX_DATABASE_URL", help="The outbox's, as SQLAlchemy has it."),
-    ] = "",
-    bridge: Annotated[
-        str, typer.Option("--bridge", "--url", envvar="OUTBOX_BRIDGE_URL", help="Where the bridge listens.")
-    ] = DEFAULT_URL,
-    producer_group: Annotated[str, typer.Option("--producer-group", "-g", help="Group that publishes.")] = "",
-    source: Annotated[
-        str, typer.Option("--source", metavar="own|debezium|FILE.toml", help="Which columns the table has.")
-    ] = "own",
-    table: Annotated[str | None, typer.Option("--table", help="Else outbox_message, or outboxevent.")] = None,
-    schema: Annotated[str | None, typer.Option("--schema", help="Schema of the tables.")] = None,
-    sequence: Annotated[str | None, typer.Option("--sequence", help="Debezium: column that orders the rows.")] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, max=1_000, help="Rows in a request.")] = 1_000,
-    poll_interval: Annotated[
-        float, typer.Option("--poll-interval", min=0.01, max=60, help="Seconds between looks if nobody wakes it.")
-    ] = 0.5,
-    parked_holds: Annotated[bool, typer.Option(help="Whether a refused row holds back later ones of its key.")] = True,
-    once: Annotated[bool, typer.Option("--once", help="Publish what is there, then end.")] = False,
-    output: Annotated[Output | None, typer.Option("--output", "-o", help="Form of reports; piped: jsonl.")] = None,
+    database_url: DatabaseOption = "",
+    bridge: BridgeOption = DEFAULT_URL,
+    producer_group: GroupOption = "",
+    source: SourceOption = "own",
+    table: TableOption = None,
+    schema: SchemaOption = None,
+    sequence: SequenceOption = None,
+    archive: ArchiveOption = None,
+    lease_table: LeaseTableOption = None,
+    batch_size: BatchOption = 1_000,
+    requests: RequestsOption = 2,
+    lease: LeaseOption = 60,
+    poll_interval: PollOption = 0.5,
+    retry_delay: DelayOption = 0.5,
+    max_retry_delay: MaxDelayOption = 60,
+    parked_holds: HoldsOption = True,
+    once: OnceOption = False,
+    output: ReportOption = None,
 ) -> None:
     """Publish the rows of an outbox table until Ctrl-C or SIGTERM; the batch in hand is finished. Any number may run.
 
@@ -80,11 +121,22 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
     """
     from outbox.relay import RelayConfig  # noqa: PLC0415  # SQLAlchemy is slow to import
     from outbox.relay_database import SourceSpec  # noqa: PLC0415
+    from outbox.tables import LEASE_TABLE  # noqa: PLC0415
 
     if not database_url:
         raise CommandFailed(Exit.USAGE, "no database is named", "Say --database-url, or set OUTBOX_DATABASE_URL.")
-    config = RelayConfig(max_rows=batch_size, poll_ms=round(poll_interval * 1000), parked_holds=parked_holds)
-    outbox = Outbox(database_url, SourceSpec(source, table, schema, sequence), config)
+    config = RelayConfig(
+        max_rows=batch_size,
+        max_requests=requests,
+        lease_ms=round(lease * 1000),
+        hand_over_ms=round(min(lease * _OF_LEASE, _LONGEST_HAND_OVER_S) * 1000),
+        poll_ms=round(poll_interval * 1000),
+        min_delay_ms=round(min(retry_delay, max_retry_delay) * 1000),
+        max_delay_ms=round(max_retry_delay * 1000),
+        parked_holds=parked_holds,
+    )
+    spec = SourceSpec(source, table, schema, sequence, lease_table or LEASE_TABLE, archive)
+    outbox = Outbox(database_url, spec, config)
     if context.invoked_subcommand is not None:
         context.obj = outbox
         return
@@ -92,7 +144,8 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
         raise CommandFailed(Exit.USAGE, "a relay needs --producer-group", "Name the group whose messages they are.")
     report = RelayReport(output or (Output.TABLE if sys.stdout.isatty() else Output.JSONL))
     say(f"relay of {source} rows to {bridge} as {producer_group}; Ctrl-C stops it after the batch in hand")
-    with noticed_ctrl_c(signal.SIGTERM) as stop, report.telling_warnings(), _hand_over(bridge, producer_group) as taker:
+    made = _hand_over(bridge, producer_group, outbox.request_timeout_s)
+    with noticed_ctrl_c(signal.SIGTERM) as stop, report.telling_warnings(), made as taker:
         (_run_once if once else _run_until)(outbox, taker, stop, report)
 
 
@@ -194,10 +247,10 @@ def _opened_database(outbox: Outbox) -> "Iterator[OutboxDatabase]":
 
 
 @contextmanager
-def _hand_over(bridge: str, producer_group: str) -> "Iterator[HandOver]":
+def _hand_over(bridge: str, producer_group: str, timeout_s: float) -> "Iterator[HandOver]":
     from outbox.hand_over import HttpHandOver  # noqa: PLC0415  # slow to import
 
-    hand_over = HttpHandOver(bridge, producer_group)
+    hand_over = HttpHandOver(bridge, producer_group, timeout_s=timeout_s)
     try:
         yield hand_over
     finally:

@@ -4,6 +4,7 @@ import threading
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -15,7 +16,7 @@ from outbox.enqueue import enqueue, enqueue_async
 from outbox.errors import HandOverUnavailable
 from outbox.hand_over import HandedOver, MemoryHandOver, OutboxRow
 from outbox.relay import Relay, RelayConfig, RelayCounts
-from outbox.sources import OwnSource, debezium_source
+from outbox.sources import ColumnMap, MappedSource, OwnSource, debezium_source
 from outbox.tables import make_outbox_table
 from tests.support.outbox_world import OutboxWorld, Sent
 from tests.support.user_database import UserDatabase
@@ -167,6 +168,76 @@ def test_bridge_that_is_away_costs_no_row_anything(world: OutboxWorld) -> None:
     bridge = MemoryHandOver()
     assert world.relay(bridge).run_once().published == 2
     assert [row.attempts for row in bridge.published] == [0, 0]
+
+
+class RecordedStop(threading.Event):
+    """Passes over pauses, and is set after some of them."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.paused_s: list[float] = []
+        self._most = most
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.paused_s.append(timeout or 0)
+        if len(self.paused_s) == self._most:
+            self.set()
+        return self.is_set()
+
+
+@pytest.mark.parametrize("user_database", ["sqlite"], indirect=True)
+def test_relay_asks_a_bridge_that_is_away_less_and_less(world: OutboxWorld) -> None:
+    """Each try leases and gives back all it has claimed; but rows must not wait long for it when it is back."""
+    world.enqueue(Sent("orders", b"a", b"1"))
+    stop = RecordedStop(7)
+    world.relay(AwayHandOver(), RelayConfig(max_requests=1)).run_forever(stop)
+    assert stop.paused_s == [0.5, 1, 2, 4, 8, 10, 10]
+
+
+def test_leases_of_rows_deleted_by_hand_are_cleaned_bit_by_bit(world: OutboxWorld) -> None:
+    """Nobody else would ever delete them; those of rows that are there stay."""
+    ids = sorted(world.enqueue(*[Sent("bad", b"%d" % number) for number in range(6)]))
+    bridge = MemoryHandOver()
+    bridge.refused_topics.add("bad")
+    relay = world.relay(bridge)
+    relay.run_once()
+    with world.engine.begin() as conn:
+        conn.execute(sa.delete(world.table).where(world.table.c.message_id.in_([ids[0], ids[1], ids[4]])))
+    assert [relay.clean_leases(2) for _ in range(5)] == [2, 0, 1, 0, 0]
+    assert [row_id for row_id, _ in relay.read_parked()] == [ids[2], ids[3], ids[5]]
+
+
+@pytest.mark.parametrize("key", [sa.Integer, sa.Uuid, sa.String(36)])
+def test_leases_of_a_table_of_somebody_else_are_cleaned(world: OutboxWorld, key: Any) -> None:
+    """Whatever type its keys have."""
+    makers = {sa.Integer: lambda number: number, sa.Uuid: lambda number: uuid.UUID(int=number)}
+    keys = [makers.get(key, str)(number) for number in range(1, 4)]
+    events = sa.Table(
+        "events", sa.MetaData(), sa.Column("id", key, primary_key=True), sa.Column("number", sa.Integer),
+        *[sa.Column(name, sa.String(20)) for name in ("topic", "key", "payload")],
+    )  # fmt: skip
+    events.create(world.engine)
+    with world.engine.begin() as conn:
+        conn.execute(sa.insert(events), [{"id": one, "number": n, "topic": "bad"} for n, one in enumerate(keys)])
+    bridge = MemoryHandOver()
+    bridge.refused_topics.add("bad")
+    relay = world.relay(bridge, source=MappedSource(events, ColumnMap(sequence="number"), "events"))
+    assert relay.run_once().parked == 3
+    with world.engine.begin() as conn:
+        conn.execute(sa.delete(events).where(events.c.id == keys[1]))
+    assert (relay.clean_leases(), len(relay.read_parked())) == (1, 2)
+
+
+def test_lease_in_use_is_not_cleaned(world: OutboxWorld) -> None:
+    """Its relay may be about to mark it."""
+    world.enqueue(Sent("orders", b"a"))
+    dying = world.relay(DyingHandOver(MemoryHandOver()))
+    with pytest.raises(Paused):
+        dying.run_once()
+    with world.engine.begin() as conn:
+        conn.execute(sa.delete(world.table))
+    dying.clean_leases()
+    assert world.count() == (0, 1)
 
 
 def test_killed_relay_doubles_nothing(world: OutboxWorld) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from outbox.tables import make_outbox_table
 from tests.support.cli_process import DEADLINE_S, environment, run_command, wait_for
 from tests.support.outbox_world import OutboxWorld, Sent
 from tests.support.socket_bridge import SocketBridge, socket_bridge
@@ -97,6 +98,19 @@ def test_file_describes_a_table_of_somebody_else(bridge: SocketBridge, tmp_path:
     (message,) = bridge.read_messages("outbox.event.order")
     assert (message.key, message.value, message.headers[0]) == (b"7", b"{}", ("trace", b"t1"))
     world.engine.dispose()
+
+
+def test_published_rows_are_moved_to_the_archive_that_is_named(
+    world: OutboxWorld, bridge: SocketBridge, tmp_path: Path
+) -> None:
+    """For those who keep what they have said."""
+    archive = make_outbox_table(sa.MetaData(), "said")
+    archive.create(world.engine)
+    ids = world.enqueue(Sent("orders", b"k", b"kept"))
+    assert relay(tmp_path, bridge.url, "-g", "shop", "--once", "--archive", "said", "--lease", "3").returncode == 0
+    with world.engine.connect() as conn:
+        assert list(conn.scalars(sa.select(archive.c.message_id))) == ids
+    assert world.count() == (0, 0)
 
 
 def test_lost_bridge_is_unreachable(world: OutboxWorld, tmp_path: Path) -> None:

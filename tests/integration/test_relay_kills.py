@@ -1,102 +1,71 @@
-"""Relays as processes, killed with SIGKILL while their requests are under way, at a bridge over HTTP."""
+"""`outbox-bridge relay` killed with SIGKILL while its requests are under way, at the real bridge over HTTP."""
 
-import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
+from tests.support.cli_process import environment, wait_for
+from tests.support.faulty_front import Exchange, Fault, faulty_front, let_through
 from tests.support.outbox_world import OutboxWorld, Sent
-from tests.support.source_tree import ROOT
+from tests.support.socket_bridge import socket_bridge
 from tests.support.user_database import UserDatabase
 
 pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
 
 KILLS, KEYS, ROWS = 3, 4, 10
+# short, so that what a killed relay had is soon free
+LIMITS = {"lease": 3, "batch-size": 7, "poll-interval": 0.02, "retry-delay": 0.01, "max-retry-delay": 0.05}
 
 
-class Bridge:
-    """Publishes each idempotency key once, as the real one does. `hold`: keeps its answers back after that."""
-
-    def __init__(self) -> None:
-        self.published: list[tuple[str, str]] = []
-        self.holding, self.is_asked, self.let_go = False, threading.Event(), threading.Event()
-        self._keys: set[str] = set()
-        self._lock = threading.Lock()
-
-    def publish(self, body: bytes) -> bytes:
-        document = json.loads(body)
-        transactions = document.get("transactions", [document])
-        with self._lock:
-            for transaction in transactions:
-                if transaction["idempotency_key"] not in self._keys:
-                    self._keys.add(transaction["idempotency_key"])
-                    (message,) = transaction["messages"]
-                    self.published.append((message["key"], message["value"]))
-        if self.holding:
-            self.is_asked.set()
-            self.let_go.wait(30)
-        results = [{"status": 200, "transaction_id": "t", "state": "COMMITTED"} for _ in transactions]
-        return json.dumps({"results": results} if "transactions" in document else results[0]).encode()
+def start(world: OutboxWorld, url: str, folder: Path) -> subprocess.Popen[bytes]:
+    limits = [f"--{name}={limit}" for name, limit in LIMITS.items()]
+    command = [sys.executable, "-m", "api", "relay", "-g", "shop", "--bridge", url, *limits]
+    settings = environment({"OUTBOX_DATABASE_URL": world.database.url})
+    with (folder / "relay.log").open("ab") as log:
+        return subprocess.Popen(command, cwd=folder, env=settings, stdout=log, stderr=log)
 
 
-@contextmanager
-def serving(bridge: Bridge) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            answer = bridge.publish(body)
-            try:
-                self.send_response(200)
-                self.send_header("content-length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-            except OSError:
-                pass  # whoever asked is dead
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
+def kill(relay: subprocess.Popen[bytes]) -> None:
+    relay.kill()
+    relay.wait(30)
 
 
-def start(world: OutboxWorld, url: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "tests.support.relay_process", world.database.url, url], cwd=ROOT)
+def hold_after(published: threading.Event) -> Fault:
+    """The bridge publishes, and its answer never comes."""
+
+    def hold(exchange: Exchange) -> None:
+        exchange.forward()
+        published.set()
+        exchange.gone.wait()
+        exchange.cut()
+
+    return hold
 
 
 @pytest.mark.parametrize("user_database", ["postgresql"], indirect=True)
-def test_killed_relays_lose_double_and_reorder_nothing(user_database: UserDatabase) -> None:
+def test_killed_relays_lose_double_and_reorder_nothing(user_database: UserDatabase, tmp_path: Path) -> None:
     """Each dies when the bridge has published what it sent and has not answered; the next one takes over."""
-    world, bridge = OutboxWorld(user_database), Bridge()
+    world = OutboxWorld(user_database)
     for number in range(ROWS):
         world.enqueue(*[Sent("orders", b"%d" % key, b"%d" % number) for key in range(KEYS)])
-    with serving(bridge) as url:
+    with socket_bridge(tmp_path, {"orders": 1}) as bridge, faulty_front(bridge.url) as front:
         for _ in range(KILLS):
-            bridge.holding, bridge.is_asked, bridge.let_go = True, threading.Event(), threading.Event()
-            relay = start(world, url)
-            assert bridge.is_asked.wait(60)
-            relay.kill()
-            relay.wait(30)
-            bridge.holding = False
-            bridge.let_go.set()
-        survivor = start(world, url)
-        for _ in range(2_000):
-            if world.count() == (0, 0):
-                break
-            threading.Event().wait(0.03)
-        survivor.kill()
-        survivor.wait(30)
-    assert world.count() == (0, 0)
+            published = threading.Event()
+            front.fault = hold_after(published)
+            relay = start(world, front.url, tmp_path)
+            assert published.wait(60)
+            kill(relay)
+        front.fault = let_through
+        survivor = start(world, front.url, tmp_path)
+        try:
+            wait_for(lambda: world.count() == (0, 0), "an empty outbox")
+        finally:
+            kill(survivor)
+        messages = bridge.read_messages("orders")
     for key in range(KEYS):
-        values = [value for one, value in bridge.published if one == str(key)]
-        assert values == [str(number) for number in range(ROWS)]
+        values = [message.value for message in messages if message.key == b"%d" % key]
+        assert values == [b"%d" % number for number in range(ROWS)]
     world.engine.dispose()

@@ -97,21 +97,27 @@ class Run:
         self._claimed = 0  # rows, when relays were killed
         self._exits = 0  # of the bridge's processes, by themselves
         self._broken: list[str] = []
+        self._is_bad = False
 
     def run(self) -> Report:
         """Everything, to the verdict."""
         with ExitStack() as stack:
             folder = Path(tempfile.mkdtemp(prefix="kills-run-"))
+            stack.callback(self._remove_unused, folder)
             stack.enter_context(guarded(str(folder)))
             kafka = stack.enter_context(running_broker(is_long_lived=True)).bootstrap
             sql = PostgresServer()
             stack.callback(sql.close)
             report = self._run_on(kafka, sql, folder)
-        if report.is_good:
-            shutil.rmtree(folder)
-        else:
+            self._is_bad = not report.is_good
+        if not report.is_good:
             self._tell(f"logs and outcomes are kept in {folder}")
         return report
+
+    def _remove_unused(self, folder: Path) -> None:
+        """What shows why a run was bad stays."""
+        if not self._is_bad:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _run_on(self, kafka: str, sql: PostgresServer, folder: Path) -> Report:
         create_topics(kafka, TOPICS)
@@ -119,7 +125,9 @@ class Run:
         shop = sa.create_engine(sql.create(), poolclass=sa.NullPool)
         METADATA.create_all(shop)
         self._tell("Kafka, PostgreSQL, topics and tables are there")
+        self._end_if_stopped()
         with running_fleet(bridge, kafka) as fleet, httpx2.Client(base_url=fleet.urls[0], timeout=30) as http:
+            self._end_if_stopped()
             ports = [choose_free_port() for _ in range(COPIES)]
             run = self._write_run(fleet.urls, _put_group(http, ports), shop, folder)
             stage = Stage(fleet, _start_clients(run, ports), shop)
@@ -135,6 +143,11 @@ class Run:
             return self._judge(run, kafka, shop, bridge.database_url, at_rest_after_s)
 
     # --- the parts of a run, in their order ---
+
+    def _end_if_stopped(self) -> None:
+        """Before the load is running there is nothing to judge. Raises KeyboardInterrupt."""
+        if self.stopping.is_set():
+            raise KeyboardInterrupt
 
     def _write_run(self, urls: tuple[str, ...], secret: str, shop: sa.Engine, folder: Path) -> RunFile:
         run = RunFile(

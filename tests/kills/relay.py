@@ -1,12 +1,14 @@
-"""A relay process, at one of the bridge's api processes.
+"""A relay process, at one of the bridge's api processes: `outbox-bridge relay`, or one with a bug.
 
 python -m tests.kills.relay RUN_FILE NAME NUMBER
 """
 
+import os
 import signal
 import sys
 import threading
 from collections.abc import Sequence
+from typing import NoReturn
 
 import sqlalchemy as sa
 
@@ -17,7 +19,8 @@ from tests.kills.planted import DELETED_FIRST
 from tests.kills.run_file import GROUP, LEASES, OUTBOX, RunFile
 
 # short leases: what a killed one had is soon free, and a slow one loses what it still hands over
-_CONFIG = RelayConfig(max_rows=50, lease_ms=4_000, hand_over_ms=2_000, min_delay_ms=50, max_delay_ms=1_000)
+_LEASE_S, _ROWS, _DELAY_S, _MAX_DELAY_S = 4, 50, 0.05, 1
+_CONFIG = RelayConfig(max_rows=_ROWS, lease_ms=_LEASE_S * 1_000, hand_over_ms=2_000)
 
 
 class DeletingHandOver:
@@ -36,12 +39,32 @@ class DeletingHandOver:
 def main() -> None:
     """Works until SIGTERM."""
     run, number = RunFile.read(sys.argv[1]), int(sys.argv[3])
+    url = run.urls[number % len(run.urls)]
+    if run.planted != DELETED_FIRST:
+        _become_command(run, url)
+    _relay_with_a_bug(run, url)
+
+
+def _become_command(run: RunFile, url: str) -> NoReturn:
+    """The same process goes on as what a user starts."""
+    pairs = {
+        "--database-url": run.database_url,
+        "--bridge": url,
+        "--producer-group": GROUP,
+        "--lease": _LEASE_S,
+        "--batch-size": _ROWS,
+        "--retry-delay": _DELAY_S,
+        "--max-retry-delay": _MAX_DELAY_S,
+    }
+    options = [str(word) for pair in pairs.items() for word in pair]
+    os.execv(sys.executable, [sys.executable, "-m", "api", "relay", *options])
+
+
+def _relay_with_a_bug(run: RunFile, url: str) -> None:
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     engine = sa.create_engine(run.database_url)
-    hand_over: HandOver = HttpHandOver(run.urls[number % len(run.urls)], GROUP)
-    if run.planted == DELETED_FIRST:
-        hand_over = DeletingHandOver(engine, hand_over)
+    hand_over = DeletingHandOver(engine, HttpHandOver(url, GROUP))
     thread = threading.Thread(
         target=Relay(engine, hand_over, OwnSource(OUTBOX), LEASES, _CONFIG).run_forever, args=(stopping,)
     )

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
+from outbox.tables import make_lease_table, make_outbox_table
 from tests.unit.cli.conftest import Cli
 
 
@@ -20,11 +22,13 @@ def write(folder: Path, text: str) -> str:
         (["--database-url", "sqlite://"], "--producer-group"),
         (["--database-url", "no url", "-g", "shop", "--once"], "driver://user"),
         (["--database-url", "nobase://h/d", "-g", "shop", "--once"], "no driver"),
+        (["--database-url", "mariadb+nodriver://h/d", "-g", "shop", "--once"], "pip install pymysql"),
         (["--database-url", "sqlite+aiosqlite://", "-g", "shop", "--once"], "asyncio"),
         (["--database-url", "sqlite://", "-g", "no group!", "--once"], "producer group's name"),
         (["--database-url", "sqlite://", "-g", "shop", "--bridge", "here", "--once"], "http(s)://"),
         (["--database-url", "sqlite://", "-g", "shop", "--source", "debezium", "--once"], "--sequence"),
         (["--database-url", "sqlite://", "-g", "shop", "--source", "nowhere.toml", "--once"], "nowhere.toml"),
+        (["--database-url", "sqlite://", "-g", "shop", "--lease", "1", "--once"], "--lease"),
     ],
 )
 def test_wrong_use_is_told(cli: Cli, arguments: list[str], words: str) -> None:
@@ -37,6 +41,21 @@ def test_missing_table_names_the_command_that_makes_it(cli: Cli) -> None:
     """For the database at hand."""
     ended = cli("relay", "--database-url", "sqlite://", "-g", "shop", "--once")
     assert (ended.code, "python -m outbox.ddl sqlite" in ended.err) == (1, True)
+
+
+@pytest.mark.parametrize("option", ["--table", "--lease-table"])
+def test_table_of_another_shape_is_told_at_the_start(cli: Cli, tmp_path: Path, option: str) -> None:
+    """Otherwise each claim would fail, as if the database were away."""
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    engine = sa.create_engine(url)
+    metadata = sa.MetaData()
+    make_outbox_table(metadata)
+    make_lease_table(metadata)
+    sa.Table("events", metadata, sa.Column("id", sa.Integer))
+    metadata.create_all(engine)
+    engine.dispose()
+    ended = cli("relay", "--database-url", url, "-g", "shop", "--once", option, "events")
+    assert (ended.code, "events has no column" in ended.err) == (2, True), ended.err
 
 
 def test_unreachable_database_tells_no_password(cli: Cli) -> None:
