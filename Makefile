@@ -57,7 +57,7 @@ kills: $(INSTALLED) ## producers, relays and bridge killed at random, orders cou
 	$(BIN)/python -m tests.kills --kills $(or $(KILLS),100) $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))
 
 spark: $(INSTALLED) ## reconciliation on real Spark and a real Kafka (needs Java 17 or 21)
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/spark $(TEST_ARGS)
+	$(BIN)/python -m pytest tests/spark -n 2 --dist loadfile $(TEST_ARGS)
 
 traffic: $(INSTALLED) ## reconciliation of a real bridge's traffic with chaos, then of damage done to it (SEED=8 TRANSACTIONS=20000)
 	$(BIN)/python -m tests.traffic $(CHAOS_ARGS)
