@@ -57,9 +57,10 @@ kills: $(INSTALLED) ## producers, relays and bridge killed at random, orders cou
 	$(BIN)/python -m tests.kills --kills $(or $(KILLS),100) $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))
 
 spark: $(INSTALLED) ## reconciliation on real Spark and a real Kafka (needs Java 17 or 21)
-	$(BIN)/python -m pytest tests/spark -n 2 --dist loadfile $(TEST_ARGS)
+	$(BIN)/python -m pytest tests/spark -n 2 --dist loadfile -m "not traffic" $(TEST_ARGS)
 
 traffic: $(INSTALLED) ## reconciliation of a real bridge's traffic with chaos, then of damage done to it (SEED=8 TRANSACTIONS=20000)
+	$(BIN)/python -m pytest tests/spark -m traffic
 	$(BIN)/python -m tests.traffic $(CHAOS_ARGS)
 
 fuzz: $(FUZZER) ## generated requests at a running service (FUZZ_ARGS="--max-examples 500 --seed 7" for more)

@@ -36,9 +36,9 @@ def test_topics_without_the_header_are_noticed(spark: SparkSession, events: list
 def test_books_count_every_transaction_once(spark: SparkSession) -> None:
     """What no op message speaks of is open; what ended before the window is in no book."""
     others = [event._replace(tx=f"{number:028d}") for number, event in enumerate([half(), half(is_void=True)])]
-    ended = [event._replace(tx="9" * 28) for event in (half(), rollback(), op("ROLLED_BACK", off=3))]
+    ended = [event._replace(tx="9" * 28) for event in (half(off=4), rollback(), op("ROLLED_BACK", off=3))]
     show_views(spark, [half(), commit(), op("COMMITTED"), record(), *others, *ended])
-    began = {**WINDOW.extents, Place(OP, 0): Extent(4, 200, 200)}
+    began = {**WINDOW.extents, Place(HALF, 0): Extent(5, 200, 200), Place(OP, 0): Extent(4, 200, 200)}
     window = Window(HALF, OP, PARKED, NOW_MS, began)
     (book,) = books.count_books(spark, window).values()
     assert book == {**dict.fromkeys(books.BOOK_COLUMNS, 0), "prepared": 2, "committed": 1, "open": 1}
