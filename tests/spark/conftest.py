@@ -11,16 +11,19 @@ from pyspark.sql import SparkSession
 from api.cli.spark_jars import connector_jars, driver_jars
 from spark.session import start_session
 
+_PATIENCE_S = 300
 # py4j leaves its sockets to the garbage collector, which complains in whatever test it happens to run
 _QUIET = "ignore::pytest.PytestUnraisableExceptionWarning"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The filter for the tests of this folder alone."""
+    """Filters and patience for the tests of this folder alone."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings(_QUIET))
             item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
+            if item.get_closest_marker("timeout") is None:  # whoever comes first starts Spark and a broker
+                item.add_marker(pytest.mark.timeout(_PATIENCE_S))
 
 
 @pytest.fixture(scope="session")
