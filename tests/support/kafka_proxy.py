@@ -22,7 +22,7 @@ from typing import NamedTuple
 from bridge.broker.dev_broker import DevBroker
 from bridge.broker.ports import choose_free_port
 
-PRODUCE, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, END_TXN = 0, 22, 24, 26
+PRODUCE, OFFSET_FETCH, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, END_TXN = 0, 9, 22, 24, 26
 _FLEXIBLE_END_TXN = 3
 _WAIT_S = 40.0
 
@@ -72,6 +72,12 @@ class Gate:
         self.is_cut = True
         self._open.set()
 
+    def replace(self, raw: bytes) -> None:
+        """These bytes pass in place of the held frame; everything later as it is."""
+        assert self._frame is not None
+        self._frame = self._frame._replace(raw=raw)
+        self._open.set()
+
     def take(self, frame: Frame) -> bool:
         """Whether this frame is the one to hold. The first wins."""
         api_key, client, containing = self._wanted
@@ -83,10 +89,10 @@ class Gate:
         self._caught.set()
         return True
 
-    def pass_through(self) -> bool:
-        """Waits until the gate opens; False if the connection is to be cut."""
+    def pass_through(self) -> bytes | None:
+        """Waits until the gate opens; what goes on then, None if the connection is to be cut."""
         self._open.wait()
-        return not self.is_cut
+        return None if self.is_cut or self._frame is None else self._frame.raw
 
 
 class KafkaProxy:
@@ -218,11 +224,12 @@ class _Link:
             while (raw := _read_frame(source)) is not None:
                 frame = self._match_reply(raw) if is_reply else self._note_request(raw)
                 gate = self._proxy.find_gate(frame, is_reply=is_reply)
-                if gate is not None and not gate.pass_through():
+                passing = raw if gate is None else gate.pass_through()
+                if passing is None:
                     break
                 if self._proxy.delay_s:
                     time.sleep(self._proxy.delay_s)
-                target.sendall(raw)
+                target.sendall(passing)
         self.close()
 
     def _note_request(self, raw: bytes) -> Frame:

@@ -43,12 +43,15 @@ SILENCE = frozenset(
     {KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001
      KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE}  # noqa: SLF001
 )  # fmt: skip
+COORDINATOR_AWAY = frozenset(
+    {KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR}
+)
 # Nobody who could say it has answered yet: a retry helps.
-TIMEOUTS = SILENCE | frozenset(
+TIMEOUTS = SILENCE | COORDINATOR_AWAY | frozenset(
     {KafkaError.REQUEST_TIMED_OUT, KafkaError.NETWORK_EXCEPTION, KafkaError._WAIT_COORD,  # noqa: SLF001
+     KafkaError._DESTROY_BROKER,  # noqa: SLF001 - the client has let this connection go for another one
      KafkaError._NOENT, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION,  # noqa: SLF001
-     KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.OFFSET_NOT_AVAILABLE,
-     KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR}
+     KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.OFFSET_NOT_AVAILABLE}
 )  # fmt: skip
 
 # Errors after which the client asks for an abort, or allows one, and nothing of the request was written.

@@ -1,19 +1,29 @@
 """Offsets of queues and of groups."""
 
 import asyncio
+import time
 
-from confluent_kafka import OFFSET_INVALID, ConsumerGroupTopicPartitions, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec  # type: ignore[attr-defined]
 
 from bridge.core.errors import StoreTimeout
 from bridge.core.message import MessageQueue
 from bridge.futures import take_error
 from bridge.store.kafka.asker import Asker
-from bridge.store.kafka.errors import SILENCE, error_of, make_store_error
-from bridge.store.kafka.options import KafkaConfig
+from bridge.store.kafka.errors import COORDINATOR_AWAY, SILENCE, error_of, make_store_error
+from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, group_options
 from bridge.store.results import QueueOffsets
 
 _EARLIEST, _LATEST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
+_LEADERS_S = 300.0  # the client forgets them after three times that
 _COMMITTED, _UNCOMMITTED = IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED
 
 
@@ -21,9 +31,13 @@ class OffsetClient:
     """Asks Kafka anew each time; half a millisecond when the three requests go out together."""
 
     def __init__(self, config: KafkaConfig) -> None:
+        self._config = config
         self._asker = Asker(config)
         self.errors = self._asker.errors
-        self._is_stale = False
+        self._led: frozenset[MessageQueue] = frozenset()
+        self._led_until = 0.0
+        self._look: asyncio.Task[None] | None = None
+        self._alone = asyncio.Lock()
         self._running: dict[MessageQueue, asyncio.Task[QueueOffsets]] = {}
         self._waiting: dict[MessageQueue, asyncio.Task[QueueOffsets]] = {}
 
@@ -63,49 +77,121 @@ class OffsetClient:
         return await self._find(queue, OffsetSpec.for_timestamp(max(timestamp_ms, 0)), _UNCOMMITTED)
 
     async def get_consume_offset(self, group: str, queue: MessageQueue) -> int:
-        """What the group committed; -1 if nothing. Raises StoreError."""
-        wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(*queue)])
-        found = await self._asker.ask(
-            lambda client, timeout_s: client.list_consumer_group_offsets([wanted], request_timeout=timeout_s)[group]
-        )
-        return max(_only(found), -1)
+        """What the group committed; -1 if nothing. Raises StoreError.
+
+        A consumer asks, 60 ms with its beginning: an admin client that hears NOT_COORDINATOR to this question ends
+        the process with a segmentation fault (librdkafka 2.16, `rd_kafka_handle_OffsetFetch` without a group).
+        """
+        place = await self._asker.run(lambda _, __: self._ask_coordinator(group, queue))
+        if place.error is not None:
+            raise make_store_error(place.error)
+        return max(place.offset, -1)
 
     async def put_consume_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
         """Commits for a group without members; with some, Kafka takes it from them alone. Raises StoreError."""
         wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(*queue, offset)])
-        put = await self._asker.ask(
-            lambda client, timeout_s: client.alter_consumer_group_offsets([wanted], request_timeout=timeout_s)[group]
-        )
-        _only(put)
+        give_up_at = self._give_up_at()
+        while (error := await self._try_put(wanted)) is not None:
+            if not _is_worth_a_retry(error, give_up_at):
+                raise make_store_error(error)
+            await asyncio.sleep(POLL_S)
 
     async def close(self) -> None:
         """Lets the client go."""
+        if self._look is not None:
+            await asyncio.wait([self._look])
         await self._asker.close()
 
     async def _find(self, queue: MessageQueue, spec: OffsetSpec, isolation: IsolationLevel) -> int:
         """The client asks whom it once knew as leader, and would stay with that for minutes: after an error it is
         made to look anew, at once if somebody did answer."""
-        if self._is_stale:
-            await self._look_for_leaders()
         answer = await self._ask_leader(queue, spec, isolation)
         if isinstance(answer, KafkaException) and error_of(answer).code() not in SILENCE:
-            await self._look_for_leaders()
+            self._led = frozenset()
             answer = await self._ask_leader(queue, spec, isolation)
         if isinstance(answer, KafkaException):
-            self._is_stale = True
+            self._led = frozenset()
             raise make_store_error(error_of(answer)) from answer
         # A request without an answer in time comes back as a success, with this offset for every queue.
         if answer.offset == OFFSET_INVALID:
-            self._is_stale = True
+            self._led = frozenset()
             raise StoreTimeout(f"{queue.topic}[{queue.queue_id}]: no answer to a question for its offsets")
         return int(answer.offset)
 
-    async def _look_for_leaders(self) -> None:
-        """All topics: a request that names one could create it."""
-        await self._asker.run(lambda client, timeout_s: client.list_topics(timeout=timeout_s))
-        self._is_stale = False
+    def _give_up_at(self) -> float:
+        return time.monotonic() + self._config.read_timeout_ms / 1000
+
+    async def _try_put(self, wanted: ConsumerGroupTopicPartitions) -> KafkaError | None:
+        name = wanted.group_id
+        answers: dict[str | None, ConsumerGroupTopicPartitions | KafkaException] = await self._asker.ask_each(
+            lambda client, timeout_s: {
+                None: client.alter_consumer_group_offsets([wanted], request_timeout=timeout_s)[name]
+            }
+        )
+        answer = answers[None]
+        if isinstance(answer, KafkaException):
+            return error_of(answer)
+        assert answer.topic_partitions is not None
+        (place,) = answer.topic_partitions
+        return place.error
+
+    def _ask_coordinator(self, group: str, queue: MessageQueue) -> TopicPartition:
+        give_up_at = self._give_up_at()
+        consumer = Consumer(group_options(self._config, ClientErrors(), group))
+        try:
+            while True:
+                try:
+                    (place,) = consumer.committed([TopicPartition(*queue)], timeout=give_up_at - time.monotonic())
+                except KafkaException as raised:
+                    if not _is_worth_a_retry(error_of(raised), give_up_at):
+                        raise
+                else:
+                    return place
+                time.sleep(POLL_S)  # meanwhile the client looks for the coordinator
+        finally:
+            consumer.close()
 
     async def _ask_leader(
+        self, queue: MessageQueue, spec: OffsetSpec, isolation: IsolationLevel
+    ) -> ListOffsetsResultInfo | KafkaException:
+        """Asks when the client knows the leader, else alone.
+
+        A question for a leader it does not know is followed up by two of its threads at once, and ends the process
+        with a segmentation fault if the answer to another such question comes meanwhile (librdkafka 2.16,
+        `rd_kafka_topic_partition_list_query_leaders_async`).
+        """
+        if not self._knows_leader(queue):
+            await self._look_for_leaders()
+        if self._knows_leader(queue):
+            return await self._ask(queue, spec, isolation)
+        async with self._alone:
+            return await self._ask(queue, spec, isolation)
+
+    def _knows_leader(self, queue: MessageQueue) -> bool:
+        return queue in self._led and time.monotonic() < self._led_until
+
+    async def _look_for_leaders(self) -> None:
+        """All topics, as a request that names one could create it; once for all who wait. Raises StoreError."""
+        if self._look is None:
+            self._look = asyncio.create_task(self._read_leaders())
+            self._look.add_done_callback(take_error)
+        await asyncio.shield(self._look)
+
+    async def _read_leaders(self) -> None:
+        until = time.monotonic() + _LEADERS_S
+        try:
+            seen = await self._asker.run(lambda client, timeout_s: client.list_topics(timeout=timeout_s))
+        finally:
+            self._look = None
+        self._led = frozenset(
+            MessageQueue(name, part.id)
+            for name, topic in seen.topics.items()
+            for part in topic.partitions.values()
+            if part.leader >= 0
+        )
+        self._led_until = until
+
+    async def _ask(
         self, queue: MessageQueue, spec: OffsetSpec, isolation: IsolationLevel
     ) -> ListOffsetsResultInfo | KafkaException:
         target = TopicPartition(*queue)
@@ -117,10 +203,6 @@ class OffsetClient:
         return answers[None]
 
 
-def _only(answer: ConsumerGroupTopicPartitions) -> int:
-    """The offset of the one queue that was asked for."""
-    assert answer.topic_partitions is not None
-    place = answer.topic_partitions[0]
-    if place.error is not None:
-        raise make_store_error(place.error)
-    return place.offset
+def _is_worth_a_retry(error: KafkaError, give_up_at: float) -> bool:
+    """Whether the coordinator is on its way, and there is time for it."""
+    return error.code() in COORDINATOR_AWAY and time.monotonic() + POLL_S < give_up_at

@@ -202,6 +202,16 @@ def member_options(config: KafkaConfig, errors: ClientErrors, group: str) -> dic
     return _merge(config, errors, "member", chosen, fixed)
 
 
+def group_options(config: KafkaConfig, errors: ClientErrors, group: str) -> dict[str, Any]:
+    """A consumer that asks for the group's offsets and never joins it."""
+    fixed: dict[str, OptionValue] = {
+        "group.id": group,
+        "isolation.level": "read_uncommitted",  # or an offset in an open Kafka transaction holds up the answer
+        "enable.auto.commit": False,
+    }
+    return _merge(config, errors, "group", {}, fixed)
+
+
 def admin_options(config: KafkaConfig, errors: ClientErrors) -> dict[str, Any]:
     """The client for metadata, offsets and topics."""
     return _merge(config, errors, "admin", {"socket.timeout.ms": 10_000}, {})

@@ -124,7 +124,7 @@ async def _go_on(clients: Clients, ids: tuple[str, str]) -> None:
     await until_it_works(lambda: _put(clients))
     await until_it_works(lambda: clients.store.get_offsets(QUEUE))
     assert clients.store.last_error is None
-    values = [message.value for message in (await clients.store.get(QUEUE, 0, 100)).messages]
+    values = await _read_until(clients, b"second")
     assert [value for value in values if value in {b"first", b"second"}] == [b"first", b"second"]
     assert len(values) == len(set(values))
 
@@ -133,6 +133,16 @@ async def _put(clients: Clients) -> None:
     result = await clients.store.put(QUEUE, to(QUEUE, uuid.uuid4().bytes))
     if result.status is not PutStatus.PUT_OK:
         raise StoreTimeout(result.detail)
+
+
+async def _read_until(clients: Clients, value: bytes) -> list[bytes | None]:
+    """A transaction's commit is answered before its markers are in the queues, and readers wait for those."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            values = [message.value for message in (await clients.store.get(QUEUE, 0, 100)).messages]
+            if value in values:
+                return values
+            await asyncio.sleep(0.02)
 
 
 async def _pause(broker: DevBroker) -> None:
