@@ -14,9 +14,10 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy.exc import InterfaceError, OperationalError
 
 from outbox.errors import HandOverUnavailable, OutboxConfigError
 from outbox.hand_over import Fate, HandedOver, HandOver, OutboxRow
@@ -38,6 +39,7 @@ from outbox.sources import OutboxSource
 from outbox.wake import Waker
 
 _LOG: Final = logging.getLogger("outbox")
+_T = TypeVar("_T")
 _LONGEST_PAUSE_MS: Final = 10_000  # of a relay whose bridge or database is away: rows wait so long when it is back
 
 
@@ -119,7 +121,7 @@ class Relay:
             under_way: set[Future[RelayCounts]] = set()
 
             def begin(claim: Claim) -> None:
-                under_way.add(pool.submit(self._carry_out_noted, claim, note))
+                under_way.add(pool.submit(self._carry_out_noted, claim, stop, note))
 
             while not stop.is_set():
                 try:
@@ -132,8 +134,7 @@ class Relay:
                     pause_ms = self._config.min_delay_ms
                     _LOG.warning("relay_failed error=%s failures=%d", _describe(error), failures)
                 if pause_ms:
-                    backed_off_ms = min(delay_ms(failures - 1, self._config), _LONGEST_PAUSE_MS)
-                    stop.wait(max(pause_ms, backed_off_ms) / 1000)
+                    stop.wait(max(pause_ms, self._pause_ms(failures - 1)) / 1000)
         waker.close()
 
     def read_parked(self, max_rows: int = 100) -> Sequence[tuple[str, str]]:
@@ -193,32 +194,37 @@ class Relay:
         marks = [Mark(row_id, PARKED, 0, reason) for row_id, reason in found.unread]
         return Claim(token, found.rows, marks, until_ms)
 
-    def _carry_out_noted(self, claim: Claim, note: Callable[[RelayCounts], object]) -> RelayCounts:
-        counts = self._carry_out(claim)
+    def _carry_out_noted(
+        self, claim: Claim, stop: threading.Event, note: Callable[[RelayCounts], object]
+    ) -> RelayCounts:
+        counts = self._carry_out(claim, stop)
         note(counts)
         return counts
 
-    def _carry_out(self, claim: Claim) -> RelayCounts:
+    def _carry_out(self, claim: Claim, stop: threading.Event | None = None) -> RelayCounts:
+        """`stop`: until then it waits for a database that is away; None: that is an error at once."""
         if self._now_ms() >= claim.until_ms:
             return RelayCounts(len(claim.rows), lost=len(claim.rows))
         try:
             fates = self._hand_over.publish(claim.rows) if claim.rows else ()
         except HandOverUnavailable as error:
             _LOG.warning("hand_over_unavailable reason=%s rows=%d", error, len(claim.rows))
-            with self._engine.connect() as conn, relay_transaction(conn):
-                release_claim(conn, self._tables, claim.token)
+            self._write(lambda conn: release_claim(conn, self._tables, claim.token), claim, stop)
             return RelayCounts(len(claim.rows), wait_ms=max(error.retry_after_ms, self._config.min_delay_ms))
-        return self._mark(claim, fates)
+        return self._mark(claim, fates, stop)
 
-    def _mark(self, claim: Claim, fates: Sequence[HandedOver]) -> RelayCounts:
+    def _mark(self, claim: Claim, fates: Sequence[HandedOver], stop: threading.Event | None) -> RelayCounts:
         judged = list(zip(claim.rows, fates, strict=True))
         published = [row for row, handed in judged if handed.fate is Fate.PUBLISHED]
         marks = [mark for row, handed in judged if (mark := decide_mark(row, handed, self._config)) is not None]
         marks += claim.unread
-        with self._engine.connect() as conn, relay_transaction(conn):
+
+        def write(conn: sa.Connection) -> int:
             if published:
                 delete_published(conn, self._tables, published)
-            noted = note_failures(conn, self._tables, claim.token, marks)
+            return note_failures(conn, self._tables, claim.token, marks)
+
+        noted = self._write(write, claim, stop)
         parked = sum(mark.state == PARKED for mark in marks)
         if len(marks) > parked:
             reason = next(mark.reason for mark in marks if mark.state != PARKED)
@@ -228,6 +234,29 @@ class Relay:
         return RelayCounts(
             len(claim.rows) + len(claim.unread), len(published), parked, len(marks) - parked, len(marks) - noted
         )
+
+    def _pause_ms(self, failures: int) -> int:
+        return min(delay_ms(failures, self._config), _LONGEST_PAUSE_MS)
+
+    def _write(self, write: Callable[[sa.Connection], _T], claim: Claim, stop: threading.Event | None) -> _T:
+        """A transaction, repeated while the database is away and the lease lasts: nobody else takes the rows before.
+
+        What was committed without an answer is repeated too; it then changes nothing.
+        """
+        failures = 0
+        while True:
+            try:
+                with self._engine.connect() as conn, relay_transaction(conn):
+                    return write(conn)
+            except (OperationalError, InterfaceError) as error:
+                pause_ms = self._pause_ms(failures)
+                failures += 1
+                is_over = self._now_ms() + pause_ms >= claim.until_ms + self._config.hand_over_ms
+                if stop is None or is_over or stop.wait(pause_ms / 1000):
+                    raise
+                _LOG.warning(
+                    "relay_database_away error=%s rows=%d failures=%d", _describe(error), len(claim.rows), failures
+                )
 
 
 def decide_mark(row: OutboxRow, handed: HandedOver, config: RelayConfig) -> Mark | None:

@@ -1,5 +1,6 @@
 """`relay`: publishes the rows of an outbox table, and acts on rows that the bridge has refused."""
 
+import os
 import signal
 import sys
 import threading
@@ -33,6 +34,7 @@ _MIN_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
 _LONGEST_HAND_OVER_S = 20.0
 _OF_LEASE, _OF_HAND_OVER = 1 / 3, 3 / 4  # a hand-over's part of its lease, a request's of its hand-over
 _MAX_ROWS = 10_000
+_INTERRUPTED = 130  # as shells tell it
 
 RowsArgument = Annotated[list[str] | None, typer.Argument(help="Ids as `relay parked list` shows them.")]
 AllOption = Annotated[bool, typer.Option("--all", help="All parked rows.")]
@@ -216,7 +218,10 @@ def _run_until(outbox: Outbox, hand_over: "HandOver", stop: threading.Event, rep
         if opened is not None:
             thread = threading.Thread(target=opened.run_forever, args=(stop, report.note), name="outbox-relay")
             thread.start()
-            report.watch(thread)
+            try:
+                report.watch(thread)
+            except KeyboardInterrupt:  # the second: what is in hand is handed over again when its lease ends
+                os._exit(_INTERRUPTED)
 
 
 def _open_when_there(

@@ -2,8 +2,10 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,6 +79,36 @@ def test_interrupted_relay_ends_well(world: OutboxWorld, bridge: SocketBridge, t
         out, errors = popen.communicate(timeout=DEADLINE_S)
     assert popen.returncode == 0, errors
     assert json.loads(out.splitlines()[-1])["published"] == 5
+
+
+def test_second_ctrl_c_waits_for_no_answer(world: OutboxWorld, tmp_path: Path) -> None:
+    """The bridge has the request and says nothing: the first waits for it, the second does not, nor for its row."""
+    world.enqueue(Sent("orders", b"k", b"v"))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        popen = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "api",
+                "relay",
+                "-g",
+                "shop",
+                "--bridge",
+                f"http://127.0.0.1:{silent.getsockname()[1]}",
+            ],
+            cwd=tmp_path,
+            env=environment({"OUTBOX_DATABASE_URL": world.database.url}),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with popen, silent.accept()[0]:
+            while popen.poll() is None:
+                popen.send_signal(signal.SIGINT)
+                time.sleep(0.5)
+            assert popen.stderr is not None
+            assert "put_off" not in popen.stderr.read()
+    assert popen.returncode == 130
+    assert world.count() == (1, 1)
 
 
 def test_file_describes_a_table_of_somebody_else(bridge: SocketBridge, tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ import pytest
 _INSTALL = shutil.which("mariadb-install-db")
 _SERVER = shutil.which("mariadbd") or shutil.which("mariadbd", path="/usr/sbin")
 _START_SECONDS = 60
-_OPTIONS = ("--skip-networking", "--innodb-buffer-pool-size=64M", "--innodb-flush-log-at-trx-commit=0")
+_OPTIONS = ("--skip-networking", "--innodb-buffer-pool-size=64M")
 
 
 class MariaServer:
-    """Debian's packages: mariadb-server-core and mariadb-client-core."""
+    """Debian's packages: mariadb-server-core and mariadb-client-core. `is_durable`: with MariaDB's own setting."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_durable: bool = False) -> None:
         """Skips the test, by name, where MariaDB is not installed."""
         if _INSTALL is None or _SERVER is None:
             pytest.skip("MariaDB is not installed (mariadbd, mariadb-install-db)")
@@ -34,10 +34,19 @@ class MariaServer:
             check=True,
             capture_output=True,
         )
-        log = (self._folder / "log").open("wb")
-        with log:
-            command = (_SERVER, *shared, f"--socket={self.socket}", *_OPTIONS)
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        durable = "--innodb-flush-log-at-trx-commit=" + ("1" if is_durable else "0")
+        self._command = (_SERVER, *shared, f"--socket={self.socket}", *_OPTIONS, durable)
+        self.start()
+
+    def kill(self) -> None:
+        """SIGKILL; `start` brings it back with its data."""
+        self._process.kill()
+        self._process.wait(30)
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
         self._await_start()
 
     def create(self) -> str:
@@ -51,8 +60,7 @@ class MariaServer:
 
     def close(self) -> None:
         """At once: nothing of it is needed any more."""
-        self._process.kill()
-        self._process.wait(30)
+        self.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _await_start(self) -> None:

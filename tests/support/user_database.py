@@ -1,7 +1,7 @@
 """A database as a user of `outbox` has one."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -28,3 +28,23 @@ class UserDatabase:
         if self.name == "sqlite":
             return ("SERIALIZABLE",)
         return ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
+
+
+class Server(Protocol):
+    """What the database is in."""
+
+    def kill(self) -> None:
+        """At once, without a word to anybody."""
+        ...
+
+    def start(self) -> None:
+        """Brings it back with its data."""
+        ...
+
+
+@dataclass(frozen=True)
+class MortalDatabase:
+    """A database in a durable server of its own."""
+
+    server: Server
+    database: UserDatabase

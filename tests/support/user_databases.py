@@ -5,6 +5,7 @@ pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
 def test_something(user_database: UserDatabase) -> None: ...   # on each of the three
 """
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from tests.support.mariadb import MariaServer
 from tests.support.postgres import PostgresServer
-from tests.support.user_database import UserDatabase
+from tests.support.user_database import MortalDatabase, UserDatabase
 
 
 @pytest.fixture(scope="session")
@@ -25,14 +26,31 @@ def mariadb() -> Iterator[MariaServer]:
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def user_database(request: pytest.FixtureRequest, tmp_path: Path) -> UserDatabase:
     """An empty database, on each of the three."""
-    name: str = request.param
-    if name == "sqlite":
+    if request.param == "sqlite":
         file = tmp_path / "shop.db"
-        return UserDatabase(name, f"sqlite:///{file}", f"sqlite+aiosqlite:///{file}")
-    if name == "postgresql":
+        return UserDatabase("sqlite", f"sqlite:///{file}", f"sqlite+aiosqlite:///{file}")
+    if request.param == "postgresql":
         postgres: PostgresServer = request.getfixturevalue("postgres")
         url = postgres.create()
-        return UserDatabase(name, url, url)
-    mariadb: MariaServer = request.getfixturevalue("mariadb")
-    made = mariadb.create()
-    return UserDatabase(name, mariadb.url_of(made, "pymysql"), mariadb.url_of(made, "aiomysql"))
+        return UserDatabase("postgresql", url, url)
+    return _on_mariadb(request.getfixturevalue("mariadb"))
+
+
+@pytest.fixture(params=["postgresql", "mariadb"])
+def mortal_database(request: pytest.FixtureRequest) -> Iterator[MortalDatabase]:
+    """An empty database whose server may be killed; it must be up at the end."""
+    server: PostgresServer | MariaServer
+    if request.param == "postgresql":
+        server = PostgresServer(is_durable=True)
+        url = server.create()
+        yield MortalDatabase(server, UserDatabase("postgresql", url, url))
+    else:
+        server = MariaServer(is_durable=True)
+        yield MortalDatabase(server, _on_mariadb(server))
+    server.close()
+    gc.collect()  # what drivers left open is this test's
+
+
+def _on_mariadb(server: MariaServer) -> UserDatabase:
+    name = server.create()
+    return UserDatabase("mariadb", server.url_of(name, "pymysql"), server.url_of(name, "aiomysql"))

@@ -1,0 +1,68 @@
+"""The relay while its database is killed and comes back."""
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from outbox.hand_over import HandedOver, MemoryHandOver, OutboxRow
+from outbox.relay import RelayConfig
+from tests.support.cli_process import wait_for
+from tests.support.outbox_world import OutboxWorld, Sent
+from tests.support.user_database import MortalDatabase, Server
+
+pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
+
+# PyMySQL leaves the sockets of refused connections to the garbage collector
+pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
+LONG_LEASE = RelayConfig(lease_ms=3_600_000, min_delay_ms=10, max_delay_ms=100, poll_ms=20)
+
+
+class FatalHandOver:
+    """The database dies when the bridge has published, before that is noted; the first time only."""
+
+    def __init__(self, server: Server) -> None:
+        self._bridge = MemoryHandOver()
+        self._server = server
+        self.killed = threading.Event()
+        self.values: list[bytes | None] = []
+
+    def publish(self, rows: Sequence[OutboxRow]) -> Sequence[HandedOver]:
+        self.values += [row.value for row in rows]
+        fates = self._bridge.publish(rows)
+        if not self.killed.is_set():
+            self._server.kill()
+            self.killed.set()
+        return fates
+
+
+def test_database_that_was_killed_costs_no_lease(mortal_database: MortalDatabase) -> None:
+    """What was published is noted as soon as the database is back, not when the lease is over; nothing comes twice."""
+    server, world = mortal_database.server, OutboxWorld(mortal_database.database)
+    world.enqueue(*[Sent("orders", b"k", b"%d" % number) for number in range(3)])
+    hand_over, stop = FatalHandOver(server), threading.Event()
+    thread = threading.Thread(target=world.relay(hand_over, LONG_LEASE).run_forever, args=(stop,))
+    thread.start()
+    try:
+        assert hand_over.killed.wait(60)
+        server.start()
+        wait_for(lambda: world.count() == (0, 0), "an empty outbox")
+    finally:
+        stop.set()
+        thread.join(60)
+    assert hand_over.values == [b"0", b"1", b"2"]
+    world.engine.dispose()
+
+
+def test_relay_is_stopped_while_its_database_is_away(mortal_database: MortalDatabase) -> None:
+    """It waits for nothing then."""
+    server, world = mortal_database.server, OutboxWorld(mortal_database.database)
+    world.enqueue(Sent("orders", b"k", b"0"))
+    hand_over, stop = FatalHandOver(server), threading.Event()
+    thread = threading.Thread(target=world.relay(hand_over, LONG_LEASE).run_forever, args=(stop,))
+    thread.start()
+    assert hand_over.killed.wait(60)
+    stop.set()
+    thread.join(60)
+    assert not thread.is_alive()
+    server.start()
