@@ -143,7 +143,12 @@ _REFUSALS = (
         "Unknown transaction",
         "Check the id; ended ones are forgotten after 7 days or more.",
     ),
-    ProblemType("unknown-producer-group", 404, "Unknown producer group", "Create it: PUT /v1/producer-groups/{group}."),
+    ProblemType(
+        "unknown-producer-group",
+        404,
+        "Unknown producer group",
+        "Create it: outbox-bridge group put NAME --endpoint URL, or PUT /v1/producer-groups/NAME.",
+    ),
     ProblemType(
         "producer-group-mismatch",
         409,

@@ -20,12 +20,14 @@ from tests.support.source_tree import ROOT
 
 EXAMPLES = ROOT / "examples"
 _TIMEOUT_S = 110
+_OLDEST_SQLALCHEMY = "2.0.43"
 
 
 def build_environment(folder: Path) -> Path:
     """The Python of a new virtual environment with the wheel of this checkout and what the examples require.
 
-    From uv's cache where that has everything, else from the registry.
+    With the oldest SQLAlchemy that the SDK takes: all else is tested with the newest. From uv's cache where that has
+    everything, else from the registry.
     """
     run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder / "dist")], cwd=ROOT)
     (wheel,) = (folder / "dist").glob("*.whl")
@@ -34,7 +36,7 @@ def build_environment(folder: Path) -> Path:
     required = sorted(EXAMPLES.glob("*/requirements.txt"))
     wanted = [argument for path in required for argument in ("-r", str(path))]
     install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(python)]
-    command = [*install, *wanted, f"outbox-bridge @ {wheel.as_uri()}"]
+    command = [*install, *wanted, f"sqlalchemy=={_OLDEST_SQLALCHEMY}", f"outbox-bridge @ {wheel.as_uri()}"]
     if run([*command, "--offline"], is_checked=False).returncode != 0:
         run(command)
     return python
