@@ -6,7 +6,6 @@ Ctrl-C ends the faults and the load; what there is by then is still judged. A se
 import argparse
 import secrets
 import sys
-import time
 from pathlib import Path
 
 from tests.chaos import release
@@ -14,6 +13,7 @@ from tests.chaos.driver import Run
 from tests.chaos.orders import RELEASE_PARTS, Size, make_size
 from tests.chaos.report import Report, is_same_code
 from tests.support.ctrl_c import stop_at_ctrl_c
+from tests.support.progress import make_tell
 from tests.support.source_tree import ROOT
 
 _EVIDENCE = ROOT / "docs" / "evidence"
@@ -59,11 +59,7 @@ def _name(name: str, size: Size) -> str:
 
 
 def _run(size: Size, seed: int, evidence: Path, name: str) -> Report:
-    began = time.monotonic()
-
-    def tell(text: str) -> None:
-        print(f"{time.monotonic() - began:7.1f} s  {text}", flush=True)
-
+    tell = make_tell()
     tell(f"seed {seed}, {size}")
     run = Run(size, seed, tell)
 

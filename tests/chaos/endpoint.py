@@ -81,7 +81,7 @@ def _speak(mood: str | None, resolutions: list[Json]) -> tuple[int, bytes]:
 
 
 def make_handler(endpoint: Endpoint) -> type[BaseHTTPRequestHandler]:
-    """For `ThreadingHTTPServer`."""
+    """For `_Server`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -102,6 +102,13 @@ def make_handler(endpoint: Endpoint) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing of a caller that was killed, or has given up."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 def main() -> None:
     """Serves until it is killed."""
     run, name, number = RunFile.read(sys.argv[1]), sys.argv[2], int(sys.argv[3])
@@ -109,7 +116,7 @@ def main() -> None:
     servers = []
     for group, ports in run.endpoint_ports.items():
         endpoint = Endpoint(run, group, log, random.Random(f"{run.seed} {name} {group}"))
-        servers.append(ThreadingHTTPServer(("127.0.0.1", ports[number]), make_handler(endpoint)))
+        servers.append(_Server(("127.0.0.1", ports[number]), make_handler(endpoint)))
     for server in servers[1:]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
     servers[0].serve_forever()

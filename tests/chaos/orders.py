@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from tests.chaos.shop import make_shop
 from tests.support.history.evidence import GroupRules
 from tests.support.run_files import RunOrders
 
@@ -97,6 +98,12 @@ class RunFile(RunOrders, frozen=True, kw_only=True):
     workers: int
     singles: float
     largest_batch: int
+
+    def write(self) -> None:
+        """For its processes, and the empty databases of its groups."""
+        for group in self.endpoint_ports:
+            make_shop(self.database(group))
+        super().write()
 
     def database(self, group: str) -> Path:
         """The group's own database, shared by its producers and endpoints."""

@@ -2,9 +2,17 @@
 
 import sqlite3
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 
 COMMIT, ROLLBACK, UNKNOWN = "COMMIT", "ROLLBACK", "UNKNOWN"
+
+
+def make_shop(path: Path) -> None:
+    """The empty database. Two connections that change the journal mode at once do not wait for each other."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as sql:
+        sql.execute("PRAGMA journal_mode = WAL")
+        sql.execute("CREATE TABLE deeds (ref TEXT PRIMARY KEY, resolution TEXT) WITHOUT ROWID")
 
 
 class Shop:
@@ -16,9 +24,7 @@ class Shop:
 
     def __init__(self, path: Path) -> None:
         self._sql = sqlite3.connect(path, timeout=60, isolation_level=None)
-        self._sql.execute("PRAGMA journal_mode = WAL")
         self._sql.execute("PRAGMA synchronous = OFF")
-        self._sql.execute("CREATE TABLE IF NOT EXISTS deeds (ref TEXT PRIMARY KEY, resolution TEXT) WITHOUT ROWID")
 
     def note(self, resolutions: Iterable[tuple[str, str]]) -> None:
         """Local transactions; what is there already stays."""

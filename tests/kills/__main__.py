@@ -7,12 +7,12 @@ running, ends at once. Nothing is left running in any case.
 import argparse
 import secrets
 import sys
-import time
 from pathlib import Path
 
 from tests.kills.driver import Run, Size
 from tests.kills.planted import PLANTED
 from tests.support.ctrl_c import stop_at_ctrl_c
+from tests.support.progress import make_tell
 
 _INTERRUPTED = 130
 _SECONDS_EACH = 2.4  # for a kill, where nobody says otherwise: a start of the bridge costs seconds of a processor
@@ -23,11 +23,7 @@ def main() -> int:
     options = _read_options()
     seed = options.seed if options.seed is not None else secrets.randbelow(1_000_000)
     size = Size(options.kills, options.minutes or options.kills * _SECONDS_EACH / 60)
-    began = time.monotonic()
-
-    def tell(text: str) -> None:
-        print(f"{time.monotonic() - began:7.1f} s  {text}", flush=True)
-
+    tell = make_tell()
     tell(f"seed {seed}, {size}")
     run = Run(size, seed, options.planted, tell)
     stop_at_ctrl_c(run.stopping)

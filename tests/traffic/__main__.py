@@ -6,14 +6,16 @@ Ctrl-C ends the faults and the load; what there is by then is still reported. A 
 import argparse
 import secrets
 import sys
-import time
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from api.cli.spark_jars import connector_jars
 from spark.session import start_session
 from tests.chaos.orders import make_size
 from tests.chaos.report import Report as ChaosReport
 from tests.support.ctrl_c import stop_at_ctrl_c
+from tests.support.progress import make_tell
 from tests.traffic.driver import TrafficRun
 from tests.traffic.report import Report, count_kinds
 
@@ -35,12 +37,7 @@ def main() -> int:
         longest_hold_s=_LONGEST_HOLD_S,
         workers=24,
     )
-    began = time.monotonic()
-
-    def tell(text: str) -> None:
-        sys.stdout.write(f"{time.monotonic() - began:7.1f} s  {text}\n")
-        sys.stdout.flush()
-
+    tell = make_tell()
     tell(f"seed {seed}, {size}")
     spark = start_session(connector_jars())
     run = TrafficRun(size, seed, tell, spark, options.rounds)
@@ -65,7 +62,7 @@ def make_report(run: TrafficRun, chaos: ChaosReport) -> Report:
         reached=chaos.reached,
         done=chaos.done,
         looked_at=chaos.looked_at,
-        audits=run.audits,
+        audits=[replace(audit, place="/".join(audit.folder.parts[-2:])) for audit in run.audits],
         planted=count_kinds(run.truth),
         found=count_kinds(planted.findings if planted is not None else ()),
         same=run.same,
