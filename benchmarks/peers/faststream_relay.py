@@ -1,17 +1,15 @@
-"""`python -m benchmarks.peers.faststream_relay DATABASE KAFKA TOPIC`: a relay made with faststream-outbox.
+"""`python -m benchmarks.peers.faststream_relay DATABASE KAFKA TOPIC TUNING`: a relay made with faststream-outbox.
 
 It is the one of its documentation (page "Relay to a foreign broker"): an outbox subscriber under a Kafka publisher, in
-one FastStream application. Settings are those that its page "Performance" names for a high rate: many workers, large
-fetches, deletes flushed in batches, autovacuum of the table as its migrations page has it; of the sizes tried, the
-fastest. In its favour: uvloop, no log line a message, no key (its documentation's relay has none), and Kafka's `acks`
-stays at aiokafka's 1.
+one FastStream application. In its favour: uvloop, no log line a message, no key (its documentation's relay has none),
+and Kafka's `acks` stays at aiokafka's 1. See `TUNINGS` for its settings.
 """
 
 import asyncio
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import uvloop
@@ -21,11 +19,23 @@ from faststream_outbox import OutboxBroker, make_outbox_table, outbox_autovacuum
 from sqlalchemy import Engine, MetaData, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
+FASTEST, IN_ORDER, AS_IT_COMES = "fastest", "in-order", "as-it-comes"
+_LARGE = {
+    "fetch_batch_size": 500,
+    "terminal_flush_batch_size": 100,
+    "min_fetch_interval": 0.01,
+    "max_fetch_interval": 0.1,
+}
+TUNINGS: Mapping[str, Mapping[str, Any]] = {
+    FASTEST: {"max_workers": 32, **_LARGE},
+    IN_ORDER: {"max_workers": 1, **_LARGE},
+    AS_IT_COMES: {},
+}
+"""What its page "Performance" names for a high rate: many workers, large fetches, deletes flushed in batches; of the
+sizes tried, the fastest. The same with one worker, as rows are published in their order only then. Its defaults."""
+
 _QUEUE = "orders"
 _TABLE = make_outbox_table(MetaData())
-_WORKERS = 32
-_FETCH_ROWS = 500
-_FLUSH_ROWS = 100
 _CHUNK = 1_000
 
 
@@ -53,31 +63,24 @@ def publish_all(database: str, values: Sequence[bytes]) -> float:
     return asyncio.run(publish())
 
 
-def make_app(database: str, kafka: str, topic: str) -> FastStream:
+def make_app(database: str, kafka: str, topic: str, tuning: Mapping[str, Any]) -> FastStream:
     """Connects when it runs."""
-    engine = create_async_engine(database, pool_size=_WORKERS + 1)
+    engine = create_async_engine(database, pool_size=tuning.get("max_workers", 1) + 4)
     outbox = OutboxBroker(engine, outbox_table=_TABLE, logger=None)
     target = KafkaBroker(kafka, logger=None)
 
     @target.publisher(topic)
-    @outbox.subscriber(
-        _QUEUE,
-        max_workers=_WORKERS,
-        fetch_batch_size=_FETCH_ROWS,
-        terminal_flush_batch_size=_FLUSH_ROWS,
-        min_fetch_interval=0.01,
-        max_fetch_interval=0.1,
-    )
+    @outbox.subscriber(_QUEUE, **tuning)
     async def relay(body: dict[str, Any]) -> dict[str, Any]:
         return body
 
     return FastStream(outbox, on_startup=[target.connect], after_shutdown=[target.stop], logger=None)
 
 
-def main(database: str, kafka: str, topic: str) -> None:
+def main(database: str, kafka: str, topic: str, tuning: str) -> None:
     """Until it is stopped."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(make_app(database, kafka, topic).run())
+        runner.run(make_app(database, kafka, topic, TUNINGS[tuning]).run())
 
 
 if __name__ == "__main__":

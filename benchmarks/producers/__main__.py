@@ -20,6 +20,8 @@ from benchmarks.stage import TOPIC, Shape, running_stage
 _RATIOS = {
     "relay_vs_faststream": ("relay_tps", "faststream_tps"),
     "relay_vs_faststreams": ("relay_tps", "faststreams_tps"),
+    "relay_vs_faststream_ordered": ("relay_tps", "faststream_ordered_tps"),
+    "relay_vs_faststream_defaults": ("relay_tps", "faststream_defaults_tps"),
     "relay_vs_plain": ("relay_tps", "plain_tps"),
     "enqueue_vs_insert_postgres": ("enqueue_postgres_us", "insert_postgres_us"),
     "enqueue_vs_insert_sqlite": ("enqueue_sqlite_us", "insert_sqlite_us"),

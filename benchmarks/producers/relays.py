@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -105,7 +106,7 @@ class Race:
 
 
 def _make_faststream_ways(stage: Stage, shop: Shop) -> Sequence[Way]:
-    """One process of it, and one for each processor."""
+    """The fastest that is known of it, with one process and with one for each processor; in order; as it comes."""
     from benchmarks.peers import faststream_relay  # noqa: PLC0415 - only where it is installed
 
     faststream_relay.create_tables(shop.engine)
@@ -114,10 +115,16 @@ def _make_faststream_ways(stage: Stage, shop: Shop) -> Sequence[Way]:
     def commit(orders: Sequence[Order], _: str) -> float:
         return faststream_relay.publish_all(database, [order.value for order in orders])
 
-    def command(topic: str) -> Sequence[str]:
-        return ["benchmarks.peers.faststream_relay", database, stage.kafka, topic]
+    def command(tuning: str, topic: str) -> Sequence[str]:
+        return ["benchmarks.peers.faststream_relay", database, stage.kafka, topic, tuning]
 
-    return [Way("faststream", commit, command), Way("faststreams", commit, command, os.cpu_count() or 1)]
+    fastest = partial(command, faststream_relay.FASTEST)
+    return [
+        Way("faststream", commit, fastest),
+        Way("faststreams", commit, fastest, os.cpu_count() or 1),
+        Way("faststream_ordered", commit, partial(command, faststream_relay.IN_ORDER)),
+        Way("faststream_defaults", commit, partial(command, faststream_relay.AS_IT_COMES)),
+    ]
 
 
 def _commit_rows(engine: sa.Engine, table: sa.Table, orders: Sequence[Order], topic: str) -> float:
