@@ -76,6 +76,7 @@ class Event(NamedTuple):
     num: the check's number, or check times.
     is_void: a keyed half message that came too late for everybody. asked: messages with partition or time asked.
     okey: hash of the effective ordering key, None where there is neither an ordering key nor a message key.
+    topic_id: hash of the topic (visible), or of that of all messages, 0 if they have several (half).
     """
 
     tx: str
@@ -104,6 +105,7 @@ class Event(NamedTuple):
     is_void: bool | None = None
     asked: int | None = None
     okey: int | None = None
+    topic_id: int | None = None
     messages: tuple[Prepared, ...] | None = None
     receipts: tuple[ReceiptRow, ...] | None = None
 

@@ -21,32 +21,37 @@ _OP = (
     "'v INT, state STRING, blocked BOOLEAN, `group` STRING, at BIGINT, half BIGINT, check_times INT, "
     "since_ms BIGINT, parked BIGINT, receipts ARRAY<ARRAY<STRING>>, s BIGINT, owner STRING'"
 )
+_PROPERTIES = (
+    *("KIND", "V", "UNIQ_KEY", "PGROUP", "N", "REAL_TOPIC", "REAL_QID", "TS", "ORDERING_KEY", "IDEMPOTENCY_KEY"),
+    *("SEEN", "MAX_LIFE", "MAX_CHECKS", "CHECK_IMMUNITY_TIME_IN_SECONDS", "TRANSACTION_CHECK_TIMES"),
+    *("RES", "SRC", "LATENCY", "ACT"),
+)
 _SEEN_LIMIT_MS = 30_000  # a keyed half message appended later after its look-up is void for everybody
 
 
 def journal_sql(source: str) -> str:
     """Half messages, ends, acts."""
-    known = "p['V'] = '1' AND is_id"
+    known = "V = '1' AND is_id"
     leg = _case(
-        (f"{known} AND p['KIND'] = 'H' AND messages IS NOT NULL", Leg.HALF),
-        (f"{known} AND p['KIND'] = 'E' AND p['RES'] IN ('8', '12', '0') AND p['SRC'] IN ('P', 'C', 'O')", Leg.END),
-        (f"{known} AND p['KIND'] = 'A' AND p['ACT'] IN ('CHECK', 'RESUME')", Leg.ACT),
+        (f"{known} AND KIND = 'H' AND messages IS NOT NULL AND PGROUP IS NOT NULL", Leg.HALF),
+        (f"{known} AND KIND = 'E' AND RES IN ('8', '12', '0') AND SRC IN ('P', 'C', 'O')", Leg.END),
+        (f"{known} AND KIND = 'A' AND ACT IN ('CHECK', 'RESUME')", Leg.ACT),
         otherwise=Leg.UNREADABLE,
     )
     columns = {
         "leg": leg,
         **_half_columns(),
         "code": _case(
-            ("p['KIND'] = 'A' AND p['ACT'] = 'RESUME'", ACT_RESUME),
-            ("p['KIND'] = 'A'", ACT_CHECK),
-            ("p['RES'] = '8'", COMMIT),
-            ("p['RES'] = '12'", ROLLBACK),
+            ("KIND = 'A' AND ACT = 'RESUME'", ACT_RESUME),
+            ("KIND = 'A'", ACT_CHECK),
+            ("RES = '8'", COMMIT),
+            ("RES = '12'", ROLLBACK),
             otherwise=UNKNOWN,
         ),
         "src": _case(
-            ("p['SRC'] = 'P'", EndSource.PRODUCER),
-            ("p['SRC'] = 'C'", EndSource.CHECK),
-            ("p['SRC'] = 'O'", EndSource.OPERATOR),
+            ("SRC = 'P'", EndSource.PRODUCER),
+            ("SRC = 'C'", EndSource.CHECK),
+            ("SRC = 'O'", EndSource.OPERATOR),
         ),
         "latency_ms": _number("LATENCY"),
     }
@@ -55,7 +60,7 @@ def journal_sql(source: str) -> str:
 
 def parked_sql(source: str) -> str:
     """Copies of half messages in the parked topic."""
-    known = "p['V'] = '1' AND p['KIND'] = 'D' AND is_id AND messages IS NOT NULL"
+    known = "V = '1' AND KIND = 'D' AND is_id AND messages IS NOT NULL AND PGROUP IS NOT NULL"
     columns = {"leg": _case((known, Leg.PARKED), otherwise=Leg.UNREADABLE), **_half_columns()}
     return _select(columns, _bodied(source))
 
@@ -74,16 +79,17 @@ def op_sql(source: str) -> str:
         ("op.state = 'ROLLED_BACK'", OpState.ROLLED_BACK),
     )
     receipts = (
-        "transform(op.receipts, r -> named_struct('topic', r[0], 'part', CAST(r[1] AS INT), 'off', "
-        "CAST(r[2] AS BIGINT)))"
+        "transform(op.receipts, r -> named_struct('topic', get(r, 0), 'part', try_cast(get(r, 1) AS INT), 'off', "
+        "try_cast(get(r, 2) AS BIGINT)))"
     )
+    are_places = "COALESCE(forall(places, p -> p.topic IS NOT NULL AND p.part IS NOT NULL), TRUE)"
     read = f"SELECT *, id RLIKE {_ID} AS is_id, {state} AS state, {receipts} AS places FROM ({read})"
     columns = {
         "tx": "IF(is_id, id, '')",
         "leg": _case(
             ("op.v = 1 AND id = '~' AND op.s IS NOT NULL", Leg.POSITION),
             ("op.v = 1 AND id = '?'", Leg.ANSWERS),
-            ("op.v = 1 AND state IS NOT NULL AND is_id", Leg.OP),
+            (f"op.v = 1 AND state IS NOT NULL AND is_id AND {are_places}", Leg.OP),
             otherwise=Leg.UNREADABLE,
         ),
         "grp": "op.`group`",
@@ -123,6 +129,7 @@ def _real_sql(source: str, content: str, is_hashed: str) -> str:
         "content": "content",
         "body": f"IF({is_hashed}, {_hash('topic', 'content')}, NULL)",
         "place": f"IF({is_hashed}, {_hash('topic', 'part', 'off')}, NULL)",
+        "topic_id": f"IF({is_hashed}, {_hash('topic')}, NULL)",
     }
     return _select(columns, f"SELECT *, {content} AS content FROM ({read})")
 
@@ -141,56 +148,63 @@ def _half_columns() -> dict[str, str]:
     """What a half message and its parked copy have alike; of other kinds all but the first two are null."""
     number = _number
     return {
-        "tx": "IF(is_id, p['UNIQ_KEY'], '')",
-        "grp": "p['PGROUP']",
+        "tx": "IF(is_id, UNIQ_KEY, '')",
+        "grp": "PGROUP",
         "n": "announced",
         "body": _total("messages", _hash("m.topic", "m.content")),
         "num": number("TRANSACTION_CHECK_TIMES", "INT"),
         "immunity_ms": f"{number('CHECK_IMMUNITY_TIME_IN_SECONDS')} * 1000",
         "max_checks": number("MAX_CHECKS", "INT"),
         "life_ms": f"{number('MAX_LIFE')} * 1000",
-        "is_void": f"p['IDEMPOTENCY_KEY'] IS NOT NULL AND ms - COALESCE({number('SEEN')}, 0) > {_SEEN_LIMIT_MS}",
+        "is_void": f"IDEMPOTENCY_KEY IS NOT NULL AND ms - COALESCE({number('SEEN')}, 0) > {_SEEN_LIMIT_MS}",
         "asked": "size(filter(messages, m -> m.part IS NOT NULL OR m.ts IS NOT NULL))",
         "okey": _okey(),
+        "topic_id": f"CASE WHEN announced = 1 OR size(array_distinct(messages.topic)) = 1 THEN "
+        f"{_hash('messages[0].topic')} WHEN messages IS NOT NULL THEN 0 END",
         "messages": "messages",
     }
 
 
 def _okey() -> str:
     """Hash of what orders the transaction: its ordering key, else the first message's key."""
-    given = _hash("CAST(p['ORDERING_KEY'] AS BINARY)")
+    given = _hash("CAST(ORDERING_KEY AS BINARY)")
     return (
-        f"CASE WHEN messages IS NULL THEN NULL WHEN p['ORDERING_KEY'] IS NOT NULL THEN {given} "
+        f"CASE WHEN messages IS NULL THEN NULL WHEN ORDERING_KEY IS NOT NULL THEN {given} "
         f"WHEN first_key IS NOT NULL THEN {_hash('first_key')} END"
     )
 
 
 def _bodied(source: str) -> str:
-    """Records with properties `p`, and of half messages the prepared `messages` with the key of the first."""
-    parsed = (
-        "SELECT *, IF(last.key = 'properties' AND startswith(CAST(last.value AS STRING), 'KIND\\u0001'), "
-        "str_to_map(CAST(last.value AS STRING), '\\u0002', '\\u0001'), NULL) AS p "
-        f"FROM ({_headed(source)})"
+    """Records with their properties as columns, and of half messages the prepared `messages` with the first's key."""
+    properties = (
+        "str_to_map(IF(last.key = 'properties' AND startswith(CAST(last.value AS STRING), 'KIND\\u0001'), "
+        "CAST(last.value AS STRING), NULL), '\\u0002', '\\u0001')"
     )
+    # looked up once each: p['NAME'] would be repeated wherever its column is named
+    columns = ", ".join(f"try_element_at(p, '{name}') AS {name}" for name in _PROPERTIES)
+    placed = "topic, part, off, ms, key, value, own"
+    read = f"SELECT {placed}, {columns} FROM (SELECT {placed}, {properties} AS p FROM ({_headed(source)}))"
     framed = (
-        f"SELECT *, p['UNIQ_KEY'] RLIKE {_ID} AS is_id, "
-        f"IF(p['KIND'] IN ('H', 'D'), {_number('N', 'INT')}, NULL) AS announced, "
-        f"IF(p['KIND'] IN ('H', 'D') AND p['N'] <> '1', from_json(CAST(value AS STRING), {_FRAMES}), NULL) AS frames "
-        f"FROM ({parsed})"
+        f"SELECT *, UNIQ_KEY RLIKE {_ID} AS is_id, "
+        f"IF(KIND IN ('H', 'D'), {_number('N', 'INT')}, NULL) AS announced, "
+        f"IF(KIND IN ('H', 'D') AND N <> '1', from_json(CAST(value AS STRING), {_FRAMES}), NULL) AS frames "
+        f"FROM ({read})"
     )
     one = (
-        f"array(named_struct('topic', p['REAL_TOPIC'], 'part', nullif({_number('REAL_QID', 'INT')}, -1), "
+        f"array(named_struct('topic', REAL_TOPIC, 'part', nullif({_number('REAL_QID', 'INT')}, -1), "
         f"'content', {_content('key', 'value', 'own')}, 'ts', {_number('TS')}, 'key', {key_hash('key')}))"
     )
-    headers = f"CAST(transform(m.headers, h -> struct(h[0], {_base64('h[1]')})) AS {_HEADERS})"
+    headers = f"CAST(transform(m.headers, h -> struct(get(h, 0), {_base64('get(h, 1)')})) AS {_HEADERS})"
     many = (
         "transform(frames, m -> named_struct('topic', m.topic, 'part', nullif(m.qid, -1), "
         f"'content', {_content(_base64('m.key'), _base64('m.value'), headers)}, 'ts', m.ts, "
         f"'key', {key_hash(_base64('m.key'))}))"
     )
+    are_frames = "forall(frames, m -> m.topic IS NOT NULL)"
     return (
-        f"SELECT *, CASE WHEN announced = 1 THEN {one} WHEN size(frames) = announced THEN {many} END AS messages, "
-        f"CASE WHEN announced = 1 THEN key ELSE {_base64('frames[0].key')} END AS first_key FROM ({framed})"
+        f"SELECT *, CASE WHEN announced = 1 AND REAL_TOPIC IS NOT NULL THEN {one} "
+        f"WHEN announced > 1 AND size(frames) = announced AND {are_frames} THEN {many} END AS messages, "
+        f"CASE WHEN announced = 1 THEN key ELSE {_base64('get(frames, 0).key')} END AS first_key FROM ({framed})"
     )
 
 
@@ -234,7 +248,7 @@ def _total(array: str, of_member: str) -> str:
 
 
 def _number(name: str, kind: str = "BIGINT") -> str:
-    return f"try_cast(p['{name}'] AS {kind})"
+    return f"try_cast({name} AS {kind})"
 
 
 def _base64(text: str) -> str:

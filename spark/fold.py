@@ -23,12 +23,15 @@ def _most(condition: str, value: str) -> str:
     return f"MAX(CASE WHEN {condition} THEN {value} END)"
 
 
+_VALID_HALF = f"leg = {_H} AND NOT is_void"
+_DECISION = f"(leg = {_E} AND code <> 0) OR ({_VALID_HALF} AND code = {COMMIT})"
+
 _COLUMNS = {
     "halves": _sum(f"leg = {_H}"),
     "voids": _sum(f"leg = {_H} AND is_void"),
     "queue": _least(f"leg = {_H}", "part"),
-    "half_off": _least(f"leg = {_H}", "off"),
-    "prepared_ms": _least(f"leg = {_H}", "ms"),
+    "half_off": _least(_VALID_HALF, "off"),
+    "prepared_ms": _least(_VALID_HALF, "ms"),
     "announced": _sum(f"leg = {_H}", "n"),
     "body": _sum(f"leg = {_H}", "body"),
     "asked": _sum(f"leg = {_H}", "asked"),
@@ -42,8 +45,8 @@ _COLUMNS = {
     "checks": _sum(f"leg = {_E} AND src = {EndSource.CHECK}"),
     "commits": _sum(f"leg = {_E} AND code = {COMMIT}"),
     "rollbacks": _sum(f"leg = {_E} AND code = {ROLLBACK}"),
-    "end_off": _least(f"(leg = {_E} AND code <> 0) OR (leg = {_H} AND code = {COMMIT})", "off"),
-    "ended_ms": _least(f"(leg = {_E} AND code <> 0) OR (leg = {_H} AND code = {COMMIT})", "ms"),
+    "end_off": _least(_DECISION, "off"),
+    "ended_ms": _least(_DECISION, "ms"),
     "acts": _sum(f"leg = {_A}"),
     "ops": _sum(f"leg = {_O}"),
     "last_op": _most(f"leg = {_O}", "off * 8 + code"),
@@ -56,9 +59,17 @@ _COLUMNS = {
     "records": _sum(f"leg = {_V}"),
     "record_body": _sum(f"leg = {_V}", "body"),
     "record_place": _sum(f"leg = {_V}", "place"),
+    "least_topic_id": _least(f"leg IN ({_H}, {_V})", "topic_id"),
+    "most_topic_id": _most(f"leg IN ({_H}, {_V})", "topic_id"),
+    "least_part": _least(f"leg = {_V}", "part"),
+    "most_part": _most(f"leg = {_V}", "part"),
+    "first_off": _least(f"leg = {_V}", "off"),
 }
 
-_ONLY_WEIGHED = {"asked", "has_own_life", "acts", "op_at", "op_half", "op_place", "copies", "record_place"}
+_ONLY_WEIGHED = {
+    *("asked", "has_own_life", "acts", "op_at", "op_half", "op_place", "copies", "record_place"),
+    *("least_topic_id", "most_topic_id", "least_part", "most_part"),
+}
 
 _ONE_HALF = "halves = 1 AND voids = 0 AND acts = 0 AND copies = 0 AND checks = 0 AND least_grp_id = most_grp_id"
 _ONE_OP = "ops = 1 AND op_half = half_off AND op_at = end_off AND end_off >= half_off"
@@ -80,6 +91,7 @@ _TOLD = [name for name in _COLUMNS if name not in _ONLY_WEIGHED]
 def fold_sql(stale_before_ms: int, events: str = "events") -> str:
     """A row a transaction. `is_plain`: nothing can be wrong with it; `last_op` % 8: its `OpState`, null if none.
 
+    `topic_id`: of all its messages and records, `record_part`: of all its records; null if there is not one.
     `stale_before_ms`: what was prepared before may have outlived its longest life.
     """
     columns = ",\n  ".join(f"{value} AS {name}" for name, value in _COLUMNS.items())
@@ -89,7 +101,9 @@ def fold_sql(stale_before_ms: int, events: str = "events") -> str:
     )
     plain = " OR ".join(f"({rule})" for rule in (_PLAINLY_COMMITTED, _PLAINLY_ROLLED_BACK, young))
     return (
-        f"SELECT {', '.join(('tx', *_TOLD))}, COALESCE({plain}, FALSE) AS is_plain FROM (\n"
+        f"SELECT {', '.join(('tx', *_TOLD))}, COALESCE({plain}, FALSE) AS is_plain,\n"
+        "  CASE WHEN least_topic_id = most_topic_id AND least_topic_id <> 0 THEN least_topic_id END AS topic_id,\n"
+        "  CASE WHEN least_part = most_part THEN least_part END AS record_part FROM (\n"
         f"SELECT tx,\n  {columns}\nFROM {events} WHERE leg IN ({_OF_TRANSACTIONS}) GROUP BY tx)"
     )
 
@@ -103,30 +117,31 @@ KEPT_SQL = f"""SELECT tx, NOT is_plain AS is_suspect, is_open FROM
 again: whatever is not final, or not wholly readable yet."""
 
 
-def out_of_order_sql() -> str:
-    """Pairs (tx, overtaken_tx) of one ordering key: decided later, published before.
+_KEYED = """okey IS NOT NULL AND commits + is_published > 0 AND rollbacks = 0 AND halves > 0
+  AND least_grp_id = most_grp_id AND records > 0 AND records * halves <= announced"""
 
-    Only within a partition is there an order to be seen. Those with ends of several groups are left out; so are those
-    with more records than messages, which have findings of their own: a duplicate long after overtakes nobody.
-    """
-    keyed = (
-        "SELECT tx, queue, okey, end_off FROM transactions WHERE okey IS NOT NULL AND commits + is_published > 0 "
-        "AND rollbacks = 0 AND halves > 0 AND least_grp_id = most_grp_id "
-        "AND records > 0 AND records * halves <= announced"
-    )
-    shared = "SELECT queue, okey FROM keyed GROUP BY queue, okey HAVING COUNT(*) > 1"
-    return f"""WITH keyed AS ({keyed}),
-shared AS ({shared}),
-chained AS (SELECT keyed.* FROM keyed JOIN shared ON keyed.queue = shared.queue AND keyed.okey = shared.okey),
-firsts AS (
-  SELECT chained.tx, queue, chained.okey, end_off, topic, part, MIN(off) AS first_off
-  FROM chained JOIN events ON events.tx = chained.tx AND events.leg = {_V}
-  GROUP BY chained.tx, queue, chained.okey, end_off, topic, part),
+SHARED_SQL = f"SELECT queue, okey FROM transactions WHERE {_KEYED} GROUP BY queue, okey HAVING COUNT(*) > 1"
+"""Ordering keys of several published transactions. Those with ends of several groups are left out; so are those with
+more records than messages, which have findings of their own: a duplicate long after overtakes nobody."""
+
+CHAINED_SQL = f"""SELECT tx, queue, okey, end_off, topic_id, record_part, first_off FROM transactions
+JOIN shared USING (queue, okey) WHERE {_KEYED}"""
+"""Of `transactions` those whose ordering key is in `shared`, the rows of `SHARED_SQL`."""
+
+SCATTERED_SQL = "SELECT tx FROM chained WHERE topic_id IS NULL OR record_part IS NULL"
+"""Of `chained`, the rows of `CHAINED_SQL`: those whose records have to be looked up."""
+
+OVERTAKING_SQL = """WITH firsts AS (
+  SELECT tx, queue, okey, end_off, topic_id, record_part AS part, first_off FROM chained
+  WHERE topic_id IS NOT NULL AND record_part IS NOT NULL
+  UNION ALL
+  SELECT chained.tx, queue, okey, end_off, scattered.topic_id, part, MIN(off) AS first_off
+  FROM chained JOIN scattered ON scattered.tx = chained.tx
+  GROUP BY chained.tx, queue, okey, end_off, scattered.topic_id, part),
 ordered AS (
-  SELECT *, MAX(first_off) OVER (PARTITION BY queue, okey, topic, part ORDER BY end_off
-    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS overtaken_off
-  FROM firsts)
-SELECT late.tx AS tx, early.tx AS overtaken_tx
-FROM ordered AS late JOIN firsts AS early
-  ON early.topic = late.topic AND early.part = late.part AND early.first_off = late.overtaken_off
-WHERE late.overtaken_off > late.first_off"""
+  SELECT tx, first_off, MAX(first_off) OVER earlier AS overtaken_off, MAX_BY(tx, first_off) OVER earlier AS overtaken_tx
+  FROM firsts WINDOW earlier AS (PARTITION BY queue, okey, topic_id, part ORDER BY end_off
+    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING))
+SELECT tx, overtaken_tx FROM ordered WHERE overtaken_off > first_off"""
+"""Pairs (tx, overtaken_tx) of one ordering key: decided later, published before. `scattered`: the visible records of
+those of `SCATTERED_SQL`. Only within a partition is there an order to be seen."""

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import broadcast, col
+from pyspark.sql.functions import broadcast
 
 from spark.columns import EVENT_TYPES, Leg
 from spark.report import WINDOW
 from spark.scope import Place, born_ms
+from spark.selecting import events_of, make_ids, select_of
 from spark.sources import KafkaAccess, read_kafka, read_landed, within
 from spark.window import Window, read_window
 
 EVENTS, CARRY, TRANSACTIONS = "events", "carry", "transactions"
-_FEW = 2_000  # ids that a Parquet reader looks up in each file's Bloom filters
-_MANY = 200_000  # ids that are not sent to every worker any more
 _SLACK_MS = 3_600_000  # by which clocks of api and brokers may differ; it costs a look into more folders
 # an id is looked up without reading the files it is not in; what hardly repeats has no use for a dictionary
 _UNLIKE = ("tx", "off", "content", "body", "place", "cause", "half", "okey")
@@ -100,7 +99,7 @@ def fold_events(spark: SparkSession, landed: Landed, make_sql: Callable[[str], s
     late = find_late(spark, landed)
     if late:
         events_of(spark, late).createOrReplaceTempView("late_events")
-        others = folded.join(broadcast(_make_ids(spark, late)), "tx", "left_anti")
+        others = folded.join(broadcast(make_ids(spark, late)), "tx", "left_anti")
         others.unionAll(spark.sql(make_sql("late_events"))).persist().createOrReplaceTempView("transactions")
 
 
@@ -122,27 +121,6 @@ def _ahead_sql(window: Window) -> str:
     journal = window.ranges_of([window.half])
     ends = " ".join(f"WHEN {place.part} THEN {extent.end}" for place, extent in journal.items())
     return f"SELECT DISTINCT tx FROM events WHERE leg = {Leg.OP} AND GREATEST(half, cause) >= CASE part {ends} END"
-
-
-def events_of(spark: SparkSession, transaction_ids: Sequence[str]) -> DataFrame:
-    """Every known event of these transactions."""
-    return select_of(spark, spark.table("events"), transaction_ids)
-
-
-def select_of(spark: SparkSession, events: DataFrame, transaction_ids: Sequence[str]) -> DataFrame:
-    """Those of these transactions. Few ids are looked up by the reader of the files."""
-    if len(transaction_ids) <= _FEW:
-        return events.where(col("tx").isin(list(transaction_ids)))
-    return join_ids(events, _make_ids(spark, transaction_ids), len(transaction_ids))
-
-
-def join_ids(events: DataFrame, ids: DataFrame, count: int) -> DataFrame:
-    """The events of these ids, with the columns beside the ids; without moving events, where there are not many."""
-    return events.join(broadcast(ids) if count <= _MANY else ids, "tx")
-
-
-def _make_ids(spark: SparkSession, transaction_ids: Sequence[str]) -> DataFrame:
-    return spark.createDataFrame(pa.table({"tx": pa.array(transaction_ids, pa.string())}))
 
 
 def _find_overtakers(spark: SparkSession, landed: Landed) -> list[str]:

@@ -10,14 +10,14 @@ from pyspark.sql import Row, SparkSession
 
 from spark.columns import EVENT_TYPES, Event, Leg, Prepared, ReceiptRow
 from spark.findings import Finding, propose_repair, report
-from spark.fold import KEPT_SQL, out_of_order_sql
-from spark.history import events_of, join_ids
+from spark.fold import CHAINED_SQL, KEPT_SQL, OVERTAKING_SQL, SCATTERED_SQL, SHARED_SQL
 from spark.rules import Found, Kind, judge
 from spark.scope import Scope
+from spark.selecting import events_of, join_ids, small
 
 _EVENT = ", ".join(EVENT_TYPES)
 _HELD = 20_000  # transactions that are taken from Spark at a time
-_ORDER = ("tx", "leg", "topic", "part", "off")
+EVENT_ORDER = ("tx", "leg", "topic", "part", "off")  # as `by_transaction` wants them
 
 
 @dataclass(slots=True)
@@ -53,18 +53,27 @@ def keep_events(spark: SparkSession) -> None:
     kept = spark.sql(KEPT_SQL).persist()
     count = kept.count()
     events = join_ids(spark.table("events"), kept, count).repartition(1 + count // _HELD, "tx")
-    events.sortWithinPartitions(*_ORDER).persist().createOrReplaceTempView("kept")
+    events.sortWithinPartitions(*EVENT_ORDER).persist().createOrReplaceTempView("kept")
 
 
 def find_out_of_order(spark: SparkSession, scope: Scope) -> tuple[list[Finding], list[str]]:
     """OUT_OF_ORDER: one a transaction that overtook, with the records of both; and the ids of both."""
     overtaken: dict[str, set[str]] = {}
-    for row in spark.sql(out_of_order_sql()).collect():
+    shared = spark.sql(SHARED_SQL).persist()
+    keys = shared.count()
+    if not keys:
+        return [], []
+    small(shared, keys).createOrReplaceTempView("shared")
+    spark.sql(CHAINED_SQL).persist().createOrReplaceTempView("chained")
+    scattered = spark.sql(SCATTERED_SQL)
+    records = spark.table("events").where(f"leg = {Leg.VISIBLE}").select("tx", "topic_id", "part", "off")
+    join_ids(records, scattered, scattered.count()).createOrReplaceTempView("scattered")
+    for row in spark.sql(OVERTAKING_SQL).collect():
         overtaken.setdefault(row.tx, set()).add(row.overtaken_tx)
     if not overtaken:
         return [], []
     wanted = sorted(set(overtaken).union(*overtaken.values()))
-    told = dict(by_transaction(events_of(spark, wanted).sort(*_ORDER).collect()))
+    told = dict(by_transaction(events_of(spark, wanted).sort(*EVENT_ORDER).collect()))
     return [_tell_overtaking(tx, sorted(overtaken[tx]), told, scope) for tx in sorted(overtaken)], wanted
 
 

@@ -23,12 +23,12 @@ from spark.errors import BadUsage
 from spark.history import EVENTS
 from spark.landed import complete_units, window_of
 from spark.ledger import hold, write_durably
-from spark.offsets import look_for_topics, take_window
+from spark.offsets import take_window
 from spark.options import Access, add_access, read_access
 from spark.reconcile import Tell, explained, run_command
 from spark.report import WINDOW
 from spark.scope import Place
-from spark.session import running_session
+from spark.session import BRIEF_OFFSETS, running_session
 from spark.sources import KafkaAccess, stream_kafka
 from spark.window import Window, encode_window
 
@@ -44,18 +44,12 @@ class Landed:
     unit: Path
     window: Window
 
-    @property
-    def offsets(self) -> int:
-        """How many were landed."""
-        return sum(extent.end - extent.start for extent in self.window.extents.values())
-
 
 def land_once(spark: SparkSession, access: Access, tell: Tell, *, max_offsets: int = MAX_BATCH_OFFSETS) -> Landed:
     """Lands what came since the last landing in `access.out`. Raises ReconcileError."""
     with explained(), hold(access.out):
+        plan = _make_plan(access)
         units = complete_units(access.out)
-        last = window_of(units[-1]) if units else None
-        plan = take_window(access.kafka, access.internal, access.topics, last)
         unit = access.out / f"{int(units[-1].name) + 1 if units else 1:06d}"
         _begin(unit, plan)
         tell(f"landing {int(unit.name)}: {len(plan.extents)} partitions")
@@ -70,6 +64,12 @@ def land_once(spark: SparkSession, access: Access, tell: Tell, *, max_offsets: i
         shutil.rmtree(unit / _CHECKPOINT, ignore_errors=True)
         (unit / _PLAN).unlink()
         return Landed(unit, window)
+
+
+def _make_plan(access: Access) -> Window:
+    """What came since the last landing. Raises BadUsage, Indeterminate."""
+    units = complete_units(access.out)
+    return take_window(access.kafka, access.internal, access.topics, window_of(units[-1]) if units else None)
 
 
 def _begin(unit: Path, plan: Window) -> None:
@@ -147,15 +147,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _land(access: Access, max_offsets: int, tell: Tell) -> int:
-    if not access.kafka.get("bootstrap.servers"):
-        raise BadUsage("no Kafka named", "Give --kafka HOST:PORT or --kafka-options FILE.")
     if max_offsets < 1:
         raise BadUsage(f"--max-batch-offsets {max_offsets}: from 1")
-    internal = access.internal
-    look_for_topics(access.kafka, [internal.half, internal.op, internal.parked, *access.topics])
-    with running_session(access.jars, cores=access.cores, memory_mb=access.memory_mb) as spark:
+    is_brief = _make_plan(access).offsets <= BRIEF_OFFSETS  # what cannot be is told before Spark starts
+    with running_session(access.jars, cores=access.cores, memory_mb=access.memory_mb, is_brief=is_brief) as spark:
         landed = land_once(spark, access, tell, max_offsets=max_offsets)
-    sys.stdout.write(f"{landed.offsets:,} offsets landed in {landed.unit}\n")
+    sys.stdout.write(f"{landed.window.offsets:,} offsets landed in {landed.unit}\n")
     return 0
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,26 @@ from spark.table_list import Database, parse_tables
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """`kafka`: librdkafka's options; `kafka_java`: Java's, for what cannot be translated. `cores` 0: all."""
+class Access:
+    """What every job is told of its folder, Kafka and this machine.
+
+    `kafka`: librdkafka's options; `kafka_java`: Java's, for what cannot be translated. `cores` 0: all.
+    """
 
     out: Path
     internal: InternalTopics
     kafka: Mapping[str, Any]
     kafka_java: Mapping[str, str] = field(default_factory=dict)
     topics: Sequence[str] = ()
+    jars: Sequence[Path] = ()
+    cores: int = 0
+    memory_mb: int = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class Options(Access):
+    """What a run is told."""
+
     reader: str = CONNECTOR
     since_last: bool = False
     window: Path | None = None
@@ -33,37 +45,32 @@ class Options:
     strict: bool = False
     by_receipts: bool = False
     databases: Sequence[Database] = ()
-    jars: Sequence[Path] = ()
-    cores: int = 0
-    memory_mb: int = 1_024
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    """What every job is told of its folder, Kafka and this machine; members as those of `Options`."""
-
-    out: Path
-    internal: InternalTopics
-    kafka: Mapping[str, Any]
-    kafka_java: Mapping[str, str] = field(default_factory=dict)
-    topics: Sequence[str] = ()
-    jars: Sequence[Path] = ()
-    cores: int = 0
-    memory_mb: int = 1_024
-
-
-def read_access(given: argparse.Namespace) -> Access:
-    """The arguments of `add_access`. Raises BadUsage for files."""
+def read_kafka_options(given: argparse.Namespace, *, is_needed: bool = True) -> dict[str, Any]:
+    """librdkafka's options, of the arguments of `add_job`. Raises BadUsage if Kafka is needed and not named."""
     kafka = dict(read_json(given.kafka_options)) if given.kafka_options else {}
     if given.kafka:
         kafka["bootstrap.servers"] = given.kafka
+    if is_needed and not kafka.get("bootstrap.servers"):
+        raise BadUsage("no Kafka named", "Give --kafka HOST:PORT or --kafka-options FILE.")
+    return kafka
+
+
+def read_jars(given: argparse.Namespace) -> list[Path]:
+    """Of the arguments of `add_job`."""
+    return [Path(name) for name in given.jars.split(",") if name]
+
+
+def read_access(given: argparse.Namespace, *, needs_kafka: bool = True) -> Access:
+    """The arguments of `add_access`. Raises BadUsage."""
     return Access(
         given.out,
         with_prefix(given.prefix),
-        kafka,
+        read_kafka_options(given, is_needed=needs_kafka),
         dict(_split(pair) for pair in given.kafka_java),
         [name for name in given.topics.split(",") if name],
-        [Path(name) for name in given.jars.split(",") if name],
+        read_jars(given),
         given.cores,
         given.memory_mb,
     )
@@ -72,27 +79,18 @@ def read_access(given: argparse.Namespace) -> Access:
 def parse_options(arguments: Sequence[str]) -> Options:
     """Ends the process with 2, and the reason, for arguments that cannot be. Raises BadUsage for files."""
     given = _make_parser().parse_args(arguments)
-    access = read_access(given)
-    if not access.kafka.get("bootstrap.servers") and not given.landed:
-        raise BadUsage("no Kafka named", "Give --kafka HOST:PORT or --kafka-options FILE.")
+    access = read_access(given, needs_kafka=not given.landed)
     return Options(
-        access.out,
-        access.internal,
-        access.kafka,
-        access.kafka_java,
-        access.topics,
-        given.reader,
-        given.since_last,
-        given.window,
-        given.landed,
-        parse_groups(read_json(given.groups)) if given.groups else {},
-        parse_thresholds(read_json(given.thresholds)) if given.thresholds else Thresholds(),
-        given.strict,
-        given.by_receipts,
-        parse_tables(read_json(given.tables)) if given.tables else (),
-        access.jars,
-        access.cores,
-        access.memory_mb,
+        **{member.name: getattr(access, member.name) for member in fields(Access)},
+        reader=given.reader,
+        since_last=given.since_last,
+        window=given.window,
+        landed=given.landed,
+        groups=parse_groups(read_json(given.groups)) if given.groups else {},
+        thresholds=parse_thresholds(read_json(given.thresholds)) if given.thresholds else Thresholds(),
+        strict=given.strict,
+        by_receipts=given.by_receipts,
+        databases=parse_tables(read_json(given.tables)) if given.tables else (),
     )
 
 
@@ -133,14 +131,20 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def add_access(parser: argparse.ArgumentParser) -> None:
+    """What every job on a bridge's topics is told."""
+    add_job(parser)
+    add = parser.add_argument
+    add("--kafka-java", action="append", default=[], metavar="NAME=VALUE", help="an option of Java's client")
+    add("--prefix", default="", help="topics.prefix of the bridge")
+    add("--topics", default="", metavar="A,B", help="real topics to read (default: all that are not internal)")
+
+
+def add_job(parser: argparse.ArgumentParser) -> None:
     """What every job is told: its folder, Kafka, this machine."""
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder; each run gets a numbered one inside")
     add("--kafka", metavar="HOST:PORT", default="", help="bootstrap servers")
     add("--kafka-options", type=Path, metavar="FILE", help="JSON object with librdkafka's options")
-    add("--kafka-java", action="append", default=[], metavar="NAME=VALUE", help="an option of Java's client")
-    add("--prefix", default="", help="topics.prefix of the bridge")
-    add("--topics", default="", metavar="A,B", help="real topics to read (default: all that are not internal)")
     add("--jars", default="", metavar="A,B", help="the Kafka connector's jars, where spark-submit brings none")
     add("--cores", type=int, default=0, help="of this machine (default: all)")
     add("--memory-mb", type=int, default=1_024, help="Java heap on this machine")

@@ -32,7 +32,7 @@ from spark.receipts import link_by_receipts
 from spark.report import FINDINGS, Measured, as_rows, count_unfinished, make_summary, write_report
 from spark.rules import Kind
 from spark.scope import Extent, Graces, Place, Scope
-from spark.session import running_session
+from spark.session import BRIEF_OFFSETS, running_session
 from spark.sources import KafkaAccess
 from spark.tables import ProducerTables
 from spark.window import Window, read_window
@@ -86,18 +86,19 @@ def _run(spark: SparkSession, options: Options, tell: Tell) -> Outcome:
     run, folder = ledger.make_folder()
     tables = _read_tables(spark, options, folder, None if last is None else ledger.folder_of(last.run), tell)
     window, units = _choose_window(options, ledger, last)
-    tell(f"run {run}: {len(window.extents)} partitions, {_count(window):,} offsets")
+    tell(f"run {run}: {len(window.extents)} partitions, {window.offsets:,} offsets")
     landed = Landed(folder, [] if last is None else [ledger.folder_of(known) for known in ledger.chain_of(last)])
     access = KafkaAccess(options.kafka, options.kafka_java, options.reader, options.by_receipts)
     land(spark, window, landed, access, units)
     if options.by_receipts:
         link_by_receipts(spark, window, folder, landed.before)
-    elif not books.is_anything_linked(spark):
+    look = books.look_at(spark)
+    if not (options.by_receipts or look.is_anything_linked()):
         raise Indeterminate(
             "no record of the real topics names its transaction: the header is off, or everything is missing",
             "If transaction_id_header is false, find records by their receipts: --by-receipts.",
         )
-    window = window.with_first_ms(books.first_times(spark, window))
+    window = window.with_first_ms(look.first_times(window.half))
     tell("landed; folding")
     scope = _make_scope(window, options, ledger, last)
     _fold(spark, scope, landed)
@@ -115,7 +116,7 @@ def _run(spark: SparkSession, options: Options, tell: Tell) -> Outcome:
         judged.findings += tables.judge(scope, landed.before, is_read_first=is_read_first)
     overtakings, judged.related = find_out_of_order(spark, scope)
     findings = compare([*judged.findings, *overtakings], before)
-    return _conclude(spark, options, ledger, _Run(run, folder, window, findings, judged, last), tell)
+    return _conclude(spark, options, ledger, _Run(run, folder, window, look, findings, judged, last), tell)
 
 
 def _read_tables(
@@ -134,6 +135,7 @@ class _Run:
     number: int
     folder: Path
     window: Window
+    look: books.Look
     findings: Sequence[Finding]
     judged: Judged
     last: Entry | None
@@ -142,7 +144,7 @@ class _Run:
 def _conclude(spark: SparkSession, options: Options, ledger: Ledger, run: _Run, tell: Tell) -> Outcome:
     """Files, then the ledger's line that makes them count."""
     tell("judged; adding up")
-    measured = _measure(spark, run.window)
+    measured = _measure(spark, run.window, run.look)
     wrong = [row for row in measured.partitions if not row["is_right"]]
     if wrong:
         place = f"{wrong[0]['topic']}-{wrong[0]['partition']}"
@@ -205,7 +207,7 @@ def _make_scope(window: Window, options: Options, ledger: Ledger, last: Entry | 
         return scope
     origins: dict[Place, Extent] = {}
     for run in ledger.chain_of(last):
-        origins = {**ledger.window_of(run).extents, **origins}
+        origins = {**ledger.window_of(run).make_origins(), **origins}
         if origins.keys() >= window.extents.keys():  # nearly always the first run has read all partitions
             break
     extents = {
@@ -223,11 +225,12 @@ def _fold(spark: SparkSession, scope: Scope, landed: Landed) -> None:
     fold_events(spark, landed, partial(fold_sql, stale_before_ms))
 
 
-def _measure(spark: SparkSession, window: Window) -> Measured:
+def _measure(spark: SparkSession, window: Window, look: books.Look) -> Measured:
+    names = books.open_books(spark, window)
     return Measured(
-        books.count_books(spark, window),
-        books.count_topics(spark, window),
-        books.count_partitions(spark, window),
+        books.count_books(spark, names),
+        books.count_topics(spark, names),
+        look.count_partitions(window),
         books.compare_fingerprints(spark),
         books.measure_times(spark),
         books.count_checks(spark),
@@ -250,10 +253,6 @@ ON tx = transaction_id""")
     spark.createDataFrame(pa.table(members)).coalesce(1).write.parquet(str(run.folder / "windows"))
     standing = {finding.transaction_id for finding in run.findings if finding.state != CLEARED}
     write_carry(spark, run.folder, run.window, sorted(standing.union(run.judged.related)))
-
-
-def _count(window: Window) -> int:
-    return sum(extent.end - extent.start for extent in window.extents.values())
 
 
 def run_command(act: Callable[[Tell], int]) -> int:
@@ -284,22 +283,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _reconcile(arguments: Sequence[str], tell: Tell) -> int:
     options = parse_options(arguments)
-    Ledger.open(options.out)  # what cannot be is told before Spark starts, which takes its time
-    if options.landed is None:
-        look_for_topics(options.kafka, _topics_of(options))
-    with running_session(options.jars, cores=options.cores, memory_mb=options.memory_mb) as spark:
+    with explained():  # what cannot be is told before Spark starts, which takes its time
+        ledger = Ledger.open(options.out)
+        window, _ = _choose_window(options, ledger, ledger.last if options.since_last else None)
+        if options.window is not None and options.landed is None:
+            look_for_topics(options.kafka, sorted({place.topic for place in window.extents}))
+    cores, memory_mb, is_brief = options.cores, options.memory_mb, window.offsets <= BRIEF_OFFSETS
+    with running_session(options.jars, cores=cores, memory_mb=memory_mb, is_brief=is_brief) as spark:
         tell("Spark has started")
         outcome = reconcile(spark, options, tell)
     sys.stdout.write(f"{outcome.sentence}\n{outcome.folder / 'report.html'}\n")
     return outcome.exit_code
-
-
-def _topics_of(options: Options) -> Sequence[str]:
-    """What must be there in any case."""
-    if options.window is not None:
-        return sorted({place.topic for place in _read_window(options.window, {}).extents})
-    internal = options.internal
-    return [internal.half, internal.op, internal.parked, *options.topics]
 
 
 if __name__ == "__main__":

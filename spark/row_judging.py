@@ -6,7 +6,7 @@ Views: `first_rows`, `second_rows` (`tables.ROW_SCHEMA`), and those of a run, `e
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -15,11 +15,12 @@ from pyspark.sql import Row as SparkRow
 from spark.columns import Event, Leg, OpState
 from spark.envelope import group_hash
 from spark.findings import Finding, report
-from spark.history import EVENTS
-from spark.judging import by_transaction
+from spark.history import EVENTS, TRANSACTIONS
+from spark.judging import EVENT_ORDER, by_transaction
 from spark.row_rules import Row, judge_row, judge_rowless
 from spark.rules import Found, Kind
 from spark.scope import Scope
+from spark.selecting import select_of
 from spark.sources import read_landed
 from spark.story import tell
 from spark.table_list import BARRED, Link, Table
@@ -29,9 +30,8 @@ _Ties = tuple[int, str | None, int | None]  # a table's number, the id or the ha
 FIRST, SECOND = "first_rows", "second_rows"
 MARGIN_MS = 3_600_000  # how long a local transaction may last, and how far clocks may be apart
 _DAY_MS = 86_400_000
-_MOST = 100_000  # rows, or transactions without a row, that are told one by one
+_BATCH = 100_000  # rows, or transactions without a row, whose events are held at once
 
-_TRANSACTIONS = "transactions"  # a run's folder of them
 _FATE = "CAST(last_op % 8 AS INT) AS fate"
 
 # The same row is one, however often its id or key is there
@@ -98,14 +98,14 @@ def compare_rows(
     `is_read_first`: whether the first rows were read before the window's ends were noted.
     """
     _show_views(spark, compared.tables, before)
-    rows, owners = _collect_doubtful(spark)
-    rowless = list(_collect_rowless(spark, compared, scope))
-    events = _fetch(spark, {tx for some in (*owners.values(), *(txs for _, txs in rowless)) for tx in some})
-    told = list(_tell_rowless(rowless, events))
-    for row in rows:
-        mine = {tx: events[tx] for tx in owners.get(_ties_of(row), []) if tx in events}
-        one = _tell_row(compared.tables[row.source], row, mine, scope, is_read_first=is_read_first)
-        told += [] if one is None else [one]
+    told = [one for tables, txs in _find_rowless(spark, compared, scope) for one in _tell_rowless(spark, tables, txs)]
+    for rows in _in_batches(spark.sql("SELECT * FROM doubtful").sort("source", "tx", "key", "state")):
+        owners = _find_owners(spark, rows)
+        events = _fetch(spark, {tx for some in owners.values() for tx in some})
+        for row in rows:
+            mine = {tx: events[tx] for tx in owners.get(_ties_of(row), []) if tx in events}
+            one = _tell_row(compared.tables[row.source], row, mine, scope, is_read_first=is_read_first)
+            told += [] if one is None else [one]
     told.sort(key=lambda one: (one.name, one.found.detail))
     return [_join(list(ones), scope) for _, ones in groupby(told, key=lambda one: one.name)]
 
@@ -113,7 +113,7 @@ def compare_rows(
 def _show_views(spark: SparkSession, tables: Sequence[Table], before: Sequence[Path]) -> None:
     """`compared`, `settled`, `all_events`, `prepared`, and what follows from them."""
     spark.sql(_ROWS_SQL).createOrReplaceTempView("compared")
-    older = [spark.read.parquet(str(folder / _TRANSACTIONS)).select("tx", "is_plain", "last_op") for folder in before]
+    older = [spark.read.parquet(str(folder / TRANSACTIONS)).select("tx", "is_plain", "last_op") for folder in before]
     ended = [frame.where("is_plain AND last_op IS NOT NULL").selectExpr("tx", _FATE) for frame in older]
     now = spark.sql(f"SELECT tx, {_FATE} FROM transactions WHERE is_plain")
     reduce(DataFrame.unionAll, [now, *ended]).createOrReplaceTempView("settled")
@@ -129,16 +129,21 @@ def _show_views(spark: SparkSession, tables: Sequence[Table], before: Sequence[P
         spark.sql(text).createOrReplaceTempView(name)
 
 
-def _collect_doubtful(spark: SparkSession) -> tuple[list[SparkRow], dict[_Ties, list[str]]]:
-    """Rows that do not plainly agree with their transactions, and the ids of these."""
-    rows = spark.sql("SELECT * FROM doubtful").sort("source", "tx", "key", "state").limit(_MOST).collect()
+def _in_batches(frame: DataFrame) -> Iterator[list[SparkRow]]:
+    rows = frame.toLocalIterator()
+    while batch := list(islice(rows, _BATCH)):
+        yield batch
+
+
+def _find_owners(spark: SparkSession, rows: Sequence[SparkRow]) -> dict[_Ties, list[str]]:
+    """The ids of the transactions that each row may belong to."""
     owners: dict[_Ties, list[str]] = {_ties_of(row): [row.tx] for row in rows if row.tx is not None}
     keyed = [(row.source, row.key) for row in rows if row.tx is None]
     if keyed:
         spark.createDataFrame(keyed, "source INT, key BIGINT").createOrReplaceTempView("doubted")
         for pair in spark.sql(_OWNERS_SQL).sort("tx").collect():
             owners.setdefault((pair.source, None, pair.key), []).append(pair.tx)
-    return rows, owners
+    return owners
 
 
 def _tell_row(
@@ -155,7 +160,7 @@ def _tell_row(
     )
 
 
-def _collect_rowless(
+def _find_rowless(
     spark: SparkSession, compared: Compared, scope: Scope
 ) -> Iterator[tuple[Sequence[Table], Sequence[str]]]:
     """Tables, and the ids of transactions that seem committed and should have a row in one of them."""
@@ -172,17 +177,15 @@ def _collect_rowless(
                 groups=", ".join(group_hash(f"'{group}'") for group in groups),
                 after_ms=after_ms,
             )
-            yield tables, [row.tx for row in spark.sql(sql).sort("tx").limit(_MOST).collect()]
+            for rows in _in_batches(spark.sql(sql).sort("tx")):
+                yield tables, [row.tx for row in rows]
 
 
-def _tell_rowless(
-    rowless: Sequence[tuple[Sequence[Table], Sequence[str]]], events: Mapping[str, Sequence[Event]]
-) -> Iterator[_Told]:
-    for tables, txs in rowless:
-        for tx in txs:
-            found = judge_rowless(tables, tell(tx, events[tx]))
-            if found is not None:
-                yield _Told(tx, found, events[tx], tables[0].topic)
+def _tell_rowless(spark: SparkSession, tables: Sequence[Table], txs: Collection[str]) -> Iterator[_Told]:
+    for tx, events in _fetch(spark, txs).items():
+        found = judge_rowless(tables, tell(tx, events))
+        if found is not None:
+            yield _Told(tx, found, events, tables[0].topic)
 
 
 def _provable_after_ms(compared: Compared, number: int, scope: Scope) -> int:
@@ -197,9 +200,8 @@ def _fetch(spark: SparkSession, wanted: Collection[str]) -> dict[str, list[Event
     """The events of these transactions, of all runs."""
     if not wanted:
         return {}
-    spark.createDataFrame([(tx,) for tx in sorted(wanted)], "tx STRING").createOrReplaceTempView("wanted")
-    rows = spark.sql("SELECT all_events.* FROM all_events JOIN wanted ON all_events.tx = wanted.tx")
-    return dict(by_transaction(rows.sort("tx", "leg", "topic", "part", "off").toLocalIterator()))
+    rows = select_of(spark, spark.table("all_events"), sorted(wanted))
+    return dict(by_transaction(rows.sort(*EVENT_ORDER).toLocalIterator()))
 
 
 def _ties_of(row: SparkRow) -> _Ties:

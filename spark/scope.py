@@ -88,6 +88,8 @@ class Scope:
         born = born_ms(transaction_id)
         if journal.is_whole or born is None:
             return journal.is_whole
+        if not journal.first_ms:  # nothing is left of it
+            return False
         return journal.first_ms + self.graces.settle_ms < born <= self.now_ms + self.graces.slack_ms
 
 

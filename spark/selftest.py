@@ -28,18 +28,17 @@ from bridge.core.op_message import POSITION_KEY, Position, encode_position
 from bridge.core.queue_choice import choose_half_queue, murmur2
 from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
 from spark.anomalies import BANK, EXPIRED, ORDERS, SHOP, Step, Tale
-from spark.errors import BadUsage, Indeterminate
-from spark.json_file import read_json
-from spark.options import Options, parse_groups
+from spark.errors import Indeterminate
+from spark.options import Options, add_job, parse_groups, read_jars, read_kafka_options
 from spark.planted import QUEUES, REAL, Planted, Scribe, Stage, due_steps, journal_steps, make_tales
 from spark.reconcile import Outcome, Tell, reconcile, run_command
 from spark.report import FINDINGS
-from spark.session import start_session
+from spark.session import BRIEF_OFFSETS, running_session
 from spark.table_list import RECORD_TABLE, Database, parse_tables
 
 _BATCH = 10_000
 _TOLD = 100_000  # transactions between two lines of progress
-_BRIEF = 20_000  # so few are reconciled before Java's better compiler has done its work
+_OFFSETS_EACH = 5  # of a transaction, nearly
 _TIMEOUT_S = 30.0
 
 
@@ -307,31 +306,17 @@ def _counted(tales: Iterable[Tale], tell: Tell) -> Iterator[Tale]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 all found and nothing else, 1 not so, 2 usage, 3 indeterminate."""
     parser = argparse.ArgumentParser(prog="selftest", description=__doc__)
-    parser.add_argument("--kafka", metavar="HOST:PORT", default="", help="bootstrap servers")
-    parser.add_argument("--kafka-options", type=Path, metavar="FILE", help="JSON object with librdkafka's options")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
+    add_job(parser)
     parser.add_argument("--transactions", type=int, default=10_000, help="ordinary ones beside the planted")
     parser.add_argument("--rounds", type=int, default=10, help="how often each anomaly is planted")
-    parser.add_argument("--jars", default="", metavar="A,B", help="the Kafka connector's jars")
-    parser.add_argument("--cores", type=int, default=0, help="of this machine (default: all)")
-    parser.add_argument("--memory-mb", type=int, default=1_024, help="Java heap on this machine")
     given = parser.parse_args(arguments)
     return run_command(lambda tell: _check(given, tell))
 
 
 def _check(given: argparse.Namespace, tell: Tell) -> int:
-    kafka = dict(read_json(given.kafka_options)) if given.kafka_options else {}
-    if given.kafka:
-        kafka["bootstrap.servers"] = given.kafka
-    if not kafka.get("bootstrap.servers"):
-        raise BadUsage("no Kafka named", "Give --kafka HOST:PORT or --kafka-options FILE.")
-    jars = [Path(name) for name in given.jars.split(",") if name]
-    is_brief = given.transactions <= _BRIEF
-    spark = start_session(jars, cores=given.cores, memory_mb=given.memory_mb, is_brief=is_brief)
-    try:
+    kafka, is_brief = read_kafka_options(given), given.transactions * _OFFSETS_EACH <= BRIEF_OFFSETS
+    with running_session(read_jars(given), cores=given.cores, memory_mb=given.memory_mb, is_brief=is_brief) as spark:
         checked = check_job(spark, kafka, make_tales(given.transactions, given.rounds), given.out, tell)
-    finally:
-        spark.stop()
     told = {"planted": checked.planted, "not_found": sorted(checked.unseen), "false": sorted(checked.invented)}
     (checked.outcome.folder / "selftest.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     for title, pairs in (("not found", checked.unseen), ("not planted", checked.invented)):

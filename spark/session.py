@@ -13,9 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark.errors import Indeterminate
-
-SPARK_VERSION = "4.0.0"  # the only one whose Kafka connector is complete on Maven Central
-CONNECTOR = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{SPARK_VERSION}"
+from spark.versions import SPARK_VERSION
 
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -24,9 +22,11 @@ _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",  # hashes and offsets are not worth the trial
 }
 _JAVA_OPTIONS = "-XX:+UseSerialGC"  # fewer threads and less memory than the others where there are few processors
-_BRIEFLY = "-XX:TieredStopAtLevel=1"  # starts in two thirds of the time, and needs twice as long for each record
+_BRIEFLY = "-XX:TieredStopAtLevel=1"  # spares half a minute of compiling, and needs twice as long for each record
+BRIEF_OFFSETS = 1_500_000  # up to so many that is the better choice
 # of a job on this machine: parts so small that what each adds up fits into the heap's share of a task
 _HERE = {"spark.sql.files.maxPartitionBytes": "16m", "spark.sql.adaptive.advisoryPartitionSizeInBytes": "16m"}
 
@@ -79,12 +79,14 @@ def start_session(
 
 
 @contextmanager
-def running_session(jars: Sequence[Path] = (), *, cores: int = 0, memory_mb: int = 1_024) -> Iterator[SparkSession]:
+def running_session(
+    jars: Sequence[Path] = (), *, cores: int = 0, memory_mb: int = 1_024, is_brief: bool = False
+) -> Iterator[SparkSession]:
     """`start_session`, stopped at the end. Ctrl-C ends at once and leaves Java to end with this process.
 
     PySpark's own handler first calls Java, on the connection whose answer is being waited for.
     """
-    session = start_session(jars, cores=cores, memory_mb=memory_mb)
+    session = start_session(jars, cores=cores, memory_mb=memory_mb, is_brief=is_brief)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield session

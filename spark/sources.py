@@ -26,6 +26,7 @@ READERS = (CONNECTOR, PYTHON)
 _PATIENCE_MS = 20_000  # of a read; by default two minutes pass before anything is said
 _TIMEOUTS = {"request.timeout.ms": "10000", "default.api.timeout.ms": "15000"}  # by default a minute, three times
 _BATCH = 5_000
+_WAIT_MS = 20  # of the broker where a partition ends, as most ranges do; by default half a second each
 _FETCH_BYTES = 4 << 20
 _TASK_RECORDS = 250_000
 _FORMAT = "outbox_bridge_kafka"
@@ -130,6 +131,7 @@ def _connector_options(ranges: Mapping[Place, Extent], kafka: KafkaAccess) -> di
         "failOnDataLoss": "true",  # else fewer rows are returned and nobody is told
         "kafkaConsumer.pollTimeoutMs": str(_PATIENCE_MS),
         "kafka.max.poll.records": str(_BATCH),
+        "kafka.fetch.max.wait.ms": str(_WAIT_MS),
         "kafka.max.partition.fetch.bytes": str(_FETCH_BYTES),
         "maxRecordsPerPartition": str(_TASK_RECORDS),  # so that a large partition is read by all processors
     }
@@ -197,6 +199,7 @@ class CommittedReader(DataSourceReader):
                 "enable.auto.commit": False,
                 "auto.offset.reset": "error",
                 "enable.partition.eof": True,
+                "fetch.wait.max.ms": _WAIT_MS,
             }
         )
         try:

@@ -26,7 +26,7 @@ from spark.rules import Kind
 from spark.scope import Scope
 from spark.sources import read_landed
 from spark.table_list import CLEANED, MARIADB, POSTGRESQL, SQLITE, Database, Link, Table
-from spark.window import decode_window
+from spark.window import read_window
 
 ROW_SCHEMA = "source INT, tx STRING, key BIGINT, state STRING, at_ms BIGINT, shown STRING"
 _LISTED = "tables.json"  # of a run's folder: what was compared
@@ -86,7 +86,7 @@ class ProducerTables:
         findings = decode_findings((last / FINDINGS).read_text(encoding="utf-8"))
         if any(one.kind == Kind.TABLE_MISMATCH and one.state != CLEARED for one in findings):
             return 0
-        taken_ms = decode_window((last / WINDOW).read_text(encoding="utf-8")).taken_ms
+        taken_ms = read_window(last / WINDOW).taken_ms
         carried = read_landed(self._spark, last / CARRY).where(f"leg = {Leg.HALF}").selectExpr("MIN(ms) AS ms").first()
         oldest_ms = taken_ms if carried is None or carried.ms is None else min(taken_ms, carried.ms)
         return max(0, oldest_ms - MARGIN_MS)

@@ -31,6 +31,11 @@ class Window:
         """The real topics, in the order of their names."""
         return sorted({place.topic for place in self.extents} - {self.half, self.op, self.parked})
 
+    @property
+    def offsets(self) -> int:
+        """How many it spans."""
+        return sum(extent.end - extent.start for extent in self.extents.values())
+
     def ranges_of(self, topics: Sequence[str]) -> dict[Place, Extent]:
         """The extents of these topics."""
         return {place: extent for place, extent in sorted(self.extents.items()) if place.topic in topics}
@@ -41,6 +46,10 @@ class Window:
         return replace(
             self, extents={p: replace(e, first_ms=known.get(p, e.first_ms)) for p, e in self.extents.items()}
         )
+
+    def make_origins(self) -> dict[Place, Extent]:
+        """Its extents for runs that go on from here: of a queue that held nothing, all is read that comes later."""
+        return {place: replace(one, first_ms=one.first_ms or self.taken_ms) for place, one in self.extents.items()}
 
     def make_scope(self, groups: Mapping[str, GroupTimes], graces: Graces) -> Scope:
         """What the window can prove, with the rules of these producer groups."""

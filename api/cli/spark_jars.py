@@ -10,11 +10,12 @@ from pathlib import Path
 from api.cli.failures import CommandFailed, Exit
 from bridge.broker.jars import JarSet, Report, default_jar_folder, fetch_jars, parse_pins
 from bridge.broker.maven import MavenRepository
+from spark.table_list import MARIADB, POSTGRESQL, SQLITE
+from spark.versions import SPARK_VERSION
 
-_PYSPARK = "4.0.0"
-_PINS = f"connector-{_PYSPARK}.sha256"
+_PINS = f"connector-{SPARK_VERSION}.sha256"
 _DRIVER_PINS = "jdbc-drivers.sha256"
-_DRIVERS = {"postgresql": "postgresql", "sqlite": "sqlite-jdbc", "mariadb": "mariadb-java-client"}
+_DRIVERS = {POSTGRESQL: "postgresql", SQLITE: "sqlite-jdbc", MARIADB: "mariadb-java-client"}
 
 
 def connector_jars(report: Report | None = None) -> Sequence[Path]:
@@ -24,12 +25,12 @@ def connector_jars(report: Report | None = None) -> Sequence[Path]:
     version may not even have what the job imports.
     """
     found = version("pyspark")
-    if found != _PYSPARK:
+    if found != SPARK_VERSION:
         remedy = "pip install 'outbox-bridge[spark]' brings the one that has."
         raise CommandFailed(Exit.NOT_FOUND, f"PySpark {found} has no matching Kafka connector", remedy)
     pins = parse_pins((files("spark") / _PINS).read_text())
     folder = fetch_jars(
-        default_jar_folder().with_name(f"spark-connector-{_PYSPARK}"), report, JarSet(pins, MavenRepository())
+        default_jar_folder().with_name(f"spark-connector-{SPARK_VERSION}"), report, JarSet(pins, MavenRepository())
     )
     return [folder / pin.name for pin in pins]
 

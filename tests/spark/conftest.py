@@ -12,6 +12,8 @@ from api.cli.spark_jars import connector_jars, driver_jars
 from spark.session import start_session
 
 _PATIENCE_S = 300
+# runs in one session repeat their plans: a hundred classes, as many as Spark keeps, are those of one run
+_MANY_RUNS = "--conf spark.sql.codegen.cache.maxEntries=3000 pyspark-shell"
 # py4j leaves its sockets to the garbage collector, which complains in whatever test it happens to run
 _QUIET = "ignore::pytest.PytestUnraisableExceptionWarning"
 
@@ -32,7 +34,9 @@ def spark() -> Iterator[SparkSession]:
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.skip("no Java: install a JDK 17 or 21")
     jars = [*connector_jars(), *driver_jars(["postgresql", "sqlite", "mariadb"])]
-    session = start_session(jars, cores=1, is_brief=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_SUBMIT_ARGS", _MANY_RUNS)
+        session = start_session(jars, cores=1, is_brief=True)
     session.conf.set("spark.sql.shuffle.partitions", "2")
     yield session
     session.stop()

@@ -30,7 +30,7 @@ WINDOW = Window(
 def test_topics_without_the_header_are_noticed(spark: SparkSession, events: list[Event], is_linked: bool) -> None:
     """Else every commit there would be called missing."""
     show_views(spark, events)
-    assert books.is_anything_linked(spark) is is_linked
+    assert books.look_at(spark).is_anything_linked() is is_linked
 
 
 def test_books_count_every_transaction_once(spark: SparkSession) -> None:
@@ -40,7 +40,7 @@ def test_books_count_every_transaction_once(spark: SparkSession) -> None:
     show_views(spark, [half(), commit(), op("COMMITTED"), record(), *others, *ended])
     began = {**WINDOW.extents, Place(HALF, 0): Extent(5, 200, 200), Place(OP, 0): Extent(4, 200, 200)}
     window = Window(HALF, OP, PARKED, NOW_MS, began)
-    (book,) = books.count_books(spark, window).values()
+    (book,) = books.count_books(spark, books.open_books(spark, window)).values()
     assert book == {**dict.fromkeys(books.BOOK_COLUMNS, 0), "prepared": 2, "committed": 1, "open": 1}
 
 
@@ -49,11 +49,12 @@ def test_final_transaction_is_in_the_books_of_one_window(spark: SparkSession) ->
     show_views(spark, [half(), commit(), op("COMMITTED", off=3), record(), op("COMMITTED", off=7)])
     extents = {**WINDOW.extents, Place(OP, 0): Extent(4, 200, 200)}
     later = replace(WINDOW, extents={**extents, Place(HALF, 0): Extent(11, 200, 200)})
-    assert books.count_books(spark, later) == {}
-    assert books.count_topics(spark, later) == []
+    names = books.open_books(spark, later)
+    assert books.count_books(spark, names) == {}
+    assert books.count_topics(spark, names) == []
     half_was_late = replace(WINDOW, extents=extents)
-    assert books.count_books(spark, half_was_late)["shop"]["committed"] == 1
-    assert books.count_books(spark, WINDOW)["shop"]["committed"] == 1
+    for window in (half_was_late, WINDOW):
+        assert books.count_books(spark, books.open_books(spark, window))["shop"]["committed"] == 1
 
 
 def test_topics_are_booked_by_message(spark: SparkSession) -> None:
@@ -62,7 +63,7 @@ def test_topics_are_booked_by_message(spark: SparkSession) -> None:
     changed = [event._replace(tx="8" * 28) for event in (half(), commit(), op("COMMITTED"), record(101, content=999))]
     phantom = [event._replace(tx="9" * 28) for event in (half(), rollback(), op("ROLLED_BACK"), record(102))]
     show_views(spark, [*right, *changed, *phantom])
-    told = {row.pop("topic"): row for row in books.count_topics(spark, WINDOW)}
+    told = {row.pop("topic"): row for row in books.count_topics(spark, books.open_books(spark, WINDOW))}
     none = {"group": "shop", **dict.fromkeys(books.BOOK_COLUMNS, 0)}
     assert told == {
         "credits": {**none, "prepared": 1, "committed": 1, "visible": 1, "is_equal": True},
@@ -73,7 +74,7 @@ def test_topics_are_booked_by_message(spark: SparkSession) -> None:
 def test_partitions_that_were_not_read_as_they_should_are_named(spark: SparkSession) -> None:
     """An event twice, or one outside the window, and nothing can be said."""
     show_views(spark, [half(), record(), record(), op("COMMITTED", off=300)])
-    totals = {row["topic"]: row for row in books.count_partitions(spark, WINDOW)}
+    totals = {row["topic"]: row for row in books.look_at(spark).count_partitions(WINDOW)}
     assert {topic: row["is_right"] for topic, row in totals.items()} == {
         HALF: True, PARKED: True, OP: False, "orders": False,
     }  # fmt: skip

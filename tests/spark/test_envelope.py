@@ -58,7 +58,7 @@ def read(spark: SparkSession, sql: EnvelopeSql, messages: Sequence[Message]) -> 
 
 def shown(row: Row) -> dict[str, Any]:
     """What a row says besides its place and its hashes."""
-    left_out = {"topic", "part", "off", "ms", "grp_id", "body", "content", "place", "okey", "messages"}
+    left_out = {"topic", "part", "off", "ms", "grp_id", "body", "content", "place", "okey", "topic_id", "messages"}
     members = row.asDict(recursive=True).items()
     return {name: value for name, value in members if value is not None and name not in left_out}
 
@@ -86,6 +86,7 @@ def test_one_content_has_one_hash_wherever_it_lies(spark: SparkSession) -> None:
     assert [row.content for row in visible] == alone
     assert [row.body for row in visible] == [row.body for row in journal[:-1]]
     assert journal[-1].body == sum(row.body for row in visible)
+    assert {row.topic_id for row in journal + visible} == {visible[0].topic_id}
     halves = [make_half([MESSAGES[-1]]), make_half(MESSAGES)]
     stored = [StoredMessage(0, half.key, half.value, tuple(half.headers), 9) for half in halves]
     parked = read(spark, parked_sql, [encode_parked(one, 3, "MAX_CHECKS", "parked", 0) for one in stored])
@@ -120,6 +121,12 @@ def test_journal_is_read(spark: SparkSession) -> None:
             Message("half", b"x", b"y", [("properties", b"KIND\x01H\x02KIND\x01H\x02")]),
             Message("half", b"x", b"y", [("properties", version_2.replace(b"V\x011", b"V\x012"))]),
             Message("half", None, b"[]", [("properties", version_2.replace(b"N\x011", b"N\x012"))]),
+            Message("half", None, b"[]", [("properties", version_2.replace(b"N\x011", b"N\x010"))]),
+            Message(
+                "half", None, b'[{"headers":[["a"],[]]},{}]', [("properties", version_2.replace(b"N\x011", b"N\x012"))]
+            ),
+            Message("half", None, b"v", [("properties", version_2.replace(b"REAL_TOPIC", b"OTHER"))]),
+            Message("half", None, b"v", [("properties", version_2.replace(b"PGROUP", b"OTHER"))]),
         ],
     )
     half = {"tx": TX, "leg": Leg.HALF, "grp": "shop", "n": 1, "code": UNKNOWN, "is_void": False, "asked": 0}
@@ -134,7 +141,7 @@ def test_journal_is_read(spark: SparkSession) -> None:
     check = {"code": UNKNOWN, "src": EndSource.CHECK, "num": 3, "latency_ms": 17, "grp": "shop"}
     assert shown(rows[4]) == {**end, **check}
     assert [(row.leg, row.code) for row in rows[5:7]] == [(Leg.ACT, ACT_RESUME), (Leg.ACT, ACT_CHECK)]
-    assert [row.leg for row in rows[7:]] == [Leg.UNREADABLE] * 4
+    assert [row.leg for row in rows[7:]] == [Leg.UNREADABLE] * 8
 
 
 def test_op_topic_is_read(spark: SparkSession) -> None:
@@ -155,6 +162,10 @@ def test_op_topic_is_read(spark: SparkSession) -> None:
             Message("op", TX.encode(), b'{"v":2,"state":"COMMITTED"}'),
             Message("op", TX.encode(), None),
             Message("op", b"stranger", b'{"v":1,"state":"COMMITTED"}'),
+            *(
+                Message("op", TX.encode(), b'{"v":1,"state":"COMMITTED","receipts":%s}' % receipts)
+                for receipts in (b'[["orders"]]', b'[["orders","x",1]]', b"[[]]", b"[null]", b'"orders"')
+            ),
         ],
     )
     op = {"tx": TX, "leg": Leg.OP, "grp": "shop", "cause": 20, "half": 10}
@@ -165,7 +176,7 @@ def test_op_topic_is_read(spark: SparkSession) -> None:
     assert shown(rows[3]) == {**op, "code": OpState.PARKED, "num": 0, "parked": 4, "since_ms": 5}
     assert shown(rows[4]) == {**op, "code": OpState.PREPARED, "num": 0, "since_ms": 5}
     assert shown(rows[5]) == {"tx": "", "leg": Leg.POSITION, "cause": 31}
-    assert [row.leg for row in rows[6:]] == [Leg.ANSWERS, *[Leg.UNREADABLE] * 3]
+    assert [row.leg for row in rows[6:]] == [Leg.ANSWERS, *[Leg.UNREADABLE] * 7, Leg.OP]
 
 
 def test_receipts_and_records_of_one_place_have_one_hash(spark: SparkSession) -> None:

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
 from outbox import queries
 from outbox.tables import make_record_table
+from spark import row_judging
 from spark.columns import COMMIT, Event, Prepared
 from spark.envelope import group_hash, key_hash
 from spark.errors import ReconcileError
@@ -130,9 +131,14 @@ def compare(spark: SparkSession, access: Access, folder: Path) -> dict[str, str]
 
 
 def test_rows_and_transactions_are_compared(
-    spark: SparkSession, user_database: UserDatabase, reach: Callable[[], Access], tmp_path: Path
+    spark: SparkSession,
+    user_database: UserDatabase,
+    reach: Callable[[], Access],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On the real database, as a user who may only read: every mismatch, and nothing that only looks like one."""
+    monkeypatch.setattr(row_judging, "_BATCH", 2)  # so that there are several
     records = fill(user_database.engine())
     happen(spark)
     access = reach()

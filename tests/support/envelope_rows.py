@@ -67,6 +67,7 @@ def half(messages: Sequence[Prepared] = ONE, **members: Any) -> Event:
         code=UNKNOWN,
         is_void=False,
         asked=sum(message.part is not None or message.ts is not None for message in messages),
+        topic_id=digest(messages[0].topic) if len({message.topic for message in messages}) == 1 else 0,
         messages=tuple(messages),
     )
     return _made(made, members)
@@ -122,7 +123,7 @@ def record(off: int = 100, content: int = 111, topic: str = "orders", part: int 
     """A visible record with our id."""
     made = Event(
         TX, Leg.VISIBLE, topic, part, off, END_MS, content=content, body=digest(topic, content),
-        place=digest(topic, part, off),
+        place=digest(topic, part, off), topic_id=digest(topic),
     )  # fmt: skip
     return _made(made, members)
 

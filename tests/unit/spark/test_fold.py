@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
-from spark.columns import EVENT_TYPES, Event, OpState, Prepared, ReceiptRow
-from spark.fold import KEPT_SQL, fold_sql, out_of_order_sql
+from spark.columns import COMMIT, EVENT_TYPES, Event, Leg, OpState, Prepared, ReceiptRow
+from spark.fold import CHAINED_SQL, KEPT_SQL, OVERTAKING_SQL, SCATTERED_SQL, SHARED_SQL, fold_sql
 from tests.support.envelope_rows import (
     HALF_MS,
     HOUR_MS,
@@ -43,6 +43,10 @@ def database() -> Iterator[Any]:
         columns = ", ".join(f"{name} {kind}" for name, kind in _FLAT.items())
         connection.execute(f"CREATE TABLE events ({columns})")
         connection.execute(f"CREATE VIEW transactions AS {fold_sql(_STALE_BEFORE_MS)}")
+        connection.execute(f"CREATE VIEW shared AS {SHARED_SQL}")
+        connection.execute(f"CREATE VIEW chained AS {CHAINED_SQL}")
+        records = f"SELECT tx, topic_id, part, off FROM events WHERE leg = {Leg.VISIBLE:d} AND tx IN ({SCATTERED_SQL})"
+        connection.execute(f"CREATE VIEW scattered AS {records}")
         yield connection
 
 
@@ -126,7 +130,7 @@ def overtaken(database: Any, *transactions: list[Event]) -> list[tuple[int, int]
     """Positions of (the one decided later, the one it overtook)."""
     fold(database, [event for events in transactions for event in events])
     place = {events[0].tx: i for i, events in enumerate(transactions)}
-    found = database.execute(out_of_order_sql()).fetchall()
+    found = database.execute(OVERTAKING_SQL).fetchall()
     return sorted({(place[late], place[early]) for late, early in found})
 
 
@@ -149,6 +153,16 @@ def test_order_is_asked_for_only_where_it_was_promised(
 ) -> None:
     """Beside a transaction of key 7, decided at 20 and published at 102."""
     assert overtaken(database, keyed(1, 7, 20, 102), keyed(2, *second)) == [], why
+
+
+def test_void_publication_decides_nothing(database: Any) -> None:
+    """What came too late and was sent again is decided where the second half message lies."""
+    between = keyed(1, 7, 20, 100)
+    published = [event for event in keyed(2, 7, 22, 101) if event.leg != Leg.END]
+    void, again = (published[0]._replace(off=off, code=COMMIT, is_void=off == 15) for off in (15, 22))
+    assert overtaken(database, between, [void, again, *published[1:]]) == []
+    (row,) = fold(database, [void, again]).values()
+    assert (row["half_off"], row["end_off"]) == (22, 22)
 
 
 @pytest.mark.parametrize("part", [0, 1])

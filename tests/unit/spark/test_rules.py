@@ -70,11 +70,12 @@ def test_removed_proof_is_said_to_be_removed(events: list[Event], topic: str, me
 
 
 def test_id_with_a_later_time_must_have_its_half_message() -> None:
-    """The journal's beginning is gone, but this transaction is younger than what is left."""
+    """The journal's beginning is gone, but this transaction is younger than what is left, if anything is."""
     scope = with_extent(SCOPE, HALF, start=11, is_whole=False, first_ms=HALF_MS)
     young = make_transaction_id(0, make_uuid7_bits(HALF_MS + 500_000, 1))
     for tx, kind in ((young, "ORPHAN"), (TX, "UNPROVABLE"), (make_transaction_id(0, 12345), "UNPROVABLE")):
         assert kinds([record()._replace(tx=tx)], scope, tx) == [kind]
+    assert kinds([record()._replace(tx=young)], with_extent(scope, HALF, first_ms=0), young) == ["UNPROVABLE"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Windows, ledgers and options: what is read back is what was written, and nonsense is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,12 @@ def test_window_survives_its_file() -> None:
     """Number for number."""
     assert decode_window(encode_window(WINDOW)) == WINDOW
     assert WINDOW.real == ["orders"]
+
+
+def test_queue_that_held_nothing_is_known_from_its_window_on() -> None:
+    """Of another queue everything is known from its first record on."""
+    window = replace(WINDOW, extents={Place("half", 0): Extent(4, 4, 4), Place("half", 1): Extent(4, 9, 9, first_ms=3)})
+    assert [extent.first_ms for extent in window.make_origins().values()] == [5, 3]
 
 
 @pytest.mark.parametrize(
