@@ -6,9 +6,10 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import pyspark
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -31,19 +32,35 @@ BRIEF_OFFSETS = 1_500_000  # up to so many that is the better choice
 _HERE = {"spark.sql.files.maxPartitionBytes": "16m", "spark.sql.adaptive.advisoryPartitionSizeInBytes": "16m"}
 
 
-def check_versions() -> None:
-    """Raises Indeterminate where PySpark is not the one the connector is made for."""
-    try:
-        found = version("pyspark")
-    except PackageNotFoundError:  # a cluster's own, on the path
-        import pyspark  # noqa: PLC0415
+# The connector's own class, then one of each jar that it needs.
+_CONNECTOR = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+_CONNECTOR_PARTS = (
+    _CONNECTOR,
+    "org.apache.spark.kafka010.KafkaConfigUpdater",
+    "org.apache.kafka.clients.consumer.KafkaConsumer",
+    "org.apache.commons.pool2.impl.GenericKeyedObjectPool",
+)
+_CONNECTOR_REMEDY = (
+    f"Give spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:{SPARK_VERSION}, "
+    "or read with --reader kafka-py."
+)
 
-        found = pyspark.__version__
-    if found != SPARK_VERSION:
-        raise Indeterminate(
-            f"PySpark {found} has no matching Kafka connector",
-            f"Install pyspark=={SPARK_VERSION}, or land files first.",
-        )
+
+def check_connector(spark: SparkSession) -> None:
+    """Raises Indeterminate unless the Kafka connector is there, whole and of Spark's version."""
+    jvm = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no other way to a class
+    assert jvm is not None
+    loader = jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
+    for name in _CONNECTOR_PARTS:
+        try:
+            found = jvm.java.lang.Class.forName(name, False, loader)
+        except Py4JJavaError as error:
+            raise Indeterminate(
+                f"Spark's Kafka connector is not there, or not whole: no {name}", _CONNECTOR_REMEDY
+            ) from error
+        version = found.getPackage().getImplementationVersion() if name == _CONNECTOR else SPARK_VERSION
+        if version != SPARK_VERSION:
+            raise Indeterminate(f"the Kafka connector is {version}, Spark is {SPARK_VERSION}", _CONNECTOR_REMEDY)
 
 
 def start_session(
@@ -54,7 +71,8 @@ def start_session(
     `jars`: the connector's, where nobody else provides them. `cores` 0: all. `is_brief`: for little data.
     Raises Indeterminate.
     """
-    check_versions()
+    if pyspark.__version__ != SPARK_VERSION:
+        raise _wrong_spark(pyspark.__version__)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("outbox-bridge-report")
     for name, value in _SETTINGS.items():
@@ -75,6 +93,9 @@ def start_session(
     except (PySparkException, RuntimeError, OSError) as error:
         raise Indeterminate(f"Spark does not start: {_first_line(error)}", "Spark 4.0 needs Java 17 or 21.") from error
     session.sparkContext.setLogLevel("ERROR")
+    if session.version != SPARK_VERSION:  # SPARK_HOME, or a cluster's
+        session.stop()
+        raise _wrong_spark(session.version)
     return session
 
 
@@ -96,6 +117,10 @@ def running_session(
         session.stop()
         raise
     session.stop()
+
+
+def _wrong_spark(found: str) -> Indeterminate:
+    return Indeterminate(f"Spark {found} has no matching Kafka connector", f"Install pyspark=={SPARK_VERSION}.")
 
 
 def _is_submitted() -> bool:

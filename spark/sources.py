@@ -19,6 +19,7 @@ from spark.envelope import EnvelopeSql, journal_sql, op_sql, parked_sql, real_co
 from spark.errors import Indeterminate
 from spark.offsets import java_options
 from spark.scope import Extent, Place
+from spark.session import check_connector
 from spark.window import Window
 
 CONNECTOR, PYTHON = "kafka", "kafka-py"
@@ -51,7 +52,9 @@ class KafkaAccess:
 
 
 def read_kafka(spark: SparkSession, window: Window, kafka: KafkaAccess) -> DataFrame:
-    """The envelope of a window. Raises BadUsage for security that Java's client cannot be told."""
+    """The envelope of a window. Raises BadUsage for security that Java's client cannot be told, Indeterminate."""
+    if kafka.reader == CONNECTOR:
+        check_connector(spark)
     read = _read_by_connector if kafka.reader == CONNECTOR else _read_by_python
     return _make_envelope(spark, _parts_of(window, kafka), lambda topics: read(spark, window.ranges_of(topics), kafka))
 
@@ -61,8 +64,9 @@ def stream_kafka(
 ) -> DataFrame:
     """The envelope as a stream of the journal, or of all other topics, from the window's starts on.
 
-    `max_offsets`: of a micro-batch. Raises BadUsage for security that Java's client cannot be told.
+    `max_offsets`: of a micro-batch. Raises BadUsage for security that Java's client cannot be told, Indeterminate.
     """
+    check_connector(spark)
     parts = [part for part in _parts_of(window, kafka) if (part[0] == [window.half]) is is_journal]
 
     def load(topics: Sequence[str]) -> DataFrame:
