@@ -90,6 +90,7 @@ def look_alikes(name: str) -> Iterator[Tale]:
     yield right("void", step("half", is_void=True))
     yield right("void repeat", HALF, step("half", is_void=True), COMMITS, SHOW, COMMITTED)
     yield right("repeated half", HALF, HALF, COMMITS, SHOW, COMMITTED, COMMITTED)
+    yield right("repeated half long after", *RIGHT, late("half", after_ms=HOUR_MS), late("op", state=OpState.COMMITTED))
     yield right("young", HALF, age_ms=0)
     yield right("decided now", HALF, COMMITS, age_ms=0)
     yield right("blocked", HALF, COMMITS, step("op", state=OpState.BLOCKED, cause=1))

@@ -5,7 +5,7 @@ Whatever is returned is the same for the same input.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -15,6 +15,7 @@ from pyspark.sql import Row, SparkSession
 from spark.columns import Leg, OpState
 from spark.scope import Extent, Place
 from spark.selecting import join_ids
+from spark.sources import within
 from spark.window import Window
 
 _STATE = f"""CASE last_op % 8 WHEN {OpState.COMMITTED} THEN 'committed' WHEN {OpState.BLOCKED} THEN 'blocked'
@@ -22,50 +23,17 @@ _STATE = f"""CASE last_op % 8 WHEN {OpState.COMMITTED} THEN 'committed' WHEN {Op
 _COUNTED = f"SELECT *, {_STATE} AS state FROM transactions WHERE halves > voids"
 _PERCENTILES = "ARRAY(0.5, 0.95, 0.99)"
 _AGES_S = (60, 600, 3_600, 21_600, 86_400)
+_OLDER = 0  # than the last of them
 BOOK_COLUMNS = ("opening", "prepared", "committed", "blocked", "rolled_back", "parked", "open")
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """What hashes of groups and topics stand for."""
-
-    groups: Mapping[int, str]
-    topics: Mapping[int, str]
-
-
-def open_books(spark: SparkSession, window: Window) -> Names:
-    """View `booked`: the transactions that are in the window's books."""
-    started = _by_queue(window.ranges_of([window.half]))
-    told = _by_queue(window.ranges_of([window.op]))
-    spark.sql(f"""SELECT *, half_off < {started} AS was_open FROM ({_COUNTED})
-WHERE NOT COALESCE(final_off < {told} AND half_off < {started}, FALSE)""").createOrReplaceTempView("booked")
-    rows = spark.sql(f"""SELECT DISTINCT grp_id, grp, topic_id, messages[0].topic AS topic
-FROM events WHERE leg = {Leg.HALF}""").collect()
-    rows.sort(key=lambda row: (row.grp or "", row.topic or ""), reverse=True)
-    return Names({row.grp_id: row.grp or "" for row in rows}, {row.topic_id: row.topic for row in rows})
-
-
-def count_books(spark: SparkSession, names: Names) -> dict[str, dict[str, int]]:
-    """By producer group: `opening` + `prepared` = `committed` + `blocked` + `rolled_back` + `parked` + `open`.
-
-    A transaction that ended before the window, and is here for a finding only, is in no book.
-    """
-    rows = spark.sql("SELECT grp_id, was_open, state, COUNT(*) AS transactions FROM booked GROUP BY ALL").collect()
-    named = [(names.groups.get(row.grp_id, ""), row) for row in rows]
-    books: dict[str, dict[str, int]] = {}
-    for name, row in sorted(named, key=itemgetter(0)):
-        book = books.setdefault(name, dict.fromkeys(BOOK_COLUMNS, 0))
-        book[row.state] += row.transactions
-        book["opening" if row.was_open else "prepared"] += row.transactions
-    return books
 
 
 _IS_SPLIT = "halves > 1 OR topic_id IS NULL"  # between topics, or told more than once: its messages are looked at
 _DIFFERENCE = "SUM(shiftright({0}, 26)) AS high, SUM({0} & 67108863) AS low"  # 52 bits in halves, that do not overflow
 
-_WHOLE_SQL = f"""SELECT topic_id, grp_id, was_open, state, SUM(announced) AS prepared,
-  SUM(IF(state = 'committed', records, 0)) AS visible, {_DIFFERENCE.format("(body - record_body)")}
-FROM booked WHERE NOT ({_IS_SPLIT}) GROUP BY ALL"""
+_BOOKED_SQL = f"""SELECT grp_id, topic_id, was_open, state, {_IS_SPLIT} AS is_split, COUNT(*) AS transactions,
+  SUM(announced) AS prepared, SUM(IF(state = 'committed', records, 0)) AS visible,
+  {_DIFFERENCE.format("(body - record_body)")}
+FROM booked GROUP BY ALL"""
 
 _BODY = "xxhash64(topic, content) & 4503599627370495 AS body"
 _SPLIT_SQL = f"""WITH prepared AS (SELECT tx, 1 AS sign, off, part, topic, {_BODY} FROM (
@@ -80,36 +48,86 @@ FROM booked JOIN messages ON booked.tx = messages.tx AND (sign = -1 OR (off = ha
 WHERE sign = 1 OR state = 'committed' GROUP BY ALL"""
 
 
-def count_topics(spark: SparkSession, names: Names) -> list[dict[str, Any]]:
-    """By real topic and group, in messages: the columns of `count_books`, and what is visible of the committed.
+@dataclass(frozen=True, slots=True)
+class Books:
+    """The transactions that are in the window's books, and the names of their groups and topics.
 
-    `is_equal`: the committed and the visible are as many, with the same sum of hashes, whatever their order.
+    `rows`: by group, topic, state, whether they were open before, and whether they are split.
     """
-    rows = [(names.topics[row.topic_id], row) for row in spark.sql(_WHOLE_SQL).collect()]
-    split = spark.sql(f"SELECT tx FROM booked WHERE {_IS_SPLIT}")
-    count = split.count()
-    if count:
-        join_ids(spark.table("events"), split, count).createOrReplaceTempView("split_events")
-        rows += [(row.topic, row) for row in spark.sql(_SPLIT_SQL).collect()]
-    books: dict[tuple[str, str], dict[str, Any]] = {}
-    differences: Counter[tuple[str, str]] = Counter()
-    for topic, row in rows:
-        name = topic, names.groups.get(row.grp_id, "")
-        book = books.setdefault(name, {**dict.fromkeys(BOOK_COLUMNS, 0), "visible": 0})
-        book[row.state] += row.prepared
-        book["opening" if row.was_open else "prepared"] += row.prepared
-        book["visible"] += row.visible
-        if row.state == "committed":
-            differences[name] += (row.high << 26) + row.low
-    return [
-        {
-            "topic": topic,
-            "group": group,
-            **book,
-            "is_equal": book["committed"] == book["visible"] and not differences[topic, group],
-        }
-        for (topic, group), book in sorted(books.items())
-    ]
+
+    spark: SparkSession
+    rows: Sequence[Row]
+    groups: Mapping[int, str]
+    topics: Mapping[int, str]
+
+    def count_groups(self) -> dict[str, dict[str, int]]:
+        """By producer group: `opening` + `prepared` = `committed` + `blocked` + `rolled_back` + `parked` + `open`.
+
+        A transaction that ended before the window, and is here for a finding only, is in no book.
+        """
+        books: dict[str, dict[str, int]] = {}
+        for name, row in sorted(((self._group_of(row), row) for row in self.rows), key=itemgetter(0)):
+            _add(books.setdefault(name, dict.fromkeys(BOOK_COLUMNS, 0)), row, row.transactions)
+        return books
+
+    def count_topics(self) -> list[dict[str, Any]]:
+        """By real topic and group, in messages: the columns of `count_groups`, and what is visible of the committed.
+
+        `is_equal`: the committed and the visible are as many, with the same sum of hashes, whatever their order.
+        """
+        rows = [(self.topics[row.topic_id], row) for row in self.rows if not row.is_split]
+        count = sum(row.transactions for row in self.rows if row.is_split)
+        if count:
+            split = self.spark.sql(f"SELECT tx FROM booked WHERE {_IS_SPLIT}")
+            join_ids(self.spark.table("events"), split, count).createOrReplaceTempView("split_events")
+            rows += [(row.topic, row) for row in self.spark.sql(_SPLIT_SQL).collect()]
+        books: dict[tuple[str, str], dict[str, Any]] = {}
+        differences: Counter[tuple[str, str]] = Counter()
+        for topic, row in rows:
+            name = topic, self._group_of(row)
+            book = books.setdefault(name, {**dict.fromkeys(BOOK_COLUMNS, 0), "visible": 0})
+            _add(book, row, row.prepared)
+            book["visible"] += row.visible
+            if row.state == "committed":
+                differences[name] += (row.high << 26) + row.low
+        return [
+            {
+                "topic": topic,
+                "group": group,
+                **book,
+                "is_equal": book["committed"] == book["visible"] and not differences[topic, group],
+            }
+            for (topic, group), book in sorted(books.items())
+        ]
+
+    def _group_of(self, row: Row) -> str:
+        return self.groups.get(row.grp_id, "")
+
+
+def _add(book: dict[str, Any], row: Row, number: int) -> None:
+    book[row.state] += number
+    book["opening" if row.was_open else "prepared"] += number
+
+
+def open_books(spark: SparkSession, window: Window, was_open: Sequence[str] = ()) -> Books:
+    """One pass over the transactions, view `booked`: those of them that are in the books; one over the names.
+
+    `was_open`: ended long ago, but in the books of the last window, for a repeated half message.
+    """
+    started = _by_queue(window.ranges_of([window.half]))
+    told = _by_queue(window.ranges_of([window.op]))
+    still = "".join(f" OR tx = '{tx}'" for tx in was_open)
+    spark.sql(f"""SELECT *, half_off < {started} AS was_open FROM ({_COUNTED})
+WHERE NOT COALESCE(final_off < {told} AND half_off < {started}, FALSE){still}""").createOrReplaceTempView("booked")
+    named = spark.sql(f"""SELECT DISTINCT grp_id, grp, topic_id, messages.topic[0] AS topic
+FROM events WHERE leg = {Leg.HALF}""").collect()
+    named.sort(key=lambda row: (row.grp or "", row.topic or ""), reverse=True)
+    return Books(
+        spark,
+        spark.sql(_BOOKED_SQL).collect(),
+        {row.grp_id: row.grp or "" for row in named},
+        {row.topic_id: row.topic for row in named},
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +140,20 @@ class Look:
         """Timestamp of the first record of each partition of a topic."""
         return {place.part: row.first_ms for place, row in self.rows.items() if place.topic == topic}
 
-    def is_anything_linked(self) -> bool:
-        """False where op messages name records, there are records, and none of them names its transaction."""
-        told, visible, foreign = (
-            any(row[name] for row in self.rows.values()) for name in ("told", "visible", "foreign")
-        )
-        return visible or not (told and foreign)
-
     def count_partitions(self, window: Window) -> list[dict[str, Any]]:
         """By partition: rows + holes = end - start. Holes are markers, aborted and compacted records."""
         return [
             _count_partition(place, extent, self.rows.get(place)) for place, extent in sorted(window.extents.items())
         ]
+
+
+def is_header_missing(spark: SparkSession, look: Look, window: Window) -> bool:
+    """Whether op messages name records among those that were read now, and none of these names its transaction."""
+    told, visible, foreign = (any(row[name] for row in look.rows.values()) for name in ("told", "visible", "foreign"))
+    if visible or not (told and foreign):
+        return False
+    named = spark.sql(f"SELECT inline(receipts) AS (topic, part, off) FROM new_events WHERE leg = {Leg.OP}")
+    return not within(named, window).isEmpty()
 
 
 def look_at(spark: SparkSession) -> Look:
@@ -165,53 +185,78 @@ def _count_partition(place: Place, extent: Extent, row: Row | None) -> dict[str,
     }
 
 
-def compare_fingerprints(spark: SparkSession) -> dict[str, Any]:
-    """Everything committed against everything visible of it, whatever their order: numbers and sums of hashes."""
-    row = spark.sql(f"""SELECT COUNT(*) AS transactions, COALESCE(SUM(announced), 0) AS prepared,
-  COALESCE(SUM(records), 0) AS visible,
-  CAST(COALESCE(SUM(CAST(body AS DECIMAL(20, 0))), 0) AS STRING) AS prepared_sum,
-  CAST(COALESCE(SUM(CAST(record_body AS DECIMAL(20, 0))), 0) AS STRING) AS visible_sum
-FROM ({_COUNTED}) WHERE state = 'committed' AND halves = 1""").first()
-    assert row is not None
-    members: dict[str, Any] = row.asDict()
-    return {**members, "is_equal": (row.prepared, row.prepared_sum) == (row.visible, row.visible_sum)}
+_SPANS = {
+    "prepared_to_ended": "ended_ms - prepared_ms",
+    "ended_to_visible": "settled_ms - ended_ms",
+    "prepared_to_visible": "settled_ms - prepared_ms",
+}
+_IS_TIMED = "state IN ('committed', 'rolled_back') AND ended_ms IS NOT NULL AND is_published = 0"
 
 
-def measure_times(spark: SparkSession) -> dict[str, Any]:
-    """Prepared -> ended -> visible in milliseconds: percentiles, and counts in buckets that double."""
-    spans = {
-        "prepared_to_ended": "ended_ms - prepared_ms",
-        "ended_to_visible": "settled_ms - ended_ms",
-        "prepared_to_visible": "settled_ms - prepared_ms",
-    }
-    where = "state IN ('committed', 'rolled_back') AND ended_ms IS NOT NULL AND is_published = 0"
-    asked = ", ".join(f"percentile({value}, {_PERCENTILES}) AS {name}" for name, value in spans.items())
-    row = spark.sql(f"SELECT {asked} FROM ({_COUNTED}) WHERE {where}").first()
-    assert row is not None
-    percentiles = {
-        name: None if row[name] is None else dict(zip(("p50", "p95", "p99"), map(round, row[name]), strict=True))
-        for name in spans
-    }
-    buckets = spark.sql(f"""SELECT CAST(FLOOR(LOG2(GREATEST({spans["prepared_to_visible"]}, 0) + 1)) AS INT) AS power,
-  COUNT(*) AS transactions FROM ({_COUNTED}) WHERE {where} GROUP BY power""").collect()
-    counted = sorted((row.power, row.transactions) for row in buckets)
-    return {**percentiles, "buckets": [[2**power - 1, count] for power, count in counted]}
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """All transactions that are told, by state, answered checks, age and time until they were visible."""
+
+    rows: Sequence[Row]
+
+    def compare_fingerprints(self) -> dict[str, Any]:
+        """Everything committed against everything visible of it, whatever their order: numbers and sums of hashes."""
+        rows = [row for row in self.rows if row.state == "committed" and row.is_single]
+        prepared, prepared_sum, visible, visible_sum = (
+            sum(int(row[name]) for row in rows) for name in ("prepared", "prepared_sum", "visible", "visible_sum")
+        )
+        return {
+            "transactions": sum(row.transactions for row in rows),
+            "prepared": prepared,
+            "visible": visible,
+            "prepared_sum": str(prepared_sum),
+            "visible_sum": str(visible_sum),
+            "is_equal": (prepared, prepared_sum) == (visible, visible_sum),
+        }
+
+    def count_buckets(self) -> list[list[int]]:
+        """[milliseconds from prepared to visible, transactions] in buckets that double; each is its lower bound."""
+        return [[2**power - 1, count] for power, count in self._count("power")]
+
+    def count_checks(self) -> list[list[int]]:
+        """[answered checks, transactions], for those that were asked about."""
+        return [[checks, count] for checks, count in self._count("checks") if checks]
+
+    def count_ages(self) -> list[list[int | None]]:
+        """[seconds, open transactions younger than that and older than the one before]; the last has no bound."""
+        found = dict(self._count("younger"))
+        return [[seconds or None, found.get(seconds, 0)] for seconds in (*_AGES_S, _OLDER)]
+
+    def _count(self, name: str) -> list[tuple[int, int]]:
+        counts: Counter[int] = Counter()
+        for row in self.rows:
+            if row[name] is not None:
+                counts[row[name]] += row.transactions
+        return sorted(counts.items())
 
 
-def count_checks(spark: SparkSession) -> list[list[int]]:
-    """[answered checks, transactions], for those that were asked about."""
-    rows = spark.sql(f"""SELECT checks, COUNT(*) AS transactions FROM ({_COUNTED}) WHERE checks > 0 GROUP BY checks""")
-    return sorted([row.checks, row.transactions] for row in rows.collect())
-
-
-def count_ages(spark: SparkSession, now_ms: int) -> list[list[int | None]]:
-    """[seconds, open transactions younger than that and older than the one before]; the last has no bound."""
+def tally(spark: SparkSession, now_ms: int) -> Tally:
+    """One pass over the transactions."""
     age = f"({now_ms} - prepared_ms) / 1000"
-    bucket = " ".join(f"WHEN {age} < {seconds} THEN {seconds}" for seconds in _AGES_S)
-    rows = spark.sql(f"""SELECT CASE {bucket} END AS younger, COUNT(*) AS transactions
-FROM ({_COUNTED}) WHERE state = 'open' GROUP BY younger""").collect()
-    found = {row.younger: row.transactions for row in rows}
-    return [[seconds, found.get(seconds, 0)] for seconds in (*_AGES_S, None)]
+    younger = " ".join(f"WHEN {age} < {seconds} THEN {seconds}" for seconds in _AGES_S)
+    power = f"CAST(FLOOR(LOG2(GREATEST({_SPANS['prepared_to_visible']}, 0) + 1)) AS INT)"
+    rows = spark.sql(f"""SELECT state, checks, halves = 1 AS is_single, IF({_IS_TIMED}, {power}, NULL) AS power,
+  IF(state = 'open', CASE {younger} ELSE {_OLDER} END, NULL) AS younger, COUNT(*) AS transactions,
+  SUM(announced) AS prepared, SUM(records) AS visible, SUM(CAST(body AS DECIMAL(20, 0))) AS prepared_sum,
+  SUM(CAST(record_body AS DECIMAL(20, 0))) AS visible_sum
+FROM ({_COUNTED}) GROUP BY ALL""").collect()
+    return Tally(rows)
+
+
+def measure_times(spark: SparkSession) -> dict[str, dict[str, int] | None]:
+    """Prepared -> ended -> visible in milliseconds: percentiles."""
+    asked = ", ".join(f"percentile({value}, {_PERCENTILES}) AS {name}" for name, value in _SPANS.items())
+    row = spark.sql(f"SELECT {asked} FROM ({_COUNTED}) WHERE {_IS_TIMED}").first()
+    assert row is not None
+    return {
+        name: None if row[name] is None else dict(zip(("p50", "p95", "p99"), map(round, row[name]), strict=True))
+        for name in _SPANS
+    }
 
 
 def _by_queue(extents: Mapping[Place, Extent]) -> str:

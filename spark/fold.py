@@ -67,7 +67,7 @@ _COLUMNS = {
 }
 
 _ONLY_WEIGHED = {
-    *("asked", "has_own_life", "acts", "op_at", "op_half", "op_place", "copies", "record_place"),
+    *("asked", "has_own_life", "acts", "op_at", "op_place", "copies", "record_place"),
     *("least_topic_id", "most_topic_id", "least_part", "most_part"),
 }
 

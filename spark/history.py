@@ -1,12 +1,12 @@
 """Events on disk: this run's, those earlier runs left open, and late ones of what seemed closed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import broadcast
 
 from spark.columns import EVENT_TYPES, Leg
@@ -26,7 +26,13 @@ _WRITING = {
 }
 
 # New here, but prepared before: their earlier events are in the history, if anywhere.
-_STRANGERS_SQL = "SELECT tx FROM transactions WHERE halves = 0 AND tx NOT IN (SELECT tx FROM carried)"
+_STRANGERS_SQL = "SELECT tx FROM transactions WHERE half_off IS NULL AND tx NOT IN (SELECT tx FROM carried)"
+
+# Their half message was repeated: what the op topic tells began with an earlier one, at `half`. `was_open`: the last
+# run has read the repeat, and nothing else of them.
+_REPEATED_SQL = f"""SELECT tx, queue, op_half AS half, tx IN (SELECT tx FROM carried GROUP BY tx
+  HAVING COUNT_IF(leg = {Leg.HALF} AND NOT is_void) > 0 AND COUNT_IF(leg = {Leg.OP}) = 0) AS was_open
+FROM transactions WHERE op_half < half_off"""
 
 # Published now, decided before: somebody of their ordering key, decided later, may have overtaken them meanwhile.
 _CHAINED_SQL = f"""SELECT queue, okey, end_off FROM transactions
@@ -68,39 +74,49 @@ def land(spark: SparkSession, window: Window, landed: Landed, kafka: KafkaAccess
     new.unionAll(carried).createOrReplaceTempView("events")
 
 
-def find_late(spark: SparkSession, landed: Landed) -> list[str]:
-    """Transactions of earlier runs that seemed closed, and matter again. Their events are in `events` from now on.
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Transactions of earlier runs that seemed closed, and matter again; those that the last run took for open ones."""
+
+    ids: Sequence[str] = ()
+    was_open: Sequence[str] = ()
+
+
+def find_late(spark: SparkSession, landed: Landed) -> Late:
+    """Those of this window. Their events are in `events` from now on.
 
     The history is looked through only if there is such a one, and only as far back as it may be.
     """
     if not landed.before:
-        return []
+        return Late()
     strangers = [row.tx for row in spark.sql(_STRANGERS_SQL).collect()]
-    wanted = sorted({*strangers, *_find_overtakers(spark, landed)})
-    if not wanted:
-        return []
-    born = [born_ms(tx) for tx in wanted]
-    first_ms = None if None in born else min(ms for ms in born if ms is not None) - _SLACK_MS
-    folders = _last_of(landed.before, lambda window: first_ms is None or window.taken_ms >= first_ms)
+    anew = {*strangers, *_find_overtakers(spark, landed)}
+    repeated = _find_repeated(spark, landed)
+    # both are the last ones: the longer holds the other
+    folders = max(_folders_since_birth(landed, anew), _folders_since_half(landed, repeated), key=len)
     if not folders:
-        return []
+        return Late()
+    wanted = sorted(anew.union(row.tx for row in repeated))
     late = select_of(spark, read_landed(spark, *(folder / EVENTS for folder in folders)), wanted).persist()
     spark.table("events").unionAll(late).createOrReplaceTempView("events")
-    return [row.tx for row in late.select("tx").distinct().collect()]
+    return Late(
+        [row.tx for row in late.select("tx").distinct().collect()], [row.tx for row in repeated if row.was_open]
+    )
 
 
-def fold_events(spark: SparkSession, landed: Landed, make_sql: Callable[[str], str]) -> None:
-    """View `transactions`: a row a transaction, computed once; those that `find_late` found are folded again.
+def fold_events(spark: SparkSession, landed: Landed, make_sql: Callable[[str], str]) -> Late:
+    """View `transactions`: a row a transaction, computed once; those that `find_late` found, too, are folded again.
 
     `make_sql`: the fold of a view of events.
     """
     folded = spark.sql(make_sql("events")).persist()
     folded.createOrReplaceTempView("transactions")
     late = find_late(spark, landed)
-    if late:
-        events_of(spark, late).createOrReplaceTempView("late_events")
-        others = folded.join(broadcast(make_ids(spark, late)), "tx", "left_anti")
+    if late.ids:
+        events_of(spark, late.ids).createOrReplaceTempView("late_events")
+        others = folded.join(broadcast(make_ids(spark, late.ids)), "tx", "left_anti")
         others.unionAll(spark.sql(make_sql("late_events"))).persist().createOrReplaceTempView("transactions")
+    return late
 
 
 def write_carry(spark: SparkSession, folder: Path, window: Window, others: Sequence[str]) -> None:
@@ -123,6 +139,38 @@ def _ahead_sql(window: Window) -> str:
     return f"SELECT DISTINCT tx FROM events WHERE leg = {Leg.OP} AND GREATEST(half, cause) >= CASE part {ends} END"
 
 
+def _find_repeated(spark: SparkSession, landed: Landed) -> list[Row]:
+    """Those whose first half message an earlier run has read."""
+    first = read_window(landed.before[0] / WINDOW)
+
+    def was_read(row: Row) -> bool:
+        extent = first.extents.get(Place(first.half, row.queue))
+        return extent is None or row.half >= extent.start
+
+    return [row for row in spark.sql(_REPEATED_SQL).collect() if was_read(row)]
+
+
+def _folders_since_birth(landed: Landed, transaction_ids: Collection[str]) -> list[Path]:
+    """The runs that may have read something of these."""
+    if not transaction_ids:
+        return []
+    born = [born_ms(tx) for tx in transaction_ids]
+    first_ms = None if None in born else min(ms for ms in born if ms is not None) - _SLACK_MS
+    return _last_of(landed.before, lambda window: first_ms is None or window.taken_ms >= first_ms)
+
+
+def _folders_since_half(landed: Landed, repeated: Collection[Row]) -> list[Path]:
+    """The runs that have read the half messages of these, and all later ones."""
+    halves = [(row.queue, row.half) for row in repeated]
+    return _last_of(landed.before, lambda window: _reads_beyond(window, halves))
+
+
+def _reads_beyond(window: Window, places: Iterable[tuple[int, int]]) -> bool:
+    """Whether the journal was read further than to one of these queues' offsets."""
+    extents = ((window.extents.get(Place(window.half, queue)), offset) for queue, offset in places)
+    return any(extent is not None and extent.end > offset for extent, offset in extents)
+
+
 def _find_overtakers(spark: SparkSession, landed: Landed) -> list[str]:
     chained = spark.sql(_CHAINED_SQL).collect()
     if not chained:
@@ -130,12 +178,7 @@ def _find_overtakers(spark: SparkSession, landed: Landed) -> list[str]:
     decided: dict[int, int] = {}
     for row in chained:
         decided[row.queue] = min(row.end_off, decided.get(row.queue, row.end_off))
-
-    def is_behind(window: Window) -> bool:
-        ends = {queue: window.extents.get(Place(window.half, queue)) for queue in decided}
-        return any(extent is not None and extent.end > decided[queue] for queue, extent in ends.items())
-
-    folders = _last_of(landed.before, is_behind)
+    folders = _last_of(landed.before, lambda window: _reads_beyond(window, decided.items()))
     if not folders:
         return []
     columns = "tx STRING, queue INT, okey BIGINT, end_off BIGINT, records BIGINT"

@@ -90,7 +90,7 @@ class Scribe:
     def journal_record(self, planted: Planted, step: Step) -> Message:
         """A half message, an end, or an act."""
         topic, given = self.stage.internal.half, step.options
-        stored_ms = planted.born_ms + (0 if step.name == "half" else given.get("after_ms", 1_000))
+        stored_ms = planted.born_ms + given.get("after_ms", 0 if step.name == "half" else 1_000)
         if step.name == "half":
             record = encode_half(_half_of(planted, given, self.stage), self.named(planted), topic, planted.queue)
         elif step.name == "end":
@@ -180,9 +180,9 @@ def _half_of(
     )
 
 
-def journal_steps(planted: Planted) -> list[Step]:
-    """Its steps in the journal."""
-    return [step for step in planted.tale.steps if step.name in _JOURNAL]
+def journal_steps(planted: Planted, *, is_late: bool = False) -> list[Step]:
+    """Its steps in the journal: those in their turn, or those that are late."""
+    return [step for step in planted.tale.steps if step.name in _JOURNAL and step.is_late is is_late]
 
 
 def _is_half(step: Step) -> bool:

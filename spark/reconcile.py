@@ -22,7 +22,7 @@ from spark import books
 from spark.errors import BadUsage, Indeterminate, ReconcileError, explain
 from spark.findings import CLEARED, Finding, compare, decide_exit, decode_findings
 from spark.fold import fold_sql
-from spark.history import TRANSACTIONS, Landed, fold_events, land, write_carry
+from spark.history import TRANSACTIONS, Landed, Late, fold_events, land, write_carry
 from spark.judging import Judged, find_out_of_order, judge_suspects, keep_events
 from spark.landed import find_landed
 from spark.ledger import Entry, Ledger, hold
@@ -93,7 +93,7 @@ def _run(spark: SparkSession, options: Options, tell: Tell) -> Outcome:
     if options.by_receipts:
         link_by_receipts(spark, window, folder, landed.before)
     look = books.look_at(spark)
-    if not (options.by_receipts or look.is_anything_linked()):
+    if not options.by_receipts and books.is_header_missing(spark, look, window):
         raise Indeterminate(
             "no record of the real topics names its transaction: the header is off, or everything is missing",
             "If transaction_id_header is false, find records by their receipts: --by-receipts.",
@@ -101,7 +101,7 @@ def _run(spark: SparkSession, options: Options, tell: Tell) -> Outcome:
     window = window.with_first_ms(look.first_times(window.half))
     tell("landed; folding")
     scope = _make_scope(window, options, ledger, last)
-    _fold(spark, scope, landed)
+    late = _fold(spark, scope, landed)
     keep_events(spark)
     tell("folded; judging")
     judged = judge_suspects(spark, scope)
@@ -116,7 +116,7 @@ def _run(spark: SparkSession, options: Options, tell: Tell) -> Outcome:
         judged.findings += tables.judge(scope, landed.before, is_read_first=is_read_first)
     overtakings, judged.related = find_out_of_order(spark, scope)
     findings = compare([*judged.findings, *overtakings], before)
-    return _conclude(spark, options, ledger, _Run(run, folder, window, look, findings, judged, last), tell)
+    return _conclude(spark, options, ledger, _Run(run, folder, window, look, late, findings, judged, last), tell)
 
 
 def _read_tables(
@@ -136,6 +136,7 @@ class _Run:
     folder: Path
     window: Window
     look: books.Look
+    late: Late
     findings: Sequence[Finding]
     judged: Judged
     last: Entry | None
@@ -144,7 +145,7 @@ class _Run:
 def _conclude(spark: SparkSession, options: Options, ledger: Ledger, run: _Run, tell: Tell) -> Outcome:
     """Files, then the ledger's line that makes them count."""
     tell("judged; adding up")
-    measured = _measure(spark, run.window, run.look)
+    measured = _measure(spark, run)
     wrong = [row for row in measured.partitions if not row["is_right"]]
     if wrong:
         place = f"{wrong[0]['topic']}-{wrong[0]['partition']}"
@@ -219,22 +220,23 @@ def _make_scope(window: Window, options: Options, ledger: Ledger, last: Entry | 
     return replace(scope, extents=extents)
 
 
-def _fold(spark: SparkSession, scope: Scope, landed: Landed) -> None:
+def _fold(spark: SparkSession, scope: Scope, landed: Landed) -> Late:
     shortest_ms = min([times.max_lifetime_ms for times in (*scope.groups.values(), scope.other_groups)])
     stale_before_ms = scope.now_ms - shortest_ms - scope.graces.stale_ms
-    fold_events(spark, landed, partial(fold_sql, stale_before_ms))
+    return fold_events(spark, landed, partial(fold_sql, stale_before_ms))
 
 
-def _measure(spark: SparkSession, window: Window, look: books.Look) -> Measured:
-    names = books.open_books(spark, window)
+def _measure(spark: SparkSession, run: _Run) -> Measured:
+    booked = books.open_books(spark, run.window, run.late.was_open)
+    tally = books.tally(spark, run.window.taken_ms)
     return Measured(
-        books.count_books(spark, names),
-        books.count_topics(spark, names),
-        look.count_partitions(window),
-        books.compare_fingerprints(spark),
-        books.measure_times(spark),
-        books.count_checks(spark),
-        books.count_ages(spark, window.taken_ms),
+        booked.count_groups(),
+        booked.count_topics(),
+        run.look.count_partitions(run.window),
+        tally.compare_fingerprints(),
+        {**books.measure_times(spark), "buckets": tally.count_buckets()},
+        tally.count_checks(),
+        tally.count_ages(),
     )
 
 

@@ -52,7 +52,7 @@ Rule = Callable[[Story, Scope], Iterator[Found]]
 def judge(tx: str, events: Iterable[Event], scope: Scope) -> list[Found]:
     """Everything wrong with one transaction, at most one of each kind; nothing wrong: nothing."""
     story = tell(tx, events)
-    rules = _RULES if story.half is not None else _RULES_WITHOUT_HALF
+    rules = _RULES_WITHOUT_HALF if story.half is None or _is_repeat_alone(story, scope) else _RULES
     found: dict[Kind, Found] = {}
     for rule in rules:
         for one in rule(story, scope):
@@ -260,6 +260,12 @@ def _without_half(story: Story, scope: Scope) -> Iterator[Found]:
         yield Found(Kind.ORPHAN, "no half message", legs)
     else:
         yield Found(Kind.UNPROVABLE, "its half message, if there was one, is no longer kept", legs)
+
+
+def _is_repeat_alone(story: Story, scope: Scope) -> bool:
+    """Whether the half message that was read repeats one that lies before all that was read."""
+    journal = scope.journal_of(story.tx)
+    return journal is not None and any(op.half is not None and op.half < journal.start for op in story.ops)
 
 
 def _should_have_half(story: Story, scope: Scope) -> bool:

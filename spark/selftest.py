@@ -105,6 +105,10 @@ class Injector:
         return [(planted.tx, kind.value) for planted in batch for kind in planted.tale.kinds]
 
     def _write_late(self) -> None:
+        for planted in self._late:
+            for step in journal_steps(planted, is_late=True):
+                _produce(self._plain, self._scribe.journal_record(planted, step))
+        self._plain.flush(_TIMEOUT_S)
         self._settle(self._late, is_late=True)
         self._late = []
 

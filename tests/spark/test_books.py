@@ -6,12 +6,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark import books
-from spark.columns import Event, Leg
+from spark.columns import Event, Leg, ReceiptRow
 from spark.scope import Extent, Place
 from spark.window import Window
 from tests.support.envelope_rows import HALF, NOW_MS, OP, PARKED, TWO, commit, half, op, record, rollback
 from tests.support.run_views import show_views
 
+BEFORE = ReceiptRow("orders", 1, 100)  # of another window
 FOREIGN = Event("", Leg.FOREIGN, "orders", 0, 101, NOW_MS)
 WINDOW = Window(
     HALF, OP, PARKED, NOW_MS, {Place(topic, 0): Extent(0, 200, 200) for topic in (HALF, OP, PARKED, "orders")}
@@ -19,18 +20,20 @@ WINDOW = Window(
 
 
 @pytest.mark.parametrize(
-    ("events", "is_linked"),
+    ("events", "is_missing"),
     [
-        pytest.param([op("COMMITTED"), record(), FOREIGN], True, id="with the header"),
-        pytest.param([op("COMMITTED"), FOREIGN], False, id="without the header"),
-        pytest.param([op("ROLLED_BACK"), FOREIGN], True, id="nothing published"),
-        pytest.param([op("COMMITTED")], True, id="all gone"),
+        pytest.param([op("COMMITTED"), record(), FOREIGN], False, id="with the header"),
+        pytest.param([op("COMMITTED"), FOREIGN], True, id="without the header"),
+        pytest.param([op("ROLLED_BACK"), FOREIGN], False, id="nothing published"),
+        pytest.param([op("COMMITTED"), record(250), FOREIGN], False, id="not at its place"),
+        pytest.param([op("COMMITTED", receipts=[BEFORE]), FOREIGN], False, id="told again"),
+        pytest.param([op("COMMITTED")], False, id="all gone"),
     ],
 )
-def test_topics_without_the_header_are_noticed(spark: SparkSession, events: list[Event], is_linked: bool) -> None:
+def test_topics_without_the_header_are_noticed(spark: SparkSession, events: list[Event], is_missing: bool) -> None:
     """Else every commit there would be called missing."""
     show_views(spark, events)
-    assert books.look_at(spark).is_anything_linked() is is_linked
+    assert books.is_header_missing(spark, books.look_at(spark), WINDOW) is is_missing
 
 
 def test_books_count_every_transaction_once(spark: SparkSession) -> None:
@@ -40,7 +43,7 @@ def test_books_count_every_transaction_once(spark: SparkSession) -> None:
     show_views(spark, [half(), commit(), op("COMMITTED"), record(), *others, *ended])
     began = {**WINDOW.extents, Place(HALF, 0): Extent(5, 200, 200), Place(OP, 0): Extent(4, 200, 200)}
     window = Window(HALF, OP, PARKED, NOW_MS, began)
-    (book,) = books.count_books(spark, books.open_books(spark, window)).values()
+    (book,) = books.open_books(spark, window).count_groups().values()
     assert book == {**dict.fromkeys(books.BOOK_COLUMNS, 0), "prepared": 2, "committed": 1, "open": 1}
 
 
@@ -49,12 +52,12 @@ def test_final_transaction_is_in_the_books_of_one_window(spark: SparkSession) ->
     show_views(spark, [half(), commit(), op("COMMITTED", off=3), record(), op("COMMITTED", off=7)])
     extents = {**WINDOW.extents, Place(OP, 0): Extent(4, 200, 200)}
     later = replace(WINDOW, extents={**extents, Place(HALF, 0): Extent(11, 200, 200)})
-    names = books.open_books(spark, later)
-    assert books.count_books(spark, names) == {}
-    assert books.count_topics(spark, names) == []
+    booked = books.open_books(spark, later)
+    assert booked.count_groups() == {}
+    assert booked.count_topics() == []
     half_was_late = replace(WINDOW, extents=extents)
     for window in (half_was_late, WINDOW):
-        assert books.count_books(spark, books.open_books(spark, window))["shop"]["committed"] == 1
+        assert books.open_books(spark, window).count_groups()["shop"]["committed"] == 1
 
 
 def test_topics_are_booked_by_message(spark: SparkSession) -> None:
@@ -63,7 +66,7 @@ def test_topics_are_booked_by_message(spark: SparkSession) -> None:
     changed = [event._replace(tx="8" * 28) for event in (half(), commit(), op("COMMITTED"), record(101, content=999))]
     phantom = [event._replace(tx="9" * 28) for event in (half(), rollback(), op("ROLLED_BACK"), record(102))]
     show_views(spark, [*right, *changed, *phantom])
-    told = {row.pop("topic"): row for row in books.count_topics(spark, books.open_books(spark, WINDOW))}
+    told = {row.pop("topic"): row for row in books.open_books(spark, WINDOW).count_topics()}
     none = {"group": "shop", **dict.fromkeys(books.BOOK_COLUMNS, 0)}
     assert told == {
         "credits": {**none, "prepared": 1, "committed": 1, "visible": 1, "is_equal": True},

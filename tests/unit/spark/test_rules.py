@@ -56,6 +56,12 @@ def test_every_kind_of_one_transaction_is_tried() -> None:
         pytest.param([half(), commit(), COMMITTED], "orders", {"start": 101}, id="record beyond retention"),
         pytest.param([half(), commit(), COMMITTED], "orders", {"is_compacted": True}, id="record compacted away"),
         pytest.param(
+            [half(), record(), op("COMMITTED", half=4, cause=5)],
+            HALF,
+            {"start": 6, "is_whole": False},
+            id="half message repeated, the first beyond retention",
+        ),
+        pytest.param(
             [half(), op("PARKED", cause=25, parked=5)], PARKED, {"start": 6}, id="parked copy beyond retention"
         ),
         pytest.param(

@@ -91,7 +91,9 @@ def test_other_fatal_errors_are_unknown() -> None:
     assert str(unknown).startswith("orders: too large; then INVALID_TXN_STATE")
 
 
-@pytest.mark.parametrize("name", ["_TIMED_OUT", "_TRANSPORT", "_DESTROY_BROKER", "LEADER_NOT_AVAILABLE", "FENCED_LEADER_EPOCH", "_NOENT"])
+@pytest.mark.parametrize(
+    "name", ["_TIMED_OUT", "_TRANSPORT", "_DESTROY_BROKER", "LEADER_NOT_AVAILABLE", "FENCED_LEADER_EPOCH", "_NOENT"]
+)
 def test_reads_without_an_answer_time_out(name: str) -> None:
     """A retry helps."""
     assert isinstance(make_store_error(make_error(name)), StoreTimeout)
