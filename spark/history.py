@@ -97,7 +97,8 @@ def find_late(spark: SparkSession, landed: Landed) -> Late:
     if not folders:
         return Late()
     wanted = sorted(anew.union(row.tx for row in repeated))
-    late = select_of(spark, read_landed(spark, *(folder / EVENTS for folder in folders)), wanted).persist()
+    known = select_of(spark, read_landed(spark, *(folder / EVENTS for folder in folders)), wanted)
+    late = known.join(spark.table("carried"), ["topic", "part", "off"], "left_anti").select(*EVENT_TYPES).persist()
     spark.table("events").unionAll(late).createOrReplaceTempView("events")
     return Late(
         [row.tx for row in late.select("tx").distinct().collect()], [row.tx for row in repeated if row.was_open]

@@ -63,14 +63,15 @@ def sent_but_invisible(stage: Stage) -> None:
 
 
 def visible_before_told(stage: Stage) -> None:
-    """The Kafka transaction is committed, and nobody was told [10].
+    """The Kafka transaction is committed, and its writer has told nobody [10].
 
-    On a busy machine the first batch may be one that only says that commits are blocked.
+    On a busy machine the first batch may be one that only says that commits are blocked, and a reader in the same
+    process may be quicker than the death: whoever was told then was told what is so.
     """
     ops = wait_until(lambda: last_ops_of(stage), name="the markers")
     published = {i for i, op in ops.items() if op["state"] == "COMMITTED" and not op.get("blocked")}
     wait_until(lambda: stage.visible_ids() == published, name="the markers in the real topics")
-    assert stage.acknowledged_ids() == set()
+    assert stage.acknowledged_ids() <= published
 
 
 # --- a process with all roles, killed under its producers ---

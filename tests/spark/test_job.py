@@ -156,8 +156,8 @@ def windows(whole: Window) -> Iterator[Window]:
 def test_windows_together_find_what_one_finds(spark: SparkSession, checked: Checked, tmp_path: Path) -> None:
     """A run since the last one knows what was open, also after a kill; what was only late is CLEARED.
 
-    What was closed is looked up when it matters again: a record twice, long after, or published out of order. What
-    stands goes on standing when nothing comes any more.
+    What was closed is looked up when it matters again: a record twice, long after, or published out of order, a half
+    message repeated; each event once. What stands goes on standing when nothing comes any more.
     """
     whole = decode_window((checked.outcome.folder / "window.json").read_text())
     out = tmp_path / "runs"
@@ -173,6 +173,7 @@ def test_windows_together_find_what_one_finds(spark: SparkSession, checked: Chec
         assert books["total"]["is_balanced"]
         assert all(book["is_balanced"] for book in books["topics"])
         assert number == 1 or books["carried_over"]["is_right"]
+        assert spark.read.parquet(str(last.folder / "transactions")).where("halves > 2").count() == 0
         states.append({one.state for one in decode_findings((last.folder / "findings.jsonl").read_text())})
     assert standing(last.folder) == standing(checked.outcome.folder)
     assert states[-2:] == [{"STILL", "CLEARED"}, {"STILL"}]
