@@ -26,7 +26,9 @@ _SETTINGS = {
     "spark.sql.inMemoryColumnarStorage.compressed": "false",  # hashes and offsets are not worth the trial
 }
 _JAVA_OPTIONS = "-XX:+UseSerialGC"  # fewer threads and less memory than the others where there are few processors
-_BRIEFLY = "-XX:TieredStopAtLevel=1"  # spares half a minute of compiling, and needs twice as long for each record
+# Spares half a minute of compiling, and needs twice as long for each record. Spark's code outgrows the 48 MB that Java
+# sets aside for it then: what was thrown out is compiled again and again.
+_BRIEFLY = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 BRIEF_OFFSETS = 1_500_000  # up to so many that is the better choice
 # of a job on this machine: parts so small that what each adds up fits into the heap's share of a task
 _HERE = {"spark.sql.files.maxPartitionBytes": "16m", "spark.sql.adaptive.advisoryPartitionSizeInBytes": "16m"}
