@@ -136,7 +136,8 @@ def _park_elsewhere(ink: Ink, victim: Victim, _: Victim) -> Iterable[str]:
 def _write_orphans(ink: Ink, model: Victim, number: int) -> None:
     """A record, an op message, and an end of transactions that never were."""
     born_ms = model.op["appended_ms"]
-    shown, told, ended = (make_transaction_id(number % 2, make_uuid7_bits(born_ms, 3 * number + i)) for i in range(3))
+    queue = queue_of(model.transaction_id)  # the model's offsets are this queue's: another's may not reach so far yet
+    shown, told, ended = (make_transaction_id(queue, make_uuid7_bits(born_ms, 3 * number + i)) for i in range(3))
     ink.write_copy(*model.records[0], transaction_id=shown)
     ink.write_op(told, model.op)
     end = encode_end(EndRecord(ended, Resolution.COMMIT, Source.PRODUCER, born_ms), "", 0)
