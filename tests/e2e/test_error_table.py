@@ -21,9 +21,9 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture(scope="module")
 def facts(service: RunningService) -> Facts:
-    """A prepared and a committed transaction of one group."""
+    """A prepared transaction, whose first check is not due while the table lasts, and a committed one of one group."""
     group = service.new_group("errors")
-    prepared, committed = service.prepare(group), service.prepare(group)
+    prepared, committed = service.prepare(group, check_immunity_seconds=HOUR_MS // 1_000), service.prepare(group)
     service.end(committed, "commit")
     return Facts(service.topics.orders, group, prepared, committed)
 
