@@ -33,7 +33,7 @@ _JAVA_OPTIONS = "-XX:+UseSerialGC"  # fewer threads and less memory than the oth
 _BRIEFLY = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 # The whole heap from the start, with much room for what is soon garbage, spares half of the collecting; inlining less,
 # half of the compiling. A job ends soon after its code is compiled, and that code is hardly slower.
-_AT_LENGTH = "-Xms{}m -Xmn{}m -XX:InlineSmallCode=1000 -XX:FreqInlineSize=100"
+_AT_LENGTH = "-Xms{heap}m -Xmn{young}m -XX:InlineSmallCode=1000 -XX:FreqInlineSize=100"
 BRIEF_OFFSETS = 1_500_000  # up to so many that is the better choice
 # of a job on this machine: parts so small that what each adds up fits into the heap's share of a task
 _HERE = {"spark.sql.files.maxPartitionBytes": "16m", "spark.sql.adaptive.advisoryPartitionSizeInBytes": "16m"}
@@ -87,8 +87,7 @@ def start_session(
     if not _is_submitted():
         _check_java()
         builder = builder.master(f"local[{cores or '*'}]").config("spark.driver.memory", f"{memory_mb}m")
-        options = f"{_JAVA_OPTIONS} {_BRIEFLY if is_brief else _AT_LENGTH.format(memory_mb, memory_mb * 2 // 5)}"
-        builder = builder.config("spark.driver.extraJavaOptions", options)
+        builder = builder.config("spark.driver.extraJavaOptions", java_flags(memory_mb, is_brief=is_brief))
         builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
         builder = builder.config("spark.sql.shuffle.partitions", str(4 * (cores or os.cpu_count() or 1)))
         for name, value in _HERE.items():
@@ -104,6 +103,12 @@ def start_session(
         session.stop()
         raise _wrong_spark(session.version)
     return session
+
+
+def java_flags(memory_mb: int, *, is_brief: bool) -> str:
+    """How Java compiles and collects in a job on this machine, for little data or for much."""
+    rest = _BRIEFLY if is_brief else _AT_LENGTH.format(heap=memory_mb, young=memory_mb * 2 // 5)
+    return f"{_JAVA_OPTIONS} {rest}"
 
 
 @contextmanager
