@@ -65,8 +65,9 @@ def _run(size: Size, seed: int, evidence: Path, name: str) -> Report:
 
     stop_at_ctrl_c(run.stopping)
     report = run.run()
-    report.write(evidence, name)
-    print(report.markdown(), flush=True)
+    text = report.markdown()
+    report.write(evidence, name, text)
+    print(text, flush=True)
     for each in report.broken:
         tell(f"FAILED: {each}")
     return report

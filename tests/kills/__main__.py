@@ -32,9 +32,10 @@ def main() -> int:
     except KeyboardInterrupt:
         tell("interrupted; all that was started has been ended")
         return _INTERRUPTED
+    text = report.markdown()
     if options.evidence is not None:
-        report.write(options.evidence, "kills")
-    print(report.markdown(), flush=True)
+        report.write(options.evidence, "kills", text)
+    print(text, flush=True)
     return 0 if report.is_good else 1
 
 

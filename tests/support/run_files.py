@@ -42,12 +42,8 @@ class RunReport(msgspec.Struct, kw_only=True):
     def is_good(self) -> bool:
         return not self.broken
 
-    def markdown(self) -> str:
-        """The same for people."""
-        raise NotImplementedError
-
-    def write(self, folder: Path, name: str) -> None:
-        """NAME.json and NAME.md."""
+    def write(self, folder: Path, name: str, text: str) -> None:
+        """NAME.json, and NAME.md with `text`: the same for people."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-        (folder / f"{name}.md").write_text(self.markdown())
+        (folder / f"{name}.md").write_text(text)

@@ -44,9 +44,10 @@ def main() -> int:
     stop_at_ctrl_c(run.stopping)
     report = make_report(run, run.run())
     spark.stop()
+    text = report.markdown()
     if options.evidence is not None:
-        report.write(options.evidence, "reconciliation-run")
-    sys.stdout.write(report.markdown())
+        report.write(options.evidence, "reconciliation-run", text)
+    sys.stdout.write(text)
     return 0 if report.is_good else 1
 
 

@@ -38,7 +38,8 @@ def test_what_is_not_found_and_what_is_false_are_told_apart() -> None:
 
 def test_report_shows_what_is_broken_and_every_kind(tmp_path: Path) -> None:
     """Nobody must look for a failure, or for what was not planted."""
-    make_report(["planted: ORPHAN of c not found"]).write(tmp_path, "traffic")
+    report = make_report(["planted: ORPHAN of c not found"])
+    report.write(tmp_path, "traffic", report.markdown())
     assert json.loads((tmp_path / "traffic.json").read_text())["found"] == {"MISSING": 1, "PHANTOM": 1}
     text = (tmp_path / "traffic.md").read_text()
     assert text.splitlines()[2].startswith("BAD. ")
