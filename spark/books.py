@@ -35,13 +35,13 @@ _BOOKED_SQL = f"""SELECT grp_id, topic_id, was_open, state, {_IS_SPLIT} AS is_sp
   {_DIFFERENCE.format("(body - record_body)")}
 FROM booked GROUP BY ALL"""
 
-_BODY = "xxhash64(topic, content) & 4503599627370495 AS body"
-_SPLIT_SQL = f"""WITH prepared AS (SELECT tx, 1 AS sign, off, part, topic, {_BODY} FROM (
-  SELECT tx, off, part, inline(messages) AS (topic, asked, content, ts, its_key)
-  FROM split_events WHERE leg = {Leg.HALF})),
-visible AS (SELECT tx, -1 AS sign, CAST(NULL AS BIGINT) AS off, CAST(NULL AS INT) AS part, topic, {_BODY}
-  FROM split_events WHERE leg = {Leg.VISIBLE}),
-messages AS (SELECT * FROM prepared UNION ALL SELECT * FROM visible)
+_MESSAGES = "ARRAY<STRUCT<topic: STRING, content: BIGINT>>"
+_SPLIT_SQL = f"""WITH messages AS (
+  SELECT tx, IF(leg = {Leg.HALF}, 1, -1) AS sign, off, part, xxhash64(topic, content) & 4503599627370495 AS body, topic
+  FROM (SELECT tx, leg, off, part, inline(IF(leg = {Leg.HALF},
+      CAST(arrays_zip(messages.topic, messages.content) AS {_MESSAGES}),
+      CAST(array(struct(topic, content)) AS {_MESSAGES}))) AS (topic, content)
+    FROM split_events WHERE leg IN ({Leg.HALF}, {Leg.VISIBLE})))
 SELECT topic, grp_id, was_open, state, COUNT_IF(sign = 1) AS prepared, COUNT_IF(sign = -1) AS visible,
   {_DIFFERENCE.format("(sign * messages.body)")}
 FROM booked JOIN messages ON booked.tx = messages.tx AND (sign = -1 OR (off = half_off AND part = queue))

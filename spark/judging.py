@@ -73,7 +73,7 @@ def find_out_of_order(spark: SparkSession, scope: Scope) -> tuple[list[Finding],
     if not overtaken:
         return [], []
     wanted = sorted(set(overtaken).union(*overtaken.values()))
-    told = dict(by_transaction(events_of(spark, wanted).sort(*EVENT_ORDER).collect()))
+    told = dict(by_transaction(sorted(events_of(spark, wanted).collect(), key=attrgetter(*EVENT_ORDER))))
     return [_tell_overtaking(tx, sorted(overtaken[tx]), told, scope) for tx in sorted(overtaken)], wanted
 
 
