@@ -13,6 +13,7 @@ from typing import Any
 from pyspark.sql import Row, SparkSession
 
 from spark.columns import Leg, OpState
+from spark.envelope import body_hash
 from spark.scope import Extent, Place
 from spark.selecting import join_ids
 from spark.sources import within
@@ -35,12 +36,10 @@ _BOOKED_SQL = f"""SELECT grp_id, topic_id, was_open, state, {_IS_SPLIT} AS is_sp
   {_DIFFERENCE.format("(body - record_body)")}
 FROM booked GROUP BY ALL"""
 
-_MESSAGES = "ARRAY<STRUCT<topic: STRING, content: BIGINT>>"
 _SPLIT_SQL = f"""WITH messages AS (
-  SELECT tx, IF(leg = {Leg.HALF}, 1, -1) AS sign, off, part, xxhash64(topic, content) & 4503599627370495 AS body, topic
-  FROM (SELECT tx, leg, off, part, inline(IF(leg = {Leg.HALF},
-      CAST(arrays_zip(messages.topic, messages.content) AS {_MESSAGES}),
-      CAST(array(struct(topic, content)) AS {_MESSAGES}))) AS (topic, content)
+  SELECT tx, IF(leg = {Leg.HALF}, 1, -1) AS sign, off, part, topic, {body_hash("topic", "content")} AS body
+  FROM (SELECT tx, leg, off, part, inline(IF(leg = {Leg.HALF}, arrays_zip(messages.topic, messages.content),
+      array(struct(topic, content)))) AS (topic, content)
     FROM split_events WHERE leg IN ({Leg.HALF}, {Leg.VISIBLE})))
 SELECT topic, grp_id, was_open, state, COUNT_IF(sign = 1) AS prepared, COUNT_IF(sign = -1) AS visible,
   {_DIFFERENCE.format("(sign * messages.body)")}

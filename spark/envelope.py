@@ -127,7 +127,7 @@ def _real_sql(source: str, content: str, is_hashed: str) -> str:
         "tx": "IF(is_ours, CAST(last.value AS STRING), '')",
         "leg": _case(("is_ours", Leg.VISIBLE), otherwise=Leg.FOREIGN),
         "content": "content",
-        "body": f"IF({is_hashed}, {_hash('topic', 'content')}, NULL)",
+        "body": f"IF({is_hashed}, {body_hash('topic', 'content')}, NULL)",
         "place": f"IF({is_hashed}, {_hash('topic', 'part', 'off')}, NULL)",
         "topic_id": f"IF({is_hashed}, {_hash('topic')}, NULL)",
     }
@@ -144,6 +144,11 @@ def group_hash(group: str) -> str:
     return _hash(group)
 
 
+def body_hash(topic: str, content: str) -> str:
+    """What a message adds to its transaction's `body`. Expressions of types STRING and BIGINT."""
+    return _hash(topic, content)
+
+
 def _half_columns() -> dict[str, str]:
     """What a half message and its parked copy have alike; of other kinds all but the first two are null."""
     number = _number
@@ -151,7 +156,7 @@ def _half_columns() -> dict[str, str]:
         "tx": "IF(is_id, UNIQ_KEY, '')",
         "grp": "PGROUP",
         "n": "announced",
-        "body": _total("messages", _hash("m.topic", "m.content")),
+        "body": _total("messages", body_hash("m.topic", "m.content")),
         "num": number("TRANSACTION_CHECK_TIMES", "INT"),
         "immunity_ms": f"{number('CHECK_IMMUNITY_TIME_IN_SECONDS')} * 1000",
         "max_checks": number("MAX_CHECKS", "INT"),
