@@ -29,8 +29,10 @@ RESOLUTION_OF = {state: resolution for resolution, state in STATE_AFTER.items()}
 MAX_CHECKS = "MAX_CHECKS"
 MAX_LIFE = "MAX_LIFE"
 NO_ENDPOINT = "NO_ENDPOINT"
-SPLIT = "SPLIT"  # decided, to be tried apart from the others; nobody is woken for it
+SPLIT = "SPLIT"  # decided, to be tried apart from the others; nobody is woken for it, so it never stays
+UNTRIED = "UNTRIED"  # split off, and others are tried before it for longer than callers should wait
 ORDER = "ORDER"  # behind a blocked one of the same effective ordering key
+BODY_EXPIRED = "BODY_EXPIRED"  # no log has the messages any more
 
 
 class Transaction(Struct, frozen=True, gc=False):

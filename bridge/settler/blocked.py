@@ -4,12 +4,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from bridge.core.transaction import Transaction
+from bridge.core.transaction import ORDER, SPLIT, UNTRIED, Transaction
 
 DestinationSet = frozenset[str]
 
+NOWHERE: DestinationSet = frozenset()  # of a commit whose body no log has
 FIRST_BACKOFF_MS = 1_000
 LONGEST_BACKOFF_MS = 60_000
+LONGEST_SPLIT_MS = 4_000  # after its end; callers wait for 10 s
 
 
 @dataclass(slots=True)
@@ -75,6 +77,32 @@ class BlockedSchedule:
         pauses = [failing.pause for failing in self._sets.values()] + list(self._suspended.values())
         later = [pause.not_before_ms for pause in pauses if pause.not_before_ms > now_ms]
         return min(later, default=now_ms + FIRST_BACKOFF_MS)
+
+    def explain_split(
+        self,
+        live: Mapping[str, Transaction],
+        chains: Mapping[int, list[str]],
+        destinations_of: Mapping[str, DestinationSet],
+        split_before_ms: int | None,
+    ) -> dict[str, str]:
+        """Reasons for split commits that are not about to be tried, so that whoever waits is told (A).
+
+        `split_before_ms`: those that ended before this moment of Kafka's time have been split for long enough;
+        None: nothing is to be tried now, so none may stay.
+        """
+        reasons: dict[str, str] = {}
+        for chain in chains.values():
+            is_behind = False
+            for transaction_id in chain:
+                t = live[transaction_id]
+                if t.why == SPLIT:
+                    is_late = split_before_ms is None or (t.ended_ms or 0) < split_before_ms
+                    if not is_behind and not is_late:
+                        continue
+                    why = self.failing_reason(destinations_of.get(transaction_id, NOWHERE))
+                    reasons[transaction_id] = why or (ORDER if is_behind else UNTRIED)
+                is_behind = True
+        return reasons
 
     def choose_try(
         self,

@@ -11,11 +11,11 @@ from bridge.core.message import MessageQueue, StoredMessage
 from bridge.core.queue_state import QueueState, effective_okey, touched_by
 from bridge.core.record import EndRecord, HalfMessage, Record, Resolution
 from bridge.core.record_codec import decode_record
-from bridge.core.transaction import PREPARED, SPLIT, Transaction
+from bridge.core.transaction import BODY_EXPIRED, PREPARED, SPLIT, Transaction
 from bridge.core.transition import Effect, Park, Place, WriteOp
 from bridge.fault_points import FaultPoint, reach
 from bridge.settler.batch import BatchTarget, Held, Plan, make_batch, make_plan
-from bridge.settler.blocked import LONGEST_BACKOFF_MS, DestinationSet, Try
+from bridge.settler.blocked import LONGEST_BACKOFF_MS, LONGEST_SPLIT_MS, NOWHERE, DestinationSet, Try
 from bridge.settler.bodies import Bodies
 from bridge.settler.destinations import UNKNOWN_TOPIC, topics_of
 from bridge.settler.observer import Body, QueueOwner
@@ -26,7 +26,6 @@ from bridge.store.message_store import BatchWriter, QueueReader
 from bridge.store.results import BatchKind
 
 _LOG = structlog.get_logger()
-BODY_EXPIRED = "BODY_EXPIRED"
 _COMMIT = Resolution.COMMIT
 
 
@@ -178,8 +177,9 @@ class OwnedQueue(QueueOwner):
                 self._bodies.keep(held.half, held.stored)
         blocked = [self._state.live[i] for chain in self._state.chains.values() for i in chain]
         for start in range(0, len(blocked), self._config.max_batch_records):
-            found = await self._bodies.load(blocked[start : start + self._config.max_batch_records])
-            self._blocked_to |= {i: topics_of(held.messages) for i, held in found.items()}
+            part = blocked[start : start + self._config.max_batch_records]
+            found = await self._bodies.load(part)
+            self._blocked_to |= {t.transaction_id: _destinations(found.get(t.transaction_id)) for t in part}
 
     def _wait_ms(self) -> int:
         if self._parks or self._end.is_asked:
@@ -412,21 +412,28 @@ class OwnedQueue(QueueOwner):
         now_ms = self._ports.clock.monotonic_ms()
         if not self._state.chains or now_ms < self._retry_at_ms:
             return
-        schedule = self._memory.schedule
-        attempt = schedule.choose_try(self._state.live, self._state.chains, self._blocked_to, now_ms)
+        schedule, live, chains = self._memory.schedule, self._state.live, self._state.chains
+        attempt = schedule.choose_try(live, chains, self._blocked_to, now_ms)
+        split_before_ms = None if attempt is None else self._time.now_ms() - LONGEST_SPLIT_MS
+        await self._explain(schedule.explain_split(live, chains, self._blocked_to, split_before_ms))
         if attempt is None:
             self._retry_at_ms = schedule.next_due_ms(now_ms)
-            await self._explain_split()
             return
         self._batch_bodies = await self._bodies.load(attempt.transactions)
         reasons = await self._find_reasons(attempt)
-        possible = attempt.without(reasons, self._state.chains)
+        possible = attempt.without(reasons.keys() | self._find_again(), chains)
         schedule.suspend([i for i, why in reasons.items() if why != UNKNOWN_TOPIC], now_ms)
         for destinations in {self._blocked_to[i] for i, why in reasons.items() if why == UNKNOWN_TOPIC}:
             schedule.note_refused(destinations, UNKNOWN_TOPIC, now_ms)
+        await self._explain(reasons)
         if possible.transactions:
             await self._try_blocked(possible, seen_at_ms)
-        await self._explain(reasons)
+
+    def _find_again(self) -> Collection[str]:
+        """Blocked ones whose body no log had and one has now: tried from the next time on with their like."""
+        found = {i: topics_of(h.messages) for i, h in self._batch_bodies.items() if self._blocked_to.get(i) == NOWHERE}
+        self._blocked_to |= found
+        return found.keys()
 
     async def _find_reasons(self, attempt: Try) -> dict[str, str]:
         """Why some of these cannot be published now, as far as the logs and the cluster say."""
@@ -462,23 +469,18 @@ class OwnedQueue(QueueOwner):
                 self._blocked_to.pop(t.transaction_id, None)
         self._tell(effects, seen_at_ms)
 
-    async def _explain_split(self) -> None:
-        """Commits that were only split off get the reason why their destinations fail, which wakes callers."""
-        reasons: dict[str, str] = {}
-        for transaction_id, destinations in self._blocked_to.items():
-            t = self._state.live.get(transaction_id)
-            why = self._memory.schedule.failing_reason(destinations)
-            if t is not None and t.why == SPLIT and why is not None and len(reasons) < self._config.max_batch_records:
-                reasons[transaction_id] = why
-        await self._explain(reasons)
-
     async def _explain(self, reasons: Mapping[str, str]) -> None:
-        effects = [
-            effect for transaction_id, why in reasons.items() for effect in self._explain_one(transaction_id, why)
-        ]
-        if effects:
-            await self._write(effects, BatchKind.BLOCK)
+        effects = [effect for i, why in reasons.items() for effect in self._explain_one(i, why)]
+        for start in range(0, len(effects), self._config.max_batch_records):
+            await self._write(effects[start : start + self._config.max_batch_records], BatchKind.BLOCK)
 
     def _explain_one(self, transaction_id: str, why: str) -> Sequence[Effect]:
         t = self._state.live.get(transaction_id)
-        return self._state.block_again(transaction_id, why) if t is not None and t.blocked else ()
+        effects = self._state.block_again(transaction_id, why) if t is not None and t.blocked else ()
+        if effects and why == BODY_EXPIRED:
+            _LOG.error("body_expired", queue=self.queue_id, transaction_id=transaction_id)
+        return effects
+
+
+def _destinations(held: Held | None) -> DestinationSet:
+    return NOWHERE if held is None else topics_of(held.messages)

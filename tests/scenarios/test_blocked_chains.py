@@ -1,15 +1,17 @@
 """Commits of one ordering key that wait for each other: split, killed in between, put back, taken over."""
 
 import asyncio
+from collections.abc import Iterable
 
 import pytest
 
 from bridge.core.horizon import HorizonConfig
 from bridge.core.message import Message
-from bridge.core.transaction import TransactionState
+from bridge.core.transaction import BODY_EXPIRED, ORDER, SPLIT, TransactionState
 from bridge.settler.ports import SettlerConfig
 from bridge.store.memory.link import PASSES, Fate, NoFaults, Step, StepKind
 from bridge.store.memory.log import MemoryLog
+from bridge.store.memory.process import MemoryProcess
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.settler_world import SettlerWorld, make_settler_world
 
@@ -157,3 +159,88 @@ def test_long_chain_of_many_destinations_is_published_in_few_kafka_transactions(
     for topic in ("orders", "credits"):
         wanted = [name.encode() for n, name in enumerate(names) if topic in sets[n % 3]]
         assert world.memory.visible(topic) == wanted, topic
+
+
+async def commit_together(world: SettlerWorld, process: MemoryProcess, names: Iterable[str]) -> None:
+    """Commits that their owner finds in one read."""
+    process.freeze()
+    for name in names:
+        await world.commit(name, request=name)
+    process.thaw()
+
+
+class Silent(NoFaults):
+    """Appends to these topics are never answered."""
+
+    topics: frozenset[str] = frozenset()
+
+    async def before(self, step: Step) -> Fate:
+        is_lost = step.kind is StepKind.APPEND and step.queue is not None and step.queue.topic in self.topics
+        return Fate(request_ms=None) if is_lost else PASSES
+
+
+def test_who_stands_behind_a_blocked_head_is_told_so_at_once() -> None:
+    """One batch, one ordering key, the first to a topic that refuses: the others hear ORDER (A)."""
+    world = make_settler_world()
+
+    async def story() -> None:
+        async with world.settling() as process:
+            for name, topic in zip(CHAIN, ("credits", "orders", "orders"), strict=True):
+                await world.prepare(name, Message(topic, b"k", name.encode()), ordering_key="o")
+            await world.settled()
+            world.memory.cluster.log.topics["credits"].is_denied = True
+            await commit_together(world, process, CHAIN)
+            await world.memory.clock.sleep_ms(2_000)
+            told = [world.op_of(name).transaction for name in CHAIN]
+            assert [t.why for t in told][1:] == [ORDER, ORDER]
+            assert told[0].why not in {None, SPLIT}
+            world.memory.cluster.log.topics["credits"].is_denied = False
+            await world.memory.clock.sleep_ms(120_000)
+
+    world.run(story())
+    assert publishing_order(world) == list(CHAIN)
+
+
+def test_split_commit_gets_a_reason_in_time_however_many_others_are_tried_before() -> None:
+    """Each of forty topics times out, one after the other: nobody is left without an answer for longer (A)."""
+    topics = {f"bad{n}": 1 for n in range(40)}
+    faults = Silent()
+    world = make_settler_world(real_topics=topics, faults=faults)
+
+    async def story() -> None:
+        async with world.settling() as process:
+            for topic in topics:
+                await world.prepare(topic, Message(topic, topic.encode(), b"v"))
+            await world.settled()
+            faults.topics = frozenset(topics)
+            await commit_together(world, process, topics)
+            await world.memory.clock.sleep_ms(20_000)
+            assert {world.op_of(topic).transaction.why for topic in topics} & {None, SPLIT} == set()
+
+    world.run(story())
+
+
+def test_blocked_commit_whose_body_no_log_has_says_so() -> None:
+    """It is tried like any other, shown with its reason, and told to whoever asks; so are those behind it (A)."""
+    world = make_settler_world()
+
+    async def story() -> None:
+        async with world.settling("first") as process:
+            for name in CHAIN:
+                await world.prepare(name, Message("credits", b"k", name.encode()), ordering_key="o")
+            await world.settled()
+            world.memory.cluster.log.topics["credits"].is_denied = True
+            await commit_together(world, process, CHAIN[:1])
+            await world.memory.clock.sleep_ms(2_000)
+        journal = world.memory.cluster.log.topics[world.topics.half].partitions[0]
+        journal.drop_below(world.op_of("t1").transaction.half + 1)
+        world.memory.cluster.log.topics["credits"].is_denied = False
+        async with world.settling("second"):
+            await world.memory.clock.sleep_ms(2_000)
+            assert world.op_of("t1").transaction.why == BODY_EXPIRED
+            await world.commit("t2", request="t2")
+            await world.memory.clock.sleep_ms(2_000)
+            assert world.op_of("t2").transaction.why == ORDER
+
+    world.run(story())
+    assert world.memory.visible("credits") == []
