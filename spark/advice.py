@@ -57,8 +57,9 @@ ADVICE: Mapping[Kind, Advice] = {
     ),
     Kind.UNSETTLED: Advice(
         "Ended by its producer, but nothing has followed.",
-        "Does a settler own the queue? `outbox-bridge doctor` looks. Then `outbox-bridge report repair` sends the "
-        "same end once more.",
+        "Does a settler own the queue? `outbox-bridge doctor` looks. Where nothing can have been published, "
+        "`outbox-bridge report repair` sends the same end once more. Where a record is visible, the op message was "
+        "lost: do not commit it again, and look what has removed records of the op topic.",
     ),
     Kind.STALE: Advice(
         "Undecided for longer than its longest life.",

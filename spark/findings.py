@@ -1,4 +1,4 @@
-"""Findings as they are reported: compared with the last run's, weighed against thresholds, with what to do. Pure."""
+"""Findings as they are reported: compared with the last run's, weighed against thresholds. Pure."""
 
 import json
 from collections import Counter
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from spark.columns import Event, Leg, OpState
+from spark.columns import Event, Leg
 from spark.errors import BadUsage
 from spark.rules import Found, Kind
 from spark.story import tell
@@ -109,25 +109,6 @@ def decide_exit(findings: Iterable[Finding], thresholds: Thresholds, *, is_stric
     if over - _WARNINGS_ONLY:
         return FINDINGS
     return WARNINGS if over and is_strict else PASS
-
-
-def propose_repair(finding: Finding, events: Sequence[Event]) -> dict[str, Any] | None:
-    """A call to the bridge's API that cannot make anything worse, with what must be true before it; or nothing.
-
-    Nothing is proposed that would publish a message again: what is MISSING is for people to look at.
-    """
-    path = f"/v1/transactions/{finding.transaction_id}"
-    proposal: dict[str, Any]
-    if finding.kind == Kind.STALE:
-        proposal = {"method": "POST", "path": f"{path}/check", "body": None}
-    elif finding.kind == Kind.UNSETTLED:
-        is_commit = tell(finding.transaction_id, events).decision == OpState.COMMITTED
-        body = {"resolution": "COMMIT" if is_commit else "ROLLBACK", "reason": f"reconciliation: {finding.detail}"}
-        proposal = {"method": "POST", "path": f"{path}/force", "body": body}
-    else:
-        return None
-    known = {"transaction_id": finding.transaction_id, "kind": finding.kind, **proposal}
-    return {**known, "precondition": {"state": ["PREPARED"]}, "evidence": [asdict(leg) for leg in finding.legs]}
 
 
 def encode_lines(documents: Iterable[Mapping[str, Any]]) -> str:

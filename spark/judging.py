@@ -9,8 +9,9 @@ from typing import Any
 from pyspark.sql import Row, SparkSession
 
 from spark.columns import EVENT_TYPES, Event, Leg, Prepared, ReceiptRow
-from spark.findings import Finding, propose_repair, report
+from spark.findings import Finding, report
 from spark.fold import CHAINED_SQL, KEPT_SQL, OVERTAKING_SQL, SCATTERED_SQL, SHARED_SQL
+from spark.proposals import propose_repair
 from spark.rules import Found, Kind, judge
 from spark.scope import Scope
 from spark.selecting import events_of, join_ids, small
@@ -41,7 +42,7 @@ def judge_suspects(spark: SparkSession, scope: Scope) -> Judged:
         for found in judge(tx, events, scope):
             finding = report(tx, events, found, scope.now_ms)
             judged.findings.append(finding)
-            repair = propose_repair(finding, events)
+            repair = propose_repair(finding, events, scope)
             if repair is not None:
                 judged.repairs.append(repair)
     judged.repairs.sort(key=lambda repair: (repair["transaction_id"], repair["kind"]))

@@ -14,6 +14,7 @@ from spark.columns import Event, OpState, ReceiptRow
 from spark.matching import Match, Pair, match
 from spark.scope import Extent, Place, Scope
 from spark.story import FINAL, Story, tell
+from spark.unpublished import why_not_unpublished
 
 
 class Kind(StrEnum):
@@ -182,7 +183,18 @@ def _decided_but_unsettled(story: Story, scope: Scope) -> Iterator[Found]:
         return
     age_ms = scope.now_ms - story.decided.ms
     if age_ms > scope.graces.settle_ms:
-        yield Found(Kind.UNSETTLED, f"decided {age_ms // 1_000} s ago", _known(story.half, story.decided, story.last))
+        legs = (*_known(story.half, story.decided, story.last), *story.visible)
+        yield Found(Kind.UNSETTLED, f"decided {age_ms // 1_000} s ago{_tell_unsent(story, scope)}", legs)
+
+
+def _tell_unsent(story: Story, scope: Scope) -> str:
+    """Why a recorded commit must not be sent once more."""
+    if story.decision != OpState.COMMITTED:
+        return ""
+    if story.visible:
+        return "; it was published, its op message is gone: sent again, it would be published again"
+    reason = why_not_unpublished(story, scope)
+    return "" if reason is None else f"; whether it was published cannot be said: {reason}"
 
 
 def _undecided_for_too_long(story: Story, scope: Scope) -> Iterator[Found]:
@@ -194,7 +206,11 @@ def _undecided_for_too_long(story: Story, scope: Scope) -> Iterator[Found]:
     life_ms = scope.times_of(half.grp).max_lifetime_ms if half.life_ms is None else half.life_ms
     age_ms = scope.now_ms - began_ms
     if age_ms > life_ms + scope.graces.stale_ms:
-        yield Found(Kind.STALE, f"{age_ms // 1_000} s old, longest life {life_ms // 1_000} s", _known(half, last))
+        yield Found(
+            Kind.STALE,
+            f"{age_ms // 1_000} s old, longest life {life_ms // 1_000} s",
+            (*_known(half, last), *story.visible),
+        )
 
 
 # --- parking and checks

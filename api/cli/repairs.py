@@ -145,4 +145,6 @@ def _read(line: Mapping[str, Any]) -> Proposal:
     verb = str(line["path"]).rpartition("/")[2]
     if verb not in _VERBS or line["method"] != "POST":
         raise ValueError(f"{line['method']} {line['path']} is nothing that a report proposes")
+    if line["precondition"].get("published") is not False:
+        raise ValueError("nobody has looked whether it was published (an older version has written it)")
     return Proposal(line["transaction_id"], line["kind"], verb, line["body"], line["precondition"]["state"])

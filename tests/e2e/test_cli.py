@@ -265,7 +265,10 @@ def test_exposed_host_needs_a_word(tmp_path: Path) -> None:
 def propose(run: Path, transaction_id: str, verb: str, body: dict[str, str] | None) -> None:
     """A report's line, as `report run` writes it."""
     line = {"transaction_id": transaction_id, "kind": "STALE", "method": "POST", "body": body, "evidence": []}
-    line |= {"path": f"/v1/transactions/{transaction_id}/{verb}", "precondition": {"state": ["PREPARED"]}}
+    line |= {
+        "path": f"/v1/transactions/{transaction_id}/{verb}",
+        "precondition": {"state": ["PREPARED"], "published": False},
+    }
     with (run / "repair.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
 

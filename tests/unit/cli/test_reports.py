@@ -15,7 +15,7 @@ PROPOSAL = {
     "method": "POST",
     "path": f"{PATH}/force",
     "body": BODY,
-    "precondition": {"state": ["PREPARED"]},
+    "precondition": {"state": ["PREPARED"], "published": False},
     "evidence": [],
 }
 
@@ -52,6 +52,18 @@ def test_repair_is_not_sent_when_things_have_changed(cli: Cli, bridge: CannedSer
     assert ended.code == 0
     assert "not needed any more" in ended.out
     assert [asked.method for asked in bridge.asked] == ["GET"]
+
+
+def test_proposals_of_a_version_that_did_not_look_for_records_are_not_sent(
+    cli: Cli, bridge: CannedServer, tmp_path: Path
+) -> None:
+    """It proposed to commit what could be read already."""
+    run = make_run(tmp_path)
+    (tmp_path / "repair.jsonl").write_text(json.dumps({**PROPOSAL, "precondition": {"state": ["PREPARED"]}}) + "\n")
+    ended = cli("report", "repair", run, "--apply", "--url", bridge.url)
+    assert ended.code != 0
+    assert "nobody has looked whether it was published" in ended.err
+    assert bridge.asked == []
 
 
 def test_half_a_report_is_no_report(cli: Cli, tmp_path: Path) -> None:

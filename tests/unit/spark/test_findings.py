@@ -14,11 +14,10 @@ from spark.findings import (
     decode_findings,
     encode_findings,
     parse_thresholds,
-    propose_repair,
     report,
 )
-from spark.rules import Kind, judge
-from tests.support.envelope_rows import NOW_MS, SCOPE, TX, commit, half, op, record, rollback
+from spark.rules import judge
+from tests.support.envelope_rows import NOW_MS, SCOPE, TX, commit, half, op
 
 
 def make_finding(tx: str = "a", kind: str = "MISSING", topic: str = "orders", first_seen: str = "now") -> Finding:
@@ -89,23 +88,3 @@ def test_thresholds_that_cannot_be_are_refused(document: dict[str, object]) -> N
     with pytest.raises(BadUsage) as raised:
         parse_thresholds(document)
     assert raised.value.remedy
-
-
-@pytest.mark.parametrize("ending", [commit(), rollback()])
-def test_settling_what_is_recorded_is_proposed(ending: object) -> None:
-    """By the recorded resolution, never the other."""
-    events = [half(), ending]
-    (found,) = judge(TX, events, SCOPE)  # type: ignore[arg-type]
-    proposal = propose_repair(report(TX, events, found, NOW_MS), events)  # type: ignore[arg-type]
-    assert proposal is not None
-    assert proposal["path"] == f"/v1/transactions/{TX}/force"
-    assert proposal["body"]["resolution"] == ("COMMIT" if ending == commit() else "ROLLBACK")
-    assert proposal["precondition"] == {"state": ["PREPARED"]}
-
-
-def test_nothing_is_proposed_that_would_publish_again() -> None:
-    """What is missing, or there twice, is for people."""
-    for events in ([half(), commit(), op("COMMITTED")], [half(), commit(), op("COMMITTED"), record(), record(900)]):
-        for found in judge(TX, events, SCOPE):
-            assert found.kind in {Kind.MISSING, Kind.DUPLICATE}
-            assert propose_repair(report(TX, events, found, NOW_MS), events) is None
