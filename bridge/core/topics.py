@@ -13,7 +13,11 @@ PARKED_QUEUE = 0  # the parked topic has one queue, as RocketMQ's discard topic
 MAX_QUEUES = 1024  # two base32hex digits of a transaction id
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-_RESERVED = re.compile(r"__.*|connect-.*|_schemas.*|_confluent.*|TRANS_CHECK_MAX_TIME_TOPIC|RMQ_SYS_.*")
+# Kafka's and its companions' own, and whatever a bridge with any prefix may use: several can share a cluster.
+_RESERVED = re.compile(
+    r"__.*|connect-.*|_schemas.*|_confluent.*|RMQ_SYS_.*"
+    rf"|.*RMQ_SYS_TRANS_.*|.*{PARKED_TOPIC}|.*{INTERNAL_GROUP}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,5 +60,5 @@ def is_legal_topic(name: str) -> bool:
 
 
 def is_reserved_topic(name: str, internal: InternalTopics) -> bool:
-    """Whether clients may not write to the topic: the bridge's, Kafka's and its companions' own."""
+    """Whether clients may not write to the topic: any bridge's, Kafka's and its companions' own."""
     return name in {internal.half, internal.op, internal.parked} or _RESERVED.fullmatch(name) is not None

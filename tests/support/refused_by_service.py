@@ -19,6 +19,7 @@ REFUSED_BY_SERVICE = [
     _unfit("a topic of 250 characters", 422, "illegal-topic", {"topic": "t" * 250}),
     _unfit("an internal topic of Kafka", 403, "reserved-topic", {"topic": "__consumer_offsets"}),
     _unfit("an internal topic of the bridge", 403, "reserved-topic", {"topic": "RMQ_SYS_TRANS_HALF_TOPIC"}),
+    _unfit("an internal topic of another bridge", 403, "reserved-topic", {"topic": "prod-RMQ_SYS_TRANS_OP_HALF_TOPIC"}),
     _unfit("a topic of a companion", 403, "reserved-topic", {"topic": "_schemas"}),
     _unfit("a partition that does not exist", 422, "unknown-partition", {"partition": 1_000}),
     BadRequest(

@@ -56,3 +56,12 @@ def test_names_of_others_are_reserved() -> None:
     ]
     assert all(is_reserved_topic(name, internal) for name in own + others)
     assert not any(is_reserved_topic(name, internal) for name in ["orders", "test-orders", "a__b", "_x", "reconnect-x"])
+
+
+def test_names_of_every_other_bridge_are_reserved() -> None:
+    """Several bridges share a cluster, each with a prefix: what one of them believes no client of another may write."""
+    internal = with_prefix("shop-")
+    theirs = with_prefix("prod-")
+    assert all(is_reserved_topic(name, internal) for name in (theirs.half, theirs.op, theirs.parked, theirs.group))
+    assert all(is_reserved_topic(name, InternalTopics()) for name in ("a.RMQ_SYS_TRANS_B", "x-CID_RMQ_SYS_TRANS"))
+    assert not any(is_reserved_topic(name, internal) for name in ("TRANS_CHECK", "my.rmq_sys_trans_topic"))
