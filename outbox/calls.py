@@ -30,9 +30,10 @@ _LIMITS = {
 class PrepareOptions(TypedDict, total=False):
     """What may be said about a transaction besides its messages.
 
-    `ordering_key`: transactions with one key are published in the order of their commits. `idempotency_key`: the
-    same group, key and messages are one transaction, however often they are sent. The others replace the group's
-    check settings.
+    `ordering_key`: transactions of the group with one key are published in the order of their commits, over all
+    topics; without one, those with one key of their first message, within its topic. `idempotency_key`: the same
+    group, key and messages are one transaction, however often they are sent. The others replace the group's check
+    settings.
     """
 
     ordering_key: str | None

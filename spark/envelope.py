@@ -23,7 +23,7 @@ _OP = (
 )
 _PROPERTIES = (
     *("KIND", "V", "UNIQ_KEY", "PGROUP", "N", "REAL_TOPIC", "REAL_QID", "TS", "ORDERING_KEY", "IDEMPOTENCY_KEY"),
-    *("SEEN", "MAX_LIFE", "MAX_CHECKS", "CHECK_IMMUNITY_TIME_IN_SECONDS", "TRANSACTION_CHECK_TIMES"),
+    *("OKEY", "SEEN", "MAX_LIFE", "MAX_CHECKS", "CHECK_IMMUNITY_TIME_IN_SECONDS", "TRANSACTION_CHECK_TIMES"),
     *("RES", "SRC", "LATENCY", "ACT"),
 )
 _SEEN_LIMIT_MS = 30_000  # a keyed half message appended later after its look-up is void for everybody
@@ -171,11 +171,14 @@ def _half_columns() -> dict[str, str]:
 
 
 def _okey() -> str:
-    """Hash of what orders the transaction: its ordering key, else the first message's key."""
-    given = _hash("CAST(ORDERING_KEY AS BINARY)")
+    """Hash of what orders the transaction: its ordering key within its group, else the first message's key within
+    group and topic; either of them alone in records of versions that wrote no OKEY."""
+    given = "CAST(ORDERING_KEY AS BINARY)"
     return (
-        f"CASE WHEN messages IS NULL THEN NULL WHEN ORDERING_KEY IS NOT NULL THEN {given} "
-        f"WHEN first_key IS NOT NULL THEN {_hash('first_key')} END"
+        "CASE WHEN messages IS NULL THEN NULL "
+        f"WHEN ORDERING_KEY IS NOT NULL THEN IF(OKEY IS NULL, {_hash(given)}, {_hash('PGROUP', given)}) "
+        f"WHEN first_key IS NOT NULL THEN IF(OKEY IS NULL, {_hash('first_key')}, "
+        f"{_hash('PGROUP', 'messages[0].topic', 'first_key')}) END"
     )
 
 

@@ -83,7 +83,13 @@ class Prepare(Struct, forbid_unknown_fields=True):
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     ordering_key: (
         Annotated[
-            str, Meta(min_length=1, max_length=1_000, description="Transactions with one key are published in order.")
+            str,
+            Meta(
+                min_length=1,
+                max_length=1_000,
+                description="Transactions of a group with one key are published in order, over all topics; "
+                "without one, those with one key of their first message, within its topic.",
+            ),
         ]
         | None
     ) = None

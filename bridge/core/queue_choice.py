@@ -12,7 +12,7 @@ _remember = lru_cache(maxsize=16_384)
 
 
 def hash_ordering_key(ordering_key: bytes) -> int:
-    """64 bits of the effective ordering key; chooses the half queue and stands for the key in op messages."""
+    """64 bits; chooses the half queue, and stands for the effective ordering key in records."""
     return _known_hash(ordering_key) if len(ordering_key) <= _SHORT else _hash(ordering_key)
 
 
@@ -23,16 +23,33 @@ def _hash(ordering_key: bytes) -> int:
 _known_hash = _remember(_hash)
 
 
-def choose_effective_key(ordering_key: str | None, first_message_key: bytes | None, fallback: bytes) -> bytes:
-    """The ordering key if given, else the first message's key, else `fallback` (what makes the id unique)."""
+def choose_placing_key(ordering_key: str | None, first_message_key: bytes | None, fallback: bytes) -> bytes:
+    """The ordering key if given, else the first message's key, else `fallback` (what makes the id unique).
+
+    What the queue is chosen by: part of every id, so frozen. It is the effective ordering key of half messages that
+    record no other.
+    """
     if ordering_key is not None:
         return ordering_key.encode()
     return fallback if first_message_key is None else first_message_key
 
 
-def choose_half_queue(okey: int, queues: int) -> int:
-    """The queue of the half topic for a hashed effective ordering key."""
-    return okey % queues
+def hash_effective_key(group: str, topic: str, ordering_key: str | None, first_message_key: bytes | None) -> int | None:
+    """Hash of what a transaction is in order with: an ordering key within its group, else the first message's key
+    within group and topic. None: with nothing.
+
+    Equal ones have equal placing keys, so they share a queue. (Neither name holds a 0x00, and no topic is empty.)
+    """
+    if ordering_key is not None:
+        return hash_ordering_key(f"{group}\0\0{ordering_key}".encode())
+    if first_message_key is None:
+        return None
+    return hash_ordering_key(f"{group}\0{topic}\0".encode() + first_message_key)
+
+
+def choose_half_queue(hashed: int, queues: int) -> int:
+    """The queue of the half topic for a hashed placing key."""
+    return hashed % queues
 
 
 def murmur2(key: bytes) -> int:

@@ -11,7 +11,7 @@ from bridge.core.config import CheckTimes
 from bridge.core.errors import QueueHalted
 from bridge.core.horizon import Horizon, HorizonConfig
 from bridge.core.op_message import AnswerCode, OpMessage, Position, decode_op, encode_op
-from bridge.core.queue_choice import choose_effective_key, hash_ordering_key
+from bridge.core.queue_choice import choose_placing_key, hash_ordering_key
 from bridge.core.record import ActRecord, EndRecord, HalfMessage, Record, is_void
 from bridge.core.transaction import ORDER, PREPARED, Transaction
 from bridge.core.transition import Effect, Park, Place, Publish, Reply, Rewrite, Schedule, WriteOp
@@ -55,8 +55,10 @@ class Sealed(Struct, frozen=True, gc=False):
 
 
 def effective_okey(half: HalfMessage, first_key: bytes | None) -> int:
-    """Hash of the effective ordering key of a half message whose first message has this key."""
-    return hash_ordering_key(choose_effective_key(half.ordering_key, first_key, half.transaction_id.encode()))
+    """Hash of the effective ordering key of a half message whose first message has this key: the one recorded."""
+    if half.okey is not None:
+        return half.okey
+    return hash_ordering_key(choose_placing_key(half.ordering_key, first_key, half.transaction_id.encode()))
 
 
 class QueueState:

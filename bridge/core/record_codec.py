@@ -28,6 +28,7 @@ _BODIED = frozenset({"H", "D"})
 _RESOLUTIONS = {str(int(resolution)): resolution for resolution in Resolution}
 _INT64 = 2**63
 _INT, _COUNT = re.compile("-?[0-9]{1,19}"), re.compile("-?[0-9]{1,9}")
+_OKEY = re.compile("[0-9a-f]{16}")
 _PRODUCER = Source.PRODUCER
 _SOURCES = {source.value: source for source in Source}
 
@@ -40,7 +41,8 @@ _USUAL = re.compile(
     rb"(?:PGROUP\x01" + _NAME + rb"\x02)?(?:REQUEST\x01" + _NAME + rb"\x02)?"
     rb"|H\x02UNIQ_KEY\x01" + _ID + rb"\x02V\x011\x02TRAN_MSG\x01true\x02PGROUP\x01" + _NAME + rb"\x02N\x011\x02"
     rb"BORN\x01([0-9]{1,18})\x02REAL_TOPIC\x01" + _NAME + rb"\x02REAL_QID\x01(-?[0-9]{1,9})\x02"
-    rb"(?:ORDERING_KEY\x01" + _TEXT + rb"\x02)?(?:CHECK_IMMUNITY_TIME_IN_SECONDS\x01([0-9]{1,9})\x02)?"
+    rb"(?:OKEY\x01([0-9a-f]{16})\x02)?(?:ORDERING_KEY\x01" + _TEXT + rb"\x02)?"
+    rb"(?:CHECK_IMMUNITY_TIME_IN_SECONDS\x01([0-9]{1,9})\x02)?"
     rb"(?:IDEMPOTENCY_KEY\x01" + _TEXT + rb"\x02SEEN\x01([0-9]{1,18})\x02)?(?:REQUEST\x01" + _NAME + rb"\x02)?"
     rb"(RES\x018\x02)?"
     rb")"
@@ -113,7 +115,8 @@ def _decode_usual(found: re.Match[bytes]) -> Record:
 
 
 def _decode_usual_half(groups: Sequence[Any]) -> HalfMessage:
-    transaction_id, group, born, topic, queue_id, ordering_key, immunity, key, seen, request, is_published = groups
+    transaction_id, group, born, topic, queue_id, okey, ordering_key, *rest = groups
+    immunity, key, seen, request, is_published = rest
     return HalfMessage(
         transaction_id.decode(),
         sys.intern(group.decode()),  # a few names in millions of pending ones
@@ -130,6 +133,7 @@ def _decode_usual_half(groups: Sequence[Any]) -> HalfMessage:
         0 if seen is None else int(seen),
         None if request is None else request.decode(),
         is_published is not None,
+        None if okey is None else int(okey, 16),
     )
 
 
@@ -195,6 +199,8 @@ def _half_properties(half: HalfMessage) -> bytes:
         text += f"REAL_TOPIC\x01{half.real_topic}\x02REAL_QID\x01{half.real_queue_id!s}\x02"
         if half.timestamp_ms is not None:
             text += f"TS\x01{half.timestamp_ms}\x02"
+    if half.okey is not None:
+        text += f"OKEY\x01{half.okey:016x}\x02"
     return (text + write_properties(_rare_half_properties(half)) if _is_rare(half) else text).encode()
 
 
@@ -289,6 +295,13 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _okey(text: str) -> int:
+    """The hash of a key as it stands in op messages too."""
+    if not _OKEY.fullmatch(text):
+        raise MalformedRecord("not a hash of an ordering key")
+    return int(text, 16)
+
+
 def _optional(parse: Callable[[str], int], text: str | None) -> int | None:
     return None if text is None else parse(text)
 
@@ -314,6 +327,7 @@ def _decode_half(transaction_id: str, properties: Mapping[str, str]) -> HalfMess
         _int(get("SEEN", "0")),
         get("REQUEST"),
         get("RES") == "8",
+        _optional(_okey, get("OKEY")),
     )
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from bridge.core.check_rules import first_check_ms
 from bridge.core.config import CheckTimes
 from bridge.core.message import Message
-from bridge.core.queue_choice import choose_effective_key, choose_half_queue, hash_ordering_key
+from bridge.core.queue_choice import choose_half_queue, choose_placing_key, hash_effective_key, hash_ordering_key
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source, is_void
 from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.record_size import count_record_bytes
@@ -97,8 +97,9 @@ class Preparer:
             bits = make_uuid7_bits(born_ms, random_bits)
         else:
             bits = digest_bits(call.group, key, call.is_published, call.ordering_key, messages)
-        okey = hash_ordering_key(choose_effective_key(call.ordering_key, messages[0].key, bits.to_bytes(16)))
-        queue_id = choose_half_queue(okey, self._ports.topics.queues)
+        first = messages[0]
+        placing_key = choose_placing_key(call.ordering_key, first.key, bits.to_bytes(16))
+        queue_id = choose_half_queue(hash_ordering_key(placing_key), self._ports.topics.queues)
         only = messages[0] if len(messages) == 1 else _NO_MESSAGE
         half = HalfMessage(
             make_transaction_id(queue_id, bits),
@@ -116,6 +117,7 @@ class Preparer:
             0,
             None,
             call.is_published,
+            hash_effective_key(call.group, first.topic, call.ordering_key, first.key),
         )
         return _Draft(index, call, half, queue_id, key is not None or call.is_published)
 

@@ -27,7 +27,8 @@ class Truth(Struct):
     half_offset: int
     appended_ms: int
     messages: tuple[Message, ...]
-    ordering: bytes
+    ordering: tuple[str, str, bytes]
+    """An ordering key orders within its group, the first message's key within group and topic."""
     state: TransactionState = TransactionState.PREPARED
     decided_at: int = -1
     decided_ms: int = 0
@@ -67,10 +68,18 @@ def find_truth(archive: "Archive", topics: InternalTopics) -> Mapping[str, Truth
                 if is_void or record.transaction_id in known:
                     continue
                 bodies = tuple(decode_body(record, stored))
-                ordering = record.ordering_key.encode() if record.ordering_key is not None else bodies[0].key
+                ordering = (
+                    (record.group, "", record.ordering_key.encode())
+                    if record.ordering_key is not None
+                    else (
+                        (record.group, bodies[0].topic, bodies[0].key)
+                        if bodies[0].key is not None
+                        else ("", "", record.transaction_id.encode())
+                    )
+                )
                 truth = known[record.transaction_id] = Truth(
                     record.transaction_id, record.group, queue_id, stored.queue_offset,
-                    stored.stored_ms, bodies, record.transaction_id.encode() if ordering is None else ordering,
+                    stored.stored_ms, bodies, ordering,
                     immunity_s=record.immunity_s or 0,
                 )  # fmt: skip
                 if record.is_published:

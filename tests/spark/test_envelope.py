@@ -65,7 +65,8 @@ def shown(row: Row) -> dict[str, Any]:
 
 def make_half(messages: Sequence[Message], **members: Any) -> Message:
     single = {"real_topic": messages[0].topic, "real_queue_id": messages[0].queue_id}
-    half = HalfMessage(TX, "shop", len(messages), 5, **(single if len(messages) == 1 else {}), **members)
+    group = members.pop("group", "shop")
+    half = HalfMessage(TX, group, len(messages), 5, **(single if len(messages) == 1 else {}), **members)
     return encode_half(half, messages, "half", 0)
 
 
@@ -92,6 +93,23 @@ def test_one_content_has_one_hash_wherever_it_lies(spark: SparkSession) -> None:
     parked = read(spark, parked_sql, [encode_parked(one, 3, "MAX_CHECKS", "parked", 0) for one in stored])
     assert [row.body for row in parked] == [journal[-2].body, journal[-1].body]
     assert [(row.tx, row.leg, row.grp, row.num) for row in parked] == [(TX, Leg.PARKED, "shop", 3)] * 2
+
+
+def test_effective_ordering_key_is_that_of_the_version_that_wrote_it(spark: SparkSession) -> None:
+    """With OKEY an ordering key orders within its group, a message key within group and topic; else both everywhere."""
+
+    def okeys(okey: int | None) -> list[int]:
+        made = [
+            make_half([Message(topic, b"k", b"v")], group=group, ordering_key=key, okey=okey)
+            for key in ("k", None)
+            for group, topic in (("shop", "orders"), ("shop", "credits"), ("bank", "orders"))
+        ]
+        return [row.okey for row in read(spark, journal_sql, made)]
+
+    before, now = okeys(None), okeys(7)
+    assert len(set(before)) == 1
+    assert now[0] == now[1]
+    assert len({*now, *before}) == 6
 
 
 def test_journal_is_read(spark: SparkSession) -> None:

@@ -69,10 +69,12 @@ class Transaction:
         return self.checks - self.base >= self.terms.max_checks
 
     @property
-    def ordering_key(self) -> bytes:
-        """The effective one."""
-        own, first = self.content.ordering_key, self.content.messages[0].key
-        return own.encode() if own is not None else first if first is not None else self.id.encode()
+    def ordering_key(self) -> tuple[str, str, bytes]:
+        """The effective one: within the group, or within group and topic."""
+        own, first = self.content.ordering_key, self.content.messages[0]
+        if own is not None:
+            return self.group, "", own.encode()
+        return (self.group, first.topic, first.key) if first.key is not None else ("", "", self.id.encode())
 
     def may_park(self, now_ms: int) -> bool:
         """After the maximum; or after its life, and only once it was asked about, or there was nobody to ask."""

@@ -105,7 +105,7 @@ def describe(facts: Facts, invoke: Invoke) -> None:
         facts.asked_ms = min(facts.asked_ms, invoke.at_ms)
         return
     facts.group, facts.contents, facts.asked_ms = invoke.group, invoke.messages, invoke.at_ms
-    facts.order = effective_key(invoke.ordering_key, invoke.messages)
+    facts.order = effective_key(invoke.group, invoke.ordering_key, invoke.messages)
     facts.immunity_s, facts.max_checks = invoke.immunity_s or 0, invoke.max_checks
 
 

@@ -63,11 +63,17 @@ def prints_of(contents: Sequence[Content]) -> list[bytes]:
     return [print_of(content.topic, content.key, content.value, content.headers) for content in contents]
 
 
-def effective_key(ordering_key: str | None, contents: Sequence[Content]) -> Mark:
-    """The mark of the effective ordering key; None where the transaction is in order with no other."""
+def effective_key(group: str | None, ordering_key: str | None, contents: Sequence[Content]) -> Mark:
+    """The mark of the effective ordering key; None where the transaction is in order with no other.
+
+    An ordering key orders within its group, the first message's key within group and topic.
+    """
+    scope = _frame((group or "").encode())
     if ordering_key is not None:
-        return mark(ordering_key.encode())
-    return contents[0].key if contents else None
+        return mark(scope + ordering_key.encode())
+    if not contents or contents[0].key is None:
+        return None
+    return mark(scope + _frame(contents[0].topic.encode()) + b"k" + contents[0].key)
 
 
 def show_mark(shown: Mark) -> str:

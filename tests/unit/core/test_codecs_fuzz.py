@@ -21,7 +21,7 @@ from bridge.core.transaction_id import make_transaction_id
 ID = make_transaction_id(3, 99)
 ONE = Message("orders", b"k", b"v", (("h", b"1"), ("h", None)), 2, 17)
 TWO = [ONE, Message("credits", None, None)]
-HALF = HalfMessage(ID, "shop", 1, 5, "orders", 2, 17, "line", 3, 4, 5, "key", 6, "a-1", True)
+HALF = HalfMessage(ID, "shop", 1, 5, "orders", 2, 17, "line", 3, 4, 5, "key", 6, "a-1", True, 7)
 PLAIN = HalfMessage(ID, "shop", 1, 5, "orders", 2)
 CHECKED = EndRecord(ID, Resolution.UNKNOWN, Source.CHECK, 5, "shop", "a-1", 2, "https://a/", 200, 7)
 FORCED = EndRecord(ID, Resolution.COMMIT, Source.OPERATOR, 5, actor="a", reason="r")
@@ -31,7 +31,8 @@ ACT = ActRecord(ID, Act.RESUME, "a", "r", 5, "a-1")
 # which field a property says; N, KIND and V say how the others are read
 FIELDS = {
     "UNIQ_KEY": "transaction_id", "PGROUP": "group", "BORN": "born_ms", "REAL_TOPIC": "real_topic",
-    "REAL_QID": "real_queue_id", "TS": "timestamp_ms", "ORDERING_KEY": "ordering_key", "MAX_CHECKS": "max_checks",
+    "REAL_QID": "real_queue_id", "TS": "timestamp_ms", "ORDERING_KEY": "ordering_key", "OKEY": "okey",
+    "MAX_CHECKS": "max_checks",
     "CHECK_IMMUNITY_TIME_IN_SECONDS": "immunity_s", "MAX_LIFE": "max_life_s", "IDEMPOTENCY_KEY": "idempotency_key",
     "SEEN": "seen_ms", "REQUEST": "request", "SRC": "source", "TRANSACTION_CHECK_TIMES": "check_number",
     "ENDPOINT": "endpoint", "STATUS": "status", "LATENCY": "latency_ms", "ACTOR": "actor", "REASON": "reason",

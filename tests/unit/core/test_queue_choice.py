@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from bridge.core import queue_choice
 from bridge.core.queue_choice import (
-    choose_effective_key,
     choose_half_queue,
+    choose_placing_key,
     choose_real_queue,
+    hash_effective_key,
     hash_ordering_key,
     murmur2,
 )
@@ -63,12 +64,35 @@ def test_half_queue_is_the_rest_of_the_hash() -> None:
     assert [choose_half_queue(11, queues) for queues in (1, 4, 16)] == [0, 3, 11]
 
 
-def test_effective_ordering_key() -> None:
+def test_placing_key() -> None:
     """The ordering key, else the first message's key (empty is a key), else the id."""
-    assert choose_effective_key("o", b"k", b"id") == b"o"
-    assert choose_effective_key("", b"k", b"id") == b""
-    assert choose_effective_key(None, b"", b"id") == b""
-    assert choose_effective_key(None, None, b"id") == b"id"
+    assert choose_placing_key("o", b"k", b"id") == b"o"
+    assert choose_placing_key("", b"k", b"id") == b""
+    assert choose_placing_key(None, b"", b"id") == b""
+    assert choose_placing_key(None, None, b"id") == b"id"
+
+
+def test_effective_ordering_key() -> None:
+    """An ordering key orders within its group, a message key within group and topic; nothing is read twice."""
+    made = [
+        hash_effective_key(group, topic, ordering_key, key)
+        for group in ("g", "h")
+        for topic in ("t", "u")
+        for ordering_key, key in ((None, b"k"), (None, b""), ("k", b"k"), ("", None), ("t", b"k"), ("k", None))
+    ]
+    by_group = [made[:12], made[12:]]
+    for of_t, of_u in ((each[:6], each[6:]) for each in by_group):
+        assert of_t[2:] == of_u[2:]  # an ordering key spans topics
+        assert of_t[2] == of_t[5]  # whatever the message key is
+        assert len({*of_t, *of_u[:2]}) == 7
+    assert not set(by_group[0]) & set(by_group[1])
+    assert hash_effective_key("g", "t", None, None) is None
+
+
+def test_hash_of_the_effective_key_is_frozen() -> None:
+    """It lies in half messages and op messages."""
+    assert hash_effective_key("shop", "orders", None, b"42") == hash_ordering_key(b"shop\0orders\x0042")
+    assert hash_effective_key("shop", "orders", "42", b"7") == hash_ordering_key(b"shop\0\x0042")
 
 
 def test_hash_of_the_ordering_key_is_frozen() -> None:

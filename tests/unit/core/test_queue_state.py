@@ -207,8 +207,9 @@ def blocked_pair() -> tuple[QueueState, Transaction, Transaction]:
 
 
 def test_ordering_key_of_a_half_message() -> None:
-    """Its own, else its first message's key, else its id, so that it waits for nobody."""
+    """The one recorded; else its own, else its first message's key, else its id, so that it waits for nobody."""
     half = half_of(0)
+    assert effective_okey(replace(half, ordering_key="o", okey=0), b"k") == 0
     assert effective_okey(replace(half, ordering_key="o"), b"k") == hash_ordering_key(b"o")
     assert effective_okey(half, b"k") == hash_ordering_key(b"k")
     assert effective_okey(half, None) == hash_ordering_key(IDS[0].encode())

@@ -298,7 +298,11 @@ two of one ordering key swapped
 ordering key overrules the message key
     a.p:order=O,mkey=M b.p:order=P,mkey=M a.c b.c | swap:a,b
 ordering key equals the other's message key
-    a.p:order=M b.p:mkey=M a.c b.c | swapin:a,b => OUT_OF_ORDER
+    a.p:order=M b.p:mkey=M a.c b.c | swapin:a,b
+one key of two groups swapped
+    a.p:mkey=M,group=g b.p:mkey=M,group=h a.c b.c | swap:a,b
+one ordering key of two groups swapped
+    a.p:order=O,group=g b.p:order=O,group=h a.c b.c | swap:a,b
 empty ordering key is a key
     a.p:order= b.p:order= a.c b.c | swap:a,b => OUT_OF_ORDER
 first and third of three swapped
