@@ -49,7 +49,6 @@ from checker.http_caller import HttpCaller
 _LOG = structlog.get_logger()
 _ROLES = ("api", "settler", "projector")
 _READY_POLL_MS = 50
-_MAX_BATCH_BYTES = 1_000_000  # fits topics with default limits; one larger message still goes alone
 # The projector reads everything and nobody waits for a single record: fewer, fuller answers of the broker.
 _GATHERING = {"fetch.min.bytes": 64 * 1024, "fetch.wait.max.ms": 50}
 
@@ -96,12 +95,9 @@ class KafkaParts:
         config = KafkaConfig(dict(settings.kafka), session_timeout_ms=settings.settler.session_ms)
         self.admin = KafkaTopicAdmin(config)
         self.destinations = Destinations(self.admin, SystemClock())
-        self.owners = KafkaOwnerStore(config, self._batch_size_limit)
+        self.owners = KafkaOwnerStore(config, self.destinations.max_message_bytes)
         self.store = KafkaMessageStore(config, self.owners)
         self.gathering = KafkaOwnerStore(KafkaConfig({**settings.kafka, **_GATHERING}))
-
-    def _batch_size_limit(self) -> int:
-        return min(_MAX_BATCH_BYTES, self.destinations.smallest_max_message_bytes() or _MAX_BATCH_BYTES)
 
     def last_error(self) -> str | None:
         """What the clients complained of, if nothing has worked since."""

@@ -20,16 +20,18 @@ from tests.support.broker import running_broker
 HEADERS = [("properties", b"p" * 200)]
 VALUE, OP_VALUE = b"v" * 300, b"o" * 180
 SECONDS = 3.0
+SMALL_BYTES = 10_000
 
 
 class Bench(NamedTuple):
-    """A broker's address, the stores on it, and two topics: `journal` with 4 queues, `op` with 1."""
+    """A broker's address, the stores on it, and topics: `journal` with 4 queues, `op` with 1, `small` of 10 kB."""
 
     config: KafkaConfig
     store: KafkaMessageStore
     owners: KafkaOwnerStore
     journal: str
     op: str
+    small: str
 
 
 def put_messages(topic: str, count: int) -> list[Message]:
@@ -73,12 +75,12 @@ async def measure_raw_puts(bench: Bench) -> int:
     return acknowledged
 
 
-async def measure_put_all(bench: Bench, size: int) -> int:
-    """`size` messages and as many op messages a batch; counts the messages."""
+async def measure_put_all(bench: Bench, size: int, small: int = 0) -> int:
+    """`size` messages and as many op messages a batch, and `small` ones to a topic of 10 kB; counts the former."""
     name = uuid.uuid4().hex
     writer = bench.owners.open_writer((f"{name}-0", f"{name}-1"))
     await writer.fence()
-    messages = put_messages(bench.journal, size)
+    messages = put_messages(bench.journal, size) + put_messages(bench.small, small)
     closing = [Message(bench.op, b"%d" % n, OP_VALUE, (), 0) for n in range(size)]
     batch = AtomicBatch(messages, lambda _: closing)
     until, count = time.monotonic() + SECONDS, 0
@@ -172,10 +174,16 @@ async def show(name: str, run: Callable[[], Awaitable[int]]) -> None:
 async def run_all(bootstrap: str, only: Sequence[str]) -> None:
     """All figures, or those whose names hold one of the words."""
     config = KafkaConfig({"bootstrap.servers": bootstrap})
-    owners, admin = KafkaOwnerStore(config), KafkaTopicAdmin(config)
-    bench = Bench(config, KafkaMessageStore(config, owners), owners, *(f"{n}-{uuid.uuid4().hex}" for n in "jo"))
-    for topic, queues in ((bench.journal, 4), (bench.op, 1)):
-        await admin.create_topic(topic, queues, 1, {"message.timestamp.type": "LogAppendTime"})
+    names = [f"{n}-{uuid.uuid4().hex}" for n in "jos"]
+    owners, admin = KafkaOwnerStore(config, {names[2]: SMALL_BYTES}.get), KafkaTopicAdmin(config)
+    bench = Bench(config, KafkaMessageStore(config, owners), owners, *names)
+    for topic, queues, limit in (
+        (bench.journal, 4, 1_048_588),
+        (bench.op, 1, 1_048_588),
+        (bench.small, 4, SMALL_BYTES),
+    ):
+        options = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": str(limit)}
+        await admin.create_topic(topic, queues, 1, options)
     figures: dict[str, Callable[[], Awaitable[int]]] = {
         "puts, raw loop, 1,000 in flight": lambda: measure_raw_puts(bench),
         "put_many of 200, 1 caller": lambda: measure_put_many(bench, 200, 1),
@@ -185,6 +193,8 @@ async def run_all(bootstrap: str, only: Sequence[str]) -> None:
         "batches of 1,000, raw loop": lambda: measure_raw_batches(bench, 1_000),
         "put_all of 1,000": lambda: measure_put_all(bench, 1_000),
         "put_all of 100": lambda: measure_put_all(bench, 100),
+        "put_all of 1,000, and 100 to a small topic": lambda: measure_put_all(bench, 1_000, 100),
+        "put_all of 100, and 10 to a small topic": lambda: measure_put_all(bench, 100, 10),
         "batches of 1, raw loop": lambda: measure_raw_batches(bench, 1),
         "put_all of 1": lambda: measure_put_all(bench, 1),
         "reader, raw loop": lambda: measure_raw_reader(bench),

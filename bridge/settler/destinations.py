@@ -41,9 +41,10 @@ class Destinations:
         described = self._known[topic][0]
         return max(described.queues, 1) if described else 1
 
-    def smallest_max_message_bytes(self) -> int | None:
-        """The smallest `max.message.bytes` among the topics in use."""
-        return min((d.max_message_bytes for d, _ in self._known.values() if d and d.queues), default=None)
+    def max_message_bytes(self, topic: str) -> int | None:
+        """What a request to the topic may have; None if that is not known."""
+        described, _ = self._known.get(topic, (None, 0))
+        return described.max_message_bytes if described and described.queues else None
 
     def find_reason(self, transaction_id: str, messages: Sequence[Message]) -> str | None:
         """Why these messages cannot be published now; None if nothing speaks against it."""

@@ -30,7 +30,7 @@ async def run(bootstrap: str, prefix: str, queues: int) -> None:
     config, clock = KafkaConfig({"bootstrap.servers": bootstrap}, session_timeout_ms=SESSION_MS), SystemClock()
     admin = KafkaTopicAdmin(config)
     destinations = Destinations(admin, clock)
-    owners = KafkaOwnerStore(config, destinations.smallest_max_message_bytes)
+    owners = KafkaOwnerStore(config, destinations.max_message_bytes)
     store = KafkaMessageStore(config, owners)
     ports = SettlerPorts(store, owners, destinations, lambda _: CheckTimes(), RecordingObserver(), clock)
     settler = Settler(with_prefix(prefix, queues), "lone", ports, SettlerConfig())

@@ -13,7 +13,8 @@ from bridge.store.kafka.look_up import LookUpClient
 from bridge.store.kafka.offsets import OffsetClient
 from bridge.store.kafka.options import ClientErrors, KafkaConfig, Manner
 from bridge.store.kafka.producer import AppendClient
-from bridge.store.kafka.transactions import BatchSizeLimit, KafkaBatchWriter, no_limit
+from bridge.store.kafka.rounds import LimitOf, no_limit
+from bridge.store.kafka.transactions import KafkaBatchWriter
 from bridge.store.results import GetResult, GetStatus, PutResult, PutStatus, QueueOffsets
 
 MANY = 20  # messages of one call for which fuller requests are worth a wait
@@ -23,11 +24,11 @@ Opened = TypeVar("Opened", KafkaQueueReader, KafkaBatchWriter, KafkaGroupMember)
 
 
 class KafkaOwnerStore:
-    """OwnerStore. `batch_size_limit`: the smallest `max.message.bytes` of the topics in use, as far as known."""
+    """OwnerStore. `limit_of`: `max.message.bytes` of a topic, as far as known."""
 
-    def __init__(self, config: KafkaConfig, batch_size_limit: BatchSizeLimit = no_limit) -> None:
+    def __init__(self, config: KafkaConfig, limit_of: LimitOf = no_limit) -> None:
         self._config = config
-        self._batch_size_limit = batch_size_limit
+        self._limit_of = limit_of
         self._opened: list[_AnyOpened] = []
 
     @property
@@ -39,7 +40,7 @@ class KafkaOwnerStore:
         return self._keep(KafkaQueueReader(self._config, queue, offset))
 
     def open_writer(self, transactional_ids: tuple[str, str]) -> KafkaBatchWriter:
-        return self._keep(KafkaBatchWriter(self._config, transactional_ids, self._batch_size_limit))
+        return self._keep(KafkaBatchWriter(self._config, transactional_ids, self._limit_of))
 
     def join_group(self, group: str, topic: str) -> KafkaGroupMember:
         return self._keep(KafkaGroupMember(self._config, group, topic))

@@ -14,6 +14,7 @@ from bridge.fault_points import reach
 from bridge.store.kafka.batch_points import POINTS_OF
 from bridge.store.kafka.errors import CLIENT_ERRORS, describe, error_of, is_abortable, make_fatal
 from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, ProducerFactory, transaction_options
+from bridge.store.kafka.rounds import MOST_ROUNDS, REQUEST_BYTES, LimitOf, split_rounds
 from bridge.store.results import AtomicBatch, BatchResult
 
 DeliveryCallback = Callable[[KafkaError | None, Report], None]
@@ -89,27 +90,30 @@ class _Reports:
 
 
 class TransactionalProducer:
-    """Writes batches. Raises BatchAborted after a clean abort; after anything else it must be closed."""
+    """Writes batches. Raises BatchAborted after a clean abort; after anything else it must be closed.
+
+    `limit_of`: bytes that a request to a topic may have.
+    """
 
     def __init__(
         self,
         config: KafkaConfig,
         transactional_id: str,
-        batch_bytes: int,
+        limit_of: LimitOf,
         errors: ClientErrors,
         make_producer: ProducerFactory = Producer,
     ) -> None:
         self._make_producer = make_producer
         self._config = config
         self._id = transactional_id
-        self._batch_bytes = batch_bytes
+        self._limit_of = limit_of
         self._errors = errors
         self._call_s = config.call_timeout_ms / 1000
         self._producer: Producer | None = None
 
     def init(self, timeout_s: float) -> None:
         """Ends or fences whatever an earlier producer of this id left. Raises StoreFenced, BatchOutcomeUnknown."""
-        options = transaction_options(self._config, self._errors, self._id, self._batch_bytes)
+        options = transaction_options(self._config, self._errors, self._id, REQUEST_BYTES)
         self._producer = self._make_producer(options)
         try:
             self._producer.init_transactions(timeout_s)
@@ -141,9 +145,12 @@ class TransactionalProducer:
         producer = self._producer
         assert producer is not None
         points = POINTS_OF[batch.kind]
+        rounds = split_rounds(batch.messages, self._limit_of)
+        if len(rounds) > MOST_ROUNDS:
+            raise BatchAborted(f"not begun: {len(rounds)} requests one after the other", rounds[-1][-1].topic)
         try:
             producer.begin_transaction()
-            receipts = self._put(producer, batch.messages).make_receipts(batch.messages)
+            receipts = self._put(producer, rounds).make_receipts(batch.messages)
             if batch.messages and points.sent_real is not None:
                 reach(points.sent_real)
             closing = batch.finish(receipts)
@@ -157,10 +164,13 @@ class TransactionalProducer:
             self._give_up(producer, error_of(raised), None)
         return _make_result(receipts, last)
 
-    def _put(self, producer: Producer, messages: Sequence[Message]) -> _Reports:
+    def _put(self, producer: Producer, rounds: Sequence[Sequence[Message]]) -> _Reports:
         reports = _Reports()
-        is_taken = all(self._produce(producer, message, reports.callback_of(message)) for message in messages)
-        self._flush(producer, reports, messages, is_taken=is_taken)
+        sent: list[Message] = []
+        for messages in rounds:
+            is_taken = all(self._produce(producer, message, reports.callback_of(message)) for message in messages)
+            sent += messages
+            self._flush(producer, reports, sent, is_taken=is_taken)
         return reports
 
     def _put_closing(self, producer: Producer, messages: Sequence[Message]) -> Report | None:

@@ -8,41 +8,25 @@ from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreUnavailab
 from bridge.fault_points import FaultPoint, reach
 from bridge.store.kafka.client_thread import ClientThread
 from bridge.store.kafka.options import ClientErrors, KafkaConfig
+from bridge.store.kafka.rounds import LimitOf, no_limit
 from bridge.store.kafka.transactional_producer import MOST_FLUSHES, TransactionalProducer
 from bridge.store.results import AtomicBatch, BatchResult
 
 T = TypeVar("T")
 
-LARGEST_BATCH_BYTES = 1_000_000  # below the default `max.message.bytes`
 _CALLS_OF_A_BATCH = 2 * (1 + MOST_FLUSHES) + 4  # twice produce and flushes, offsets, commit, abort; one for luck
 FENCE_TIMEOUT_S = 10.0  # the broker may first have to end what it finds open
 
-BatchSizeLimit = Callable[[], int | None]
-
-
-def no_limit() -> int | None:
-    """Where nobody knows of a topic with a limit of its own."""
-    return None
-
-
-def find_batch_bytes(limit: int | None) -> int:
-    """Bytes of one request to one queue: a larger one would be refused whole, fifty good messages and all."""
-    return LARGEST_BATCH_BYTES if limit is None else max(min(LARGEST_BATCH_BYTES, limit * 9 // 10), 1)
-
 
 class KafkaBatchWriter:
-    """BatchWriter. `limit`: the smallest `max.message.bytes` of the topics in use, as far as known."""
+    """BatchWriter. `limit_of`: `max.message.bytes` of a topic, as far as known."""
 
-    def __init__(
-        self, config: KafkaConfig, transactional_ids: tuple[str, str], limit: BatchSizeLimit = no_limit
-    ) -> None:
+    def __init__(self, config: KafkaConfig, transactional_ids: tuple[str, str], limit_of: LimitOf = no_limit) -> None:
         self.errors = ClientErrors()
-        self._limit = limit
-        self._batch_bytes = find_batch_bytes(limit())
         first, second = transactional_ids
         self._producers = (
-            TransactionalProducer(config, first, self._batch_bytes, self.errors),
-            TransactionalProducer(config, second, self._batch_bytes, self.errors),
+            TransactionalProducer(config, first, limit_of, self.errors),
+            TransactionalProducer(config, second, limit_of, self.errors),
         )
         self._watch_s = _CALLS_OF_A_BATCH * config.call_timeout_ms / 1000
         self._turn = 0
@@ -64,8 +48,6 @@ class KafkaBatchWriter:
         if not self._is_usable:
             raise StoreUnavailable("the writer is not fenced, at work, or dead")
         self._is_usable = False  # for good, if this task is cancelled below
-        if find_batch_bytes(self._limit()) < self._batch_bytes:
-            raise BatchOutcomeUnknown("not begun: a topic in use takes less than this writer's requests; open another")
         producer = self._producers[self._turn]
         try:
             result = await self._watch(lambda: producer.write(batch), self._watch_s)

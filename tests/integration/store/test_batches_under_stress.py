@@ -11,7 +11,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreFenced, StoreUnavailable
 from bridge.core.message import Message, MessageQueue, Receipt
 from bridge.store.kafka.options import KafkaConfig
-from bridge.store.kafka.transactions import BatchSizeLimit, KafkaBatchWriter, no_limit
+from bridge.store.kafka.rounds import MOST_ROUNDS, LimitOf, no_limit
+from bridge.store.kafka.transactions import KafkaBatchWriter
 from bridge.store.results import AtomicBatch
 from tests.contract.kafka_world import KafkaContractWorld
 from tests.contract.world import (
@@ -42,7 +43,7 @@ def fresh_ids() -> tuple[str, str]:
 
 @asynccontextmanager
 async def fenced_writer(
-    bootstrap: str, ids: tuple[str, str], limit: BatchSizeLimit = no_limit, call_timeout_ms: int = 2_000
+    bootstrap: str, ids: tuple[str, str], limit: LimitOf = no_limit, call_timeout_ms: int = 2_000
 ) -> AsyncIterator[KafkaBatchWriter]:
     """A writer that is ready, closed at the end."""
     config = KafkaConfig({"bootstrap.servers": bootstrap}, call_timeout_ms=call_timeout_ms)
@@ -156,19 +157,38 @@ async def test_many_messages_to_a_topic_with_a_small_limit(world: KafkaContractW
     """Fifty messages of 10 kB to a topic that takes 100 kB a request: in one request all would be refused."""
     small, op = await make_queue(world, {"max.message.bytes": "100000"}), await make_queue(world)
     messages = [to(small, b"%d" % n + b"x" * 10_000) for n in range(50)]
-    async with fenced_writer(kafka, fresh_ids(), lambda: 100_000) as writer:
+    async with fenced_writer(kafka, fresh_ids(), {small.topic: 100_000}.get) as writer:
         result = await writer.put_all(batch_of(messages, to(op, b"position")))
     assert [receipt.queue_offset for receipt in result.receipts] == list(range(50))
 
 
-async def test_writer_gives_up_when_the_limit_falls(world: KafkaContractWorld, kafka: str) -> None:
-    """A topic with a smaller limit came into use: a new writer is wanted, and nothing was begun."""
-    op, limits = await make_queue(world), [1_000_000]
-    async with fenced_writer(kafka, fresh_ids(), lambda: limits[-1]) as writer:
-        await writer.put_all(batch_of([], to(op, b"first")))
-        limits.append(50_000)
-        with pytest.raises(BatchOutcomeUnknown, match="not begun"):
-            await writer.put_all(batch_of([], to(op, b"never")))
+async def test_writer_goes_on_when_a_topic_with_a_small_limit_comes_into_use(
+    world: KafkaContractWorld, kafka: str
+) -> None:
+    """Beside messages for topics with usual limits, in one Kafka transaction; nothing is opened anew (B)."""
+    queue, op = await make_queue(world), await make_queue(world)
+    small, limits = await make_queue(world, {"max.message.bytes": "1000"}), dict[str, int]()
+    async with fenced_writer(kafka, fresh_ids(), limits.get) as writer:
+        await writer.put_all(batch_of([to(queue, b"x")], to(op, b"first")))
+        limits[small.topic] = 1_000
+        values = [b"%d" % n + b"x" * 300 for n in range(20)]
+        messages = [to(each, value) for value in values for each in (small, queue)]
+        result = await writer.put_all(batch_of(messages, to(op, b"second")))
+    assert [receipt.queue_offset for receipt in result.receipts[::2]] == list(range(20))
+    assert await read_values(world, small) == values
+    assert await read_values(world, queue) == [b"x", *values]
+
+
+async def test_more_requests_than_a_kafka_transaction_has_time_for_are_not_begun(
+    world: KafkaContractWorld, kafka: str
+) -> None:
+    """A clean abort that names the topic: whoever wanted it tries fewer at once."""
+    small, op = await make_queue(world, {"max.message.bytes": "1000"}), await make_queue(world)
+    async with fenced_writer(kafka, fresh_ids(), {small.topic: 1_000}.get) as writer:
+        with pytest.raises(BatchAborted, match="not begun") as raised:
+            await writer.put_all(batch_of([to(small, b"x" * 800)] * (MOST_ROUNDS + 1), to(op, b"never")))
+        assert raised.value.topic == small.topic
+        await writer.put_all(batch_of([to(small, b"x" * 800)] * 3, to(op, b"first")))
     assert await read_values(world, op) == [b"first"]
 
 

@@ -1,7 +1,6 @@
-"""How random reads are put together, and how large requests may be."""
+"""How random reads are put together."""
 
 from bridge.store.kafka.look_up import NEARBY, split_runs
-from bridge.store.kafka.transactions import LARGEST_BATCH_BYTES, find_batch_bytes
 
 
 def test_near_offsets_are_read_in_one_go() -> None:
@@ -17,11 +16,3 @@ def test_near_offsets_are_read_in_one_go() -> None:
 def test_single_offset_is_a_single_run() -> None:
     """The usual case."""
     assert [list(run) for run in split_runs([5])] == [[5]]
-
-
-def test_requests_stay_below_the_smallest_limit() -> None:
-    """With a tenth for framing; without a known limit below Kafka's default; never nothing."""
-    assert find_batch_bytes(None) == LARGEST_BATCH_BYTES
-    assert find_batch_bytes(8 * 1024 * 1024) == LARGEST_BATCH_BYTES
-    assert find_batch_bytes(100_000) == 90_000
-    assert find_batch_bytes(1) == 1

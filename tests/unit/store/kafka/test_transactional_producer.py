@@ -9,6 +9,7 @@ from confluent_kafka import KafkaError
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreFenced
 from bridge.core.message import Message
 from bridge.store.kafka.options import ClientErrors, KafkaConfig
+from bridge.store.kafka.rounds import no_limit
 from bridge.store.kafka.transactional_producer import TransactionalProducer
 from bridge.store.results import AtomicBatch, ConsumeOffset, GroupGeneration, Receipt
 from tests.unit.store.kafka.fake_producer import FENCED, PURGED, TIMED_OUT, TOO_LARGE, FakeProducer
@@ -29,7 +30,7 @@ def fake() -> FakeProducer:
 def producer(fake: FakeProducer) -> TransactionalProducer:
     """Ready to write, impatient."""
     config = KafkaConfig({"bootstrap.servers": "nowhere:1"}, call_timeout_ms=1)
-    made = TransactionalProducer(config, "id-0", 1_000, ClientErrors(), lambda _: fake)
+    made = TransactionalProducer(config, "id-0", no_limit, ClientErrors(), lambda _: fake)
     made.init(1)
     fake.calls.clear()
     return made
@@ -212,7 +213,7 @@ def test_full_client_queue_is_unknown_in_the_end(producer: TransactionalProducer
 def test_init_translates_its_errors(fake: FakeProducer) -> None:
     """Fencing can fail by another's fencing, or by silence."""
     config = KafkaConfig({"bootstrap.servers": "nowhere:1"})
-    made = TransactionalProducer(config, "id-0", 1_000, ClientErrors(), lambda _: fake)
+    made = TransactionalProducer(config, "id-0", no_limit, ClientErrors(), lambda _: fake)
     fake.fail("init", FENCED, TIMED_OUT)
     with pytest.raises(StoreFenced):
         made.init(1)
