@@ -6,13 +6,13 @@ import os
 import re
 import time
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.doorkeeper import HEALTH, Doorkeeper, RawHeaders
 from api.metrics import HttpMetrics
 from api.problems import (
     INTERNAL,
@@ -25,8 +25,6 @@ from api.problems import (
 )
 from bridge.service.contract import Outcome
 
-RawHeaders = Sequence[tuple[bytes, bytes]]
-
 _LOG = structlog.get_logger()
 _LEVEL = logging.getLogger(__name__)  # asked before anything is put together for the log
 
@@ -35,7 +33,6 @@ _SHOWN = frozenset(
     {b"*/*", b"application/*", b"application/json", b"application/x-ndjson", b"application/problem+json"}
 )
 _API = "/v1/"
-_HEALTH = frozenset({"/livez", "/readyz", "/metrics"})
 _UNMATCHED = "unmatched"
 
 
@@ -49,7 +46,7 @@ class Traffic:
 
     def refuse(self, path: str) -> Problem | None:
         """Why a request is not served now. Health is always told."""
-        if path in _HEALTH:
+        if path in HEALTH:
             return None
         if self.is_draining:
             return Problem(UNAVAILABLE, "shutting down", retry_after_s=1, headers={"Connection": "close"})
@@ -61,13 +58,18 @@ class Traffic:
 class Reception:
     """Admits requests and accounts for them, whichever way they are served."""
 
-    def __init__(self, traffic: Traffic, metrics: HttpMetrics) -> None:
+    def __init__(self, doorkeeper: Doorkeeper, traffic: Traffic, metrics: HttpMetrics) -> None:
+        self._doorkeeper = doorkeeper
         self._traffic = traffic
         self._metrics = metrics
 
-    def admit(self, path: str, headers: RawHeaders) -> Problem | None:
+    def admit(self, method: str, path: str, headers: RawHeaders) -> Problem | None:
         """Counts a request as being served; why it is not served, if so."""
-        problem = self._traffic.refuse(path) or _refuse_accept(path, headers)
+        problem = (
+            self._doorkeeper.refuse(method, path, headers)
+            or self._traffic.refuse(path)
+            or _refuse_accept(path, headers)
+        )
         self._traffic.in_flight += 1
         if problem is not None:
             self._metrics.count_problem(problem.type.slug)
@@ -137,7 +139,7 @@ class Gate:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", served.request_id.encode())]
             await send(message)
 
-        problem = self._reception.admit(scope["path"], scope["headers"])
+        problem = self._reception.admit(served.method, scope["path"], scope["headers"])
         try:
             if problem is None:
                 problem = await self._serve(scope, receive, answer, served.request_id)

@@ -10,7 +10,8 @@ from functools import partial
 from typing import NamedTuple
 
 from api.arrival import JSON, Arrival, WholeArrival
-from api.gate import RawHeaders, Reception, Served, find_request_id
+from api.doorkeeper import RawHeaders
+from api.gate import Reception, Served, find_request_id
 from api.problems import Problem, encode_problem, problem_headers
 from api.routes.calls import Answer, end_all, end_one, prepare_all, prepare_one
 from api.services import Services
@@ -79,7 +80,7 @@ class HotPath:
     async def answer(self, call: HotCall, headers: list[tuple[bytes, bytes]], body: bytes) -> HotAnswer:
         """Never raises: what fails is answered with a problem."""
         served = Served("POST", find_request_id(headers), call.route)
-        problem = self._reception.admit(call.path, headers)
+        problem = self._reception.admit("POST", call.path, headers)
         try:
             if problem is None:
                 arrival = WholeArrival(headers, call.query, body, served.request_id, self._services.limits)

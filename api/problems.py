@@ -79,7 +79,9 @@ MALFORMED_JSON = ProblemType(
     "Body is not strict JSON",
     "Send UTF-8 without a byte order mark, one value, no NaN, no repeated names, nested at most 32 levels.",
 )
-FORBIDDEN = ProblemType("forbidden", 403, "Not permitted", "Grant the bridge the right that `detail` names.")
+FORBIDDEN = ProblemType(
+    "forbidden", 403, "Not permitted", "Grant the right, or list the name in http.allowed_hosts, as `detail` says."
+)
 NOT_FOUND = ProblemType("not-found", 404, "No such resource", "See /docs for the paths that exist.")
 METHOD_NOT_ALLOWED = ProblemType(
     "method-not-allowed", 405, "Method not allowed here", "Use a method of the Allow header."
@@ -98,7 +100,8 @@ UNSUPPORTED_MEDIA_TYPE = ProblemType(
     "unsupported-media-type",
     415,
     "Unsupported body format",
-    "Send Content-Type: application/json (NDJSON where it says so) in UTF-8, without Content-Encoding.",
+    "Send Content-Type: application/json (NDJSON where it says so), also without a body, in UTF-8 and without "
+    "Content-Encoding; without a body the header Outbox-Bridge-Request: 1 does as well.",
 )
 HEADERS_TOO_LARGE = ProblemType(
     "headers-too-large", 431, "Request headers too large", "Send at most 16 KiB of headers; the connection is closed."

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,6 +12,7 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
+from api.doorkeeper import Doorkeeper
 from api.gate import Traffic
 from api.hot_path import HotPath
 from api.protocol import BoundedProtocol
@@ -35,6 +36,7 @@ class ServeConfig:
     head_s: float = 5.0
     send_s: float = 30.0
     reuse_port: bool = False  # several processes share the port; the system deals connections out to them
+    allowed_hosts: Sequence[str] = ()  # names under which it is called besides its address
 
 
 class _Server(uvicorn.Server):
@@ -59,6 +61,8 @@ class ApiServer:
     def __init__(self, app: FastAPI, config: ServeConfig) -> None:
         self._socket = bind(config.host, config.port, reuse_port=config.reuse_port)
         self._traffic: Traffic = app.state.traffic
+        doorkeeper: Doorkeeper = app.state.doorkeeper
+        doorkeeper.listen(config.host, self.port, config.allowed_hosts)
         self._config = config
         self._server = _Server(
             uvicorn.Config(

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, Valid
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
+from api.doorkeeper import is_loopback
 from api.log_setup import LogFormat, LogLevel
 from bridge.core.errors import ConfigError
 
@@ -29,6 +30,8 @@ _SECRET_WORDS = ("password", "secret", "sasl.jaas", "key.pem", "oauthbearer.conf
 _MASK = "********"
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
+# as in a URL, in lower case as browsers send it; without a port: any
+HostName = Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:]{2,39}\])(:[0-9]{1,5})?$")]
 KafkaValue = str | bool | int | float
 
 
@@ -48,10 +51,11 @@ class TopicsSettings(_Section):
 
 
 class HttpSettings(_Section):
-    """Where and how the API listens."""
+    """Where and how the API listens. `allowed_hosts`: names under which it is called besides its own address."""
 
     host: str = "127.0.0.1"
     port: Port = 8780
+    allowed_hosts: tuple[HostName, ...] = ()
     reuse_port: bool = False
     backlog: Annotated[int, Field(ge=1, le=65_535)] = 2_048
     keep_alive_seconds: Annotated[int, Field(ge=1, le=3_600)] = 30
@@ -194,14 +198,6 @@ def show_settings(settings: Settings) -> list[ShownSetting]:
         ShownSetting(name, _mask(name, value), settings.origin(name))
         for name, value in _leaves(settings.model_dump(mode="python"))
     ]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _check_exposure(settings: Settings) -> None:

@@ -291,6 +291,7 @@ class _Process:
             http.drain_seconds,
             limits.connections,
             reuse_port=http.reuse_port,
+            allowed_hosts=http.allowed_hosts,
         )
         return ApiServer(create_app(services, is_api=roles.api), config)
 

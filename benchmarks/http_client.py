@@ -8,19 +8,20 @@ from typing import Any, Self
 class Connection:
     """One keep-alive connection; one request at a time."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:
+        self._host = f"127.0.0.1:{port}"
         self._reader = reader
         self._writer = writer
 
     @classmethod
     async def open(cls, port: int) -> Self:
         """Connects to loopback."""
-        return cls(*await asyncio.open_connection("127.0.0.1", port, limit=64 * 1024 * 1024))
+        return cls(*await asyncio.open_connection("127.0.0.1", port, limit=64 * 1024 * 1024), port)
 
     async def post(self, path: str, body: bytes, headers: str = "") -> tuple[int, bytes]:
         """Status and body of the answer. `headers`: whole lines."""
         head = (
-            f"POST {path} HTTP/1.1\r\nHost: b\r\nContent-Type: application/json\r\n{headers}"
+            f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n{headers}"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
         self._writer.write(head.encode() + body)

@@ -38,7 +38,7 @@ class Transport:
 
     async def exchange(self, request: Request, timeout_s: float) -> Answer | NoReply:
         """One request and its whole answer; never raises for what happens on the way."""
-        headers = {} if request.body is None else {"Content-Type": JSON}
+        headers = {} if request.method == "GET" else {"Content-Type": JSON}
         try:
             built = self._client.build_request(
                 request.method, self._url + request.target, content=request.body, headers=headers

@@ -63,7 +63,7 @@ def call(
     """One request. Raises CommandFailed for everything that is not a success."""
     params = {name: str(value) for name, value in (query or {}).items() if value is not None}
     content = None if body is None else msgspec.json.encode(body)
-    sent = {**({} if content is None else {"Content-Type": "application/json"}), **(headers or {})}
+    sent = {**({} if method == "GET" else {"Content-Type": "application/json"}), **(headers or {})}
     try:
         answer = client_for(url).request(method, url.rstrip("/") + path, params=params, content=content, headers=sent)
     except (httpx2.TransportError, httpx2.InvalidURL) as error:

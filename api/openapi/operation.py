@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from api.doorkeeper import MARK
 from api.problems import PROBLEM_MEDIA_TYPE, PROBLEMS, Problem, problem_members
 
 Json = dict[str, Any]
@@ -16,7 +17,15 @@ NDJSON = "application/x-ndjson"
 HEALTH = "health"
 
 # Of any request; of any but those about health; of any with a body.
-_EVERY = ("malformed-request", "request-timeout", "uri-too-long", "headers-too-large", "invalid-request", "internal")
+_EVERY = (
+    "malformed-request",
+    "forbidden",
+    "request-timeout",
+    "uri-too-long",
+    "headers-too-large",
+    "invalid-request",
+    "internal",
+)
 _SERVED = ("not-acceptable", "unavailable")
 _BODY = ("malformed-json", "unsupported-media-type", "body-too-large")
 
@@ -28,7 +37,6 @@ MESSAGE_PROBLEMS = (
     "unknown-partition",
     "invalid-timestamp",
     "message-too-large",
-    "forbidden",
     "unknown-producer-group",
     "idempotency-key-reused",
     "outcome-unknown",
@@ -77,6 +85,8 @@ class Operation:
     def _extra(self) -> Json:
         extra: Json = {"parameters": [*self.parameters, _REQUEST_ID]}
         if self.body is not None:
+            if not self.body.is_required:
+                extra["parameters"].append(_MARK)
             extra["requestBody"] = _body_document(self.body)
         return extra
 
@@ -142,6 +152,12 @@ IDEMPOTENCY_KEY = header_parameter(
 LIMIT = query_parameter("limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": 500, "default": 100})
 CURSOR = query_parameter("cursor", "`next` of the page before.", {"type": "string", "minLength": 1})
 
+_MARK = header_parameter(
+    MARK,
+    "Any value. Takes the place of `Content-Type: application/json` where there is no body: a page of another site "
+    "cannot send either of them.",
+    {"type": "string", "examples": ["1"]},
+)
 _REQUEST_ID = header_parameter(
     "X-Request-Id",
     "Becomes the id of the request if it is 1..200 characters of A-Z a-z 0-9 . _ : -; otherwise the bridge makes one.",

@@ -117,7 +117,7 @@ def write_order(order: NewOrder, transaction_id: str) -> None:
 
 def end(transaction_id: str, resolution: str) -> dict[str, Any]:
     """Whatever becomes of this call, the order stands as it is in the database: the bridge would ask."""
-    answer = bridge.post(f"/v1/transactions/{transaction_id}/{resolution}")
+    answer = bridge.post(f"/v1/transactions/{transaction_id}/{resolution}", json={})
     return {"transaction_id": transaction_id, **(answer.json() if answer.is_success else {"state": "to be asked"})}
 
 

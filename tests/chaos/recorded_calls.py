@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import httpx2
 import msgspec
 
+from api.doorkeeper import MARK
 from tests.support.history.events import Call, End, Invoke, Unknown, make_end
 from tests.support.history.lines import LineWriter
 
@@ -74,7 +75,7 @@ class BridgeClient:
         self.recorder = recorder
         self._urls = urls
         self._choice = choice
-        self._http = httpx2.Client(timeout=TIMEOUT_S)
+        self._http = httpx2.Client(headers={MARK: "1"}, timeout=TIMEOUT_S)
 
     def batch(self, path: str, member: str, wanted: Sequence[Wanted]) -> list[End]:
         """Many in one request, each with an end of its own."""

@@ -17,6 +17,7 @@ from tests.support.refused_by_service import REFUSED_BY_SERVICE
 from tests.support.running_service import RunningService
 
 HOUR_MS = 3_600_000
+POST = b"POST /v1/transactions HTTP/1.1\r\nHost: localhost:%d\r\nContent-Type: application/json\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,7 @@ def exchange(process: BridgeProcess, raw: bytes) -> bytes:
 
 def test_slow_bodies_are_not_waited_for(service: RunningService) -> None:
     """As many as may be in flight: others are told 503 meanwhile, health is still told, and then it is 408."""
-    head = b"POST /v1/transactions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+    head = POST % service.strict.port + b"Content-Length: 9\r\n\r\n{"
     address = ("127.0.0.1", service.strict.port)
     with socket.create_connection(address, 20) as first, socket.create_connection(address, 20) as second:
         for number, connection in enumerate((first, second), start=1):
@@ -110,9 +111,8 @@ def test_body_cut_off_changes_nothing(service: RunningService) -> None:
     """A connection that breaks inside a prepare leaves no transaction."""
     group = service.new_group("cut")
     body = json.dumps({"producer_group": group, "messages": [service.message()]}).encode()
-    head = b"POST /v1/transactions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     with socket.create_connection(("127.0.0.1", service.api.port), timeout=20) as connection:
-        connection.sendall(head % len(body) + body[:-1])
+        connection.sendall(POST % service.api.port + b"Content-Length: %d\r\n\r\n" % len(body) + body[:-1])
     check_problem(service.api.get(f"/v1/producer-groups/{group}"), 404, "unknown-producer-group")
 
 

@@ -26,6 +26,7 @@ import httpx2
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from api.doorkeeper import MARK
 from bridge.broker.ports import choose_free_port
 
 READY_SECONDS = 60.0
@@ -125,7 +126,7 @@ class BridgeProcess:
         self.popen = popen
         self.port = port
         self.log = log
-        self.http = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
+        self.http = httpx2.Client(base_url=f"http://127.0.0.1:{port}", headers={MARK: "1"}, timeout=30)
 
     @property
     def url(self) -> str:

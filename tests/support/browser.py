@@ -49,7 +49,11 @@ class Tab:
     def open(self, path: Path) -> None:
         """Loads a file; `requested` is what the page asked for on the way."""
         self.requested.clear()
-        self._ask("Page.navigate", url=path.as_uri())
+        self.visit(path.as_uri())
+
+    def visit(self, url: str) -> None:
+        """Follows an address, whatever answers there."""
+        self._ask("Page.navigate", url=url)
         self._await("Page.loadEventFired")
 
     def ask(self, expression: str) -> Any:
@@ -85,13 +89,13 @@ class Tab:
 
 
 @contextmanager
-def open_tab() -> Iterator[Tab]:
+def open_tab(*flags: str) -> Iterator[Tab]:
     """A browser of its own with one empty page; skips the test where there is none."""
     program = next(filter(None, map(shutil.which, _NAMES)), None)
     if program is None:
         pytest.skip("no Chromium: apt-get install chromium")
     with tempfile.TemporaryDirectory(prefix="outbox-bridge-browser-", ignore_cleanup_errors=True) as profile:
-        command = [program, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        command = [program, *_FLAGS, *flags, f"--user-data-dir={profile}", "about:blank"]
         with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as popen:
             try:
                 with connect(_read_address(popen), max_size=None) as connection:

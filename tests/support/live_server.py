@@ -3,17 +3,19 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import httpx2
 from fastapi import FastAPI
 
 from api.app import create_app
+from api.doorkeeper import MARK
 from api.server import ApiServer, ServeConfig
 from api.services import Services
 from tests.support.documented import Documented
 
 HOST = "127.0.0.1"
+NAME = "a"  # also of the server, and short to write
 _DOCUMENTED: dict[str, Documented] = {}
 
 
@@ -42,13 +44,17 @@ class LiveServer:
 async def serve(services: Services, config: ServeConfig | None = None) -> AsyncIterator[LiveServer]:
     """Serves until the block ends, then drains. Every answer the client gets is held against the document."""
     app = create_app(services)
-    server = ApiServer(app, config or ServeConfig(host=HOST, port=0))
+    config = config or ServeConfig(host=HOST, port=0)
+    server = ApiServer(app, replace(config, allowed_hosts=(*config.allowed_hosts, NAME)))
     stop = asyncio.Event()
     serving = asyncio.ensure_future(server.serve_until(stop))
     try:
         await asyncio.wait_for(server.wait_started(), 10)
         async with httpx2.AsyncClient(
-            base_url=f"http://{HOST}:{server.port}", timeout=20, event_hooks={"response": [_documented(app).check]}
+            base_url=f"http://{HOST}:{server.port}",
+            headers={MARK: "1"},
+            timeout=20,
+            event_hooks={"response": [_documented(app).check]},
         ) as client:
             yield LiveServer(server.port, client, server, stop)
     finally:

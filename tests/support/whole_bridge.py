@@ -80,7 +80,7 @@ class WholeBridge:
     def call(self, method: str, path: str, document: object = None, headers: Mapping[str, str] | None = None) -> Reply:
         """One request; `document` is sent as JSON."""
         body = b"" if document is None else json.dumps(document).encode()
-        given = {"content-type": "application/json", **(headers or {})} if body else dict(headers or {})
+        given = {"host": "localhost", "content-type": "application/json", **(headers or {})}
         return self._drive(self._request(method, path, body, given))
 
     def pass_ms(self, duration_ms: int) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import httpx2
 
+from api.doorkeeper import MARK
 from bridge.core.message import Header
 from bridge.core.record import EndRecord, Resolution, Source
 from bridge.core.record_codec import encode_end
@@ -93,7 +94,7 @@ class BadSettler:
             )
         elif case.wrong.word:
             path = f"/v1/transactions/{case.transaction_id}/{case.wrong.word}"
-            reply = self._http.post(path, headers={"Prefer": "respond-async"})
+            reply = self._http.post(path, headers={"Prefer": "respond-async", MARK: "1"})
             assert reply.status_code == 202, reply.text
 
     def _read_ends(self) -> Mapping[str, int]:

@@ -66,7 +66,9 @@ async def test_claim_of_a_caller_that_hangs_up_is_given_up(fake: FakeTransaction
     claims = FakeClaims(fake, waits=True)
     async with serve(make_services(fake, claims=claims)) as live:
         _, writer = await asyncio.open_connection("127.0.0.1", live.port)
-        writer.write(f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
+        writer.write(
+            f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 0\r\n\r\n".encode()
+        )
         await writer.drain()
         await asyncio.wait_for(claims.came.wait(), 10)
         assert not claims.given_up.is_set()

@@ -53,7 +53,7 @@ def client() -> httpx2.AsyncClient:
     """A client of the application without a socket between."""
     transport = httpx2.ASGITransport(app=APP, raise_app_exceptions=True)
     return httpx2.AsyncClient(
-        base_url="http://bridge", transport=transport, event_hooks={"response": [DOCUMENTED.check]}
+        base_url="http://localhost", transport=transport, event_hooks={"response": [DOCUMENTED.check]}
     )
 
 

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from api.doorkeeper import MARK
 from api.limits import HttpLimits
 from api.server import ApiServer, ServeConfig, bind
 from bridge.core.errors import ConfigError
@@ -16,6 +17,7 @@ from tests.support.problems import check_problem
 HURRY = HttpLimits(receive_s=0.2)
 FAST = ServeConfig(port=0, head_s=0.2)
 GET = b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"
+UNWANTED = b"POST /nowhere HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 300000\r\n\r\n"
 LAST = b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 POST = b"POST /v1/transactions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 ORDER = GOOD.replace(b"<group>", b"_group_").replace(b"<topic>", b"_topic_")
@@ -80,14 +82,14 @@ async def test_trickled_body_is_whole_or_too_late(fake: FakeTransactions) -> Non
 
 async def test_unwanted_body_is_thrown_away_and_the_connection_goes_on(live: LiveServer) -> None:
     """A refusal before the body is read costs the client no connection."""
-    unwanted = b"POST /nowhere HTTP/1.1\r\nHost: a\r\nContent-Length: 300000\r\n\r\n" + b"x" * 300_000
+    unwanted = UNWANTED + b"" + b"x" * 300_000
     assert statuses(await live.send_raw(unwanted + GET + LAST)) == [404, 200, 200]
 
 
 async def test_unwanted_body_is_not_taken_for_ever(fake: FakeTransactions) -> None:
     """The answer is out; the rest of the body has as long as a head."""
     async with serve(make_services(fake), FAST) as live:
-        answer = await live.send_raw(b"POST /nowhere HTTP/1.1\r\nHost: a\r\nContent-Length: 300000\r\n\r\nx")
+        answer = await live.send_raw(UNWANTED + b"x")
     assert statuses(answer) == [404]
 
 
@@ -121,7 +123,9 @@ async def test_pipelined_requests_are_answered_in_order(live: LiveServer) -> Non
 async def test_prepares_and_commits_on_one_connection_are_answered_in_order(live: LiveServer, facts: Facts) -> None:
     """Whole ones, which the framework never sees, before and behind others."""
     prepare = POST + b"Content-Length: %d\r\n\r\n" % len(ORDER) + ORDER
-    commit = f"POST /v1/transactions/{facts.prepared}/commit HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
+    commit = (
+        f"POST /v1/transactions/{facts.prepared}/commit HTTP/1.1\r\nHost: a\r\n{MARK}: 1\r\nContent-Length: 0\r\n\r\n"
+    )
     answer = await live.send_raw(prepare + commit.encode() + GET + prepare + LAST)
     assert statuses(answer) == [201, 200, 200, 201, 200]
 
@@ -154,7 +158,8 @@ async def test_garbage_behind_a_request_does_not_steal_its_answer(facts: Facts, 
     """A 400 in its place would say "nothing was done" of what is being done."""
     fake.gate = asyncio.Event()
     async with serve(make_services(fake)) as live:
-        head = f"POST /v1/transactions/{facts.prepared}/commit HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
+        path = f"/v1/transactions/{facts.prepared}/commit"
+        head = f"POST {path} HTTP/1.1\r\nHost: a\r\n{MARK}: 1\r\nContent-Length: 0\r\n\r\n"
         answering = asyncio.ensure_future(live.send_raw(head.encode() + b"\x00\x01 garbage\r\n\r\n"))
         while "in_flight 2.0" not in (await live.client.get("/metrics")).text:
             pass
@@ -225,7 +230,7 @@ async def test_processes_can_share_a_port(fake: FakeTransactions) -> None:
     """The system deals connections out; when one drains, the others have them all."""
     async with serve(make_services(fake), ServeConfig(port=0, reuse_port=True)) as first:
         shared = ServeConfig(port=first.port, reuse_port=True)
-        request = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        request = b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
         async with serve(make_services(fake), shared) as second:
             for _ in range(64):
                 assert b" 200 " in await first.send_raw(request)

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from api.settings import SETTINGS_FILE, Origin, is_loopback, load_settings, show_settings
+from api.doorkeeper import is_loopback
+from api.settings import SETTINGS_FILE, Origin, load_settings, show_settings
 from bridge.core.errors import ConfigError
 
 

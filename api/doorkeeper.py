@@ -1,0 +1,102 @@
+"""Who may call: programs, and pages that the bridge itself has shown; no page of another site in somebody's browser.
+
+A browser sends to this machine whatever a page tells it to. Three things give such a page away: the `Origin` it comes
+from; the `Host` it called, if its own name was made to point here (DNS rebinding); and, where neither is looked at
+anywhere on the way, that it cannot send a JSON content type or a header of ours without asking first (preflight).
+"""
+
+import ipaddress
+from collections.abc import Sequence
+
+from api.problems import FORBIDDEN, MALFORMED_REQUEST, UNSUPPORTED_MEDIA_TYPE, Problem
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
+MARK = "Outbox-Bridge-Request"
+HEALTH = frozenset({"/livez", "/readyz", "/metrics"})
+
+_MARK = MARK.lower().encode()
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
+_TYPES = frozenset({b"application/json", b"application/x-ndjson"})
+_PLAIN_PORT = 80  # browsers leave it out
+_REMEDY = "list the name in http.allowed_hosts if it is this bridge's"
+
+
+class Doorkeeper:
+    """Knows the names of the address a process listens on. Before `listen`, those that no DNS can give are taken."""
+
+    def __init__(self) -> None:
+        self._names: frozenset[bytes] = frozenset()
+        self._is_loopback = False
+
+    def listen(self, host: str, port: int, allowed: Sequence[str]) -> None:
+        """The address is known. `allowed`: names besides, each with a port, or without one for any."""
+        self._is_loopback = is_loopback(host)
+        own = {host} | ({"127.0.0.1", "::1", "localhost"} if self._is_loopback else set())
+        names = [f"[{name}]" if ":" in name else name for name in own]
+        with_port = [f"{name}:{port}" for name in names] + (names if port == _PLAIN_PORT else [])
+        self._names = frozenset(name.lower().encode() for name in [*with_port, *allowed])
+
+    def refuse(self, method: str, path: str, headers: RawHeaders) -> Problem | None:
+        """Why this request is not let in."""
+        hosts, origins, is_unforgeable = [], [], method in _READING
+        for name, value in headers:
+            if name == b"host":
+                hosts.append(value.lower())
+            elif name == b"origin":
+                origins.append(value.lower())
+            elif name == _MARK or (name == b"content-type" and value.partition(b";")[0].strip().lower() in _TYPES):
+                is_unforgeable = True
+        if path in HEALTH and not self._is_loopback:  # probes name whatever they like, and there is nothing to hide
+            return None
+        problem = self._refuse_names(hosts, origins)
+        if problem is None and not is_unforgeable:
+            detail = f"a {method} needs Content-Type: application/json, also without a body, or the header {MARK}: 1"
+            return Problem(UNSUPPORTED_MEDIA_TYPE, detail)
+        return problem
+
+    def _refuse_names(self, hosts: Sequence[bytes], origins: Sequence[bytes]) -> Problem | None:
+        if len(hosts) != 1:
+            return Problem(MALFORMED_REQUEST, "one Host is needed")
+        if not self._is_own(hosts[0]):
+            return Problem(FORBIDDEN, f"this bridge is not called {_show(hosts[0])}; {_REMEDY}")
+        for origin in origins:
+            if not self._is_same(origin, hosts[0]):
+                return Problem(FORBIDDEN, f"pages of {_show(origin)} may not call this bridge; {_REMEDY}")
+        return None
+
+    def _is_own(self, host: bytes) -> bool:
+        if host in self._names:
+            return True
+        name = _without_port(host)
+        return name in self._names or (not self._is_loopback and _is_never_rebound(name))
+
+    def _is_same(self, origin: bytes, host: bytes) -> bool:
+        scheme, _, authority = origin.partition(b"://")
+        is_named = authority == host or authority in self._names or _without_port(authority) in self._names
+        return scheme in {b"http", b"https"} and is_named
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _without_port(authority: bytes) -> bytes:
+    name, colon, port = authority.rpartition(b":")
+    return name if colon and port.isdigit() else authority
+
+
+def _is_never_rebound(name: bytes) -> bool:
+    """An address, or the one name that browsers resolve themselves: no DNS server of anybody's can point it here."""
+    try:
+        return name == b"localhost" or bool(ipaddress.ip_address(name.decode().removeprefix("[").removesuffix("]")))
+    except ValueError:
+        return False
+
+
+def _show(text: bytes) -> str:
+    return text[:200].decode("ascii", "replace")
