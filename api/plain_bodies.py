@@ -58,7 +58,7 @@ def _read(raw: bytes, decoder: "msgspec.json.Decoder[T]", count: Callable[[T], i
         raw.decode()
         body = decoder.decode(raw)
         return body if count(body) == raw.count(b":") else None
-    except (msgspec.MsgspecError, UnicodeDecodeError, Rejected):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, Rejected):
         return None
 
 
