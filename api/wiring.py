@@ -5,10 +5,9 @@ import gc
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 
@@ -16,6 +15,7 @@ from api.app import create_app
 from api.bodies import MessageLimits
 from api.gauges import register_gauges
 from api.limits import HttpLimits
+from api.node import Node, NodeConfig, NodePorts, Roles
 from api.readiness import Watched, make_readiness
 from api.server import ApiServer, ServeConfig, stop_at_signals
 from api.services import Services, TransactionCalls
@@ -27,13 +27,11 @@ from bridge.core.horizon import HorizonConfig
 from bridge.core.topics import InternalTopics, with_prefix
 from bridge.fault_points import FaultPoint, reach
 from bridge.projector import Projector, ProjectorPorts, RebuildProgress, rebuild
-from bridge.service.assembly import Service, ServiceConfig, Stores, assemble
+from bridge.service.assembly import ServiceConfig, Stores
 from bridge.service.destinations import DestinationsConfig
 from bridge.service.limits import Limits
 from bridge.settler.destinations import Destinations
-from bridge.settler.ports import SettlerConfig, SettlerPorts
-from bridge.settler.settler import Settler
-from bridge.sql.check_board import SqlCheckBoard
+from bridge.settler.ports import SettlerConfig
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
 from bridge.sql.migrate import read_revisions, upgrade
@@ -41,8 +39,6 @@ from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
 from bridge.topology import TopologyConflict, TopologyGuard, migrate_topics
-from checker.check_service import CheckService
-from checker.desk import CheckPorts
 from checker.endpoint_guard import CallbackPolicy, check_url, parse_networks
 from checker.http_caller import HttpCaller
 
@@ -51,15 +47,6 @@ _ROLES = ("api", "settler", "projector")
 _READY_POLL_MS = 50
 # The projector reads everything and nobody waits for a single record: fewer, fuller answers of the broker.
 _GATHERING = {"fetch.min.bytes": 64 * 1024, "fetch.wait.max.ms": 50}
-
-
-@dataclass(frozen=True, slots=True)
-class Roles:
-    """What a process does. The checker lives in the settler."""
-
-    api: bool
-    settler: bool
-    projector: bool
 
 
 Face = Callable[[TransactionCalls], TransactionCalls]
@@ -231,18 +218,15 @@ class _Process:
         self._settings = settings
         self._kafka = kafka
         self._database = database
-        self._stack = stack
         self._clock = SystemClock()
         self._topics = internal_topics(settings)
-        self._owner = _make_owner()
         self._callbacks = CallbackPolicy(parse_networks(settings.callbacks.allow_networks))
         self._directory = SqlDirectory(database, self._clock)
-        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._guard = TopologyGuard(
             kafka.admin, database, self._topics, self._clock, longest_life_of=self._find_longest_life
         )
         self._watched = Watched(kafka.admin, database, self._guard, kafka.last_error)
-        self._service = self._make_service()
+        self._node = self._make_node(stack)
 
     async def start(self, roles: Roles) -> None:
         """Starts the loops of these roles, last stopped first. Raises ConfigError if a promise could not be kept."""
@@ -255,27 +239,24 @@ class _Process:
             raise ConfigError("; ".join(map(str, self._guard.faults or ())))
         reach(FaultPoint.START_CHECKED)
         await self._directory.refresh()
-        self._run("guard", self._guard.run_forever())
-        self._run("directory", self._directory.run_forever())
-        if roles.projector:
-            await self._start_projector()
-        if roles.settler:
-            await self._start_settler()
-        for number, loop in enumerate(self._service.loops() if roles.api else ()):
-            self._run(f"service-{number}", loop())
+        self._node.run("guard", self._guard.run_forever())
+        self._node.start(roles)
+        self._watched.settler, self._watched.checks = self._node.settler, self._node.checks
+        self._watched.projector = self._node.projector
         if roles.api:
-            self._watched.service = self._service
+            self._watched.service = self._node.service
 
     def make_server(self, roles: Roles, face: Face | None = None) -> ApiServer:
         """The HTTP side: the whole API, or health alone where the process has no api role."""
         limits, http = self._settings.limits, self._settings.http
-        transactions: TransactionCalls = self._service.transactions
+        service = self._node.service
+        transactions: TransactionCalls = service.transactions
         services = Services(
             transactions=transactions if face is None else face(transactions),
-            groups=self._service.groups,
-            claims=self._service.claims,
-            search=self._service.search,
-            parked=self._service.parked,
+            groups=service.groups,
+            claims=service.claims,
+            search=service.search,
+            parked=service.parked,
             readiness=make_readiness(self._watched),
             limits=HttpLimits(
                 body_bytes=limits.body_bytes, receive_s=http.receive_seconds, in_flight=limits.requests_in_flight
@@ -306,22 +287,34 @@ class _Process:
 
     async def wait_failed(self) -> None:
         """Raises what ended a loop that should never end."""
-        await self._failed
+        await self._node.failed
 
-    def _make_service(self) -> Service:
+    def _make_node(self, stack: AsyncExitStack) -> Node:
+        settings, kafka, clock = self._settings, self._kafka, self._clock
+        stores = Stores(kafka.store, kafka.owners, kafka.admin, self._database)
+        ports = NodePorts(
+            stores, kafka.gathering, kafka.destinations, self._directory, clock,
+            lambda: HttpCaller(self._callbacks, clock),
+        )  # fmt: skip
+        chosen = settings.settler
+        settler = SettlerConfig(
+            max_body_bytes=chosen.held_body_bytes, horizon=HorizonConfig(journal_records=chosen.put_back_records)
+        )
+        has_id = settings.transaction_id_header
+        return Node(ports, NodeConfig(_make_owner(), self._make_config(), settler, has_id_header=has_id), stack)
+
+    def _make_config(self) -> ServiceConfig:
         settings = self._settings
-        stores = Stores(self._kafka.store, self._kafka.owners, self._kafka.admin, self._database)
         limits = Limits(
             max_message_bytes=settings.limits.message_bytes, max_pending=settings.limits.pending_transactions
         )
-        config = ServiceConfig(
+        return ServiceConfig(
             refuse_url=self._refuse_url,
             topics=self._topics,
             limits=limits,
             destinations=DestinationsConfig(has_id_header=settings.transaction_id_header),
             auto_create_groups=settings.auto_create_groups,
         )
-        return assemble(stores, self._directory, self._clock, config)
 
     def _find_longest_life(self) -> int:
         lives = [group.settings.times.max_lifetime_ms for group in self._directory.groups.values()]
@@ -330,51 +323,6 @@ class _Process:
     def _refuse_url(self, url: str) -> str | None:
         checked = check_url(url, self._callbacks)
         return checked if isinstance(checked, str) else None
-
-    async def _start_projector(self) -> None:
-        ports = _projector_ports(self._kafka, self._database, self._directory)
-        projector = Projector(self._topics, self._owner, ports)
-        self._watched.projector = projector
-        self._run("projector", projector.run_forever(), projector.stop)
-
-    async def _start_settler(self) -> None:
-        kafka, clock = self._kafka, self._clock
-        caller = HttpCaller(self._callbacks, clock)
-        self._stack.push_async_callback(caller.close)
-        board = SqlCheckBoard(self._database)
-        checks = CheckService(CheckPorts(kafka.store, self._directory, caller, clock, board=board), self._topics)
-        ports = SettlerPorts(
-            kafka.store, kafka.owners, kafka.destinations,
-            lambda group: self._directory.settings_of(group).times, checks, clock,
-        )  # fmt: skip
-        chosen = self._settings.settler
-        horizon = HorizonConfig(journal_records=chosen.put_back_records)
-        config = SettlerConfig(max_body_bytes=chosen.held_body_bytes, horizon=horizon)
-        settler = Settler(self._topics, self._owner, ports, config, has_id_header=self._settings.transaction_id_header)
-        self._watched.settler, self._watched.checks = settler, checks
-        self._run("settler", settler.run_forever(), settler.stop)
-        self._run("checks", checks.run_forever())
-        self._stack.push_async_callback(checks.close)
-
-    def _run(
-        self, name: str, loop: Coroutine[Any, Any, None] | Awaitable[None], stop: Callable[[], None] | None = None
-    ) -> None:
-        task = asyncio.ensure_future(loop)
-        task.add_done_callback(self._note_end)
-
-        async def end() -> None:
-            if stop is None:
-                task.cancel()
-            else:
-                stop()
-            await asyncio.gather(task, return_exceptions=True)
-            _LOG.debug("loop_ended", loop=name)
-
-        self._stack.push_async_callback(end)
-
-    def _note_end(self, task: "asyncio.Future[None]") -> None:
-        if not task.cancelled() and task.exception() is not None and not self._failed.done():
-            self._failed.set_exception(task.exception() or RuntimeError("a loop ended"))
 
 
 @asynccontextmanager

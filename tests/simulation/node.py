@@ -1,4 +1,4 @@
-"""One simulated process of the bridge: every role of it, as `serve` puts them together, on the in-memory log.
+"""One simulated process of the bridge: production's `Node` in all its roles, on the in-memory log.
 
 It can be killed, frozen and given another wall clock from outside. Everything that leaves the process
 (requests to the log, SQL, calls of endpoints, answers to callers, its timers) stands still while it is
@@ -7,6 +7,7 @@ frozen and comes to nothing once it is dead.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass
 from random import Random
@@ -14,25 +15,25 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
 
+from api.node import Node as BridgeNode
+from api.node import NodeConfig, NodePorts, Roles
 from bridge.clock import Timer
 from bridge.core.horizon import HorizonConfig
 from bridge.core.topics import InternalTopics
-from bridge.projector import Projector, ProjectorConfig, ProjectorPorts
-from bridge.service.assembly import Service, ServiceConfig, Stores, assemble
+from bridge.projector import ProjectorConfig
+from bridge.service.assembly import Service, ServiceConfig, Stores
 from bridge.settler.destinations import Destinations
-from bridge.settler.ports import SettlerConfig, SettlerPorts
-from bridge.settler.settler import Settler
+from bridge.settler.ports import SettlerConfig
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
 from bridge.sql.errors import SqlUnavailable
 from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.process import MemoryProcess
-from checker.caller import Call, CheckCaller, Reply
-from checker.check_service import CheckService
+from checker.caller import Call, Reply
 from checker.config import CheckerConfig
-from checker.desk import CheckPorts
 from tests.support.virtual_time import VirtualClock
 
+_DRAIN_MS, _DRAIN_STEP_MS = 2_000, 50
 T = TypeVar("T")
 _RUNNING: ContextVar["Node | None"] = ContextVar("running", default=None)
 
@@ -95,10 +96,12 @@ class NodeDatabase(Database):
         self._clock = clock
         self._is_down = is_down
         self._random = random
+        self.is_away = False
+        """It does not answer any more, to the end of the run."""
 
     async def run(self, work: Callable[[Connection], T], timeout_ms: int | None = None) -> T:
         await self._clock.sleep_ms(self._random.randrange(5, 80))
-        if self._is_down():
+        if self.is_away or self._is_down():
             raise SqlUnavailable("down")
         with self.engine.begin() as connection:
             result = work(connection)
@@ -133,7 +136,7 @@ class Surroundings:
     topics: InternalTopics
     engine: Engine
     has_sql: bool
-    """False: nobody projects, and nobody asks for what only the projection knows."""
+    """False: it goes away once a process has begun: nobody projects, pulls checks or redrives."""
     is_sql_down: Callable[[], bool]
     call: Callable[[Call], Awaitable[Reply]]
 
@@ -154,14 +157,16 @@ class Node:
         self.clock = NodeClock(clock, self.process)
         self.is_dead = False
         self.tasks: set[asyncio.Task[Any]] = set()
-        self._database = NodeDatabase(surroundings.engine, self.process, self.clock, surroundings.is_sql_down, random)
-        self._directory = SqlDirectory(self._database, self.clock, refresh_ms=30_000)
-        self._topics = surroundings.topics
         self._has_sql = surroundings.has_sql
-        self.service = self._make_service(random)
-        self.checks = self._make_checks(_GatedCaller(self.process, surroundings.call), random)
-        self.settler = self._make_settler()
-        self.projector = self._make_projector()
+        self._database = NodeDatabase(surroundings.engine, self.process, self.clock, surroundings.is_sql_down, random)
+        self._directory = SqlDirectory(self._database, self.clock, refresh_ms=2_000)
+        self._stack = AsyncExitStack()
+        self._requests = 0
+        self.is_closed = False
+        """Whether it takes no requests: it is about to end."""
+        self._node = self._put_together(surroundings, random)
+        self.service = self._node.service
+        self.failed = self._node.failed
 
     def start(self) -> None:
         """Starts every loop of the process."""
@@ -177,9 +182,13 @@ class Node:
 
     async def ask(self, work: Callable[[Service], Awaitable[T]]) -> T:
         """A request over HTTP, its answer included."""
-        await self.process.pause()
-        answer = await work(self.service)
-        await self.process.pause()
+        self._requests += 1
+        try:
+            await self.process.pause()
+            answer = await work(self.service)
+            await self.process.pause()
+        finally:
+            self._requests -= 1
         return answer
 
     def freeze(self) -> None:
@@ -210,50 +219,29 @@ class Node:
                 break
             except SqlUnavailable:
                 await self.clock.sleep_ms(200)
-        loops = [
-            self.settler.run_forever(),
-            self.checks.run_forever(),
-            *[loop() for loop in self.service.loops()[:2]],  # pending ones are few, and nobody redrives many
-        ]
-        if self._has_sql:
-            loops += [self._directory.run_forever(), self.projector.run_forever()]
-        for loop in loops:
-            self.spawn(loop)  # type: ignore[arg-type]
+        self._database.is_away = not self._has_sql
+        self._node.start(Roles(api=True, settler=True, projector=self._has_sql))
 
     async def _stop(self) -> None:
-        await self.checks.close()
-        self.settler.stop()
-        self.projector.stop()
-        await self.clock.sleep_ms(500)
+        """Intake, then everything else in production's order."""
+        self.is_closed = True
+        for _ in range(_DRAIN_MS // _DRAIN_STEP_MS):
+            if not self._requests:
+                break
+            await self.clock.sleep_ms(_DRAIN_STEP_MS)
+        await self._stack.aclose()
 
-    def _make_service(self, random: Random) -> Service:
-        process = self.process
-        config = ServiceConfig(lambda url: None, self._topics, prefix=f"r{self.name}-", random_bits=random.getrandbits)
-        stores = Stores(process.store, process.owners, process.admin, self._database)
-        return assemble(stores, self._directory, self.clock, config)
-
-    def _make_checks(self, caller: CheckCaller, random: Random) -> CheckService:
-        ports = CheckPorts(
-            self.process.store, self._directory, caller, self.clock,
-            lambda: f"{random.getrandbits(64):016x}", random.random,
+    def _put_together(self, surroundings: Surroundings, random: Random) -> BridgeNode:
+        process, clock = self.process, self.clock
+        ports = NodePorts(
+            Stores(process.store, process.owners, process.admin, self._database),
+            process.owners, Destinations(process.admin, clock), self._directory, clock,
+            lambda: _GatedCaller(process, surroundings.call), lambda: f"{random.getrandbits(64):016x}", random.random,
         )  # fmt: skip
-        return CheckService(ports, self._topics, CHECKER)
-
-    def _make_settler(self) -> Settler:
-        process = self.process
-        ports = SettlerPorts(
-            process.store, process.owners, Destinations(process.admin, self.clock),
-            lambda group: self._directory.settings_of(group).times, self.checks, self.clock,
-        )  # fmt: skip
-        return Settler(self._topics, self.name, ports, SETTLER)
-
-    def _make_projector(self) -> Projector:
-        process = self.process
-        ports = ProjectorPorts(
-            process.owners, process.store, process.admin, self._database, self.clock,
-            lambda group: self._directory.settings_of(group).times,
-        )  # fmt: skip
-        return Projector(self._topics, self.name, ports, PROJECTOR)
+        service = ServiceConfig(
+            lambda url: None, surroundings.topics, prefix=f"r{self.name}-", random_bits=random.getrandbits
+        )
+        return BridgeNode(ports, NodeConfig(self.name, service, SETTLER, CHECKER, PROJECTOR), self._stack)
 
 
 def track_tasks(loop: asyncio.AbstractEventLoop) -> None:

@@ -142,6 +142,13 @@ class World:
         self.nodes[instance] = node
         self.story.tell(f"node {name}", "starts")
         node.start()
+        node.failed.add_done_callback(lambda _: self._note_failure(node))
+
+    def _note_failure(self, node: Node) -> None:
+        """A loop that should never end has ended: production's process would end with it."""
+        error = node.failed.exception()
+        if not node.is_dead:
+            self.unheard.append({"exception": error})
 
     def _is_sql_down(self) -> bool:
         return self.clock.monotonic_ms() < self.sql_down_until_ms
@@ -354,7 +361,7 @@ class World:
     async def _ask(self, call: Call, verb: Verb | None, instance: int, work: Any) -> Heard:
         node, began = self.nodes[instance], self.clock.monotonic_ms()
         what = verb.value if verb else "prepare"
-        if node.is_dead:
+        if node.is_dead or node.is_closed:
             heard = understand(call, verb, _no_connection(), began, began)
         else:
             answering = node.spawn(node.ask(work))
