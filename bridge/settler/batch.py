@@ -26,8 +26,12 @@ from bridge.core.transaction import Transaction
 from bridge.core.transition import Effect, Park, Publish, Reply, Rewrite, Schedule, WriteOp
 from bridge.store.results import AtomicBatch, BatchKind
 
-QueuesOf = Callable[[str], int]
-"""Number of queues of a real topic."""
+
+class RealTopics(NamedTuple):
+    """What the real topics ask of a record: their number of queues, and the time they take for a commit of then."""
+
+    queues_of: Callable[[str], int]
+    stamp_of: Callable[[str, int], int]
 
 
 class Held(Struct, frozen=True, gc=False):
@@ -100,7 +104,7 @@ class SealedBatch(NamedTuple):
 
 
 def make_batch(
-    plan: Plan, kind: BatchKind, state: QueueState, held: Mapping[str, Held], queues_of: QueuesOf, target: BatchTarget
+    plan: Plan, kind: BatchKind, state: QueueState, held: Mapping[str, Held], real: RealTopics, target: BatchTarget
 ) -> SealedBatch:
     """The batch that makes `plan` a fact and moves the position to the state's."""
     messages: list[Message] = []
@@ -108,7 +112,7 @@ def make_batch(
     for t in plan.publishes.values():
         bodies = held[t.transaction_id].messages
         spans.append((t, len(bodies)))
-        messages += [_real_message(message, t, queues_of, target) for message in bodies]
+        messages += [_real_message(message, t, real, target) for message in bodies]
     parked_from = len(messages)
     messages += [_parked_copy(held[t.transaction_id], t, target) for t in plan.parks.values()]
     sealed: list[Sealed] = []
@@ -150,9 +154,9 @@ def _write_last(plan: Plan, t: Transaction, into: dict[str, Transaction] | None)
         into[transaction_id] = t
 
 
-def _real_message(message: Message, t: Transaction, queues_of: QueuesOf, target: BatchTarget) -> Message:
-    queue_id = real_queue(message, t.transaction_id, queues_of(message.topic))
-    timestamp_ms = message.timestamp_ms or t.ended_ms or t.appended_ms
+def _real_message(message: Message, t: Transaction, real: RealTopics, target: BatchTarget) -> Message:
+    queue_id = real_queue(message, t.transaction_id, real.queues_of(message.topic))
+    timestamp_ms = message.timestamp_ms or real.stamp_of(message.topic, t.ended_ms or t.appended_ms)
     return encode_published(message, t.transaction_id, queue_id, timestamp_ms, target.has_id_header)
 
 

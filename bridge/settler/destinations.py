@@ -13,6 +13,9 @@ UNKNOWN_PARTITION = "UNKNOWN_PARTITION"
 LEADERLESS = "LEADERLESS"
 MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
 NOT_AUTHORISED = "NOT_AUTHORISED"
+INVALID_TIMESTAMP = "INVALID_TIMESTAMP"
+
+_CLOSE_MS = 60_000  # to the limit of a topic: brokers' clocks differ, and a batch takes its time
 
 
 class Destinations:
@@ -46,15 +49,24 @@ class Destinations:
         described, _ = self._known.get(topic, (None, 0))
         return described.max_message_bytes if described and described.queues else None
 
-    def find_reason(self, transaction_id: str, messages: Sequence[Message]) -> str | None:
-        """Why these messages cannot be published now; None if nothing speaks against it."""
+    def stamp(self, topic: str, decided_ms: int, now_ms: int) -> int:
+        """The timestamp of a record for which none was asked: that of its commit, or the present one where the topic
+        does not take it any more. Times are Kafka's."""
+        described, _ = self._known.get(topic, (None, 0))
+        if described is None or described.is_log_append_time:
+            return decided_ms
+        before_ms = described.timestamp_before_max_ms
+        return decided_ms if now_ms - decided_ms < before_ms - min(_CLOSE_MS, before_ms // 2) else now_ms
+
+    def find_reason(self, transaction_id: str, messages: Sequence[Message], now_ms: int) -> str | None:
+        """Why these messages cannot be published now; None if nothing speaks against it. `now_ms`: Kafka's time."""
         for message in messages:
-            why = self._reason(transaction_id, message)
+            why = self._reason(transaction_id, message, now_ms)
             if why is not None:
                 return why
         return None
 
-    def _reason(self, transaction_id: str, message: Message) -> str | None:
+    def _reason(self, transaction_id: str, message: Message, now_ms: int) -> str | None:
         described = self._known[message.topic][0]
         if described is None:
             return UNKNOWN_TOPIC
@@ -64,6 +76,16 @@ class Destinations:
             return UNKNOWN_PARTITION
         if described.leaderless and real_queue(message, transaction_id, described.queues) in described.leaderless:
             return LEADERLESS
+        if (
+            message.timestamp_ms
+            and not described.is_log_append_time
+            and not (
+                now_ms - described.timestamp_before_max_ms
+                <= message.timestamp_ms
+                <= now_ms + described.timestamp_after_max_ms
+            )
+        ):
+            return INVALID_TIMESTAMP
         return (
             MESSAGE_TOO_LARGE if count_record_bytes(message) + ID_HEADER_BYTES > described.max_message_bytes else None
         )

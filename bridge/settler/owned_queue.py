@@ -1,6 +1,7 @@
 """One queue held by this process: take over, decide, write what follows, let go."""
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -14,7 +15,7 @@ from bridge.core.record_codec import decode_record
 from bridge.core.transaction import BODY_EXPIRED, PREPARED, SPLIT, Transaction
 from bridge.core.transition import Effect, Park, Place, WriteOp
 from bridge.fault_points import FaultPoint, reach
-from bridge.settler.batch import BatchTarget, Held, Plan, make_batch, make_plan
+from bridge.settler.batch import BatchTarget, Held, Plan, RealTopics, make_batch, make_plan
 from bridge.settler.blocked import LONGEST_BACKOFF_MS, LONGEST_SPLIT_MS, NOWHERE, DestinationSet, Try
 from bridge.settler.bodies import Bodies
 from bridge.settler.destinations import UNKNOWN_TOPIC, topics_of
@@ -304,8 +305,9 @@ class OwnedQueue(QueueOwner):
         missing = [plan.ops[i] for i in plan.body_ids() if i not in self._batch_bodies]
         if missing:
             self._batch_bodies |= await self._bodies.load(missing)
-        queues_of = self._ports.destinations.queues_of
-        made = make_batch(plan, kind, self._state, self._batch_bodies, queues_of, self._target)
+        destinations = self._ports.destinations
+        real = RealTopics(destinations.queues_of, partial(destinations.stamp, now_ms=self._time.now_ms()))
+        made = make_batch(plan, kind, self._state, self._batch_bodies, real, self._target)
         result = await self._writer.put_all(made.batch)
         self._state.confirm(made.sealed, result.last_offset)
         self._bodies.drop([i for i in plan.ops if i not in self._state.live or i in plan.parks])
@@ -339,7 +341,7 @@ class OwnedQueue(QueueOwner):
         schedule, messages = self._memory.schedule, self._batch_bodies[t.transaction_id].messages
         why = schedule.failing_reason(topics_of(messages)) if schedule.is_any_failing else None
         if why is None:
-            why = self._ports.destinations.find_reason(t.transaction_id, messages)
+            why = self._ports.destinations.find_reason(t.transaction_id, messages, self._time.now_ms())
             if why == UNKNOWN_TOPIC:
                 schedule.note_refused(topics_of(messages), why, self._ports.clock.monotonic_ms())
         return why
@@ -437,13 +439,13 @@ class OwnedQueue(QueueOwner):
 
     async def _find_reasons(self, attempt: Try) -> dict[str, str]:
         """Why some of these cannot be published now, as far as the logs and the cluster say."""
-        bodies, destinations = self._batch_bodies, self._ports.destinations
+        bodies, destinations, now_ms = self._batch_bodies, self._ports.destinations, self._time.now_ms()
         known = [t for t in attempt.transactions if t.transaction_id in bodies]
         await self._describe(known, is_forced=not attempt.is_joint)
         reasons: dict[str, str] = {}
         for t in attempt.transactions:
             held = bodies.get(t.transaction_id)
-            why = destinations.find_reason(t.transaction_id, held.messages) if held else BODY_EXPIRED
+            why = destinations.find_reason(t.transaction_id, held.messages, now_ms) if held else BODY_EXPIRED
             if why is not None:
                 reasons[t.transaction_id] = why
         return reasons

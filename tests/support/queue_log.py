@@ -13,7 +13,7 @@ from bridge.core.record_codec import decode_record, encode_half
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction
 from bridge.core.transition import Effect, Place
-from bridge.settler.batch import BatchTarget, Held, make_batch, make_plan
+from bridge.settler.batch import BatchTarget, Held, RealTopics, make_batch, make_plan
 from bridge.store.results import BatchKind
 
 TOPICS = InternalTopics(queues=1)
@@ -93,7 +93,8 @@ class QueueLog:
         """Writes effects and position as one Kafka transaction."""
         held = {h.half.transaction_id: h for _, _, h in self.journal if h is not None}
         plan = make_plan(effects)
-        made = make_batch(plan, BatchKind.SETTLE, state, held, lambda _: 1, TARGET)
+        real = RealTopics(lambda _: 1, lambda _, decided_ms: decided_ms)
+        made = make_batch(plan, BatchKind.SETTLE, state, held, real, TARGET)
         receipts = [Receipt(m.topic, 0, n) for n, m in enumerate(made.batch.messages)]
         for message in made.batch.finish(receipts):
             assert message.key is not None

@@ -395,6 +395,39 @@ def test_standby_takes_over_when_the_active_one_dies(database_url: str) -> None:
     assert counts_of(world) == (1, 1, 0, 0, 0, 0)
 
 
+def test_commit_published_after_a_long_block_is_kept_as_long_as_any_other(database_url: str) -> None:
+    """Its seven days count from its publication: nobody could have looked at it before (S)."""
+    world = make_projector_world(database_url)
+    clock = world.settlers.memory.clock
+
+    async def pass_a_week() -> None:
+        clock.shift_wall_clock(7 * 86_400_000 + 1_000)
+        await world.settlers.prepare("new", of())
+        await world.settlers.rollback("new")
+        await world.catch_up()
+
+    async def story() -> None:
+        topic = world.settlers.memory.cluster.log.topics["credits"]
+        async with world.settlers.settling():
+            await world.settlers.prepare("late", of(topic="credits"))
+            await world.settlers.settled()
+            topic.is_denied = True
+            await world.settlers.commit("late")
+            await clock.sleep_ms(1_000)
+            await pass_a_week()
+            assert await world.projector.purge() == 0
+            topic.is_denied = False
+            await clock.sleep_ms(120_000)
+            await world.catch_up()
+            assert not world.settlers.op_of("late").transaction.blocked
+            assert await world.projector.purge() == 0
+            await pass_a_week()
+            assert await world.projector.purge() == 2
+
+    world.run(story())
+    assert world.view("late") is None
+
+
 def test_long_ended_ones_are_purged_and_pending_ones_never(database_url: str) -> None:
     """Seven days by Kafka's time after the end; the totals still count them (C)."""
     world = make_projector_world(database_url)
