@@ -14,5 +14,5 @@ COPY jars/ /opt/jars/
 ENV PYSPARK_PYTHON=/opt/report/bin/python MPLCONFIGDIR=/tmp
 USER 10001
 WORKDIR /home/report
-ENTRYPOINT ["/opt/report/bin/python", "-m", "spark.reconcile", "--jars", "/opt/jars/spark-sql-kafka-0-10_2.13-4.0.0.jar,/opt/jars/spark-token-provider-kafka-0-10_2.13-4.0.0.jar,/opt/jars/kafka-clients-3.9.0.jar,/opt/jars/commons-pool2-2.12.0.jar"]
+ENTRYPOINT ["/opt/report/bin/python", "-P", "-m", "outbox.application", "spark.reconcile", "--jars", "/opt/jars/spark-sql-kafka-0-10_2.13-4.0.0.jar,/opt/jars/spark-token-provider-kafka-0-10_2.13-4.0.0.jar,/opt/jars/kafka-clients-3.9.0.jar,/opt/jars/commons-pool2-2.12.0.jar"]
 CMD ["--help"]

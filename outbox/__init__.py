@@ -5,110 +5,26 @@
         session.add(order)
         transaction.send("orders.created", key=str(order.id), value={"order": order.id})
 
-Importing it imports neither SQLAlchemy nor a web framework.
+Importing it imports nothing else before one of its names is used, and then neither SQLAlchemy nor a web framework.
 
 PYTEST_DONT_REWRITE: where this package was imported before pytest began, pytest would warn that it cannot rewrite it.
 """
 
-from outbox.async_bridge import AsyncBridge, AsyncTransaction
-from outbox.async_producer import AsyncTransactionProducer
-from outbox.calls import PrepareOptions
-from outbox.config import BridgeConfig, HttpConfig
-from outbox.endpoint_lease import AsyncEndpointLease, EndpointLease
-from outbox.errors import (
-    AlreadyEnded,
-    AlreadyResolved,
-    CheckEndpointRefused,
-    Closed,
-    Conflict,
-    Contradicted,
-    InvalidMessage,
-    KeyReused,
-    LocalCommitUnknown,
-    LocalTransactionBarred,
-    Misuse,
-    NotFound,
-    NotPermitted,
-    NotPrepared,
-    NotPullMode,
-    OutboxConfigError,
-    OutboxError,
-    Outcome,
-    OutcomeUnknown,
-    Problem,
-    Refused,
-    RequestRefused,
-    Unavailable,
-)
-from outbox.listener import (
-    AsyncTransactionListener,
-    Check,
-    CheckAnswer,
-    HalfMessage,
-    LocalTransactionState,
-    Receipt,
-    Resolution,
-    TransactionListener,
-    TransactionSendResult,
-    TransactionState,
-)
-from outbox.local_work import RecordWriter
-from outbox.message import Message
-from outbox.producer import TransactionProducer
-from outbox.pull_worker import AsyncPullWorker, PullConfig, PullWorker
-from outbox.replies import Prepared, TransactionView
-from outbox.sync_bridge import Bridge, Transaction
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "AlreadyEnded",
-    "AlreadyResolved",
-    "AsyncBridge",
-    "AsyncEndpointLease",
-    "AsyncPullWorker",
-    "AsyncTransaction",
-    "AsyncTransactionListener",
-    "AsyncTransactionProducer",
-    "Bridge",
-    "BridgeConfig",
-    "Check",
-    "CheckAnswer",
-    "CheckEndpointRefused",
-    "Closed",
-    "Conflict",
-    "Contradicted",
-    "EndpointLease",
-    "HalfMessage",
-    "HttpConfig",
-    "InvalidMessage",
-    "KeyReused",
-    "LocalCommitUnknown",
-    "LocalTransactionBarred",
-    "LocalTransactionState",
-    "Message",
-    "Misuse",
-    "NotFound",
-    "NotPermitted",
-    "NotPrepared",
-    "NotPullMode",
-    "OutboxConfigError",
-    "OutboxError",
-    "Outcome",
-    "OutcomeUnknown",
-    "PrepareOptions",
-    "Prepared",
-    "Problem",
-    "PullConfig",
-    "PullWorker",
-    "Receipt",
-    "RecordWriter",
-    "Refused",
-    "RequestRefused",
-    "Resolution",
-    "Transaction",
-    "TransactionListener",
-    "TransactionProducer",
-    "TransactionSendResult",
-    "TransactionState",
-    "TransactionView",
-    "Unavailable",
-]
+if TYPE_CHECKING:
+    from outbox.public import *  # noqa: F403
+
+
+def __getattr__(name: str) -> object:
+    """Loads the public names once (PEP 562): pytest imports this package in every run, for the plugin in it."""
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(name)
+    public = import_module("outbox.public")
+
+    globals().update({public_name: getattr(public, public_name) for public_name in public.__all__})
+    globals()["__all__"] = public.__all__
+    if name not in globals():
+        raise AttributeError(f"module 'outbox' has no attribute {name!r}")
+    return globals()[name]

@@ -1,7 +1,7 @@
 """One run: window, landing, fold, verdicts, report. Entry of `spark-submit`; nothing is ever written to a topic.
 
-    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0 --py-files outbox_bridge.whl \\
-      spark/reconcile.py --kafka broker:9092 --out /reports
+    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0 "$(outbox-bridge report job)" \\
+      --kafka broker:9092 --out /reports
 """
 
 import sys

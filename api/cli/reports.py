@@ -4,6 +4,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -126,6 +127,12 @@ def land(
         }
         for line in run_job("spark.landing", given).lines:
             print_line(line)
+
+
+@report.command(epilog='Example: spark-submit --master yarn "$(outbox-bridge report job)" --kafka broker:9092')
+def job() -> None:
+    """Where the file is that `spark-submit` starts, for runs on a cluster."""
+    print_line(str(files("spark") / "submit.py"))
 
 
 @report.command(epilog="Example: outbox-bridge report selftest --transactions 100000")

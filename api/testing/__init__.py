@@ -1,1 +1,1 @@
-"""Bridges for the tests of those who use the bridge; `api.pytest_plugin` has them as fixtures."""
+"""The process behind `outbox.testing`: a bridge for the tests of those who use the bridge."""

@@ -1,7 +1,6 @@
 """What a producer that dies after its local commit looks like to the bridge: its end never comes."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from api.services import TransactionCalls
 from bridge.core.message import Message
@@ -18,26 +17,29 @@ class CutEnds:
 
     def __init__(self, calls: TransactionCalls) -> None:
         self._calls = calls
-        self._cut: list[str] | None = None
+        self._cuts: list[list[str]] = []
 
-    @contextmanager
-    def cut(self) -> Iterator[list[str]]:
-        """The ids of the transactions whose ends were cut off, as they come."""
-        before, self._cut = self._cut, []
-        try:
-            yield self._cut
-        finally:
-            self._cut = before
+    @property
+    def left(self) -> list[str]:
+        """The ids of the transactions whose ends have been cut off since the last `cut`."""
+        return self._cuts[-1]
+
+    def cut(self) -> None:
+        """From now on no producer's end gets through, until as many `mend` have come."""
+        self._cuts.append([])
+
+    def mend(self) -> list[str]:
+        """Ends the last cut; the ids that were cut off by it."""
+        return self._cuts.pop()
 
     async def end(
         self, calls: Sequence[EndCall], wait: Wait = Wait.SETTLED, wait_ms: int = 10_000
     ) -> Sequence[TransactionView | Accepted | Refused]:
-        cut = self._cut
-        if cut is None:
+        if not self._cuts:
             return await self._calls.end(calls, wait, wait_ms)
         through = [call for call in calls if not _is_producers(call)]
         answers = iter(await self._calls.end(through, wait, wait_ms) if through else ())
-        cut += [call.transaction_id for call in calls if _is_producers(call)]
+        self.left.extend(call.transaction_id for call in calls if _is_producers(call))
         return [_refuse(call) if _is_producers(call) else next(answers) for call in calls]
 
     async def prepare(

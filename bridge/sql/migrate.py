@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,10 +86,5 @@ def _make_config() -> Config:
 
 
 def find_scripts() -> Path:
-    """The migrations: inside the package, or beside it in an editable install."""
-    spec = find_spec("bridge")
-    assert spec is not None
-    assert spec.origin is not None
-    package = Path(spec.origin).parent
-    inside = package / "sql" / "migrations"
-    return inside if (inside / "env.py").is_file() else package.parent / "alembic"
+    """The migrations, beside the package."""
+    return Path(__file__).parents[2] / "alembic"

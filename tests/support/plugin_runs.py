@@ -21,7 +21,7 @@ class UserProject:
         lines = ["[pytest11]", *[f"{name} = {module}" for name, module in plugins.items()]]
         (metadata / "entry_points.txt").write_text("\n".join(lines))
         (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: the-plugin-under-test\nVersion: 1\n")
-        files = "api/__init__.py,,\napi/pytest_plugin.py,,\noutbox/__init__.py,,\n"  # pytest looks at these
+        files = "outbox/__init__.py,,\noutbox/pytest_plugin.py,,\n"  # pytest looks at these
         (metadata / "RECORD").write_text(files)
         (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
 

@@ -15,7 +15,8 @@ import typer.main
 
 import outbox
 from api.cli.main import app
-from api.testing.memory import MemoryOutboxBridge
+from outbox.testing.bridge import MemoryOutboxBridge
+from outbox.testing.process import BridgeProcess
 from tests.support.plugin_runs import UserProject
 from tests.support.source_tree import ROOT
 
@@ -40,11 +41,11 @@ def bridge(tmp_path: Path) -> Iterator[MemoryOutboxBridge]:
     """A bridge where the page has `outbox-bridge dev --topic orders.created`."""
     folder = tmp_path / "bridge"
     folder.mkdir()
-    made = MemoryOutboxBridge(folder)
-    made.start()
-    made.create_topic("orders.created")
-    yield made
-    made.stop()
+    with BridgeProcess("memory", folder) as process:
+        made = MemoryOutboxBridge(process)
+        made.open()
+        made.create_topic("orders.created")
+        yield made
 
 
 def names_of(parameter: Any) -> list[str]:

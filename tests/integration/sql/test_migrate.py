@@ -71,6 +71,6 @@ def test_database_out_of_reach_is_told_as_such() -> None:
         read_revisions("postgresql://nobody@127.0.0.1:1/nothing")
 
 
-def test_scripts_are_found_beside_an_editable_install() -> None:
-    """The wheel holds them inside the package, a checkout beside it."""
+def test_scripts_are_found_beside_the_package() -> None:
+    """In a checkout as in the wheel."""
     assert (find_scripts() / "versions").is_dir()

@@ -26,9 +26,9 @@ def test_answers_to_checks_get_through(tmp_path: Path) -> None:
                 EndCall(second.transaction_id, Resolution.COMMIT, check_number=1),
                 EndCall(third.transaction_id, Resolution.ROLLBACK),
             ]
-            with ends.cut() as cut:
-                told = await ends.end(calls)
-            assert cut == [first.transaction_id, third.transaction_id]
+            ends.cut()
+            told = await ends.end(calls)
+            assert ends.mend() == [first.transaction_id, third.transaction_id]
             assert [isinstance(answer, Refused) and answer.code for answer in told] == [
                 RefusalCode.UNAVAILABLE, False, RefusalCode.UNAVAILABLE,
             ]  # fmt: skip

@@ -1,57 +1,46 @@
 """A running bridge in the hands of a test.
 
-    def test_order_is_announced(outbox_bridge: OutboxBridge) -> None:
+    def test_order_is_announced(outbox_bridge: MemoryOutboxBridge) -> None:
         outbox_bridge.create_topic("orders")
         ...                                             # the application, with outbox_bridge.url
         (message,) = outbox_bridge.published("orders")
 
-It runs in a thread of its own, behind a socket on loopback; its methods block and belong to the test's thread.
+It runs in a process of its own, behind a socket on loopback; its methods block.
 """
 
-import asyncio
 import inspect
 import ssl
-import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Iterator, Sequence
+from collections import UserList
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from datetime import UTC, datetime
+from typing import Any
 
 import httpx2
 
-from api.services import TransactionCalls
-from api.testing.app_server import AppServer
-from api.testing.cut_ends import CutEnds
-from api.testing.published import PublishedMessage, read_published
-from api.testing.quiet_logs import quiet_logs
-from bridge.store.message_store import MessageStore, TopicAdmin
 from outbox import Bridge, TransactionState, TransactionView
 from outbox.asgi import CheckApp
 from outbox.check_handler import Answer, AsyncAnswer, AsyncCheckHandler, CheckHandler
-
-T = TypeVar("T")
+from outbox.testing.app_server import AppServer
+from outbox.testing.process import BridgeProcess
+from outbox.testing.published import PublishedMessage, decode_published
 
 _CALL_S = 30.0
 _LOOK_INTERVAL_S = 0.005
+_LONGEST_LOOK_S = 0.2
+_QUEUES = 2  # of the bridge's process
 
 
-class OutboxBridge(ABC):
-    """Started by a fixture, and stopped by it."""
+class OutboxBridge:
+    """Opened by a fixture, and closed by it."""
 
-    def __init__(self, queues: int) -> None:
-        self._queues = queues
-        self._ends: CutEnds | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._ready = threading.Event()
-        self._stop: asyncio.Event | None = None
-        self._error: BaseException | None = None
+    def __init__(self, process: BridgeProcess) -> None:
+        self._process = process
         self._url = ""
         self._checks: dict[str, dict[str, object]] = {}
         self._apps = ExitStack()
         self._stack = ExitStack()
-        self._logs = ExitStack()
-        self._thread = threading.Thread(target=self._run, name="outbox-bridge", daemon=True)
 
     @property
     def url(self) -> str:
@@ -62,7 +51,7 @@ class OutboxBridge(ABC):
 
     def create_topic(self, name: str, partitions: int = 1) -> str:
         """Its name. One that is there already stays as it is."""
-        self._in_loop(self._admin.create_topic(name, partitions, 1, {}))
+        self._process.ask("create_topic", name=name, partitions=partitions)
         return name
 
     def published(self, topic: str, *, at_least: int = 0, wait_seconds: float = 5.0) -> list[PublishedMessage]:
@@ -97,17 +86,20 @@ class OutboxBridge(ABC):
         return self._face.get(transaction_id)
 
     @contextmanager
-    def kill_before_commit(self) -> Iterator[list[str]]:
+    def kill_before_commit(self) -> Iterator[MutableSequence[str]]:
         """In the block every producer seems to die between its local commit and the end of its transaction.
 
         The application lives on: its end calls do not get through, and it leaves the rest to the back-check, as it
         would after a lost connection. Gives the ids of the transactions that were left so; raises AssertionError
         if there was none.
         """
-        assert self._ends is not None
-        with self._ends.cut() as cut:
-            yield cut
-        assert cut, "no producer came to the end of a transaction inside kill_before_commit()"
+        self._process.ask("cut_ends")
+        left = _LeftBehind(lambda: self._process.ask("read_cut"))
+        try:
+            yield left
+        finally:
+            left.freeze(self._process.ask("mend_ends"))
+        assert left, "no producer came to the end of a transaction inside kill_before_commit()"
 
     # --- back-checks ---
 
@@ -162,15 +154,9 @@ class OutboxBridge(ABC):
 
     # --- for fixtures ---
 
-    def start(self) -> None:
-        """Returns when it takes calls. Raises what kept it from starting."""
-        self._logs.enter_context(quiet_logs())
-        self._thread.start()
-        self._ready.wait()
-        if self._error is not None:
-            self._thread.join()
-            self._logs.close()
-            raise self._error
+    def open(self) -> None:
+        """Returns when it takes calls. Raises BridgeFailed."""
+        self._url = self._process.ask("open")
         self._http = self._stack.enter_context(
             # an empty context: certificates take long to load, and loopback has none
             httpx2.Client(
@@ -179,58 +165,29 @@ class OutboxBridge(ABC):
         )
         self._face = self._stack.enter_context(Bridge(self.url, "outbox-bridge-tests"))
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Everything it has started ends."""
         self._apps.close()
         self._stack.close()
-        if self._loop is not None and self._stop is not None:
-            self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(_CALL_S)
-        self._logs.close()
-
-    @property
-    @abstractmethod
-    def _store(self) -> MessageStore: ...
-
-    @property
-    @abstractmethod
-    def _admin(self) -> TopicAdmin: ...
-
-    @abstractmethod
-    async def _serve(self) -> None:
-        """Sets `_loop` and `_stop`, calls `_note_started` when calls are taken, and serves until `_stop`."""
-
-    @abstractmethod
-    def _await_first_due(self, waiting: Sequence[TransactionView]) -> None:
-        """Returns when the first of these is due, or earlier."""
+        self._process.ask("close")
 
     def _read(self, topic: str) -> list[PublishedMessage] | None:
         """What is in a topic; None if it is not there."""
-        return self._in_loop(read_published(self._store, self._admin, topic))
+        found = self._process.ask("read", topic=topic)
+        return None if found is None else [decode_published(topic, members) for members in found]
 
     def _default_check(self) -> dict[str, object]:
         """Check settings of groups made here."""
         return {}
 
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        except BaseException as error:  # noqa: BLE001 - the test's thread raises it
-            self._error = error
-        finally:
-            self._ready.set()
+    def _await_due(self, due: datetime) -> None:
+        """Returns at `due`, or earlier."""
+        time.sleep(min(max((due - datetime.now(UTC)).total_seconds(), 0.0), _LONGEST_LOOK_S))
 
-    def _put_between(self, calls: TransactionCalls) -> TransactionCalls:
-        self._ends = CutEnds(calls)
-        return self._ends
-
-    def _note_started(self, url: str) -> None:
-        self._url = url
-        self._ready.set()
-
-    def _in_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_S)
+    def _await_first_due(self, waiting: Sequence[TransactionView]) -> None:
+        dues = [view.next_check_at for view in waiting if view.next_check_at is not None]
+        if dues:
+            self._await_due(min(dues))
 
     def _call(self, method: str, target: str, document: object = None) -> dict[str, Any]:
         answer = self._http.request(method, target, json={} if document is None and method != "GET" else document)
@@ -246,7 +203,7 @@ class OutboxBridge(ABC):
 
     def _list(self, state: TransactionState, group: str | None) -> list[TransactionView]:
         """Lists may be a moment old, a 404 is not: each queue's is waited for."""
-        for queue_id in range(self._queues):
+        for queue_id in range(_QUEUES):
             self._http.get(f"/v1/transactions/{queue_id:02}{'7' * 25}0")
         wanted = {"state": state.value, "limit": "500", **({"producer_group": group} if group else {})}
         found: list[str] = []
@@ -274,6 +231,78 @@ class OutboxBridge(ABC):
         """What the timeline tells of rounds in which nobody answered."""
         events = self._call("GET", f"/v1/transactions/{transaction_id}/timeline")["events"]
         return [event for event in events if event["type"] == "check_unanswered"]
+
+
+class MemoryOutboxBridge(OutboxBridge):
+    """On an in-memory log: opened in milliseconds, empty for each test, and its time can be moved."""
+
+    def let_time_pass(self, seconds: float) -> None:
+        """As if so much time had passed for the bridge: what is due by then is done or under way.
+
+        The machine's clock goes on as it did. Ten minutes take some seconds: much is done every second.
+        """
+        self._process.ask("move", for_ms=round(seconds * 1_000))
+
+    def _await_due(self, due: datetime) -> None:
+        self._process.ask("move_to", until_ms=round(due.timestamp() * 1_000) + 1)
+
+
+class KafkaOutboxBridge(OutboxBridge):
+    """On a real Kafka: like the other, but nobody moves its time, and checks are due a second after the prepare.
+
+    One for many tests: each sees what came since it began.
+    """
+
+    def __init__(self, process: BridgeProcess) -> None:
+        super().__init__(process)
+        self._earlier: frozenset[str] = frozenset()
+        self._seen: dict[str, frozenset[tuple[int, int]]] = {}  # partition and offset, by topic
+
+    @contextmanager
+    def for_one_test(self) -> Iterator[None]:
+        """What other tests left pending or published is not seen; what this one serves ends with it."""
+        self._earlier = frozenset()
+        self._earlier = frozenset(view.transaction_id for view in (*self.pending(), *self.parked()))
+        self._seen = {name: self._find(name) for name in self._seen}
+        try:
+            yield
+        finally:
+            self._apps.close()
+
+    def create_topic(self, name: str, partitions: int = 1) -> str:
+        """Its name. What an earlier test has published to it is not seen from now on."""
+        super().create_topic(name, partitions)
+        if name not in self._seen:
+            self._seen[name] = self._find(name)
+        return name
+
+    def _read(self, topic: str) -> list[PublishedMessage] | None:
+        found, seen = super()._read(topic), self._seen.get(topic, frozenset())
+        return found and [message for message in found if (message.partition, message.offset) not in seen]
+
+    def _find(self, topic: str) -> frozenset[tuple[int, int]]:
+        return frozenset((message.partition, message.offset) for message in super()._read(topic) or ())
+
+    def _list(self, state: TransactionState, group: str | None) -> list[TransactionView]:
+        return [view for view in super()._list(state, group) if view.transaction_id not in self._earlier]
+
+    def _default_check(self) -> dict[str, object]:
+        return {"transaction_timeout_seconds": 1, "interval_seconds": 1}
+
+
+class _LeftBehind(UserList[str]):
+    """Ids of the transactions whose ends were cut off, as they come."""
+
+    def __init__(self, read: Callable[[], list[str]]) -> None:
+        self._read = read
+
+    def freeze(self, ids: list[str]) -> None:
+        """No more will come."""
+        self._read = lambda: ids
+
+    @property
+    def data(self) -> list[str]:  # type: ignore[override]  # read anew at each look
+        return self._read()
 
 
 def _make_handler(secret: str, answer: Answer | AsyncAnswer) -> CheckHandler | AsyncCheckHandler:

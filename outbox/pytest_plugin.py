@@ -5,20 +5,19 @@
         ...                                             # the application, with outbox_bridge.url
         (message,) = outbox_bridge.published("orders.created")
 
-Loaded by every run of pytest where the package is installed: nothing else is imported before a fixture is used.
+Loaded by every run of pytest where the package is installed: nothing else is imported before a fixture is used, and of
+the application nothing at all: the bridge is a process of its own.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from api.testing.kafka import KafkaOutboxBridge
-    from api.testing.memory import MemoryOutboxBridge
+    from outbox.testing.bridge import KafkaOutboxBridge, MemoryOutboxBridge
+    from outbox.testing.process import BridgeProcess
 
 _SERVER_PARTS = ("aiohttp", "confluent_kafka", "fastapi", "msgspec", "uvicorn")
 
@@ -31,36 +30,46 @@ def _outbox_bridge_parts() -> None:
 
 
 @pytest.fixture(scope="session")
-def _outbox_bridge_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all tests: an empty database is made in it once."""
-    return tmp_path_factory.mktemp("outbox-bridge")
+def _outbox_bridge_process(
+    _outbox_bridge_parts: None, tmp_path_factory: pytest.TempPathFactory
+) -> "Iterator[BridgeProcess]":
+    """One for all tests."""
+    from outbox.testing.process import BridgeProcess  # noqa: PLC0415  # slow to import
+
+    with BridgeProcess("memory", tmp_path_factory.mktemp("outbox-bridge")) as process:
+        yield process
 
 
 @pytest.fixture
-def outbox_bridge(_outbox_bridge_parts: None, _outbox_bridge_folder: Path) -> "Iterator[MemoryOutboxBridge]":
+def outbox_bridge(_outbox_bridge_process: "BridgeProcess") -> "Iterator[MemoryOutboxBridge]":
     """A whole bridge on an in-memory log, empty for each test."""
-    from api.testing.memory import MemoryOutboxBridge  # noqa: PLC0415  # slow to import
+    from outbox.testing.bridge import MemoryOutboxBridge  # noqa: PLC0415  # slow to import
 
-    bridge = MemoryOutboxBridge(_outbox_bridge_folder)
-    bridge.start()
+    bridge = MemoryOutboxBridge(_outbox_bridge_process)
+    bridge.open()
     try:
         yield bridge
     finally:
-        bridge.stop()
+        bridge.close()
 
 
 @pytest.fixture(scope="session")
 def _outbox_bridge_kafka(
     _outbox_bridge_parts: None, tmp_path_factory: pytest.TempPathFactory
 ) -> "Iterator[KafkaOutboxBridge]":
-    from api.testing.kafka import NoKafka, running_bridge  # noqa: PLC0415  # slow to import
+    from outbox.testing.bridge import KafkaOutboxBridge  # noqa: PLC0415  # slow to import
+    from outbox.testing.process import BridgeFailed, BridgeProcess  # noqa: PLC0415
 
-    with ExitStack() as stack:
+    with BridgeProcess("kafka", tmp_path_factory.mktemp("outbox-bridge-kafka")) as process:
+        bridge = KafkaOutboxBridge(process)
         try:
-            bridge = stack.enter_context(running_bridge(tmp_path_factory.mktemp("outbox-bridge-kafka")))
-        except NoKafka as missing:
-            pytest.fail(str(missing), pytrace=False)
-        yield bridge
+            bridge.open()
+        except BridgeFailed as failed:
+            pytest.fail(str(failed), pytrace=False)
+        try:
+            yield bridge
+        finally:
+            bridge.close()
 
 
 @pytest.fixture

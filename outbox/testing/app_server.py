@@ -1,12 +1,11 @@
 """A user's ASGI application behind a socket on loopback, so that the bridge can call its check endpoint."""
 
+import socket
 import threading
 from types import TracebackType
 from typing import Self
 
 import uvicorn
-
-from api.server import bind
 
 _START_S = 20.0
 _STOP_S = 10
@@ -16,7 +15,7 @@ class AppServer:
     """Serves in a thread with an event loop of its own, from `with` to the end of its block."""
 
     def __init__(self, app: object) -> None:
-        self._socket = bind("127.0.0.1", 0)
+        self._socket = socket.create_server(("127.0.0.1", 0))
         self._started = threading.Event()
         config = uvicorn.Config(
             app,  # type: ignore[arg-type]  # whatever speaks ASGI

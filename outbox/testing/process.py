@@ -1,0 +1,89 @@
+"""The bridge of a run of pytest: a process of its own, told line by line what to do."""
+
+import json
+import logging
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+_ANSWER_S = 60.0
+_STOP_S = 20.0
+_SHOWN_CHARACTERS = 2_000
+
+
+class BridgeFailed(Exception):
+    """The process cannot do what it was told; the message says why, and what can be done."""
+
+
+class BridgeProcess:
+    """Started with `kind`, "memory" or "kafka", and a folder for its data; ends when its standard input does."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self._lock = threading.Lock()
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `close`
+        self._popen = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-P", "-m", "outbox.application", "api.testing", kind, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for pytest, which lets fixtures end in order
+        )
+
+    def ask(self, what: str, **given: object) -> Any:  # noqa: ANN401 - what JSON holds
+        """The answer to one command. Raises BridgeFailed. What the bridge has logged meanwhile is logged here."""
+        assert self._popen.stdin is not None
+        with self._lock:
+            try:
+                self._popen.stdin.write(json.dumps({"what": what, **given}) + "\n")
+                self._popen.stdin.flush()
+            except BrokenPipeError as error:
+                raise self._ended() from error
+            answer = self._read()
+        for name, level, text in answer["log"]:
+            logging.getLogger(name).log(level, "%s", text)
+        if "error" in answer:
+            raise BridgeFailed(answer["error"])
+        return answer["result"]
+
+    def close(self) -> None:
+        """Returns when it has ended."""
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self._popen.stdin.close()
+        try:
+            self._popen.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+        self._popen.stdout.close()
+        self._errors.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._popen.stdout is not None
+        ready, _, _ = select.select([self._popen.stdout], [], [], _ANSWER_S)
+        if not ready:
+            raise BridgeFailed(f"the bridge has not answered in {_ANSWER_S:g} s")
+        line = self._popen.stdout.readline()
+        if not line:
+            raise self._ended()
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _ended(self) -> BridgeFailed:
+        code = self._popen.wait()
+        self._errors.seek(0)
+        return BridgeFailed(f"the bridge ended with code {code}\n{self._errors.read()[-_SHOWN_CHARACTERS:].strip()}")
