@@ -67,8 +67,8 @@ class Settler:
         self._config = config
         self._has_id_header = has_id_header
         self._memories: dict[int, QueueMemory] = {}
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._let_go: dict[int, asyncio.Event] = {}
+        self._held: dict[int, _Held] = {}
+        self._leaving: dict[int, asyncio.Task[None]] = {}
         self._stop = asyncio.Event()
         self.status: dict[int, QueueStatus] = {}
         self._joined_at_ms: int | None = None
@@ -105,7 +105,8 @@ class Settler:
                 await self._pause(backoff.next_ms())
             finally:
                 self._joined_at_ms = None
-                await self._release(member, list(self._tasks))
+                self._release(member, list(self._held))
+                await asyncio.gather(*self._leaving.values())
                 await member.close()
 
     async def _put_consume_offsets(self) -> None:
@@ -129,37 +130,49 @@ class Settler:
                     await asyncio.wait({change})
                     return
                 on_change()
-                await self._follow(member, change.result())
+                self._follow(member, change.result())
         finally:
             stopped.cancel()
 
-    async def _follow(self, member: GroupMember, change: GroupChange) -> None:
-        if change.revoked or change.lost:
-            await self._release(member, [*change.revoked, *change.lost])
+    def _follow(self, member: GroupMember, change: GroupChange) -> None:
+        """Never waits: a queue that is stuck holds up no other."""
+        self._release(member, [*change.revoked, *change.lost])
         for queue_id in change.gained:
             _LOG.info("queue_gained", queue=queue_id)
-            self.status[queue_id] = QueueStatus()
-            self._let_go[queue_id] = asyncio.Event()
-            self._tasks[queue_id] = asyncio.create_task(self._hold(queue_id, member), name=f"queue-{queue_id}")
+            held = self._held[queue_id] = _Held(queue_id, self._leaving.get(queue_id))
+            self.status[queue_id] = held.status
+            held.task = asyncio.create_task(self._hold(held, member), name=f"queue-{queue_id}")
 
-    async def _release(self, member: GroupMember, queue_ids: Collection[int]) -> None:
-        held = [queue_id for queue_id in queue_ids if queue_id in self._tasks]
-        for queue_id in held:
-            self._let_go[queue_id].set()
-        await asyncio.gather(*(self._tasks[queue_id] for queue_id in held))
-        for queue_id in held:
-            del self._tasks[queue_id], self._let_go[queue_id]
-            self.status.pop(queue_id, None)
-            _LOG.info("queue_let_go", queue=queue_id)
-        member.release(queue_ids)
+    def _release(self, member: GroupMember, queue_ids: Collection[int]) -> None:
+        for queue_id in queue_ids:
+            held = self._held.pop(queue_id, None)
+            if held is not None:
+                held.let_go.set()
+                self._leaving[queue_id] = asyncio.create_task(self._leave(held, member))
+            elif queue_id not in self._leaving:
+                member.release([queue_id])
 
-    async def _hold(self, queue_id: int, member: GroupMember) -> None:
+    async def _leave(self, held: "_Held", member: GroupMember) -> None:
+        """Waits until the queue has been let go, and says so."""
+        queue_id = held.queue_id
+        if held.task is not None:
+            await asyncio.wait([held.task])
+        if self.status.get(queue_id) is held.status:
+            del self.status[queue_id]
+        if self._leaving.get(queue_id) is asyncio.current_task():
+            del self._leaving[queue_id]
+        _LOG.info("queue_let_go", queue=queue_id)
+        member.release([queue_id])
+
+    async def _hold(self, held: "_Held", member: GroupMember) -> None:
         """Owns the queue until it is to be let go; after each doubt takes it over anew."""
         backoff = _Backoff()
-        let_go, status = self._let_go[queue_id], self.status[queue_id]
+        queue_id, let_go, status = held.queue_id, held.let_go, held.status
+        if held.earlier is not None:
+            await asyncio.wait([held.earlier])
         while not let_go.is_set():
             try:
-                await self._own(queue_id, member, backoff)
+                await self._own(held, member, backoff)
                 pause_ms = 0
             except (QueueHalted, UnknownRecordVersion) as error:
                 status.hold, status.why = Hold.HALTED, str(error)
@@ -178,8 +191,8 @@ class Settler:
             if pause_ms:
                 await self._pause(pause_ms, let_go)
 
-    async def _own(self, queue_id: int, member: GroupMember, backoff: "_Backoff") -> None:
-        status, let_go = self.status[queue_id], self._let_go[queue_id]
+    async def _own(self, held: "_Held", member: GroupMember, backoff: "_Backoff") -> None:
+        queue_id, status, let_go = held.queue_id, held.status, held.let_go
         memory = self._memories.setdefault(queue_id, QueueMemory())
         target = BatchTarget(self._topics, queue_id, self._owner, self._has_id_header)
         queue = OwnedQueue(target, self._ports, self._config, memory, status.counts)
@@ -214,6 +227,17 @@ class Settler:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A queue that was given to this process. `earlier`: it came back before it was let go, so that comes first."""
+
+    queue_id: int
+    earlier: "asyncio.Task[None] | None"
+    let_go: asyncio.Event = field(default_factory=asyncio.Event)
+    status: QueueStatus = field(default_factory=QueueStatus)
+    task: "asyncio.Task[None] | None" = None
 
 
 class _Backoff:

@@ -9,7 +9,7 @@ world.run(story())
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +35,8 @@ from bridge.settler.destinations import Destinations
 from bridge.settler.observer import QueueOwner
 from bridge.settler.ports import SettlerConfig, SettlerPorts
 from bridge.settler.settler import Settler
-from bridge.store.memory.process import MemoryProcess
+from bridge.store.memory.process import MemoryOwnerStore, MemoryProcess
+from bridge.store.message_store import OwnerStore
 from bridge.store.results import PutResult
 from tests.support.memory_world import MemoryWorld, make_memory_world
 
@@ -92,11 +93,16 @@ class SettlerWorld:
     def topics(self) -> InternalTopics:
         return self.memory.topics
 
-    def make_settler(self, process: MemoryProcess, name: str = "settler") -> Settler:
+    def make_settler(
+        self,
+        process: MemoryProcess,
+        name: str = "settler",
+        owners: Callable[[MemoryOwnerStore], OwnerStore] = lambda owners: owners,
+    ) -> Settler:
         clock = self.memory.clock
         ports = SettlerPorts(
             process.store,
-            process.owners,
+            owners(process.owners),
             Destinations(process.admin, clock),
             lambda _: self.times,
             self.observer,

@@ -1,0 +1,172 @@
+"""What a settler does with the queues it is given and must let go, one of them stuck."""
+
+import asyncio
+from collections.abc import Collection
+
+import pytest
+
+from bridge.core.message import Message, MessageQueue
+from bridge.settler.settler import Hold, Settler
+from bridge.store.memory.link import PASSES, Fate, NoFaults, Step, StepKind
+from bridge.store.memory.process import MemoryOwnerStore
+from bridge.store.message_store import BatchWriter, GroupChange, GroupMember, QueueReader
+from bridge.store.results import GroupGeneration
+from tests.support.settler_world import SettlerWorld, make_settler_world
+
+NONE: frozenset[int] = frozenset()
+ZERO, ONE = frozenset({0}), frozenset({1})
+
+
+class ScriptedMember:
+    """A group member that is told its changes by the test, and keeps what was released."""
+
+    def __init__(self) -> None:
+        self.changes: asyncio.Queue[GroupChange] = asyncio.Queue()
+        self.owned: set[int] = set()
+        self.released: list[int] = []
+
+    def tell(
+        self, *, gained: frozenset[int] = NONE, revoked: frozenset[int] = NONE, lost: frozenset[int] = NONE
+    ) -> None:
+        self.owned = (self.owned - revoked - lost) | gained
+        self.changes.put_nowait(GroupChange(gained, revoked, lost))
+
+    async def next_change(self) -> GroupChange:
+        return await self.changes.get()
+
+    def release(self, queue_ids: Collection[int]) -> None:
+        self.released += queue_ids
+
+    def is_owned(self, queue_id: int) -> bool:
+        return queue_id in self.owned
+
+    def get_generation(self) -> GroupGeneration:
+        return GroupGeneration("", None)
+
+    async def close(self) -> None:
+        return None
+
+
+class ScriptedOwners:
+    """The stores of a process, with that member."""
+
+    def __init__(self, owners: MemoryOwnerStore, member: ScriptedMember) -> None:
+        self._owners = owners
+        self._member = member
+
+    def open_reader(self, queue: MessageQueue, offset: int) -> QueueReader:
+        return self._owners.open_reader(queue, offset)
+
+    def open_writer(self, transactional_ids: tuple[str, str]) -> BatchWriter:
+        return self._owners.open_writer(transactional_ids)
+
+    def join_group(self, group: str, topic: str) -> GroupMember:
+        return self._member
+
+
+class StuckQueue(NoFaults):
+    """The owner of queue 0 stands still in its Kafka transactions while `is_stuck`."""
+
+    def __init__(self) -> None:
+        self.free = asyncio.Event()
+        self.is_stuck = False
+
+    async def before(self, step: Step) -> Fate:
+        if self.is_stuck and step.kind is StepKind.END and step.subject.endswith(("-0-0", "-0-1")):
+            await self.free.wait()
+        return PASSES
+
+
+class World:
+    """A settler whose membership the test scripts."""
+
+    def __init__(self) -> None:
+        self.faults = StuckQueue()
+        self.settlers: SettlerWorld = make_settler_world(queues=2, faults=self.faults)
+        self.member = ScriptedMember()
+        self.settler: Settler = self.settlers.make_settler(
+            self.settlers.memory.start_process("settler"), owners=lambda owners: ScriptedOwners(owners, self.member)
+        )
+
+    async def sleep(self, ms: int) -> None:
+        await self.settlers.memory.clock.sleep_ms(ms)
+
+    async def get_stuck(self) -> asyncio.Task[None]:
+        """Queue 0 is owned, and its owner does not come back from a batch."""
+        running = asyncio.create_task(self.settler.run_forever())
+        self.member.tell(gained=ZERO)
+        await self.settlers.settled()
+        self.faults.is_stuck = True
+        await self.settlers.prepare("a", Message("credits", None, b"v"))
+        await self.settlers.commit("a")
+        await self.sleep(500)
+        return running
+
+    async def end(self, running: asyncio.Task[None]) -> None:
+        self.settler.stop()
+        self.faults.free.set()
+        await running
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["revoked", "lost"])
+@pytest.mark.parametrize("is_together", [False, True], ids=["told apart", "told together"])
+def test_gained_queue_does_not_wait_for_one_that_is_stuck(*, is_lost: bool, is_together: bool) -> None:
+    """It is taken over at once; the stuck one is released when it has been let go, and only then (B, T)."""
+    world = World()
+
+    async def story() -> None:
+        running = await world.get_stuck()
+        gone = {"lost" if is_lost else "revoked": ZERO}
+        if is_together:
+            world.member.tell(gained=ONE, **gone)
+        else:
+            world.member.tell(**gone)
+            world.member.tell(gained=ONE)
+        await world.sleep(1_000)
+        assert world.settler.status[1].hold is Hold.OWNED
+        assert world.member.released == []
+        world.faults.free.set()
+        await world.sleep(1_000)
+        assert world.member.released == [0]
+        assert list(world.settler.status) == [1]
+        await world.end(running)
+
+    world.settlers.run(story())
+
+
+def test_queue_that_comes_back_is_owned_once() -> None:
+    """Its old task is let end first: two owners in one process would tell the checker different things."""
+    world = World()
+
+    async def story() -> None:
+        running = await world.get_stuck()
+        world.member.tell(lost=ZERO)
+        world.member.tell(gained=ZERO)
+        await world.sleep(1_000)
+        assert world.settler.status[0].hold is Hold.TAKING_OVER
+        world.faults.is_stuck = False
+        world.faults.free.set()
+        await world.sleep(1_000)
+        assert world.settler.status[0].hold is Hold.OWNED
+        assert world.settlers.memory.visible("credits") == [b"v"]
+        await world.end(running)
+
+    world.settlers.run(story())
+
+
+def test_settler_that_stops_waits_for_the_stuck_one_too() -> None:
+    """Whoever stops has let everything go, so that nothing of his is under way."""
+    world = World()
+
+    async def story() -> None:
+        running = await world.get_stuck()
+        world.member.tell(revoked=ZERO)
+        await world.sleep(1_000)
+        world.settler.stop()
+        await world.sleep(1_000)
+        assert not running.done()
+        world.faults.free.set()
+        await running
+        assert world.member.released == [0]
+
+    world.settlers.run(story())
