@@ -15,7 +15,7 @@ from api.metrics import HttpMetrics
 from api.openapi.document import make_document
 from api.openapi.operation import Json
 from api.problems import MALFORMED_REQUEST, METHOD_NOT_ALLOWED, NOT_FOUND, Problem, Rejected
-from api.routes import checks, health, messages, parked, producer_groups, resolutions, search, transactions
+from api.routes import checks, health, messages, pages, parked, producer_groups, resolutions, search, transactions
 from api.services import Services
 
 _TAGS = [
@@ -57,14 +57,14 @@ def create_app(services: Services, *, is_api: bool = True) -> FastAPI:
         summary="Transactional messages for Kafka over HTTP",
         version=version("outbox-bridge"),
         openapi_tags=_TAGS,
-        docs_url="/docs",
+        docs_url=None,  # api.routes.pages has them, without other hosts
         redoc_url=None,
         redirect_slashes=False,
     )
     app.state.services = services
     app.state.traffic = Traffic(services.limits.in_flight)
     app.state.doorkeeper = Doorkeeper()  # hears from the server where it listens
-    for router in _ROUTERS if is_api else (health.router,):
+    for router in (pages.router, *_ROUTERS) if is_api else (health.router,):
         app.router.routes.extend(router.routes)  # plainly: an included router hides its routes' methods and paths
     app.add_exception_handler(HTTPException, _on_http_exception)
     traffic: Traffic = app.state.traffic
