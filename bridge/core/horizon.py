@@ -30,7 +30,8 @@ class Horizon:
     """L and O of one queue.
 
     `live` is the owner's table of transactions that are not final, or blocked. An op message's offset
-    enters as a lower bound: the first op offset of the Kafka transaction that wrote it.
+    enters as a lower bound: the first op offset of the Kafka transaction that wrote it. `monotonic_ms`: the owner's
+    clock; what has ended is remembered until it agrees with journal time, which jumps when brokers' clocks are set.
     """
 
     def __init__(self, live: Mapping[str, Transaction], config: HorizonConfig) -> None:
@@ -41,7 +42,8 @@ class Horizon:
         self._marked: deque[_Marked] = deque()
         self._uncopied: list[tuple[int, str]] = []  # heap of blocked ones without a parked copy: appended, id
         self._noted_blocked: set[str] = set()  # ids that are, or were, in that heap
-        self._ended: deque[tuple[int, int, str]] = deque()  # ended_ms, bound, id
+        self._ended: deque[tuple[int, int, str, int]] = deque()  # ended_ms, bound, id, known since (monotonic)
+        self.monotonic_ms = 0
         self._moves: deque[tuple[int, int]] = deque()  # S after a Kafka transaction, its first op offset
 
     def add_half(self, t: Transaction) -> None:
@@ -61,7 +63,7 @@ class Horizon:
         """A transaction ended and is published or needs no publishing: it holds O for a while."""
         self._bounds.pop(transaction_id, None)
         self._noted_blocked.discard(transaction_id)
-        self._ended.append((ended_ms, bound, transaction_id))
+        self._ended.append((ended_ms, bound, transaction_id, self.monotonic_ms))
 
     def move(self, s: int, op_start: int) -> None:
         """A Kafka transaction that begins at op offset `op_start` moved S to `s`."""
@@ -89,17 +91,22 @@ class Horizon:
         self._drop_stale_marks()
         if self._marked:
             first = min(first, self._marked[0].bound)
-        horizon = journal_ms - self._config.remember_ended_ms
-        for ended_ms, bound, _ in self._ended:
-            if ended_ms >= horizon:
+        horizon, known_ms = self._horizons(journal_ms)
+        for ended_ms, bound, _, since_ms in self._ended:
+            if ended_ms >= horizon or since_ms > known_ms:
                 return min(first, bound)
         return first
 
     def forget_ended(self, journal_ms: int) -> Iterator[str]:
         """Ids that ended longer ago than repeats can matter, at `journal_ms`; each is told once."""
-        horizon = journal_ms - self._config.remember_ended_ms
-        while self._ended and self._ended[0][0] < horizon:
+        horizon, known_ms = self._horizons(journal_ms)
+        while self._ended and self._ended[0][0] < horizon and self._ended[0][3] <= known_ms:
             yield self._ended.popleft()[2]
+
+    def _horizons(self, journal_ms: int) -> tuple[int, int]:
+        """What ended before the first, and has been known since the second, is not remembered."""
+        remember_ms = self._config.remember_ended_ms
+        return journal_ms - remember_ms, self.monotonic_ms - remember_ms
 
     def choose_put_backs(self, s: int, op_start: int, journal_ms: int, most: int) -> list[str]:
         """At most `most` live ones that have held L or O back for long, or whose body the journal drops soon."""

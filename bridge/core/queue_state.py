@@ -82,9 +82,12 @@ class QueueState:
         self._horizon = Horizon(self.live, config)
 
     @classmethod
-    def restore(cls, restored: Restored, times_of: TimesOf, config: HorizonConfig) -> "QueueState":
-        """The state an owner with this log would have. Raises QueueHalted."""
+    def restore(
+        cls, restored: Restored, times_of: TimesOf, config: HorizonConfig, monotonic_ms: int = 0
+    ) -> "QueueState":
+        """The state an owner with this log would have, by its clock. Raises QueueHalted."""
         state = cls(times_of, config)
+        state.keep_time(monotonic_ms)
         state.s, state.op_start = restored.position.s, restored.op_end
         state.journal_ms = restored.journal_ms
         state._horizon.move(restored.position.s, restored.op_floor)
@@ -105,6 +108,10 @@ class QueueState:
         """All records below `s` are decided; the last of them was appended at `stored_ms`."""
         self.s = s
         self.journal_ms = max(self.journal_ms, stored_ms)
+
+    def keep_time(self, monotonic_ms: int) -> None:
+        """The owner's own clock, which no broker can set forward."""
+        self._horizon.monotonic_ms = monotonic_ms
 
     def pass_time(self, read_through_ms: int) -> None:
         """Whatever is still to come was appended after this: so journal time goes on in an idle queue too."""

@@ -134,6 +134,7 @@ class OwnedQueue(QueueOwner):
         assert self._reader is not None
         read = await self._reader.get(self._config.max_batch_records, self._wait_ms())
         seen_at_ms = self._ports.clock.monotonic_ms()
+        self._state.keep_time(seen_at_ms)
         if read.messages:
             reach(FaultPoint.SETTLE_READ)
         records, last_ms, halted = self._decode(read.messages)
@@ -172,7 +173,8 @@ class OwnedQueue(QueueOwner):
     # --- reading ---
 
     async def _restore(self, taken: TakeOver) -> None:
-        self._state = QueueState.restore(taken.restored, self._ports.times_of, self._config.horizon)
+        ports, monotonic_ms = self._ports, self._ports.clock.monotonic_ms()
+        self._state = QueueState.restore(taken.restored, ports.times_of, self._config.horizon, monotonic_ms)
         for held in taken.held:
             if held.half.transaction_id in self._state.live:
                 self._bodies.keep(held.half, held.stored)

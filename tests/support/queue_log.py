@@ -106,6 +106,7 @@ class QueueLog:
         self.position = decode_position(self.op[-1][2])
         for t in plan.publishes.values():
             self.published += [(t.transaction_id, n) for n in range(len(held[t.transaction_id].messages))]
+        state.keep_time(state.journal_ms)
         state.confirm(made.sealed, self.op[-1][0])
         return list(effects)
 

@@ -43,6 +43,7 @@ def test_last_op_message_of_the_oldest_live_one_holds_the_op_topic() -> None:
     horizon.end("1", 57, 0)
     assert horizon.first_op_offset(0, 60, 0) == 55
     horizon.end("0", 58, 0)
+    horizon.monotonic_ms = 100
     assert horizon.first_op_offset(0, 60, 101) == 60
     assert not horizon.is_marked("0")
 
@@ -52,6 +53,7 @@ def test_ended_one_is_remembered_to_the_end_of_its_time() -> None:
     horizon, _ = horizon_of()
     horizon.end("a", 10, 500)
     horizon.end("b", 20, 550)
+    horizon.monotonic_ms = 1_000
     assert horizon.first_op_offset(0, 60, 600) == 10
     assert list(horizon.forget_ended(600)) == []
     assert horizon.first_op_offset(0, 60, 601) == 20
@@ -59,6 +61,19 @@ def test_ended_one_is_remembered_to_the_end_of_its_time() -> None:
     assert list(horizon.forget_ended(651)) == ["b"]
     assert list(horizon.forget_ended(10_000)) == []
     assert horizon.first_op_offset(0, 60, 651) == 60
+
+
+def test_ended_one_is_remembered_for_as_long_by_the_owners_clock_too() -> None:
+    """Journal time may have jumped."""
+    horizon, _ = horizon_of()
+    horizon.monotonic_ms = 7_000
+    horizon.end("a", 10, 500)
+    horizon.monotonic_ms = 7_099
+    assert horizon.first_op_offset(0, 60, 10_000) == 10
+    assert list(horizon.forget_ended(10_000)) == []
+    horizon.monotonic_ms = 7_100
+    assert horizon.first_op_offset(0, 60, 10_000) == 60
+    assert list(horizon.forget_ended(10_000)) == ["a"]
 
 
 def test_first_position_beyond_l_holds_the_op_topic() -> None:

@@ -190,6 +190,7 @@ def state_with(*numbers: int) -> QueueState:
 def seal(state: QueueState, *transactions: Transaction) -> Position:
     """Writes these as op messages in one Kafka transaction."""
     position = state.next_position(transactions, "me")
+    state.keep_time(state.journal_ms)  # the owner's clock, which goes as journal time goes here
     state.confirm([Sealed(t, encode_op(OpMessage(t))) for t in transactions], state.op_start + len(transactions))
     return position
 
