@@ -59,7 +59,7 @@ class CheckService(SettlerObserver):
 
     def queue_taken(self, owner: QueueOwner, prepared: Iterable[Transaction]) -> None:
         self._desk.owners[owner.queue_id] = owner
-        self._desk.timetable.add_queue(owner.queue_id, prepared)
+        self._desk.timetable.add_queue(owner.queue_id, prepared, self._desk.moment_of(owner.queue_id))
 
     def prepared(self, queue_id: int, transactions: Sequence[Transaction], read_monotonic_ms: int) -> None:
         self._desk.timetable.set_prepared(queue_id, transactions, read_monotonic_ms)

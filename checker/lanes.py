@@ -30,12 +30,15 @@ class Head(Enum):
 
 class Entry(Struct, gc=False, eq=False):
     """A PREPARED transaction. `is_waiting`: its due time is in the heap; `answered`: number of the check whose
-    answer is in the journal and not yet reported; `not_before_ms`: by the monotonic clock."""
+    answer is in the journal and not yet reported; `not_before_ms`: by the monotonic clock. `since_ms`: by it too, when
+    its life was seen to begin, None if it was read back; `life_end_ms`: Kafka's time before which that is not over."""
 
     transaction: Transaction
     answered: int = 0
     due_ms: int = 0
     not_before_ms: int = 0
+    since_ms: int | None = None
+    life_end_ms: int = 0
     is_waiting: bool = False
     had_round: bool = False
     found_no_endpoint: bool = False
@@ -53,10 +56,14 @@ class _Lane:
 
 
 class QueueTable:
-    """The transactions of one queue. Lanes at rest are registered with their earliest due time in `_fronts`."""
+    """The transactions of one queue. Lanes at rest are registered with their earliest due time in `_fronts`.
 
-    def __init__(self, queue_id: int, prepared: Iterable[Transaction]) -> None:
+    `taken`: how the queue stood when it was taken over; ages of what was read back are believed as they were then.
+    """
+
+    def __init__(self, queue_id: int, prepared: Iterable[Transaction], taken: Moment | None = None) -> None:
         self.queue_id = queue_id
+        self.taken = taken
         self.unsorted = {t.transaction_id: t for t in reversed(list(prepared))}  # popitem gives the first one first
         self.entries: dict[str, Entry] = {}
         self._lanes: dict[str, _Lane] = {}

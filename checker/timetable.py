@@ -46,9 +46,9 @@ class Timetable:
 
     # --- what the settler says ---
 
-    def add_queue(self, queue_id: int, prepared: Iterable[Transaction]) -> None:
-        """Takes note of a queue; `tidy` brings its transactions into order bit by bit."""
-        self._tables[queue_id] = QueueTable(queue_id, prepared)
+    def add_queue(self, queue_id: int, prepared: Iterable[Transaction], taken: Moment | None = None) -> None:
+        """Takes note of a queue, `taken` over just now; `tidy` brings its transactions into order bit by bit."""
+        self._tables[queue_id] = QueueTable(queue_id, prepared, taken)
 
     def drop_queue(self, queue_id: int) -> None:
         """Forgets a queue; what is in flight stays in flight."""
@@ -73,13 +73,17 @@ class Timetable:
         if table is None:
             return
         for transaction in transactions:
-            table.unsorted.pop(transaction.transaction_id, None)
+            before = table.unsorted.pop(transaction.transaction_id, None)
             entry = table.entries.get(transaction.transaction_id)
-            if entry is None:
+            if entry is not None:
+                before = entry.transaction
+            else:
                 entry = Entry(transaction)
                 if transaction.at == transaction.half and not transaction.check_times:
                     first_delay_ms = transaction.next_due_ms - transaction.appended_ms
                     entry.not_before_ms = read_monotonic_ms + first_delay_ms
+            if before is None or before.since_ms != transaction.since_ms:
+                entry.since_ms, entry.life_end_ms = read_monotonic_ms, 0
             entry.transaction = transaction
             self._add(table, entry)
 
@@ -144,7 +148,9 @@ class Timetable:
 
     def set_unanswered(self, ask: Ask, retry_ms: int, *, found_no_endpoint: bool) -> None:
         """Nobody answered: again at `retry_ms`, or parked when its life is over."""
-        entry = self._land(ask, self._within_life(ask.transaction, retry_ms), was_tried=True)
+        table = self._tables.get(ask.queue_id)
+        known = table.entries.get(ask.transaction.transaction_id) if table else None
+        entry = self._land(ask, retry_ms if known is None else self._within_life(known, retry_ms), was_tried=True)
         if entry is not None:
             entry.found_no_endpoint = found_no_endpoint
 
@@ -190,11 +196,22 @@ class Timetable:
         transaction = entry.transaction
         if not entry.had_round:
             return transaction.next_due_ms
-        return self._within_life(transaction, transaction.next_due_ms)
+        return self._within_life(entry, transaction.next_due_ms)
 
-    def _within_life(self, transaction: Transaction, due_ms: int) -> int:
-        times = self._times_of(transaction.group)
-        return due_ms if is_exhausted(transaction, times) else min(due_ms, life_end_ms(transaction, times))
+    def _within_life(self, entry: Entry, due_ms: int) -> int:
+        times = self._times_of(entry.transaction.group)
+        if is_exhausted(entry.transaction, times):
+            return due_ms
+        return min(due_ms, max(life_end_ms(entry.transaction, times), entry.life_end_ms))
+
+    @staticmethod
+    def _left_of_life_ms(table: QueueTable, entry: Entry, end_ms: int, moment: Moment) -> int:
+        """What is left of its life by the monotonic clock: append times jump when a broker's clock is set."""
+        if entry.since_ms is not None:
+            return end_ms - entry.transaction.since_ms - (moment.monotonic_ms - entry.since_ms)
+        if table.taken is None:
+            return 0
+        return end_ms - table.taken.now_ms - (moment.monotonic_ms - table.taken.monotonic_ms)
 
     def _by_head(self, group: str) -> list[QueueTable]:
         heads = [(table.head_ms(group), table.queue_id) for table in self._tables.values()]
@@ -205,6 +222,11 @@ class Timetable:
         times = self._times_of(transaction.group)
         due, why = decide_due(transaction, times, moment.now_ms, had_round=entry.had_round)
         entry.answered = 0
+        if why == MAX_LIFE:
+            left_ms = self._left_of_life_ms(table, entry, life_end_ms(transaction, times), moment)
+            if left_ms > 0:
+                entry.life_end_ms = moment.now_ms + left_ms
+                due = Due.ASK if moment.now_ms >= transaction.next_due_ms else Due.NOTHING
         if due is Due.ASK:
             self._in_flight.add(transaction.transaction_id)
             taken.asks.append(Ask(transaction, table.queue_id, entry.due_ms))

@@ -2,9 +2,14 @@
 
 import pytest
 
+from bridge.core.config import CheckTimes
 from bridge.core.message import Message
 from bridge.core.op_message import AnswerCode
+from bridge.core.record import Act, ActRecord
+from bridge.core.transaction import MAX_LIFE, TransactionState
+from tests.support.checked_world import CheckedWorld
 from tests.support.settler_world import SettlerWorld, make_settler_world
+from tests.unit.checker.world import saying
 
 MINUTE_MS = 60_000
 
@@ -67,3 +72,56 @@ def test_what_ended_is_forgotten_when_both_clocks_say_so() -> None:
             assert world.read_op().positions[-1].o > first_o
 
     world.run(story())
+
+
+@pytest.mark.parametrize("is_read_back", [False, True], ids=["read live", "read back"])
+def test_life_lasts_as_long_as_it_should_although_the_clock_jumps(*, is_read_back: bool) -> None:
+    """By an hour, ten seconds after a prepare with half an hour to live: parked after half an hour (S)."""
+    story = CheckedWorld(CheckTimes(max_checks=1_000, max_lifetime_ms=30 * MINUTE_MS))
+    story.serve(saying("UNKNOWN"))
+    world = story.world
+
+    async def body() -> None:
+        async with story.checking("first"):
+            await world.prepare("a", Message("credits", b"k", b"v"))
+            await world.settled()
+        async with story.checking("second"):
+            if not is_read_back:
+                await world.rollback("a")
+                await world.prepare("b", Message("credits", b"k", b"v"))
+            name = "a" if is_read_back else "b"
+            await story.sleep(10_000)
+            world.memory.clock.shift_wall_clock(60 * MINUTE_MS)
+            await pass_others(world, "x")
+            await story.sleep(28 * MINUTE_MS)
+            assert world.op_of(name).transaction.state is TransactionState.PREPARED
+            before = len(story.calls)
+            await story.sleep(3 * MINUTE_MS)
+            parked = world.op_of(name).transaction
+            assert (parked.state, parked.why) == (TransactionState.PARKED, MAX_LIFE)
+            assert len(story.calls) - before <= 6, "asked at its interval, not more often"
+
+    world.run(body())
+
+
+def test_resumed_one_has_its_whole_life_although_the_clock_jumps() -> None:
+    """A new life is counted anew by both clocks (S)."""
+    story = CheckedWorld(CheckTimes(max_checks=1_000, max_lifetime_ms=30 * MINUTE_MS))
+    story.serve(saying("UNKNOWN"))
+    world = story.world
+
+    async def body() -> None:
+        async with story.checking():
+            await world.prepare("a", Message("credits", b"k", b"v"))
+            await story.sleep(35 * MINUTE_MS)
+            assert world.op_of("a").transaction.state is TransactionState.PARKED
+            await world.act(ActRecord(world.id_of("a"), Act.RESUME, "me", "fixed", 0))
+            await story.sleep(10_000)
+            world.memory.clock.shift_wall_clock(60 * MINUTE_MS)
+            await pass_others(world, "x")
+            await story.sleep(28 * MINUTE_MS)
+            assert world.op_of("a").transaction.state is TransactionState.PREPARED
+            await story.sleep(3 * MINUTE_MS)
+            assert world.op_of("a").transaction.state is TransactionState.PARKED
+
+    world.run(body(), 3 * 60 * MINUTE_MS)
