@@ -397,9 +397,13 @@ class World:
             await self._insist(call, lambda: self._do(call, Deed(0, Verb.LOOK, instance), known))
 
     async def _insist(self, call: Call, ask: Callable[[], Awaitable[Heard]]) -> Heard:
-        """Asks until the answer is no doubt. T: it comes."""
+        """Asks until the answer is no doubt. T: it comes. A: all rests, so nobody hears "unknown" twice in a row."""
+        is_doubt = False
         for _ in range(40):
             heard = await ask()
+            if is_doubt and heard.outcome == "unknown":
+                raise Finding(f"client {call.number} was told {heard.code} twice in a row")
+            is_doubt = heard.outcome == "unknown"
             if heard.outcome == "ok" or (heard.outcome == "fail" and heard.code not in _TRY_AGAIN):
                 return heard
             await self.clock.sleep_ms(1_000)
