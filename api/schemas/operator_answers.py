@@ -114,7 +114,7 @@ class EndpointRemovedAnswer(Struct):
 
 
 class SecretAnswer(Struct):
-    """A new signing secret, shown once. The one before it signs too for 24 h."""
+    """A new signing secret, shown once. Each one before it signs for 24 h after it was replaced."""
 
     name: GroupName
     secret: str

@@ -21,6 +21,7 @@ from bridge.sql.tables import directory_version, endpoints, producer_groups, sec
 from bridge.sql.transactions import count_live
 
 OLD_SECRET_SIGNS_MS = 86_400_000
+MAX_SIGNING = 16  # of one group at a time; verifiers compare no more signatures
 
 
 class GroupPut(NamedTuple):
@@ -89,12 +90,15 @@ def delete_group(conn: Connection, name: str) -> GroupDeletion:
 
 
 def rotate_secret(conn: Connection, name: str, now_ms: int) -> str | None:
-    """A new secret; the one before it signs for another 24 h, older ones no more. None: no such group."""
+    """A new secret; each that was current within the last 24 h signs too, up to a number. None: no such group."""
     if conn.execute(sa.select(producer_groups.c.name).where(producer_groups.c.name == name)).first() is None:
         return None
     of_group = secrets.c.producer_group == name
-    conn.execute(sa.delete(secrets).where(of_group, secrets.c.expires_ms.is_not(None)))
-    conn.execute(sa.update(secrets).where(of_group).values(expires_ms=now_ms + OLD_SECRET_SIGNS_MS))
+    is_current = secrets.c.expires_ms.is_(None)
+    conn.execute(sa.update(secrets).where(of_group, is_current).values(expires_ms=now_ms + OLD_SECRET_SIGNS_MS))
+    newest = sa.select(secrets.c.id).where(of_group).order_by(secrets.c.id.desc()).limit(MAX_SIGNING - 1)
+    is_over = sa.or_(secrets.c.expires_ms <= now_ms, secrets.c.id.not_in(newest))
+    conn.execute(sa.delete(secrets).where(of_group, is_over))
     secret = _add_secret(conn, name, now_ms)
     move_version(conn)
     return secret

@@ -26,6 +26,8 @@ from bridge.sql.redrive import JobState, RedriveJob, advance_job, claim_job, cre
 from bridge.sql.stats import AGE_BOUNDS_S, read_stats
 from bridge.sql.tables import endpoints, group_counts, transactions
 from bridge.sql.transactions import find_many, read_positions, read_timeline
+from checker.signing import sign_call
+from outbox.signature import SignatureVerifier
 from tests.support.virtual_time import VirtualClock
 
 pytest_plugins = ["tests.support.postgres"]
@@ -61,16 +63,31 @@ async def test_secret_is_told_once_and_signs(directory: SqlDirectory) -> None:
 
 
 async def test_old_secret_signs_for_a_day_more(directory: SqlDirectory, clock: VirtualClock) -> None:
-    """Receivers change over without a gap; never more than two sign (77)."""
+    """Receivers change over without a gap (77), also if it is rotated again on the same day."""
     first = (await directory.put_group("shop", DEFAULT_SETTINGS, [])).secret
     second = await directory.rotate_secret("shop")
     assert secrets_of(directory) == [second, first]
+    clock.shift_wall_clock(HOUR_MS)
     third = await directory.rotate_secret("shop")
+    assert secrets_of(directory) == [third, second, first]
+    clock.shift_wall_clock(23 * HOUR_MS)
+    await directory.refresh()
     assert secrets_of(directory) == [third, second]
-    clock.shift_wall_clock(24 * HOUR_MS)
+    clock.shift_wall_clock(HOUR_MS)
     await directory.refresh()
     assert secrets_of(directory) == [third]
     assert await directory.rotate_secret("nobody") is None
+
+
+async def test_so_many_secrets_sign_as_receivers_take(directory: SqlDirectory) -> None:
+    """Whoever rotates in a circle gets the newest; calls do not grow without end, and the others are forgotten."""
+    made = [(await directory.put_group("shop", DEFAULT_SETTINGS, [])).secret]
+    made += [await directory.rotate_secret("shop") for _ in range(20)]
+    signing = secrets_of(directory)
+    assert signing == made[:-17:-1]
+    headers = sign_call(signing, "msg_1", 0, "{}")
+    assert headers is not None
+    SignatureVerifier([str(made[5])]).verify(headers, b"{}", 0)
 
 
 def secrets_of(directory: SqlDirectory) -> list[str]:
