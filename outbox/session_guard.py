@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from outbox.errors import Misuse
 
 NoteLost = Callable[[], None]
-_Listener = tuple[Any, str, Callable[..., None]]
+_Listen = Callable[[Any, str, Callable[..., None]], None]
 
 
 class SessionGuard(Protocol):
@@ -38,17 +38,13 @@ class NoGuard:
 class EventGuard:
     """By SQLAlchemy's events of one session or connection."""
 
-    def __init__(self, make_listeners: Callable[[NoteLost], list[_Listener]]) -> None:
-        self._make_listeners = make_listeners
-        self._listeners: list[_Listener] = []
+    def __init__(self, watch: Callable[[NoteLost, _Listen], None]) -> None:
+        self._watch = watch
+        self._listeners: list[tuple[Any, str, Callable[..., None]]] = []
 
     def arm(self, note_lost: NoteLost) -> None:
         """As promised."""
-        from sqlalchemy import event  # noqa: PLC0415 - slow to import, and here it is already
-
-        self._listeners = self._make_listeners(note_lost)
-        for target, name, listener in self._listeners:
-            event.listen(target, name, listener)
+        self._watch(note_lost, self._listen)
 
     def disarm(self) -> None:
         """As promised."""
@@ -57,6 +53,12 @@ class EventGuard:
         for target, name, listener in self._listeners:
             event.remove(target, name, listener)
         self._listeners = []
+
+    def _listen(self, target: Any, name: str, listener: Callable[..., None]) -> None:  # noqa: ANN401 - SQLAlchemy's own
+        from sqlalchemy import event  # noqa: PLC0415 - slow to import, and here it is already
+
+        event.listen(target, name, listener)
+        self._listeners.append((target, name, listener))
 
 
 def guard_of(session: object) -> SessionGuard:
@@ -72,13 +74,21 @@ def guard_of(session: object) -> SessionGuard:
     for name in ("sync_session", "sync_connection"):  # asyncio's wrap them
         target = getattr(target, name, target)
     if isinstance(target, Session):
-        return EventGuard(lambda note_lost: _session_listeners(target, note_lost))
+        return EventGuard(lambda note_lost, listen: _watch_session(target, note_lost, listen))
     if isinstance(target, Connection):
-        return EventGuard(lambda note_lost: _connection_listeners(target, note_lost))
+        return EventGuard(lambda note_lost, listen: _watch_connection(target, note_lost, listen))
     return NoGuard()
 
 
-def _session_listeners(session: Any, note_lost: NoteLost) -> list[_Listener]:  # noqa: ANN401 - SQLAlchemy's own
+def _watch_session(session: Any, note_lost: NoteLost, listen: _Listen) -> None:  # noqa: ANN401 - SQLAlchemy's own
+    """Its connections too: whoever asks for one may end its transaction behind the session's back."""
+    watched: list[object] = []
+
+    def watch(connection: Any) -> None:  # noqa: ANN401
+        if not any(connection is one for one in watched):
+            watched.append(connection)
+            _watch_connection(connection, note_lost, listen)
+
     def refuse(_: object) -> None:
         if not session.in_nested_transaction():  # savepoints come and go
             _refuse()
@@ -87,10 +97,15 @@ def _session_listeners(session: Any, note_lost: NoteLost) -> list[_Listener]:  #
         if ended.parent is None:
             note_lost()
 
-    return [(session, "before_commit", refuse), (session, "after_transaction_end", note)]
+    listen(session, "before_commit", refuse)
+    listen(session, "after_transaction_end", note)
+    listen(session, "after_begin", lambda _session, _transaction, connection: watch(connection))
+    begun = session.get_transaction()
+    for connection, *_ in () if begun is None else list(begun._connections.values()):  # noqa: SLF001 - nothing else tells
+        watch(connection)
 
 
-def _connection_listeners(connection: Any, note_lost: NoteLost) -> list[_Listener]:  # noqa: ANN401
+def _watch_connection(connection: Any, note_lost: NoteLost, listen: _Listen) -> None:  # noqa: ANN401
     def refuse(_: object) -> None:
         # a connection takes its transaction for over after a failed commit, and would not roll it back any more
         connection.dialect.do_rollback(connection.connection)
@@ -100,7 +115,8 @@ def _connection_listeners(connection: Any, note_lost: NoteLost) -> list[_Listene
     def note(_: object) -> None:
         note_lost()
 
-    return [(connection, "commit", refuse), (connection, "rollback", note)]
+    listen(connection, "commit", refuse)
+    listen(connection, "rollback", note)
 
 
 def _refuse() -> None:

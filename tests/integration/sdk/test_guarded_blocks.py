@@ -1,6 +1,6 @@
 """Blocks around code that commits or rolls back by itself: rows and messages stay together, or the caller is told."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -52,12 +52,25 @@ def place(face: Bridge, session: Any, then: Callable[[], object]) -> None:
         then()
 
 
-async def place_awaited(face: AsyncBridge, session: AsyncSession | AsyncConnection) -> None:
+async def place_awaited(
+    face: AsyncBridge,
+    session: AsyncSession | AsyncConnection,
+    commit: Callable[[AsyncSession | AsyncConnection], Awaitable[None]],
+) -> None:
     """An order, its message, and a commit in the body."""
     async with face.transaction(session) as transaction:
         await session.execute(ORDERS.insert())
         transaction.send("orders", value="v")
-        await session.commit()
+        await commit(session)
+
+
+async def commit_session(session: AsyncSession | AsyncConnection) -> None:
+    await session.commit()
+
+
+async def commit_connection(session: AsyncSession | AsyncConnection) -> None:
+    """A session's own, if it is one."""
+    await (await session.connection() if isinstance(session, AsyncSession) else session).commit()
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
@@ -72,6 +85,71 @@ def test_commit_in_a_block_is_refused_before_it_happens(
         session.commit()  # after the block it is its owner's again
     assert orders(engine) == [1]
     assert bridge.states_of(face.producer_group) == []
+
+
+WAYS_AROUND: dict[str, Callable[[Session], object]] = {
+    "connection": lambda session: session.connection().commit(),
+    "its transaction": lambda session: session.connection().get_transaction().commit(),  # type: ignore[union-attr]
+    "inside a savepoint": lambda session: session.begin_nested() and session.connection().commit(),
+    "the session's transaction": lambda session: session.get_transaction().commit(),  # type: ignore[union-attr]
+}
+
+
+@pytest.mark.filterwarnings("ignore:nested transaction already deassociated")  # the savepoint went with the rest
+@pytest.mark.parametrize("was_used", [False, True], ids=["fresh", "used before"])
+@pytest.mark.parametrize("commit", WAYS_AROUND.values(), ids=WAYS_AROUND)
+def test_commit_behind_the_back_of_the_session_is_refused(
+    bridge: SocketBridge, engine: sa.Engine, face: Bridge, commit: Callable[[Session], object], was_used: bool
+) -> None:
+    """On the connection that it works with, which it may have had before the block."""
+    with Session(engine) as session:
+        if was_used:
+            session.execute(sa.select(ORDERS))
+        with pytest.raises(Misuse):
+            place(face, session, lambda: commit(session))
+        assert orders(engine) == []
+        session.execute(ORDERS.insert())
+        session.connection().commit()  # after the block it is its owner's again
+    assert orders(engine) == [1]
+    assert bridge.states_of(face.producer_group) == []
+
+
+def test_commit_on_the_connection_that_is_swallowed_keeps_nothing(
+    bridge: SocketBridge, engine: sa.Engine, face: Bridge
+) -> None:
+    """Neither the rows nor their messages."""
+
+    def swallow(session: Session) -> None:
+        with pytest.raises(Misuse):
+            session.connection().commit()
+
+    with Session(engine) as session, pytest.raises(Misuse):
+        place(face, session, lambda: swallow(session))
+    assert (orders(engine), bridge.states_of(face.producer_group)) == ([], [])
+
+
+def test_message_whose_rows_were_rolled_back_on_the_connection_is_not_sent(
+    bridge: SocketBridge, engine: sa.Engine, face: Bridge
+) -> None:
+    """The session hears nothing of it, and would go on."""
+    with Session(engine) as session, pytest.raises(Misuse):
+        place(face, session, lambda: session.connection().rollback())
+    assert (orders(engine), bridge.states_of(face.producer_group)) == ([], [])
+
+
+def test_commits_of_others_are_free(engine: sa.Engine, face: Bridge) -> None:
+    """Another connection of the same engine belongs to somebody else."""
+    other = sa.create_engine("sqlite://")
+    with Session(engine) as session, other.connect() as conn, face.transaction(session) as transaction:
+        session.execute(sa.select(ORDERS))
+        with engine.connect() as read:
+            read.execute(sa.select(ORDERS))
+            read.commit()
+        conn.execute(sa.text("SELECT 1"))
+        conn.commit()
+        session.execute(ORDERS.insert())
+        transaction.send("orders", value="v")
+    assert orders(engine) == [1]
 
 
 def test_savepoints_in_a_block_are_free(engine: sa.Engine, face: Bridge) -> None:
@@ -119,7 +197,13 @@ def test_engine_is_no_session(engine: sa.Engine, face: Bridge) -> None:
         face.transaction(engine)  # type: ignore[arg-type]
 
 
-async def test_commit_in_a_block_of_an_event_loop_is_refused(bridge: SocketBridge, tmp_path: Path, group: str) -> None:
+@pytest.mark.parametrize("commit", [commit_session, commit_connection])
+async def test_commit_in_a_block_of_an_event_loop_is_refused(
+    bridge: SocketBridge,
+    tmp_path: Path,
+    group: str,
+    commit: Callable[[AsyncSession | AsyncConnection], Awaitable[None]],
+) -> None:
     """For sessions and connections alike."""
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
     async with engine.begin() as conn:
@@ -128,7 +212,7 @@ async def test_commit_in_a_block_of_an_event_loop_is_refused(bridge: SocketBridg
     async with AsyncBridge(bridge.url, group) as face:
         for session in made:
             with pytest.raises(Misuse):
-                await place_awaited(face, session)
+                await place_awaited(face, session, commit)
             await session.close()
     async with engine.connect() as conn:
         assert list(await conn.scalars(sa.select(ORDERS.c.id))) == []
