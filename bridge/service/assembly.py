@@ -125,7 +125,7 @@ def make_ports(stores: Stores, directory: GroupRegister, clock: Clock, config: S
         limits,
         Journal(stores.store, time, limits.max_in_flight),
         Hearing(follower, waiters),
-        Lookups(reads, Repeats(reads, ends, clock, limits.projection_wait_ms), KeyMemory()),
+        Lookups(reads, Repeats(reads, ends, clock, limits.projection_wait_ms), KeyMemory(clock)),
         Door(
             Destinations(stores.admin, clock, topics, time, config.destinations),
             directory,

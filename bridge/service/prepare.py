@@ -23,7 +23,7 @@ from bridge.service.contract import Outcome, PrepareCall, Prepared, RefusalCode,
 from bridge.service.current_reads import refuse_read
 from bridge.service.deadline import Deadline
 from bridge.service.ports import ServicePorts
-from bridge.service.repeats import Keyed, Known
+from bridge.service.repeats import Claim, Keyed, Known
 from bridge.service.waiters import BatchWait, Heard
 from bridge.store.results import PutResult, PutStatus
 
@@ -45,7 +45,10 @@ class _Seen(NamedTuple):
 
 @dataclass(slots=True)
 class _Draft:
-    """A call on its way. `is_asked_only`: it is known and not ended or blocked, so only its state is asked for."""
+    """A call on its way. `is_asked_only`: it is known and not ended or blocked, so only its state is asked for.
+
+    `is_claimed`: its idempotency key has been taken for it.
+    """
 
     index: int
     call: PrepareCall
@@ -54,6 +57,7 @@ class _Draft:
     is_waiting: bool
     place: int = -1
     is_asked_only: bool = False
+    is_claimed: bool = False
 
 
 class Preparer:
@@ -80,6 +84,7 @@ class Preparer:
                 random_bits = randomness >> _RANDOM_BITS * index & _RANDOM_MASK
                 drafts.append(self._draft(index, call, born_ms, random_bits, timeouts[call.group]))
         await batch.run(drafts, _TRIES)
+        batch.give_back_keys(drafts)
         return [answer for answer in batch.answers if answer is not None]
 
     async def _refuse(self, calls: Sequence[PrepareCall], deadline: Deadline) -> list[PrepareAnswer | None]:
@@ -165,6 +170,14 @@ class _Batch:
             if self.answers[draft.index] is None:
                 self.answers[draft.index] = self._answer(draft, wait.heard[place])
 
+    def give_back_keys(self, drafts: Sequence[_Draft]) -> None:
+        """A key whose transaction is certainly not stored may name another one, whatever the refusal was."""
+        for draft in drafts:
+            answer, key = self.answers[draft.index], draft.call.idempotency_key
+            is_refused = isinstance(answer, Refused) and answer.outcome is Outcome.NOT_APPLIED
+            if draft.is_claimed and key is not None and is_refused:
+                self._ports.lookups.keys.forget((draft.half.group, key))
+
     async def _drop_repeats(self, keyed: Sequence[_Draft], seen: _Seen) -> None:
         """Answers those whose transaction has ended, or whose key names another one."""
         lookups = self._ports.lookups
@@ -182,8 +195,14 @@ class _Batch:
         draft.is_asked_only = view is not None
         if view is not None:
             return None
-        if wanted.key in known.by_key or not self._ports.lookups.keys.claim(wanted.key, wanted.transaction_id):
+        claim = (
+            Claim.TAKEN
+            if wanted.key in known.by_key
+            else self._ports.lookups.keys.claim(wanted.key, wanted.transaction_id)
+        )
+        if claim is Claim.TAKEN:
             return Refused(RefusalCode.IDEMPOTENCY_KEY_REUSED, "the key was used with other content")
+        draft.is_claimed = draft.is_claimed or claim is Claim.MADE
         return None
 
     def _choose_waiting(self, drafts: Sequence[_Draft]) -> list[_Draft]:
@@ -246,8 +265,6 @@ class _Batch:
     def _let_go(self, draft: _Draft, wait: BatchWait) -> None:
         if draft.place >= 0:
             wait.drop(draft.place)
-        if draft.call.idempotency_key is not None:
-            self._ports.lookups.keys.forget((draft.half.group, draft.call.idempotency_key), draft.half.transaction_id)
 
     def _prepared(self, draft: _Draft, result: PutResult) -> Prepared:
         half = draft.half

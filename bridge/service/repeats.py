@@ -3,12 +3,14 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import NamedTuple
 
 import structlog
 
 from bridge.clock import Clock
 from bridge.core.errors import StoreError
+from bridge.core.record import SEEN_LIMIT_MS
 from bridge.core.view import TransactionView
 from bridge.service.current_reads import Currency, CurrentReads
 from bridge.service.deadline import Deadline
@@ -19,6 +21,7 @@ _LOG = structlog.get_logger()
 
 NOTE_LIMIT_MS = 60_000  # before SEEN; with SEEN_LIMIT_MS still inside the settler's memory of 2 minutes
 _RENEW_MS = 10_000
+_CLAIMED_MS = 2 * (SEEN_LIMIT_MS + NOTE_LIMIT_MS)  # appended by then or void, and by then in what is looked up
 
 GroupKey = tuple[str, str]
 
@@ -116,21 +119,45 @@ class Repeats:
         self._newest[queue_id] = _Note(await self._ends.note(queue_id, deadline), noted_ms)
 
 
-class KeyMemory:
-    """The keys this process used lately, so that a reuse with other content is known before it is in SQL."""
+class Claim(Enum):
+    """MADE: the key is this call's. HELD: by the same transaction. TAKEN: it names another one."""
 
-    def __init__(self, max_keys: int = 65_536) -> None:
-        self._ids: OrderedDict[GroupKey, str] = OrderedDict()
+    MADE = "made"
+    HELD = "held"
+    TAKEN = "taken"
+
+
+class KeyMemory:
+    """The keys this process used lately, so that a reuse with other content is known before it is in SQL.
+
+    A claim lasts as long as the projection may not know what was appended under it; after that it is as good as SQL.
+    """
+
+    def __init__(self, clock: Clock, max_keys: int = 65_536) -> None:
+        self._clock = clock
+        self._claims: OrderedDict[GroupKey, tuple[str, int]] = OrderedDict()  # id and time, oldest first
         self._max_keys = max_keys
 
-    def claim(self, key: GroupKey, transaction_id: str) -> bool:
-        """False if the key is known to name another transaction."""
-        known = self._ids.setdefault(key, transaction_id)
-        if len(self._ids) > self._max_keys:
-            self._ids.popitem(last=False)
-        return known == transaction_id
+    def claim(self, key: GroupKey, transaction_id: str) -> Claim:
+        """Takes the key for the transaction, or takes it again, unless it is known to name another one."""
+        now = self._clock.monotonic_ms()
+        self._drop_old(now)
+        known = self._claims.get(key)
+        if known is not None and known[0] != transaction_id:
+            return Claim.TAKEN
+        self._claims[key] = transaction_id, now
+        self._claims.move_to_end(key)
+        if len(self._claims) > self._max_keys:
+            self._claims.popitem(last=False)
+        return Claim.MADE if known is None else Claim.HELD
 
-    def forget(self, key: GroupKey, transaction_id: str) -> None:
-        """The transaction was certainly not stored after all."""
-        if self._ids.get(key) == transaction_id:
-            del self._ids[key]
+    def forget(self, key: GroupKey) -> None:
+        """What was claimed was certainly not stored after all."""
+        self._claims.pop(key, None)
+
+    def _drop_old(self, now: int) -> None:
+        while self._claims:
+            key, (_, at_ms) = next(iter(self._claims.items()))
+            if now - at_ms <= _CLAIMED_MS:
+                return
+            del self._claims[key]

@@ -142,6 +142,63 @@ def test_refused_one_does_not_hold_its_key(tmp_path: Path) -> None:
     world.run(story())
 
 
+def test_refused_one_that_could_not_be_heard_does_not_hold_its_key(tmp_path: Path) -> None:
+    """Whatever it is refused for: here there is no room to wait for the settlers' answer."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            full = api.ports.hearing.waiters.open([f"{n:028}" for n in range(200_000)])
+            refused = await prepare(world, api)
+            assert isinstance(refused, Refused)
+            assert (refused.code, refused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
+            full.close()
+            assert isinstance(await prepare(world, api, b"w"), Prepared)
+            assert len(await halves(world)) == 1
+
+    world.run(story())
+
+
+def test_refused_repeat_leaves_the_key_to_the_first(tmp_path: Path) -> None:
+    """It is not the repeat's to give back: the first one is stored, and SQL does not know it yet."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        half = world.settlers.memory.cluster.log.topics[world.topics.half]
+        async with world.serving() as api, world.settlers.settling():
+            await world.project()
+            assert isinstance(await prepare(world, api), Prepared)
+            half.is_denied = True
+            assert isinstance(await prepare(world, api), Refused)
+            half.is_denied = False
+            other = await prepare(world, api, b"w")
+            assert isinstance(other, Refused)
+            assert other.code is RefusalCode.IDEMPOTENCY_KEY_REUSED
+
+    world.run(story())
+
+
+def test_unknown_one_holds_its_key_for_minutes_only(tmp_path: Path) -> None:
+    """Until the projection knows whether it was stored; not until the process ends."""
+    faults = ScriptedFaults()
+    world = make_service_world(tmp_path, faults=faults)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            await api.transactions.prepare([world.call()])
+            faults.give(StepKind.PUT, Fate(request_ms=None), client="api")
+            first = await prepare(world, api)
+            assert isinstance(first, Refused)
+            assert first.outcome is Outcome.UNKNOWN
+            soon = await prepare(world, api, b"w")
+            assert isinstance(soon, Refused)
+            assert soon.code is RefusalCode.IDEMPOTENCY_KEY_REUSED
+            await world.sleep(181_000)
+            assert isinstance(await prepare(world, api, b"w"), Prepared)
+
+    world.run(story())
+
+
 def test_first_try_fetches_the_time(tmp_path: Path) -> None:
     """Without a known time SEEN is 0, the half message void for everybody, and the second one counts."""
     world = make_service_world(tmp_path)
