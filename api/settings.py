@@ -93,7 +93,7 @@ class SettlerSettings(_Section):
 
     session_ms: Annotated[int, Field(ge=1_000, le=60_000)] = 6_000
     put_back_records: Annotated[int, Field(ge=1)] = 100_000
-    held_body_bytes: Annotated[int, Field(ge=0)] = 134_217_728
+    held_body_bytes: Annotated[int, Field(ge=0)] = 67_108_864
 
 
 class LogSettings(_Section):

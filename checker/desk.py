@@ -1,5 +1,6 @@
 """What the loops of all groups share."""
 
+import asyncio
 import random
 import secrets
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from checker.caller import CheckCaller
 from checker.config import CheckerConfig
 from checker.counts import CheckCounts
 from checker.lanes import Moment
+from checker.large_calls import LargeCalls
 from checker.round_recorder import RoundRecorder
 from checker.slot_gate import SlotGate
 from checker.timetable import Timetable
@@ -55,6 +57,8 @@ class Desk:
         self.counts = CheckCounts()
         self.owners: dict[int, QueueOwner] = {}
         self.gate = SlotGate(config.total_calls)
+        self.large_calls = LargeCalls(config.large_calls)
+        self.rendering = asyncio.Lock()  # bodies of one round at a time are in memory
         self.recorder = RoundRecorder(ports.directory, ports.clock, self.counts)
         self.keeper = BoardKeeper(ports.board, ports.clock, self.counts, ports.random_text)
         self.timetable = Timetable(

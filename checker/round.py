@@ -1,7 +1,6 @@
 """One round: a batch of one group's transactions, asked about at its endpoints one after the other."""
 
-from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from bridge.core.record_codec import encode_end
 from bridge.core.transaction_id import queue_of
 from bridge.directory import Endpoint, UnansweredRound
 from bridge.fault_points import FaultPoint, reach
-from bridge.settler.observer import Body
+from bridge.settler.observer import BodiesRead, Body
 from bridge.store.results import PutResult, PutStatus
 from checker.caller import Call, Failure, Reply
 from checker.check_call import Answers, Check, decode_answers, encode_call, make_check
@@ -25,15 +24,14 @@ from checker.turns import GONE_MS, Order, Turns, retry_after_ms
 
 _LOG = structlog.get_logger()
 _JITTER = 0.2  # of the interval, so that what failed together does not come back together
-_FIRST_GUESS_BYTES = 64 * 1024
+_LARGE_RETRY_MS = 1_000
 
 
 @dataclass(slots=True)
 class GroupMemory:
-    """What a group's rounds remember: whose turn it is, and how large its checks are, about."""
+    """What a group's rounds remember: whose turn it is."""
 
     turns: Turns = field(default_factory=Turns)
-    check_bytes: int = _FIRST_GUESS_BYTES
 
 
 class _Open(NamedTuple):
@@ -54,12 +52,15 @@ class Round:
         self._failures: dict[str, tuple[Failure, str | None]] = {}
         self._webhook_id = ""
         self._answered = 0
+        self._has_large_call = False
 
     async def run(self) -> bool | None:
         """Whether anything was answered; None if nobody was called."""
         try:
             return await self._run()
         finally:
+            if self._has_large_call:
+                self._desk.large_calls.give_back(self._group, was_answered=self._answered > 0)
             for ask in list(self._flying.values()):
                 self._postpone(ask, self._desk.config.append_retry_ms)
 
@@ -92,40 +93,51 @@ class Round:
     # --- what is asked ---
 
     async def _render(self) -> None:
-        """Reads bodies in steps, so that a batch of large ones is never in memory at once."""
-        budget = self._desk.config.max_call_bytes
-        waiting = deque(self._flying.values())
-        used = 0
-        while waiting and used < budget:
-            count = max(1, (budget - used) // self._memory.check_bytes)
-            step = [waiting.popleft() for _ in range(min(count, len(waiting)))]
-            for ask, body in await self._bodies_of(step):
-                check = make_check(ask.transaction, body, self._desk.ports.random_text())
-                self._memory.check_bytes = max(1, (self._memory.check_bytes + len(check.text)) // 2)
-                if used and used + len(check.text) > budget:
-                    used = budget
-                    continue  # lands below: due again at once
-                used += len(check.text)
-                self._open[check.transaction_id] = _Open(ask, check)
+        """Reads and renders as much as one call may hold; what does not fit lands, and is due again at once.
+
+        The queue of the first ask comes first, so that none waits for ever behind another's large bodies.
+        """
+        most, used = self._desk.config.max_call_bytes, 0
+        async with self._desk.rendering:
+            for queue_id in dict.fromkeys([ask.queue_id for ask in self._flying.values()]):
+                asks = [ask for ask in self._flying.values() if ask.queue_id == queue_id]
+                for ask, body in await self._bodies_of(queue_id, asks, most - used):
+                    if used >= most:
+                        break
+                    used += self._open_check(ask, body, most - used)
+                if used >= most:
+                    break
         for ask in [ask for id_, ask in self._flying.items() if id_ not in self._open]:
             self._postpone(ask, 0)
 
-    async def _bodies_of(self, asks: Collection[Ask]) -> list[tuple[Ask, Body]]:
-        """Bodies that could be read; the others land here."""
-        found: list[tuple[Ask, Body]] = []
-        for queue_id in {ask.queue_id for ask in asks}:
-            wanted = [ask for ask in asks if ask.queue_id == queue_id]
-            owner = self._desk.owners.get(queue_id)
-            try:
-                bodies = await owner.get_bodies([ask.transaction for ask in wanted]) if owner else {}
-            except BridgeError as error:
-                _LOG.warning("bodies_not_read", queue=queue_id, error=type(error).__name__)
-                for ask in wanted:
-                    self._postpone(ask, self._desk.config.append_retry_ms)
-                continue
-            found += [(ask, bodies[ask.transaction.transaction_id]) for ask in wanted if _id_of(ask) in bodies]
-            self._give_up({_id_of(ask): (Failure.NO_BODY, None) for ask in wanted if _id_of(ask) not in bodies})
-        return found
+    def _open_check(self, ask: Ask, body: Body, room: int) -> int:
+        """What it takes of the call's room. One that is too large for any call goes alone, if it may now."""
+        check = make_check(ask.transaction, body, self._desk.ports.random_text())
+        size = len(check.text)
+        if size > room:
+            if self._open:
+                return room
+            self._has_large_call = self._desk.large_calls.take(self._group)
+            if not self._has_large_call:
+                self._postpone(ask, _LARGE_RETRY_MS)
+                return 0
+        self._open[check.transaction_id] = _Open(ask, check)
+        return size
+
+    async def _bodies_of(self, queue_id: int, asks: Sequence[Ask], max_bytes: int) -> list[tuple[Ask, Body]]:
+        """The first bodies that could be read; asks whose body cannot be read, or is nowhere, land here."""
+        owner = self._desk.owners.get(queue_id)
+        found, asked = BodiesRead({}, len(asks))
+        try:
+            if owner is not None:
+                found, asked = await owner.get_bodies([ask.transaction for ask in asks], max_bytes)
+        except BridgeError as error:
+            _LOG.warning("bodies_not_read", queue=queue_id, error=type(error).__name__)
+            for ask in asks:
+                self._postpone(ask, self._desk.config.append_retry_ms)
+            return []
+        self._give_up({_id_of(ask): (Failure.NO_BODY, None) for ask in asks[:asked] if _id_of(ask) not in found})
+        return [(ask, found[_id_of(ask)]) for ask in asks[:asked] if _id_of(ask) in found]
 
     def _drop_ended(self) -> None:
         """No check starts after a resolution, or for a queue that is not ours any more."""
@@ -153,7 +165,9 @@ class Round:
         self._desk.counts.calls += 1
         most = self._desk.config.max_answer_bytes(len(checks))
         reach(FaultPoint.CHECK_SIGNED)
-        reply = await self._desk.ports.caller.call(Call(url, headers, text.encode(), self._calls.call_timeout_ms, most))
+        call = Call(url, headers, text.encode(), self._calls.call_timeout_ms, most)
+        del text  # a call may wait for long
+        reply = await self._desk.ports.caller.call(call)
         answers = self._read(url, reply)
         if answers.resolutions:
             await self._append(reply, answers.resolutions)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from bridge.core.message import Header, Message
+from bridge.core.message import Header, Message, StoredMessage
 from bridge.core.properties import TRANSACTION_ID_HEADER
 from bridge.core.transaction_id import TRANSACTION_ID_LENGTH
 
@@ -10,6 +10,7 @@ from bridge.core.transaction_id import TRANSACTION_ID_LENGTH
 # of lengths of key and value, 3 of the number of headers. Some bytes more, so that no other estimate is stricter.
 _RECORD_OVERHEAD_BYTES = 90
 _HEADER_OVERHEAD_BYTES = 8
+_OBJECTS_BYTES = 600  # tuples, header list and property strings around a small body
 ID_HEADER_BYTES = _HEADER_OVERHEAD_BYTES + len(TRANSACTION_ID_HEADER) + TRANSACTION_ID_LENGTH
 
 
@@ -17,6 +18,12 @@ def count_body_bytes(message: Message) -> int:
     """Key, value and headers as they were given."""
     size = len(message.key or b"") + len(message.value or b"")
     return size + _count_headers(message.headers, 0) if message.headers else size
+
+
+def count_stored_bytes(stored: StoredMessage) -> int:
+    """What a message of the log takes in memory, about."""
+    size = _OBJECTS_BYTES + len(stored.key or b"") + len(stored.value or b"")
+    return size + _count_headers(stored.headers, 0) if stored.headers else size
 
 
 def count_record_bytes(message: Message) -> int:

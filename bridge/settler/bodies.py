@@ -1,27 +1,40 @@
 """Bodies of pending transactions: in memory up to a byte budget, beyond it re-read by offset in batches."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
 from bridge.core.message import MessageQueue, StoredMessage
 from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_parked, decode_record
+from bridge.core.record_size import count_stored_bytes
 from bridge.core.topics import PARKED_QUEUE, InternalTopics
 from bridge.core.transaction import Transaction
 from bridge.settler.batch import Held
 from bridge.store.message_store import MessageStore
 
-_OVERHEAD_BYTES = 600  # tuples, header list and property strings around a small body
+_FIRST_GUESS_BYTES = 2_048
+
+
+class Loaded(NamedTuple):
+    """Bodies by transaction id of the first `asked` transactions; what neither log has is left out."""
+
+    found: dict[str, Held]
+    asked: int
 
 
 class Bodies:
-    """The bodies of one queue's transactions."""
+    """The bodies of one queue's transactions. `max_bytes`: kept in memory; `max_load_bytes`: given out at once."""
 
-    def __init__(self, store: MessageStore, topics: InternalTopics, queue_id: int, max_bytes: int) -> None:
+    def __init__(
+        self, store: MessageStore, topics: InternalTopics, queue_id: int, max_bytes: int, max_load_bytes: int
+    ) -> None:
         self._store = store
         self._half_queue = MessageQueue(topics.half, queue_id)
         self._parked_queue = MessageQueue(topics.parked, PARKED_QUEUE)
         self._max_bytes = max_bytes
+        self._max_load_bytes = max_load_bytes
+        self._guess_bytes = _FIRST_GUESS_BYTES  # of a body that is not in memory
         self._held: dict[str, tuple[HalfMessage, StoredMessage, int]] = {}  # with the size counted for it
         self._held_bytes = 0
 
@@ -32,7 +45,7 @@ class Bodies:
 
     def keep(self, half: HalfMessage, stored: StoredMessage) -> None:
         """Keeps a body if the budget allows it."""
-        size = _size_of(stored)
+        size = count_stored_bytes(stored)
         if self._held_bytes + size <= self._max_bytes and half.transaction_id not in self._held:
             self._held[half.transaction_id] = (half, stored, size)
             self._held_bytes += size
@@ -48,26 +61,56 @@ class Bodies:
         """Whether the body is in memory."""
         return transaction_id in self._held
 
-    async def load(self, transactions: Collection[Transaction]) -> dict[str, Held]:
-        """Bodies by transaction id; what neither journal nor parked topic has is left out. Raises StoreError."""
-        found: dict[str, Held] = {}
-        missing: list[Transaction] = []
-        for t in transactions:
-            held = self._held.get(t.transaction_id)
-            if held is None:
-                missing.append(t)
-            else:
-                found[t.transaction_id] = Held.decode(held[0], held[1])
-        if missing:
-            found |= await self._read(self._half_queue, {t.half: t.transaction_id for t in missing})
-            parked = {t.parked: t.transaction_id for t in missing if t.parked is not None}
-            wanted = {offset: i for offset, i in parked.items() if i not in found}
-            if wanted:
-                found |= await self._read(self._parked_queue, wanted)
-        return found
+    async def load(self, transactions: Sequence[Transaction], max_bytes: int | None = None) -> Loaded:
+        """The bodies of as many, from the first on, as may be given out at once, or as asked for; of one at least.
 
-    async def _read(self, queue: MessageQueue, wanted: dict[int, str]) -> dict[str, Held]:
-        stored = await self._store.get_each(queue, wanted.keys())
+        Nobody knows how large bodies are that have to be read: a try that finds more than it may is repeated with
+        fewer. Raises StoreError.
+        """
+        most = self._max_load_bytes if max_bytes is None else min(max_bytes, self._max_load_bytes)
+        count = self._choose_count(transactions, most)
+        while True:
+            found = await self._try(transactions[:count], most if count > 1 else None)
+            if found is not None:
+                return Loaded(found, count)
+            count = max(1, min(count // 2, most // self._guess_bytes))
+
+    def _choose_count(self, transactions: Sequence[Transaction], most: int) -> int:
+        size = 0
+        for count, t in enumerate(transactions):
+            held = self._held.get(t.transaction_id)
+            size += self._guess_bytes if held is None else held[2]
+            if count and size > most:
+                return count
+        return len(transactions)
+
+    async def _try(self, transactions: Sequence[Transaction], max_bytes: int | None) -> dict[str, Held] | None:
+        """None if they weigh more, and then nothing of them is kept."""
+        kept = [held for t in transactions if (held := self._held.get(t.transaction_id)) is not None]
+        room = None if max_bytes is None else max_bytes - sum([size for _, _, size in kept])
+        missing = [t for t in transactions if t.transaction_id not in self._held]
+        found: dict[str, Held] = {}
+        if missing:
+            read = await self._read(self._half_queue, {t.half: t.transaction_id for t in missing}, room)
+            if read is None:
+                return None
+            parked = {t.parked: t.transaction_id for t in missing if t.parked is not None}
+            wanted = {offset: i for offset, i in parked.items() if i not in read}
+            if wanted:
+                room = None if room is None else room - sum([count_stored_bytes(h.stored) for h in read.values()])
+                copies = await self._read(self._parked_queue, wanted, room)
+                if copies is None:
+                    return None
+                read |= copies
+            found = read
+        return found | {half.transaction_id: Held.decode(half, stored) for half, stored, _ in kept}
+
+    async def _read(self, queue: MessageQueue, wanted: Mapping[int, str], room: int | None) -> dict[str, Held] | None:
+        stored = await self._store.get_each(queue, wanted.keys(), None if room is None else max(1, room))
+        size = sum(map(count_stored_bytes, stored.values()))
+        self._guess_bytes = size // len(stored) if stored else self._guess_bytes
+        if room is not None and size >= room:
+            return None
         found: dict[str, Held] = {}
         for offset, message in stored.items():
             held = _decode(message, is_parked=queue == self._parked_queue)
@@ -82,8 +125,3 @@ def _decode(stored: StoredMessage, *, is_parked: bool) -> Held | None:
         return Held.decode(record, stored) if isinstance(record, HalfMessage) else None
     except (MalformedRecord, UnknownRecordVersion):
         return None
-
-
-def _size_of(stored: StoredMessage) -> int:
-    size = _OVERHEAD_BYTES + len(stored.key or b"") + len(stored.value or b"")
-    return size + sum([len(name) + len(value or b"") for name, value in stored.headers])

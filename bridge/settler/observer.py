@@ -1,6 +1,6 @@
 """Port between the settler and who looks after due times: told what is pending and what ended."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from bridge.core.message import Message
@@ -13,6 +13,13 @@ class Body(NamedTuple):
 
     half: HalfMessage
     messages: Sequence[Message]
+
+
+class BodiesRead(NamedTuple):
+    """Bodies by transaction id of the first `asked` transactions; what no log has is left out."""
+
+    found: Mapping[str, Body]
+    asked: int
 
 
 class QueueOwner(Protocol):
@@ -35,8 +42,8 @@ class QueueOwner(Protocol):
         """The queue has been read to its end as noted at this moment of Kafka's time."""
         ...
 
-    async def get_bodies(self, transactions: Collection[Transaction]) -> Mapping[str, Body]:
-        """Bodies by transaction id, from memory or re-read in batches; what no log has is left out."""
+    async def get_bodies(self, transactions: Sequence[Transaction], max_bytes: int) -> BodiesRead:
+        """Bodies from memory or re-read: of the first that weigh at most `max_bytes` together, of one at least."""
         ...
 
     def park(self, whys: Mapping[str, str]) -> None:

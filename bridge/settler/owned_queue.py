@@ -7,19 +7,19 @@ from typing import NamedTuple
 import structlog
 
 from bridge.clock import KafkaTime
-from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, MalformedRecord, StoreError, UnknownRecordVersion
-from bridge.core.message import MessageQueue, StoredMessage
-from bridge.core.queue_state import QueueState, effective_okey, touched_by
-from bridge.core.record import EndRecord, HalfMessage, Record, Resolution
-from bridge.core.record_codec import decode_record
+from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, MalformedRecord, StoreError
+from bridge.core.message import MessageQueue
+from bridge.core.queue_state import QueueState, touched_by
+from bridge.core.record import HalfMessage, Resolution
 from bridge.core.transaction import BODY_EXPIRED, PREPARED, SPLIT, Transaction
-from bridge.core.transition import Effect, Park, Place, WriteOp
+from bridge.core.transition import Effect, Park, WriteOp
 from bridge.fault_points import FaultPoint, reach
 from bridge.settler.batch import BatchTarget, Held, Plan, RealTopics, make_batch, make_plan
 from bridge.settler.blocked import LONGEST_BACKOFF_MS, LONGEST_SPLIT_MS, NOWHERE, DestinationSet, Try
 from bridge.settler.bodies import Bodies
 from bridge.settler.destinations import UNKNOWN_TOPIC, topics_of
-from bridge.settler.observer import Body, QueueOwner
+from bridge.settler.observer import BodiesRead, Body, QueueOwner
+from bridge.settler.portion import Portion, ReadRecord, decode_portion, divide, find_commits
 from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
 from bridge.settler.queue_end import QueueEnd
 from bridge.settler.take_over import TakeOver, read_back
@@ -37,20 +37,6 @@ class SettleResult(NamedTuple):
     effects: int
 
 
-_Read = tuple[Place, Record, int]  # with the hash of the ordering key, plain because it is quicker to make
-
-
-class _Halted(NamedTuple):
-    offset: int
-    error: UnknownRecordVersion
-
-
-class _Decoded(NamedTuple):
-    records: list[_Read]
-    last_ms: int
-    halted: _Halted | None
-
-
 class OwnedQueue(QueueOwner):
     """The owner of one queue. After an error that is not a clean abort it is closed and made anew."""
 
@@ -63,10 +49,13 @@ class OwnedQueue(QueueOwner):
         self._memory = memory
         self.counts = counts
         self._time = KafkaTime(ports.clock)
-        self._bodies = Bodies(ports.store, target.topics, target.queue_id, config.max_body_bytes)
+        self._bodies = Bodies(
+            ports.store, target.topics, target.queue_id, config.max_body_bytes, config.max_batch_bytes
+        )
         self._state = QueueState(ports.times_of, config.horizon)
         self._writer: BatchWriter | None = None
         self._reader: QueueReader | None = None
+        self._left: Portion | None = None  # was read, and needs more bodies than one Kafka transaction may hold
         self._parks: dict[str, str] = {}
         self._copies: set[str] = set()  # blocked ones whose body is to be in the parked topic
         self._batch_bodies: dict[str, Held] = {}  # of the batch being made
@@ -92,9 +81,10 @@ class OwnedQueue(QueueOwner):
     def read_through_ms(self) -> int:
         return self._end.read_through_ms
 
-    async def get_bodies(self, transactions: Collection[Transaction]) -> Mapping[str, Body]:
-        held = await self._bodies.load(transactions)
-        return {transaction_id: Body(h.half, h.messages) for transaction_id, h in held.items()}
+    async def get_bodies(self, transactions: Sequence[Transaction], max_bytes: int) -> BodiesRead:
+        loaded = await self._bodies.load(transactions, max_bytes)
+        found = {transaction_id: Body(h.half, h.messages) for transaction_id, h in loaded.found.items()}
+        return BodiesRead(found, loaded.asked)
 
     def park(self, whys: Mapping[str, str]) -> None:
         self._parks |= whys
@@ -131,28 +121,28 @@ class OwnedQueue(QueueOwner):
 
         Raises StoreError, UnknownRecordVersion: take the queue over anew.
         """
-        assert self._reader is not None
-        read = await self._reader.get(self._config.max_batch_records, self._wait_ms())
+        read = self._left or await self._read()
         seen_at_ms = self._ports.clock.monotonic_ms()
         self._state.keep_time(seen_at_ms)
-        if read.messages:
-            reach(FaultPoint.SETTLE_READ)
-        records, last_ms, halted = self._decode(read.messages)
-        effects = await self._decide(records)
-        self._state.advance(read.next_begin_offset if halted is None else halted.offset, last_ms)
-        self._time.observe(last_ms)
+        portion, expired = await self._take_what_fits(read)
+        effects: list[Effect] = []
+        for place, record, okey in portion.records:
+            effects += self._state.apply(place, record, okey, expired)
+        self._state.advance(portion.next_offset, portion.last_ms)
+        self._time.observe(portion.last_ms)
         await self._settle(effects, seen_at_ms)
-        self._keep_bodies(records)
+        self._keep_bodies(portion.records)
         await self._settle_parks(seen_at_ms)
         await self._settle_copies()
         await self._retry_blocked(seen_at_ms)
-        self._follow_end(is_idle=not read.messages)
-        self.counts.records += len(records)
-        if halted is not None:
+        self._batch_bodies = {}
+        self._follow_end(is_idle=not portion.last_ms)
+        self.counts.records += len(portion.records)
+        if portion.halted is not None:
             if self._state.s != self._written_s:
                 await self._write([], BatchKind.POSITION)
-            raise halted.error
-        return SettleResult(len(records), len(effects))
+            raise portion.halted.error
+        return SettleResult(len(portion.records), len(effects))
 
     async def close(self) -> None:
         """Lets the queue go; its successor ends what is open."""
@@ -179,10 +169,10 @@ class OwnedQueue(QueueOwner):
             if held.half.transaction_id in self._state.live:
                 self._bodies.keep(held.half, held.stored)
         blocked = [self._state.live[i] for chain in self._state.chains.values() for i in chain]
-        for start in range(0, len(blocked), self._config.max_batch_records):
-            part = blocked[start : start + self._config.max_batch_records]
-            found = await self._bodies.load(part)
-            self._blocked_to |= {t.transaction_id: _destinations(found.get(t.transaction_id)) for t in part}
+        while blocked:
+            found, asked = await self._bodies.load(blocked[: self._config.max_batch_records])
+            self._blocked_to |= {t.transaction_id: _destinations(found.get(t.transaction_id)) for t in blocked[:asked]}
+            blocked = blocked[asked:]
 
     def _wait_ms(self) -> int:
         if self._parks or self._end.is_asked:
@@ -190,60 +180,38 @@ class OwnedQueue(QueueOwner):
         is_moved = self._state.s != self._written_s
         return self._config.position_delay_ms // 2 if is_moved else self._config.idle_wait_ms
 
-    def _decode(self, messages: Sequence[StoredMessage]) -> "_Decoded":
-        """The records in order, up to the first of an unknown version; unparsable ones are quarantined."""
-        records: list[_Read] = []
-        last_ms = 0
-        self._batch_bodies = {}
-        for message in messages:
-            place = Place(message.queue_offset, message.stored_ms)
-            try:
-                record = decode_record(message)
-                okey = self._hold(record, message) if isinstance(record, HalfMessage) else 0
-                records.append((place, record, okey))
-            except MalformedRecord as error:
-                self.counts.quarantined += 1
-                _LOG.error("record_quarantined", queue=self.queue_id, offset=place.offset, reason=str(error))
-            except UnknownRecordVersion as error:
-                return _Decoded(records, last_ms, _Halted(place.offset, error))
-            last_ms = message.stored_ms
-        return _Decoded(records, last_ms, None)
+    async def _read(self) -> Portion:
+        """What comes next in the journal; the log's client holds few bytes, so it gives no more."""
+        assert self._reader is not None
+        read = await self._reader.get(self._config.max_batch_records, self._wait_ms())
+        if read.messages:
+            reach(FaultPoint.SETTLE_READ)
+        return decode_portion(read.messages, read.next_begin_offset, self._quarantine)
 
-    def _hold(self, half: HalfMessage, message: StoredMessage) -> int:
-        self._batch_bodies[half.transaction_id] = held = Held.decode(half, message)
-        return effective_okey(half, held.messages[0].key)
+    def _quarantine(self, offset: int, error: MalformedRecord) -> None:
+        self.counts.quarantined += 1
+        _LOG.error("record_quarantined", queue=self.queue_id, offset=offset, reason=str(error))
 
-    def _keep_bodies(self, records: Sequence[_Read]) -> None:
+    def _keep_bodies(self, records: Sequence[ReadRecord]) -> None:
         """Keeps the bodies of what this batch left pending."""
         live = self._state.live
         for _, record, _ in records:
             if isinstance(record, HalfMessage) and record.transaction_id in live:
                 self._bodies.keep(record, self._batch_bodies[record.transaction_id].stored)
 
-    async def _decide(self, records: Sequence[_Read]) -> list[Effect]:
-        expired = await self._load_for_commits(records)
-        effects: list[Effect] = []
-        for place, record, okey in records:
-            effects += self._state.apply(place, record, okey, expired)
-        return effects
+    async def _take_what_fits(self, read: Portion) -> tuple[Portion, Collection[str]]:
+        """The first records whose bodies fit one Kafka transaction, and the ids whose body no log has.
 
-    async def _load_for_commits(self, records: Sequence[_Read]) -> Collection[str]:
-        """Loads bodies that commits in `records` need; returns ids whose body no log has."""
-        live, bodies = self._state.live, self._bodies
-        wanted = {
-            record.transaction_id
-            for _, record, _ in records
-            if isinstance(record, EndRecord)
-            and record.resolution is _COMMIT
-            and record.transaction_id in live
-            and record.transaction_id not in self._batch_bodies
-            and not live[record.transaction_id].is_final
-        }
-        if not wanted:
-            return ()
-        found = await bodies.load([live[transaction_id] for transaction_id in wanted])
-        self._batch_bodies |= found
-        return wanted - found.keys()
+        The rest waits for the next run: the position may pass only what is written.
+        """
+        commits = find_commits(read, self._state.live)
+        wanted = [t.transaction_id for t in commits]
+        found, asked = await self._bodies.load(commits)
+        self._batch_bodies = read.bodies | found
+        portion, self._left = divide(
+            read, self._state.live, self._batch_bodies, set(wanted[asked:]), self._config.max_batch_bytes
+        )
+        return portion, {i for i in wanted[:asked] if i not in found}
 
     # --- writing ---
 
@@ -306,7 +274,7 @@ class OwnedQueue(QueueOwner):
         assert self._writer is not None
         missing = [plan.ops[i] for i in plan.body_ids() if i not in self._batch_bodies]
         if missing:
-            self._batch_bodies |= await self._bodies.load(missing)
+            self._batch_bodies |= (await self._bodies.load(missing)).found
         destinations = self._ports.destinations
         real = RealTopics(destinations.queues_of, partial(destinations.stamp, now_ms=self._time.now_ms()))
         made = make_batch(plan, kind, self._state, self._batch_bodies, real, self._target)
@@ -333,7 +301,7 @@ class OwnedQueue(QueueOwner):
     async def _describe(self, transactions: Collection[Transaction], *, is_forced: bool = False) -> None:
         missing = [t for t in transactions if t.transaction_id not in self._batch_bodies]
         if missing:
-            self._batch_bodies |= await self._bodies.load(missing)
+            self._batch_bodies |= (await self._bodies.load(missing)).found
         topics = {m.topic for t in transactions for m in self._batch_bodies[t.transaction_id].messages}
         await self._ports.destinations.refresh(topics, is_forced=is_forced)
 
@@ -374,9 +342,10 @@ class OwnedQueue(QueueOwner):
             return
         whys = dict([self._parks.popitem() for _ in range(min(len(self._parks), self._config.max_parks))])
         known = [self._state.live[i] for i in whys if i in self._state.live]
-        self._batch_bodies = await self._bodies.load(known)
+        self._batch_bodies, asked = await self._bodies.load(known)
+        self._parks |= {t.transaction_id: whys[t.transaction_id] for t in known[asked:]}
         effects: list[Effect] = []
-        for t in known:
+        for t in known[:asked]:
             if t.transaction_id in self._batch_bodies:
                 effects += self._state.park(t.transaction_id, whys[t.transaction_id])
             else:
@@ -397,7 +366,8 @@ class OwnedQueue(QueueOwner):
             return
         ids = [self._copies.pop() for _ in range(min(len(self._copies), self._config.max_parks))]
         blocked = [t for t in map(self._state.live.get, ids) if t is not None and t.blocked and t.parked is None]
-        self._batch_bodies = await self._bodies.load(blocked)
+        self._batch_bodies, asked = await self._bodies.load(blocked)
+        self._copies.update(t.transaction_id for t in blocked[asked:])
         copied = [t for t in blocked if t.transaction_id in self._batch_bodies]
         if not copied:
             return
@@ -423,7 +393,8 @@ class OwnedQueue(QueueOwner):
         if attempt is None:
             self._retry_at_ms = schedule.next_due_ms(now_ms)
             return
-        self._batch_bodies = await self._bodies.load(attempt.transactions)
+        self._batch_bodies, asked = await self._bodies.load(attempt.transactions)
+        attempt = attempt._replace(transactions=attempt.transactions[:asked])
         reasons = await self._find_reasons(attempt)
         possible = attempt.without(reasons.keys() | self._find_again(), chains)
         schedule.suspend([i for i, why in reasons.items() if why != UNKNOWN_TOPIC], now_ms)

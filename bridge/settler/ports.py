@@ -17,7 +17,8 @@ class SettlerConfig:
     """Bounds of a settler's work, per queue unless said otherwise."""
 
     max_batch_records: int = 2_000
-    max_body_bytes: int = 128 * 1024 * 1024
+    max_batch_bytes: int = 16 * 1024 * 1024  # of bodies that one Kafka transaction needs; a larger one goes alone
+    max_body_bytes: int = 64 * 1024 * 1024  # of bodies that are kept because they may be needed
     position_delay_ms: int = 100  # a batch without effects moves S at latest after this
     idle_wait_ms: int = 200  # what the checker asks for is seen at latest after this
     idle_position_ms: int = 86_400_000

@@ -1,6 +1,6 @@
 """What a successor reads before it decides anything. Source: design section 5, take over a queue."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, Position, decode_o
 from bridge.core.queue_state import Restored, RestoredOp, effective_okey
 from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_record
+from bridge.core.record_size import count_stored_bytes
 from bridge.core.topics import InternalTopics
 from bridge.core.transition import Place
 from bridge.fault_points import FaultPoint, reach
@@ -25,6 +26,7 @@ _LOG = structlog.get_logger()
 _READ_COUNT = 5_000
 _READ_WAIT_MS = 500
 _STALL_LIMIT_MS = 30_000
+_HELD_BYTES = 64 * 1024 * 1024  # of bodies: others are read again when they are needed
 _TAIL = 200  # records looked at first for the last position
 
 
@@ -60,8 +62,10 @@ class _OpTail:
 
 @dataclass(slots=True)
 class _JournalTail:
-    """The half messages with their bodies, and the append time of the last record."""
+    """The half messages, bodies of those that have not ended, and the append time of the last record."""
 
+    ops: Mapping[str, RestoredOp]
+    room: int = _HELD_BYTES
     halves: list[tuple[Place, HalfMessage, int]] = field(default_factory=list)
     held: list[Held] = field(default_factory=list)
     last_ms: int | None = None
@@ -75,7 +79,14 @@ class _JournalTail:
                 body = Held.decode(record, message)
                 okey = effective_okey(record, body.messages[0].key)
                 self.halves.append((Place(message.queue_offset, message.stored_ms), record, okey))
-                self.held.append(body)
+                self._hold(body)
+
+    def _hold(self, body: Held) -> None:
+        op = self.ops.get(body.half.transaction_id)
+        size = count_stored_bytes(body.stored)
+        if size <= self.room and (op is None or op.transaction.is_live):
+            self.held.append(body)
+            self.room -= size
 
 
 async def read_back(
@@ -96,7 +107,7 @@ async def read_back(
     ops = _OpTail()
     await reader.read(op_queue, position.o, op.maximum, ops.add)
     reach(FaultPoint.TAKE_OVER_READ_OP)
-    journal_tail = _JournalTail()
+    journal_tail = _JournalTail(ops.last)
     await reader.read(half_queue, position.l, position.s, journal_tail.add)
     return TakeOver(
         Restored(
@@ -145,12 +156,16 @@ async def _find_position(reader: _LogReader, queue: MessageQueue, offsets: Queue
     count = _TAIL
     while True:
         start = max(offsets.minimum, offsets.maximum - count)
-        found: list[StoredMessage] = []
-        await reader.read(queue, start, offsets.maximum, found.append)
-        for message in reversed(found):
+        found: list[Position] = []
+
+        def take(message: StoredMessage, found: list[Position] = found) -> None:
             if message.key == POSITION_KEY and message.value is not None:
                 with suppress(MalformedRecord):
-                    return decode_position(message.value)
+                    found[:] = [decode_position(message.value)]
+
+        await reader.read(queue, start, offsets.maximum, take)
+        if found:
+            return found[0]
         if start == offsets.minimum:
             return None
         count *= 8

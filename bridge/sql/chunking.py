@@ -11,9 +11,12 @@ from dataclasses import dataclass
 
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
 from bridge.core.message import StoredMessage
+from bridge.core.record_size import count_stored_bytes
 from bridge.sql.entries import HalfEntry, JournalEntry, OpEntry, PositionEntry, read_journal_entry, read_op_entry
 from bridge.sql.positions import AppliedPosition
 from bridge.sql.projection import Chunk
+
+MAX_WAITING_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +30,18 @@ class Quarantined:
 class JournalBuffer:
     """Journal entries that wait for the position that covers them."""
 
-    def __init__(self, next_offset: int, max_entries: int) -> None:
+    def __init__(self, next_offset: int, max_entries: int, max_bytes: int = MAX_WAITING_BYTES) -> None:
         self.next_offset = next_offset
         self.halted: str | None = None  # an unknown version: nothing is read beyond `next_offset`
-        self._entries: deque[JournalEntry] = deque()
+        self._entries: deque[tuple[JournalEntry, int]] = deque()  # with what it takes, about
+        self._bytes = 0
         self._max_entries = max_entries
+        self._max_bytes = max_bytes
 
     @property
     def is_full(self) -> bool:
         """Whether no more may wait."""
-        return len(self._entries) >= self._max_entries
+        return len(self._entries) >= self._max_entries or self._bytes >= self._max_bytes
 
     def add(self, messages: Iterable[StoredMessage], next_offset: int) -> list[Quarantined]:
         """Takes what was read up to `next_offset`."""
@@ -52,16 +57,26 @@ class JournalBuffer:
                 return quarantined
             else:
                 if entry is not None:
-                    self._entries.append(entry)
+                    size = _count_bytes(entry, message)
+                    self._entries.append((entry, size))
+                    self._bytes += size
         self.next_offset = next_offset
         return quarantined
 
     def take_below(self, offset: int) -> list[JournalEntry]:
         """The entries below `offset`, in order; they are forgotten here."""
         taken = []
-        while self._entries and self._entries[0].offset < offset:
-            taken.append(self._entries.popleft())
+        while self._entries and self._entries[0][0].offset < offset:
+            entry, size = self._entries.popleft()
+            self._bytes -= size
+            taken.append(entry)
         return taken
+
+
+def _count_bytes(entry: JournalEntry, message: StoredMessage) -> int:
+    """Of a half message with one message everything but its value is kept; of other ones about everything may be."""
+    is_single = isinstance(entry, HalfEntry) and entry.half.message_count == 1
+    return count_stored_bytes(message) - (len(message.value or b"") if is_single else 0)
 
 
 @dataclass(slots=True)
@@ -76,17 +91,19 @@ class OpGroup:
 class OpBuffer:
     """Op messages by the position that closes them."""
 
-    def __init__(self, next_offset: int, max_ops: int) -> None:
+    def __init__(self, next_offset: int, max_ops: int, max_bytes: int = MAX_WAITING_BYTES) -> None:
         self.next_offset = next_offset
         self.halted: str | None = None
         self.groups: deque[OpGroup] = deque()
         self._open: list[OpEntry] = []
+        self._open_bytes = 0
         self._max_ops = max_ops
+        self._max_bytes = max_bytes
 
     @property
     def is_overfull(self) -> bool:
         """Whether more op messages wait for a position than may."""
-        return len(self._open) >= self._max_ops
+        return len(self._open) >= self._max_ops or self._open_bytes >= self._max_bytes
 
     def add(self, messages: Iterable[StoredMessage], next_offset: int) -> list[Quarantined]:
         """Takes what was read up to `next_offset`."""
@@ -101,13 +118,14 @@ class OpBuffer:
                 self.next_offset = message.queue_offset
                 return quarantined
             else:
+                self._open_bytes += count_stored_bytes(message)
                 self._take(entry)
         self.next_offset = next_offset
         return quarantined
 
     def take_open(self) -> list[OpEntry]:
         """The op messages that have no position yet; they are forgotten here."""
-        taken, self._open = self._open, []
+        taken, self._open, self._open_bytes = self._open, [], 0
         return taken
 
     def _take(self, entry: OpEntry | PositionEntry | None) -> None:

@@ -23,8 +23,14 @@ class MessageStore(Protocol):
         """Up to `max_count` committed messages from `offset` on, without waiting for new ones. Raises StoreError."""
         ...
 
-    async def get_each(self, queue: MessageQueue, offsets: Collection[int]) -> dict[int, StoredMessage]:
-        """The messages at exactly these offsets, read in batches; what the log no longer has is left out."""
+    async def get_each(
+        self, queue: MessageQueue, offsets: Collection[int], max_bytes: int | None = None
+    ) -> dict[int, StoredMessage]:
+        """The messages at exactly these offsets, read in batches; what the log no longer has is left out.
+
+        Read in ascending order, up to the first with which they weigh `max_bytes` (`count_stored_bytes`): only
+        then may messages at higher offsets be missing that are there.
+        """
         ...
 
     async def get_offsets(self, queue: MessageQueue) -> QueueOffsets:

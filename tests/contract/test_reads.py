@@ -133,6 +133,16 @@ async def test_get_each_of_many_far_apart(world: ContractWorld) -> None:
     assert await world.process.store.get_each(queue, []) == {}
 
 
+async def test_get_each_stops_at_its_bound(world: ContractWorld) -> None:
+    """Ascending, up to the first message with which the bound is reached, which may be the first of all."""
+    queue = await make_queue(world)
+    await world.process.store.put_many([to(queue, b"v" * 50_000) for _ in range(30)])
+    store, wanted = world.process.store, [25, *range(20)]
+    assert set(await store.get_each(queue, wanted, 120_000)) == {0, 1, 2}
+    assert set(await store.get_each(queue, wanted, 1)) == {0}
+    assert set(await store.get_each(queue, wanted, 10_000_000)) == set(wanted)
+
+
 async def test_look_up_by_time(world: ContractWorld) -> None:
     """The first message not before the time asked for; the maximum when all are older."""
     queue = await make_queue(world)

@@ -39,6 +39,7 @@ _RUNNING: ContextVar["Node | None"] = ContextVar("running", default=None)
 
 SETTLER = SettlerConfig(
     max_batch_records=20,
+    max_batch_bytes=6_000,
     idle_wait_ms=800,
     position_delay_ms=100,
     max_put_backs=3,

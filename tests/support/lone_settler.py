@@ -7,7 +7,7 @@ async with world.settling() as taken:      # `taken` is the state right after th
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, Self
 
@@ -78,7 +78,8 @@ class LoneWorld:
     """One queue. Ids are made of names; ends and half messages are appended in the order of the calls."""
 
     def __init__(self, kafka: str, config: SettlerConfig) -> None:
-        self.topics: InternalTopics = with_prefix(f"lone{secrets.token_hex(4)}.", 1)
+        self.prefix = f"lone{secrets.token_hex(4)}."
+        self.topics: InternalTopics = with_prefix(self.prefix, 1)
         self.observer = _TakeOvers()
         self._config = config
         self._kafka = KafkaConfig({"bootstrap.servers": kafka})
@@ -87,11 +88,11 @@ class LoneWorld:
         self._queue = MessageQueue(self.topics.half, 0)
 
     @classmethod
-    async def create(cls, kafka: str, config: SettlerConfig) -> Self:
+    async def create(cls, kafka: str, config: SettlerConfig, settings: Mapping[str, str] | None = None) -> Self:
         """With internal topics of its own."""
         world = cls(kafka, config)
         admin = KafkaTopicAdmin(world._kafka)
-        appended = {"message.timestamp.type": "LogAppendTime"}
+        appended = {"message.timestamp.type": "LogAppendTime", **(settings or {})}
         for topic in (world.topics.half, world.topics.op, world.topics.parked):
             await admin.create_topic(topic, 1, 1, appended)
         await admin.close()

@@ -9,6 +9,7 @@ from confluent_kafka import Message as Record
 
 from bridge.core.errors import StoreTimeout, StoreUnavailable
 from bridge.core.message import MessageQueue, StoredMessage
+from bridge.core.record_size import count_stored_bytes
 from bridge.store.kafka.client_thread import ClientThread
 from bridge.store.kafka.errors import CLIENT_ERRORS, GONE, OUTSIDE_THE_LOG, describe, error_of, make_store_error
 from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, look_up_options
@@ -17,6 +18,7 @@ T = TypeVar("T")
 
 NEARBY = 300  # reading so many records for nothing costs what another seek would: 0.6 ms
 _CONSUME_MANY = 500
+_RANGE_BYTES = 16 * 1024 * 1024  # one read of a range holds no more, and one message
 
 
 class Range(NamedTuple):
@@ -53,17 +55,27 @@ class LookUpClient:
         self._consumer: Consumer | None = None
 
     async def get_range(self, queue: MessageQueue, start: int, end: int, max_count: int) -> Range:
-        """Up to `max_count` committed messages of [start, end). Raises StoreTimeout, StoreUnavailable."""
+        """Up to `max_count` committed messages of [start, end), fewer where they are large.
+
+        Raises StoreTimeout, StoreUnavailable.
+        """
         give_up_at = self._give_up_at()
         wanted = range(start, end)
         return await self._thread.submit(
             lambda: self._run(lambda: self._read_range(queue, wanted, max_count, give_up_at))
         )
 
-    async def get_each(self, queue: MessageQueue, offsets: Sequence[int]) -> dict[int, StoredMessage]:
-        """Those of these ascending offsets that hold a committed message. Raises StoreTimeout, StoreUnavailable."""
+    async def get_each(
+        self, queue: MessageQueue, offsets: Sequence[int], max_bytes: int | None = None
+    ) -> dict[int, StoredMessage]:
+        """Those of these ascending offsets that hold a committed message, up to `max_bytes`; see MessageStore.
+
+        Raises StoreTimeout, StoreUnavailable.
+        """
         give_up_at = self._give_up_at()
-        return await self._thread.submit(lambda: self._run(lambda: self._read_each(queue, offsets, give_up_at)))
+        return await self._thread.submit(
+            lambda: self._run(lambda: self._read_each(queue, offsets, max_bytes, give_up_at))
+        )
 
     async def close(self) -> None:
         """Ends the thread."""
@@ -97,18 +109,24 @@ class LookUpClient:
     def _read_range(self, queue: MessageQueue, wanted: range, max_count: int, give_up_at: float) -> Range:
         cursor = _Cursor(self._open(), queue, give_up_at)
         messages: list[StoredMessage] = []
+        size = 0
         try:
             cursor.go_to(wanted.start)
-            while cursor.position < wanted.stop and len(messages) < max_count:
+            while cursor.position < wanted.stop and len(messages) < max_count and size < _RANGE_BYTES:
                 records = cursor.read(max_count - len(messages))
-                messages += [make_stored(record) for record in records if (record.offset() or 0) < wanted.stop]
+                read = [make_stored(record) for record in records if (record.offset() or 0) < wanted.stop]
+                size += sum(map(count_stored_bytes, read))
+                messages += read
         finally:
             cursor.close()
         return Range(messages, min(cursor.position, wanted.stop))
 
-    def _read_each(self, queue: MessageQueue, offsets: Sequence[int], give_up_at: float) -> dict[int, StoredMessage]:
+    def _read_each(
+        self, queue: MessageQueue, offsets: Sequence[int], max_bytes: int | None, give_up_at: float
+    ) -> dict[int, StoredMessage]:
         cursor = _Cursor(self._open(), queue, give_up_at)
         found: dict[int, StoredMessage] = {}
+        size = 0
         try:
             for run in split_runs(offsets):
                 wanted = set(run)
@@ -118,6 +136,9 @@ class LookUpClient:
                         if record.offset() in wanted:
                             message = make_stored(record)
                             found[message.queue_offset] = message
+                            size += count_stored_bytes(message)
+                            if max_bytes is not None and size >= max_bytes:
+                                return found
         finally:
             cursor.close()
         return found

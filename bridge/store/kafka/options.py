@@ -127,6 +127,7 @@ def transaction_options(
     chosen: dict[str, OptionValue] = {
         "linger.ms": 5,  # a batch is flushed, which ends the wait; until then records gather
         "queue.buffering.max.messages": 100_000,
+        "queue.buffering.max.kbytes": 131_072,  # far more than a batch may hold
         "topic.metadata.propagation.max.ms": 1_000,  # a missing topic is named before the call times out
         "topic.metadata.refresh.interval.ms": 10_000,
     }
@@ -178,6 +179,7 @@ def look_up_options(config: KafkaConfig, errors: ClientErrors) -> dict[str, Any]
         "fetch.wait.max.ms": 1,  # it is assigned only while it is read: an end is told at once
         "fetch.queue.backoff.ms": 0,
         "queued.min.messages": 1,
+        "queued.max.messages.kbytes": 8_192,
         "max.partition.fetch.bytes": 131_072,
         "topic.metadata.propagation.max.ms": 3_000,
     }

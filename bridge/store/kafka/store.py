@@ -97,12 +97,14 @@ class KafkaMessageStore:
         status = GetStatus.FOUND if messages else GetStatus.NO_MATCHED_MSG
         return GetResult(status, messages, next_offset, minimum, maximum)
 
-    async def get_each(self, queue: MessageQueue, offsets: Collection[int]) -> dict[int, StoredMessage]:
+    async def get_each(
+        self, queue: MessageQueue, offsets: Collection[int], max_bytes: int | None = None
+    ) -> dict[int, StoredMessage]:
         if not offsets:
             return {}
         minimum, stable, _ = await self._offsets.get_offsets(queue)
         kept = sorted({offset for offset in offsets if minimum <= offset < stable})
-        return await self._look_up.get_each(queue, kept) if kept else {}
+        return await self._look_up.get_each(queue, kept, max_bytes) if kept else {}
 
     async def get_offsets(self, queue: MessageQueue) -> QueueOffsets:
         return await self._offsets.get_offsets(queue)

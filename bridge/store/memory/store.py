@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from bridge.core.message import Message, MessageQueue, StoredMessage
+from bridge.core.record_size import count_stored_bytes
 from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.errors import BrokerError, NoAnswerError, make_refused_put, make_store_error
 from bridge.store.memory.link import Link, Step, StepKind
@@ -45,12 +46,22 @@ class MemoryStore:
     async def get(self, queue: MessageQueue, offset: int, max_count: int) -> GetResult:
         return await self._read(queue, lambda: get_from(self._cluster.log.find(queue), offset, max_count))
 
-    async def get_each(self, queue: MessageQueue, offsets: Collection[int]) -> dict[int, StoredMessage]:
+    async def get_each(
+        self, queue: MessageQueue, offsets: Collection[int], max_bytes: int | None = None
+    ) -> dict[int, StoredMessage]:
         def look_up() -> dict[int, StoredMessage]:
             partition = self._cluster.log.find(queue)
             partition.check_leader()
-            found = ((offset, partition.read_one(offset)) for offset in sorted(offsets))
-            return {offset: message for offset, message in found if message is not None}
+            found: dict[int, StoredMessage] = {}
+            size = 0
+            for offset in sorted(offsets):
+                message = partition.read_one(offset)
+                if message is not None:
+                    found[offset] = message
+                    size += count_stored_bytes(message)
+                if max_bytes is not None and size >= max_bytes:
+                    break
+            return found
 
         return await self._read(queue, look_up)
 

@@ -20,10 +20,11 @@ from bridge.core.errors import StoreTimeout
 from bridge.core.message import Message
 from bridge.core.record import EndRecord, HalfMessage
 from bridge.core.record_codec import decode_record
+from bridge.core.record_size import count_body_bytes
 from bridge.core.transaction import Transaction
 from bridge.core.transaction_id import make_transaction_id, queue_of
 from bridge.directory import DueCheck, Endpoint, MemoryCheckBoard, MemoryDirectory, ProducerGroup, UnansweredRound
-from bridge.settler.observer import Body, QueueOwner
+from bridge.settler.observer import BodiesRead, Body, QueueOwner
 from bridge.sql.errors import SqlUnavailable
 from bridge.store.memory.store import MemoryStore
 from bridge.store.results import PutResult, PutStatus
@@ -67,12 +68,19 @@ class StandInOwner(QueueOwner):
     def read_through_ms(self) -> int:
         return self._read_through_ms
 
-    async def get_bodies(self, transactions: Collection[Transaction]) -> Mapping[str, Body]:
+    async def get_bodies(self, transactions: Sequence[Transaction], max_bytes: int) -> BodiesRead:
         if self.is_unreadable:
             raise StoreTimeout("no leader")
-        return {
-            t.transaction_id: self.bodies[t.transaction_id] for t in transactions if t.transaction_id in self.bodies
-        }
+        found: dict[str, Body] = {}
+        size = 0
+        for count, t in enumerate(transactions):
+            body = self.bodies.get(t.transaction_id)
+            size += sum(map(count_body_bytes, body.messages)) if body else 0
+            if count and size > max_bytes:
+                return BodiesRead(found, count)
+            if body:
+                found[t.transaction_id] = body
+        return BodiesRead(found, len(transactions))
 
     def park(self, whys: Mapping[str, str]) -> None:
         self.parked |= whys

@@ -1,0 +1,110 @@
+"""Records of the journal on their way into one Kafka transaction: how many of them fit. Pure."""
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from bridge.core.errors import MalformedRecord, UnknownRecordVersion
+from bridge.core.message import StoredMessage
+from bridge.core.queue_state import effective_okey
+from bridge.core.record import EndRecord, HalfMessage, Record, Resolution
+from bridge.core.record_codec import decode_record
+from bridge.core.record_size import count_stored_bytes
+from bridge.core.transaction import Transaction
+from bridge.core.transition import Place
+from bridge.settler.batch import Held
+
+_COMMIT = Resolution.COMMIT
+ReadRecord = tuple[Place, Record, int]  # with the hash of the ordering key, plain because it is quicker to make
+Live = Mapping[str, Transaction]
+
+
+class Halted(NamedTuple):
+    """A record that only a newer settler can decide."""
+
+    offset: int
+    error: UnknownRecordVersion
+
+
+class Portion(NamedTuple):
+    """Records in order, the bodies that came with them, and the offset up to which they decide the journal."""
+
+    records: list[ReadRecord]
+    bodies: dict[str, Held]
+    last_ms: int
+    next_offset: int
+    halted: Halted | None = None
+
+
+def decode_portion(
+    messages: Iterable[StoredMessage], next_offset: int, quarantine: Callable[[int, MalformedRecord], None]
+) -> Portion:
+    """The records in order, up to the first of an unknown version; unparsable ones are left out."""
+    records: list[ReadRecord] = []
+    bodies: dict[str, Held] = {}
+    last_ms = 0
+    for message in messages:
+        place = Place(message.queue_offset, message.stored_ms)
+        try:
+            record = decode_record(message)
+            okey = 0
+            if isinstance(record, HalfMessage):
+                bodies[record.transaction_id] = held = Held.decode(record, message)
+                okey = effective_okey(record, held.messages[0].key)
+            records.append((place, record, okey))
+        except MalformedRecord as error:
+            quarantine(place.offset, error)
+        except UnknownRecordVersion as error:
+            return Portion(records, bodies, last_ms, place.offset, Halted(place.offset, error))
+        last_ms = message.stored_ms
+    return Portion(records, bodies, last_ms, next_offset)
+
+
+def find_commits(portion: Portion, live: Live) -> list[Transaction]:
+    """What is committed there and was prepared before, in the order of the ends."""
+    ids = [record.transaction_id for _, record, _ in portion.records if _needs_body(record, portion.bodies, live)]
+    return [live[i] for i in dict.fromkeys(ids) if i not in portion.bodies]
+
+
+def divide(
+    portion: Portion, live: Live, bodies: Mapping[str, Held], unread: Container[str], max_bytes: int
+) -> tuple[Portion, Portion | None]:
+    """The first records whose bodies weigh at most `max_bytes`, one at least, and the rest if there is one.
+
+    `bodies`: all that is known; `unread`: ids whose bodies must be read first.
+    """
+    needed: set[str] = set()
+    size = 0
+    for count, (_, record, _) in enumerate(portion.records):
+        transaction_id = record.transaction_id
+        if transaction_id in needed or not _needs_body(record, portion.bodies, live):
+            continue
+        held = bodies.get(transaction_id)
+        size += 0 if held is None else count_stored_bytes(held.stored)
+        if transaction_id in unread or (needed and size > max_bytes):
+            return _cut(portion, count)
+        needed.add(transaction_id)
+    return portion, None
+
+
+def _cut(portion: Portion, count: int) -> tuple[Portion, Portion]:
+    first, rest = portion.records[:count], portion.records[count:]
+    last_ms = first[-1][0].stored_ms if first else 0
+    return (
+        Portion(first, _only(portion.bodies, first), last_ms, rest[0][0].offset),
+        portion._replace(records=rest, bodies=_only(portion.bodies, rest)),
+    )
+
+
+def _only(bodies: Mapping[str, Held], records: Sequence[ReadRecord]) -> dict[str, Held]:
+    ids = {record.transaction_id for _, record, _ in records}
+    return {i: held for i, held in bodies.items() if i in ids}
+
+
+def _needs_body(record: Record, came_with: Container[str], live: Live) -> bool:
+    """Whether the record may publish."""
+    if isinstance(record, HalfMessage):
+        return record.is_published
+    if not isinstance(record, EndRecord) or record.resolution is not _COMMIT:
+        return False
+    t = live.get(record.transaction_id)
+    return not t.is_final if t is not None else record.transaction_id in came_with
