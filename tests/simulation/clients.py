@@ -6,22 +6,24 @@ known to `Locals` alone, which answers checks. Every answer that a caller hears 
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from msgspec import Struct
 
+from bridge.core.message import Message
 from bridge.core.record import Act, Resolution
 from bridge.core.transaction import TransactionState
 from bridge.core.view import TransactionView
 from bridge.service.assembly import Service
-from bridge.service.contract import Accepted, EndCall, Outcome, PrepareCall, Prepared, Refused
+from bridge.service.contract import Accepted, EndCall, Outcome, PrepareCall, Prepared, Refused, Wait
 from bridge.service.operators import Who
 from checker.caller import Call as HttpCall
 from checker.caller import Failure, Reply, failure_of
 from tests.simulation.database import endpoint_of
-from tests.simulation.schedule import GROUPS, Call, Local, Manner, Verb
+from tests.simulation.schedule import GROUPS, Call, Deed, Local, Manner, Verb
 from tests.support.virtual_time import VirtualClock
 
 Answer = Prepared | TransactionView | Accepted | Refused
@@ -39,6 +41,11 @@ class Heard(Struct, frozen=True):
     code: str = ""
     transaction_id: str | None = None
     began_ms: int = 0
+    asked_id: str | None = None
+    """The transaction that the call named."""
+    view: TransactionView | None = None
+    bodies: Sequence[Message] | None = None
+    """What a look showed of the messages."""
 
     def __str__(self) -> str:
         return " ".join(filter(None, [self.outcome, self.state.value if self.state else "", self.code]))
@@ -55,7 +62,8 @@ def understand(call: Call, verb: Verb | None, answer: Answer | None, began_ms: i
         )
     if isinstance(answer, Accepted):
         return Heard(at_ms, call.number, verb, "ok", None, "accepted", answer.transaction_id, began_ms)
-    return Heard(at_ms, call.number, verb, "ok", answer.state, "", answer.transaction_id, began_ms)
+    view = answer if isinstance(answer, TransactionView) else None
+    return Heard(at_ms, call.number, verb, "ok", answer.state, "", answer.transaction_id, began_ms, view=view)
 
 
 def prepare_call(call: Call) -> PrepareCall:
@@ -77,13 +85,14 @@ _OPERATOR = Who("ops", "simulated")
 WAIT_MS = 2_500
 
 
-async def perform(service: Service, call: Call, verb: Verb, transaction_id: str, group: str | None) -> Answer:
+async def perform(service: Service, call: Call, deed: Deed, transaction_id: str) -> Answer:
     """Asks the service of one process."""
-    transactions = service.transactions
+    transactions, verb, group = service.transactions, deed.verb, deed.group
     if verb is Verb.PREPARE_AGAIN:
         return (await transactions.prepare([prepare_call(call)], WAIT_MS))[0]
     if verb in _ENDS:
-        return (await transactions.end([EndCall(transaction_id, _ENDS[verb], group)], wait_ms=WAIT_MS))[0]
+        wait = Wait.SETTLED if deed.is_waited else Wait.DURABLE
+        return (await transactions.end([EndCall(transaction_id, _ENDS[verb], group)], wait, WAIT_MS))[0]
     if verb in _FORCED:
         return await transactions.force(transaction_id, _FORCED[verb], _OPERATOR, WAIT_MS)
     if verb in _ACTS:
@@ -120,6 +129,10 @@ class Asked(Struct, frozen=True):
     transaction_id: str
     check_number: int
     answer: Resolution | None
+    node: str = ""
+    """Who asked."""
+    strange: str | None = None
+    """What the call showed otherwise than it was prepared."""
 
 
 class Endpoints:
@@ -132,7 +145,7 @@ class Endpoints:
         self.manners: dict[str, Manner] = {}
         self.log: list[Asked] = []
 
-    async def call(self, call: HttpCall) -> Reply:
+    async def call(self, call: HttpCall, node: str) -> Reply:
         """One exchange."""
         group = next(name for name in GROUPS if endpoint_of(name) == call.url)
         manner = self.manners.get(group, Manner.HONEST)
@@ -141,18 +154,18 @@ class Endpoints:
             return Reply(call.url, 1, failure=Failure.REFUSED)
         checks = json.loads(call.body)["checks"]
         if manner is Manner.HANGS:
-            self._note(checks, {})
+            self._note(checks, {}, node)
             await self._clock.sleep_ms(call.timeout_ms)
             return Reply(call.url, call.timeout_ms, failure=Failure.TIMEOUT)
         if manner is Manner.SLOW:
             await self._clock.sleep_ms(call.timeout_ms * 3 // 4)
         words = {check["transaction_id"]: self._decide(check, manner) for check in checks}
         if manner in {Manner.ERROR, Manner.GARBAGE, Manner.WRONG_NONCE}:
-            self._note(checks, {})
+            self._note(checks, {}, node)
         else:
             left_out = {checks[0]["transaction_id"]} if manner is Manner.LEAVES_OUT else set()
             words = {name: word for name, word in words.items() if name not in left_out}
-            self._note(checks, words)
+            self._note(checks, words, node)
         status = 500 if manner is Manner.ERROR else 200
         return Reply(call.url, 1, status, _write(checks, words, manner), failure=failure_of(status))
 
@@ -164,11 +177,13 @@ class Endpoints:
             return self._random.choice((Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN))
         return honest
 
-    def _note(self, checks: list[dict[str, object]], words: Mapping[str, Resolution]) -> None:
+    def _note(self, checks: list[dict[str, object]], words: Mapping[str, Resolution], node: str) -> None:
         now = self._clock.monotonic_ms()
         for check in checks:
             name = str(check["transaction_id"])
-            self.log.append(Asked(now, name, int(str(check["check_number"])), words.get(name)))
+            prepared = self._locals.calls[number_of(check)].messages
+            number, strange = int(str(check["check_number"])), find_difference(check, prepared)
+            self.log.append(Asked(now, name, number, words.get(name), node, strange))
 
 
 def number_of(check: Mapping[str, object]) -> int:
@@ -176,6 +191,32 @@ def number_of(check: Mapping[str, object]) -> int:
     message = check["messages"][0]  # type: ignore[index]
     value = message["value"].encode() if "value" in message else base64.b64decode(message["value_base64"])
     return int(value.split(b"|", 1)[0])
+
+
+def find_difference(check: Mapping[str, Any], prepared: Sequence[Message]) -> str | None:
+    """What a check call shows otherwise than it was prepared."""
+    shown = [_read_message(message) for message in check["messages"]]
+    wanted = [
+        (m.topic, m.key, m.value, [tuple(h) for h in m.headers], max(m.queue_id, -1), m.timestamp_ms) for m in prepared
+    ]
+    return None if shown == wanted else f"{shown} instead of {wanted}"[:500]
+
+
+def _read_message(shown: Mapping[str, Any]) -> tuple[object, ...]:
+    def read(text: str | None, *, is_coded: bool) -> bytes | None:
+        return text if text is None else base64.b64decode(text) if is_coded else text.encode()
+
+    def member(name: str) -> bytes | None:
+        is_coded = f"{name}_base64" in shown
+        return read(shown[f"{name}_base64" if is_coded else name], is_coded=is_coded)
+
+    is_coded = "headers_base64" in shown
+    headers = shown["headers_base64" if is_coded else "headers"]
+    return (
+        shown["topic"], member("key"), member("value"),
+        [(name, read(text, is_coded=is_coded)) for name, text in headers],
+        shown.get("partition", -1), shown.get("timestamp_ms"),
+    )  # fmt: skip
 
 
 def _write(checks: list[dict[str, object]], words: Mapping[str, Resolution], manner: Manner) -> bytes:

@@ -63,18 +63,18 @@ class Archive:
                     break
         return found
 
+    def op_history(self, topics: InternalTopics) -> list[tuple[int, OpMessage]]:
+        """Every op message with its append time, queue by queue."""
+        return [
+            (stored.stored_ms, decode_op(stored.key.decode(), stored.value))
+            for _, messages in self.read(topics.op)
+            for stored in messages
+            if stored.key is not None and stored.value is not None and stored.key not in {POSITION_KEY, ANSWERS_KEY}
+        ]
+
     def last_ops(self, topics: InternalTopics) -> dict[str, OpMessage]:
         """The last op message of each id."""
-        last: dict[str, OpMessage] = {}
-        for _, messages in self.read(topics.op):
-            for stored in messages:
-                if (
-                    stored.key is not None
-                    and stored.value is not None
-                    and stored.key not in {POSITION_KEY, ANSWERS_KEY}
-                ):
-                    last[stored.key.decode()] = decode_op(stored.key.decode(), stored.value)
-        return last
+        return {op.transaction.transaction_id: op for _, op in self.op_history(topics)}
 
     def unquiet(self, topics: InternalTopics, engine: Engine | None) -> str | None:
         """What is still to be done; None when everything is decided, published and, over SQL, projected."""

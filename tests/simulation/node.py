@@ -116,13 +116,14 @@ class NodeDatabase(Database):
 class _GatedCaller:
     """Port CheckCaller: the world's network, seen from a process that may stand still."""
 
-    def __init__(self, process: MemoryProcess, call: Callable[[Call], Awaitable[Reply]]) -> None:
+    def __init__(self, process: MemoryProcess, call: Callable[[Call, str], Awaitable[Reply]], name: str) -> None:
         self._process = process
         self._call = call
+        self._name = name
 
     async def call(self, call: Call) -> Reply:
         await self._process.pause()
-        reply = await self._call(call)
+        reply = await self._call(call, self._name)
         await self._process.pause()
         return reply
 
@@ -132,14 +133,14 @@ class _GatedCaller:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What all processes share besides the cluster. `call`: the network to the endpoints."""
+    """What all processes share besides the cluster. `call`: the network to the endpoints; it hears who asks."""
 
     topics: InternalTopics
     engine: Engine
     has_sql: bool
     """False: it goes away once a process has begun: nobody projects, pulls checks or redrives."""
     is_sql_down: Callable[[], bool]
-    call: Callable[[Call], Awaitable[Reply]]
+    call: Callable[[Call, str], Awaitable[Reply]]
 
 
 class Node:
@@ -237,7 +238,8 @@ class Node:
         ports = NodePorts(
             Stores(process.store, process.owners, process.admin, self._database),
             process.owners, Destinations(process.admin, clock), self._directory, clock,
-            lambda: _GatedCaller(process, surroundings.call), lambda: f"{random.getrandbits(64):016x}", random.random,
+            lambda: _GatedCaller(process, surroundings.call, self.name),
+            lambda: f"{random.getrandbits(64):016x}", random.random,
         )  # fmt: skip
         service = ServiceConfig(
             lambda url: None, surroundings.topics, prefix=f"r{self.name}-", random_bits=random.getrandbits

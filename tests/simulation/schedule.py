@@ -21,7 +21,7 @@ MIN_FAULTS = 5
 _SQL_SHARE = 0.15  # of all runs; they cost twice as much
 GROUPS = ("shop", "bank")
 TOPICS = {"orders": 2, "credits": 1}
-_START_MS = 1_750_000_000_000
+START_MS = 1_750_000_000_000  # of the virtual clock
 
 
 class Verb(Enum):
@@ -52,6 +52,8 @@ class Deed(Struct, frozen=True):
     verb: Verb
     instance: int
     group: str | None = None
+    is_waited: bool = True
+    """False: an end that need only be durable when it is answered."""
 
 
 class Call(Struct, frozen=True):
@@ -193,11 +195,18 @@ def _make_message(random: Random, number: int, part: int) -> Message:
     return Message(
         topic,
         key,
-        b"%d|%d|" % (number, part) + random.randbytes(random.choice((0, 0, 10, 2_000))),
+        _make_value(random, number, part),
         headers,
         random.randrange(TOPICS[topic]) if random.random() < 0.2 else -1,
-        _START_MS + random.randrange(1_000_000) if random.random() < 0.2 else None,
+        START_MS + random.randrange(1_000_000) if random.random() < 0.2 else None,
     )
+
+
+def _make_value(random: Random, number: int, part: int) -> bytes | None:
+    """The first one names the transaction."""
+    if part and random.random() < 0.4:
+        return random.choice((None, b""))
+    return b"%d|%d|" % (number, part) + random.randbytes(random.choice((0, 0, 10, 2_000)))
 
 
 def _make_deeds(random: Random, group: str, local: Local, instances: int, means: tuple[bool, bool]) -> tuple[Deed, ...]:
@@ -206,7 +215,8 @@ def _make_deeds(random: Random, group: str, local: Local, instances: int, means:
     has_sql, is_keyed = means
 
     def add(verb: Verb, latest_ms: int, by: str | None = group) -> None:
-        deeds.append(Deed(random.randrange(latest_ms), verb, random.randrange(instances), by))
+        is_waited = verb not in {Verb.COMMIT, Verb.ROLLBACK} or random.random() < 0.85
+        deeds.append(Deed(random.randrange(latest_ms), verb, random.randrange(instances), by, is_waited))
 
     own = Verb.COMMIT if local is Local.COMMITS else Verb.ROLLBACK
     other = Verb.ROLLBACK if own is Verb.COMMIT else Verb.COMMIT

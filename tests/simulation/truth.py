@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from bridge.core.message import Message
+from bridge.core.message import Message, StoredMessage
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import decode_body, decode_record
 from bridge.core.topics import InternalTopics
@@ -32,6 +32,7 @@ class Truth(Struct):
     state: TransactionState = TransactionState.PREPARED
     decided_at: int = -1
     decided_ms: int = 0
+    by: str | None = None
     immunity_s: int = 0
     check_times: int = 0
     base: int = 0
@@ -39,21 +40,24 @@ class Truth(Struct):
     """Answered checks in one life, at most."""
 
 
-class Answered(Struct, frozen=True):
-    """A check's answer as the journal holds it."""
+class Ended(Struct, frozen=True):
+    """An end record as the journal holds it, effective or not."""
 
     transaction_id: str
-    check_number: int
     resolution: Resolution
+    source: Source
+    check_number: int
+    offset: int
+    stored_ms: int
 
 
-def find_answers(archive: "Archive", topics: InternalTopics) -> list[Answered]:
-    """Every answer to a check that was recorded."""
-    records = (decode_record(stored) for _, messages in archive.read(topics.half) for stored in messages)
+def find_ends(archive: "Archive", topics: InternalTopics) -> list[Ended]:
+    """Every end that was recorded, in order of its queue."""
+    records = ((stored, decode_record(stored)) for _, messages in archive.read(topics.half) for stored in messages)
     return [
-        Answered(record.transaction_id, record.check_number, record.resolution)
-        for record in records
-        if isinstance(record, EndRecord) and record.source is Source.CHECK
+        Ended(r.transaction_id, r.resolution, r.source, r.check_number, stored.queue_offset, stored.stored_ms)
+        for stored, r in records
+        if isinstance(r, EndRecord)
     ]
 
 
@@ -83,7 +87,7 @@ def find_truth(archive: "Archive", topics: InternalTopics) -> Mapping[str, Truth
                     immunity_s=record.immunity_s or 0,
                 )  # fmt: skip
                 if record.is_published:
-                    _decide(truth, TransactionState.COMMITTED, stored.queue_offset, stored.stored_ms)
+                    _decide(truth, TransactionState.COMMITTED, Source.PRODUCER, stored)
             elif isinstance(record, ActRecord) and record.act is Act.RESUME and record.transaction_id in known:
                 resumed = known[record.transaction_id]
                 resumed.base = resumed.check_times
@@ -96,7 +100,7 @@ def find_truth(archive: "Archive", topics: InternalTopics) -> Mapping[str, Truth
                 if record.group is None or record.group == ended.group:
                     is_commit = record.resolution is Resolution.COMMIT
                     state = TransactionState.COMMITTED if is_commit else TransactionState.ROLLED_BACK
-                    _decide(ended, state, stored.queue_offset, stored.stored_ms)
+                    _decide(ended, state, record.source, stored)
     return known
 
 
@@ -107,5 +111,6 @@ def _count(truth: Truth | None, record: EndRecord) -> None:
         truth.most_answered = max(truth.most_answered, truth.check_times - truth.base)
 
 
-def _decide(truth: Truth, state: TransactionState, offset: int, stored_ms: int) -> None:
-    truth.state, truth.decided_at, truth.decided_ms = state, offset, stored_ms
+def _decide(truth: Truth, state: TransactionState, source: Source, stored: StoredMessage) -> None:
+    truth.state, truth.decided_at, truth.decided_ms = state, stored.queue_offset, stored.stored_ms
+    truth.by = source.name.lower()

@@ -9,10 +9,11 @@ import asyncio
 import gc
 import random as global_random
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from random import Random
-from typing import Any, NoReturn
+from typing import Any
 
+import msgspec
 import structlog
 from msgspec import Struct
 
@@ -33,8 +34,9 @@ from tests.simulation.faults import FaultsInForce, instance_of
 from tests.simulation.loop import run_virtually
 from tests.simulation.node import Node, Surroundings, running_name, track_tasks
 from tests.simulation.promises import Evidence, Violation, check_promises
+from tests.simulation.rules import check_rules
 from tests.simulation.schedule import CALLS_MS, TOPICS, Call, Deed, Fault, FaultKind, Manner, Schedule, Verb
-from tests.simulation.story import Story
+from tests.simulation.story import Story, log_into
 from tests.support.memory_world import HALF_CONFIG, OP_CONFIG, PARKED_CONFIG
 from tests.support.virtual_time import NothingEverHappensError, VirtualClock
 
@@ -76,6 +78,7 @@ class World:
         self.archive = Archive(self.cluster.log)
         self.engine = open_database()
         self.sql_down_until_ms = 0
+        self.healed_ms = 0
         self.nodes: dict[int, Node] = {}
         self.heard: list[Heard] = []
         self.locals = Locals(self.clock.monotonic_ms, calls={call.number: call for call in schedule.calls})
@@ -309,6 +312,7 @@ class World:
 
     def _heal(self) -> None:
         """The last fault is over."""
+        self.healed_ms = self.clock.monotonic_ms()
         self.story.tell("world", "heals")
         self.faults.clear()
         self.endpoints.manners.clear()
@@ -353,12 +357,29 @@ class World:
         )
 
     async def _do(self, call: Call, deed: Deed, transaction_id: str) -> Heard:
-        verb = deed.verb
-        return await self._ask(
-            call, verb, deed.instance, lambda service: perform(service, call, verb, transaction_id, deed.group)
+        heard = await self._ask(
+            call, deed.verb, deed.instance, lambda service: perform(service, call, deed, transaction_id), transaction_id
         )
+        if heard.view is None or deed.verb is not Verb.LOOK:
+            return heard
+        return await self._look_inside(heard, deed.instance)
 
-    async def _ask(self, call: Call, verb: Verb | None, instance: int, work: Any) -> Heard:
+    async def _look_inside(self, heard: Heard, instance: int) -> Heard:
+        """The messages of one that was looked at."""
+        node, view = self.nodes[instance], heard.view
+        if node.is_dead or node.process.is_stopped or view is None:
+            return heard
+        asking = node.spawn(node.ask(lambda service: service.transactions.get_bodies(view)))
+        await asyncio.wait({asking})
+        found = None if asking.cancelled() else asking.result()
+        if isinstance(found, list):
+            heard = msgspec.structs.replace(heard, bodies=found)
+            self.heard.append(heard)
+        return heard
+
+    async def _ask(
+        self, call: Call, verb: Verb | None, instance: int, work: Any, transaction_id: str | None = None
+    ) -> Heard:
         node, began = self.nodes[instance], self.clock.monotonic_ms()
         what = verb.value if verb else "prepare"
         if node.is_dead or node.is_closed:
@@ -375,6 +396,7 @@ class World:
             elif not answering.done():
                 answering.cancel()
             heard = understand(call, verb, answer, began, self.clock.monotonic_ms())
+        heard = msgspec.structs.replace(heard, asked_id=transaction_id)
         self.heard.append(heard)
         self.story.tell(f"client {call.number}", f"{what} at {node.name} -> {heard} {heard.transaction_id or ''}")
         return heard
@@ -425,7 +447,6 @@ _AT_ONCE = {
     FaultKind.DENY, FaultKind.HANGING, FaultKind.COMPACT, FaultKind.RETAIN, FaultKind.DELETE_OFFSETS,
     FaultKind.SKEW, FaultKind.SQL_DOWN, FaultKind.ENDPOINT,
 }  # fmt: skip
-_NO_NEWS = {"event", "exc_info", "level"}
 _TRY_AGAIN = {RefusalCode.UNAVAILABLE.value, RefusalCode.PROJECTION_BEHIND.value, "connection refused"}
 
 
@@ -442,17 +463,6 @@ def _describe(fault: Fault) -> str:
     return f"{fault.kind.value} {shown}"
 
 
-def _log_into(story: Story) -> None:
-    """What the bridge logs, from information on, is part of the story."""
-
-    def keep(_: Any, method: str, event: MutableMapping[str, Any]) -> NoReturn:
-        members = " ".join(f"{name}={value}" for name, value in sorted(event.items()) if name not in _NO_NEWS)
-        story.tell(f"node {running_name()}", f"{method}: {event['event']} {members}")
-        raise structlog.DropEvent
-
-    structlog.configure(processors=[keep], wrapper_class=structlog.make_filtering_bound_logger(20))
-
-
 def _scale_times() -> None:
     """How long repeats are recognised, a tenth of what it is, as `node.SETTLER` has it: a run lasts 20 s."""
     record.SEEN_LIMIT_MS, repeats.NOTE_LIMIT_MS, repeats._RENEW_MS = 3_000, 6_000, 1_000
@@ -462,7 +472,7 @@ def simulate(schedule: Schedule) -> Run:
     """Runs a schedule to its end and checks every promise."""
     global_random.seed(schedule.seed)
     world = World(schedule)
-    _log_into(world.story)
+    log_into(world.story, running_name)
     failed: list[Violation] = []
     gc.disable()
     try:
@@ -477,4 +487,6 @@ def simulate(schedule: Schedule) -> Run:
         structlog.reset_defaults()
     world.archive.keep()
     evidence = Evidence(schedule, world.topics, world.archive, world.heard, world.endpoints.log, world.engine)
-    return Run(schedule, world.story, failed + check_promises(evidence), evidence, world.struck)
+    evidence.healed_ms = world.healed_ms
+    violations = failed + check_promises(evidence) + check_rules(evidence)
+    return Run(schedule, world.story, violations, evidence, world.struck)
