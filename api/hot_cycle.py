@@ -40,17 +40,23 @@ class HotCycle:
         self.response_started = False
         self.response_complete = False
         self.disconnected = False
-        self.message_event = self
         self._call = call
         self._headers = headers
         self._connection = connection
+
+    @property
+    def message_event(self) -> "HotCycle":
+        """Not kept: a cycle of references would wait for the garbage collector, with the body in it."""
+        return self
 
     def set(self) -> None:
         """Nobody waits for more of the body."""
 
     async def run(self, hot_path: HotPath) -> None:
         """Answers the request, which is whole."""
-        answer = await hot_path.answer(self._call, self._headers, b"".join(self.pieces))
+        body = b"".join(self.pieces)
+        self.pieces.clear()  # the connection keeps the cycle until its next request
+        answer = await hot_path.answer(self._call, self._headers, body)
         connection = self._connection
         if connection.flow.write_paused and not self.disconnected:
             await connection.flow.drain()

@@ -9,6 +9,7 @@ from typing import Any
 import httptools
 import structlog
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -29,13 +30,34 @@ _LOG = structlog.get_logger()
 
 MAX_URL_BYTES = 8 * 1024
 MAX_HEAD_BYTES = 16 * 1024
-
+MAX_PIPELINED = 32
+_HEAD_END = b"\r\n\r\n"
 
 _UPGRADE_HEADERS = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
 class _HeadRefused(Exception):
     """Stops the parser inside a head."""
+
+
+class _Flow(FlowControl):
+    """While it is held, nothing is read from the connection, whoever asks."""
+
+    is_held = False
+
+    def resume_reading(self) -> None:
+        if not self.is_held:
+            super().resume_reading()
+
+    def hold(self, *, is_held: bool) -> None:
+        """Holds reading, or lets go of it."""
+        if is_held == self.is_held:
+            return
+        self.is_held = is_held
+        if is_held:
+            self.pause_reading()
+        else:
+            self.resume_reading()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -63,26 +85,65 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refusal: Problem | None = None
         self._hot: HotCycle | None = None  # while its body is being read
         self._default_head: tuple[object, bytes] = (None, b"")
+        self._unread = b""  # received, and for the parser when earlier requests have been answered
+        self._unread_at = 0
+        self._flow: _Flow = None  # type: ignore[assignment]  # like the parent's, from connection_made on
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuses a connection too many."""
         super().connection_made(transport)
+        self.flow = self._flow = _Flow(transport)
         if len(self.connections) > self.max_connections:
             self._close_with(Problem(UNAVAILABLE, "too many connections", retry_after_s=1))
         else:
             self._arm()
 
+    @property
+    def is_held(self) -> bool:
+        """Whether nothing is read because requests wait for the answers of earlier ones."""
+        return self._flow.is_held
+
     def connection_lost(self, exc: Exception | None) -> None:
-        """The timers die with the connection."""
+        """The timers, and the requests that wait, die with the connection."""
         self._disarm()
         self._stop_send_timer()
+        self._unread = b""
+        for cycle, _ in self.pipeline:
+            cycle.on_response = _nothing  # it leads back here: only a full garbage collection would free the two
+        self.pipeline.clear()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        self.cycle = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        """Counts bytes while a head is incomplete: the parser itself would collect without end."""
+        """Reading goes on only when no request waits for the answer of another one."""
         if self.transport.is_closing():
             return
-        self._unset_keepalive_if_required()
+        if not self._unread and not self.pipeline and data.count(_HEAD_END) <= MAX_PIPELINED:
+            self._unset_keepalive_if_required()
+            self._parse(data)
+            if self.pipeline:
+                self._flow.hold(is_held=True)
+            return
+        self._unread = self._unread[self._unread_at :] + data
+        self._unread_at = 0
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Hands on what was received, so many requests at a time as may wait."""
+        while self._unread and not self.pipeline and not self.transport.is_closing():
+            start, end = self._unread_at, _find_end(self._unread, self._unread_at)
+            data = self._unread[start:end]
+            if end == len(self._unread):
+                self._unread, self._unread_at = b"", 0
+            else:
+                self._unread_at = end
+            self._unset_keepalive_if_required()
+            self._parse(data)
+        self._flow.hold(is_held=bool(self.pipeline or self._unread))
+
+    def _parse(self, data: bytes) -> None:
+        """Counts bytes while a head is incomplete: the parser itself would collect without end."""
         was_in_head, messages = self._is_in_head, self._messages
         self._feed(data)
         if self._hot is not None:
@@ -99,6 +160,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A new head begins."""
+        if len(self.pipeline) > MAX_PIPELINED:
+            self._refuse(Problem(UNAVAILABLE, f"more than {MAX_PIPELINED} requests behind one another"))
         self._messages += 1
         self._await_head()
         self.url = b""
@@ -156,11 +219,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Keep-alive time runs from here; what is left of the body is thrown away, but not for ever."""
+        if self.transport.is_closing():
+            self.server_state.total_requests += 1
+            return
         if self.cycle.more_body:
             self._arm()
         elif not self.pipeline and not self._is_in_head:
             self._await_head()
         super().on_response_complete()
+        if self._flow.is_held and not self.pipeline:
+            self._read_on()
 
     def pause_writing(self) -> None:
         """A client that takes nothing of its answer for too long is cut off."""
@@ -304,7 +372,24 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_timer = None
         if self.transport.is_closing():
             return
-        if self._raw_bytes and self._is_in_head:
+        if self._flow.is_held:  # the rest of the head may have come: nobody looks yet
+            self._arm()
+        elif self._raw_bytes and self._is_in_head:
             self._close_with(Problem(REQUEST_TIMEOUT, f"head not received in {self.head_timeout_s:g} s"))
         else:
             self.transport.close()
+
+
+def _find_end(data: bytes, start: int) -> int:
+    """Where to stop, so that at most so many requests are read as may wait. Each has one end of a head at least."""
+    end = start
+    for _ in range(MAX_PIPELINED):
+        found = data.find(_HEAD_END, end)
+        if found < 0:
+            return len(data)
+        end = found + len(_HEAD_END)
+    return end
+
+
+def _nothing() -> None:
+    """Nobody waits for this answer."""

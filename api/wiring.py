@@ -14,6 +14,7 @@ import structlog
 from api.app import create_app
 from api.bodies import MessageLimits
 from api.gauges import register_gauges
+from api.heap import HeapLoop, make_heap_acts
 from api.limits import HttpLimits
 from api.node import Node, NodeConfig, NodePorts, Roles
 from api.readiness import Watched, make_readiness
@@ -240,6 +241,7 @@ class _Process:
         reach(FaultPoint.START_CHECKED)
         await self._directory.refresh()
         self._node.run("guard", self._guard.run_forever())
+        self._node.run("heap", HeapLoop(self._clock, make_heap_acts()).run_forever())
         self._node.start(roles)
         self._watched.settler, self._watched.checks = self._node.settler, self._node.checks
         self._watched.projector = self._node.projector
@@ -337,6 +339,7 @@ async def _open_stores(settings: Settings) -> AsyncIterator[tuple[KafkaParts, Da
 
 @asynccontextmanager
 async def _open_process(settings: Settings) -> AsyncIterator[_Process]:
-    gc.set_threshold(100_000, 50, 1_000)  # pending transactions are many and acyclic: full passes cost and find nothing
+    # Pending transactions are many and acyclic, so full passes cost much: HeapLoop makes one when memory has grown.
+    gc.set_threshold(100_000, 50, 1_000)
     async with _open_stores(settings) as (kafka, database), AsyncExitStack() as stack:
         yield _Process(settings, kafka, database, stack)

@@ -1,0 +1,90 @@
+"""A connection that sends request after request and waits for no answer."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from api.protocol import MAX_PIPELINED, BoundedProtocol
+from tests.support.api_fakes import FakeTransactions, make_facts, make_services
+from tests.support.live_server import HOST, LiveServer, serve
+
+GET = b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"
+LAST = b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+SENT = 40_000
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """What is only freed by the garbage collector is not freed."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def connections_of(live: LiveServer) -> list[BoundedProtocol]:
+    """The server's side of every connection."""
+    found = live.server._server.server_state.connections
+    return [connection for connection in found if isinstance(connection, BoundedProtocol)]
+
+
+async def start_flood(live: LiveServer, fake: FakeTransactions) -> tuple[asyncio.StreamWriter, BoundedProtocol]:
+    """One commit that is not answered yet, and behind it more requests than the sockets between can hold."""
+    facts = await make_facts(fake)
+    fake.gate = asyncio.Event()
+    _, writer = await asyncio.open_connection(HOST, live.port)
+    head = f"POST /v1/transactions/{facts.prepared}/commit HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
+    writer.write(head.encode() + GET * SENT)
+    async with asyncio.timeout(10):
+        while not (held := [c for c in connections_of(live) if c.is_held]):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+    for _ in range(100):  # what could still be taken would be taken now
+        await asyncio.sleep(0)
+    return writer, held[0]
+
+
+async def test_few_requests_wait_behind_one_another(fake: FakeTransactions) -> None:
+    """A client that sends without reading fills its own buffers, not the bridge's memory."""
+    async with serve(make_services(fake)) as live:
+        writer, connection = await start_flood(live, fake)
+        assert len(connection.pipeline) <= MAX_PIPELINED
+        assert not writer.is_closing()
+        writer.transport.abort()
+        assert fake.gate is not None
+        fake.gate.set()
+
+
+@pytest.mark.usefixtures("uncollected")
+async def test_requests_that_wait_go_with_their_connection(fake: FakeTransactions) -> None:
+    """Their memory comes back at once: the garbage collector, which seldom looks at old objects, is not needed."""
+    async with serve(make_services(fake)) as live:
+        writer, connection = await start_flood(live, fake)
+        waiting = [weakref.ref(cycle) for cycle, _ in connection.pipeline]
+        gone = weakref.ref(connection)
+        del connection
+        writer.transport.abort()
+        assert fake.gate is not None
+        fake.gate.set()
+        while connections_of(live):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert waiting
+        assert [cycle for cycle in waiting if cycle() is not None] == []
+        assert gone() is None
+
+
+async def test_each_of_many_pipelined_requests_is_answered_in_order(fake: FakeTransactions) -> None:
+    """A client may still send ahead; what it sends is read as it is answered, wherever the pieces are cut."""
+    body = b'{"producer_group":"g",\r\n\r\n"messages":[{"topic":"t"}]}' + b"\r\n\r\n" * 50
+    post = (
+        b"POST /v1/transactions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+    )
+    many = (GET * 70 + post % (len(body), body)) * 40 + LAST
+    async with serve(make_services(fake)) as live:
+        answer = await live.send_raw(many)
+    statuses = [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == ([200] * 70 + [201]) * 40 + [200]

@@ -1,0 +1,50 @@
+"""When memory is given back, and at which cost."""
+
+from api.heap import HeapActs, HeapLoop, make_heap_acts
+from bridge.clock import SystemClock
+
+MIB = 1024 * 1024
+
+
+class Process:
+    """One whose memory is what a test says; a collection brings it to `kept`."""
+
+    def __init__(self) -> None:
+        self.resident = self.kept = 100 * MIB
+        self.collected = self.trimmed = 0
+        self.loop = HeapLoop(SystemClock(), HeapActs(lambda: self.resident, self.collect, self.trim))
+
+    def collect(self) -> int:
+        self.collected += 1
+        return 0
+
+    def trim(self) -> None:
+        self.trimmed += 1
+        if self.collected:
+            self.resident = self.kept
+
+
+async def test_memory_comes_back_after_growth() -> None:
+    """Once; then it rests until the process has grown again."""
+    process = Process()
+    process.resident = 1_000 * MIB
+    assert await process.loop.run_once()
+    assert process.resident == 100 * MIB
+    assert not await process.loop.run_once()
+
+
+async def test_what_stays_is_looked_at_seldom() -> None:
+    """A million pending transactions that grow to two: few full passes, each worth a quarter of the memory."""
+    process = Process()
+    for resident in range(100, 2_000):
+        process.resident = process.kept = resident * MIB
+        await process.loop.run_once()
+    assert 5 <= process.collected <= 20
+    assert process.trimmed == 1_900
+
+
+async def test_this_process_can_be_trimmed() -> None:
+    """The system's own calls are there and do no harm."""
+    acts = make_heap_acts()
+    acts.trim()
+    assert acts.resident_bytes() > MIB
