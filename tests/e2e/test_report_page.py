@@ -43,6 +43,16 @@ def test_page_shows_everything_in_its_place(
     assert tab.requested == [pages[name].as_uri()]
 
 
+@pytest.mark.parametrize("name", ["every_kind", "very_much"])
+def test_counts_of_findings_are_seen_on_a_phone(tab: Tab, pages: dict[str, Path], name: str) -> None:
+    """Without scrolling to the side: they are what one has been woken up for."""
+    tab.show(360)
+    tab.open(pages[name])
+    counts = "[...document.querySelectorAll('#findings td.n')]"
+    assert tab.ask(f"{counts}.length") > 0
+    assert tab.ask(f"{counts}.filter(one => one.getBoundingClientRect().right > innerWidth).length") == 0
+
+
 def test_hostile_names_are_shown_as_they_are(tab: Tab, pages: dict[str, Path]) -> None:
     """A group called `<script>` is that text; signs that turn text round are written out."""
     tab.show(1440)
