@@ -104,7 +104,7 @@ def _write(kafka: str, options: argparse.Namespace, folder: Path, values: Values
     for number in range(1, _PORTIONS + 1):
         truth += injector.write(islice(tales, -(-total // _PORTIONS)))
         if number == _PORTIONS:
-            injector.finish()
+            truth += injector.finish()
         marks.append(_look(kafka, stage))
         tell(f"portion {number} of {_PORTIONS} is written")
     values.note("reconcile_planting_s", time.perf_counter() - began)

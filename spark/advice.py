@@ -55,6 +55,12 @@ ADVICE: Mapping[Kind, Advice] = {
         "The op topic says something else than the first recorded end, or two things.",
         "The journal is right. Do not act on what the API says of these, keep the records below, and report it.",
     ),
+    Kind.UNREADABLE: Advice(
+        "A record of an internal topic cannot be read, or is empty where none may be.",
+        "Of another version, it halts its queue: `outbox-bridge doctor` shows it. All others are passed over. Nobody "
+        "but the bridge may write these topics: look who did, and take the right away. An empty op message lets "
+        "compaction remove a state: the next owner then takes what has ended for undecided.",
+    ),
     Kind.UNSETTLED: Advice(
         "Ended by its producer, but nothing has followed.",
         "Does a settler own the queue? `outbox-bridge doctor` looks. Where nothing can have been published, "

@@ -6,6 +6,7 @@ parked and op records, batch by batch in Kafka transactions; steps and tales tha
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from bridge.core.message import Message
@@ -16,6 +17,7 @@ from spark.table_list import BARRED, WRITTEN
 ORDERS, CREDITS, EXPIRED = "orders", "credits", "expired"  # of the last, everything is removed after it was written
 HOUR_MS = 3_600_000
 SHOP, BANK = "shop", "bank"  # groups; of the second each committed transaction has a transaction record
+_NOWHERE = 2**40  # an offset that no log has come to
 MAX_CHECKS, LIFE_MS, TIMEOUT_MS = 3, 24 * HOUR_MS, 6_000  # of both
 
 
@@ -115,10 +117,7 @@ def anomalies(name: str) -> Iterator[Tale]:
     """Every kind, some in several forms."""
     one, two = _messages(name, 1), _messages(name, 2)
     elsewhere = Message(CREDITS, one[0].key, one[0].value, one[0].headers)
-
-    def wrong(title: str, kinds: str, *steps: Step, **members: Any) -> Tale:  # noqa: ANN401
-        return Tale(title, steps, [Kind(kind) for kind in kinds.split()], members.pop("messages", one), **members)
-
+    wrong = partial(_wrong, name)
     ghost = step("op", state=OpState.COMMITTED, receipts=((ORDERS, 0, 0),))
     yield wrong("missing", "MISSING", HALF, COMMITS, ghost)
     yield wrong("partial", "PARTIAL", HALF, COMMITS, SHOW, step("op", state=OpState.COMMITTED, lost=(CREDITS, 0, 0)),
@@ -139,6 +138,7 @@ def anomalies(name: str) -> Iterator[Tale]:
     yield wrong("wrong partition", "WRONG_PLACE", HALF, COMMITS, step("show", index=0, part=1), COMMITTED,
                 messages=(Message(ORDERS, one[0].key, b"v", (), 2),))  # fmt: skip
     yield wrong("wrong receipt", "WRONG_RECEIPT", HALF, COMMITS, SHOW, ghost)
+    yield from _told_wrongly(name)
     yield wrong("contrary", "CONTRADICTION", HALF, COMMITS, ROLLED_BACK)
     yield wrong("two facts", "CONTRADICTION", *RIGHT, ROLLED_BACK)
     yield wrong("unsettled", "UNSETTLED", HALF, COMMITS)
@@ -161,6 +161,34 @@ def anomalies(name: str) -> Iterator[Tale]:
     ordered = (Message(ORDERS, b"ordered-" + name.encode(), b"v", (), 0),)
     yield wrong("overtaken", "", *RIGHT, messages=ordered, is_late=True)
     yield wrong("overtaking", "OUT_OF_ORDER", *RIGHT, messages=ordered)
+
+
+def _told_wrongly(name: str) -> Iterator[Tale]:
+    """Records that say what is not so of a transaction that is right, or of none, or where nobody looks."""
+    wrong, two = partial(_wrong, name), _messages(name, 2)
+    pair = tuple(Message(ORDERS, None, b"%d of " % i + name.encode(), (), 0) for i in range(2))
+    for title, messages in (("exchanged between topics", two), ("exchanged within a partition", pair)):
+        yield wrong(f"receipts {title}", "WRONG_RECEIPT", HALF, COMMITS, SHOW, step("show", index=1),
+                    step("op", state=OpState.COMMITTED, is_reversed=True), messages=messages)  # fmt: skip
+    yield wrong("too many receipts", "WRONG_RECEIPT", HALF, COMMITS, SHOW,
+                step("op", state=OpState.COMMITTED, lost=(CREDITS, 0, 0)))  # fmt: skip
+    yield wrong("caused by nothing", "CONTRADICTION", HALF, COMMITS, SHOW,
+                step("op", state=OpState.COMMITTED, at=_NOWHERE))  # fmt: skip
+    yield wrong("prepared by nothing", "ORPHAN", step("op", state=OpState.ROLLED_BACK, at=_NOWHERE, half_at=_NOWHERE))
+    yield wrong("told as another group's", "CONTRADICTION", HALF, COMMITS, SHOW,
+                step("op", state=OpState.COMMITTED, grp="thief"))  # fmt: skip
+    yield wrong("told as another half message's", "CONTRADICTION", HALF, COMMITS, SHOW,
+                step("op", state=OpState.COMMITTED, half_at=0))  # fmt: skip
+    yield wrong("told in another queue", "UNSETTLED CONTRADICTION", HALF, COMMITS, SHOW,
+                step("op", state=OpState.COMMITTED, is_astray=True))  # fmt: skip
+    yield wrong("prepared in another queue", "CONTRADICTION", step("half", is_astray=True))
+    yield wrong("phantom of a blocked one", "PHANTOM", HALF, COMMITS, step("show", index=0, is_told=False),
+                step("op", state=OpState.BLOCKED, cause=1))  # fmt: skip
+
+
+def _wrong(name: str, title: str, kinds: str, *steps: Step, **members: Any) -> Tale:  # noqa: ANN401
+    messages = members.pop("messages", None) or _messages(name, 1)
+    return Tale(title, steps, [Kind(kind) for kind in kinds.split()], messages, **members)
 
 
 def _messages(name: str, count: int) -> tuple[Message, ...]:

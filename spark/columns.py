@@ -41,6 +41,7 @@ class EndSource(IntEnum):
 
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0  # `code` of an end; a half message published at once has COMMIT too
+EMPTY, OTHER_VERSION = -1, -2  # `code` of what cannot be read, if more than that is known
 ACT_CHECK, ACT_RESUME = 1, 2  # `code` of an act
 
 

@@ -7,7 +7,20 @@ headers go no further than this.
 
 from collections.abc import Callable, Mapping
 
-from spark.columns import ACT_CHECK, ACT_RESUME, COMMIT, EVENT_TYPES, ROLLBACK, UNKNOWN, EndSource, Leg, OpState
+from spark.columns import (
+    ACT_CHECK,
+    ACT_RESUME,
+    COMMIT,
+    EMPTY,
+    EVENT_TYPES,
+    OTHER_VERSION,
+    ROLLBACK,
+    UNKNOWN,
+    EndSource,
+    Leg,
+    OpState,
+)
+from spark.fold import pair_product
 
 EnvelopeSql = Callable[[str], str]
 
@@ -42,6 +55,7 @@ def journal_sql(source: str) -> str:
         "leg": leg,
         **_half_columns(),
         "code": _case(
+            ("V <> '1'", OTHER_VERSION),
             ("KIND = 'A' AND ACT = 'RESUME'", ACT_RESUME),
             ("KIND = 'A'", ACT_CHECK),
             ("RES = '8'", COMMIT),
@@ -61,14 +75,19 @@ def journal_sql(source: str) -> str:
 def parked_sql(source: str) -> str:
     """Copies of half messages in the parked topic."""
     known = "V = '1' AND KIND = 'D' AND is_id AND messages IS NOT NULL AND PGROUP IS NOT NULL"
-    columns = {"leg": _case((known, Leg.PARKED), otherwise=Leg.UNREADABLE), **_half_columns()}
+    columns = {
+        "leg": _case((known, Leg.PARKED), otherwise=Leg.UNREADABLE),
+        **_half_columns(),
+        "code": _case(("V <> '1'", OTHER_VERSION)),
+    }
     return _select(columns, _bodied(source))
 
 
 def op_sql(source: str) -> str:
     """Op messages, positions, answers."""
     read = (
-        f"SELECT topic, part, off, ms, id, from_json(CAST(value AS STRING), {_OP}) AS op "
+        "SELECT topic, part, off, ms, id, value IS NULL AS is_empty, "
+        f"from_json(CAST(value AS STRING), {_OP}) AS op "
         f"FROM (SELECT *, CAST(key AS STRING) AS id FROM ({_placed(source)}))"
     )
     state = _case(
@@ -95,7 +114,7 @@ def op_sql(source: str) -> str:
         "grp": "op.`group`",
         "n": "size(places)",
         "place": _total("places", _hash("m.topic", "m.part", "m.off")),
-        "code": "state",
+        "code": f"CASE WHEN is_empty THEN {EMPTY} WHEN op.v <> 1 THEN {OTHER_VERSION} ELSE state END",
         "cause": "IF(id = '~', op.s, op.at)",
         "half": "op.half",
         "parked": "op.parked",
@@ -147,6 +166,12 @@ def group_hash(group: str) -> str:
 def body_hash(topic: str, content: str) -> str:
     """What a message adds to its transaction's `body`. Expressions of types STRING and BIGINT."""
     return _hash(topic, content)
+
+
+def paired_sql() -> str:
+    """The sum of `pair_product` over a half message's `messages` and an op message's `receipts`."""
+    product = pair_product(body_hash("m.topic", "m.content"), _hash("r.topic", "r.part", "r.off"))
+    return f"aggregate(zip_with(messages, receipts, (m, r) -> {product}), 0L, (total, one) -> total + one)"
 
 
 def _half_columns() -> dict[str, str]:

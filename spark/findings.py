@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from spark.columns import Event, Leg
+from spark.columns import EMPTY, OTHER_VERSION, Event, Leg
 from spark.errors import BadUsage
 from spark.rules import Found, Kind
 from spark.story import tell
 
 NEW, STILL, CLEARED = "NEW", "STILL", "CLEARED"
 PASS, FINDINGS, WARNINGS = 0, 1, 4  # exit codes; 2 and 3 are those of errors
+_UNREADABLE = {EMPTY: "is empty", OTHER_VERSION: "is of a version that nobody here knows: it halts its queue"}
 _THRESHOLDS_REMEDY = 'Write it as {"kinds": {"STALE": 5}, "topics": {"orders": {"DUPLICATE": 1}}}.'
 _WARNINGS_ONLY = frozenset({Kind.UNPROVABLE})
 
@@ -53,6 +54,15 @@ def report(tx: str, events: Sequence[Event], found: Found, now_ms: int) -> Findi
     return Finding(
         tx, found.kind.value, found.detail, tell(tx, events).group, _topic_of(events), legs, show_time(now_ms)
     )
+
+
+def report_unreadable(event: Event, now_ms: int) -> Finding:
+    """A record that cannot be read, named by its place; its transaction, if one can be seen, is in the text."""
+    what = _UNREADABLE.get(event.code or 0, "is not of the format")
+    detail = what + (f", of transaction {event.tx}" if event.tx else "")
+    leg = ReportedLeg(Leg.UNREADABLE.name.lower(), event.topic, event.part, event.off)
+    place = f"{event.topic}-{event.part}@{event.off}"
+    return Finding(place, Kind.UNREADABLE.value, detail, event.grp, None, [leg], show_time(now_ms))
 
 
 def compare(now: Iterable[Finding], before: Iterable[Finding]) -> list[Finding]:

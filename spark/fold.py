@@ -2,7 +2,8 @@
 
 Only numbers are aggregated: the largest of a text would turn a hash aggregate into one that sorts. The fold does
 not judge. It sorts out what is plainly right, so that only the rest has to be told event by event; whatever it
-lets pass, `rules.judge` finds nothing wrong with.
+lets pass, `rules.judge` finds nothing wrong with. Sums have no order: that each of several messages lies where its own
+receipt says is asked of `exchanged_sql`.
 """
 
 from spark.columns import COMMIT, ROLLBACK, EndSource, Leg, OpState
@@ -23,6 +24,15 @@ def _most(condition: str, value: str) -> str:
     return f"MAX(CASE WHEN {condition} THEN {value} END)"
 
 
+def pair_product(body: str, place: str) -> str:
+    """What a message adds to its transaction's `paired`: another number at another place."""
+    return f"({body} % {_PRIMES[0]}) * ({place} % {_PRIMES[1]})"
+
+
+_PRIMES = 33_554_393, 33_554_383  # below 2**25: thousands of products add up in 64 bits
+_OF_QUEUE = f"leg IN ({_H}, {_E}, {_A}, {_O})"
+_DIGITS = "'0123456789abcdefghijklmnopqrstuv'"
+_OWN_QUEUE = f"(instr({_DIGITS}, substr(tx, 1, 1)) - 1) * 32 + instr({_DIGITS}, substr(tx, 2, 1)) - 1"
 _VALID_HALF = f"leg = {_H} AND NOT is_void"
 _DECISION = f"(leg = {_E} AND code <> 0) OR ({_VALID_HALF} AND code = {COMMIT})"
 
@@ -30,6 +40,8 @@ _COLUMNS = {
     "halves": _sum(f"leg = {_H}"),
     "voids": _sum(f"leg = {_H} AND is_void"),
     "queue": _least(f"leg = {_H}", "part"),
+    "least_queue": _least(_OF_QUEUE, "part"),
+    "most_queue": _most(_OF_QUEUE, "part"),
     "half_off": _least(_VALID_HALF, "off"),
     "prepared_ms": _least(_VALID_HALF, "ms"),
     "announced": _sum(f"leg = {_H}", "n"),
@@ -59,6 +71,7 @@ _COLUMNS = {
     "records": _sum(f"leg = {_V}"),
     "record_body": _sum(f"leg = {_V}", "body"),
     "record_place": _sum(f"leg = {_V}", "place"),
+    "paired": _sum(f"leg = {_V}", pair_product("body", "place")),
     "least_topic_id": _least(f"leg IN ({_H}, {_V})", "topic_id"),
     "most_topic_id": _most(f"leg IN ({_H}, {_V})", "topic_id"),
     "least_part": _least(f"leg = {_V}", "part"),
@@ -68,10 +81,13 @@ _COLUMNS = {
 
 _ONLY_WEIGHED = {
     *("asked", "has_own_life", "acts", "op_at", "op_place", "copies", "record_place"),
-    *("least_topic_id", "most_topic_id", "least_part", "most_part"),
+    *("least_topic_id", "most_topic_id", "least_part", "most_part", "least_queue", "most_queue"),
 }
 
-_ONE_HALF = "halves = 1 AND voids = 0 AND acts = 0 AND copies = 0 AND checks = 0 AND least_grp_id = most_grp_id"
+_ONE_HALF = (
+    "halves = 1 AND voids = 0 AND acts = 0 AND copies = 0 AND checks = 0 AND least_grp_id = most_grp_id "
+    f"AND least_queue = most_queue AND least_queue = {_OWN_QUEUE}"
+)
 _ONE_OP = "ops = 1 AND op_half = half_off AND op_at = end_off AND end_off >= half_off"
 _ALL_THERE = "records = announced AND record_body = body AND record_place = op_place AND asked = 0"
 
@@ -110,6 +126,24 @@ def fold_sql(stale_before_ms: int, events: str = "events") -> str:
 
 _IS_OPEN = f"""(halves = 0 OR halves > voids) AND NOT COALESCE(last_op % 8 = {OpState.ROLLED_BACK}
   OR (last_op % 8 = {OpState.COMMITTED} AND records >= announced), FALSE)"""
+
+SEVERAL_SQL = "SELECT tx, paired FROM transactions WHERE is_plain AND announced > 1"
+"""Of `transactions`, the fold's rows: those of several messages that are plain but for the order of their receipts."""
+
+
+def exchanged_sql(paired: str) -> str:
+    """Of `several`, the rows of `SEVERAL_SQL`: those whose receipts are not in the order of their messages.
+
+    `paired`: the sum of `pair_product` over `messages` and `receipts`, one beside the other.
+    """
+    return f"""SELECT tx FROM several
+JOIN (SELECT tx, messages FROM events WHERE leg = {_H} AND n > 1) AS halves USING (tx)
+JOIN (SELECT tx, receipts FROM events WHERE leg = {_O} AND n > 1) AS ops USING (tx)
+WHERE paired <> {paired}"""
+
+
+UNREADABLE_SQL = f"WHERE leg = {Leg.UNREADABLE:d} ORDER BY topic, part, off LIMIT 10000"
+"""Of events: those that findings name, and that the next run must see again."""
 
 KEPT_SQL = f"""SELECT tx, NOT is_plain AS is_suspect, is_open FROM
 (SELECT tx, is_plain, {_IS_OPEN} AS is_open FROM transactions) AS told WHERE NOT is_plain OR is_open"""

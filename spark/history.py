@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import broadcast
 
 from spark.columns import EVENT_TYPES, Leg
+from spark.fold import UNREADABLE_SQL
 from spark.report import WINDOW
 from spark.scope import Place, born_ms
 from spark.selecting import events_of, make_ids, select_of
@@ -129,6 +130,7 @@ def write_carry(spark: SparkSession, folder: Path, window: Window, others: Seque
     plain = [tx for tx in others if tx not in known]
     if plain:
         parts.append(events_of(spark, plain))
+    parts.append(spark.sql(f"SELECT * FROM events {UNREADABLE_SQL}"))
     carried = reduce(DataFrame.unionAll, [part.select(*columns) for part in parts])
     carried.coalesce(2).write.parquet(str(folder / CARRY))
 

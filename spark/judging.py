@@ -9,8 +9,18 @@ from typing import Any
 from pyspark.sql import Row, SparkSession
 
 from spark.columns import EVENT_TYPES, Event, Leg, Prepared, ReceiptRow
-from spark.findings import Finding, report
-from spark.fold import CHAINED_SQL, KEPT_SQL, OVERTAKING_SQL, SCATTERED_SQL, SHARED_SQL
+from spark.envelope import paired_sql
+from spark.findings import Finding, report, report_unreadable
+from spark.fold import (
+    CHAINED_SQL,
+    KEPT_SQL,
+    OVERTAKING_SQL,
+    SCATTERED_SQL,
+    SEVERAL_SQL,
+    SHARED_SQL,
+    UNREADABLE_SQL,
+    exchanged_sql,
+)
 from spark.proposals import propose_repair
 from spark.rules import Found, Kind, judge
 from spark.scope import Scope
@@ -49,9 +59,21 @@ def judge_suspects(spark: SparkSession, scope: Scope) -> Judged:
     return judged
 
 
+def find_unreadable(spark: SparkSession, scope: Scope) -> list[Finding]:
+    """UNREADABLE: one a record, named by its place; the first of them, if there are very many."""
+    rows = spark.sql(f"SELECT {_EVENT} FROM events {UNREADABLE_SQL}").collect()
+    return [report_unreadable(_make_event(row), scope.now_ms) for row in rows]
+
+
 def keep_events(spark: SparkSession) -> None:
     """View `kept`: the events of all transactions that matter later, read once, each transaction's in a row."""
-    kept = spark.sql(KEPT_SQL).persist()
+    several = spark.sql(SEVERAL_SQL)
+    kept = spark.sql(KEPT_SQL)
+    if not several.isEmpty():
+        small(several, several.count()).createOrReplaceTempView("several")
+        exchanged = spark.sql(exchanged_sql(paired_sql())).selectExpr("tx", "TRUE AS is_suspect", "FALSE AS is_open")
+        kept = kept.unionAll(exchanged)
+    kept = kept.persist()
     count = kept.count()
     events = join_ids(spark.table("events"), kept, count).repartition(1 + count // _HELD, "tx")
     events.sortWithinPartitions(*EVENT_ORDER).persist().createOrReplaceTempView("kept")

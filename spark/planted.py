@@ -10,6 +10,7 @@ from typing import Any
 
 from bridge.core.message import Message, Receipt, StoredMessage
 from bridge.core.op_message import OpMessage, encode_op
+from bridge.core.properties import PROPERTIES_HEADER
 from bridge.core.queue_choice import choose_real_queue
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_act, encode_end, encode_half, encode_parked, encode_published
@@ -89,10 +90,10 @@ class Scribe:
 
     def journal_record(self, planted: Planted, step: Step) -> Message:
         """A half message, an end, or an act."""
-        topic, given = self.stage.internal.half, step.options
+        topic, given, queue = self.stage.internal.half, step.options, self._queue_of(planted, step)
         stored_ms = planted.born_ms + given.get("after_ms", 0 if step.name == "half" else 1_000)
         if step.name == "half":
-            record = encode_half(_half_of(planted, given, self.stage), self.named(planted), topic, planted.queue)
+            record = encode_half(_half_of(planted, given, self.stage), self.named(planted), topic, queue)
         elif step.name == "end":
             is_check = given.get("src") == "C"
             source = Source.CHECK if is_check else Source.PRODUCER
@@ -100,9 +101,9 @@ class Scribe:
                 planted.tx, Resolution(given["code"]), source, stored_ms, given.get("grp"),
                 check_number=given.get("num", 0), endpoint="e" if is_check else None, status=200, latency_ms=20,
             )  # fmt: skip
-            record = encode_end(end, topic, planted.queue)
+            record = encode_end(end, topic, queue)
         else:
-            record = encode_act(ActRecord(planted.tx, Act.RESUME, "me", "why", stored_ms), topic, planted.queue)
+            record = encode_act(ActRecord(planted.tx, Act.RESUME, "me", "why", stored_ms), topic, queue)
         return _at(record, stored_ms)
 
     def named(self, planted: Planted) -> list[Message]:
@@ -138,11 +139,12 @@ class Scribe:
         if not receipts and state is OpState.COMMITTED:
             lost = given.get("lost")
             receipts = planted.shown + ([Receipt(self.stage.real(lost[0]), *lost[1:])] if lost else [])
+            receipts = receipts[::-1] if given.get("is_reversed") else receipts
         half_index = next((i for i, s in enumerate(journal_steps(planted)) if _is_half(s)), None)
         transaction = Transaction(
             planted.tx,
-            planted.tale.group,
-            0 if half_index is None else places[half_index],
+            given.get("grp", planted.tale.group),
+            given.get("half_at", 0 if half_index is None else places[half_index]),
             planted.born_ms,
             0,
             _STATES[state],
@@ -154,7 +156,22 @@ class Scribe:
             parked=given.get("parked", planted.parked),
         )
         value = encode_op(OpMessage(transaction, receipts))
-        return Message(self.stage.internal.op, planted.tx.encode(), value, (), planted.queue, planted.born_ms + 1_050)
+        queue = self._queue_of(planted, step)
+        return Message(self.stage.internal.op, planted.tx.encode(), value, (), queue, planted.born_ms + 1_050)
+
+    def unreadable(self, tx: str) -> Iterator[Message]:
+        """Records that the bridge never writes: none of a format, one of another version, an empty op message."""
+        internal = self.stage.internal
+        yield Message(internal.half, b"key", b"value")
+        version = f"KIND\x01E\x02UNIQ_KEY\x01{tx}\x02V\x012\x02RES\x018\x02SRC\x01P\x02".encode()
+        yield Message(internal.half, tx.encode(), None, [(PROPERTIES_HEADER, version)])
+        yield Message(internal.op, tx.encode(), None)
+        yield Message(internal.op, b"key", b"{}")
+        yield Message(internal.parked, None, b"value")
+
+    def _queue_of(self, planted: Planted, step: Step) -> int:
+        is_astray = bool(step.options.get("is_astray"))
+        return (planted.queue + is_astray) % self.stage.internal.queues
 
 
 def _half_of(
@@ -191,6 +208,8 @@ def _is_half(step: Step) -> bool:
 
 def _cause(planted: Planted, given: Mapping[str, Any]) -> int:
     """The journal offset that an honest bridge would name: of the first end that decides."""
+    if "at" in given:
+        return int(given["at"])
     if "cause" in given:
         return 0 if given["cause"] is None else planted.places[given["cause"]]
     for place, step in zip(planted.places, journal_steps(planted), strict=True):

@@ -17,10 +17,18 @@ from spark.window import Window
 _LINKED = "linked"
 _PLACE = ["topic", "part", "off"]
 
-# a place has one message: it belongs to whoever told of it first
-_TOLD_SQL = f"""SELECT MIN_BY(tx, STRUCT(ms, tx)) AS tx, place.topic, place.part, place.off FROM (
+# of the places that op messages name, who has named them, and since when; `is_disputed`: by several transactions
+_TOLD_SQL = f"""SELECT *, COUNT(*) OVER (PARTITION BY topic, part, off) > 1 AS is_disputed FROM (
+SELECT tx, MIN(ms) AS told_ms, place.topic, place.part, place.off FROM (
 SELECT tx, ms, explode(receipts) AS place FROM events WHERE leg = {Leg.OP}) WHERE place.off IS NOT NULL
-GROUP BY place.topic, place.part, place.off"""
+GROUP BY tx, place.topic, place.part, place.off)"""
+
+# a place has one message: it is the one's who has prepared what lies there, and of several the one's who told first
+_OWNED_SQL = f"""SELECT * FROM (SELECT disputed.*, ROW_NUMBER() OVER (
+  PARTITION BY disputed.topic, disputed.part, disputed.off ORDER BY COALESCE(exists(prepared,
+    m -> m.topic = disputed.topic AND m.content = disputed.content), FALSE) DESC, told_ms, disputed.tx) AS place_in_line
+FROM disputed LEFT JOIN (SELECT tx, MIN_BY(messages, off) AS prepared FROM events
+  WHERE leg = {Leg.HALF} AND NOT is_void GROUP BY tx) AS halves ON disputed.tx = halves.tx) WHERE place_in_line = 1"""
 
 # of what an earlier run has found, the carry has the record already
 _NEW_SQL = f"""SELECT told.* FROM told LEFT ANTI JOIN (SELECT * FROM events WHERE leg = {Leg.VISIBLE}) AS seen
@@ -63,7 +71,10 @@ def _without_given(told: DataFrame, given: DataFrame) -> DataFrame:
 
 
 def _take(told: DataFrame, events: DataFrame) -> DataFrame:
-    """Of others' records those that are told of, as the transaction's own."""
+    """Of others' records those that are told of, as the transaction's own; of a disputed one, as its owner's."""
     others = events.where(f"leg = {Leg.FOREIGN} AND content IS NOT NULL").drop("tx").join(told, _PLACE)
     named = {"leg": f"CAST({int(Leg.VISIBLE)} AS INT) AS leg"}
-    return others.selectExpr(*(named.get(name, name) for name in EVENT_TYPES))
+    columns = [named.get(name, name) for name in EVENT_TYPES]
+    others.where("is_disputed").createOrReplaceTempView("disputed")
+    owned = others.sparkSession.sql(_OWNED_SQL)
+    return others.where("NOT is_disputed").selectExpr(*columns).unionAll(owned.selectExpr(*columns))

@@ -23,7 +23,7 @@ from spark.errors import BadUsage, Indeterminate, ReconcileError, explain
 from spark.findings import CLEARED, Finding, compare, decide_exit, decode_findings
 from spark.fold import fold_sql
 from spark.history import TRANSACTIONS, Landed, Late, fold_events, land, write_carry
-from spark.judging import Judged, find_out_of_order, judge_suspects, keep_events
+from spark.judging import Judged, find_out_of_order, find_unreadable, judge_suspects, keep_events
 from spark.landed import find_landed
 from spark.ledger import Entry, Ledger, hold
 from spark.offsets import look_for_topics, take_window
@@ -106,6 +106,7 @@ def _run(spark: SparkSession, options: Options, tell: Tell) -> Outcome:
     tell("folded; judging")
     judged = judge_suspects(spark, scope)
     tell(f"{judged.told:,} transactions told event by event")
+    judged.findings += find_unreadable(spark, scope)
     before = (
         [] if last is None else decode_findings((ledger.folder_of(last.run) / FINDINGS).read_text(encoding="utf-8"))
     )

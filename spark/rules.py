@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from spark.columns import Event, OpState, ReceiptRow
 from spark.matching import Match, Pair, match
-from spark.scope import Extent, Place, Scope
+from spark.scope import Extent, Place, Scope, queue_of
 from spark.story import FINAL, Story, tell
 from spark.unpublished import why_not_unpublished
 
@@ -29,6 +29,7 @@ class Kind(StrEnum):
     WRONG_PLACE = "WRONG_PLACE"
     WRONG_RECEIPT = "WRONG_RECEIPT"
     CONTRADICTION = "CONTRADICTION"
+    UNREADABLE = "UNREADABLE"
     UNSETTLED = "UNSETTLED"
     STALE = "STALE"
     BAD_PARK = "BAD_PARK"
@@ -70,8 +71,11 @@ def _published_as_prepared(story: Story, scope: Scope) -> Iterator[Found]:
         return
     if story.decision == OpState.ROLLED_BACK:
         return  # CONTRADICTION or WRONG_GROUP, and PHANTOM, say it
-    messages = story.half.messages or ()
-    matched = match(messages, story.last.receipts or (), story.visible)
+    messages, receipts = story.half.messages or (), story.last.receipts or ()
+    if len(receipts) != len(messages):
+        told = f"{len(receipts)} receipts for {len(messages)} messages"
+        yield Found(Kind.WRONG_RECEIPT, told, (story.half, story.last))
+    matched = match(messages, receipts, story.visible)
     yield from _absent(story, story.last, matched, scope)
     yield from _extra(story, matched)
     for pair in matched.pairs:
@@ -143,12 +147,13 @@ def _is_retimed(asked_ms: int | None, record: Event, scope: Scope) -> bool:
 
 def _visible_without_commit(story: Story, scope: Scope) -> Iterator[Found]:
     """PHANTOM. What is undecided and lies behind `seen` may have been committed after the journal's end."""
-    if _is_of_wrong_group(story) or story.decision == OpState.COMMITTED:
+    is_unpublished = story.state == OpState.BLOCKED and not any(op.code == OpState.COMMITTED for op in story.ops)
+    if _is_of_wrong_group(story) or (story.decision == OpState.COMMITTED and not is_unpublished):
         return
     is_final = story.decision == OpState.ROLLED_BACK  # the first resolution wins: no later one commits
     early = [record for record in story.visible if is_final or _was_seen(record, scope)]
     if early:
-        state = story.decision or story.state or OpState.PREPARED
+        state = OpState.BLOCKED if is_unpublished else story.decision or story.state or OpState.PREPARED
         yield Found(Kind.PHANTOM, f"visible although {state.name}", (*_known(story.half, story.decided), *early))
 
 
@@ -157,7 +162,11 @@ def _visible_without_commit(story: Story, scope: Scope) -> Iterator[Found]:
 
 def _op_against_journal(story: Story, scope: Scope) -> Iterator[Found]:
     """CONTRADICTION, WRONG_GROUP."""
-    finals = [op for op in story.ops if op.code in FINAL and _is_decided_within(op, story, scope)]
+    ahead = next((op for op in story.ops if _names_nothing(op, story.tx, scope)), None)
+    if ahead is not None:
+        what = f"names journal offset {max(ahead.cause or 0, ahead.half or 0)}, where the queue has not come to"
+        yield Found(Kind.CONTRADICTION, what, (*_known(story.half, story.decided), ahead))
+    finals = [op for op in story.ops if op.code in FINAL and not _is_caused_later(op, story.tx, scope)]
     if not finals:
         return
     legs = (*_known(story.half, story.decided), *finals)
@@ -175,6 +184,30 @@ def _op_against_journal(story: Story, scope: Scope) -> Iterator[Found]:
         yield Found(Kind.CONTRADICTION, "published twice, with different receipts", legs)
     elif story.ops[-1].code not in FINAL:
         yield Found(Kind.CONTRADICTION, "not final any more", (*legs, story.ops[-1]))
+    elif story.ops[-1].code == OpState.BLOCKED and any(op.code == OpState.COMMITTED for op in finals):
+        yield Found(Kind.CONTRADICTION, "blocked after it was published", legs)
+
+
+def _op_of_another(story: Story, scope: Scope) -> Iterator[Found]:
+    """CONTRADICTION: an op message that names a half message, or a group, that is not the transaction's."""
+    half, journal = story.half, scope.journal_of(story.tx)
+    if half is None or journal is None:
+        return
+    own = {one.off for one in story.halves}
+    for op in story.ops:
+        legs = (half, op)
+        if op.grp is not None and half.grp is not None and op.grp != half.grp:
+            yield Found(Kind.CONTRADICTION, f"told as one of {op.grp}, prepared by {half.grp}", legs)
+        if op.half is not None and journal.start <= op.half < journal.end and op.half not in own:
+            yield Found(Kind.CONTRADICTION, f"told as prepared at {op.half}, where another record lies", legs)
+
+
+def _in_another_queue(story: Story, _: Scope) -> Iterator[Found]:
+    """CONTRADICTION: a record where the bridge neither writes it nor looks for it."""
+    if story.astray:
+        queues = sorted({event.part for event in story.astray})
+        where = f"queue {', '.join(map(str, queues))}: its id names {queue_of(story.tx)}"
+        yield Found(Kind.CONTRADICTION, f"lies in {where}", (*_known(story.half), *story.astray))
 
 
 def _decided_but_unsettled(story: Story, scope: Scope) -> Iterator[Found]:
@@ -267,7 +300,7 @@ def _without_half(story: Story, scope: Scope) -> Iterator[Found]:
     """ORPHAN, or UNPROVABLE where the half message may have been removed."""
     legs = (
         *story.lost_ends,
-        *(op for op in story.ops if not _is_beyond_journal(op, story.tx, scope)),
+        *(op for op in story.ops if not _is_prepared_later(op, story.tx, scope)),
         *(event for event in (*story.visible, *story.copies) if _was_seen(event, scope)),
     )
     if not legs:
@@ -285,23 +318,37 @@ def _is_repeat_alone(story: Story, scope: Scope) -> bool:
 
 
 def _should_have_half(story: Story, scope: Scope) -> bool:
-    """Whether an op message names an offset that was read."""
+    """Whether an op message names an offset that was read, or that nobody has written."""
     journal = scope.journal_of(story.tx)
-    return journal is not None and any(journal.start <= (op.half or 0) < journal.end for op in story.ops)
-
-
-def _is_beyond_journal(op: Event, tx: str, scope: Scope) -> bool:
-    journal = scope.journal_of(tx)
-    return journal is not None and (op.half or 0) >= journal.end
+    settled = [op for op in story.ops if not _is_prepared_later(op, story.tx, scope)]
+    return journal is not None and any(journal.start <= (op.half or 0) for op in settled)
 
 
 # --- shared
 
 
-def _is_decided_within(op: Event, story: Story, scope: Scope) -> bool:
-    """Whether the record that caused an op message lies in the part of the journal that was read."""
-    journal = scope.journal_of(story.tx)
-    return journal is None or (op.cause or 0) < journal.end
+def _is_caused_later(op: Event, tx: str, scope: Scope) -> bool:
+    """Whether what caused an op message lies behind the journal's end, as it may for a moment."""
+    return _is_young(op, scope) and _is_beyond(op.cause, tx, scope)
+
+
+def _is_prepared_later(op: Event, tx: str, scope: Scope) -> bool:
+    """The same of the half message."""
+    return _is_young(op, scope) and _is_beyond(op.half, tx, scope)
+
+
+def _names_nothing(op: Event, tx: str, scope: Scope) -> bool:
+    """Whether an op message names a journal record that should be there by now, and is not."""
+    return not _is_young(op, scope) and (_is_beyond(op.cause, tx, scope) or _is_beyond(op.half, tx, scope))
+
+
+def _is_young(op: Event, scope: Scope) -> bool:
+    return scope.now_ms - op.ms <= scope.graces.settle_ms
+
+
+def _is_beyond(offset: int | None, tx: str, scope: Scope) -> bool:
+    journal = scope.journal_of(tx)
+    return journal is not None and (offset or 0) >= journal.end
 
 
 def _is_of_wrong_group(story: Story) -> bool:
@@ -333,9 +380,11 @@ _RULES: tuple[Rule, ...] = (
     _published_as_prepared,
     _visible_without_commit,
     _op_against_journal,
+    _op_of_another,
+    _in_another_queue,
     _decided_but_unsettled,
     _undecided_for_too_long,
     _parked_with_its_message,
     _checked_as_agreed,
 )
-_RULES_WITHOUT_HALF: tuple[Rule, ...] = (_without_half,)
+_RULES_WITHOUT_HALF: tuple[Rule, ...] = (_without_half, _in_another_queue)

@@ -78,7 +78,7 @@ class Scope:
 
     def journal_of(self, transaction_id: str) -> Extent | None:
         """What was read of the journal queue that the id names."""
-        return self.extents.get(Place(self.half_topic, int(transaction_id[:2], 32)))
+        return self.extents.get(Place(self.half_topic, queue_of(transaction_id)))
 
     def is_provable(self, transaction_id: str) -> bool:
         """Whether the half message, had there been one, would have been read."""
@@ -91,6 +91,11 @@ class Scope:
         if not journal.first_ms:  # nothing is left of it
             return False
         return journal.first_ms + self.graces.settle_ms < born <= self.now_ms + self.graces.slack_ms
+
+
+def queue_of(transaction_id: str) -> int:
+    """The queue of journal and op topic that an id names."""
+    return int(transaction_id[:2], 32)
 
 
 def born_ms(transaction_id: str) -> int | None:

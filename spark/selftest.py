@@ -33,6 +33,7 @@ from spark.options import Options, add_job, parse_groups, read_jars, read_kafka_
 from spark.planted import QUEUES, REAL, Planted, Scribe, Stage, due_steps, journal_steps, make_tales
 from spark.reconcile import Outcome, Tell, reconcile, run_command
 from spark.report import FINDINGS
+from spark.rules import Kind
 from spark.session import BRIEF_OFFSETS, running_session
 from spark.table_list import RECORD_TABLE, Database, parse_tables
 
@@ -74,8 +75,7 @@ class Injector:
     def plant(self, tales: Iterable[Tale]) -> list[tuple[str, str]]:
         """Writes them all; what must be found, as sorted pairs of id and kind."""
         truth = self.write(tales)
-        self.finish()
-        return sorted(truth)
+        return sorted(truth + self.finish())
 
     def write(self, tales: Iterable[Tale]) -> list[tuple[str, str]]:
         """Some of them, after what was late of those before; a batch is held at a time, and whatever is late.
@@ -91,11 +91,12 @@ class Injector:
         self._now_ms = max(self._now_ms, time.time_ns() // 1_000_000)
         return truth + self._write_batch([self._name(tale) for tale in young])
 
-    def finish(self) -> None:
-        """What is still late, other producers' records, and retention."""
+    def finish(self) -> list[tuple[str, str]]:
+        """What is still late, other producers' records, what nobody can read, and retention; what must be found."""
         self._write_late()
         self._write_noise()
         self._expire()
+        return self._write_unreadable()
 
     def _write_batch(self, batch: Sequence[Planted]) -> list[tuple[str, str]]:
         self._write_journal(batch)
@@ -179,6 +180,16 @@ class Injector:
                 self._plain, Message(self._stage.real(ORDERS), b"%d" % number, b"not ours", [("x", b"1")], number % 3)
             )
         self._plain.flush(_TIMEOUT_S)
+
+    def _write_unreadable(self) -> list[tuple[str, str]]:
+        """Named by their places; the transaction that some of them name is nobody's."""
+        records = list(self._scribe.unreadable(make_transaction_id(0, make_uuid7_bits(self._now_ms, 0))))
+        places = [-1] * len(records)
+        for index, record in enumerate(records):
+            _produce(self._plain, replace(record, queue_id=0), _note(places, index))
+        self._plain.flush(_TIMEOUT_S)
+        named = zip(records, places, strict=True)
+        return [(f"{record.topic}-0@{offset}", Kind.UNREADABLE.value) for record, offset in named]
 
     def _expire(self) -> None:
         """Retention, done by hand."""

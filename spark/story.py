@@ -8,8 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from spark.columns import ACT_RESUME, COMMIT, ROLLBACK, UNKNOWN, EndSource, Event, Leg, OpState
+from spark.scope import queue_of
 
 FINAL = frozenset({OpState.COMMITTED, OpState.ROLLED_BACK, OpState.BLOCKED})
+_OF_QUEUE = frozenset({Leg.HALF, Leg.END, Leg.ACT, Leg.OP})
 _DECISIONS = {COMMIT: OpState.COMMITTED, ROLLBACK: OpState.ROLLED_BACK}
 
 
@@ -17,13 +19,15 @@ _DECISIONS = {COMMIT: OpState.COMMITTED, ROLLBACK: OpState.ROLLED_BACK}
 class Story:
     """One transaction.
 
-    `half`: its first half message that counts. `decided`: the record that decided it. `lost_ends`: ends that say
-    something, with no half message before them. `foreign_ends`: ends by another group. `checks`: all answers to
-    checks; `check_times`: those that count; `most_checks`: the most of them in one life, begun at `life_ms`.
+    `half`: its first half message that counts; `halves`: all of them. `decided`: the record that decided it.
+    `lost_ends`: ends that say something, with no half message before them. `foreign_ends`: ends by another group.
+    `checks`: all answers to checks; `check_times`: those that count; `most_checks`: the most of them in one life,
+    begun at `life_ms`. `astray`: records of the internal topics in queues that its id does not name.
     """
 
     tx: str
     half: Event | None = None
+    halves: list[Event] = field(default_factory=list)
     decided: Event | None = None
     lost_ends: list[Event] = field(default_factory=list)
     foreign_ends: list[Event] = field(default_factory=list)
@@ -34,6 +38,7 @@ class Story:
     ops: list[Event] = field(default_factory=list)
     copies: list[Event] = field(default_factory=list)
     visible: list[Event] = field(default_factory=list)
+    astray: list[Event] = field(default_factory=list)
 
     @property
     def last(self) -> Event | None:
@@ -53,18 +58,22 @@ class Story:
     @property
     def group(self) -> str | None:
         """The producer group, from whatever names it."""
-        named = [self.half, self.last, *self.copies, *self.lost_ends]
+        named = [self.half, self.last, *self.copies, *self.lost_ends, *self.astray]
         return next((event.grp for event in named if event is not None and event.grp is not None), None)
 
 
 def tell(tx: str, events: Iterable[Event]) -> Story:
     """The story of one transaction; its events may come in any order, and twice."""
     by_leg: dict[int, list[Event]] = {}
+    astray = []
     for event in sorted(set(events), key=lambda event: (event.leg, event.topic, event.part, event.off)):
-        by_leg.setdefault(event.leg, []).append(event)
-    story = Story(
-        tx, ops=by_leg.get(Leg.OP, []), copies=by_leg.get(Leg.PARKED, []), visible=by_leg.get(Leg.VISIBLE, [])
-    )
+        if event.leg in _OF_QUEUE and event.part != queue_of(tx):
+            astray.append(event)
+        else:
+            by_leg.setdefault(event.leg, []).append(event)
+    copies, visible = by_leg.get(Leg.PARKED, []), by_leg.get(Leg.VISIBLE, [])
+    halves = by_leg.get(Leg.HALF, [])
+    story = Story(tx, halves=halves, ops=by_leg.get(Leg.OP, []), copies=copies, visible=visible, astray=astray)
     journal = [event for leg in (Leg.HALF, Leg.END, Leg.ACT) for event in by_leg.get(leg, [])]
     _replay(story, sorted(journal, key=lambda event: event.off))
     return story

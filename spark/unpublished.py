@@ -14,7 +14,7 @@ def why_not_unpublished(story: Story, scope: Scope) -> str | None:
     """
     if story.half is None:
         return "there is no half message"
-    if story.visible or any(op.code == OpState.COMMITTED for op in story.ops):
+    if story.visible or any(op.code == OpState.COMMITTED for op in (*story.ops, *story.astray)):
         return "it was published"
     if not scope.is_provable(story.tx):
         return "an earlier half message may have been removed"

@@ -18,7 +18,7 @@ from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolutio
 from bridge.core.record_codec import encode_act, encode_end, encode_half, encode_parked, encode_published
 from bridge.core.transaction import Transaction, TransactionState
 from bridge.core.transaction_id import make_transaction_id
-from spark.columns import ACT_CHECK, ACT_RESUME, COMMIT, UNKNOWN, EndSource, Leg, OpState
+from spark.columns import ACT_CHECK, ACT_RESUME, COMMIT, EMPTY, OTHER_VERSION, UNKNOWN, EndSource, Leg, OpState
 from spark.envelope import EnvelopeSql, journal_sql, op_sql, parked_sql, real_sql
 
 TX = make_transaction_id(0, 1)
@@ -160,6 +160,7 @@ def test_journal_is_read(spark: SparkSession) -> None:
     assert shown(rows[4]) == {**end, **check}
     assert [(row.leg, row.code) for row in rows[5:7]] == [(Leg.ACT, ACT_RESUME), (Leg.ACT, ACT_CHECK)]
     assert [row.leg for row in rows[7:]] == [Leg.UNREADABLE] * 8
+    assert [row.code == OTHER_VERSION for row in rows[7:]] == [False, False, True, *[False] * 5]
 
 
 def test_op_topic_is_read(spark: SparkSession) -> None:
@@ -195,6 +196,7 @@ def test_op_topic_is_read(spark: SparkSession) -> None:
     assert shown(rows[4]) == {**op, "code": OpState.PREPARED, "num": 0, "since_ms": 5}
     assert shown(rows[5]) == {"tx": "", "leg": Leg.POSITION, "cause": 31}
     assert [row.leg for row in rows[6:]] == [Leg.ANSWERS, *[Leg.UNREADABLE] * 7, Leg.OP]
+    assert [row.code for row in rows[7:9]] == [OTHER_VERSION, EMPTY]
 
 
 def test_receipts_and_records_of_one_place_have_one_hash(spark: SparkSession) -> None:

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
 from spark.anomalies import Step, Tale
-from spark.columns import Event, Leg, ReceiptRow
+from spark.columns import Event, Leg, Prepared, ReceiptRow
 from spark.findings import decode_findings
 from spark.history import EVENTS
 from spark.options import Options, parse_groups
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.timeout(300)
 
 # told of by nobody, so nobody's
 UNSEEN = {"duplicate", "duplicate long after", "phantom of a rollback", "phantom of a parked one",
-          "phantom of an undecided one", "orphaned record"}  # fmt: skip
+          "phantom of an undecided one", "phantom of a blocked one", "orphaned record"}  # fmt: skip
 # what its receipt does not find is nowhere
-TAKEN_FOR = {Kind.WRONG_RECEIPT: Kind.MISSING}
+TAKEN_FOR = {"wrong receipt": [Kind.MISSING]}
 BEYOND = 2**40  # an offset that is no record's, of whatever transaction
 FOUND = record()
 OTHER = make_transaction_id(0, make_uuid7_bits(END_MS, 2))
@@ -44,12 +44,12 @@ def tell_nobody(_: str) -> None:
 def tales() -> Iterator[Tale]:
     """One round of everything, with what can be seen of it."""
     for tale in make_tales(30, 1):
-        kinds = () if tale.name in UNSEEN else [TAKEN_FOR.get(kind, kind) for kind in tale.kinds]
+        kinds = () if tale.name in UNSEEN else TAKEN_FOR.get(tale.name, tale.kinds)
         yield replace(tale, kinds=kinds, steps=[_misled(step) for step in tale.steps])
 
 
 def _misled(step: Step) -> Step:
-    """A receipt that should name nothing names nothing, where it would name another's record."""
+    """A receipt that should name nothing names nothing, where it might name what nobody else has told of."""
     given = dict(step.options)
     if "receipts" in given:
         given["receipts"] = [(topic, part, BEYOND) for topic, part, _ in given["receipts"]]
@@ -126,3 +126,10 @@ def test_record_belongs_to_one_transaction(spark: SparkSession, tmp_path: Path) 
     make_frame(spark, first).write.parquet(str(tmp_path / "1" / EVENTS))
     assert link(spark, tmp_path / "2", late, tmp_path / "1", start=500) == []
     assert link(spark, tmp_path / "3", first[:3], tmp_path / "1", start=500) == [FOUND]
+
+
+def test_record_is_not_taken_from_who_has_prepared_it(spark: SparkSession, tmp_path: Path) -> None:
+    """A false receipt that was told first: what lies there is not what the liar prepared, so it is not his."""
+    lie = [half([Prepared("orders", None, 999, None)], off=5), commit(6), op("COMMITTED", off=7, half=5, cause=6, ms=1)]
+    lie = [event._replace(tx=OTHER) for event in lie]
+    assert link(spark, tmp_path / "1", [*lie, half(), commit(), op("COMMITTED"), NOBODYS]) == [FOUND]

@@ -136,7 +136,28 @@ def copy(off: int = 5, messages: Sequence[Prepared] = ONE, **members: Any) -> Ev
 
 def body_of(messages: Sequence[Prepared]) -> int:
     """The sum of hashes a half message shows."""
-    return sum(digest(message.topic, message.content) for message in messages)
+    return sum(body_of_each(messages) or [])
+
+
+def body_of_each(messages: Sequence[Prepared] | None) -> list[int] | None:
+    """The hash of each."""
+    return None if messages is None else [digest(message.topic, message.content) for message in messages]
+
+
+def place_of_each(receipts: Sequence[ReceiptRow] | None) -> list[int] | None:
+    """The hash of each."""
+    return None if receipts is None else [digest(*receipt) for receipt in receipts]
+
+
+def hashed(event: Event) -> Event:
+    """The event with the hashes of what it says."""
+    if event.leg == Leg.OP:
+        places = place_of_each(event.receipts) or []
+        event = event._replace(n=len(places), place=sum(places), receipts=tuple(event.receipts or ()))
+    if event.leg == Leg.VISIBLE:
+        place = digest(event.topic, event.part, event.off)
+        event = event._replace(place=place, body=digest(event.topic, event.content))
+    return event if event.grp is None else event._replace(grp_id=digest(event.grp))
 
 
 def _made(event: Event, members: dict[str, Any]) -> Event:
