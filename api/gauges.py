@@ -22,6 +22,10 @@ class _Parts(Collector):
         self._watched = watched
 
     def collect(self) -> Iterable[Metric]:
+        yield CounterMetricFamily(
+            f"{PREFIX}op_records_not_ours", "Records in the op topic without a valid seal, not believed.",
+            value=self._watched.seal_watch.forged,
+        )  # fmt: skip
         if self._watched.settler is not None:
             yield from _collect_settler(self._watched.settler)
         if self._watched.checks is not None:

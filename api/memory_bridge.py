@@ -6,13 +6,15 @@ a socket.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from api.app import create_app
 from api.services import Services, TransactionCalls
 from bridge.clock import Clock
 from bridge.core.config import CheckTimes
+from bridge.core.keyring import SECRET_BYTES, BridgeKey, Keyring
+from bridge.core.op_seal import OpSeals
 from bridge.core.topics import InternalTopics
 from bridge.projector import Projector, ProjectorConfig, ProjectorPorts
 from bridge.service.assembly import Service, ServiceConfig, Stores, assemble
@@ -25,6 +27,7 @@ from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
 from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.process import MemoryProcess
+from bridge.store.sealed import SealedOwnerStore, SealWatch
 from checker.caller import CheckCaller
 from checker.check_service import CheckService
 from checker.desk import CheckPorts
@@ -67,6 +70,8 @@ class MemoryBridge:
     def __init__(self, ports: MemoryPorts) -> None:
         self._ports = ports
         self._directory = SqlDirectory(ports.database, ports.clock, refresh_ms=_RARELY_MS)
+        self._keyring = Keyring([BridgeKey("1", ports.random.randbytes(SECRET_BYTES))])
+        self._seal_watch = SealWatch(OpSeals(self._keyring))
         self.service = self._make_service()
         self._projector = self._make_projector()
         self._checks = self._make_checks()
@@ -109,12 +114,13 @@ class MemoryBridge:
         process, ports = self._start_process("api"), self._ports
         stores = Stores(process.store, process.owners, process.admin, ports.database)
         config = ServiceConfig(ports.refuse_url, ports.topics, prefix="api-", random_bits=ports.random.getrandbits)
+        config = replace(config, seal_watch=self._seal_watch)
         return assemble(stores, self._directory, ports.clock, config)
 
     def _make_projector(self) -> Projector:
         process, clock = self._start_process("projector"), self._ports.clock
         database = self._ports.database
-        ports = ProjectorPorts(process.owners, process.store, process.admin, database, clock, self._times_of)
+        ports = ProjectorPorts(self._seal(process), process.store, process.admin, database, clock, self._times_of)
         return Projector(self._ports.topics, "projector", ports, _PROJECTING)
 
     def _make_checks(self) -> CheckService:
@@ -129,8 +135,11 @@ class MemoryBridge:
     def _make_settler(self) -> Settler:
         process, clock = self._start_process("settler"), self._ports.clock
         destinations = Destinations(process.admin, clock)
-        ports = SettlerPorts(process.store, process.owners, destinations, self._times_of, self._checks, clock)
+        ports = SettlerPorts(process.store, self._seal(process), destinations, self._times_of, self._checks, clock)
         return Settler(self._ports.topics, "settler", ports, SettlerConfig())
+
+    def _seal(self, process: MemoryProcess) -> SealedOwnerStore:
+        return SealedOwnerStore(process.owners, self._ports.topics.op, self._seal_watch)
 
     def _times_of(self, group: str) -> CheckTimes:
         return self._directory.settings_of(group).times

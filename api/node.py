@@ -22,6 +22,7 @@ from bridge.settler.settler import Settler
 from bridge.sql.check_board import SqlCheckBoard
 from bridge.sql.directory import SqlDirectory
 from bridge.store.message_store import OwnerStore
+from bridge.store.sealed import SealedOwnerStore
 from checker.caller import CheckCaller
 from checker.check_service import CheckService
 from checker.config import CheckerConfig
@@ -113,7 +114,7 @@ class Node:
     def _start_projector(self) -> None:
         stores, ports = self._ports.stores, self._ports
         own = ProjectorPorts(
-            ports.gathering, stores.store, stores.admin, stores.database, ports.clock, self._times_of
+            self._seal(ports.gathering), stores.store, stores.admin, stores.database, ports.clock, self._times_of
         )  # fmt: skip
         self.projector = Projector(self._topics, self._config.owner, own, self._config.projector)
         self.run("projector", self.projector.run_forever(), self.projector.stop)
@@ -128,12 +129,15 @@ class Node:
         )  # fmt: skip
         self.checks = CheckService(asking, self._topics, config.checker)
         own = SettlerPorts(
-            stores.store, stores.owners, ports.destinations, self._times_of, self.checks, ports.clock
+            stores.store, self._seal(stores.owners), ports.destinations, self._times_of, self.checks, ports.clock
         )  # fmt: skip
         self.settler = Settler(self._topics, config.owner, own, config.settler, has_id_header=config.has_id_header)
         self.run("settler", self.settler.run_forever(), self.settler.stop)
         self.run("checks", self.checks.run_forever())
         self._stack.push_async_callback(self.checks.close)
+
+    def _seal(self, owners: OwnerStore) -> SealedOwnerStore:
+        return SealedOwnerStore(owners, self._topics.op, self._config.service.seal_watch)
 
     def _times_of(self, group: str) -> CheckTimes:
         return self._ports.directory.settings_of(group).times

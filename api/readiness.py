@@ -14,6 +14,7 @@ from bridge.sql.engine import Database
 from bridge.sql.errors import SqlUnavailable
 from bridge.sql.transactions import read_positions
 from bridge.store.message_store import TopicAdmin
+from bridge.store.sealed import SealWatch
 from bridge.topology import TopologyGuard
 from checker.check_service import CheckService
 
@@ -29,6 +30,7 @@ class Watched:
     database: Database
     guard: TopologyGuard
     kafka_error: Callable[[], str | None]
+    seal_watch: SealWatch
     service: Service | None = None
     settler: Settler | None = None
     checks: CheckService | None = None
@@ -41,6 +43,7 @@ def make_readiness(watched: Watched) -> Mapping[str, ReadinessCheck]:
         "kafka": lambda: _kafka(watched),
         "sql": lambda: _sql(watched),
         "topology": lambda: _topology(watched),
+        "op-records": lambda: _op_records(watched),
     }
     if watched.settler is not None:
         checks["settler"] = lambda: _settler(watched)
@@ -72,6 +75,13 @@ async def _sql(watched: Watched) -> CheckResult:
 async def _topology(watched: Watched) -> CheckResult:
     faults = watched.guard.faults
     return CheckResult(is_ok=not faults, detail="; ".join(map(str, faults)))
+
+
+async def _op_records(watched: Watched) -> CheckResult:
+    forged = watched.seal_watch.forged
+    if forged:
+        return CheckResult(is_ok=False, is_degraded=True, detail=f"{forged} op records are not the owner's")
+    return CheckResult(is_ok=True)
 
 
 async def _settler(watched: Watched) -> CheckResult:

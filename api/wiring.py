@@ -25,9 +25,12 @@ from bridge.clock import SystemClock
 from bridge.core.config import CheckTimes
 from bridge.core.errors import ConfigError
 from bridge.core.horizon import HorizonConfig
+from bridge.core.keyring import Keyring
+from bridge.core.op_seal import OpSeals
 from bridge.core.topics import InternalTopics, with_prefix
 from bridge.fault_points import FaultPoint, reach
 from bridge.projector import Projector, ProjectorPorts, RebuildProgress, rebuild
+from bridge.seals import is_sealed, load_seals, start_seals
 from bridge.service.assembly import ServiceConfig, Stores
 from bridge.service.destinations import DestinationsConfig
 from bridge.service.limits import Limits
@@ -39,6 +42,7 @@ from bridge.sql.migrate import read_revisions, upgrade
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
+from bridge.store.sealed import SealedOwnerStore, SealWatch
 from bridge.topology import TopologyConflict, TopologyGuard, migrate_topics
 from checker.endpoint_guard import CallbackPolicy, check_url, parse_networks
 from checker.http_caller import HttpCaller
@@ -77,24 +81,33 @@ def parse_roles(text: str) -> Roles:
 
 
 class KafkaParts:
-    """The Kafka adapters of a process."""
+    """The Kafka adapters of a process. Op records are neither sealed nor judged before `load_seals`."""
 
     def __init__(self, settings: Settings) -> None:
         config = KafkaConfig(dict(settings.kafka), session_timeout_ms=settings.settler.session_ms)
         self.admin = KafkaTopicAdmin(config)
         self.destinations = Destinations(self.admin, SystemClock())
-        self.owners = KafkaOwnerStore(config, self.destinations.max_message_bytes)
-        self.store = KafkaMessageStore(config, self.owners)
-        self.gathering = KafkaOwnerStore(KafkaConfig({**settings.kafka, **_GATHERING}))
+        self.keyring = Keyring()
+        self.seal_watch = SealWatch(OpSeals(self.keyring))
+        self.unsealed = KafkaOwnerStore(config, self.destinations.max_message_bytes)
+        self.store = KafkaMessageStore(config, self.unsealed)
+        self.unsealed_gathering = KafkaOwnerStore(KafkaConfig({**settings.kafka, **_GATHERING}))
+        op_topic = internal_topics(settings).op
+        self.owners = SealedOwnerStore(self.unsealed, op_topic, self.seal_watch)
+        self.gathering = SealedOwnerStore(self.unsealed_gathering, op_topic, self.seal_watch)
 
     def last_error(self) -> str | None:
         """What the clients complained of, if nothing has worked since."""
-        return self.store.last_error or self.owners.last_error
+        return self.store.last_error or self.unsealed.last_error
+
+    async def load_seals(self, database: Database) -> None:
+        """From now on op records are sealed, and believed only if they are. Raises ConfigError, SqlUnavailable."""
+        await load_seals(database, self.keyring, self.seal_watch.seals)
 
     async def close(self) -> None:
         """Closes every client."""
-        await self.gathering.close()
-        await self.owners.close()
+        await self.unsealed_gathering.close()
+        await self.unsealed.close()
         await self.store.close()
         await self.admin.close()
 
@@ -163,12 +176,31 @@ async def migrate(settings: Settings, *, accept_identity: bool = False) -> list[
     topics = internal_topics(settings)
     async with _open_stores(settings) as (kafka, database):
         now_ms = SystemClock().now_ms()
+        if await is_sealed(database):
+            await kafka.load_seals(database)
         created = await migrate_topics(kafka.admin, database, topics, now_ms, accept=accept_identity)
+        sealed = await _start_seals(kafka, database, topics, now_ms, again=accept_identity)
         faults = await TopologyGuard(kafka.admin, database, topics, SystemClock()).run_once()
     if faults:
         raise TopologyConflict(faults)
     tables = "are up to date" if before.is_current else f"were brought to revision {before.needed}"
-    return [f"tables {tables}", *[f"topic {name} created" for name in created], "internal topics are as they must be"]
+    done = [f"tables {tables}", *[f"topic {name} created" for name in created], *sealed]
+    return [*done, "internal topics are as they must be"]
+
+
+async def _start_seals(
+    kafka: KafkaParts, database: Database, topics: InternalTopics, now_ms: int, *, again: bool
+) -> list[str]:
+    """Where this bridge has no key, or `again`: the first key, and all that lies in the op topic is believed."""
+    if await is_sealed(database) and not again:
+        return []
+    if members := await kafka.admin.count_members(topics.group):
+        raise ConfigError(
+            f"{members} settlers are running (group {topics.group}), and what they write from now on would not be "
+            "believed; nothing was changed but the tables: stop them, wait until Kafka has noticed, and migrate again"
+        )
+    await start_seals(kafka.store, database, topics, now_ms)
+    return ["op records are sealed from now on"]
 
 
 async def rebuild_projection(settings: Settings, on_progress: Callable[[int, int], None]) -> dict[str, int]:
@@ -180,6 +212,7 @@ async def rebuild_projection(settings: Settings, on_progress: Callable[[int, int
     async with _open_stores(settings) as (kafka, database):
         directory = SqlDirectory(database, clock)
         await directory.refresh()
+        await kafka.load_seals(database)
         ports = _projector_ports(kafka, database, directory)
         projector = Projector(topics, _make_owner(), ports)
 
@@ -226,7 +259,7 @@ class _Process:
         self._guard = TopologyGuard(
             kafka.admin, database, self._topics, self._clock, longest_life_of=self._find_longest_life
         )
-        self._watched = Watched(kafka.admin, database, self._guard, kafka.last_error)
+        self._watched = Watched(kafka.admin, database, self._guard, kafka.last_error, kafka.seal_watch)
         self._node = self._make_node(stack)
 
     async def start(self, roles: Roles) -> None:
@@ -236,6 +269,7 @@ class _Process:
             raise ConfigError(
                 f"tables are at {revisions.current}, {revisions.needed} is needed: run outbox-bridge migrate"
             )
+        await self._kafka.load_seals(self._database)
         if await self._guard.run_once():
             raise ConfigError("; ".join(map(str, self._guard.faults or ())))
         reach(FaultPoint.START_CHECKED)
@@ -293,9 +327,9 @@ class _Process:
 
     def _make_node(self, stack: AsyncExitStack) -> Node:
         settings, kafka, clock = self._settings, self._kafka, self._clock
-        stores = Stores(kafka.store, kafka.owners, kafka.admin, self._database)
+        stores = Stores(kafka.store, kafka.unsealed, kafka.admin, self._database)
         ports = NodePorts(
-            stores, kafka.gathering, kafka.destinations, self._directory, clock,
+            stores, kafka.unsealed_gathering, kafka.destinations, self._directory, clock,
             lambda: HttpCaller(self._callbacks, clock),
         )  # fmt: skip
         chosen = settings.settler
@@ -316,6 +350,7 @@ class _Process:
             limits=limits,
             destinations=DestinationsConfig(has_id_header=settings.transaction_id_header),
             auto_create_groups=settings.auto_create_groups,
+            seal_watch=self._kafka.seal_watch,
         )
 
     def _find_longest_life(self) -> int:

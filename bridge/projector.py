@@ -397,7 +397,7 @@ async def rebuild(
     database = ports.database
     await database.run(clear_projection, timeout_ms=_CLEAR_TIMEOUT_MS)
     reach(FaultPoint.REBUILD_CLEARED)
-    wanted = {queue_id: await _find_decided(ports.store, topics, queue_id) for queue_id in range(topics.queues)}
+    wanted = {queue_id: await _find_decided(ports, topics, queue_id) for queue_id in range(topics.queues)}
     while True:
         is_ours = await projector.hold_lease()
         result = await _run_or_begin_anew(projector) if is_ours else RunResult()
@@ -427,28 +427,33 @@ def _conclude(conn: Connection, now_ms: int) -> RebuildVerdict:
     return RebuildVerdict(read_stats(conn, now_ms).total, count, orphans)
 
 
-async def _find_decided(store: MessageStore, topics: InternalTopics, queue_id: int) -> int:
+async def _find_decided(ports: ProjectorPorts, topics: InternalTopics, queue_id: int) -> int:
     """S of the last position in the queue's op topic; 0 if there is none. Looks back in growing steps."""
     queue = MessageQueue(topics.op, queue_id)
-    offsets = await store.get_offsets(queue)
+    offsets = await ports.store.get_offsets(queue)
     start, back = offsets.stable, 4_000
     while start > offsets.minimum:
         end, start = start, max(offsets.minimum, start - back)
         back *= 2
-        s = await _find_last_position(store, queue, start, end)
+        s = await _find_last_position(ports.owners, queue, start, end)
         if s is not None:
             return s
     return 0
 
 
-async def _find_last_position(store: MessageStore, queue: MessageQueue, start: int, end: int) -> int | None:
+async def _find_last_position(owners: OwnerStore, queue: MessageQueue, start: int, end: int) -> int | None:
+    """Through a reader, which passes over what is not the owner's."""
     found = None
-    while start < end:
-        result = await store.get(queue, start, 1_000)
-        for message in result.messages:
-            if message.key == POSITION_KEY and message.value is not None:
-                found = decode_position(message.value).s
-        if result.next_begin_offset <= start:
-            break
-        start = result.next_begin_offset
+    reader = owners.open_reader(queue, start)
+    try:
+        while start < end:
+            result = await reader.get(1_000, 1_000)
+            for message in result.messages:
+                if message.key == POSITION_KEY and message.value is not None:
+                    found = decode_position(message.value).s
+            if result.next_begin_offset <= start:
+                break
+            start = result.next_begin_offset
+    finally:
+        await reader.close()
     return found

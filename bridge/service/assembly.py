@@ -31,6 +31,7 @@ from bridge.sql.check_board import SqlCheckBoard
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
 from bridge.store.message_store import MessageStore, OwnerStore, TopicAdmin
+from bridge.store.sealed import SealWatch
 
 
 def make_prefix() -> str:
@@ -50,13 +51,17 @@ class Stores:
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """Settings of the service. `refuse_url`: which callback URLs may not be registered."""
+    """Settings of the service. `refuse_url`: which callback URLs may not be registered.
+
+    `seal_watch` opens op records of an owner store that does not.
+    """
 
     refuse_url: UrlRule
     topics: InternalTopics = field(default_factory=InternalTopics)
     limits: Limits = field(default_factory=Limits)
     destinations: DestinationsConfig = field(default_factory=DestinationsConfig)
     auto_create_groups: bool = True
+    seal_watch: SealWatch = field(default_factory=SealWatch)
     prefix: str = field(default_factory=make_prefix)
     random_bits: Callable[[int], int] = random.SystemRandom().getrandbits
 
@@ -114,7 +119,7 @@ def make_ports(stores: Stores, directory: GroupRegister, clock: Clock, config: S
     """What the calls work with."""
     topics, limits = config.topics, config.limits
     time, waiters = KafkaTime(clock), Waiters(config.prefix)
-    follower = OpFollower(topics, FollowerPorts(stores.store, stores.owners, clock, time, waiters))
+    follower = OpFollower(topics, FollowerPorts(stores.store, stores.owners, clock, time, waiters, config.seal_watch))
     ends = QueueEnds(stores.store, topics.half)
     positions = ProjectionPositions(stores.database, clock)
     reads = CurrentReads(stores.database, ends, positions, limits.projection_wait_ms)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -13,6 +13,7 @@ from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, decode_answers, de
 from bridge.core.topics import InternalTopics
 from bridge.service.waiters import Waiters
 from bridge.store.message_store import MessageStore, OwnerStore, QueueReader
+from bridge.store.sealed import SealWatch
 
 _LOG = structlog.get_logger()
 
@@ -37,6 +38,7 @@ class FollowerPorts:
     clock: Clock
     kafka_time: KafkaTime
     waiters: Waiters
+    seal_watch: SealWatch = field(default_factory=SealWatch)
 
 
 class OpFollower:
@@ -136,13 +138,18 @@ class _QueueTail:
             key, value = message.key, message.value
             if key is None or value is None:
                 continue
+            if key not in wanted and key != POSITION_KEY and not (key == ANSWERS_KEY and prefix in value):
+                continue  # most of them: for others
+            opened = self._ports.seal_watch.open(self._queue.queue_id, message)
+            if opened is None:
+                continue
             try:
-                if key in wanted:
-                    waiters.hear_state(decode_op(key.decode(), value))
-                elif key == POSITION_KEY:
-                    self._position = value
-                elif key == ANSWERS_KEY and prefix in value:
-                    waiters.hear_answers(decode_answers(value))
+                if key == POSITION_KEY:
+                    self._position = opened
+                elif key == ANSWERS_KEY:
+                    waiters.hear_answers(decode_answers(opened))
+                else:
+                    waiters.hear_state(decode_op(key.decode(), opened))
             except (MalformedRecord, UnknownRecordVersion) as error:
                 # whoever waits for it is told "unknown" at its deadline; the owner of the queue halts or quarantines
                 _LOG.warning("op_message_unreadable", queue=self._queue.queue_id, reason=type(error).__name__)

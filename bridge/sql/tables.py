@@ -300,3 +300,21 @@ leases = sa.Table(
     _text("owner"),
     _int("until_ms"),
 )
+
+# The first of the signing ones makes new MACs, all of them are valid. See bridge/core/keyring.py.
+bridge_keys = sa.Table(
+    "bridge_keys",
+    metadata,
+    sa.Column("key_id", sa.Text(), primary_key=True),
+    sa.Column("secret", sa.LargeBinary(), nullable=False),
+    _int("signs"),
+    _int("created_ms"),
+)
+
+# By queue: the op offset below which records need no seal.
+op_beliefs = sa.Table(
+    "op_beliefs",
+    metadata,
+    sa.Column("queue_id", sa.Integer(), primary_key=True, autoincrement=False),
+    _int("op_offset"),
+)

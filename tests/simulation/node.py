@@ -19,6 +19,8 @@ from api.node import Node as BridgeNode
 from api.node import NodeConfig, NodePorts, Roles
 from bridge.clock import Timer
 from bridge.core.horizon import HorizonConfig
+from bridge.core.keyring import SECRET_BYTES, BridgeKey, Keyring
+from bridge.core.op_seal import OpSeals
 from bridge.core.topics import InternalTopics
 from bridge.projector import ProjectorConfig
 from bridge.service.assembly import Service, ServiceConfig, Stores
@@ -29,6 +31,7 @@ from bridge.sql.engine import Database
 from bridge.sql.errors import SqlUnavailable
 from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.process import MemoryProcess
+from bridge.store.sealed import SealWatch
 from checker.caller import Call, Reply
 from checker.config import CheckerConfig
 from tests.support.virtual_time import VirtualClock
@@ -46,6 +49,7 @@ SETTLER = SettlerConfig(
     horizon=HorizonConfig(remember_ended_ms=12_000, journal_records=6, journal_ms=4_000, op_messages=12, op_ms=10_000),
 )
 CHECKER = CheckerConfig(report_wait_ms=5_000, append_retry_ms=1_000, tick_ms=1_000)
+KEYRING = Keyring([BridgeKey("1", b"k" * SECRET_BYTES)])
 PROJECTOR = ProjectorConfig(max_read_records=50, lease_ms=9_000, retry_ms=500, max_wait_ms=1_500, min_interval_ms=150)
 
 
@@ -242,8 +246,9 @@ class Node:
             lambda: f"{random.getrandbits(64):016x}", random.random,
         )  # fmt: skip
         service = ServiceConfig(
-            lambda url: None, surroundings.topics, prefix=f"r{self.name}-", random_bits=random.getrandbits
-        )
+            lambda url: None, surroundings.topics, seal_watch=SealWatch(OpSeals(KEYRING)), prefix=f"r{self.name}-",
+            random_bits=random.getrandbits,
+        )  # fmt: skip
         return BridgeNode(ports, NodeConfig(self.name, service, SETTLER, CHECKER, PROJECTOR), self._stack)
 
 

@@ -243,7 +243,18 @@ class Bridge:
 
     def run(self, *arguments: str) -> str:
         """One command of the command line, to its end."""
-        done = subprocess.run(
+        done = self._run(arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def run_refused(self, *arguments: str) -> str:
+        """One command that fails; what it says."""
+        done = self._run(arguments)
+        assert done.returncode != 0, done.stdout
+        return done.stdout + done.stderr
+
+    def _run(self, arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
             [sys.executable, "-m", "api", *arguments],
             env=self.environment(),
             cwd=self.directory,
@@ -252,8 +263,6 @@ class Bridge:
             timeout=120,
             check=False,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
 
     def start(
         self,

@@ -67,7 +67,12 @@ class ProjectorWorld:
         """What one more process works with."""
         process, clock = self.settlers.memory.start_process(name), self.settlers.memory.clock
         return ProjectorPorts(
-            process.owners, process.store, process.admin, self.database, clock, lambda _: self.settlers.times
+            self.settlers.seal(process.owners),
+            process.store,
+            process.admin,
+            self.database,
+            clock,
+            lambda _: self.settlers.times,
         )
 
     def make_projector(self, name: str) -> Projector:

@@ -118,6 +118,7 @@ class ServiceWorld:
             self.topics,
             self.limits,
             auto_create_groups=auto_create_groups,
+            seal_watch=self.settlers.seal_watch,
             prefix=f"r{self.processes}-",
             random_bits=self.random.getrandbits,
         )

@@ -2,7 +2,7 @@
 
 Its session is shorter than brokers allow by default: `group.min.session.timeout.ms`.
 
-python -m tests.support.settler_process BOOTSTRAP PREFIX QUEUES
+python -m tests.support.settler_process BOOTSTRAP PREFIX QUEUES DATABASE_URL
 """
 
 import asyncio
@@ -13,27 +13,37 @@ import structlog
 
 from bridge.clock import SystemClock
 from bridge.core.config import CheckTimes
+from bridge.core.keyring import Keyring
+from bridge.core.op_seal import OpSeals
 from bridge.core.topics import with_prefix
+from bridge.seals import load_seals
 from bridge.settler.destinations import Destinations
 from bridge.settler.ports import SettlerConfig, SettlerPorts
 from bridge.settler.settler import Settler
+from bridge.sql.engine import Database
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
+from bridge.store.sealed import SealedOwnerStore, SealWatch
 from tests.support.settler_world import RecordingObserver
 
 SESSION_MS = 3_000  # so soon a successor gets the queues of one that stands still
 
 
-async def run(bootstrap: str, prefix: str, queues: int) -> None:
+async def run(bootstrap: str, prefix: str, queues: int, database_url: str) -> None:
     """Settles until SIGTERM."""
     config, clock = KafkaConfig({"bootstrap.servers": bootstrap}, session_timeout_ms=SESSION_MS), SystemClock()
     admin = KafkaTopicAdmin(config)
     destinations = Destinations(admin, clock)
     owners = KafkaOwnerStore(config, destinations.max_message_bytes)
     store = KafkaMessageStore(config, owners)
-    ports = SettlerPorts(store, owners, destinations, lambda _: CheckTimes(), RecordingObserver(), clock)
-    settler = Settler(with_prefix(prefix, queues), "lone", ports, SettlerConfig())
+    keyring, topics = Keyring(), with_prefix(prefix, queues)
+    seals, database = OpSeals(keyring), Database(database_url)
+    await load_seals(database, keyring, seals)
+    await database.close()
+    sealed = SealedOwnerStore(owners, topics.op, SealWatch(seals))
+    ports = SettlerPorts(store, sealed, destinations, lambda _: CheckTimes(), RecordingObserver(), clock)
+    settler = Settler(topics, "lone", ports, SettlerConfig())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, settler.stop)
     await settler.run_forever()
     await asyncio.gather(owners.close(), store.close(), admin.close())
@@ -44,4 +54,4 @@ if __name__ == "__main__":
         processors=[structlog.processors.TimeStamper(), structlog.processors.JSONRenderer()],
         logger_factory=structlog.WriteLoggerFactory(),
     )
-    asyncio.run(run(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    asyncio.run(run(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]))

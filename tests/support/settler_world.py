@@ -38,6 +38,7 @@ from bridge.settler.settler import Settler
 from bridge.store.memory.process import MemoryOwnerStore, MemoryProcess
 from bridge.store.message_store import OwnerStore
 from bridge.store.results import PutResult
+from bridge.store.sealed import SealedOwnerStore, SealWatch
 from tests.support.memory_world import MemoryWorld, make_memory_world
 
 GROUP = "shop"
@@ -81,8 +82,9 @@ class OpLog:
 class SettlerWorld:
     """One journal, any number of settlers."""
 
-    def __init__(self, memory: MemoryWorld, config: SettlerConfig) -> None:
+    def __init__(self, memory: MemoryWorld, config: SettlerConfig, seal_watch: SealWatch | None = None) -> None:
         self.memory = memory
+        self.seal_watch = seal_watch or SealWatch()  # without keys: nothing is sealed
         self.config = config
         self.observer = RecordingObserver()
         self.times = CheckTimes()
@@ -102,13 +104,17 @@ class SettlerWorld:
         clock = self.memory.clock
         ports = SettlerPorts(
             process.store,
-            owners(process.owners),
+            self.seal(owners(process.owners)),
             Destinations(process.admin, clock),
             lambda _: self.times,
             self.observer,
             clock,
         )
         return Settler(self.topics, name, ports, self.config)
+
+    def seal(self, owners: OwnerStore) -> SealedOwnerStore:
+        """What a process reads and writes op records through."""
+        return SealedOwnerStore(owners, self.topics.op, self.seal_watch)
 
     @asynccontextmanager
     async def settling(self, name: str = "settler") -> AsyncIterator[MemoryProcess]:
@@ -173,12 +179,15 @@ class SettlerWorld:
         for message in partition.read(partition.minimum, len(partition.records))[0]:
             assert message.key is not None
             assert message.value is not None
+            value = self.seal_watch.seals.open(queue_id, message.queue_offset, message.key, message.value)
+            if value is None:
+                continue  # somebody else's
             if message.key == POSITION_KEY:
-                log.positions.append(decode_position(message.value))
+                log.positions.append(decode_position(value))
             elif message.key == ANSWERS_KEY:
-                log.answers += decode_answers(message.value)
+                log.answers += decode_answers(value)
             else:
-                op = decode_op(message.key.decode(), message.value)
+                op = decode_op(message.key.decode(), value)
                 log.last[message.key.decode()] = op
                 log.every.append(op)
         return log
@@ -191,7 +200,9 @@ class SettlerWorld:
         return (await self.memory.store.put_many([message]))[0]
 
 
-def make_settler_world(*, queues: int = 1, config: SettlerConfig | None = None, **options: Any) -> SettlerWorld:
+def make_settler_world(
+    *, queues: int = 1, config: SettlerConfig | None = None, seal_watch: SealWatch | None = None, **options: Any
+) -> SettlerWorld:
     """A world whose journal has `queues` queues."""
     memory = make_memory_world(topics=InternalTopics(queues=queues), **options)
-    return SettlerWorld(memory, config or SettlerConfig())
+    return SettlerWorld(memory, config or SettlerConfig(), seal_watch)

@@ -75,7 +75,8 @@ class Stage:
         return successor
 
     def _start(self, name: str, bootstrap: str) -> BridgeProcess:
-        command = [sys.executable, "-m", "tests.support.settler_process", bootstrap, self.bridge.prefix, "1"]
+        module, bridge = "tests.support.settler_process", self.bridge
+        command = [sys.executable, "-m", module, bootstrap, bridge.prefix, "1", bridge.database_url]
         log = self.bridge.directory / f"{self.topic}-{name}.log"
         with log.open("wb") as output:
             popen = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)

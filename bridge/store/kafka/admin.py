@@ -92,6 +92,13 @@ class KafkaTopicAdmin:
             return False
         raise make_store_error(error_of(answer)) from answer
 
+    async def count_members(self, group: str) -> int:
+        """Living members of a consumer group; 0 for one that is not known. Raises StoreError."""
+        described = await self._asker.ask(
+            lambda client, timeout_s: client.describe_consumer_groups([group], request_timeout=timeout_s)[group]
+        )
+        return len(described.members)
+
     async def _await_visible(self, name: str) -> None:
         """The controller has made it; brokers hear of it a moment later. Raises StoreTimeout."""
         end = time.monotonic() + _VISIBLE_S

@@ -1,0 +1,39 @@
+"""When op records begin to need a seal: made by `migrate`, read once by every process that starts."""
+
+from functools import partial
+
+from bridge.core.errors import ConfigError
+from bridge.core.keyring import Keyring
+from bridge.core.message import MessageQueue
+from bridge.core.op_seal import OpSeals
+from bridge.core.topics import InternalTopics
+from bridge.sql.engine import Database
+from bridge.sql.keys import begin_seals, read_beliefs, read_keys
+from bridge.store.message_store import MessageStore
+
+
+async def is_sealed(database: Database) -> bool:
+    """Whether this bridge has a key. Raises SqlUnavailable."""
+    return bool(await database.read(read_keys))
+
+
+async def start_seals(store: MessageStore, database: Database, topics: InternalTopics, now_ms: int) -> None:
+    """Makes the first key, and believes without a seal what lies in the op topic now: once, or on an operator's word.
+
+    No settler may run meanwhile: what it writes afterwards with another key, or none, would not be believed.
+    Raises StoreError and SqlUnavailable.
+    """
+    ends = {
+        queue_id: (await store.get_offsets(MessageQueue(topics.op, queue_id))).maximum
+        for queue_id in range(topics.queues)
+    }
+    await database.run(partial(begin_seals, believed=ends, now_ms=now_ms))
+
+
+async def load_seals(database: Database, keyring: Keyring, seals: OpSeals) -> None:
+    """Fills both from SQL. Raises ConfigError where there is no key, and SqlUnavailable."""
+    keys, believed = await database.read(read_keys), await database.read(read_beliefs)
+    if not keys:
+        raise ConfigError("this database holds no key of the bridge: run outbox-bridge migrate")
+    keyring.load(keys)
+    seals.believed.update(believed)
