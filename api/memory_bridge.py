@@ -31,6 +31,7 @@ from bridge.store.sealed import SealedOwnerStore, SealWatch
 from checker.caller import CheckCaller
 from checker.check_service import CheckService
 from checker.desk import CheckPorts
+from checker.nonce import Nonces
 
 # One process writes alone and nothing fails here: what only looks after others need not look often.
 _RARELY_MS = 60_000
@@ -83,6 +84,7 @@ class MemoryBridge:
                 self.service.parked,
                 self.service.groups,
                 self.service.claims,
+                Nonces(self._keyring, self._random_text),
                 now_ms=ports.clock.now_ms,
             )
         )
@@ -128,7 +130,14 @@ class MemoryBridge:
         store = self._start_process("checker").store
         board = SqlCheckBoard(ports.database)
         own = CheckPorts(
-            store, self._directory, ports.caller, ports.check_clock, self._random_text, ports.random.random, board
+            store,
+            self._directory,
+            ports.caller,
+            ports.check_clock,
+            self._random_text,
+            ports.random.random,
+            board,
+            self._keyring,
         )
         return CheckService(own, ports.topics)
 

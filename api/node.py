@@ -14,6 +14,7 @@ import structlog
 
 from bridge.clock import Clock
 from bridge.core.config import CheckTimes
+from bridge.core.keyring import Keyring
 from bridge.projector import Projector, ProjectorConfig, ProjectorPorts
 from bridge.service.assembly import ServiceConfig, Stores, assemble
 from bridge.settler.destinations import Destinations
@@ -44,7 +45,7 @@ class Roles:
 class NodePorts:
     """What a process stands on. `gathering`: the projector's own reading of the log; `destinations`: the settler's.
 
-    `open_caller` is called by a process that checks.
+    `open_caller` is called by a process that checks; `keyring`: what proves its nonces.
     """
 
     stores: Stores
@@ -55,6 +56,7 @@ class NodePorts:
     open_caller: Callable[[], CheckCaller]
     random_text: Callable[[], str] = random_text
     jitter: Callable[[], float] = random.random
+    keyring: Keyring = field(default_factory=Keyring)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ class Node:
         self._stack.push_async_callback(caller.close)
         board = SqlCheckBoard(stores.database)
         asking = CheckPorts(
-            stores.store, ports.directory, caller, ports.clock, ports.random_text, ports.jitter, board
+            stores.store, ports.directory, caller, ports.clock, ports.random_text, ports.jitter, board, ports.keyring
         )  # fmt: skip
         self.checks = CheckService(asking, self._topics, config.checker)
         own = SettlerPorts(

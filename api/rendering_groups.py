@@ -1,6 +1,6 @@
 """What producer groups look like in answers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -20,6 +20,7 @@ from bridge.service.claims import ClaimedCheck
 from bridge.service.groups import EndpointRegistered, GroupSaved
 from bridge.sql.rounds import EndpointHealth, GroupHealth
 from checker.check_call import Subject, encode_call, render_check
+from checker.nonce import NonceMaker
 
 _NOTHING = EndpointHealth(Endpoint(""))  # rounds without an endpoint, and fetched checks, are kept under no URL
 
@@ -56,10 +57,10 @@ def render_registered(registered: EndpointRegistered) -> EndpointRegisteredAnswe
     return EndpointRegisteredAnswer(registered.url, until_ms is not None, render_optional_time(until_ms))
 
 
-def render_claimed(group: str, claimed: Sequence[ClaimedCheck], make_text: Callable[[], str]) -> bytes:
-    """Claimed checks as the body of a call. `make_text`: the random part of a nonce."""
+def render_claimed(group: str, claimed: Sequence[ClaimedCheck], make_nonce: NonceMaker) -> bytes:
+    """Claimed checks as the body of a call."""
     checks = [
-        render_check(Subject(v.transaction_id, number, v.born_ms, v.idempotency_key, messages), make_text())
+        render_check(Subject(v.transaction_id, number, v.born_ms, v.idempotency_key, messages), make_nonce)
         for v, number, messages in claimed
     ]
     return encode_call(group, checks).encode()

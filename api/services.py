@@ -22,6 +22,7 @@ from bridge.service.search import AuditPage, BridgeStats, TransactionPage
 from bridge.sql.redrive import RedriveJob
 from bridge.sql.rounds import GroupHealth
 from bridge.sql.search import SearchFilter
+from checker.nonce import Nonces
 
 
 class TransactionCalls(Protocol):
@@ -161,13 +162,14 @@ ReadinessCheck = Callable[[], Awaitable[CheckResult]]
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Everything the routes call. `readiness`: by name; all must be ok for /readyz to be."""
+    """Everything the routes call. `readiness`: by name; all must be ok for /readyz to be. `nonces`: the checker's."""
 
     transactions: TransactionCalls
     search: SearchCalls
     parked: ParkedCalls
     groups: GroupCalls
     claims: ClaimCalls
+    nonces: Nonces
     readiness: Mapping[str, ReadinessCheck] = field(default_factory=dict)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     limits: HttpLimits = field(default_factory=HttpLimits)

@@ -44,8 +44,10 @@ from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
 from bridge.store.sealed import SealedOwnerStore, SealWatch
 from bridge.topology import TopologyConflict, TopologyGuard, migrate_topics
+from checker.desk import random_text
 from checker.endpoint_guard import CallbackPolicy, check_url, parse_networks
 from checker.http_caller import HttpCaller
+from checker.nonce import Nonces
 
 _LOG = structlog.get_logger()
 _ROLES = ("api", "settler", "projector")
@@ -291,6 +293,7 @@ class _Process:
             transactions=transactions if face is None else face(transactions),
             groups=service.groups,
             claims=service.claims,
+            nonces=Nonces(self._kafka.keyring, random_text),
             search=service.search,
             parked=service.parked,
             readiness=make_readiness(self._watched),
@@ -330,7 +333,7 @@ class _Process:
         stores = Stores(kafka.store, kafka.unsealed, kafka.admin, self._database)
         ports = NodePorts(
             stores, kafka.unsealed_gathering, kafka.destinations, self._directory, clock,
-            lambda: HttpCaller(self._callbacks, clock),
+            lambda: HttpCaller(self._callbacks, clock), keyring=kafka.keyring,
         )  # fmt: skip
         chosen = settings.settler
         settler = SettlerConfig(

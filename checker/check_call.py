@@ -10,7 +10,7 @@ from bridge.core.message_json import show_message, write_json
 from bridge.core.record import Resolution
 from bridge.core.transaction import Transaction
 from bridge.settler.observer import Body
-from checker.nonce import make_nonce
+from checker.nonce import NonceMaker
 
 _WORDS: Mapping[object, Resolution] = {word.name: word for word in Resolution}
 _NUMBERS: Mapping[object, Resolution] = {int(word): word for word in Resolution}
@@ -45,17 +45,17 @@ class Answers(NamedTuple):
     strange: int = 0
 
 
-def make_check(transaction: Transaction, body: Body, random_text: str) -> Check:
+def make_check(transaction: Transaction, body: Body, make_nonce: NonceMaker) -> Check:
     """The check that follows the transaction's last answered one."""
     half = body.half
     number = transaction.check_times + 1
     subject = Subject(transaction.transaction_id, number, half.born_ms, half.idempotency_key, body.messages)
-    return render_check(subject, random_text)
+    return render_check(subject, make_nonce)
 
 
-def render_check(subject: Subject, random_text: str) -> Check:
+def render_check(subject: Subject, make_nonce: NonceMaker) -> Check:
     """The check as it goes out, sent or fetched."""
-    nonce = make_nonce(subject.number, random_text)
+    nonce = make_nonce(subject.transaction_id, subject.number)
     text = write_json(
         {
             "transaction_id": subject.transaction_id,

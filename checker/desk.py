@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from bridge.clock import Clock
+from bridge.core.keyring import Keyring
 from bridge.core.topics import InternalTopics
 from bridge.directory import CheckBoard, MemoryCheckBoard, ProducerDirectory
 from bridge.settler.observer import QueueOwner
@@ -19,6 +20,7 @@ from checker.config import CheckerConfig
 from checker.counts import CheckCounts
 from checker.lanes import Moment
 from checker.large_calls import LargeCalls
+from checker.nonce import Nonces
 from checker.round_recorder import RoundRecorder
 from checker.slot_gate import SlotGate
 from checker.timetable import Timetable
@@ -35,6 +37,7 @@ def random_text() -> str:
 class CheckPorts:
     """What the checker works with. `random_text`: for nonces and ids; `jitter`: from [0, 1).
 
+    `keyring`: what proves nonces to whoever takes answers over HTTP.
     `board`: shared with whoever lets groups claim their checks; one of its own shows them to nobody.
     """
 
@@ -45,6 +48,7 @@ class CheckPorts:
     random_text: Callable[[], str] = random_text
     jitter: Callable[[], float] = random.random
     board: CheckBoard = field(default_factory=MemoryCheckBoard)
+    keyring: Keyring = field(default_factory=Keyring)
 
 
 class Desk:
@@ -56,6 +60,7 @@ class Desk:
         self.config = config
         self.counts = CheckCounts()
         self.owners: dict[int, QueueOwner] = {}
+        self.nonces = Nonces(ports.keyring, ports.random_text)
         self.gate = SlotGate(config.total_calls)
         self.large_calls = LargeCalls(config.large_calls)
         self.rendering = asyncio.Lock()  # bodies of one round at a time are in memory

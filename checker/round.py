@@ -112,7 +112,7 @@ class Round:
 
     def _open_check(self, ask: Ask, body: Body, room: int) -> int:
         """What it takes of the call's room. One that is too large for any call goes alone, if it may now."""
-        check = make_check(ask.transaction, body, self._desk.ports.random_text())
+        check = make_check(ask.transaction, body, self._desk.nonces.make)
         size = len(check.text)
         if size > room:
             if self._open:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bridge.clock import SystemClock
+from bridge.core.keyring import Keyring
 from bridge.core.message import Message
 from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
 from bridge.directory import ProducerGroup
@@ -37,6 +38,7 @@ from checker.conformance import (
 )
 from checker.endpoint_guard import CallbackPolicy, parse_networks
 from checker.http_caller import HttpCaller
+from checker.nonce import Nonces
 from checker.signing import can_sign, sign_call
 
 SAMPLE_TOPIC = "outbox-bridge.sample"
@@ -240,7 +242,7 @@ def make_sample(now_ms: int, value: bytes = b'{"sample":true}') -> Check:
 def make_check_of(transaction_id: str, value: bytes = b'{"sample":true}') -> Check:
     """The first check of a transaction, about a sample message."""
     messages = [Message(SAMPLE_TOPIC, b"sample", value)]
-    return render_check(Subject(transaction_id, 1, _now_ms(), None, messages), _random_text())
+    return render_check(Subject(transaction_id, 1, _now_ms(), None, messages), Nonces(Keyring(), _random_text).make)
 
 
 def _now_ms() -> int:

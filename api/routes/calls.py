@@ -27,7 +27,7 @@ from api.services import Services
 from bridge.core.record import Resolution, Source
 from bridge.core.view import TransactionView
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, Refused, Wait
-from checker.nonce import parse_nonce
+from checker.nonce import Nonces
 
 T = TypeVar("T")
 Parsed = PrepareCall | Problem
@@ -141,7 +141,8 @@ async def end_many(
 ) -> list[bytes]:
     """A result for each resolution."""
     parsed = [
-        _answer_to_check(call, pointer, n) if isinstance(call, NoncedEnd) else call for n, call in enumerate(calls)
+        _answer_to_check(call, services.nonces, pointer, n) if isinstance(call, NoncedEnd) else call
+        for n, call in enumerate(calls)
     ]
     ends = [call for call in parsed if not isinstance(call, Problem)]
     answers = iter(await services.transactions.end(ends, patience.wait, patience.wait_ms))
@@ -170,11 +171,11 @@ def _parse_lines(lines: Sequence[Line], parse: Callable[[bytes], T]) -> list[T |
     return parsed
 
 
-def _answer_to_check(call: NoncedEnd, pointer: str, index: int) -> EndCall | Problem:
-    """A nonce tells which check is answered."""
-    number = parse_nonce(call.nonce)
+def _answer_to_check(call: NoncedEnd, nonces: Nonces, pointer: str, index: int) -> EndCall | Problem:
+    """A nonce tells which check is answered; an invented one is refused, and nothing is used up."""
+    number = nonces.read(call.nonce, call.call.transaction_id)
     if number is None:
-        return invalid(f"{pointer.format(index)}/nonce", "not the nonce of a check").problem
+        return invalid(f"{pointer.format(index)}/nonce", "not the nonce of a check of this transaction").problem
     return replace(call.call, source=Source.CHECK, check_number=number)
 
 

@@ -1,7 +1,6 @@
 """Pull mode: a group fetches its due checks."""
 
 import asyncio
-import secrets
 
 import msgspec
 from fastapi import APIRouter
@@ -23,7 +22,6 @@ from bridge.service.contract import Refused
 router = APIRouter()
 
 _claim = msgspec.json.Decoder(ClaimChecks)
-_NONCE_BYTES = 16
 
 
 @router.post("/v1/producer-groups/{group}/checks/claim", **CLAIM_CHECKS)
@@ -48,7 +46,7 @@ async def claim(request: Request, group: str) -> Response:
         leaving.cancel()
     if isinstance(claimed, Refused):
         raise refuse(claimed)
-    shown = render_claimed(group, claimed, lambda: secrets.token_urlsafe(_NONCE_BYTES))
+    shown = render_claimed(group, claimed, services_of(request).nonces.make)
     return Response(shown, 200, {"Cache-Control": "no-store"}, JSON)
 
 

@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from random import getrandbits
 from typing import Any
 
 from msgspec import structs
 
 from api.services import Services
 from bridge.core.config import GroupSettings
+from bridge.core.keyring import Keyring
 from bridge.core.message import BY_KEY, Message, Receipt
 from bridge.core.record import Act, Resolution
 from bridge.core.transaction import STATE_AFTER, TransactionState
@@ -27,6 +29,7 @@ from bridge.sql.redrive import JobState, RedriveJob
 from bridge.sql.rounds import EndpointHealth, GroupHealth
 from bridge.sql.search import SearchFilter
 from bridge.sql.stats import GroupStats, ProjectionStats
+from checker.nonce import Nonces
 from tests.support.bad_requests import Facts
 
 BORN_MS = 1_769_860_800_123
@@ -357,7 +360,8 @@ class FakeClaims:
 def make_services(transactions: FakeTransactions, **others: Any) -> Services:
     """Services over one fake."""
     search = FakeSearch(transactions)
-    faces = {"claims": FakeClaims(transactions), **others}
+    nonces = Nonces(Keyring(), lambda: f"{getrandbits(128):039}")  # without keys: the form alone counts
+    faces = {"claims": FakeClaims(transactions), "nonces": nonces, **others}
     return Services(transactions, search, FakeParked(search), FakeGroups(), now_ms=lambda: BORN_MS + 2_000, **faces)
 
 

@@ -26,7 +26,10 @@ from checker.conformance import (
 )
 
 URL = "http://x/check"
-CHECKS = [render_check(Subject(f"{n:028}", 1, 1_700_000_000_000, None, []), "r" * 22) for n in range(3)]
+CHECKS = [
+    render_check(Subject(f"{n:028}", 1, 1_700_000_000_000, None, []), lambda _, number: f"{number}-" + "r" * 22)
+    for n in range(3)
+]
 CHECK = CHECKS[0]
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
 NOTHING = Judgement(Verdict.BAD, "no answer: timeout", "Answer faster.")

@@ -1,18 +1,29 @@
 """Nonces of checks."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bridge.core.keyring import BridgeKey, Keyring
 from checker.desk import random_text
-from checker.nonce import make_nonce, parse_nonce
+from checker.nonce import Nonces
+
+OLD, NEW = BridgeKey("1", b"o" * 32), BridgeKey("2", b"n" * 32)
+
+
+def nonces(*keys: BridgeKey) -> Nonces:
+    return Nonces(Keyring(keys), random_text)
 
 
 @settings(deadline=None)
 @given(st.integers(1, 999_999_999))
 def test_number_can_be_read_back(number: int) -> None:
-    """Whoever answers later names the check by its nonce."""
-    assert parse_nonce(make_nonce(number, random_text())) == number
+    """Whoever answers later names the check by its nonce; each asking has another one."""
+    made = nonces(OLD)
+    assert made.read(made.make("tx", number), "tx") == number
+    assert made.make("tx", number) != made.make("tx", number)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +43,26 @@ def test_number_can_be_read_back(number: int) -> None:
         "1-" + "a" * 65,
     ],
 )
-def test_anything_else_has_no_number(text: str) -> None:
-    """A made-up nonce is no check number."""
-    assert parse_nonce(text) is None
+@pytest.mark.parametrize("keys", [(), (OLD,)])
+def test_anything_else_has_no_number(keys: tuple[BridgeKey, ...], text: str) -> None:
+    """What has not the form of a nonce is no check number, with keys and without."""
+    assert nonces(*keys).read(text, "tx") is None
+
+
+def test_invented_nonce_has_no_number() -> None:
+    """Not one made up, not another transaction's, not one whose number or any other character was changed."""
+    made = nonces(OLD)
+    given_out = made.make("tx", 1)
+    for invented in ("1-abcdefghijklmnop", "1-" + "a" * 44, "2" + given_out[1:]):
+        assert made.read(invented, "tx") is None
+    assert made.read(given_out, "other") is None
+    for place, character in itertools.product(range(2, len(given_out) - 1), "ab"):  # the last one has spare bits
+        changed = given_out[:place] + character + given_out[place + 1 :]
+        assert made.read(changed, "tx") == (1 if changed == given_out else None)
+
+
+def test_nonce_of_either_valid_key_counts() -> None:
+    """While one key takes the other's place, an answer to a check of before is not lost."""
+    by_old, by_new = nonces(OLD).make("tx", 3), nonces(NEW, OLD).make("tx", 3)
+    assert nonces(NEW, OLD).read(by_old, "tx") == nonces(NEW, OLD).read(by_new, "tx") == 3
+    assert nonces(NEW).read(by_old, "tx") is None
