@@ -23,14 +23,14 @@ from api.services import Services, TransactionCalls
 from api.settings import Settings
 from bridge.clock import SystemClock
 from bridge.core.config import CheckTimes
-from bridge.core.errors import ConfigError
+from bridge.core.errors import ConfigError, StoreError
 from bridge.core.horizon import HorizonConfig
 from bridge.core.keyring import Keyring
 from bridge.core.op_seal import OpSeals
 from bridge.core.topics import InternalTopics, with_prefix
 from bridge.fault_points import FaultPoint, reach
 from bridge.projector import Projector, ProjectorPorts, RebuildProgress, rebuild
-from bridge.seals import is_sealed, load_seals, start_seals
+from bridge.seals import is_op_topic_empty, is_sealed, load_seals, start_seals
 from bridge.service.assembly import ServiceConfig, Stores
 from bridge.service.destinations import DestinationsConfig
 from bridge.service.limits import Limits
@@ -52,6 +52,7 @@ from checker.nonce import Nonces
 _LOG = structlog.get_logger()
 _ROLES = ("api", "settler", "projector")
 _READY_POLL_MS = 50
+_COORDINATOR_TRIES, _COORDINATOR_PAUSE_S = 40, 0.25
 # The projector reads everything and nobody waits for a single record: fewer, fuller answers of the broker.
 _GATHERING = {"fetch.min.bytes": 64 * 1024, "fetch.wait.max.ms": 50}
 
@@ -196,13 +197,24 @@ async def _start_seals(
     """Where this bridge has no key, or `again`: the first key, and all that lies in the op topic is believed."""
     if await is_sealed(database) and not again:
         return []
-    if members := await kafka.admin.count_members(topics.group):
+    if not await is_op_topic_empty(kafka.store, topics) and (members := await _count_members(kafka, topics.group)):
         raise ConfigError(
             f"{members} settlers are running (group {topics.group}), and what they write from now on would not be "
             "believed; nothing was changed but the tables: stop them, wait until Kafka has noticed, and migrate again"
         )
     await start_seals(kafka.store, database, topics, now_ms)
     return ["op records are sealed from now on"]
+
+
+async def _count_members(kafka: KafkaParts, group: str) -> int:
+    """A broker that has just started answers only after a moment. Raises StoreError."""
+    for _ in range(_COORDINATOR_TRIES):
+        try:
+            return await kafka.admin.count_members(group)
+        except StoreError as error:
+            _LOG.info("group_not_described", reason=str(error))
+            await asyncio.sleep(_COORDINATOR_PAUSE_S)
+    return await kafka.admin.count_members(group)
 
 
 async def rebuild_projection(settings: Settings, on_progress: Callable[[int, int], None]) -> dict[str, int]:

@@ -17,16 +17,18 @@ async def is_sealed(database: Database) -> bool:
     return bool(await database.read(read_keys))
 
 
+async def is_op_topic_empty(store: MessageStore, topics: InternalTopics) -> bool:
+    """Whether no settler has ever written to it: each begins with a position. Raises StoreError."""
+    return not any((await _find_ends(store, topics)).values())
+
+
 async def start_seals(store: MessageStore, database: Database, topics: InternalTopics, now_ms: int) -> None:
     """Makes the first key, and believes without a seal what lies in the op topic now: once, or on an operator's word.
 
     No settler may run meanwhile: what it writes afterwards with another key, or none, would not be believed.
     Raises StoreError and SqlUnavailable.
     """
-    ends = {
-        queue_id: (await store.get_offsets(MessageQueue(topics.op, queue_id))).maximum
-        for queue_id in range(topics.queues)
-    }
+    ends = await _find_ends(store, topics)
     await database.run(partial(begin_seals, believed=ends, now_ms=now_ms))
 
 
@@ -37,3 +39,8 @@ async def load_seals(database: Database, keyring: Keyring, seals: OpSeals) -> No
         raise ConfigError("this database holds no key of the bridge: run outbox-bridge migrate")
     keyring.load(keys)
     seals.believed.update(believed)
+
+
+async def _find_ends(store: MessageStore, topics: InternalTopics) -> dict[int, int]:
+    queues = [MessageQueue(topics.op, queue_id) for queue_id in range(topics.queues)]
+    return {queue.queue_id: (await store.get_offsets(queue)).maximum for queue in queues}
