@@ -17,6 +17,7 @@ from api.gauges import register_gauges
 from api.heap import HeapLoop, make_heap_acts
 from api.limits import HttpLimits
 from api.node import Node, NodeConfig, NodePorts, Roles
+from api.own_addresses import OwnAddresses, parse_servers
 from api.readiness import Watched, make_readiness
 from api.server import ApiServer, ServeConfig, stop_at_signals
 from api.services import Services, TransactionCalls
@@ -46,7 +47,7 @@ from bridge.store.sealed import SealedOwnerStore, SealWatch
 from bridge.topology import TopologyConflict, TopologyGuard, migrate_topics
 from checker.desk import random_text
 from checker.endpoint_guard import CallbackPolicy, check_url, parse_networks
-from checker.http_caller import HttpCaller
+from checker.http_caller import HttpCaller, resolve_name
 from checker.nonce import Nonces
 
 _LOG = structlog.get_logger()
@@ -145,7 +146,7 @@ async def run_roles(
     async with _open_process(settings) as process:
         await process.start(roles)
         reach(FaultPoint.START_LOOPS)
-        server = process.make_server(roles, guest.face if guest is not None else None)
+        server = await process.make_server(roles, guest.face if guest is not None else None)
         serving = asyncio.create_task(server.serve_until(stop), name="http")
         telling = asyncio.create_task(_tell_ready(process, server, settings, on_ready))
         failing = asyncio.create_task(process.wait_failed())
@@ -255,6 +256,11 @@ def _projector_ports(kafka: KafkaParts, database: Database, directory: SqlDirect
     )
 
 
+def _bootstrap_servers(settings: Settings) -> list[tuple[str, int]]:
+    named = [settings.kafka.get(name) for name in ("bootstrap.servers", "metadata.broker.list")]
+    return parse_servers(",".join(str(text) for text in named if text))
+
+
 def _make_owner() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
@@ -268,7 +274,9 @@ class _Process:
         self._database = database
         self._clock = SystemClock()
         self._topics = internal_topics(settings)
-        self._callbacks = CallbackPolicy(parse_networks(settings.callbacks.allow_networks))
+        configured = [*_bootstrap_servers(settings), *database.addresses()]
+        self._own = OwnAddresses(kafka.admin, configured, self._clock, resolve_name)
+        self._callbacks = CallbackPolicy(parse_networks(settings.callbacks.allow_networks), self._own)
         self._directory = SqlDirectory(database, self._clock)
         self._guard = TopologyGuard(
             kafka.admin, database, self._topics, self._clock, longest_life_of=self._find_longest_life
@@ -288,6 +296,8 @@ class _Process:
             raise ConfigError("; ".join(map(str, self._guard.faults or ())))
         reach(FaultPoint.START_CHECKED)
         await self._directory.refresh()
+        await self._own.run_once()
+        self._node.run("own-addresses", self._own.run_forever())
         self._node.run("guard", self._guard.run_forever())
         self._node.run("heap", HeapLoop(self._clock, make_heap_acts()).run_forever())
         self._node.start(roles)
@@ -296,7 +306,7 @@ class _Process:
         if roles.api:
             self._watched.service = self._node.service
 
-    def make_server(self, roles: Roles, face: Face | None = None) -> ApiServer:
+    async def make_server(self, roles: Roles, face: Face | None = None) -> ApiServer:
         """The HTTP side: the whole API, or health alone where the process has no api role."""
         limits, http = self._settings.limits, self._settings.http
         service = self._node.service
@@ -325,7 +335,9 @@ class _Process:
             reuse_port=http.reuse_port,
             allowed_hosts=http.allowed_hosts,
         )
-        return ApiServer(create_app(services, is_api=roles.api), config)
+        server = ApiServer(create_app(services, is_api=roles.api), config)
+        await self._own.add(http.host, server.port)
+        return server
 
     async def wait_ready(self) -> None:
         """Returns when /readyz would say so."""

@@ -5,7 +5,7 @@ grammar stricter than any client's, so that no two parsers can disagree about it
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
@@ -17,6 +17,7 @@ Address = IPv4Address | IPv6Address
 
 MAX_URL_LENGTH = 2_000
 ALLOWED_PORTS = frozenset({443, 8443})
+_OWN = "Kafka, SQL or the bridge itself listens there"
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 # visible ASCII without what separates authority, fragment or paths elsewhere: " # < > @ \ ^ ` { | }
@@ -50,10 +51,10 @@ _DENIED_V6 = tuple(
 
 @dataclass(frozen=True, slots=True)
 class CallbackPolicy:
-    """`allow_networks`: also http and any port there. `denied`: (address, port), port 0 for all, refused even there."""
+    """`allow_networks`: also http and any port there. `denied`: (host or address, port), 0 for all, not even there."""
 
     allow_networks: tuple[Network, ...] = ()
-    denied: frozenset[tuple[str, int]] = frozenset()
+    denied: Container[tuple[str, int]] = frozenset()
 
 
 class CheckedUrl(NamedTuple):
@@ -89,11 +90,7 @@ def check_url(url: str, policy: CallbackPolicy) -> CheckedUrl | str:
         return "no such port"
     if host.startswith("[") or _is_number(host):
         return _check_literal(CheckedUrl(url, scheme, host.strip("[]"), port), policy)
-    if not all(_LABEL.fullmatch(label) for label in host.removesuffix(".").split(".")):
-        return "not a host name"
-    if not policy.allow_networks and (scheme != "https" or port not in ALLOWED_PORTS):
-        return "only https on ports 443 and 8443"
-    return CheckedUrl(url, scheme, host, port)
+    return _check_name(CheckedUrl(url, scheme, host, port), policy)
 
 
 def check_addresses(checked: CheckedUrl, addresses: Iterable[str], policy: CallbackPolicy) -> str | None:
@@ -128,6 +125,16 @@ def is_public_address(address: Address) -> bool:
     return address in _PUBLIC_V6 and not _is_within(address, _DENIED_V6)
 
 
+def _check_name(checked: CheckedUrl, policy: CallbackPolicy) -> CheckedUrl | str:
+    if not all(_LABEL.fullmatch(label) for label in checked.host.removesuffix(".").split(".")):
+        return "not a host name"
+    if (checked.host, checked.port) in policy.denied:
+        return _OWN
+    if not policy.allow_networks and (checked.scheme != "https" or checked.port not in ALLOWED_PORTS):
+        return "only https on ports 443 and 8443"
+    return checked
+
+
 def _check_literal(checked: CheckedUrl, policy: CallbackPolicy) -> CheckedUrl | str:
     """An address stands for a name only in networks that are named, and only in its canonical form."""
     try:
@@ -136,6 +143,8 @@ def _check_literal(checked: CheckedUrl, policy: CallbackPolicy) -> CheckedUrl | 
         return "not a host name"
     if str(address) != checked.host or not _is_within(address, policy.allow_networks):
         return "an address instead of a name"
+    if not is_allowed(checked.host, checked.port, policy, is_public=False):
+        return _OWN
     return checked
 
 

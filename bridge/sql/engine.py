@@ -24,6 +24,7 @@ from bridge.sql.translation import RepeatableError, translate_error
 T = TypeVar("T")
 
 _ATTEMPTS = 5
+_POSTGRES_PORT = 5432
 _PRAGMAS = (
     "journal_mode=WAL",
     "synchronous=NORMAL",
@@ -77,6 +78,20 @@ class Database:
     async def read(self, work: Callable[[Connection], T]) -> T:
         """The result of `work`, which changes nothing, in one consistent view. Raises SqlUnavailable."""
         return await self._call(self._read_lane, partial(_transact, self._reader, work), None)
+
+    def addresses(self) -> list[tuple[str, int]]:
+        """Hosts of the server with each of its ports; none of a file or of a socket in the file system."""
+        if self.is_sqlite:
+            return []
+        query = self.url.normalized_query
+        named = ",".join((self.url.host or "", *query.get("host", ()), *query.get("hostaddr", ()))).split(",")
+        ports = [p for p in ",".join(query.get("port", ())).split(",") if p] or [str(self.url.port or _POSTGRES_PORT)]
+        found = []
+        for host in named:
+            name, _, port = host.partition(":") if host.count(":") == 1 else (host, "", "")
+            if name and not name.startswith(("/", "@")):
+                found += [(name, int(number)) for number in ([port] if port else ports) if number.isdecimal()]
+        return found
 
     async def close(self) -> None:
         """Waits for what runs, then gives everything back."""

@@ -8,10 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 
+from api.own_addresses import OwnAddresses
 from bridge.clock import SystemClock
+from bridge.store.memory.cluster import MemoryCluster
+from bridge.store.memory.process import MemoryProcess
 from checker.caller import Call, Failure, Reply
 from checker.endpoint_guard import CallbackPolicy, parse_networks
-from checker.http_caller import HttpCaller
+from checker.http_caller import HttpCaller, resolve_name
 from tests.integration.checker.hostile import (
     OK_HEAD,
     Behaviour,
@@ -270,6 +273,18 @@ async def test_loopback_is_not_called_unless_allowed(start: Start, url: str) -> 
     reply = await call(url.format(port=server.port), policy=CallbackPolicy(), resolve=finding(["127.0.0.1"]))
     assert reply.failure is Failure.FORBIDDEN
     assert server.connections == 0
+
+
+async def test_name_that_leads_to_kafka_later_is_not_called(start: Start) -> None:
+    """A good name when it was registered; now it leads to what the bridge itself uses, in an allowed network."""
+    server, other = await start(answering(b"{}")), await start(answering(b"{}"))
+    own = OwnAddresses(MemoryProcess(MemoryCluster(SystemClock()), "bridge").admin, [], SystemClock(), resolve_name)
+    await own.add("127.0.0.1", server.port)
+    policy = CallbackPolicy(LOOPBACK.allow_networks, own)
+    for address in ("127.0.0.1", "127.0.0.3"):
+        reply = await call(url_of(server, "shop.example"), policy=policy, resolve=finding([address]))
+        assert (reply.failure, server.connections) == (Failure.FORBIDDEN, 0)
+    assert (await call(url_of(other, "shop.example"), policy=policy, resolve=finding(["127.0.0.1"]))).status == 200
 
 
 async def test_private_address_behind_a_public_name() -> None:
