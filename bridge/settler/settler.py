@@ -22,6 +22,7 @@ _LOG = structlog.get_logger()
 _FIRST_BACKOFF_MS = 100
 _LONGEST_BACKOFF_MS = 5_000
 _HALTED_BACKOFF_MS = 10_000
+_STEADY_MS = 10_000  # a queue that was held so long, and got on, is no longer in doubt
 _CONSUME_OFFSET_MS = 5_000
 _STAND_BY_MS = 10_000
 
@@ -203,11 +204,12 @@ class Settler:
             await queue.take_over()
             status.take_overs += 1
             status.hold, status.why = Hold.OWNED, None
+            owned_at_ms = self._ports.clock.monotonic_ms()
             _LOG.info("queue_taken_over", queue=queue_id, s=queue.state.s, live=len(queue.state.live))
             while not let_go.is_set():
                 result = await queue.run_once()
                 self._note(status, queue)
-                if result.records:
+                if result.records and self._ports.clock.monotonic_ms() - owned_at_ms >= _STEADY_MS:
                     backoff.reset()
         finally:
             self._note(status, queue)
@@ -250,5 +252,8 @@ class _Backoff:
         self._ms = 0
 
     def next_ms(self, *, is_slow: bool = True) -> int:
+        """`is_slow` not: the first time nearly at once."""
         self._ms = min(_LONGEST_BACKOFF_MS, max(_FIRST_BACKOFF_MS, self._ms * 2))
-        return random.randint(self._ms // 2, self._ms) if is_slow else self._ms // 4  # noqa: S311 - no secret
+        if not is_slow and self._ms == _FIRST_BACKOFF_MS:
+            return self._ms // 4
+        return random.randint(self._ms // 2, self._ms)  # noqa: S311 - no secret

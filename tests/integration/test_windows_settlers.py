@@ -11,7 +11,7 @@ from tests.support.kafka_proxy import (
     ProxiedBroker,
     proxied_broker,
 )
-from tests.support.window_stage import Stage, bridge_front, take_overs, wait_for_take_over
+from tests.support.window_stage import TAKE_OVER_S, Stage, bridge_front, take_overs, wait_for_take_over
 
 REFUSED = {47, 90}  # INVALID_PRODUCER_EPOCH, PRODUCER_FENCED
 _TOPIC_NAMES = str.maketrans("[]", "..")
@@ -144,3 +144,18 @@ def test_owner_frozen_after_reading_back(stage: Stage) -> None:
     assert stage.visible() == ["first", "second", "third"]
     assert stage.final_ops(first.transaction_id) == 1
     assert take_overs(owner) == 0
+
+
+@pytest.mark.timeout(300)
+def test_owner_whose_connections_carry_nothing_any_more(stage: Stage) -> None:
+    """They stay open, new ones work: its clients are replaced, commits go on, the queue is taken over a few times,
+    and all is visible once (A, T)."""
+    owner = stage.start_owner()
+    wait_for_take_over(owner)
+    assert stage.commit("first").finish()["state"] == "COMMITTED"
+    before = take_overs(owner)
+    stage.proxy.deafen()
+    assert stage.commit("second").finish(3 * TAKE_OVER_S)["state"] == "COMMITTED"
+    assert stage.commit("third").finish()["state"] == "COMMITTED"
+    assert stage.visible() == ["first", "second", "third"]
+    assert take_overs(owner) - before < 8

@@ -108,6 +108,7 @@ class KafkaProxy:
         self.delay_s = 0.0  # before each frame, in both directions: a slow network
         self.is_refusing = False  # nobody gets a connection
         self._listener = socket.create_server(("127.0.0.1", port), backlog=64)
+        self.is_over = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="proxy-accept", daemon=True)
         self._thread.start()
 
@@ -142,9 +143,15 @@ class KafkaProxy:
             link.close()
         return len(chosen)
 
+    def deafen(self) -> None:
+        """Connections that exist stay, and nothing passes them any more; new ones are as ever."""
+        for link in self._links:
+            link.is_deaf = True
+
     def close(self) -> None:
         """Opens all gates and ends all connections."""
         self._is_closing = True
+        self.is_over.set()
         for gate in self._gates:
             gate.cut()
         with suppress(OSError):
@@ -190,6 +197,7 @@ class _Link:
 
     def __init__(self, proxy: KafkaProxy, client: socket.socket, broker: socket.socket) -> None:
         self._proxy = proxy
+        self.is_deaf = False
         self._sockets = (client, broker)
         self._asked: dict[int, Frame] = {}  # correlation id -> header of the request
         for each in self._sockets:
@@ -225,7 +233,9 @@ class _Link:
                 frame = self._match_reply(raw) if is_reply else self._note_request(raw)
                 gate = self._proxy.find_gate(frame, is_reply=is_reply)
                 passing = raw if gate is None else gate.pass_through()
-                if passing is None:
+                if self.is_deaf:
+                    self._proxy.is_over.wait()
+                if passing is None or self.is_deaf:
                     break
                 if self._proxy.delay_s:
                     time.sleep(self._proxy.delay_s)

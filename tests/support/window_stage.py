@@ -28,9 +28,9 @@ class Committing:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self, seconds: float = TAKE_OVER_S) -> dict[str, Any]:
         """The settled transaction."""
-        self._thread.join(TAKE_OVER_S)
+        self._thread.join(seconds)
         assert self.result is not None, f"{self.transaction_id} is not settled"
         return self.result
 

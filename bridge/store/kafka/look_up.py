@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
+import structlog
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka import Message as Record
 
@@ -13,8 +14,10 @@ from bridge.core.record_size import count_stored_bytes
 from bridge.store.kafka.client_thread import ClientThread
 from bridge.store.kafka.errors import CLIENT_ERRORS, GONE, OUTSIDE_THE_LOG, describe, error_of, make_store_error
 from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, look_up_options
+from bridge.store.kafka.silence import Silence, let_go
 
 T = TypeVar("T")
+_LOG = structlog.get_logger()
 
 NEARBY = 300  # reading so many records for nothing costs what another seek would: 0.6 ms
 _CONSUME_MANY = 500
@@ -48,8 +51,9 @@ def split_runs(offsets: Sequence[int]) -> Iterator[Sequence[int]]:
 class LookUpClient:
     """One read at a time. Each has a deadline that counts from when it was asked for."""
 
-    def __init__(self, config: KafkaConfig) -> None:
+    def __init__(self, config: KafkaConfig, silence: Silence | None = None) -> None:
         self.errors = ClientErrors()
+        self._silence = silence or Silence()
         self._config = config
         self._thread = ClientThread("kafka-look-up")
         self._consumer: Consumer | None = None
@@ -62,7 +66,7 @@ class LookUpClient:
         give_up_at = self._give_up_at()
         wanted = range(start, end)
         return await self._thread.submit(
-            lambda: self._run(lambda: self._read_range(queue, wanted, max_count, give_up_at))
+            lambda: self._run(queue, lambda: self._read_range(queue, wanted, max_count, give_up_at))
         )
 
     async def get_each(
@@ -74,7 +78,7 @@ class LookUpClient:
         """
         give_up_at = self._give_up_at()
         return await self._thread.submit(
-            lambda: self._run(lambda: self._read_each(queue, offsets, max_bytes, give_up_at))
+            lambda: self._run(queue, lambda: self._read_each(queue, offsets, max_bytes, give_up_at))
         )
 
     async def close(self) -> None:
@@ -86,15 +90,27 @@ class LookUpClient:
 
     # --- in the client's thread ---
 
-    def _run(self, read: Callable[[], T]) -> T:
-        """After an error of the client the next read gets a new one."""
+    def _run(self, queue: MessageQueue, read: Callable[[], T]) -> T:
+        """After an error of the client the next read gets a new one, and when nobody has answered for too long."""
+        began = self._silence.now()
         try:
             result = read()
         except CLIENT_ERRORS as raised:
-            self._close()
+            self._drop()
             raise make_store_error(error_of(raised)) from raised
+        except StoreTimeout:
+            if self._silence.go_on(queue, began):
+                _LOG.error("kafka_look_up_renewed", topic=queue.topic, queue=queue.queue_id)
+                self._drop()
+            raise
+        self._silence.end(queue)
         self.errors.clear()
         return result
+
+    def _drop(self) -> None:
+        if self._consumer is not None:
+            let_go(self._consumer.close)
+        self._consumer = None
 
     def _close(self) -> None:
         if self._consumer is not None:

@@ -36,6 +36,7 @@ class OffsetClient:
         self.errors = self._asker.errors
         self._led: frozenset[MessageQueue] = frozenset()
         self._led_until = 0.0
+        self._led_by = 0  # the client that knows these leaders: a new one knows none
         self._look: asyncio.Task[None] | None = None
         self._alone = asyncio.Lock()
         self._running: dict[MessageQueue, asyncio.Task[QueueOffsets]] = {}
@@ -168,7 +169,8 @@ class OffsetClient:
             return await self._ask(queue, spec, isolation)
 
     def _knows_leader(self, queue: MessageQueue) -> bool:
-        return queue in self._led and time.monotonic() < self._led_until
+        is_known = queue in self._led and self._led_by == self._asker.generation
+        return is_known and time.monotonic() < self._led_until
 
     async def _look_for_leaders(self) -> None:
         """All topics, as a request that names one could create it; once for all who wait. Raises StoreError."""
@@ -178,7 +180,7 @@ class OffsetClient:
         await asyncio.shield(self._look)
 
     async def _read_leaders(self) -> None:
-        until = time.monotonic() + _LEADERS_S
+        until, asked = time.monotonic() + _LEADERS_S, self._asker.generation
         try:
             seen = await self._asker.run(lambda client, timeout_s: client.list_topics(timeout=timeout_s))
         finally:
@@ -189,7 +191,7 @@ class OffsetClient:
             for part in topic.partitions.values()
             if part.leader >= 0
         )
-        self._led_until = until
+        self._led_until, self._led_by = until, asked
 
     async def _ask(
         self, queue: MessageQueue, spec: OffsetSpec, isolation: IsolationLevel
@@ -198,7 +200,8 @@ class OffsetClient:
         answers = await self._asker.ask_each(
             lambda client, timeout_s: {
                 None: client.list_offsets({target: spec}, isolation_level=isolation, request_timeout=timeout_s)[target]
-            }
+            },
+            about=queue,
         )
         return answers[None]
 

@@ -188,7 +188,11 @@ def look_up_options(config: KafkaConfig, errors: ClientErrors) -> dict[str, Any]
 
 def member_options(config: KafkaConfig, errors: ClientErrors, group: str) -> dict[str, Any]:
     """A consumer that shares out queues and never fetches."""
-    chosen: dict[str, OptionValue] = {"fetch.wait.max.ms": 500, "topic.metadata.refresh.interval.ms": 10_000}
+    chosen: dict[str, OptionValue] = {
+        "fetch.wait.max.ms": 500,
+        "topic.metadata.refresh.interval.ms": 10_000,
+        "socket.timeout.ms": 10_000,  # default: a minute, for which a deaf connection keeps it out of the group
+    }
     fixed: dict[str, OptionValue] = {
         "group.id": group,
         "group.protocol": "classic",  # the newer one lets the broker set the session's length, 45 s by default

@@ -14,8 +14,9 @@ from confluent_kafka import Message as Report
 
 from bridge.core.message import Message
 from bridge.fault_points import FaultPoint, reach
-from bridge.store.kafka.errors import CLIENT_ERRORS, WHOLE_REQUEST_REFUSALS, error_of, make_failed_put
+from bridge.store.kafka.errors import CLIENT_ERRORS, SILENCE, WHOLE_REQUEST_REFUSALS, error_of, make_failed_put
 from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, Manner, ProducerFactory, append_options
+from bridge.store.kafka.silence import Silence, let_go
 from bridge.store.results import PutResult, PutStatus, Refusal
 
 ROOM_WAIT_S = 1.0  # for a place in the client's queue
@@ -29,6 +30,12 @@ _BUSY = PutResult(PutStatus.REFUSED, refusal=Refusal.STORE_BUSY, detail="the cli
 _CLOSED = PutResult(PutStatus.REFUSED, refusal=Refusal.STORE_BUSY, detail="the store is closed")
 
 
+class Finished(deque["PutCall"]):
+    """Calls that have all their reports. `has_heard`: a broker has answered, be it for a part of a call."""
+
+    has_heard = False
+
+
 class PutCall:
     """The messages of one call, and one future for all of them.
 
@@ -38,7 +45,7 @@ class PutCall:
 
     __slots__ = ("_expected", "_finished", "_reported", "again", "future", "results")
 
-    def __init__(self, count: int, finished: "deque[PutCall]", loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, count: int, finished: Finished, loop: asyncio.AbstractEventLoop) -> None:
         self.results = [_UNREPORTED] * count
         self.again: list[int] = []  # refused, but perhaps only for a neighbour in the same request
         self.future: asyncio.Future[None] = loop.create_future()
@@ -53,10 +60,13 @@ class PutCall:
             self.results[place] = PutResult(
                 _PUT_OK, -1 if offset is None or offset < 0 else offset, report.timestamp()[1]
             )
+            self._finished.has_heard = True
         else:
             self.results[place] = make_failed_put(error)
             if error.code() in WHOLE_REQUEST_REFUSALS:
                 self.again.append(place)
+            if error.code() not in SILENCE:
+                self._finished.has_heard = True
         self._reported += 1
         if self._reported == self._expected:
             self._finished.append(self)
@@ -84,14 +94,17 @@ class AppendClient:
         *,
         make_producer: ProducerFactory = Producer,
         room_wait_s: float = ROOM_WAIT_S,
+        silence: Silence | None = None,
     ) -> None:
+        self._silence = silence or Silence()
+        self._swap = threading.Lock()  # nothing is handed to a producer that is being let go
         self._room_wait_s = room_wait_s
         self.errors = ClientErrors()
         self._config = config
         self._manner = manner
         self._make_producer = make_producer
         self._loop = asyncio.get_running_loop()
-        self._finished: deque[PutCall] = deque()
+        self._finished = Finished()
         self._one_by_one: AppendClient | None = None
         self._is_closing = False
         self._producer = self._open()
@@ -133,6 +146,10 @@ class AppendClient:
 
         `produce` keeps the GIL, 4-5 us a message: nothing would be won by calling it elsewhere.
         """
+        with self._swap:
+            return self._hand_over(call, messages, start)
+
+    def _hand_over(self, call: PutCall, messages: Sequence[Message], start: int) -> int:
         produce, report = self._producer.produce, call.report
         for place in range(start, len(messages)):
             message = messages[place]
@@ -172,7 +189,7 @@ class AppendClient:
         while not self._is_closing:
             self._poll(POLL_S)
             self._wake()
-            if self.errors.fatal is not None:
+            if self.errors.fatal is not None or self._is_deaf():
                 self._renew()
         self._end(self._producer, _FLUSH_S)
         del self._producer  # its end waits for the client's threads: here, not in the loop
@@ -194,12 +211,23 @@ class AppendClient:
         with contextlib.suppress(RuntimeError):  # the loop is gone, and so are the callers
             self._loop.call_soon_threadsafe(_finish_all, calls)
 
+    def _is_deaf(self) -> bool:
+        """Whether something has been on its way for too long without any report."""
+        if self._finished.has_heard or not len(self._producer):
+            self._finished.has_heard = False
+            self._silence.end()
+            return False
+        return self._silence.go_on()
+
     def _renew(self) -> None:
-        """A producer with a fatal error takes nothing any more; what it still held has an unknown outcome."""
-        _LOG.error("kafka_producer_renewed", reason=self.errors.last_error)
-        old, self.errors.fatal = self._producer, None
-        self._producer = self._open()
-        self._end(old, 0)
+        """A producer that is deaf or had a fatal error is of no use; what it still held has an unknown outcome, and
+        is never sent by the next one."""
+        _LOG.error("kafka_producer_renewed", reason=self.errors.last_error or "no answer")
+        made = self._open()
+        with self._swap:
+            held, self._producer, self.errors.fatal = [self._producer], made, None
+        self._end(held[0], 0)
+        let_go(held.clear)
 
     def _end(self, producer: Producer, flush_s: float) -> None:
         """Every message it holds gets its report: written, or given up."""

@@ -5,6 +5,7 @@ from collections.abc import Collection
 
 import pytest
 
+from bridge.core.errors import BatchOutcomeUnknown
 from bridge.core.message import Message, MessageQueue
 from bridge.settler.settler import Hold, Settler
 from bridge.store.memory.link import PASSES, Fate, NoFaults, Step, StepKind
@@ -170,3 +171,38 @@ def test_settler_that_stops_waits_for_the_stuck_one_too() -> None:
         assert world.member.released == [0]
 
     world.settlers.run(story())
+
+
+class EverySecondBatchFails(NoFaults):
+    """Every other Kafka transaction has an unknown outcome."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def before(self, step: Step) -> Fate:
+        if step.kind is StepKind.END and step.is_commit:
+            self.count += 1
+            if self.count % 2 == 0:
+                raise BatchOutcomeUnknown("no answer")
+        return PASSES
+
+
+def test_queue_that_is_lost_soon_after_each_take_over_waits_longer_each_time() -> None:
+    """It read records in between, but was not held: hundreds of take-overs a minute help nobody (T)."""
+    settlers = make_settler_world(queues=1, faults=EverySecondBatchFails())
+    member = ScriptedMember()
+    settler = settlers.make_settler(
+        settlers.memory.start_process("settler"), owners=lambda owners: ScriptedOwners(owners, member)
+    )
+
+    async def story() -> None:
+        running = asyncio.create_task(settler.run_forever())
+        member.tell(gained=ZERO)
+        for number in range(600):
+            await settlers.prepare(f"{number}", Message("credits", None, b"v"))
+            await settlers.memory.clock.sleep_ms(100)
+        assert 5 < settler.status[0].take_overs < 30
+        settler.stop()
+        await running
+
+    settlers.run(story())

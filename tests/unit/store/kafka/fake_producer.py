@@ -1,5 +1,6 @@
 """A producer that does what a test says, for errors that a broker cannot be asked for."""
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,6 +42,7 @@ class FakeProducer:
         self.report_errors: dict[str, deque[KafkaError]] = {}
         self.capacity = 1_000_000
         self.is_silent = False
+        self.polled = threading.Event()
         self.reports_each = 1_000_000  # at most so many at a poll or flush
         self._queued: deque[tuple[Callable[..., None] | None, str, int, int]] = deque()
         self._offset = 0
@@ -60,6 +62,7 @@ class FakeProducer:
         self._offset += 1
 
     def poll(self, _: float = 0) -> int:
+        self.polled.set()
         self._raise("poll")
         return self._report()
 

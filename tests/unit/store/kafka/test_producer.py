@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError
 from bridge.core.message import Message
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.producer import AppendClient
+from bridge.store.kafka.silence import Silence
 from bridge.store.results import PutResult, PutStatus, Refusal
 from tests.unit.store.kafka.fake_producer import FENCED, TOO_LARGE, FakeProducer
 
@@ -24,7 +25,9 @@ class Clients:
     def __init__(self) -> None:
         self.made: list[FakeProducer] = []
         config = KafkaConfig({"bootstrap.servers": "nowhere:1"})
-        self.append = AppendClient(config, make_producer=self._make, room_wait_s=0.02)
+        self.now_s = 0.0
+        silence = Silence(15, lambda: self.now_s)
+        self.append = AppendClient(config, make_producer=self._make, room_wait_s=0.02, silence=silence)
 
     def _make(self, options: dict[str, Any]) -> Any:
         self.made.append(FakeProducer(options))
@@ -114,6 +117,37 @@ async def test_fatal_error_makes_a_new_producer(clients: Clients) -> None:
     assert [result.status for result in await lost] == [PutStatus.OUTCOME_UNKNOWN] * 3
     assert [result.status for result in await put(clients)] == [PutStatus.PUT_OK] * 3
     assert len(clients.made) == 2
+
+
+async def test_deaf_producer_is_replaced(clients: Clients) -> None:
+    """It raises nothing, it only never reports: what it held is unknown and not sent again, the next put works."""
+    old = clients.made[0]
+    old.is_silent = True
+    lost = asyncio.create_task(put(clients))
+    await until_polled(old)
+    clients.now_s = 14.9
+    await until_polled(old)
+    assert not lost.done()
+    assert len(clients.made) == 1
+    clients.now_s = 15.0
+    assert [result.status for result in await lost] == [PutStatus.OUTCOME_UNKNOWN] * 3
+    assert [result.status for result in await put(clients)] == [PutStatus.PUT_OK] * 3
+    assert [made.calls.count("produce") for made in clients.made] == [3, 3]
+
+
+async def until_polled(fake: FakeProducer) -> None:
+    """Three times: what is looked at between the last two was looked at after now."""
+    for _ in range(3):
+        fake.polled.clear()
+        assert await asyncio.to_thread(fake.polled.wait, DEADLINE_S)
+
+
+async def test_producer_at_rest_is_kept(clients: Clients) -> None:
+    """Time without puts is no silence."""
+    for _ in range(3):
+        clients.now_s += 3_600
+        assert [result.status for result in await put(clients)] == [PutStatus.PUT_OK] * 3
+    assert len(clients.made) == 1
 
 
 async def test_closing_answers_everybody(clients: Clients) -> None:
