@@ -27,8 +27,11 @@ class Admission:
         self._limits = limits
 
     async def learn_topics(self, calls: Sequence[PrepareCall], deadline: Deadline) -> None:
-        """Looks up topics that are not known."""
-        await self._door.destinations.learn({message.topic for call in calls for message in call.messages}, deadline)
+        """Looks up topics that are not known. Groups that are not known count as one: anybody can invent them."""
+        door = self._door
+        wanted = dict.fromkeys((call.group, message.topic) for call in calls for message in call.messages)
+        groups = {group: group if door.directory.get(group) else "" for group, _ in wanted}
+        await door.destinations.learn([(groups[group], topic) for group, topic in wanted], deadline)
 
     def check(self, call: PrepareCall) -> Refused | None:
         """Why the call is refused; None if nothing speaks against it."""

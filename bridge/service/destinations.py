@@ -1,7 +1,7 @@
 """Which topics messages may go to, and whether what is prepared can be published there."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -13,10 +13,11 @@ from bridge.core.record_size import ID_HEADER_BYTES, count_record_bytes
 from bridge.core.topics import InternalTopics, is_legal_topic, is_reserved_topic
 from bridge.service.contract import RefusalCode, Refused
 from bridge.service.deadline import Deadline
+from bridge.service.look_ups import Bucket, Budget, choose_in_turn
 from bridge.store.message_store import TopicAdmin, TopicDescription
 
 _LOG = structlog.get_logger()
-_MOST_AT_ONCE = 1_000
+_MOST_AT_ONCE = 500
 _Reason = tuple[RefusalCode, str, str]  # code, detail, member of the message
 
 
@@ -29,7 +30,11 @@ class DestinationsConfig:
     missing_age_ms: int = 1_000  # a topic created a moment ago must be found soon
     unused_ms: int = 600_000
     max_topics: int = 10_000
-    max_asks_per_s: int = 20
+    max_missing: int = 20_000  # names that are being asked for, and names remembered as missing
+    max_asks_per_s: int = 40  # for names that are not known
+    max_group_asks_per_s: int = 10
+    max_known_asks_per_s: int = 5  # for names that were known and could not be refreshed
+    max_groups: int = 1_000
     has_id_header: bool = True
 
 
@@ -57,28 +62,29 @@ class Destinations:
         self._kafka_time = kafka_time
         self._config = config or DestinationsConfig()
         self._known: dict[str, _Known] = {}
+        self._missing: dict[str, _Known] = {}  # oldest first; also what we may not write, since any name may be denied
         self._asking: dict[str, asyncio.Task[None]] = {}
-        self._asks_left = float(self._config.max_asks_per_s)
-        self._asks_at_ms = clock.monotonic_ms()
+        now, limits = clock.monotonic_ms(), self._config
+        self._budget = Budget(limits.max_asks_per_s, limits.max_group_asks_per_s, limits.max_groups, now)
+        self._known_asks = Bucket(limits.max_known_asks_per_s, now)
 
-    async def learn(self, topics: Iterable[str], deadline: Deadline) -> None:
-        """Asks the cluster for those that are not known; what cannot be asked for in time stays unknown."""
+    async def learn(self, topics: Iterable[tuple[str, str]], deadline: Deadline) -> None:
+        """Asks the cluster for topics, each with the group that wants it; what is over a limit stays unknown."""
         now = self._clock.monotonic_ms()
-        wanted = {topic for topic in topics if not self._is_fresh(topic, now) and self._may_be_asked(topic)}
+        wanted = [(g, topic) for g, topic in topics if not self._is_fresh(topic, now) and self._may_be_asked(topic)]
         if not wanted:
             return
-        if new := list(wanted - self._asking.keys())[:_MOST_AT_ONCE]:
-            self._ask_beside(new, now)
-        for task in {self._asking[topic] for topic in wanted if topic in self._asking}:
+        self._ask_beside([(group, topic) for group, topic in wanted if topic not in self._asking], now)
+        for task in {self._asking[topic] for _, topic in wanted if topic in self._asking}:
             await deadline.wait(task)
 
     def check(self, messages: Sequence[Message]) -> Refused | None:
         """Why these messages could never be published; None if nothing speaks against it."""
         now = self._clock.monotonic_ms()
         for index, message in enumerate(messages):
-            known = self._known.get(message.topic)
+            known = self._get(message.topic)
             description = None if known is None else known.description
-            if known is None or description is None or now - known.asked_ms > self._config.max_age_ms:
+            if known is None or description is None or not self._is_fresh(message.topic, now):
                 refused: _Reason | None = self._refuse_topic(message.topic, known, now)
             else:
                 known.used_ms = now
@@ -105,19 +111,38 @@ class Destinations:
     async def run_once(self) -> int:
         """Asks again for the topics in use and forgets the others; how many were asked for. Raises StoreError."""
         self._forget(self._clock.monotonic_ms())
-        topics = [topic for topic, known in self._known.items() if known.description is not None]
+        topics = list(self._known)
         if topics:
             await self._ask(topics)
         return len(topics)
 
-    def _ask_beside(self, topics: Collection[str], now: int) -> None:
-        """Asks once for all who want to know, and goes on when they are gone."""
-        if len(self._known) + len(self._asking) + len(topics) > self._config.max_topics:
-            self._forget(now)
-        if len(self._known) + len(self._asking) + len(topics) > self._config.max_topics or not self._take_ask(now):
+    def _ask_beside(self, wanted: Sequence[tuple[str, str]], now: int) -> None:
+        """Asks once for all who want to know. Names that were known are asked for apart, so that others cost them
+        nothing."""
+        known = list(dict.fromkeys(topic for _, topic in wanted if topic in self._known))[:_MOST_AT_ONCE]
+        if known and self._known_asks.has_one(now):
+            self._known_asks.take()
+            self._start(known, self._try_ask(known))
+        new: dict[str, list[str]] = {}
+        for group, topic in wanted:
+            if topic not in self._known:
+                new.setdefault(group, []).append(topic)
+        if not new or len(self._asking) + _MOST_AT_ONCE > self._config.max_missing:
             return
-        task = asyncio.ensure_future(self._try_ask(topics))
+        if groups := self._budget.take(new.keys(), now):
+            names = choose_in_turn({group: new[group] for group in groups}, _MOST_AT_ONCE)
+            self._start(names, self._ask_new(names, groups))
+
+    def _start(self, topics: Collection[str], asking: Coroutine[None, None, None]) -> None:
+        """It goes on when they are gone who want to know."""
+        task = asyncio.ensure_future(asking)
         self._asking |= dict.fromkeys(topics, task)
+
+    async def _ask_new(self, topics: Collection[str], groups: Collection[str]) -> None:
+        """Real topics cost nothing: a topic is new only once."""
+        await self._try_ask(topics)
+        if all(topic in self._known for topic in topics):
+            self._budget.give_back(groups, self._clock.monotonic_ms())
 
     async def _try_ask(self, topics: Collection[str]) -> None:
         try:
@@ -131,37 +156,38 @@ class Destinations:
     async def _ask(self, topics: Collection[str]) -> None:
         now = self._clock.monotonic_ms()
         described = await self._admin.describe_topics(topics, with_denied=True)
+        if len(self._known) + len(topics) > self._config.max_topics:
+            self._forget(now)
         for topic in topics:
-            used_ms = self._known[topic].used_ms if topic in self._known else now
-            self._known[topic] = _Known(described.get(topic), now, used_ms)
+            self._keep(topic, described.get(topic), now)
+
+    def _keep(self, topic: str, description: TopicDescription | None, now: int) -> None:
+        known = self._known.pop(topic, None)
+        self._missing.pop(topic, None)
+        found = _Known(description, now, known.used_ms if known else now)
+        if description is None or not description.is_writable:
+            self._missing[topic] = found
+            if len(self._missing) > self._config.max_missing:
+                del self._missing[next(iter(self._missing))]
+        elif len(self._known) < self._config.max_topics:
+            self._known[topic] = found
 
     def _forget(self, now: int) -> None:
-        for topic in [t for t, known in self._known.items() if not self._is_worth_keeping(known, now)]:
-            del self._known[topic]
+        unused_ms = self._config.unused_ms
+        self._known = {t: known for t, known in self._known.items() if now - known.used_ms <= unused_ms}
+        self._missing = {t: missing for t, missing in self._missing.items() if self._is_fresh(t, now)}
+
+    def _get(self, topic: str) -> _Known | None:
+        return self._known.get(topic) or self._missing.get(topic)
 
     def _is_fresh(self, topic: str, now: int) -> bool:
-        known = self._known.get(topic)
-        if known is None:
-            return False
-        age = self._config.missing_age_ms if known.description is None else self._config.max_age_ms
-        return now - known.asked_ms <= age
-
-    def _is_worth_keeping(self, known: _Known, now: int) -> bool:
-        if known.description is None:
-            return now - known.asked_ms <= self._config.missing_age_ms
-        return now - known.used_ms <= self._config.unused_ms
+        if known := self._known.get(topic):
+            return now - known.asked_ms <= self._config.max_age_ms
+        missing = self._missing.get(topic)
+        return missing is not None and now - missing.asked_ms <= self._config.missing_age_ms
 
     def _may_be_asked(self, topic: str) -> bool:
         return is_legal_topic(topic) and not is_reserved_topic(topic, self._internal)
-
-    def _take_ask(self, now: int) -> bool:
-        rate = self._config.max_asks_per_s
-        self._asks_left = min(rate, self._asks_left + (now - self._asks_at_ms) * rate / 1000)
-        self._asks_at_ms = now
-        if self._asks_left < 1:
-            return False
-        self._asks_left -= 1
-        return True
 
     def _refuse_topic(self, topic: str, known: _Known | None, now: int) -> _Reason:
         if not is_legal_topic(topic):

@@ -63,7 +63,7 @@ async def test_prepare_for_a_topic_that_we_may_not_write_is_refused(broker_facto
             if not any(t is not None and t.is_writable for t in (await _describe(admin)).values()):
                 break
             await asyncio.sleep(0.05)
-        await destinations.learn(["open", "readable", "hidden"], Deadline.after(clock, 10_000))
+        await destinations.learn([("shop", t) for t in ("open", "readable", "hidden")], Deadline.after(clock, 10_000))
         answers = {topic: destinations.check([Message(topic)]) for topic in ("open", "readable", "hidden")}
         with pytest.raises(StoreUnavailable, match="no right to describe hidden"):
             await admin.describe_topics(["open", "hidden"])  # whoever needs what it is, as for its identity

@@ -27,6 +27,7 @@ class CountingAdmin(MemoryTopicAdmin):
 
     asked = 0
     is_down = False
+    denied = "-"  # beginning of names that we may not even describe
 
     async def describe_topics(
         self, names: Collection[str], *, with_denied: bool = False
@@ -34,7 +35,11 @@ class CountingAdmin(MemoryTopicAdmin):
         self.asked += 1
         if self.is_down:
             raise StoreUnavailable("down")
-        return await super().describe_topics(names)
+        described = await super().describe_topics(names)
+        hidden = [name for name in names if name.startswith(self.denied)]
+        return described | {
+            name: TopicDescription(name, "", 0, frozenset(), 0, 0, True, 0, 0, {}, False) for name in hidden
+        }
 
 
 class Preflight:
@@ -52,9 +57,9 @@ class Preflight:
         time.observe(clock.now_ms())
         self.destinations = Destinations(self.admin, clock, self.memory.topics, time, DestinationsConfig(**config))
 
-    async def check(self, *messages: Message) -> Refused | None:
+    async def check(self, *messages: Message, group: str = "shop") -> Refused | None:
         deadline = Deadline.after(self.memory.clock, 5_000)
-        await self.destinations.learn({message.topic for message in messages}, deadline)
+        await self.destinations.learn([(group, message.topic) for message in messages], deadline)
         return self.destinations.check(messages)
 
 
@@ -187,7 +192,7 @@ async def test_questions_are_shared_and_bounded() -> None:
     await asyncio.gather(*[preflight.check(Message("orders")) for _ in range(50)])
     assert preflight.admin.asked == 1
     codes = [refused.code for n in range(3) if (refused := await preflight.check(Message(f"no{n}")))]
-    assert codes == [RefusalCode.UNKNOWN_TOPIC, RefusalCode.UNAVAILABLE, RefusalCode.UNAVAILABLE]
+    assert codes == [RefusalCode.UNKNOWN_TOPIC, RefusalCode.UNKNOWN_TOPIC, RefusalCode.UNAVAILABLE]
     await preflight.memory.clock.advance(1_000)
     assert (await preflight.check(Message("no9"))).code is RefusalCode.UNKNOWN_TOPIC  # type: ignore[union-attr]
 
@@ -207,3 +212,53 @@ async def test_known_topics_are_bounded() -> None:
     assert refused is not None
     assert refused.code is RefusalCode.UNAVAILABLE
     assert await preflight.check(Message("orders")) is None
+
+
+async def test_missing_topics_take_no_room_from_real_ones() -> None:
+    """However many names nobody has are asked for, as many topics can be known as before."""
+    preflight = Preflight(max_topics=2, max_missing=1_000)
+    assert await preflight.check(Message("orders")) is None
+    for start in range(0, 1_500, 500):
+        refused = await preflight.check(*[Message(f"no{n}") for n in range(start, start + 500)], group="pest")
+        assert refused is not None
+        assert refused.code is RefusalCode.UNKNOWN_TOPIC
+    assert await preflight.check(Message("orders"), Message("small")) is None
+
+
+async def test_topics_that_may_not_be_written_take_no_room_from_others() -> None:
+    """Where rules hide topics, each invented name is told as denied, not as missing."""
+    preflight = Preflight(max_topics=2)
+    preflight.admin.denied = "no"
+    refused = await preflight.check(*[Message(f"no{n}") for n in range(3)], group="pest")
+    assert refused is not None
+    assert refused.code is RefusalCode.FORBIDDEN
+    assert await preflight.check(Message("orders"), Message("small")) is None
+
+
+async def test_known_topics_are_asked_for_again_whatever_others_have_used_up() -> None:
+    """When the refresh has failed for a minute, names that were known have questions of their own, put apart."""
+    preflight = Preflight(max_asks_per_s=1)
+    assert await preflight.check(Message("orders")) is None
+    await preflight.memory.clock.advance(60_001)
+    await preflight.check(Message("no1"), group="pest")
+    assert (await preflight.check(Message("small"))).code is RefusalCode.UNAVAILABLE  # type: ignore[union-attr]
+    assert await preflight.check(Message("orders")) is None
+
+
+async def test_groups_beyond_the_bound_share_one_limit() -> None:
+    """Memory for limits is bounded; those that have used nothing of theirs are forgotten first."""
+    preflight = Preflight(max_groups=2, max_group_asks_per_s=1)
+    codes = []
+    for number in range(4):
+        refused = await preflight.check(Message(f"no{number}"), group=f"group{number}")
+        codes.append(refused and refused.code)
+    assert codes == [*[RefusalCode.UNKNOWN_TOPIC] * 3, RefusalCode.UNAVAILABLE]
+    await preflight.memory.clock.advance(1_000)
+    assert (await preflight.check(Message("no9"), group="group9")).code is RefusalCode.UNKNOWN_TOPIC  # type: ignore[union-attr]
+
+
+async def test_new_topics_that_are_there_use_nothing_up() -> None:
+    """A producer with many topics finds them all as fast as it asks."""
+    preflight = Preflight(max_group_asks_per_s=1)
+    for topic in ("orders", "small", "stamped", "dated"):
+        assert await preflight.check(Message(topic)) is None
