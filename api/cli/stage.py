@@ -49,6 +49,12 @@ class Stage:
         self._running.append(process)
         return Actor(name, process, *paths)
 
+    def stop(self, *actors: "Actor") -> None:
+        """Ends them, and forgets what they printed."""
+        for actor in actors:
+            _end(actor.process)
+            actor.forget()
+
     def __enter__(self) -> Self:
         return self
 
@@ -57,12 +63,7 @@ class Stage:
     ) -> None:
         """The keeper ends them in order even if we are interrupted here."""
         for process in reversed(self._running):
-            process.terminate()
-            try:
-                process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            _end(process)
         self._keeper.close()
 
 
@@ -86,6 +87,16 @@ class Actor:
             time.sleep(_LOOK_INTERVAL_S)
         return found
 
+    @property
+    def found_port_taken(self) -> bool:
+        """Whether it ended because somebody else listens where it should."""
+        return self.process.poll() not in {None, 0} and "in use" in self._read_log()
+
+    def forget(self) -> None:
+        """Removes what it printed."""
+        self._out.unlink()
+        self._log.unlink()
+
     def first_line(self) -> dict[str, Any] | None:
         """The JSON it printed when it was ready."""
         line, end, _ = self._out.read_text().partition("\n")
@@ -99,10 +110,22 @@ class Actor:
             return None
 
     def _failed(self, reason: str) -> CommandFailed:
-        printed = self._log.read_text(errors="replace")[-_SHOWN_CHARACTERS:].strip()
+        printed = self._read_log()
         return CommandFailed(
             Exit.FAILED, f"{reason}\n{printed}" if printed else reason, "`outbox-bridge doctor` looks for causes."
         )
+
+    def _read_log(self) -> str:
+        return self._log.read_text(errors="replace")[-_SHOWN_CHARACTERS:].strip()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def find_shop() -> Path:

@@ -23,6 +23,7 @@ GROUP = "shop"
 TOPIC = "orders.created"
 _BRIDGE_TIMEOUT_S = 120.0
 _TIMEOUT_S = 30.0
+_PORT_TRIES = 5
 _CHECK = {"transaction_timeout_seconds": 1, "interval_seconds": 1, "call_timeout_seconds": 2}
 _DIED = -signal.SIGKILL
 
@@ -37,8 +38,6 @@ class Story:
         self._start = time.time()
         self._database = stage.folder / "shop.db"
         self._journal = stage.folder / "reads.jsonl"
-        self._shop_url = f"http://127.0.0.1:{choose_free_port()}"
-        self._url = f"http://127.0.0.1:{choose_free_port()}"
         self._secret = stage.folder / "secret"
         self._wrong: list[str] = []
 
@@ -53,21 +52,33 @@ class Story:
 
     def _open(self) -> None:
         self._say("demo", "starts Kafka, the bridge, a shop and a consumer")
-        ports = ["--port", self._url.rpartition(":")[2], "--kafka-port", "0"]
-        bridge = self._stage.start(
-            "bridge", ["-m", "api", "dev", "--ephemeral", *ports, "--topic", TOPIC, "-o", "json"]
-        )
-        self._shop = self._start_shop()
-        kafka = str(bridge.until(bridge.first_line, _BRIDGE_TIMEOUT_S, "starting the bridge")["kafka"])
+        kafka = self._open_doors()
         self._say("bridge", f"is ready: {self._url}/docs, Kafka at {kafka}")
         group = {"endpoints": [{"url": f"{self._shop_url}/check"}], "check": _CHECK}
         self._secret.write_text(call(self._url, "PUT", f"/v1/producer-groups/{GROUP}", body=group).members["secret"])
         places = ["--kafka", kafka, "--database", str(self._database), "--journal", str(self._journal)]
         hide = ["--hide", "A-3"] if self._is_broken else []
         self._consumer = self._stage.start("consumer", [str(find_shop() / "consumer.py"), *places, *hide])
-        self._await_shop()
         self._consumer.until(lambda: self._has_read_to(0), _TIMEOUT_S, "the consumer's first look")
         self._say("demo", f"shop and consumer are ready: {self._shop_url}/docs")
+
+    def _open_doors(self, tries: int = _PORT_TRIES) -> str:
+        """Bridge and shop, anew on other ports if somebody took one that was chosen; where Kafka is."""
+        self._url, self._shop_url = (f"http://127.0.0.1:{choose_free_port()}" for _ in range(2))
+        bridge, self._shop = self._start_bridge(), self._start_shop()
+        try:
+            ready = bridge.until(bridge.first_line, _BRIDGE_TIMEOUT_S, "starting the bridge")
+            self._await_shop()
+        except CommandFailed:
+            if tries == 1 or not (bridge.found_port_taken or self._shop.found_port_taken):
+                raise
+            self._stage.stop(bridge, self._shop)
+            return self._open_doors(tries - 1)
+        return str(ready["kafka"])
+
+    def _start_bridge(self) -> Actor:
+        ports = ["--port", self._url.rpartition(":")[2], "--kafka-port", "0"]
+        return self._stage.start("bridge", ["-m", "api", "dev", "--ephemeral", *ports, "--topic", TOPIC, "-o", "json"])
 
     def _start_shop(self) -> Actor:
         settings = {

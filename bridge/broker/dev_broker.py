@@ -18,7 +18,7 @@ from bridge.broker.broker_process import (
     stop_process,
     write_pid,
 )
-from bridge.broker.errors import BrokerFailed, DataFolderInUse, DataFolderUnusable
+from bridge.broker.errors import BrokerFailed, DataFolderInUse, DataFolderUnusable, PortTaken
 from bridge.broker.file_lock import FileLock
 from bridge.broker.jars import Report, fetch_jars
 from bridge.broker.java import find_java
@@ -40,6 +40,9 @@ _FORMAT_TIMEOUT_S = 60.0
 _LOOK_INTERVAL_S = 0.05
 _MAX_OUTPUT_BYTES = 10_000_000
 _SHOWN_CHARACTERS = 2_000
+_PORT_TRIES = 5
+_TAKEN_LINE = "Address already in use"
+_REMEDY_FOR_TAKEN = "Stop that process, choose another port, or use its Kafka with --kafka HOST:PORT."
 
 
 class DevBroker:
@@ -112,13 +115,8 @@ class DevBroker:
         self._take_folder()
         try:
             self._end_left_over()
-            layout = self._lay_out()
             options = make_java_options(self._heap_mb, is_long_lived=self._is_long_lived)
-            command = (str(java.path), *options, "-cp", f"{jars}/*")
-            if not self._format(layout, command) and layout.is_unclean:
-                self._fence(layout, command)
-            self._run(layout, command, make_properties(layout, layout.log_folder))
-            self._await_line(STARTED_LINE)
+            self._start_on_ports((str(java.path), *options, "-cp", f"{jars}/*"))
         except BaseException:
             self.stop()
             raise
@@ -179,6 +177,25 @@ class DevBroker:
             stop_process(left_over.pid, self._folder / "server.properties", _STOP_TIMEOUT_S)
         self._pid_file.unlink(missing_ok=True)
 
+    def _start_on_ports(self, command: tuple[str, ...], tries: int = _PORT_TRIES) -> None:
+        """On others, if one that was chosen here, and that nobody knows yet, was taken before Kafka listened."""
+        wishes = self._port, self._controller_port
+        try:
+            self._start_once(command)
+        except PortTaken:
+            if None not in wishes or tries == 1:
+                raise
+            self._end_process()
+            self._port, self._controller_port = wishes
+            self._start_on_ports(command, tries - 1)
+
+    def _start_once(self, command: tuple[str, ...]) -> None:
+        layout = self._lay_out()
+        if not self._format(layout, command) and layout.is_unclean:
+            self._fence(layout, command)
+        self._run(layout, command, make_properties(layout, layout.log_folder))
+        self._await_line(STARTED_LINE)
+
     def _lay_out(self) -> BrokerLayout:
         """Decides the ports, once."""
         if self._port is None:
@@ -186,7 +203,7 @@ class DevBroker:
         while self._controller_port in (None, self._port):
             self._controller_port = choose_free_port()
         for port in (self._port, self._controller_port):
-            check_port(port, "Stop that process, choose another port, or use its Kafka with --kafka HOST:PORT.")
+            check_port(port, _REMEDY_FOR_TAKEN)
         return BrokerLayout(self._folder, self._port, self._controller_port, self._settings)
 
     def _format(self, layout: BrokerLayout, command: tuple[str, ...]) -> bool:
@@ -233,6 +250,8 @@ class DevBroker:
         while line not in (printed := read_tail(self.output_file, self._printed_from)):
             if not self.is_running:
                 reason = f"Kafka ended while starting:\n{printed[-_SHOWN_CHARACTERS:]}"
+                if _TAKEN_LINE in printed:
+                    raise PortTaken(reason, _REMEDY_FOR_TAKEN)
                 raise BrokerFailed(reason, _see(self.output_file))
             if time.monotonic() > deadline:
                 raise BrokerFailed(f"Kafka did not start in {timeout_s:.0f} s", _see(self.output_file))

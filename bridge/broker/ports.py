@@ -2,6 +2,8 @@
 
 import random
 import socket
+import sys
+from collections import deque
 
 import psutil
 
@@ -12,7 +14,9 @@ from bridge.broker.server_properties import HOST
 # can connect to itself and so take the port away from it.
 _FREE_FROM, _FREE_TO = 17_000, 32_000
 _TRIES = 200
+_MOST_HELD = 200
 _chance = random.SystemRandom()  # not seeded by anybody: two processes must not choose alike
+_held: deque[socket.socket] = deque()
 
 
 def is_port_free(port: int) -> bool:
@@ -27,12 +31,33 @@ def is_port_free(port: int) -> bool:
 
 
 def choose_free_port() -> int:
-    """A port nobody listens on at the moment."""
+    """A port nobody has. On Linux it is held for whoever is told of it, while this process lives.
+
+    Of the last 200, that is. Nobody else chooses it or connects from it; a server that sets SO_REUSEADDR, as nearly
+    all do (Java, uvicorn, asyncio, `socket.create_server`), can listen on it, also again after it has ended.
+    """
     for _ in range(_TRIES):
         port = _chance.randrange(_FREE_FROM, _FREE_TO)
-        if is_port_free(port):
+        if _hold(port):
             return port
     raise PortTaken(f"no free port between {_FREE_FROM} and {_FREE_TO}", "Name the ports yourself.")
+
+
+def _hold(port: int) -> bool:
+    """Binds it without listening: first so that two can never have it, from then on so that a server can share it."""
+    if sys.platform != "linux":  # elsewhere a bound port cannot be shared so (socket(7), SO_REUSEADDR)
+        return is_port_free(port)
+    holder = socket.socket()
+    try:
+        holder.bind((HOST, port))
+    except OSError:
+        holder.close()
+        return False
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _held.append(holder)
+    if len(_held) > _MOST_HELD:
+        _held.popleft().close()
+    return True
 
 
 def check_port(port: int, remedy: str) -> None:

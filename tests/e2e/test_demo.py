@@ -3,12 +3,18 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
+import pytest
 
+from api.cli import story
+from api.cli.stage import Stage
+from bridge.broker.ports import choose_free_port
 from tests.support.cli_process import DEADLINE_S, environment, is_gone, run_command, wait_for
 
 
@@ -50,3 +56,21 @@ def test_killed_demo_leaves_no_process(tmp_path: Path) -> None:
         os.kill(demo.pid, signal.SIGKILL)
         demo.wait(DEADLINE_S)
         wait_for(lambda: all(is_gone(pid) for pid in family), "the end of all processes")
+
+
+def test_demo_opens_elsewhere_when_its_ports_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First the bridge's, then the shop's, after they were chosen: nothing to trouble a newcomer with."""
+    chosen: list[int] = []
+    with ExitStack() as thieves:
+
+        def choose_and_lose() -> int:
+            port = choose_free_port()
+            if len(chosen) in {0, 3}:
+                thieves.enter_context(socket.create_server(("127.0.0.1", port)))
+            chosen.append(port)
+            return port
+
+        monkeypatch.setattr(story, "choose_free_port", choose_and_lose)
+        with Stage() as stage:
+            assert story.Story(stage, is_broken=False).tell()
+    assert len(chosen) == 6

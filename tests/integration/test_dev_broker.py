@@ -7,22 +7,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from bridge.broker import dev_broker
 from bridge.broker.dev_broker import DevBroker
 from bridge.broker.errors import BrokerFailed, DataFolderInUse, DataFolderUnusable, PortTaken
-from bridge.broker.ports import choose_free_port
+from bridge.broker.ports import check_port, choose_free_port
 from tests.support.broker import BrokerFactory
 
 DEADLINE_S = 30.0
 
 START_AND_WAIT = """
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from bridge.broker import dev_broker
 from bridge.broker.dev_broker import DevBroker
 broker = DevBroker(Path(sys.argv[1]), port=int(sys.argv[2]))
 broker.start()
@@ -171,6 +175,31 @@ def test_taken_port_is_named(data_folder: Path) -> None:
     assert f"port {port} is in use by process {os.getpid()}" in str(caught.value)
     assert "--kafka" in caught.value.remedy
     assert not (data_folder / "broker.pid").exists()
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["of clients", "of the controller"])
+def test_port_taken_between_choice_and_start_is_replaced(
+    data_folder: Path, monkeypatch: pytest.MonkeyPatch, which: int
+) -> None:
+    """Where none was asked for, one that is lost before Kafka listens is no failure."""
+    checked: list[int] = []
+    with ExitStack() as thieves:
+
+        def check_then_steal(port: int, remedy: str) -> None:
+            check_port(port, remedy)
+            if len(checked) == which:
+                thieves.enter_context(socket.create_server(("127.0.0.1", port)))
+            checked.append(port)
+
+        monkeypatch.setattr(dev_broker, "check_port", check_then_steal)
+        broker = DevBroker(data_folder, port=None)
+        thieves.callback(broker.kill)
+        broker.start()
+        assert broker.port not in checked[:2]
+        count = len(checked)
+        broker.stop()
+        broker.start()
+        assert broker.port == checked[count], "a port that was told must stay"
 
 
 def test_failed_start_shows_what_kafka_said(data_folder: Path) -> None:
