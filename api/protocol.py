@@ -4,7 +4,7 @@ import asyncio
 import secrets
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, ClassVar
 
 import httptools
 import structlog
@@ -64,6 +64,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """One connection. What cannot be a request is answered with a problem, and the connection is closed."""
 
     max_connections = 4_000
+    idle: ClassVar[dict["BoundedProtocol", None]] = {}  # of one server, like the rest; idle longest first
     head_timeout_s = 5.0
     send_timeout_s = 30.0
     hot_path: HotPath | None = None
@@ -93,10 +94,23 @@ class BoundedProtocol(HttpToolsProtocol):
         """Refuses a connection too many."""
         super().connection_made(transport)
         self.flow = self._flow = _Flow(transport)
-        if len(self.connections) > self.max_connections:
+        if len(self.connections) > self.max_connections and not self._make_room():
             self._close_with(Problem(UNAVAILABLE, "too many connections", retry_after_s=1))
         else:
+            self.idle[self] = None
             self._arm()
+
+    def _make_room(self) -> bool:
+        """Ends the connection that has been without a request longest: silence must not keep others out."""
+        longest = next(iter(self.idle), None)
+        if longest is None:
+            return False
+        del self.idle[longest]
+        if longest.transport.get_write_buffer_size():
+            longest.transport.abort()  # an answer that nobody takes
+        else:
+            longest.transport.close()
+        return True
 
     @property
     def is_held(self) -> bool:
@@ -107,6 +121,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """The timers, and the requests that wait, die with the connection."""
         self._disarm()
         self._stop_send_timer()
+        self.idle.pop(self, None)
         self._unread = b""
         for cycle, _ in self.pipeline:
             cycle.on_response = _nothing  # it leads back here: only a full garbage collection would free the two
@@ -188,6 +203,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """The request is served from here on; one that offers to upgrade, when it has been read without its offer."""
         self._is_in_head = False
         self._disarm()
+        self.idle.pop(self, None)
         if self.parser.should_upgrade():
             return
         self._hot = self._find_hot()
@@ -222,6 +238,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             self.server_state.total_requests += 1
             return
+        if not self.pipeline:
+            self.idle[self] = None
         if self.cycle.more_body:
             self._arm()
         elif not self.pipeline and not self._is_in_head:

@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ClassVar
 
 import structlog
 import uvicorn
@@ -21,6 +23,7 @@ from bridge.core.errors import ConfigError
 _LOG = structlog.get_logger()
 
 EXIT_INTERRUPTED = 130
+_OTHER_FILES, _FILES_A_QUEUE = 256, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +115,21 @@ class ApiServer:
 
 def _protocol_for(config: ServeConfig, its_hot_path: HotPath | None) -> type[BoundedProtocol]:
     class Protocol(BoundedProtocol):
+        idle: ClassVar[dict[BoundedProtocol, None]] = {}
         hot_path = its_hot_path
         max_connections = config.connections
         head_timeout_s = config.head_s
         send_timeout_s = config.send_s
 
     return Protocol
+
+
+def fit_connections(wanted: int, open_files: int, queues: int) -> int:
+    """How many connections fit beside what Kafka, SQL and calls of endpoints open, of so many files (RLIMIT_NOFILE)."""
+    if open_files == resource.RLIM_INFINITY:
+        return wanted
+    rest = open_files - _OTHER_FILES - _FILES_A_QUEUE * queues
+    return min(wanted, max(rest, open_files // 4, 1))
 
 
 def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:

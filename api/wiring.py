@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import resource
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -19,7 +20,7 @@ from api.limits import HttpLimits
 from api.node import Node, NodeConfig, NodePorts, Roles
 from api.own_addresses import OwnAddresses, parse_servers
 from api.readiness import Watched, make_readiness
-from api.server import ApiServer, ServeConfig, stop_at_signals
+from api.server import ApiServer, ServeConfig, fit_connections, stop_at_signals
 from api.services import Services, TransactionCalls
 from api.settings import Settings
 from bridge.clock import SystemClock
@@ -309,6 +310,9 @@ class _Process:
     async def make_server(self, roles: Roles, face: Face | None = None) -> ApiServer:
         """The HTTP side: the whole API, or health alone where the process has no api role."""
         limits, http = self._settings.limits, self._settings.http
+        open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        connections = fit_connections(limits.connections, open_files, self._settings.topics.queues)
+        _LOG.info("connections_bounded", most=connections, open_files=open_files)
         service = self._node.service
         transactions: TransactionCalls = service.transactions
         services = Services(
@@ -320,7 +324,9 @@ class _Process:
             parked=service.parked,
             readiness=make_readiness(self._watched),
             limits=HttpLimits(
-                body_bytes=limits.body_bytes, receive_s=http.receive_seconds, in_flight=limits.requests_in_flight
+                body_bytes=limits.body_bytes,
+                receive_s=http.receive_seconds,
+                in_flight=min(limits.requests_in_flight, max(1, connections // 2)),
             ),
             message_limits=MessageLimits(limits.message_bytes, limits.headers_per_message),
         )
@@ -331,7 +337,7 @@ class _Process:
             http.backlog,
             http.keep_alive_seconds,
             http.drain_seconds,
-            limits.connections,
+            connections,
             reuse_port=http.reuse_port,
             allowed_hosts=http.allowed_hosts,
         )

@@ -180,16 +180,6 @@ async def test_offer_to_upgrade_is_ignored(method: bytes, live: LiveServer) -> N
     assert statuses(answer) == [422 if method == b"POST" else 405, 200]
 
 
-async def test_one_connection_too_many_is_refused(fake: FakeTransactions) -> None:
-    """503 with Retry-After, and closed."""
-    async with serve(make_services(fake), ServeConfig(port=0, connections=1)) as live:
-        _, writer = await asyncio.open_connection(HOST, live.port)
-        answer = await live.send_raw(b"")
-        writer.close()
-    assert statuses(answer) == [503]
-    assert b"Retry-After: 1" in answer
-
-
 async def test_server_finishes_what_it_has(facts: Facts, fake: FakeTransactions) -> None:
     """After the signal: not ready, nothing new, the request in flight is answered, the port is free."""
     fake.gate = asyncio.Event()
