@@ -14,13 +14,16 @@ from pyspark.sql import Row, SparkSession
 
 from spark.columns import Leg, OpState
 from spark.envelope import body_hash
+from spark.fold import OWN_QUEUE
 from spark.scope import Extent, Place
 from spark.selecting import join_ids
 from spark.sources import within
 from spark.window import Window
 
-_STATE = f"""CASE last_op % 8 WHEN {OpState.COMMITTED} THEN 'committed' WHEN {OpState.BLOCKED} THEN 'blocked'
-  WHEN {OpState.ROLLED_BACK} THEN 'rolled_back' WHEN {OpState.PARKED} THEN 'parked' ELSE 'open' END"""
+# what is told after the first final op message changes nothing: else its window would leave open what no later one has
+_STATE = f"""CASE COALESCE(final_op, last_op) % 8 WHEN {OpState.COMMITTED} THEN 'committed'
+  WHEN {OpState.ROLLED_BACK} THEN 'rolled_back' WHEN {OpState.BLOCKED} THEN 'blocked'
+  WHEN {OpState.PARKED} THEN 'parked' ELSE 'open' END"""
 _COUNTED = f"SELECT *, {_STATE} AS state FROM transactions WHERE halves > voids"
 _PERCENTILES = "ARRAY(0.5, 0.95, 0.99)"
 _AGES_S = (60, 600, 3_600, 21_600, 86_400)
@@ -113,11 +116,7 @@ def open_books(spark: SparkSession, window: Window, was_open: Sequence[str] = ()
 
     `was_open`: ended long ago, but in the books of the last window, for a repeated half message.
     """
-    started = _by_queue(window.ranges_of([window.half]))
-    told = _by_queue(window.ranges_of([window.op]))
-    still = "".join(f" OR tx = '{tx}'" for tx in was_open)
-    spark.sql(f"""SELECT *, half_off < {started} AS was_open FROM ({_COUNTED})
-WHERE NOT COALESCE(final_off < {told} AND half_off < {started}, FALSE){still}""").createOrReplaceTempView("booked")
+    spark.sql(booked_sql(window, was_open)).createOrReplaceTempView("booked")
     named = spark.sql(f"""SELECT DISTINCT grp_id, grp, topic_id, messages.topic[0] AS topic
 FROM events WHERE leg = {Leg.HALF}""").collect()
     named.sort(key=lambda row: (row.grp or "", row.topic or ""), reverse=True)
@@ -127,6 +126,15 @@ FROM events WHERE leg = {Leg.HALF}""").collect()
         {row.grp_id: row.grp or "" for row in named},
         {row.topic_id: row.topic for row in named},
     )
+
+
+def booked_sql(window: Window, was_open: Sequence[str] = ()) -> str:
+    """Of `transactions`, the fold's rows: those in the window's books, and whether they were open before."""
+    started = _by_queue("queue", window.ranges_of([window.half]))
+    told = _by_queue(OWN_QUEUE, window.ranges_of([window.op]))
+    still = "".join(f" OR tx = '{tx}'" for tx in was_open)
+    return f"""SELECT *, half_off < {started} AS was_open FROM ({_COUNTED}) AS counted
+WHERE NOT COALESCE(final_op < {told} * 8 AND half_off < {started}, FALSE){still}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +266,7 @@ def measure_times(spark: SparkSession) -> dict[str, dict[str, int] | None]:
     }
 
 
-def _by_queue(extents: Mapping[Place, Extent]) -> str:
-    """The start of what was read of each queue, as an expression."""
+def _by_queue(queue: str, extents: Mapping[Place, Extent]) -> str:
+    """The start of what was read of each queue, as an expression; `queue`: one too."""
     whens = " ".join(f"WHEN {place.part} THEN {extent.start}" for place, extent in extents.items())
-    return f"CASE queue {whens} ELSE 0 END"
+    return f"CASE {queue} {whens} ELSE 0 END"

@@ -32,7 +32,8 @@ def pair_product(body: str, place: str) -> str:
 _PRIMES = 33_554_393, 33_554_383  # below 2**25: thousands of products add up in 64 bits
 _OF_QUEUE = f"leg IN ({_H}, {_E}, {_A}, {_O})"
 _DIGITS = "'0123456789abcdefghijklmnopqrstuv'"
-_OWN_QUEUE = f"(instr({_DIGITS}, substr(tx, 1, 1)) - 1) * 32 + instr({_DIGITS}, substr(tx, 2, 1)) - 1"
+OWN_QUEUE = f"(instr({_DIGITS}, substr(tx, 1, 1)) - 1) * 32 + instr({_DIGITS}, substr(tx, 2, 1)) - 1"
+_OWN_OP = f"leg = {_O} AND part = {OWN_QUEUE}"
 _VALID_HALF = f"leg = {_H} AND NOT is_void"
 _DECISION = f"(leg = {_E} AND code <> 0) OR ({_VALID_HALF} AND code = {COMMIT})"
 
@@ -61,8 +62,8 @@ _COLUMNS = {
     "ended_ms": _least(_DECISION, "ms"),
     "acts": _sum(f"leg = {_A}"),
     "ops": _sum(f"leg = {_O}"),
-    "last_op": _most(f"leg = {_O}", "off * 8 + code"),
-    "final_off": _least(f"leg = {_O} AND code IN ({OpState.COMMITTED}, {OpState.ROLLED_BACK})", "off"),
+    "last_op": _most(_OWN_OP, "off * 8 + code"),
+    "final_op": _least(f"{_OWN_OP} AND code IN ({OpState.COMMITTED}, {OpState.ROLLED_BACK})", "off * 8 + code"),
     "op_at": _most(f"leg = {_O}", "cause"),
     "op_half": _most(f"leg = {_O}", "half"),
     "op_place": _sum(f"leg = {_O}", "place"),
@@ -86,7 +87,7 @@ _ONLY_WEIGHED = {
 
 _ONE_HALF = (
     "halves = 1 AND voids = 0 AND acts = 0 AND copies = 0 AND checks = 0 AND least_grp_id = most_grp_id "
-    f"AND least_queue = most_queue AND least_queue = {_OWN_QUEUE}"
+    f"AND least_queue = most_queue AND least_queue = {OWN_QUEUE}"
 )
 _ONE_OP = "ops = 1 AND op_half = half_off AND op_at = end_off AND end_off >= half_off"
 _ALL_THERE = "records = announced AND record_body = body AND record_place = op_place AND asked = 0"

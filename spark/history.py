@@ -23,6 +23,10 @@ _SLACK_MS = 3_600_000  # by which clocks of api and brokers may differ; it costs
 _UNLIKE = ("tx", "off", "content", "body", "place", "cause", "half", "okey")
 _WRITING = {
     "parquet.bloom.filter.enabled#tx": "true",
+    # as large as the ids of the file ask for, else 1 MiB each: of 14 sizes, which halve from there, the smallest that
+    # is enough
+    "parquet.bloom.filter.adaptive.enabled": "true",
+    "parquet.bloom.filter.candidates.number#tx": "14",
     **{f"parquet.enable.dictionary#{name}": "false" for name in _UNLIKE},
 }
 

@@ -39,7 +39,7 @@ def test_topics_without_the_header_are_noticed(spark: SparkSession, events: list
 def test_books_count_every_transaction_once(spark: SparkSession) -> None:
     """What no op message speaks of is open; what ended before the window is in no book."""
     others = [event._replace(tx=f"{number:028d}") for number, event in enumerate([half(), half(is_void=True)])]
-    ended = [event._replace(tx="9" * 28) for event in (half(off=4), rollback(), op("ROLLED_BACK", off=3))]
+    ended = [event._replace(tx=f"{9:028d}") for event in (half(off=4), rollback(), op("ROLLED_BACK", off=3))]
     show_views(spark, [half(), commit(), op("COMMITTED"), record(), *others, *ended])
     began = {**WINDOW.extents, Place(HALF, 0): Extent(5, 200, 200), Place(OP, 0): Extent(4, 200, 200)}
     window = Window(HALF, OP, PARKED, NOW_MS, began)
@@ -63,8 +63,10 @@ def test_final_transaction_is_in_the_books_of_one_window(spark: SparkSession) ->
 def test_topics_are_booked_by_message(spark: SparkSession) -> None:
     """A repeated half message counts once, what is visible of rolled back ones not at all; contents are compared."""
     right = [half(TWO), half(TWO, off=11), commit(), op("COMMITTED"), record(), record(7, 222, "credits")]
-    changed = [event._replace(tx="8" * 28) for event in (half(), commit(), op("COMMITTED"), record(101, content=999))]
-    phantom = [event._replace(tx="9" * 28) for event in (half(), rollback(), op("ROLLED_BACK"), record(102))]
+    changed = [
+        event._replace(tx=f"{8:028d}") for event in (half(), commit(), op("COMMITTED"), record(101, content=999))
+    ]
+    phantom = [event._replace(tx=f"{9:028d}") for event in (half(), rollback(), op("ROLLED_BACK"), record(102))]
     show_views(spark, [*right, *changed, *phantom])
     told = {row.pop("topic"): row for row in books.open_books(spark, WINDOW).count_topics()}
     none = {"group": "shop", **dict.fromkeys(books.BOOK_COLUMNS, 0)}

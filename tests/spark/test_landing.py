@@ -167,6 +167,8 @@ def test_report_on_landed_files_is_the_report_on_kafka(
     direct = world.run(spark, tmp_path, landed=None, window=whole.folder / "window.json")
     assert [name for name in FILES if (direct.folder / name).read_bytes() != (whole.folder / name).read_bytes()] == []
     assert len(standing(whole.folder)) > 50
+    sizes = [path.stat().st_size for path in (whole.folder / EVENTS).glob("*.parquet")]
+    assert max(sizes) < 200_000  # a filter for very many ids alone is 1 MiB
 
 
 def cut_journal(window: Window) -> Window:
