@@ -16,6 +16,7 @@ from bridge.core.config import CheckTimes
 from bridge.core.keyring import SECRET_BYTES, BridgeKey, Keyring
 from bridge.core.op_seal import OpSeals
 from bridge.core.topics import InternalTopics
+from bridge.log_watch import LogWatch
 from bridge.projector import Projector, ProjectorConfig, ProjectorPorts
 from bridge.service.assembly import Service, ServiceConfig, Stores, assemble
 from bridge.service.groups import UrlRule
@@ -72,7 +73,9 @@ class MemoryBridge:
         self._ports = ports
         self._directory = SqlDirectory(ports.database, ports.clock, refresh_ms=_RARELY_MS)
         self._keyring = Keyring([BridgeKey("1", ports.random.randbytes(SECRET_BYTES))])
-        self._seal_watch = SealWatch(OpSeals(self._keyring))
+        op_queues = ports.cluster.log.topics[ports.topics.op].partitions
+        believed = {queue.queue.queue_id: queue.maximum for queue in op_queues}  # what was there before the key
+        self._seal_watch = SealWatch(OpSeals(self._keyring, believed))
         self.service = self._make_service()
         self._projector = self._make_projector()
         self._checks = self._make_checks()
@@ -144,7 +147,9 @@ class MemoryBridge:
     def _make_settler(self) -> Settler:
         process, clock = self._start_process("settler"), self._ports.clock
         destinations = Destinations(process.admin, clock)
-        ports = SettlerPorts(process.store, self._seal(process), destinations, self._times_of, self._checks, clock)
+        log = LogWatch(process.admin, self._ports.topics, clock, self._ports.database)
+        owners = self._seal(process)
+        ports = SettlerPorts(process.store, owners, destinations, self._times_of, self._checks, clock, log)
         return Settler(self._ports.topics, "settler", ports, SettlerConfig())
 
     def _seal(self, process: MemoryProcess) -> SealedOwnerStore:

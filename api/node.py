@@ -15,6 +15,7 @@ import structlog
 from bridge.clock import Clock
 from bridge.core.config import CheckTimes
 from bridge.core.keyring import Keyring
+from bridge.log_watch import LogWatch
 from bridge.projector import Projector, ProjectorConfig, ProjectorPorts
 from bridge.service.assembly import ServiceConfig, Stores, assemble
 from bridge.settler.destinations import Destinations
@@ -53,6 +54,7 @@ class NodePorts:
     destinations: Destinations
     directory: SqlDirectory
     clock: Clock
+    log: LogWatch
     open_caller: Callable[[], CheckCaller]
     random_text: Callable[[], str] = random_text
     jitter: Callable[[], float] = random.random
@@ -88,6 +90,7 @@ class Node:
 
     def start(self, roles: Roles) -> None:
         """Starts the loops of these roles, last stopped first. The directory has been read before."""
+        self.run("log", self._ports.log.run_forever())
         self.run("directory", self._ports.directory.run_forever())
         if roles.projector:
             self._start_projector()
@@ -131,7 +134,8 @@ class Node:
         )  # fmt: skip
         self.checks = CheckService(asking, self._topics, config.checker)
         own = SettlerPorts(
-            stores.store, self._seal(stores.owners), ports.destinations, self._times_of, self.checks, ports.clock
+            stores.store, self._seal(stores.owners), ports.destinations, self._times_of, self.checks, ports.clock,
+            ports.log,
         )  # fmt: skip
         self.settler = Settler(self._topics, config.owner, own, config.settler, has_id_header=config.has_id_header)
         self.run("settler", self.settler.run_forever(), self.settler.stop)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from api.services import CheckResult, ReadinessCheck
 from bridge.core.errors import StoreError
+from bridge.log_watch import REMEDY, LogWatch
 from bridge.projector import Projector
 from bridge.service.assembly import Service
 from bridge.service.contract import Refused
@@ -31,6 +32,7 @@ class Watched:
     guard: TopologyGuard
     kafka_error: Callable[[], str | None]
     seal_watch: SealWatch
+    log: LogWatch
     service: Service | None = None
     settler: Settler | None = None
     checks: CheckService | None = None
@@ -44,6 +46,7 @@ def make_readiness(watched: Watched) -> Mapping[str, ReadinessCheck]:
         "sql": lambda: _sql(watched),
         "topology": lambda: _topology(watched),
         "op-records": lambda: _op_records(watched),
+        "log": lambda: _log(watched),
     }
     if watched.settler is not None:
         checks["settler"] = lambda: _settler(watched)
@@ -82,6 +85,12 @@ async def _op_records(watched: Watched) -> CheckResult:
     if forged:
         return CheckResult(is_ok=False, is_degraded=True, detail=f"{forged} op records are not the owner's")
     return CheckResult(is_ok=True)
+
+
+async def _log(watched: Watched) -> CheckResult:
+    told = [f"queue {halt.queue_id} halts: {halt.detail}; {REMEDY}" for halt in watched.log.halts.values()]
+    fault = watched.log.find_fault()
+    return CheckResult(is_ok=not (told or fault), detail="; ".join([*told, *([fault] if fault else [])]))
 
 
 async def _settler(watched: Watched) -> CheckResult:

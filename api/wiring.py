@@ -6,9 +6,10 @@ import os
 import resource
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -25,12 +26,15 @@ from api.services import Services, TransactionCalls
 from api.settings import Settings
 from bridge.clock import SystemClock
 from bridge.core.config import CheckTimes
-from bridge.core.errors import ConfigError, StoreError
+from bridge.core.errors import ConfigError, HaltKind, StoreError
 from bridge.core.horizon import HorizonConfig
 from bridge.core.keyring import Keyring
+from bridge.core.op_message import LogTopics
 from bridge.core.op_seal import OpSeals
 from bridge.core.topics import InternalTopics, with_prefix
 from bridge.fault_points import FaultPoint, reach
+from bridge.giving_up import GivingUp, GivingUpPorts, Loss
+from bridge.log_watch import REMEDY, LogWatch
 from bridge.projector import Projector, ProjectorPorts, RebuildProgress, rebuild
 from bridge.seals import is_op_topic_empty, is_sealed, load_seals, start_seals
 from bridge.service.assembly import ServiceConfig, Stores
@@ -40,12 +44,14 @@ from bridge.settler.destinations import Destinations
 from bridge.settler.ports import SettlerConfig
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
+from bridge.sql.identity import record_identity
 from bridge.sql.migrate import read_revisions, upgrade
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
+from bridge.store.positions import begin_queues
 from bridge.store.sealed import SealedOwnerStore, SealWatch
-from bridge.topology import TopologyConflict, TopologyGuard, migrate_topics
+from bridge.topology import TopologyConflict, TopologyGuard, create_missing, identify, migrate_topics
 from checker.desk import random_text
 from checker.endpoint_guard import CallbackPolicy, check_url, parse_networks
 from checker.http_caller import HttpCaller, resolve_name
@@ -60,6 +66,7 @@ _GATHERING = {"fetch.min.bytes": 64 * 1024, "fetch.wait.max.ms": 50}
 
 
 Face = Callable[[TransactionCalls], TransactionCalls]
+Confirm = Callable[[Sequence[Loss]], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,40 +179,75 @@ async def _tell_ready(
         on_ready(f"http://{host}:{server.port}")
 
 
-async def migrate(settings: Settings, *, accept_identity: bool = False) -> list[str]:
-    """Tables to their newest form, internal topics where this bridge never ran; what was done, line by line.
+async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[str]:
+    """Tables to their newest form, internal topics and first positions where this bridge never ran; what was done,
+    line by line.
 
-    Raises ConfigError, StoreError, SqlUnavailable.
+    `confirm`: hears what would be given up of a log that is not what was left, and says whether it is; without it
+    such a log is refused. Raises ConfigError, StoreError, SqlUnavailable.
     """
     before = await asyncio.to_thread(upgrade, settings.sql_url())
-    topics = internal_topics(settings)
+    topics, clock = internal_topics(settings), SystemClock()
+    done = ["tables are up to date" if before.is_current else f"tables were brought to revision {before.needed}"]
     async with _open_stores(settings) as (kafka, database):
-        now_ms = SystemClock().now_ms()
-        if await is_sealed(database):
+        giving_up = GivingUp(GivingUpPorts(kafka.store, kafka.owners, kafka.admin, database, clock), topics)
+        is_new_key = not await is_sealed(database)
+        if not is_new_key:
             await kafka.load_seals(database)
-        created = await migrate_topics(kafka.admin, database, topics, now_ms, accept=accept_identity)
-        sealed = await _start_seals(kafka, database, topics, now_ms, again=accept_identity)
-        faults = await TopologyGuard(kafka.admin, database, topics, SystemClock()).run_once()
-    if faults:
-        raise TopologyConflict(faults)
-    tables = "are up to date" if before.is_current else f"were brought to revision {before.needed}"
-    done = [f"tables {tables}", *[f"topic {name} created" for name in created], *sealed]
+
+        async def begin(log: LogTopics) -> None:
+            if is_new_key:
+                await _refuse_running(kafka, topics)
+            await begin_queues(kafka.store, kafka.owners, topics, log)
+
+        if confirm is not None:
+            done += await _give_up(kafka, database, giving_up, topics, confirm, is_new_key=is_new_key)
+        else:
+            created = await migrate_topics(kafka.admin, database, topics, clock.now_ms(), begin)
+            done += [f"topic {name} created" for name in created]
+            if faults := await giving_up.find_faults():
+                raise ConfigError(f"the log is not what was left: {_tell(faults)}; {REMEDY}")
+        if is_new_key:
+            await start_seals(kafka.store, database, topics, clock.now_ms())
+            done.append("op records are sealed from now on")
+        if found := await TopologyGuard(kafka.admin, database, topics, clock).run_once():
+            raise TopologyConflict(found)
     return [*done, "internal topics are as they must be"]
 
 
-async def _start_seals(
-    kafka: KafkaParts, database: Database, topics: InternalTopics, now_ms: int, *, again: bool
+async def _give_up(
+    kafka: KafkaParts,
+    database: Database,
+    giving_up: GivingUp,
+    topics: InternalTopics,
+    confirm: Confirm,
+    *,
+    is_new_key: bool,
 ) -> list[str]:
-    """Where this bridge has no key, or `again`: the first key, and all that lies in the op topic is believed."""
-    if await is_sealed(database) and not again:
-        return []
+    if not confirm(await giving_up.survey()):
+        raise ConfigError("nothing was given up")
+    created = await create_missing(kafka.admin, topics)
+    if is_new_key:
+        await _refuse_running(kafka, topics)
+    lost = await giving_up.act(_make_owner())
+    known = await identify(kafka.admin, topics)
+    await database.run(partial(record_identity, topics=known, now_ms=SystemClock().now_ms()))
+    told = [f"queue {loss.queue_id} goes on from journal offset {loss.position.s}" for loss in lost]
+    return [*told, *[f"topic {name} created" for name in created]]
+
+
+async def _refuse_running(kafka: KafkaParts, topics: InternalTopics) -> None:
+    """Before the first key is made. Raises ConfigError and StoreError."""
     if not await is_op_topic_empty(kafka.store, topics) and (members := await _count_members(kafka, topics.group)):
         raise ConfigError(
             f"{members} settlers are running (group {topics.group}), and what they write from now on would not be "
-            "believed; nothing was changed but the tables: stop them, wait until Kafka has noticed, and migrate again"
+            "believed; nothing was changed but tables and missing topics: stop them, wait until Kafka has noticed, and "
+            "migrate again"
         )
-    await start_seals(kafka.store, database, topics, now_ms)
-    return ["op records are sealed from now on"]
+
+
+def _tell(faults: Mapping[int, HaltKind]) -> str:
+    return ", ".join(f"queue {queue_id} ({kind.value})" for queue_id, kind in faults.items())
 
 
 async def _count_members(kafka: KafkaParts, group: str) -> int:
@@ -282,7 +324,10 @@ class _Process:
         self._guard = TopologyGuard(
             kafka.admin, database, self._topics, self._clock, longest_life_of=self._find_longest_life
         )
-        self._watched = Watched(kafka.admin, database, self._guard, kafka.last_error, kafka.seal_watch)
+        self._watch = LogWatch(kafka.admin, self._topics, self._clock, database)
+        self._watched = Watched(
+            kafka.admin, database, self._guard, kafka.last_error, kafka.seal_watch, self._watch
+        )  # fmt: skip
         self._node = self._make_node(stack)
 
     async def start(self, roles: Roles) -> None:
@@ -298,6 +343,7 @@ class _Process:
         reach(FaultPoint.START_CHECKED)
         await self._directory.refresh()
         await self._own.run_once()
+        await self._watch.run_once()
         self._node.run("own-addresses", self._own.run_forever())
         self._node.run("guard", self._guard.run_forever())
         self._node.run("heap", HeapLoop(self._clock, make_heap_acts()).run_forever())
@@ -360,9 +406,9 @@ class _Process:
 
     def _make_node(self, stack: AsyncExitStack) -> Node:
         settings, kafka, clock = self._settings, self._kafka, self._clock
-        stores = Stores(kafka.store, kafka.unsealed, kafka.admin, self._database)
+        stores = Stores(kafka.store, kafka.unsealed, kafka.admin, self._database, self._find_refusal)
         ports = NodePorts(
-            stores, kafka.unsealed_gathering, kafka.destinations, self._directory, clock,
+            stores, kafka.unsealed_gathering, kafka.destinations, self._directory, clock, self._watch,
             lambda: HttpCaller(self._callbacks, clock), keyring=kafka.keyring,
         )  # fmt: skip
         chosen = settings.settler
@@ -385,6 +431,9 @@ class _Process:
             auto_create_groups=settings.auto_create_groups,
             seal_watch=self._kafka.seal_watch,
         )
+
+    def _find_refusal(self, queue_id: int) -> str | None:
+        return self._watch.find_refusal(queue_id) or next(map(str, self._guard.faults), None)
 
     def _find_longest_life(self) -> int:
         lives = [group.settings.times.max_lifetime_ms for group in self._directory.groups.values()]

@@ -12,6 +12,7 @@ from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
+from bridge.log_watch import LogWatch
 from bridge.settler.batch import BatchTarget
 from bridge.settler.destinations import Destinations
 from bridge.settler.owned_queue import OwnedQueue
@@ -103,6 +104,7 @@ async def measure(transactions: int) -> float:
         lambda _: TIMES,
         RecordingObserver(),
         clock,
+        LogWatch(process.admin, InternalTopics(queues=1), clock),
     )
     target = BatchTarget(InternalTopics(queues=1), 0, "bench")
     queue = OwnedQueue(target, ports, SettlerConfig(max_batch_records=2 * BATCH), QueueMemory(), QueueCounts())

@@ -15,9 +15,9 @@ import structlog
 from sqlalchemy import Connection
 
 from bridge.clock import Clock
-from bridge.core.errors import ConfigError, QueueHalted, StoreError
+from bridge.core.errors import ConfigError, QueueHalted, StoreError, StoreTimeout
 from bridge.core.message import MessageQueue
-from bridge.core.op_message import POSITION_KEY, decode_position
+from bridge.core.op_message import LogStart
 from bridge.core.topics import InternalTopics
 from bridge.fault_points import FaultPoint, reach
 from bridge.sql.chunking import JournalBuffer, OpBuffer, Quarantined, next_chunk
@@ -31,10 +31,12 @@ from bridge.sql.purge import purge
 from bridge.sql.rebuilding import Orphan, allow_long_statements, clear_projection, forget_previous, read_orphans
 from bridge.sql.stats import GroupStats, read_stats
 from bridge.store.message_store import MessageStore, OwnerStore, QueueReader, TopicAdmin
+from bridge.store.positions import find_position
 
 _LOG = structlog.get_logger()
 _LEASE = "projector"
 _DAY_MS = 86_400_000
+_REBUILD_STALL_MS = 60_000
 _CLEAR_TIMEOUT_MS = 600_000
 _POSTGRES_WRITERS = 2  # half of the pool: readers are never kept out
 
@@ -198,8 +200,10 @@ class QueueFollower:
             await self._ports.store.get_offsets(MessageQueue(topic, self._queue_id))
             for topic in (self._topics.half, self._topics.op)
         ]
+        position = await find_position(self._ports.store, self._ports.owners, self._topics, self._queue_id)
+        given_up = LogStart() if position is None else position.start
         # s is 0 until a position is read: not even an empty journal says that nothing is pending
-        start = AppliedPosition(0, journal.minimum, op.minimum)
+        start = AppliedPosition(0, max(journal.minimum, given_up.journal), max(op.minimum, given_up.op))
         await self._ports.database.run(
             partial(begin_position, queue_id=self._queue_id, position=start, identity=identity)
         )
@@ -391,26 +395,49 @@ async def rebuild(
 ) -> RebuildVerdict:
     """Empties the projection and reads Kafka from the beginning, up to what is decided now; while the bridge runs.
 
-    A projector at work notices and begins anew: then this one only watches. Raises what a step raises;
-    called again it starts again, and orphans are still compared with what there was at first.
+    A projector at work notices and begins anew: then this one only watches. Raises what a step raises, QueueHalted
+    where the log will never get there, and StoreTimeout after a minute without progress; called again it starts
+    again, and orphans are still compared with what there was at first.
     """
     database = ports.database
     await database.run(clear_projection, timeout_ms=_CLEAR_TIMEOUT_MS)
     reach(FaultPoint.REBUILD_CLEARED)
-    wanted = {queue_id: await _find_decided(ports, topics, queue_id) for queue_id in range(topics.queues)}
+    positions = [await find_position(ports.store, ports.owners, topics, queue_id) for queue_id in range(topics.queues)]
+    wanted = {queue_id: position.s if position else 0 for queue_id, position in enumerate(positions)}
+    await _check_reachable(ports, topics, wanted)
+    before, moved_ms = dict[int, int](), ports.clock.monotonic_ms()
     while True:
         is_ours = await projector.hold_lease()
         result = await _run_or_begin_anew(projector) if is_ours else RunResult()
         reach(FaultPoint.REBUILD_STEPPED)
-        positions = await database.read(read_positions)
-        applied = {queue_id: positions[queue_id].s if queue_id in positions else 0 for queue_id in wanted}
+        known = await database.read(read_positions)
+        applied = {queue_id: known[queue_id].s if queue_id in known else 0 for queue_id in wanted}
         on_progress(RebuildProgress(applied, wanted))
         if all(applied[queue_id] >= s for queue_id, s in wanted.items()):
             break
+        if applied != before or result.chunks:
+            before, moved_ms = applied, ports.clock.monotonic_ms()
+        elif ports.clock.monotonic_ms() - moved_ms > _REBUILD_STALL_MS:
+            raise StoreTimeout(_tell_stall(applied, wanted))
         if not result.chunks:
             await ports.clock.sleep_ms(100)
     reach(FaultPoint.REBUILD_READ)
     return await database.run(lambda conn: _conclude(conn, ports.clock.now_ms()), timeout_ms=_CLEAR_TIMEOUT_MS)
+
+
+async def _check_reachable(ports: ProjectorPorts, topics: InternalTopics, wanted: Mapping[int, int]) -> None:
+    for queue_id, s in wanted.items():
+        end = (await ports.store.get_offsets(MessageQueue(topics.half, queue_id))).maximum
+        if end < s:
+            raise QueueHalted(
+                f"queue {queue_id} was decided up to journal offset {s}, but its journal ends at {end}: the log is not "
+                "what was left; see `outbox-bridge migrate --accept-identity`, then rebuild again"
+            )
+
+
+def _tell_stall(applied: Mapping[int, int], wanted: Mapping[int, int]) -> str:
+    behind = ", ".join(f"queue {q} is at {applied[q]} of {s}" for q, s in wanted.items() if applied[q] < s)
+    return f"no progress for {_REBUILD_STALL_MS // 1000} s: {behind}; the projection is not complete, rebuild again"
 
 
 async def _run_or_begin_anew(projector: Projector) -> RunResult:
@@ -425,35 +452,3 @@ def _conclude(conn: Connection, now_ms: int) -> RebuildVerdict:
     count, orphans = read_orphans(conn, 1_000)
     forget_previous(conn)
     return RebuildVerdict(read_stats(conn, now_ms).total, count, orphans)
-
-
-async def _find_decided(ports: ProjectorPorts, topics: InternalTopics, queue_id: int) -> int:
-    """S of the last position in the queue's op topic; 0 if there is none. Looks back in growing steps."""
-    queue = MessageQueue(topics.op, queue_id)
-    offsets = await ports.store.get_offsets(queue)
-    start, back = offsets.stable, 4_000
-    while start > offsets.minimum:
-        end, start = start, max(offsets.minimum, start - back)
-        back *= 2
-        s = await _find_last_position(ports.owners, queue, start, end)
-        if s is not None:
-            return s
-    return 0
-
-
-async def _find_last_position(owners: OwnerStore, queue: MessageQueue, start: int, end: int) -> int | None:
-    """Through a reader, which passes over what is not the owner's."""
-    found = None
-    reader = owners.open_reader(queue, start)
-    try:
-        while start < end:
-            result = await reader.get(1_000, 1_000)
-            for message in result.messages:
-                if message.key == POSITION_KEY and message.value is not None:
-                    found = decode_position(message.value).s
-            if result.next_begin_offset <= start:
-                break
-            start = result.next_begin_offset
-    finally:
-        await reader.close()
-    return found

@@ -4,7 +4,7 @@ An unexpected internal topic is never "nothing pending": the bridge is not ready
 decided (design section 4).
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -13,6 +13,7 @@ import structlog
 
 from bridge.clock import Clock
 from bridge.core.errors import BridgeError, StoreError
+from bridge.core.op_message import LogTopics
 from bridge.core.topics import InternalTopics
 from bridge.fault_points import FaultPoint, reach
 from bridge.sql.engine import Database
@@ -187,31 +188,43 @@ async def migrate_topics(
     database: Database,
     internal: InternalTopics,
     now_ms: int,
+    begin: Callable[[LogTopics], Awaitable[object]],
     *,
     replication_factor: int | None = None,
-    accept: bool = False,
 ) -> list[str]:
-    """Makes the internal topics where this bridge never ran, and records which they are; which were made.
+    """Makes the internal topics where this bridge never ran, has their queues begun, and records which topics they
+    are; which were made.
 
-    Where it ran before, a missing or another topic is refused with TopologyConflict. `accept` records
-    what is there now, and makes what is missing, all the same: the operator says that what the old topics
-    held is given up. Raises StoreError and SqlUnavailable.
+    Where it ran before, a missing or another topic is refused with TopologyConflict. Raises StoreError and
+    SqlUnavailable.
     """
     identity = await database.read(read_identity)
-    if identity and not accept:
+    if identity:
         faults = await examine(admin, internal, identity)
         refused = [f for f in faults if f.kind in {FaultKind.MISSING, FaultKind.OTHER_CLUSTER, FaultKind.OTHER_TOPIC}]
         if refused:
             raise TopologyConflict(refused)
+        await begin(_log_of(internal, identity))
         return []
     created = await create_missing(admin, internal, replication_factor)
     reach(FaultPoint.MIGRATE_TOPICS_CREATED)
-    cluster = await admin.describe_cluster()
-    found = await admin.describe_topics(list(rules_of(internal)))
-    known = {name: TopicIdentity(cluster.cluster_id, topic.topic_id) for name, topic in found.items() if topic}
+    known = await identify(admin, internal)
+    await begin(_log_of(internal, known))
     await database.run(partial(record_identity, topics=known, now_ms=now_ms))
     reach(FaultPoint.MIGRATE_RECORDED)
     return created
+
+
+async def identify(admin: TopicAdmin, internal: InternalTopics) -> dict[str, TopicIdentity]:
+    """The internal topics that there are now. Raises StoreError."""
+    cluster = await admin.describe_cluster()
+    found = await admin.identify_topics(list(rules_of(internal)))
+    return {name: TopicIdentity(cluster.cluster_id, topic_id) for name, topic_id in found.items() if topic_id}
+
+
+def _log_of(internal: InternalTopics, known: Mapping[str, TopicIdentity]) -> LogTopics:
+    half, op, parked = [known[name].topic_id for name in (internal.half, internal.op, internal.parked)]
+    return LogTopics(half, op, parked)
 
 
 class TopologyGuard:
@@ -270,14 +283,14 @@ def _not_migrated(internal: InternalTopics) -> TopologyFault:
 def _missing(name: str, *, is_known: bool) -> TopologyFault:
     if not is_known:
         return TopologyFault(FaultKind.MISSING, name, "the topic is missing", "run `outbox-bridge migrate`")
-    remedy = "restore it, or give up what it held: `outbox-bridge migrate --accept-identity`, then `projection rebuild`"
+    remedy = "restore it, or give up what it held: `outbox-bridge migrate --accept-identity` shows it and asks"
     return TopologyFault(FaultKind.MISSING, name, "the topic is gone", remedy)
 
 
 def _judge_identity(topic: TopicDescription, cluster_id: str, known: TopicIdentity | None) -> list[TopologyFault]:
     if known is None:
         return []
-    remedy = "check the addresses; if it is meant: `outbox-bridge migrate --accept-identity`, then `projection rebuild`"
+    remedy = "check the addresses; `outbox-bridge migrate --accept-identity` shows what would be given up, and asks"
     if known.cluster_id != cluster_id:
         detail = f"cluster {cluster_id}, recorded was {known.cluster_id}"
         return [TopologyFault(FaultKind.OTHER_CLUSTER, topic.name, detail, remedy)]

@@ -1,6 +1,7 @@
 """`migrate`, `projection rebuild`, `config show`, `openapi`."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -23,19 +24,31 @@ from api.cli.output import (
     show_rows,
 )
 
+if TYPE_CHECKING:
+    from bridge.giving_up import Loss
+
+_SHOWN_IDS = 20
+
 projection = typer.Typer(no_args_is_help=True, help="The searchable copy of all transactions in SQL.")
 config = typer.Typer(no_args_is_help=True, help="Settings.")
 
 AcceptOption = Annotated[
     bool,
     typer.Option(
-        "--accept-identity", "--accept", help="Take the cluster and topics as they are now for the bridge's own."
+        "--accept-identity",
+        "--accept",
+        help="Go on with the cluster and topics as they are now. Shows what is given up by it, and asks.",
     ),
 ]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def migrate(
-    accept_identity: AcceptOption = False, allow_faults: AllowFaultsOption = False, config: ConfigOption = None
+    accept_identity: AcceptOption = False,
+    yes: YesOption = False,
+    allow_faults: AllowFaultsOption = False,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Bring the SQL tables up to date, and create the internal topics where this bridge never ran.
 
@@ -43,9 +56,40 @@ def migrate(
     """
     from api.wiring import migrate as run_migrations  # noqa: PLC0415  # slow to import
 
+    def confirm(losses: "Sequence[Loss]") -> bool:
+        _show_losses(losses, output)
+        return yes or not losses or typer.confirm("Give this up?", err=True)
+
     settings = load(config, allow_faults=allow_faults)
-    for line in run_loop(run_migrations(settings, accept_identity=accept_identity)):
-        print_line(line)
+    for line in run_loop(run_migrations(settings, confirm if accept_identity else None)):
+        print_line(line) if output is Output.TABLE else say(line)
+
+
+def _show_losses(losses: "Sequence[Loss]", output: Output) -> None:
+    """What nobody can prove any more: how many for people, each id for programs."""
+    if output is not Output.TABLE:
+        rows = [
+            {
+                "queue": loss.queue_id,
+                "kind": loss.kind.value,
+                "goes_on_from": loss.position.s,
+                "count": len(loss.unproven),
+                "transactions": [
+                    {"transaction_id": u.transaction_id, "producer_group": u.group, "last_seen": u.state.value}
+                    for u in loss.unproven
+                ],
+            }
+            for loss in losses
+        ]
+        show_document(encode(rows), output)
+        return
+    for loss in losses:
+        ids = ", ".join(u.transaction_id for u in loss.unproven[:_SHOWN_IDS])
+        more = " ..." if len(loss.unproven) > _SHOWN_IDS else ""
+        print_line(
+            f"queue {loss.queue_id} ({loss.kind.value}): {len(loss.unproven)} transactions cannot be proven any more "
+            f"(all with -o json){': ' if ids else ''}{ids}{more}"
+        )
 
 
 @projection.command(epilog="Example: outbox-bridge projection rebuild")

@@ -11,11 +11,13 @@ from api.memory_bridge import MemoryBridge, MemoryPorts
 from api.server import ApiServer, ServeConfig
 from api.testing.clock import MovableClock, TrueDate
 from api.testing.stand import LOOPBACK, QUEUES, Stand
+from bridge.core.op_message import LogTopics
 from bridge.core.topics import InternalTopics
 from bridge.sql.inline_database import open_new_database
 from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.message_store import MessageStore, TopicAdmin
+from bridge.store.positions import begin_queues
 from bridge.topology import rules_of
 from checker.endpoint_guard import CallbackPolicy, parse_networks
 from checker.http_caller import HttpCaller
@@ -57,6 +59,8 @@ class MemoryStand(Stand):
         topics = InternalTopics(queues=QUEUES)
         for name, rules in rules_of(topics).items():
             self._cluster.log.create_topic(name, rules.queues, rules.make_config(1))
+        log = LogTopics(*[self._cluster.log.topics[name].topic_id for name in (topics.half, topics.op, topics.parked)])
+        await self._hurry(begin_queues(self._reader.store, self._reader.owners, topics, log))
         database = open_new_database(self._folder)
         networks = CallbackPolicy(parse_networks(LOOPBACK))
         # an empty context: certificates take long to load, and nothing but loopback is called
@@ -82,7 +86,7 @@ class MemoryStand(Stand):
         finally:
             await self._hurry(bridge.stop())
 
-    async def _hurry(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _hurry(self, work: Coroutine[Any, Any, object]) -> None:
         """Whatever waits for time does not have to."""
         task = asyncio.ensure_future(work)
         while not task.done():

@@ -13,6 +13,20 @@ BridgeError
         +-- StoreFenced        another owner has the queue's transactional ids
 """
 
+from enum import StrEnum
+
+
+class HaltKind(StrEnum):
+    """Why a queue's log is not what was left. Each stays until an operator says what is given up."""
+
+    NO_POSITION = "no-position"  # the op topic does not say up to where the queue was decided
+    OTHER_OP = "other-op"  # the op topic is another one
+    OP_LOST = "op-lost"  # what the op topic held is gone: it ends, or its last position lies, before what was seen
+    OTHER_JOURNAL = "other-journal"
+    JOURNAL_LOST = "journal-lost"  # records that were decided are gone, or others lie in their place
+    JOURNAL_GAP = "journal-gap"  # retention has removed what is still needed
+    OTHER_PARKED = "other-parked"
+
 
 class BridgeError(Exception):
     """Root of every error the bridge raises."""
@@ -31,7 +45,14 @@ class UnknownRecordVersion(BridgeError):
 
 
 class QueueHalted(BridgeError):
-    """A queue whose log does not hold what is needed to decide it."""
+    """A queue whose log does not hold what is needed to decide it.
+
+    `kind`: what of the log is not what was left; such a halt is stored. None: it may end by itself.
+    """
+
+    def __init__(self, detail: str, kind: HaltKind | None = None) -> None:
+        super().__init__(detail)
+        self.kind = kind
 
 
 class StoreError(BridgeError):

@@ -18,14 +18,35 @@ ANSWERS_KEY = b"?"
 MAX_ANSWERS_BYTES = 256_000
 
 
+class LogTopics(NamedTuple):
+    """Ids of the three internal topics. A topic that was deleted and made again has another one."""
+
+    half: str
+    op: str
+    parked: str
+
+
+class LogStart(NamedTuple):
+    """Where a log begins whose past was given up: what lies before, in journal and op topic, belongs to another."""
+
+    journal: int = 0
+    op: int = 0
+
+
 class Position(NamedTuple):
     """Up to where a queue has been decided. `s`: next journal offset to decide; `l`, `o`: first journal and op
-    offset needed to rebuild; `owner`: who wrote it, for people."""
+    offset needed to rebuild; `owner`: who wrote it, for people.
+
+    `topics`: the log it speaks of; `s_ms`: append time of the record at S-1. Both None in positions of older releases.
+    """
 
     s: int
     l: int  # noqa: E741 - the name of the format
     o: int
     owner: str
+    topics: LogTopics | None = None
+    s_ms: int | None = None
+    start: LogStart = LogStart()
 
 
 class AnswerCode(StrEnum):
@@ -104,14 +125,22 @@ def decode_op(transaction_id: str, value: bytes) -> OpMessage:
 
 def encode_position(position: Position) -> bytes:
     """The value of the record with POSITION_KEY."""
-    members = {"v": 1, "s": position.s, "l": position.l, "o": position.o, "owner": position.owner}
+    members: dict[str, object] = {"v": 1, "s": position.s, "l": position.l, "o": position.o, "owner": position.owner}
+    if position.s_ms is not None:
+        members["s_ms"] = position.s_ms
+    if position.topics is not None:
+        members["topics"] = position.topics._asdict()
+    if position.start != LogStart():
+        members["start"] = position.start._asdict()
     return json.dumps(members, separators=(",", ":")).encode()
 
 
 def decode_position(value: bytes) -> Position:
     """Raises MalformedRecord and UnknownRecordVersion."""
     read = _read(_position_decoder, value)
-    return Position(read.s, read.l, read.o, read.owner)
+    topics = None if read.topics is None else LogTopics(read.topics.half, read.topics.op, read.topics.parked)
+    start = LogStart() if read.start is None else LogStart(read.start.journal, read.start.op)
+    return Position(read.s, read.l, read.o, read.owner, topics, read.s_ms, start)
 
 
 def encode_answers(answers: Sequence[tuple[Answer, bytes | None]]) -> list[bytes]:
@@ -169,12 +198,26 @@ class _Op(msgspec.Struct, gc=False):
     receipts: tuple[Receipt, ...] = ()
 
 
+class _Topics(msgspec.Struct, gc=False):
+    half: str
+    op: str
+    parked: str
+
+
+class _Start(msgspec.Struct, gc=False):
+    journal: int
+    op: int
+
+
 class _Position(msgspec.Struct, gc=False):
     v: int
     s: int
     l: int  # noqa: E741 - the name of the format
     o: int
     owner: str
+    s_ms: int | None = None
+    topics: _Topics | None = None
+    start: _Start | None = None
 
 
 class _AnswerItem(msgspec.Struct, gc=False):

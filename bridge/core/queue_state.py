@@ -8,9 +8,9 @@ from msgspec import Struct
 
 from bridge.core import transition
 from bridge.core.config import CheckTimes
-from bridge.core.errors import QueueHalted
+from bridge.core.errors import HaltKind, QueueHalted
 from bridge.core.horizon import Horizon, HorizonConfig
-from bridge.core.op_message import AnswerCode, OpMessage, Position, decode_op, encode_op
+from bridge.core.op_message import AnswerCode, LogStart, LogTopics, OpMessage, Position, decode_op, encode_op
 from bridge.core.queue_choice import choose_placing_key, hash_ordering_key
 from bridge.core.record import ActRecord, EndRecord, HalfMessage, Record, is_void
 from bridge.core.transaction import ORDER, PREPARED, Transaction
@@ -75,7 +75,9 @@ class QueueState:
         self.chains: dict[int, list[str]] = {}  # okey -> blocked ones in the order of their ends
         self.s = 0
         self.journal_ms = 0
+        self.s_ms: int | None = None  # append time of the record at S-1
         self.op_start = 0
+        self.log_start = LogStart()
         self._settling: dict[str, Transaction] = {}
         self._times_of = times_of
         self._config = config
@@ -90,6 +92,8 @@ class QueueState:
         state.keep_time(monotonic_ms)
         state.s, state.op_start = restored.position.s, restored.op_end
         state.journal_ms = restored.journal_ms
+        state.s_ms = restored.position.s_ms
+        state.log_start = restored.position.start
         state._horizon.move(restored.position.s, restored.op_floor)
         state._restore_ops(restored.ops)
         for place, half, okey in restored.halves:
@@ -107,6 +111,7 @@ class QueueState:
     def advance(self, s: int, stored_ms: int) -> None:
         """All records below `s` are decided; the last of them was appended at `stored_ms`."""
         self.s = s
+        self.s_ms = stored_ms or self.s_ms
         self.journal_ms = max(self.journal_ms, stored_ms)
 
     def keep_time(self, monotonic_ms: int) -> None:
@@ -161,7 +166,7 @@ class QueueState:
             kept.append(effect)
         return kept
 
-    def next_position(self, written: Collection[Transaction], owner: str) -> Position:
+    def next_position(self, written: Collection[Transaction], owner: str, topics: LogTopics | None = None) -> Position:
         """The position for the Kafka transaction that also writes op messages of `written`."""
         for t in written:
             if t.is_live:
@@ -171,7 +176,7 @@ class QueueState:
         self._horizon.move(self.s, self.op_start)
         first_journal = self._horizon.first_journal_offset(self.s)
         first_op = self._horizon.first_op_offset(first_journal, self.op_start, self.journal_ms)
-        return Position(self.s, first_journal, first_op, owner)
+        return Position(self.s, first_journal, first_op, owner, topics, self.s_ms, self.log_start)
 
     def confirm(self, sealed: Iterable[Sealed], last_op_offset: int | None) -> None:
         """The Kafka transaction is committed: remember the op messages of what ended, forget what is too old."""
@@ -251,7 +256,8 @@ class QueueState:
         if half.transaction_id in self.live or half.transaction_id in self.ended or is_void(half, place.stored_ms):
             return
         if half.is_published:
-            raise QueueHalted(f"journal offset {place.offset} was published, but the op topic does not know it")
+            detail = f"journal offset {place.offset} was published, but the op topic does not know it"
+            raise QueueHalted(detail, HaltKind.OP_LOST)
         transaction = transition.prepare(half, place, okey, self._times_of(half.group)).transaction
         self.live[half.transaction_id] = transaction
         self._horizon.add_half(transaction)

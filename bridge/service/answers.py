@@ -9,6 +9,7 @@ from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Ref
 from bridge.service.waiters import Heard
 from bridge.store.results import PutResult, PutStatus, Refusal
 
+GIVEN_UP = "GIVEN_UP"  # `why` of what is known from before a loss alone
 FINAL = frozenset({TransactionState.COMMITTED, TransactionState.ROLLED_BACK})
 
 # Python finds a member of an enum, and its hash, only slowly.
@@ -69,6 +70,8 @@ def refuse_put(result: PutResult, transaction_id: str) -> Refused | None:
         return refuse_unknown(transaction_id)
     if result.refusal is Refusal.MESSAGE_TOO_LARGE:
         return Refused(RefusalCode.MESSAGE_TOO_LARGE, "the transaction is larger than the journal takes")
+    if result.refusal is Refusal.HALTED:
+        return Refused(RefusalCode.UNAVAILABLE, result.detail, transaction_id=transaction_id, retry_after_s=10)
     return Refused(RefusalCode.UNAVAILABLE, "the journal does not take records now", retry_after_s=1)
 
 
@@ -76,6 +79,12 @@ def refuse_unknown(transaction_id: str) -> Refused:
     """It may or may not have happened, or may happen yet: the same call again, or a look, gives the truth."""
     detail = "not known in time; repeat the call, or look the transaction up"
     return Refused(RefusalCode.OUTCOME_UNKNOWN, detail, Outcome.UNKNOWN, transaction_id)
+
+
+def refuse_given_up(view: TransactionView) -> Refused:
+    """No log says what became of it, and none will."""
+    detail = f"an operator has given up the log of this transaction; it was last seen {view.state.value}"
+    return Refused(RefusalCode.OUTCOME_UNKNOWN, detail, Outcome.UNKNOWN, view.transaction_id, view.state)
 
 
 def refuse_unavailable(detail: str, transaction_id: str | None = None) -> Refused:
@@ -109,6 +118,8 @@ def compare_end(call: EndCall, view: TransactionView) -> TransactionView | Refus
     """The recorded state as the answer to an end: a repeat hears the same, a contradiction the truth."""
     if call.group is not None and call.group != view.group:
         return _refuse_group(call.transaction_id)
+    if view.why == GIVEN_UP and (view.state not in FINAL or view.blocked):
+        return refuse_given_up(view)
     resolution, state = call.resolution, view.state
     if state is (_COMMITTED if resolution is _COMMIT else _ROLLED_BACK) or resolution is _UNKNOWN:
         return view

@@ -13,7 +13,7 @@ from bridge.service.current_reads import CurrentReads, ProjectionPositions
 from bridge.service.destinations import Destinations, DestinationsConfig
 from bridge.service.ending import Ender
 from bridge.service.groups import GroupService, UrlRule
-from bridge.service.journal import Journal
+from bridge.service.journal import FindRefusal, Journal
 from bridge.service.lags import Lags
 from bridge.service.limits import Limits
 from bridge.service.op_follower import FollowerPorts, OpFollower
@@ -41,12 +41,13 @@ def make_prefix() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """The log and the database."""
+    """The log and the database. `find_refusal`: why nothing may be appended to a queue now."""
 
     store: MessageStore
     owners: OwnerStore
     admin: TopicAdmin
     database: Database
+    find_refusal: FindRefusal = lambda _: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ def make_ports(stores: Stores, directory: GroupRegister, clock: Clock, config: S
         time,
         topics,
         limits,
-        Journal(stores.store, time, limits.max_in_flight),
+        Journal(stores.store, time, limits.max_in_flight, stores.find_refusal),
         Hearing(follower, waiters),
         Lookups(reads, Repeats(reads, ends, clock, limits.projection_wait_ms), KeyMemory(clock)),
         Door(

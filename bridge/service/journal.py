@@ -1,7 +1,7 @@
 """Appends to the journal, whole or not at all also when nobody waits for it any more."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bridge.clock import KafkaTime
 from bridge.core.message import Message
@@ -10,14 +10,24 @@ from bridge.service.deadline import Deadline
 from bridge.store.message_store import MessageStore
 from bridge.store.results import PutResult, PutStatus, Refusal
 
+FindRefusal = Callable[[int], str | None]
+"""Why nothing may be appended to a queue now."""
+
 _BUSY = PutResult(PutStatus.REFUSED, refusal=Refusal.STORE_BUSY, detail="too many records in flight")
 _LATE = PutResult(PutStatus.OUTCOME_UNKNOWN, detail="no answer before the deadline")
 
 
 class Journal:
-    """Plain puts of many records at once, within a bound of records in flight."""
+    """Plain puts of many records at once, within a bound of records in flight, to queues that go on."""
 
-    def __init__(self, store: MessageStore, kafka_time: KafkaTime, max_in_flight: int) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        kafka_time: KafkaTime,
+        max_in_flight: int,
+        find_refusal: FindRefusal = lambda _: None,
+    ) -> None:
+        self._find_refusal = find_refusal
         self._store = store
         self._kafka_time = kafka_time
         self._max_in_flight = max_in_flight
@@ -34,6 +44,27 @@ class Journal:
 
         A caller who is cancelled leaves the records on their way.
         """
+        if not messages:
+            return []
+        refused = self._refuse(messages)
+        if refused:
+            taken = [message for place, message in enumerate(messages) if place not in refused]
+            results = iter(await self._append(taken, deadline))
+            return [refused[place] if place in refused else next(results) for place in range(len(messages))]
+        return await self._append(messages, deadline)
+
+    def _refuse(self, messages: Sequence[Message]) -> dict[int, PutResult]:
+        """What no record may be added to now, by place: a queue that halts would never decide it."""
+        whys = {queue_id: self._find_refusal(queue_id) for queue_id in {message.queue_id for message in messages}}
+        if not any(whys.values()):
+            return {}
+        return {
+            place: PutResult(PutStatus.REFUSED, refusal=Refusal.HALTED, detail=why)
+            for place, message in enumerate(messages)
+            if (why := whys[message.queue_id])
+        }
+
+    async def _append(self, messages: Sequence[Message], deadline: Deadline) -> list[PutResult]:
         if not messages:
             return []
         if self._in_flight + len(messages) > self._max_in_flight:

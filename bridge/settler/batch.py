@@ -12,6 +12,7 @@ from bridge.core.op_message import (
     ANSWERS_KEY,
     POSITION_KEY,
     Answer,
+    LogTopics,
     OpMessage,
     encode_answers,
     encode_op,
@@ -49,12 +50,16 @@ class Held(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class BatchTarget:
-    """Where an owner writes. `owner` is shown in positions; `has_id_header`: real records carry the id."""
+    """Where an owner writes. `owner` is shown in positions; `has_id_header`: real records carry the id.
+
+    `log`: the topics it has found at its take-over.
+    """
 
     topics: InternalTopics
     queue_id: int
     owner: str
     has_id_header: bool = True
+    log: LogTopics | None = None
 
 
 @dataclass(slots=True)
@@ -116,7 +121,7 @@ def make_batch(
     parked_from = len(messages)
     messages += [_parked_copy(held[t.transaction_id], t, target) for t in plan.parks.values()]
     sealed: list[Sealed] = []
-    position = encode_position(state.next_position(plan.ops.values(), target.owner))
+    position = encode_position(state.next_position(plan.ops.values(), target.owner, target.log))
 
     def finish(receipts: Sequence[Receipt]) -> list[Message]:
         sealed[:] = [*_seal_published(spans, receipts), *_seal_parked(plan, receipts[parked_from:]), *_seal_rest(plan)]

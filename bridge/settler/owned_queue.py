@@ -1,6 +1,7 @@
 """One queue held by this process: take over, decide, write what follows, let go."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from bridge.settler.observer import BodiesRead, Body, QueueOwner
 from bridge.settler.portion import Portion, ReadRecord, decode_portion, divide, find_commits
 from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
 from bridge.settler.queue_end import QueueEnd
-from bridge.settler.take_over import TakeOver, read_back
+from bridge.settler.take_over import TakeOver, look_around, read_back
 from bridge.store.message_store import BatchWriter, QueueReader
 from bridge.store.results import BatchKind
 
@@ -105,11 +106,14 @@ class OwnedQueue(QueueOwner):
         """Fences the last owner, reads back, writes the position. Raises StoreError, QueueHalted."""
         ports, target = self._ports, self._target
         ids = (target.topics.transactional_id(self.queue_id, 0), target.topics.transactional_id(self.queue_id, 1))
+        await ports.log.check_halts(self.queue_id)
         self._writer = ports.owners.open_writer(ids)
         reach(FaultPoint.TAKE_OVER_BEGUN)
         await self._writer.fence()
         reach(FaultPoint.TAKE_OVER_FENCED)
-        taken = await read_back(ports.store, ports.owners, target.topics, self.queue_id, ports.clock)
+        seen = await look_around(ports.log, self._memory, self.queue_id)
+        taken = await read_back(ports.store, ports.owners, target.topics, self.queue_id, ports.clock, seen)
+        self._target = replace(target, log=seen.log)
         await self._restore(taken)
         self._reader = ports.owners.open_reader(MessageQueue(target.topics.half, self.queue_id), self._state.s)
         reach(FaultPoint.TAKE_OVER_READ_JOURNAL)
@@ -121,6 +125,7 @@ class OwnedQueue(QueueOwner):
 
         Raises StoreError, UnknownRecordVersion: take the queue over anew.
         """
+        self._ports.log.check(self.queue_id, self._target.log)
         read = self._left or await self._read()
         seen_at_ms = self._ports.clock.monotonic_ms()
         self._state.keep_time(seen_at_ms)
@@ -280,6 +285,7 @@ class OwnedQueue(QueueOwner):
         made = make_batch(plan, kind, self._state, self._batch_bodies, real, self._target)
         result = await self._writer.put_all(made.batch)
         self._state.confirm(made.sealed, result.last_offset)
+        self._memory.confirm(self._state.s, self._target.log, self._state.log_start)
         self._bodies.drop([i for i in plan.ops if i not in self._state.live or i in plan.parks])
         self._time.observe(result.last_stored_ms)
         self._written_s, self._written_at_ms = self._state.s, self._ports.clock.monotonic_ms()

@@ -2,10 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from bridge.clock import Clock
 from bridge.core.config import CheckTimes
+from bridge.core.errors import QueueHalted
 from bridge.core.horizon import HorizonConfig
+from bridge.core.log_facts import Witness
+from bridge.core.op_message import LogStart, LogTopics
 from bridge.settler.blocked import BlockedSchedule
 from bridge.settler.destinations import Destinations
 from bridge.settler.observer import SettlerObserver
@@ -29,6 +33,30 @@ class SettlerConfig:
     horizon: HorizonConfig = field(default_factory=HorizonConfig)
 
 
+class LogWatch(Protocol):
+    """What this process knows of the internal topics beside their records."""
+
+    async def identify(self) -> LogTopics:
+        """The ids of the topics there are now. Raises StoreError, also where one is missing."""
+        ...
+
+    async def find_witness(self, queue_id: int) -> Witness | None:
+        """What the projection has applied of the queue; None if it is not known now."""
+        ...
+
+    async def check_halts(self, queue_id: int) -> None:
+        """Asks now. Raises QueueHalted for a queue whose halt is stored."""
+        ...
+
+    def check(self, queue_id: int, log: LogTopics | None) -> None:
+        """As of the last look, without I/O. Raises QueueHalted for a stored halt, and where topics are not `log`."""
+        ...
+
+    async def store_halt(self, queue_id: int, halted: QueueHalted) -> None:
+        """The halt stays until an operator's act, for everybody; it is kept here while the database is away."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SettlerPorts:
     """What an owner works with."""
@@ -39,16 +67,25 @@ class SettlerPorts:
     times_of: Callable[[str], CheckTimes]
     observer: SettlerObserver
     clock: Clock
+    log: LogWatch
 
 
 @dataclass(slots=True)
 class QueueMemory:
-    """What this process remembers of a queue across take-overs: only how to try, never what happened."""
+    """What this process remembers of a queue across take-overs: only how to try, never what happened.
+
+    `confirmed`: how far it knows the queue decided, to notice that the log has lost that.
+    """
 
     schedule: BlockedSchedule = field(default_factory=BlockedSchedule)
     split_before: int = 0  # commits ending below are decided apart from being published
     park_not_before_ms: int = 0
     copy_not_before_ms: int = 0
+    confirmed: Witness | None = None
+
+    def confirm(self, s: int, log: LogTopics | None, start: LogStart) -> None:
+        """A position with this S is committed."""
+        self.confirmed = None if log is None else Witness(s, log.half, log.op, start)
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ _FIRST_BACKOFF_MS = 100
 _LONGEST_BACKOFF_MS = 5_000
 _HALTED_BACKOFF_MS = 10_000
 _STEADY_MS = 10_000  # a queue that was held so long, and got on, is no longer in doubt
+_STORED_HALT_MS = 2_000
 _CONSUME_OFFSET_MS = 5_000
 _STAND_BY_MS = 10_000
 
@@ -177,8 +178,7 @@ class Settler:
                 pause_ms = 0
             except (QueueHalted, UnknownRecordVersion) as error:
                 status.hold, status.why = Hold.HALTED, str(error)
-                _LOG.critical("queue_halted", queue=queue_id, reason=str(error))
-                pause_ms = _HALTED_BACKOFF_MS
+                pause_ms = await self._note_halt(queue_id, error, backoff)
             except StoreError as error:
                 status.hold, status.why = Hold.TAKING_OVER, str(error)
                 _LOG.warning("queue_dropped", queue=queue_id, error=type(error).__name__, reason=str(error))
@@ -191,6 +191,16 @@ class Settler:
                 pause_ms = backoff.next_ms()
             if pause_ms:
                 await self._pause(pause_ms, let_go)
+
+    async def _note_halt(self, queue_id: int, error: QueueHalted | UnknownRecordVersion, backoff: "_Backoff") -> int:
+        """How long to pause. What the log lacks is stored; a reader's surprise is looked at anew soon."""
+        _LOG.critical("queue_halted", queue=queue_id, reason=str(error))
+        if isinstance(error, UnknownRecordVersion):
+            return _HALTED_BACKOFF_MS
+        if error.kind is None:
+            return backoff.next_ms()
+        await self._ports.log.store_halt(queue_id, error)
+        return _STORED_HALT_MS
 
     async def _own(self, held: "_Held", member: GroupMember, backoff: "_Backoff") -> None:
         queue_id, status, let_go = held.queue_id, held.status, held.let_go

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import structlog
 
 from bridge.clock import Clock
-from bridge.core.errors import MalformedRecord, QueueHalted, StoreTimeout
+from bridge.core.errors import MalformedRecord, StoreTimeout
+from bridge.core.log_facts import LogFacts, Span, Witness, check_position
 from bridge.core.message import MessageQueue, StoredMessage
-from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, Position, decode_op, decode_position
+from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, LogTopics, Position, decode_op, decode_position
 from bridge.core.queue_state import Restored, RestoredOp, effective_okey
 from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_record
@@ -19,6 +20,7 @@ from bridge.core.topics import InternalTopics
 from bridge.core.transition import Place
 from bridge.fault_points import FaultPoint, reach
 from bridge.settler.batch import Held
+from bridge.settler.ports import LogWatch, QueueMemory
 from bridge.store.message_store import MessageStore, OwnerStore
 from bridge.store.results import QueueOffsets
 
@@ -28,6 +30,13 @@ _READ_WAIT_MS = 500
 _STALL_LIMIT_MS = 30_000
 _HELD_BYTES = 64 * 1024 * 1024  # of bodies: others are read again when they are needed
 _TAIL = 200  # records looked at first for the last position
+
+
+class Seen(NamedTuple):
+    """What is known from elsewhere: the topics there are now, and who has seen which S committed."""
+
+    log: LogTopics
+    witnesses: Sequence[Witness] = ()
 
 
 class TakeOver(NamedTuple):
@@ -89,21 +98,28 @@ class _JournalTail:
             self.room -= size
 
 
+async def look_around(log: LogWatch, memory: QueueMemory, queue_id: int) -> Seen:
+    """Asks for the topics there are now, and for who else knows how far the queue was decided. Raises StoreError."""
+    witnesses = [memory.confirmed, await log.find_witness(queue_id)]
+    return Seen(await log.identify(), [witness for witness in witnesses if witness is not None])
+
+
 async def read_back(
-    store: MessageStore, owners: OwnerStore, topics: InternalTopics, queue_id: int, clock: Clock
+    store: MessageStore, owners: OwnerStore, topics: InternalTopics, queue_id: int, clock: Clock, seen: Seen
 ) -> TakeOver:
     """Reads position, op messages from O and half messages from L to S, after the writer has fenced.
 
-    Raises StoreError, and QueueHalted when the log does not hold what is needed.
+    Raises StoreError, and QueueHalted when the log is not what was left: no position is never a beginning.
     """
     reader = _LogReader(owners, clock)
     op_queue, half_queue = MessageQueue(topics.op, queue_id), MessageQueue(topics.half, queue_id)
     op, journal = await store.get_offsets(op_queue), await store.get_offsets(half_queue)
-    position = await _find_position(reader, op_queue, op)
+    found = await _find_position(reader, op_queue, op)
     reach(FaultPoint.TAKE_OVER_READ_POSITION)
-    if position is None:
-        position = _first_position(op, journal)
-    _check_ranges(position, op, journal)
+    last_ms = await _find_last_ms(store, half_queue, found, journal)
+    journal_span, op_span = Span(journal.minimum, journal.maximum), Span(op.minimum, op.maximum)
+    position = check_position(found, LogFacts(seen.log, journal_span, op_span, last_ms, seen.witnesses))
+    position = position._replace(s_ms=last_ms if position.s_ms is None else position.s_ms)
     ops = _OpTail()
     await reader.read(op_queue, position.o, op.maximum, ops.add)
     reach(FaultPoint.TAKE_OVER_READ_OP)
@@ -116,7 +132,7 @@ async def read_back(
             journal_tail.halves,
             _op_floor(ops.positions, position),
             op.maximum,
-            await _journal_ms(store, half_queue, journal_tail.last_ms, position),
+            journal_tail.last_ms or last_ms or 0,
         ),
         journal_tail.held,
     )
@@ -171,31 +187,16 @@ async def _find_position(reader: _LogReader, queue: MessageQueue, offsets: Queue
         count *= 8
 
 
-def _first_position(op: QueueOffsets, journal: QueueOffsets) -> Position:
-    if op.minimum or journal.minimum:
-        raise QueueHalted("the op topic holds no position, but records have been removed already")
-    return Position(0, 0, 0, "")
-
-
-def _check_ranges(position: Position, op: QueueOffsets, journal: QueueOffsets) -> None:
-    if not journal.minimum <= position.l <= position.s <= journal.maximum:
-        raise QueueHalted(
-            f"position needs journal {position.l}..{position.s}, which holds {journal.minimum}..{journal.maximum}"
-        )
-    if position.o < op.minimum:
-        raise QueueHalted(f"position needs op offset {position.o}, the topic begins at {op.minimum}")
-
-
 def _op_floor(positions: Sequence[tuple[int, int]], position: Position) -> int:
     before = [offset for offset, s in positions if s <= position.l]
     return before[-1] + 1 if before else position.o
 
 
-async def _journal_ms(store: MessageStore, queue: MessageQueue, last_ms: int | None, position: Position) -> int:
-    """Append time of the last record decided; 0 where the journal holds none."""
-    if last_ms is not None:
-        return last_ms
-    if position.s == 0:
-        return 0
+async def _find_last_ms(
+    store: MessageStore, queue: MessageQueue, position: Position | None, journal: QueueOffsets
+) -> int | None:
+    """Append time of the record at S-1; None if the journal has none there any more."""
+    if position is None or not journal.minimum < position.s <= journal.maximum:
+        return None
     last = await store.get_each(queue, [position.s - 1])
-    return max((message.stored_ms for message in last.values()), default=0)
+    return next((message.stored_ms for message in last.values()), None)

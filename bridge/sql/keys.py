@@ -31,5 +31,10 @@ def begin_seals(conn: Connection, believed: Mapping[int, int], now_ms: int) -> N
         values = {"key_id": _FIRST, "secret": secrets.token_bytes(SECRET_BYTES), "signs": 1, "created_ms": now_ms}
         conn.execute(sa.insert(bridge_keys).values(values))
     for queue_id, op_offset in sorted(believed.items()):
-        upsert = make_upsert(conn, op_beliefs).values(queue_id=queue_id, op_offset=op_offset)
-        conn.execute(upsert.on_conflict_do_update(index_elements=["queue_id"], set_={"op_offset": op_offset}))
+        believe_from(conn, queue_id, op_offset)
+
+
+def believe_from(conn: Connection, queue_id: int, op_offset: int) -> None:
+    """From this offset on records need a seal."""
+    upsert = make_upsert(conn, op_beliefs).values(queue_id=queue_id, op_offset=op_offset)
+    conn.execute(upsert.on_conflict_do_update(index_elements=["queue_id"], set_={"op_offset": op_offset}))

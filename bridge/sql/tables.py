@@ -293,6 +293,35 @@ cluster_identity = sa.Table(
     _int("recorded_ms"),
 )
 
+# Queues whose log is not what was left. A row stays until an operator says what is given up.
+queue_halts = sa.Table(
+    "queue_halts",
+    metadata,
+    sa.Column("queue_id", sa.Integer(), primary_key=True, autoincrement=False),
+    _text("kind"),
+    _text("detail"),
+    _int("since_ms"),
+)
+
+# Transactions whose log an operator has given up, as the projection knew them. Rebuilding leaves them alone: nothing
+# that may have been published is taken for new because its log is gone.
+given_up = sa.Table(
+    "given_up",
+    metadata,
+    sa.Column("transaction_id", sa.Text(), primary_key=True),
+    _text("producer_group"),
+    _text("state"),
+    sa.Column("blocked", sa.SmallInteger(), nullable=False),
+    _int("queue_id"),
+    _int("queue_offset"),
+    _int("born_ms"),
+    _int("appended_ms"),
+    _int("check_times"),
+    _text("idempotency_key", null=True),
+    _int("given_up_ms"),
+    sa.Index("ix_given_up_key", "producer_group", "idempotency_key"),
+)
+
 leases = sa.Table(
     "leases",
     metadata,

@@ -6,6 +6,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from bridge.core.view import TransactionView
+from bridge.sql.given_up import find_given_up, find_given_up_keys
 from bridge.sql.positions import AppliedPosition, read_positions
 from bridge.sql.purge import purge
 from bridge.sql.rows import make_view, select_views
@@ -37,7 +38,7 @@ _T = transactions.c
 def find_transaction(conn: Connection, transaction_id: str) -> TransactionView | None:
     """The transaction as far as the projection has applied the log; None if it does not know it."""
     row = conn.execute(select_views().where(_T.transaction_id == transaction_id)).one_or_none()
-    return None if row is None else make_view(row)
+    return find_given_up(conn, [transaction_id]).get(transaction_id) if row is None else make_view(row)
 
 
 def find_many(conn: Connection, transaction_ids: Collection[str]) -> dict[str, TransactionView]:
@@ -46,7 +47,8 @@ def find_many(conn: Connection, transaction_ids: Collection[str]) -> dict[str, T
     for chunk in chunks(set(transaction_ids), 500):
         for row in conn.execute(select_views().where(_T.transaction_id.in_(chunk))):
             found[row.transaction_id] = make_view(row)
-    return found
+    missing = set(transaction_ids).difference(found)
+    return found | find_given_up(conn, missing) if missing else found
 
 
 def find_by_idempotency_key(conn: Connection, group: str, idempotency_key: str) -> TransactionView | None:
@@ -62,6 +64,7 @@ def find_many_by_key(conn: Connection, pairs: Iterable[tuple[str, str]]) -> dict
         keys.setdefault(group, set()).add(key)
     for group, wanted in keys.items():
         for chunk in chunks(wanted, 500):
+            found.update(find_given_up_keys(conn, group, chunk))
             query = select_views().where(_T.producer_group == group, _T.idempotency_key.in_(chunk))
             for row in conn.execute(query.order_by(_T.appended_ms, _T.id)):
                 found[group, row.idempotency_key] = make_view(row)

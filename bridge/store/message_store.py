@@ -182,6 +182,10 @@ class TopicAdmin(Protocol):
         """
         ...
 
+    async def identify_topics(self, names: Collection[str]) -> dict[str, str | None]:
+        """The id of each topic, None where there is no such topic. Cheap. Raises StoreError."""
+        ...
+
     async def list_topics(self) -> list[str]:
         """Names of all topics but Kafka's own. Raises StoreError."""
         ...

@@ -25,6 +25,7 @@ class Refusal(Enum):
     NOT_AUTHORISED = "NOT_AUTHORISED"
     UNKNOWN_TOPIC = "UNKNOWN_TOPIC"
     INVALID_TIMESTAMP = "INVALID_TIMESTAMP"
+    HALTED = "HALTED"  # the queue, or the log, waits for an operator; `detail` says why
     STORE_BUSY = "STORE_BUSY"  # queue full, not enough replicas before the append, shutting down
     OTHER = "OTHER"
 

@@ -97,5 +97,5 @@ def test_owner_frozen_between_its_two_inits_commits_nothing(batches: int) -> Non
     world.run(story())
     assert world.memory.visible("credits") == [b"a0"]
     positions = world.read_op().positions
-    assert {position.owner for position in positions} == {"second"}
+    assert {position.owner for position in positions} == {"migrate", "second"}
     assert [position.s for position in positions] == sorted(position.s for position in positions)

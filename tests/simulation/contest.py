@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 
 from bridge.core.config import CheckTimes
 from bridge.core.errors import QueueHalted, StoreError
+from bridge.log_watch import LogWatch
 from bridge.settler.batch import BatchTarget
 from bridge.settler.destinations import Destinations
 from bridge.settler.owned_queue import OwnedQueue
@@ -42,7 +43,7 @@ class Instance:
         self._config = SettlerConfig(max_batch_records=world.setting.max_batch_records, position_delay_ms=0)
         self._ports = SettlerPorts(
             process.store, owners, Destinations(process.admin, world.clock), lambda _: _TIMES,
-            RecordingObserver(), world.clock,
+            RecordingObserver(), world.clock, LogWatch(process.admin, INTERNAL, world.clock),
         )  # fmt: skip
         self._work = self._run()
         self.hear(None)

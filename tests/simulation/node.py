@@ -22,6 +22,7 @@ from bridge.core.horizon import HorizonConfig
 from bridge.core.keyring import SECRET_BYTES, BridgeKey, Keyring
 from bridge.core.op_seal import OpSeals
 from bridge.core.topics import InternalTopics
+from bridge.log_watch import LogWatch
 from bridge.projector import ProjectorConfig
 from bridge.service.assembly import Service, ServiceConfig, Stores
 from bridge.settler.destinations import Destinations
@@ -242,6 +243,7 @@ class Node:
         ports = NodePorts(
             Stores(process.store, process.owners, process.admin, self._database),
             process.owners, Destinations(process.admin, clock), self._directory, clock,
+            LogWatch(process.admin, surroundings.topics, clock, self._database),
             lambda: _GatedCaller(process, surroundings.call, self.name),
             lambda: f"{random.getrandbits(64):016x}", random.random,
         )  # fmt: skip

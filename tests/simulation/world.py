@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from bridge.core import record
 from bridge.core.message import Message, MessageQueue
+from bridge.core.op_seal import OpSeals
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState
 from bridge.core.transaction_id import queue_of
@@ -32,12 +33,12 @@ from tests.simulation.database import open_database
 from tests.simulation.evidence import Archive, read_applied
 from tests.simulation.faults import FaultsInForce, instance_of
 from tests.simulation.loop import run_virtually
-from tests.simulation.node import Node, Surroundings, running_name, track_tasks
+from tests.simulation.node import KEYRING, Node, Surroundings, running_name, track_tasks
 from tests.simulation.promises import Evidence, Violation, check_promises
 from tests.simulation.rules import check_rules
 from tests.simulation.schedule import CALLS_MS, TOPICS, Call, Deed, Fault, FaultKind, Manner, Schedule, Verb
 from tests.simulation.story import Story, log_into
-from tests.support.memory_world import HALF_CONFIG, OP_CONFIG, PARKED_CONFIG
+from tests.support.memory_world import HALF_CONFIG, OP_CONFIG, PARKED_CONFIG, append_first_positions
 from tests.support.virtual_time import NothingEverHappensError, VirtualClock
 
 _SESSION_MS = 2_000
@@ -132,6 +133,7 @@ class World:
         # small segments and no lag: a cleaner as greedy as can be
         log.create_topic(topics.op, topics.queues, OP_CONFIG | {"min.compaction.lag.ms": "0", "segment.bytes": "16384"})
         log.create_topic(topics.parked, 1, PARKED_CONFIG)
+        append_first_positions(self.cluster, topics, OpSeals(KEYRING))
         for name, queues in TOPICS.items():
             log.create_topic(name, queues)
 

@@ -21,6 +21,7 @@ from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.topics import InternalTopics, with_prefix
 from bridge.core.transaction import Transaction, TransactionState
 from bridge.core.transaction_id import make_transaction_id
+from bridge.log_watch import LogWatch
 from bridge.settler.destinations import Destinations
 from bridge.settler.observer import QueueOwner
 from bridge.settler.owned_queue import OwnedQueue
@@ -29,6 +30,7 @@ from bridge.settler.settler import Settler
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
+from bridge.store.positions import begin_queues
 from bridge.store.results import PutStatus
 from tests.support.settler_world import RecordingObserver
 
@@ -95,6 +97,10 @@ class LoneWorld:
         appended = {"message.timestamp.type": "LogAppendTime", **(settings or {})}
         for topic in (world.topics.half, world.topics.op, world.topics.parked):
             await admin.create_topic(topic, 1, 1, appended)
+        log = await LogWatch(admin, world.topics, world._clock).identify()
+        owners = KafkaOwnerStore(world._kafka)
+        await begin_queues(world._store, owners, world.topics, log)
+        await owners.close()
         await admin.close()
         return world
 
@@ -112,7 +118,7 @@ class LoneWorld:
         )
         ports = SettlerPorts(
             store, owners, Destinations(admin, self._clock, max_age_ms=100), lambda _: CheckTimes(),
-            self.observer, self._clock,
+            self.observer, self._clock, LogWatch(admin, self.topics, self._clock),
         )  # fmt: skip
         settler = Settler(self.topics, "lone", ports, self._config)
         running = asyncio.create_task(settler.run_forever())

@@ -16,6 +16,7 @@ from bridge.core.config import CheckTimes
 from bridge.core.keyring import Keyring
 from bridge.core.op_seal import OpSeals
 from bridge.core.topics import with_prefix
+from bridge.log_watch import LogWatch
 from bridge.seals import load_seals
 from bridge.settler.destinations import Destinations
 from bridge.settler.ports import SettlerConfig, SettlerPorts
@@ -41,8 +42,8 @@ async def run(bootstrap: str, prefix: str, queues: int, database_url: str) -> No
     seals, database = OpSeals(keyring), Database(database_url)
     await load_seals(database, keyring, seals)
     await database.close()
-    sealed = SealedOwnerStore(owners, topics.op, SealWatch(seals))
-    ports = SettlerPorts(store, sealed, destinations, lambda _: CheckTimes(), RecordingObserver(), clock)
+    sealed, log = SealedOwnerStore(owners, topics.op, SealWatch(seals)), LogWatch(admin, topics, clock)
+    ports = SettlerPorts(store, sealed, destinations, lambda _: CheckTimes(), RecordingObserver(), clock, log)
     settler = Settler(topics, "lone", ports, SettlerConfig())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, settler.stop)
     await settler.run_forever()

@@ -31,6 +31,7 @@ from bridge.core.record_codec import encode_act, encode_end, encode_half
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction
 from bridge.core.transaction_id import make_transaction_id
+from bridge.log_watch import LogWatch
 from bridge.settler.destinations import Destinations
 from bridge.settler.observer import QueueOwner
 from bridge.settler.ports import SettlerConfig, SettlerPorts
@@ -85,10 +86,13 @@ class SettlerWorld:
     def __init__(self, memory: MemoryWorld, config: SettlerConfig, seal_watch: SealWatch | None = None) -> None:
         self.memory = memory
         self.seal_watch = seal_watch or SealWatch()  # without keys: nothing is sealed
+        for partition in memory.cluster.log.topics[memory.topics.op].partitions:  # first positions
+            self.seal_watch.seals.believed.setdefault(partition.queue.queue_id, partition.maximum)
         self.config = config
         self.observer = RecordingObserver()
         self.times = CheckTimes()
         self.settlers: dict[str, Settler] = {}
+        self.watches: dict[str, LogWatch] = {}
         self._ids: dict[str, str] = {}
 
     @property
@@ -102,6 +106,7 @@ class SettlerWorld:
         owners: Callable[[MemoryOwnerStore], OwnerStore] = lambda owners: owners,
     ) -> Settler:
         clock = self.memory.clock
+        log = LogWatch(process.admin, self.topics, clock)
         ports = SettlerPorts(
             process.store,
             self.seal(owners(process.owners)),
@@ -109,7 +114,9 @@ class SettlerWorld:
             lambda _: self.times,
             self.observer,
             clock,
+            log,
         )
+        self.watches[name] = log
         return Settler(self.topics, name, ports, self.config)
 
     def seal(self, owners: OwnerStore) -> SealedOwnerStore:
@@ -122,11 +129,13 @@ class SettlerWorld:
         process = self.memory.start_process(name)
         settler = self.settlers[name] = self.make_settler(process, name)
         task = asyncio.create_task(settler.run_forever())
+        watching = asyncio.create_task(self.watches[name].run_forever())
         try:
             yield process
         finally:
             settler.stop()
             await task
+            watching.cancel()
 
     def run(self, story: Coroutine[Any, Any, None], limit_ms: int = 3_600_000) -> None:
         """Runs a story on the virtual clock, for at most so long."""

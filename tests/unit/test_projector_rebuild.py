@@ -5,10 +5,11 @@ from random import Random
 
 import pytest
 
+from bridge.core.errors import QueueHalted, StoreTimeout
 from bridge.core.message import Message
 from bridge.core.record import Act, ActRecord, Resolution, Source
 from bridge.core.transaction import TransactionState
-from bridge.projector import ProjectorConfig, RebuildProgress, rebuild
+from bridge.projector import Projector, ProjectorConfig, RebuildProgress, rebuild
 from bridge.sql.bulk import insert_rows
 from bridge.sql.projected_row import ALL_COLUMNS, all_values, make_row
 from bridge.sql.rebuilding import Orphan
@@ -143,6 +144,48 @@ def test_rebuild_names_what_kafka_does_not_know(database_url: str) -> None:
 
     world.run(story())
     assert counts_of(world) == (1, 0, 0, 0, 0, 1)
+
+
+def test_rebuild_ends_where_the_journal_ends_before_what_was_decided(database_url: str) -> None:
+    """It would wait for ever for records that nobody will write (54, 56)."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of())
+            await world.catch_up()
+        partition = world.settlers.memory.cluster.log.topics[world.topics.half].partitions[0]
+        partition.records.clear()
+        partition.maximum = 0
+        with pytest.raises(QueueHalted, match="ends at 0"):
+            await rebuild(world.projector, world.make_ports("rebuilder"), world.topics, lambda _: None)
+
+    world.run(story())
+
+
+def test_rebuild_ends_after_a_minute_without_progress(database_url: str) -> None:
+    """A projector that holds the lease and does nothing, as if frozen for ever (19)."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of())
+            await world.catch_up()
+        await world.projector.close()
+        other = world.make_projector("frozen")
+        assert await other.hold_lease()
+        renewing = asyncio.create_task(renew(world, other))
+        with pytest.raises(StoreTimeout, match="queue 0 is at 0 of 1"):
+            await rebuild(world.projector, world.make_ports("rebuilder"), world.topics, lambda _: None)
+        renewing.cancel()
+
+    world.run(story())
+
+
+async def renew(world: ProjectorWorld, projector: Projector) -> None:
+    while True:
+        await world.settlers.memory.clock.sleep_ms(1_000)
+        await projector.hold_lease()
 
 
 def test_compacted_log_still_gives_every_state(database_url: str) -> None:

@@ -75,6 +75,12 @@ class KafkaTopicAdmin:
             raise StoreUnavailable(f"no right to describe {', '.join(denied)}")
         return {name: _describe(name, topics[name], configs[name]) for name in wanted}
 
+    async def identify_topics(self, names: Collection[str]) -> dict[str, str | None]:
+        found = await self._ask_topics(sorted(set(names)))
+        if denied := [name for name, topic in found.items() if topic is Missing.DENIED]:
+            raise StoreUnavailable(f"no right to describe {', '.join(denied)}")
+        return {name: None if isinstance(topic, Missing) else str(topic.topic_id) for name, topic in found.items()}
+
     async def list_topics(self) -> list[str]:
         found = await self._asker.run(lambda client, timeout_s: client.list_topics(timeout=timeout_s))
         return sorted(name for name in found.topics if not name.startswith("__"))

@@ -35,6 +35,12 @@ class MemoryTopicAdmin:
             ",".join(names), lambda: {name: topics[name].describe() if name in topics else None for name in names}
         )
 
+    async def identify_topics(self, names: Collection[str]) -> dict[str, str | None]:
+        topics = self._cluster.log.topics
+        return await self._ask(
+            ",".join(names), lambda: {name: topics[name].topic_id if name in topics else None for name in names}
+        )
+
     async def list_topics(self) -> list[str]:
         return await self._ask("", lambda: [name for name in self._cluster.log.topics if not name.startswith("__")])
 

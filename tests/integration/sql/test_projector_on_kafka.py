@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from uuid import uuid4
 
 import pytest_asyncio
@@ -14,6 +15,7 @@ from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.topics import InternalTopics, with_prefix
 from bridge.core.transaction_id import make_transaction_id
+from bridge.log_watch import LogWatch
 from bridge.projector import Projector, ProjectorPorts, RebuildProgress, rebuild
 from bridge.settler.destinations import Destinations
 from bridge.settler.ports import SettlerConfig, SettlerPorts
@@ -21,6 +23,7 @@ from bridge.settler.settler import Settler
 from bridge.sql.engine import Database
 from bridge.sql.search import SearchFilter, search_transactions
 from bridge.sql.stats import GroupStats, read_stats
+from bridge.store.positions import begin_queues
 from bridge.store.results import PutStatus
 from bridge.topology import TopologyGuard, migrate_topics
 from tests.contract.kafka_adapter import KafkaProcess, open_process
@@ -53,8 +56,9 @@ class KafkaBridge:
         destinations = Destinations(process.admin, self.clock)
         times = CheckTimes()
         ports = SettlerPorts(
-            process.store, process.owners, destinations, lambda _: times, RecordingObserver(), self.clock
-        )
+            process.store, process.owners, destinations, lambda _: times, RecordingObserver(), self.clock,
+            LogWatch(process.admin, self.topics, self.clock, self.database),
+        )  # fmt: skip
         return Settler(self.topics, "settler", ports, SettlerConfig())
 
     async def append(self, *messages: Message) -> None:
@@ -87,7 +91,8 @@ async def bridge(kafka: str, database: Database) -> AsyncIterator[KafkaBridge]:
     """Migrated, nothing running yet."""
     process = await open_process(kafka, "bridge")
     made = KafkaBridge(process, database, with_prefix(f"p{uuid4().hex[:8]}-", QUEUES))
-    assert len(await migrate_topics(process.admin, database, made.topics, 1)) == 3
+    begin = partial(begin_queues, process.store, process.owners, made.topics)
+    assert len(await migrate_topics(process.admin, database, made.topics, 1, begin)) == 3
     await process.admin.create_topic(made.real_topic, 1, 1, {})
     yield made
     await process.close()

@@ -1,0 +1,224 @@
+"""An operator's way out where the log is not what was left: what would be lost, and the positions to go on from.
+
+Nothing is published a second time by it. Where the op topic is in doubt, nothing below the journal's end is decided
+any more; where the journal is, what the op topic or the projection knows is not decided again.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from bridge.clock import Clock
+from bridge.core.errors import HaltKind, MalformedRecord, UnknownRecordVersion
+from bridge.core.log_facts import MIGRATE_OWNER, LogFacts, Span, Witness, find_fault
+from bridge.core.message import MessageQueue, StoredMessage
+from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, LogStart, LogTopics, Position
+from bridge.core.record import HalfMessage
+from bridge.core.record_codec import decode_record
+from bridge.core.topics import InternalTopics
+from bridge.core.transaction import TransactionState
+from bridge.sql.audit import ActEntry, record_act
+from bridge.sql.engine import Database
+from bridge.sql.given_up import Unproven, find_known_ids, give_up_queue, read_live
+from bridge.sql.halts import clear_halt, read_halts
+from bridge.sql.keys import believe_from
+from bridge.sql.positions import read_position
+from bridge.sql.rebuilding import allow_long_statements
+from bridge.store.message_store import MessageStore, OwnerStore, TopicAdmin
+from bridge.store.positions import find_position, read_range, write_position
+
+_OF_OP = frozenset({HaltKind.NO_POSITION, HaltKind.OTHER_OP, HaltKind.OP_LOST})
+_WHOLE = _OF_OP | {HaltKind.OTHER_JOURNAL, HaltKind.JOURNAL_LOST}
+_AUDITED_IDS = 1_000
+_SQL_TIMEOUT_MS = 600_000
+_GONE = Span(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What one queue loses. `position`: from where it goes on; `unproven`: what nobody can prove any more."""
+
+    queue_id: int
+    kind: HaltKind
+    position: Position
+    unproven: Sequence[Unproven]
+
+
+@dataclass(frozen=True, slots=True)
+class GivingUpPorts:
+    """What an operator's command works with."""
+
+    store: MessageStore
+    owners: OwnerStore
+    admin: TopicAdmin
+    database: Database
+    clock: Clock
+
+
+class _Judged(NamedTuple):
+    position: Position | None
+    facts: LogFacts
+    kind: HaltKind | None
+
+
+class GivingUp:
+    """`survey` tells and changes nothing; `act` does what it says, queue by queue, and can be repeated."""
+
+    def __init__(self, ports: GivingUpPorts, topics: InternalTopics) -> None:
+        self._ports = ports
+        self._topics = topics
+
+    async def survey(self) -> list[Loss]:
+        """The queues whose log is not what was left. Raises StoreError and SqlUnavailable."""
+        losses = [await self._look(queue_id) for queue_id in range(self._topics.queues)]
+        return [loss for loss in losses if loss is not None]
+
+    async def act(self, actor: str) -> list[Loss]:
+        """Gives up what cannot be proven: new positions, audit, halts cleared; what it was.
+
+        Missing topics have been made before. Raises StoreError and SqlUnavailable.
+        """
+        return [loss for loss in [await self._give_up(q, actor) for q in range(self._topics.queues)] if loss]
+
+    async def _give_up(self, queue_id: int, actor: str) -> Loss | None:
+        found: list[Loss] = []
+
+        async def make() -> Position | None:
+            loss = await self._look(queue_id)
+            if loss is None:
+                return None
+            found.append(loss)
+            return loss.position
+
+        if await self._look(queue_id) is None:
+            return None
+        await write_position(self._ports.owners, self._topics, queue_id, make)
+        for loss in found:
+            now_ms = self._ports.clock.now_ms()
+            await self._ports.database.run(partial(_record, loss=loss, actor=actor, now_ms=now_ms), _SQL_TIMEOUT_MS)
+        return found[0] if found else None
+
+    async def find_faults(self) -> dict[int, HaltKind]:
+        """What is wrong, by queue, without looking for what is lost by it. Raises StoreError and SqlUnavailable."""
+        judged = {queue_id: await self._judge(queue_id) for queue_id in range(self._topics.queues)}
+        return {queue_id: found.kind for queue_id, found in judged.items() if found.kind is not None}
+
+    async def _look(self, queue_id: int) -> Loss | None:
+        position, facts, kind = await self._judge(queue_id)
+        if kind is None:
+            return None
+        next_position = await self._choose(queue_id, kind, position, facts)
+        unproven = await self._find_unproven(queue_id, kind, next_position, facts.journal)
+        return Loss(queue_id, kind, next_position, unproven)
+
+    async def _judge(self, queue_id: int) -> "_Judged":
+        topics, ports = self._topics, self._ports
+        ids = await ports.admin.identify_topics((topics.half, topics.op, topics.parked))
+        log = LogTopics(ids[topics.half] or "", ids[topics.op] or "", ids[topics.parked] or "")
+        journal = await self._measure(topics.half, queue_id, log.half)
+        op = await self._measure(topics.op, queue_id, log.op)
+        position = (
+            await find_position(ports.store, ports.owners, topics, queue_id, is_last=True) if op.maximum else None
+        )
+        facts = LogFacts(log, journal, op, await self._find_last_ms(queue_id, position, journal))
+        return _Judged(position, facts, await self._find_kind(queue_id, position, facts))
+
+    async def _find_kind(self, queue_id: int, position: Position | None, facts: LogFacts) -> HaltKind | None:
+        """A stored halt counts although the log seems whole again; doubt about the op topic counts first."""
+        halts = await self._ports.database.read(read_halts)
+        known = await self._ports.database.read(partial(read_position, queue_id=queue_id))
+        if known is not None:
+            witness = Witness(known[0].s, known[1].journal_topic_id, known[1].op_topic_id)
+            facts = facts._replace(witnesses=(witness,))
+        stored, seen = halts.get(queue_id), find_fault(position, facts)
+        if stored is None or seen in _OF_OP:
+            return seen
+        return stored.kind
+
+    async def _choose(self, queue_id: int, kind: HaltKind, position: Position | None, facts: LogFacts) -> Position:
+        journal, op, log = facts.journal, facts.op, facts.topics
+        if kind in _OF_OP or position is None:
+            start = LogStart(journal.maximum, op.maximum)
+            return Position(start.journal, start.journal, start.op, MIGRATE_OWNER, log, None, start)
+        if kind in _WHOLE:
+            start = LogStart(await self._find_first_new(queue_id, journal), op.maximum)
+            return Position(start.journal, start.journal, start.op, MIGRATE_OWNER, log, None, start)
+        s, l = max(position.s, journal.minimum), max(position.l, journal.minimum)  # noqa: E741
+        return position._replace(s=s, l=l, owner=MIGRATE_OWNER, topics=log, s_ms=None)
+
+    async def _find_first_new(self, queue_id: int, journal: Span) -> int:
+        """The offset behind the last half message that the op topic or the projection knows."""
+        known = {
+            message.key.decode("latin-1")
+            async for message in self._read(self._topics.op, queue_id)
+            if message.key not in {None, POSITION_KEY, ANSWERS_KEY} and message.key is not None
+        }
+        first_new, waiting = journal.minimum, dict[str, int]()
+        async for offset, half in self._read_halves(queue_id, journal.minimum):
+            if half.transaction_id in known:
+                first_new = offset + 1
+            else:
+                waiting[half.transaction_id] = offset
+        projected = await self._ports.database.read(partial(find_known_ids, transaction_ids=waiting))
+        return max([first_new, *[waiting[transaction_id] + 1 for transaction_id in projected]])
+
+    async def _find_unproven(
+        self, queue_id: int, kind: HaltKind, position: Position, journal: Span
+    ) -> Sequence[Unproven]:
+        live = await self._ports.database.read(partial(read_live, queue_id=queue_id))
+        if kind is HaltKind.JOURNAL_GAP:
+            return [u for u in live if u.state is TransactionState.PREPARED and u.queue_offset < journal.minimum]
+        if kind is HaltKind.OTHER_PARKED:
+            return [u for u in live if u.state is TransactionState.PARKED]
+        found = {u.transaction_id: u for u in live}
+        waiting: dict[str, Unproven] = {}
+        if kind in _OF_OP:
+            async for offset, half in self._read_halves(queue_id, journal.minimum):
+                if offset < position.s and half.transaction_id not in found:
+                    state, key = TransactionState.PREPARED, half.idempotency_key
+                    waiting[half.transaction_id] = Unproven(half.transaction_id, half.group, state, offset, key)
+        projected = await self._ports.database.read(partial(find_known_ids, transaction_ids=waiting))
+        return [*live, *[u for u in waiting.values() if u.transaction_id not in projected]]
+
+    async def _measure(self, topic: str, queue_id: int, topic_id: str) -> Span:
+        if not topic_id:
+            return _GONE
+        offsets = await self._ports.store.get_offsets(MessageQueue(topic, queue_id))
+        return Span(offsets.minimum, offsets.maximum)
+
+    async def _find_last_ms(self, queue_id: int, position: Position | None, journal: Span) -> int | None:
+        if position is None or not journal.minimum < position.s <= journal.maximum:
+            return None
+        last = await self._ports.store.get_each(MessageQueue(self._topics.half, queue_id), [position.s - 1])
+        return next((message.stored_ms for message in last.values()), None)
+
+    async def _read_halves(self, queue_id: int, start: int) -> AsyncIterator[tuple[int, HalfMessage]]:
+        async for message in self._read(self._topics.half, queue_id, start):
+            with suppress(MalformedRecord, UnknownRecordVersion):
+                record = decode_record(message)
+                if isinstance(record, HalfMessage):
+                    yield message.queue_offset, record
+
+    async def _read(self, topic: str, queue_id: int, start: int = 0) -> AsyncIterator[StoredMessage]:
+        queue = MessageQueue(topic, queue_id)
+        offsets = await self._ports.store.get_offsets(queue)
+        async for message in read_range(self._ports.owners, queue, max(start, offsets.minimum), offsets.maximum):
+            yield message
+
+
+def _record(conn: Connection, loss: Loss, actor: str, now_ms: int) -> None:
+    allow_long_statements(conn)
+    if loss.kind in _WHOLE:
+        give_up_queue(conn, loss.queue_id, loss.unproven, now_ms)
+    if loss.kind in _OF_OP:
+        believe_from(conn, loss.queue_id, 0)  # the offset spoke of what is lost
+    ids = [u.transaction_id for u in loss.unproven]
+    after = {
+        "kind": loss.kind.value, "s": loss.position.s, "count": len(ids), "transactions": ids[:_AUDITED_IDS],
+    }  # fmt: skip
+    record_act(conn, ActEntry(now_ms, actor, "queue.give-up", f"queue {loss.queue_id}", None, None, after))
+    clear_halt(conn, loss.queue_id)

@@ -1,0 +1,119 @@
+"""A queue's position in the op topic: found, and written by whoever owns the queue's transactional ids."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+
+from bridge.core.errors import MalformedRecord, StoreTimeout
+from bridge.core.log_facts import MIGRATE_OWNER
+from bridge.core.message import Message, MessageQueue, StoredMessage
+from bridge.core.op_message import POSITION_KEY, LogTopics, Position, decode_position, encode_position
+from bridge.core.topics import InternalTopics
+from bridge.store.message_store import MessageStore, OwnerStore
+from bridge.store.results import AtomicBatch, BatchKind
+
+_READ_COUNT = 2_000
+_READ_WAIT_MS = 500
+_MOST_WAITS = 60
+
+
+def make_first_position(log: LogTopics) -> Position:
+    """Where a queue of a new installation begins. Nobody but `migrate` may say that this is a beginning."""
+    return Position(0, 0, 0, MIGRATE_OWNER, log)
+
+
+def make_position_message(topics: InternalTopics, queue_id: int, position: Position) -> Message:
+    """The record that holds it."""
+    return Message(topics.op, POSITION_KEY, encode_position(position), (), queue_id)
+
+
+async def write_position(
+    owners: OwnerStore, topics: InternalTopics, queue_id: int, make: Callable[[], Awaitable[Position | None]]
+) -> Position | None:
+    """Fences the queue's owner, then writes what `make` says; the owner takes the queue over anew. Raises StoreError.
+
+    `make` is asked after fencing: nobody else can move the position any more. None: nothing is written.
+    """
+    writer = owners.open_writer((topics.transactional_id(queue_id, 0), topics.transactional_id(queue_id, 1)))
+    try:
+        await writer.fence()
+        position = await make()
+        if position is not None:
+            message = make_position_message(topics, queue_id, position)
+            await writer.put_all(AtomicBatch([], lambda _: [message], kind=BatchKind.POSITION))
+    finally:
+        await writer.close()
+    return position
+
+
+async def begin_queues(store: MessageStore, owners: OwnerStore, topics: InternalTopics, log: LogTopics) -> list[int]:
+    """Writes the first position of each queue that never took anything; which. Raises StoreError.
+
+    Where either topic holds, or has ever held, a record, a missing position is a loss and no beginning.
+    """
+    begun = []
+    for queue_id in range(topics.queues):
+        if await _is_new(store, topics, queue_id):
+            make = partial(_make_if_new, store, topics, queue_id, log)
+            if await write_position(owners, topics, queue_id, make) is not None:
+                begun.append(queue_id)
+    return begun
+
+
+async def _make_if_new(store: MessageStore, topics: InternalTopics, queue_id: int, log: LogTopics) -> Position | None:
+    return make_first_position(log) if await _is_new(store, topics, queue_id) else None
+
+
+async def _is_new(store: MessageStore, topics: InternalTopics, queue_id: int) -> bool:
+    """What was never more than begun leaves an aborted batch behind."""
+    op_queue = MessageQueue(topics.op, queue_id)
+    journal, op = await store.get_offsets(MessageQueue(topics.half, queue_id)), await store.get_offsets(op_queue)
+    if journal.maximum or op.minimum:
+        return False
+    return not op.maximum or not (op.stable < op.maximum or (await store.get(op_queue, 0, 1)).messages)
+
+
+async def find_position(
+    store: MessageStore, owners: OwnerStore, topics: InternalTopics, queue_id: int, *, is_last: bool = False
+) -> Position | None:
+    """The last position in the queue's op topic that `owners` believes, None if there is none. Raises StoreError.
+
+    `is_last`: also of a Kafka transaction whose markers are still to come. Looks back in growing steps.
+    """
+    queue = MessageQueue(topics.op, queue_id)
+    offsets = await store.get_offsets(queue)
+    start, back = offsets.maximum if is_last else offsets.stable, 4_000
+    while start > offsets.minimum:
+        end, start = start, max(offsets.minimum, start - back)
+        back *= 2
+        found = await _find_last(owners, queue, start, end)
+        if found is not None:
+            return found
+    return None
+
+
+async def _find_last(owners: OwnerStore, queue: MessageQueue, start: int, end: int) -> Position | None:
+    """Through a reader, which passes over what is not the owner's."""
+    found = None
+    async for message in read_range(owners, queue, start, end):
+        if message.key == POSITION_KEY and message.value is not None:
+            with suppress(MalformedRecord):
+                found = decode_position(message.value)
+    return found
+
+
+async def read_range(owners: OwnerStore, queue: MessageQueue, start: int, end: int) -> AsyncIterator[StoredMessage]:
+    """What a queue holds from `start` to `end`. Raises StoreError, also when it does not come."""
+    reader, waits = owners.open_reader(queue, start), 0
+    try:
+        while start < end:
+            result = await reader.get(_READ_COUNT, _READ_WAIT_MS)
+            for message in result.messages:
+                if message.queue_offset < end:
+                    yield message
+            waits = waits + 1 if result.next_begin_offset <= start else 0
+            if waits > _MOST_WAITS:
+                raise StoreTimeout(f"{queue.topic}[{queue.queue_id}] is not readable from {start} to {end}")
+            start = result.next_begin_offset
+    finally:
+        await reader.close()

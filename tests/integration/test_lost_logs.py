@@ -1,0 +1,69 @@
+"""Internal topics that are lost under a running bridge, on a real Kafka, and the way out of it."""
+
+import json
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from bridge.topology import OP_RULES
+from tests.support.bridge_process import Bridge, BridgeProcess, create_topics, read_committed, wait_until
+from tests.support.cluster_acts import delete_topic
+
+TOPICS = {False: "lost.orders", True: "lost.orders.restarted"}
+
+
+def prepare(process: BridgeProcess, topic: str, value: str) -> httpx2.Response:
+    body = {"producer_group": "shop", "messages": [{"topic": topic, "key": "k", "value": value}]}
+    return process.post("/v1/transactions", body)
+
+
+def publish(process: BridgeProcess, topic: str, value: str) -> str:
+    made = prepare(process, topic, value)
+    assert made.status_code == 201, made.text
+    name = str(made.json()["transaction_id"])
+    assert process.post(f"/v1/transactions/{name}/commit").json()["state"] == "COMMITTED"
+    wait_until(lambda: process.get(f"/v1/transactions/{name}").json()["state"] == "COMMITTED", name="search")
+    return name
+
+
+def is_refused_unapplied(answer: httpx2.Response) -> bool:
+    """Nothing was written, and the answer says so and what to do."""
+    return (
+        answer.status_code == 503
+        and answer.json()["outcome"] == "not_applied"
+        and "--accept-identity" in answer.json()["detail"]
+    )
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_recreated_op_topic_is_refused_given_up_and_never_published_again(
+    kafka: str, tmp_path: Path, *, is_restarted: bool
+) -> None:
+    """Deleted and made again under a running bridge: 503 within seconds; given up, nothing comes twice (D, 53, 62)."""
+    topic = TOPICS[is_restarted]
+    create_topics(kafka, {topic: 1})
+    bridge = Bridge.create(kafka, tmp_path, queues=1)
+    with bridge.serve() as process:
+        publish(process, topic, "first")
+        pending = str(prepare(process, topic, "pending").json()["transaction_id"])
+        wait_until(lambda: process.get(f"/v1/transactions/{pending}").status_code == 200, name="search")
+        delete_topic(kafka, bridge.op_topic)
+        create_topics(kafka, {bridge.op_topic: 1}, OP_RULES.make_config(1))
+        wait_until(lambda: is_refused_unapplied(prepare(process, topic, "refused")), name="refusal of a prepare")
+        assert is_refused_unapplied(process.post(f"/v1/transactions/{pending}/commit"))
+        assert process.get("/readyz").status_code == 503
+        if is_restarted:
+            process.stop()
+            assert "--accept-identity" in bridge.run_refused("migrate").replace("\n", " ")
+        told = json.loads(bridge.run("migrate", "--accept-identity", "--yes", "-o", "json"))
+        (loss,) = told
+        assert pending in {t["transaction_id"] for t in loss["transactions"]}
+        if not is_restarted:
+            wait_until(lambda: prepare(process, topic, "pause").status_code == 201, 60, "prepares again")
+            publish(process, topic, "last")
+    with bridge.serve() as process:
+        if is_restarted:
+            publish(process, topic, "last")
+        assert process.post(f"/v1/transactions/{pending}/commit").status_code >= 400
+    assert [record.value for record in read_committed(kafka, [topic])] == [b"first", b"last"]
