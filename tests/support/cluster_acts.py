@@ -13,6 +13,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
+from bridge.core.log_facts import MIGRATE_OWNER
 from tests.support.bridge_process import Bridge, read_committed, wait_until
 
 _ANSWER_S = 30.0
@@ -71,9 +72,9 @@ def read_positions(bridge: Bridge) -> dict[int, dict[str, Any]]:
 
 
 def read_owners(bridge: Bridge) -> set[str]:
-    """Everybody who ever wrote a position."""
+    """Every settler that ever wrote a position."""
     records = read_committed(bridge.kafka, [bridge.op_topic])
-    return {json.loads(r.value or b"")["owner"] for r in records if r.key == b"~"}
+    return {json.loads(r.value or b"")["owner"] for r in records if r.key == b"~"} - {MIGRATE_OWNER}
 
 
 def read_states(bridge: Bridge) -> dict[str, list[dict[str, Any]]]:

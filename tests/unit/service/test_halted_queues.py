@@ -1,0 +1,29 @@
+"""bridge.service.journal: what a queue that halts would get is refused, and certainly not written."""
+
+import asyncio
+
+from bridge.clock import KafkaTime
+from bridge.core.message import Message
+from bridge.service.deadline import Deadline
+from bridge.service.journal import Journal
+from bridge.store.results import PutStatus, Refusal
+from tests.support.memory_world import make_memory_world
+
+
+def test_only_records_of_the_halted_queue_are_refused() -> None:
+    """In one list with others, each gets its own answer, in its place."""
+    world = make_memory_world()
+    clock = world.clock
+    world.cluster.log.create_topic("two", 2)
+    process = world.start_process("api")
+    whys = {1: "queue 1 halts"}
+
+    async def story() -> None:
+        journal = Journal(process.store, KafkaTime(clock), 100, whys.get)
+        messages = [Message("two", b"k", value, (), queue_id) for value, queue_id in ((b"a", 0), (b"b", 1), (b"c", 0))]
+        results = await journal.append(messages, Deadline.after(clock, 5_000))
+        assert [result.status is PutStatus.REFUSED for result in results] == [False, True, False]
+        assert (results[1].refusal, results[1].detail) == (Refusal.HALTED, "queue 1 halts")
+
+    asyncio.run(clock.drive(story(), 60_000))
+    assert sorted(world.visible("two")) == [b"a", b"c"]

@@ -1,0 +1,72 @@
+"""bridge.giving_up and bridge.sql.halts: what an operator is told of a lost log, and how its queue goes on."""
+
+from functools import partial
+
+import pytest
+
+from bridge.core.errors import HaltKind
+from bridge.core.message import Message
+from bridge.giving_up import GivingUp, GivingUpPorts
+from bridge.sql.halts import Halt, clear_halt, read_halts, store_halt
+from tests.support.projector_world import ProjectorWorld, make_projector_world
+
+pytest_plugins = ["tests.support.postgres"]
+
+ORDER = Message("orders", b"k", b"v")
+
+
+def recreate(world: ProjectorWorld, name: str) -> None:
+    """Deleted and made again: another id, and empty."""
+    log = world.settlers.memory.cluster.log
+    config, queues = log.topics[name].config, len(log.topics[name].partitions)
+    log.delete_topic(name)
+    log.create_topic(name, queues, config)
+
+
+def make_giving_up(world: ProjectorWorld) -> GivingUp:
+    ports = world.make_ports("operator")
+    return GivingUp(GivingUpPorts(ports.store, ports.owners, ports.admin, world.database, ports.clock), world.topics)
+
+
+@pytest.mark.parametrize(("lost", "kind"), [("op", HaltKind.NO_POSITION), ("half", HaltKind.OTHER_JOURNAL)])
+def test_what_is_lost_is_told_first_and_the_queue_goes_on_without_it(
+    database_url: str, lost: str, kind: HaltKind
+) -> None:
+    """A look changes nothing; then what was pending is given up and nothing is published twice (D, L, 53)."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await world.settlers.prepare("done", ORDER)
+            await world.settlers.commit("done")
+            await world.settlers.prepare("pending", ORDER)
+            await world.settlers.settled()
+            await world.catch_up()
+        await world.projector.close()
+        recreate(world, getattr(world.topics, lost))
+        giving_up = make_giving_up(world)
+        for _ in range(2):
+            (loss,) = await giving_up.survey()
+            assert loss.kind is kind
+            assert [u.transaction_id for u in loss.unproven] == [world.settlers.id_of("pending")]
+        assert await giving_up.find_faults() == {0: kind}
+        assert len(await giving_up.act("operator")) == 1
+        assert await giving_up.survey() == []
+        async with world.settlers.settling("next"):
+            await world.settlers.prepare("new", Message("orders", b"k", b"w"))
+            await world.settlers.commit("new")
+            await world.settlers.settled()
+
+    world.run(story())
+    assert world.settlers.memory.visible("orders") == [b"v", b"w"]
+
+
+def test_first_halt_of_a_queue_stays_until_it_is_cleared(database_url: str) -> None:
+    """What is found later may follow from it."""
+    world = make_projector_world(database_url)
+    first = Halt(0, HaltKind.JOURNAL_LOST, "ends", 1)
+    world.query(partial(store_halt, halt=first))
+    world.query(partial(store_halt, halt=Halt(0, HaltKind.OP_LOST, "later", 2)))
+    assert world.query(read_halts) == {0: first}
+    world.query(partial(clear_halt, queue_id=0))
+    assert world.query(read_halts) == {}
