@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
+from api.byte_budget import Budget
 from api.doorkeeper import Doorkeeper
 from api.gate import Gate, Reception, Traffic
 from api.hot_path import HotPath
@@ -62,13 +63,13 @@ def create_app(services: Services, *, is_api: bool = True) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.services = services
-    app.state.traffic = Traffic(services.limits.in_flight)
+    app.state.traffic = Traffic(services.limits.in_flight, Budget(services.limits.in_flight_bytes))
     app.state.doorkeeper = Doorkeeper()  # hears from the server where it listens
     for router in (pages.router, *_ROUTERS) if is_api else (health.router,):
         app.router.routes.extend(router.routes)  # plainly: an included router hides its routes' methods and paths
     app.add_exception_handler(HTTPException, _on_http_exception)
     traffic: Traffic = app.state.traffic
-    metrics = HttpMetrics(services.registry, lambda: traffic.in_flight)
+    metrics = HttpMetrics(services.registry, lambda: traffic.in_flight, lambda: traffic.budget.used)
     reception = Reception(app.state.doorkeeper, traffic, metrics)
     app.state.hot_path = HotPath(services, reception) if is_api else None
     app.add_middleware(Gate, reception=reception)

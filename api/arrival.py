@@ -5,7 +5,7 @@ from typing import Protocol
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request
 
-from api.limits import HttpLimits, read_body, too_large
+from api.limits import HttpLimits, overloaded, read_body, too_large
 from api.problems import UNSUPPORTED_MEDIA_TYPE, reject
 
 JSON = "application/json"
@@ -54,12 +54,12 @@ class RoutedArrival:
 
 
 class WholeArrival:
-    """One that came in one piece."""
+    """One that came in one piece. `body` None: there was no room for it."""
 
     __slots__ = ("_body", "_limits", "headers", "query", "request_id")
 
     def __init__(
-        self, headers: list[tuple[bytes, bytes]], query: bytes, body: bytes, request_id: str, limits: HttpLimits
+        self, headers: list[tuple[bytes, bytes]], query: bytes, body: bytes | None, request_id: str, limits: HttpLimits
     ) -> None:
         self.headers = Headers(raw=headers)
         self.query = QueryParams(query) if query else _NOTHING
@@ -68,6 +68,8 @@ class WholeArrival:
         self._limits = limits
 
     async def body(self) -> bytes:
+        if self._body is None:
+            raise overloaded(is_read=True)
         if len(self._body) > self._limits.body_bytes:
             raise too_large(self._limits)
         return self._body

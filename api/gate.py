@@ -6,13 +6,16 @@ import os
 import re
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import structlog
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.byte_budget import Budget, Lease
 from api.doorkeeper import HEALTH, Doorkeeper, RawHeaders
+from api.limits import linger
 from api.metrics import HttpMetrics
 from api.problems import (
     INTERNAL,
@@ -38,9 +41,10 @@ _UNMATCHED = "unmatched"
 
 @dataclass(slots=True)
 class Traffic:
-    """How many requests are being served, and whether new ones are still taken."""
+    """How many requests are being served, their bytes, and whether new ones are still taken."""
 
     max_in_flight: int = 2_000
+    budget: Budget = field(default_factory=Budget)
     in_flight: int = 0
     is_draining: bool = False
 
@@ -91,6 +95,7 @@ class Reception:
     def dismiss(self, request: "Served") -> None:
         """The request is over. A `status` of 0: its answer has not begun."""
         self._traffic.in_flight -= 1
+        request.lease.close()
         seconds = time.perf_counter() - request.started
         self._metrics.observe(request.route, request.method, request.status, seconds)
         level = logging.INFO if request.status >= 500 else logging.DEBUG
@@ -109,9 +114,10 @@ class Reception:
 class Served:
     """One request on its way."""
 
-    __slots__ = ("method", "request_id", "route", "started", "status")
+    __slots__ = ("lease", "method", "request_id", "route", "started", "status")
 
-    def __init__(self, method: str, request_id: str, route: str = _UNMATCHED) -> None:
+    def __init__(self, method: str, request_id: str, lease: Lease, route: str = _UNMATCHED) -> None:
+        self.lease = lease
         self.method = method
         self.request_id = request_id
         self.route = route
@@ -130,8 +136,10 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        served = Served(scope["method"], find_request_id(scope["headers"]))
-        scope["state"] = {**scope.get("state", {}), "request_id": served.request_id}
+        state = scope.get("state", {})
+        lease: Lease = state.get("lease") or Lease(Budget())  # a server besides ours counts nothing
+        served = Served(scope["method"], find_request_id(scope["headers"]), lease)
+        scope["state"] = {**state, "lease": lease, "request_id": served.request_id}
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -145,6 +153,9 @@ class Gate:
                 problem = await self._serve(scope, receive, answer, served.request_id)
             # an answer that has begun is left unfinished: the server then closes the connection
             if problem is not None and not served.status:
+                if lease.is_refused and "Connection" in problem.headers:
+                    lease.close()
+                    await linger(Request(scope, receive))
                 await send_problem(problem, served.request_id, answer)
         finally:
             served.route = getattr(scope.get("route"), "path_format", _UNMATCHED)

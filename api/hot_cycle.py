@@ -6,6 +6,7 @@ from typing import Protocol
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
+from api.byte_budget import Lease
 from api.hot_path import HotAnswer, HotCall, HotPath
 
 _STATUS_LINES = {
@@ -52,11 +53,11 @@ class HotCycle:
     def set(self) -> None:
         """Nobody waits for more of the body."""
 
-    async def run(self, hot_path: HotPath) -> None:
+    async def run(self, hot_path: HotPath, lease: Lease) -> None:
         """Answers the request, which is whole."""
         body = b"".join(self.pieces)
         self.pieces.clear()  # the connection keeps the cycle until its next request
-        answer = await hot_path.answer(self._call, self._headers, body)
+        answer = await hot_path.answer(self._call, self._headers, body, lease)
         connection = self._connection
         if connection.flow.write_paused and not self.disconnected:
             await connection.flow.drain()

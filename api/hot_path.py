@@ -10,6 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from api.arrival import JSON, Arrival, WholeArrival
+from api.byte_budget import Lease
 from api.doorkeeper import RawHeaders
 from api.gate import Reception, Served, find_request_id
 from api.problems import Problem, encode_problem, problem_headers
@@ -77,13 +78,14 @@ class HotPath:
         run = partial(end_one, transaction_id=name.decode(), resolution=resolution)
         return HotCall(path.decode(), route, query, run)
 
-    async def answer(self, call: HotCall, headers: list[tuple[bytes, bytes]], body: bytes) -> HotAnswer:
+    async def answer(self, call: HotCall, headers: list[tuple[bytes, bytes]], body: bytes, lease: Lease) -> HotAnswer:
         """Never raises: what fails is answered with a problem."""
-        served = Served("POST", find_request_id(headers), call.route)
+        served = Served("POST", find_request_id(headers), lease, call.route)
         problem = self._reception.admit("POST", call.path, headers)
         try:
             if problem is None:
-                arrival = WholeArrival(headers, call.query, body, served.request_id, self._services.limits)
+                kept = None if lease.is_refused else body
+                arrival = WholeArrival(headers, call.query, kept, served.request_id, self._services.limits)
                 answer = await call.run(self._services, arrival)
                 named = [("content-type", JSON), *answer.headers]
                 return self._close(served, HotAnswer(answer.status, named, answer.body))

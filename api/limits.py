@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from api.problems import BODY_TOO_LARGE, MALFORMED_REQUEST, REQUEST_TIMEOUT, Problem, Rejected
+from api.byte_budget import Lease
+from api.problems import BODY_TOO_LARGE, MALFORMED_REQUEST, REQUEST_TIMEOUT, UNAVAILABLE, Problem, Rejected
 
 _CLOSE = {"Connection": "close"}
 _LINGER_S = 2.0
@@ -20,6 +21,7 @@ class HttpLimits:
     body_bytes: int = 8 * 1024 * 1024  # of a body, or of one NDJSON line
     receive_s: float = 10.0
     in_flight: int = 2_000
+    in_flight_bytes: int = 256 * 1024 * 1024
     page: int = 500
     wait_s: float = 10.0
 
@@ -28,7 +30,7 @@ async def read_body(request: Request, limits: HttpLimits) -> bytes:
     """The whole body. Raises Rejected if it is too large, too slow or cut off."""
     declared = request.headers.get("content-length")
     if declared is not None and declared.isdecimal() and int(declared) > limits.body_bytes:
-        await _discard(request, limits)
+        await linger(request)
         raise too_large(limits)
     chunks: list[bytes] = []
     size = 0
@@ -36,7 +38,8 @@ async def read_body(request: Request, limits: HttpLimits) -> bytes:
         size += len(chunk)
         if size > limits.body_bytes:
             chunks.clear()
-            await _discard(request, limits)
+            lease_of(request).shrink(size)
+            await linger(request)
             raise too_large(limits)
         chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -55,10 +58,19 @@ async def read_chunks(request: Request, limits: HttpLimits, *, is_whole: bool) -
             raise Rejected(problem) from None
         if message["type"] == "http.disconnect":
             raise Rejected(Problem(MALFORMED_REQUEST, "the body was cut off", headers=_CLOSE))
+        is_read = not message.get("more_body")
+        if lease_of(request).is_refused:
+            raise overloaded(is_read=is_read)
         if body := message.get("body"):
             yield body
-        if not message.get("more_body"):
+        if is_read:
             return
+
+
+def lease_of(request: Request) -> Lease:
+    """The bytes of the request, as its connection counts them."""
+    lease: Lease = request.state.lease
+    return lease
 
 
 def too_large(limits: HttpLimits) -> Rejected:
@@ -66,17 +78,26 @@ def too_large(limits: HttpLimits) -> Rejected:
     return Rejected(Problem(BODY_TOO_LARGE, f"more than {limits.body_bytes} bytes", headers=_CLOSE))
 
 
-async def _discard(request: Request, limits: HttpLimits) -> None:
+def overloaded(*, is_read: bool) -> Rejected:
+    """The process holds as many bytes as it may. `is_read`: nothing of the request is on its way any more."""
+    detail = "too many bytes of requests are being held; this one was not kept"
+    return Rejected(Problem(UNAVAILABLE, detail, retry_after_s=1, headers={} if is_read else _CLOSE))
+
+
+async def linger(request: Request) -> None:
     """Takes what is on its way for a moment: a client that is still sending would otherwise not read the answer."""
     if "expect" in request.headers:
         return
-    left = limits.body_bytes * _LINGER_BODIES
+    limits: HttpLimits = request.app.state.services.limits
+    left, lease = limits.body_bytes * _LINGER_BODIES, lease_of(request)
     try:
         async with asyncio.timeout(_LINGER_S):
             while left > 0:
                 message = await request.receive()
                 if not message.get("more_body"):
                     return
-                left -= len(message.get("body", b""))
+                size = len(message.get("body", b""))
+                lease.shrink(size)
+                left -= size
     except TimeoutError:
         return

@@ -13,7 +13,7 @@ _METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"
 class HttpMetrics:
     """Counts requests into a registry that the whole process shares."""
 
-    def __init__(self, registry: CollectorRegistry, in_flight: Callable[[], float]) -> None:
+    def __init__(self, registry: CollectorRegistry, in_flight: Callable[[], float], held: Callable[[], float]) -> None:
         labels = ("route", "method", "status_class")
         self._seconds = Histogram(
             f"{PREFIX}http_request_seconds", "Time to answer a request.", labels, registry=registry, buckets=_BUCKETS
@@ -23,6 +23,8 @@ class HttpMetrics:
         )
         gauge = Gauge(f"{PREFIX}http_requests_in_flight", "Requests being served.", registry=registry)
         gauge.set_function(in_flight)
+        held_bytes = Gauge(f"{PREFIX}http_bytes_in_flight", "Bytes of requests that are held.", registry=registry)
+        held_bytes.set_function(held)
         self._known: dict[tuple[str, str, int], Histogram] = {}
 
     def observe(self, route: str, method: str, status: int, seconds: float) -> None:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.arrival import NDJSON
-from api.limits import HttpLimits, read_chunks, too_large
+from api.limits import HttpLimits, lease_of, read_chunks, too_large
 from api.problems import Problem, Rejected
 from api.reading import arrival_of, problem_item
 
@@ -36,6 +36,7 @@ class NdjsonAnswer(Response):
         try:
             async for lines in read_lines(self._request, self._limits):
                 results = b"\n".join([*await self._answer(lines), b""])
+                del lines  # not while the next ones are awaited
                 if not is_begun:
                     is_begun = True
                     await self._begin(send)
@@ -58,9 +59,12 @@ async def read_lines(request: Request, limits: HttpLimits) -> AsyncIterator[list
     """Lines in lists, as they come; empty ones are skipped, one that is too long is a problem in its place."""
     splitter = LineSplitter(limits)
     async for chunk in read_chunks(request, limits, is_whole=False):
+        held = splitter.held + len(chunk)
         lines = splitter.feed(chunk)
         for start in range(0, len(lines), MAX_LINES):
             yield lines[start : start + MAX_LINES]
+        del lines  # answered: their bytes are free for others
+        lease_of(request).shrink(held - splitter.held)
     if rest := splitter.finish():
         yield rest
 
@@ -72,6 +76,11 @@ class LineSplitter:
         self._limits = limits
         self._rest = bytearray()
         self._is_skipping = False
+
+    @property
+    def held(self) -> int:
+        """Bytes of the line that has no end yet."""
+        return len(self._rest)
 
     def feed(self, chunk: bytes) -> list[Line]:
         """The lines that are complete now."""

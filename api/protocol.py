@@ -13,6 +13,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from api.byte_budget import Budget, Lease
 from api.hot_cycle import HotCycle
 from api.hot_path import HotPath
 from api.problems import (
@@ -68,6 +69,7 @@ class BoundedProtocol(HttpToolsProtocol):
     head_timeout_s = 5.0
     send_timeout_s = 30.0
     hot_path: HotPath | None = None
+    budget = Budget()
 
     def __init__(
         self,
@@ -84,6 +86,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._refusal: Problem | None = None
+        self._lease = Lease(self.budget)  # of the request whose body is being read
         self._hot: HotCycle | None = None  # while its body is being read
         self._default_head: tuple[object, bytes] = (None, b"")
         self._unread = b""  # received, and for the parser when earlier requests have been answered
@@ -124,6 +127,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.idle.pop(self, None)
         self._unread = b""
         for cycle, _ in self.pipeline:
+            cycle.scope["state"]["lease"].close()
             cycle.on_response = _nothing  # it leads back here: only a full garbage collection would free the two
         self.pipeline.clear()
         super().connection_lost(exc)
@@ -206,15 +210,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self.idle.pop(self, None)
         if self.parser.should_upgrade():
             return
+        self._lease = Lease(self.budget)
         self._hot = self._find_hot()
         if self._hot is None:
             self._begin_cycle()
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
+        is_kept = self._lease.grow(len(body))
         if self._hot is None:
-            super().on_body(body)
-        else:
+            super().on_body(body if is_kept else b"")  # who waits for it is told in any case
+        elif is_kept:
             self._hot.pieces.append(body)
 
     def on_message_complete(self) -> None:
@@ -286,7 +292,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._hot = None
         hot.more_body = False
         self.cycle = hot  # type: ignore[assignment]
-        task = self.loop.create_task(hot.run(self.hot_path))
+        task = self.loop.create_task(hot.run(self.hot_path, self._lease))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
 
@@ -297,11 +303,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, is_expecting
         self.headers += headers
         super().on_headers_complete()
+        self.cycle.scope["state"]["lease"] = self._lease
 
     def _hand_to_framework(self, hot: HotCycle) -> None:
         """The rest of the body is still on its way: the framework waits for it."""
         self._hot = None
         if self.transport.is_closing():
+            self._lease.close()
             return
         self._begin_cycle()
         for piece in hot.pieces:

@@ -14,6 +14,7 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
+from api.byte_budget import Budget
 from api.doorkeeper import Doorkeeper
 from api.gate import Traffic
 from api.hot_path import HotPath
@@ -70,7 +71,7 @@ class ApiServer:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=_protocol_for(config, app.state.hot_path),
+                http=_protocol_for(config, app.state.hot_path, self._traffic.budget),
                 ws="none",
                 loop="uvloop",
                 lifespan="off",
@@ -113,10 +114,11 @@ class ApiServer:
         self._server.should_exit = True
 
 
-def _protocol_for(config: ServeConfig, its_hot_path: HotPath | None) -> type[BoundedProtocol]:
+def _protocol_for(config: ServeConfig, its_hot_path: HotPath | None, its_budget: Budget) -> type[BoundedProtocol]:
     class Protocol(BoundedProtocol):
         idle: ClassVar[dict[BoundedProtocol, None]] = {}
         hot_path = its_hot_path
+        budget = its_budget
         max_connections = config.connections
         head_timeout_s = config.head_s
         send_timeout_s = config.send_s

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, Valid
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
+from api.byte_budget import Budget
 from api.doorkeeper import is_loopback
 from api.log_setup import LogFormat, LogLevel
 from bridge.core.errors import ConfigError
@@ -70,6 +71,7 @@ class LimitsSettings(_Section):
     body_bytes: Annotated[int, Field(ge=1_024, le=256 * 1024 * 1024)] = 8 * 1024 * 1024
     headers_per_message: Annotated[int, Field(ge=0, le=1_000)] = 64
     requests_in_flight: Annotated[int, Field(ge=1, le=100_000)] = 2_000
+    in_flight_bytes: Annotated[int, Field(ge=1024 * 1024)] = 256 * 1024 * 1024
     connections: Annotated[int, Field(ge=1, le=1_000_000)] = 4_000
     pending_transactions: Annotated[int, Field(ge=1)] = 2_000_000
 
@@ -189,6 +191,7 @@ def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = No
         raise ConfigError(_describe(error, origins)) from None
     settings._origins.update(origins)  # noqa: SLF001 - its own factory
     _check_exposure(settings)
+    _check_budget(settings.limits)
     return settings
 
 
@@ -205,6 +208,14 @@ def _check_exposure(settings: Settings) -> None:
         raise ConfigError(
             f"http.host {settings.http.host} is reachable from other machines and nothing asks who is calling; "
             "listen on 127.0.0.1, or allow it with --insecure-no-auth"
+        )
+
+
+def _check_budget(limits: LimitsSettings) -> None:
+    if limits.body_bytes > Budget(limits.in_flight_bytes).for_large:
+        raise ConfigError(
+            "limits.in_flight_bytes has no room for one body of limits.body_bytes: a quarter of it is kept for small "
+            f"requests; set it to {limits.body_bytes * 2} or more"
         )
 
 

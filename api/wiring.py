@@ -373,6 +373,7 @@ class _Process:
                 body_bytes=limits.body_bytes,
                 receive_s=http.receive_seconds,
                 in_flight=min(limits.requests_in_flight, max(1, connections // 2)),
+                in_flight_bytes=limits.in_flight_bytes,
             ),
             message_limits=MessageLimits(limits.message_bytes, limits.headers_per_message),
         )
