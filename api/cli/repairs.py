@@ -53,7 +53,7 @@ def read_proposals(run: Path) -> list[Proposal]:
     """What the report proposes. Raises CommandFailed."""
     path = run / _PROPOSALS
     try:
-        return [_read(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [_read(json.loads(line)) for line in path.read_bytes().splitlines()]
     except (OSError, ValueError, KeyError, TypeError) as error:
         remedy = "Let `report run` write it anew."
         raise CommandFailed(Exit.FAILED, f"{path} cannot be read: {error}", remedy) from error

@@ -76,7 +76,7 @@ async def test_any_lines_get_a_result_each(lines: list[bytes]) -> None:
         answer = await sender.post(
             "/v1/transactions/batch", content=body, headers={"Content-Type": "application/x-ndjson"}
         )
-    results: list[Any] = [json.loads(line) for line in answer.text.splitlines()]
+    results: list[Any] = [json.loads(line) for line in answer.content.splitlines()]
     expected = [line for line in body.split(b"\n") if line.rstrip(b"\r").strip(b" \t")]
     assert len(results) == len(expected)
     assert all(result["status"] < 500 for result in results)
