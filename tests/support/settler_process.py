@@ -2,7 +2,9 @@
 
 Its session is shorter than brokers allow by default: `group.min.session.timeout.ms`.
 
-python -m tests.support.settler_process BOOTSTRAP PREFIX QUEUES DATABASE_URL
+python -m tests.support.settler_process BOOTSTRAP PREFIX QUEUES [DATABASE_URL]
+
+Without a database there is no key, so every op record is believed.
 """
 
 import asyncio
@@ -31,7 +33,7 @@ from tests.support.settler_world import RecordingObserver
 SESSION_MS = 3_000  # so soon a successor gets the queues of one that stands still
 
 
-async def run(bootstrap: str, prefix: str, queues: int, database_url: str) -> None:
+async def run(bootstrap: str, prefix: str, queues: int, database_url: str | None) -> None:
     """Settles until SIGTERM."""
     config, clock = KafkaConfig({"bootstrap.servers": bootstrap}, session_timeout_ms=SESSION_MS), SystemClock()
     admin = KafkaTopicAdmin(config)
@@ -39,9 +41,11 @@ async def run(bootstrap: str, prefix: str, queues: int, database_url: str) -> No
     owners = KafkaOwnerStore(config, destinations.max_message_bytes)
     store = KafkaMessageStore(config, owners)
     keyring, topics = Keyring(), with_prefix(prefix, queues)
-    seals, database = OpSeals(keyring), Database(database_url)
-    await load_seals(database, keyring, seals)
-    await database.close()
+    seals = OpSeals(keyring)
+    if database_url is not None:
+        database = Database(database_url)
+        await load_seals(database, keyring, seals)
+        await database.close()
     sealed, log = SealedOwnerStore(owners, topics.op, SealWatch(seals)), LogWatch(admin, topics, clock)
     ports = SettlerPorts(store, sealed, destinations, lambda _: CheckTimes(), RecordingObserver(), clock, log)
     settler = Settler(topics, "lone", ports, SettlerConfig())
@@ -55,4 +59,4 @@ if __name__ == "__main__":
         processors=[structlog.processors.TimeStamper(), structlog.processors.JSONRenderer()],
         logger_factory=structlog.WriteLoggerFactory(),
     )
-    asyncio.run(run(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]))
+    asyncio.run(run(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] if len(sys.argv) > 4 else None))
