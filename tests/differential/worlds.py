@@ -13,6 +13,7 @@ from bridge.core.message import Message, MessageQueue, StoredMessage
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.look_up import make_stored
 from bridge.store.kafka.options import KafkaConfig
+from bridge.store.kafka.rounds import LimitOf
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
 from bridge.store.memory.link import PASSES, Fate, Step, StepKind
 from bridge.store.memory.process import MemoryProcess
@@ -23,7 +24,6 @@ from tests.contract.world import ContractWorld, Process, fresh_name
 from tests.differential.program import ALONE, QUEUES, TOPIC_CONFIGS
 
 PROGRAMS_A_TOPIC = 50
-SMALLEST_LIMIT_BYTES = 2_000  # `max.message.bytes` of the smallest topic
 _TIMEOUT_S = 30
 _ABANDONED_MS = 600_000  # no program lasts so long: what it leaves open stays open
 _LOOK_MS = 20
@@ -108,10 +108,10 @@ class MemoryDifferentialWorld(MemoryContractWorld):
 
 
 class _SizedProcess:
-    """The stores of one client process that knows the smallest limit of the topics in use."""
+    """The stores of one client process that knows the limits of the topics in use."""
 
-    def __init__(self, config: KafkaConfig) -> None:
-        self.owners = KafkaOwnerStore(config, lambda: SMALLEST_LIMIT_BYTES)
+    def __init__(self, config: KafkaConfig, limit_of: LimitOf) -> None:
+        self.owners = KafkaOwnerStore(config, limit_of)
         self.store = KafkaMessageStore(config, self.owners)
         self.admin = KafkaTopicAdmin(config)
 
@@ -124,8 +124,9 @@ class KafkaDifferentialWorld(KafkaContractWorld):
 
     def __init__(self, bootstrap_servers: str) -> None:
         options = {"bootstrap.servers": bootstrap_servers}
+        self._limits: dict[str, int] = {}
         self.processes: Sequence[Process] = tuple(
-            _SizedProcess(KafkaConfig(options, client_id=client)) for client in ("main", "other")
+            _SizedProcess(KafkaConfig(options, client_id=client), self._limits.get) for client in ("main", "other")
         )
         super().__init__(bootstrap_servers, self.processes[0])
         self._loop = asyncio.get_running_loop()
@@ -202,6 +203,8 @@ class KafkaDifferentialWorld(KafkaContractWorld):
         return spare.pop()
 
     async def _make_topic(self, name: str, queues: int, config: Mapping[str, str]) -> None:
+        if (limit := config.get("max.message.bytes")) is not None:
+            self._limits[name] = int(limit)
         new = NewTopic(name, queues, 1, config=dict(config))
         await asyncio.wrap_future(self._topics.create_topics([new], request_timeout=_TIMEOUT_S)[name])
         async with asyncio.timeout(_TIMEOUT_S):
