@@ -26,13 +26,13 @@ from benchmarks.outcome import LATEST, Values, conclude, tell
 from benchmarks.stage import Shape
 from bridge.broker.java import find_java
 from spark.anomalies import BANK, Tale
-from spark.findings import CLEARED, decode_findings, encode_findings
+from spark.findings import CLEARED, FINDINGS_FILE, decode_findings, encode_findings
 from spark.offsets import take_window
 from spark.planted import Stage, make_tales
-from spark.report import FINDINGS, MANIFEST, WINDOW
+from spark.report import MANIFEST
 from spark.scope import Extent, Place
 from spark.selftest import Injector, compare_truth, groups_document
-from spark.window import Window, encode_window
+from spark.window import WINDOW_FILE, Window, encode_window
 from tests.support.broker import running_broker
 from tests.support.source_tree import ROOT
 
@@ -170,7 +170,7 @@ def _share(extent: Extent, start: int, end: int) -> Extent:
 
 def _reconcile(scene: Scene, options: argparse.Namespace, window: Window, out: Path, flags: Sequence[str] = ()) -> Run:
     """One process of the job."""
-    path = scene.folder / WINDOW
+    path = scene.folder / WINDOW_FILE
     path.write_text(encode_window(window))
     given: dict[str, object] = {"--kafka": scene.kafka, "--prefix": _PREFIX, "--window": path, "--out": out}
     given |= {"--groups": scene.folder / "groups.json", "--jars": ",".join(map(str, connector_jars()))}
@@ -234,7 +234,7 @@ def _compare_truth(run: Run, truth: Sequence[tuple[str, str]]) -> list[str]:
     """What was planted and not found, or found and not planted; CLEARED ones are none."""
     if run.mistakes:  # there is no report to compare
         return []
-    findings = decode_findings((run.folder / FINDINGS).read_text(encoding="utf-8"))
+    findings = decode_findings((run.folder / FINDINGS_FILE).read_text(encoding="utf-8"))
     unseen, invented = compare_truth(truth, encode_findings(one for one in findings if one.state != CLEARED))
     wrong = [(title, sorted(pairs)) for title, pairs in (("not found", unseen), ("false", invented)) if pairs]
     return [f"{run.folder}: {len(pairs)} {title}, such as {pairs[0]}" for title, pairs in wrong]

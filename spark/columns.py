@@ -124,3 +124,15 @@ EVENT_TYPES = {name: _SPECIAL.get(name, "BIGINT") for name in Event._fields}
 
 EVENT_SCHEMA = ", ".join(f"{name} {kind}" for name, kind in EVENT_TYPES.items())
 """The same as DDL."""
+
+
+UNREADABLE_SQL = f"WHERE leg = {Leg.UNREADABLE:d} ORDER BY topic, part, off LIMIT 10000"
+"""Of events: those that findings name, and that the next run must see again."""
+
+
+def pair_product(body: str, place: str) -> str:
+    """What a message adds to its transaction's `paired`: another number at another place."""
+    return f"({body} % {_PRIMES[0]}) * ({place} % {_PRIMES[1]})"
+
+
+_PRIMES = 33_554_393, 33_554_383  # below 2**25: thousands of products add up in 64 bits

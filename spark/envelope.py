@@ -19,8 +19,8 @@ from spark.columns import (
     EndSource,
     Leg,
     OpState,
+    pair_product,
 )
-from spark.fold import pair_product
 
 EnvelopeSql = Callable[[str], str]
 

@@ -13,6 +13,7 @@ from spark.rules import Found, Kind
 from spark.story import tell
 
 NEW, STILL, CLEARED = "NEW", "STILL", "CLEARED"
+FINDINGS_FILE = "findings.jsonl"
 PASS, FINDINGS, WARNINGS = 0, 1, 4  # exit codes; 2 and 3 are those of errors
 _UNREADABLE = {EMPTY: "is empty", OTHER_VERSION: "is of a version that nobody here knows: it halts its queue"}
 _THRESHOLDS_REMEDY = 'Write it as {"kinds": {"STALE": 5}, "topics": {"orders": {"DUPLICATE": 1}}}.'

@@ -6,7 +6,7 @@ lets pass, `rules.judge` finds nothing wrong with. Sums have no order: that each
 receipt says is asked of `exchanged_sql`.
 """
 
-from spark.columns import COMMIT, ROLLBACK, EndSource, Leg, OpState
+from spark.columns import COMMIT, ROLLBACK, EndSource, Leg, OpState, pair_product
 
 _H, _E, _A, _O, _P, _V = Leg.HALF, Leg.END, Leg.ACT, Leg.OP, Leg.PARKED, Leg.VISIBLE
 _OF_TRANSACTIONS = ", ".join(str(int(leg)) for leg in (_H, _E, _A, _O, _P, _V))
@@ -24,12 +24,6 @@ def _most(condition: str, value: str) -> str:
     return f"MAX(CASE WHEN {condition} THEN {value} END)"
 
 
-def pair_product(body: str, place: str) -> str:
-    """What a message adds to its transaction's `paired`: another number at another place."""
-    return f"({body} % {_PRIMES[0]}) * ({place} % {_PRIMES[1]})"
-
-
-_PRIMES = 33_554_393, 33_554_383  # below 2**25: thousands of products add up in 64 bits
 _OF_QUEUE = f"leg IN ({_H}, {_E}, {_A}, {_O})"
 _DIGITS = "'0123456789abcdefghijklmnopqrstuv'"
 OWN_QUEUE = f"(instr({_DIGITS}, substr(tx, 1, 1)) - 1) * 32 + instr({_DIGITS}, substr(tx, 2, 1)) - 1"
@@ -142,9 +136,6 @@ JOIN (SELECT tx, messages FROM events WHERE leg = {_H} AND n > 1) AS halves USIN
 JOIN (SELECT tx, receipts FROM events WHERE leg = {_O} AND n > 1) AS ops USING (tx)
 WHERE paired <> {paired}"""
 
-
-UNREADABLE_SQL = f"WHERE leg = {Leg.UNREADABLE:d} ORDER BY topic, part, off LIMIT 10000"
-"""Of events: those that findings name, and that the next run must see again."""
 
 KEPT_SQL = f"""SELECT tx, NOT is_plain AS is_suspect, is_open FROM
 (SELECT tx, is_plain, {_IS_OPEN} AS is_open FROM transactions) AS told WHERE NOT is_plain OR is_open"""

@@ -9,13 +9,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import broadcast
 
-from spark.columns import EVENT_TYPES, Leg
-from spark.fold import UNREADABLE_SQL
-from spark.report import WINDOW
+from spark.columns import EVENT_TYPES, UNREADABLE_SQL, Leg
 from spark.scope import Place, born_ms
 from spark.selecting import events_of, make_ids, select_of
 from spark.sources import KafkaAccess, read_kafka, read_landed, within
-from spark.window import Window, read_window
+from spark.window import WINDOW_FILE, Window, read_window
 
 EVENTS, CARRY, TRANSACTIONS = "events", "carry", "transactions"
 _SLACK_MS = 3_600_000  # by which clocks of api and brokers may differ; it costs a look into more folders
@@ -148,7 +146,7 @@ def _ahead_sql(window: Window) -> str:
 
 def _find_repeated(spark: SparkSession, landed: Landed) -> list[Row]:
     """Those whose first half message an earlier run has read."""
-    first = read_window(landed.before[0] / WINDOW)
+    first = read_window(landed.before[0] / WINDOW_FILE)
 
     def was_read(row: Row) -> bool:
         extent = first.extents.get(Place(first.half, row.queue))
@@ -199,7 +197,7 @@ def _last_of(folders: Sequence[Path], is_wanted: Callable[[Window], bool]) -> li
     """The newest runs, back to the first whose window is not wanted."""
     found: list[Path] = []
     for folder in reversed(folders):
-        if not is_wanted(read_window(folder / WINDOW)):
+        if not is_wanted(read_window(folder / WINDOW_FILE)):
             break
         found.append(folder)
     return found

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql import Row, SparkSession
 
-from spark.columns import EVENT_TYPES, Event, Leg, Prepared, ReceiptRow
+from spark.columns import EVENT_TYPES, UNREADABLE_SQL, Event, Leg, Prepared, ReceiptRow
 from spark.envelope import paired_sql
 from spark.findings import Finding, report, report_unreadable
 from spark.fold import (
@@ -18,7 +18,6 @@ from spark.fold import (
     SCATTERED_SQL,
     SEVERAL_SQL,
     SHARED_SQL,
-    UNREADABLE_SQL,
     exchanged_sql,
 )
 from spark.proposals import propose_repair

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spark.errors import BadUsage, Indeterminate
-from spark.report import WINDOW
 from spark.scope import Extent, Place
-from spark.window import Window, read_window
+from spark.window import WINDOW_FILE, Window, read_window
 
 Starts = Mapping[Place, int]
 
@@ -25,17 +24,17 @@ class LandedWindow:
 
 def complete_units(folder: Path) -> list[Path]:
     """`folder` itself if it is one, else those inside, oldest first."""
-    if (folder / WINDOW).exists():
+    if (folder / WINDOW_FILE).exists():
         return [folder]
-    return sorted(path.parent for path in folder.glob(f"[0-9]*/{WINDOW}"))
+    return sorted(path.parent for path in folder.glob(f"[0-9]*/{WINDOW_FILE}"))
 
 
 def window_of(unit: Path) -> Window:
     """What the unit holds. Raises BadUsage, Indeterminate."""
     try:
-        return read_window(unit / WINDOW)
+        return read_window(unit / WINDOW_FILE)
     except OSError as error:
-        raise Indeterminate(f"cannot read {unit / WINDOW}: {error.strerror}") from error
+        raise Indeterminate(f"cannot read {unit / WINDOW_FILE}: {error.strerror}") from error
 
 
 def find_landed(folder: Path, since: Starts | None = None, *, window: Window | None = None) -> LandedWindow:

@@ -26,11 +26,10 @@ from spark.ledger import hold, write_durably
 from spark.offsets import take_window
 from spark.options import Access, add_access, read_access
 from spark.reconcile import Tell, explained, run_command
-from spark.report import WINDOW
 from spark.scope import Place
 from spark.session import BRIEF_OFFSETS, running_session
 from spark.sources import KafkaAccess, stream_kafka
-from spark.window import Window, encode_window
+from spark.window import WINDOW_FILE, Window, encode_window
 
 _PLAN, _CHECKPOINT = "plan.json", "checkpoint"
 _JOURNAL, _OTHERS = "journal", "others"
@@ -60,7 +59,7 @@ def land_once(spark: SparkSession, access: Access, tell: Tell, *, max_offsets: i
         tell("journal landed")
         window = _with_ends(plan, {**journal, **streams.run(_OTHERS)}, taken_ms)
         tell("everything landed")
-        write_durably(unit / WINDOW, encode_window(window))
+        write_durably(unit / WINDOW_FILE, encode_window(window))
         shutil.rmtree(unit / _CHECKPOINT, ignore_errors=True)
         (unit / _PLAN).unlink()
         return Landed(unit, window)

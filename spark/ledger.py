@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from spark.errors import BadUsage, Indeterminate
-from spark.report import WINDOW
-from spark.window import Window, read_window
+from spark.window import WINDOW_FILE, Window, read_window
 
 _NAME = "ledger.json"
 _MAY_LACK = ("closing", "p95_ms")
@@ -110,9 +109,9 @@ class Ledger:
     def window_of(self, run: int) -> Window:
         """What a run has read. Raises BadUsage, Indeterminate."""
         try:
-            return read_window(self.folder_of(run) / WINDOW)
+            return read_window(self.folder_of(run) / WINDOW_FILE)
         except OSError as error:
-            raise Indeterminate(f"run {run} has lost its {WINDOW}: {error.strerror}", _ANEW) from error
+            raise Indeterminate(f"run {run} has lost its {WINDOW_FILE}: {error.strerror}", _ANEW) from error
 
     def chain_of(self, entry: Entry) -> list[int]:
         """The runs whose windows lie one behind the other, up to this one."""

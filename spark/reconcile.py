@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from spark import books
 from spark.errors import BadUsage, Indeterminate, ReconcileError, explain
-from spark.findings import CLEARED, Finding, compare, decide_exit, decode_findings
+from spark.findings import CLEARED, FINDINGS_FILE, Finding, compare, decide_exit, decode_findings
 from spark.fold import fold_sql
 from spark.history import TRANSACTIONS, Landed, Late, fold_events, land, write_carry
 from spark.judging import Judged, find_out_of_order, find_unreadable, judge_suspects, keep_events
@@ -29,7 +29,7 @@ from spark.ledger import Entry, Ledger, hold
 from spark.offsets import look_for_topics, take_window
 from spark.options import Options, parse_options
 from spark.receipts import link_by_receipts
-from spark.report import FINDINGS, Measured, as_rows, count_unfinished, make_summary, write_report
+from spark.report import Measured, as_rows, count_unfinished, make_summary, write_report
 from spark.rules import Kind
 from spark.scope import Extent, Graces, Place, Scope
 from spark.session import BRIEF_OFFSETS, running_session
@@ -108,7 +108,9 @@ def _run(spark: SparkSession, options: Options, tell: Tell) -> Outcome:
     tell(f"{judged.told:,} transactions told event by event")
     judged.findings += find_unreadable(spark, scope)
     before = (
-        [] if last is None else decode_findings((ledger.folder_of(last.run) / FINDINGS).read_text(encoding="utf-8"))
+        []
+        if last is None
+        else decode_findings((ledger.folder_of(last.run) / FINDINGS_FILE).read_text(encoding="utf-8"))
     )
     if tables is None:  # nobody has looked: what did not agree stays
         judged.findings += [one for one in before if one.kind == Kind.TABLE_MISMATCH and one.state != CLEARED]

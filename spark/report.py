@@ -10,18 +10,12 @@ from typing import Any
 
 from spark import findings as found
 from spark.books import BOOK_COLUMNS
-from spark.findings import CLEARED, NEW, Finding, encode_findings, encode_lines, show_time
+from spark.findings import CLEARED, FINDINGS_FILE, NEW, Finding, encode_findings, encode_lines, show_time
 from spark.page import make_page, show_counted
 from spark.rules import Kind
-from spark.window import Window, encode_window
+from spark.window import WINDOW_FILE, Window, encode_window
 
-MANIFEST, SUMMARY, FINDINGS, REPAIR, WINDOW = (
-    "manifest.json",
-    "summary.json",
-    "findings.jsonl",
-    "repair.jsonl",
-    "window.json",
-)
+MANIFEST, SUMMARY, REPAIR = "manifest.json", "summary.json", "repair.jsonl"
 
 _NAMED = 4  # kinds in the sentence
 
@@ -88,9 +82,9 @@ def write_report(
 ) -> None:
     """All files but Parquet; the manifest last, so that a folder with one is complete."""
     texts = {
-        WINDOW: encode_window(window),
+        WINDOW_FILE: encode_window(window),
         SUMMARY: json.dumps(summary, indent=1, ensure_ascii=False) + "\n",
-        FINDINGS: encode_findings(findings),
+        FINDINGS_FILE: encode_findings(findings),
         REPAIR: encode_lines(repairs),
         "metrics.prom": make_metrics(summary),
         "report.html": make_page(window, summary, findings, drift, len(repairs)),

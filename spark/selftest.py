@@ -29,10 +29,10 @@ from bridge.core.queue_choice import choose_half_queue, murmur2
 from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
 from spark.anomalies import BANK, EXPIRED, ORDERS, SHOP, Step, Tale
 from spark.errors import Indeterminate
+from spark.findings import FINDINGS_FILE
 from spark.options import Options, add_job, parse_groups, read_jars, read_kafka_options
 from spark.planted import QUEUES, REAL, Planted, Scribe, Stage, due_steps, journal_steps, make_tales
 from spark.reconcile import Outcome, Tell, reconcile, run_command
-from spark.report import FINDINGS
 from spark.rules import Kind
 from spark.session import BRIEF_OFFSETS, running_session
 from spark.table_list import RECORD_TABLE, Database, parse_tables
@@ -306,7 +306,7 @@ def check_job(
         outcome = reconcile(spark, options, tell)
     finally:
         injector.delete_topics()
-    unseen, invented = compare_truth(truth, (outcome.folder / FINDINGS).read_text(encoding="utf-8"))
+    unseen, invented = compare_truth(truth, (outcome.folder / FINDINGS_FILE).read_text(encoding="utf-8"))
     return Checked(len(truth), unseen, invented, outcome)
 
 

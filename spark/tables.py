@@ -18,15 +18,14 @@ from pyspark.sql import DataFrame, SparkSession
 from spark.columns import Leg
 from spark.envelope import ID_PATTERN, key_hash
 from spark.errors import BadUsage, Indeterminate, explain
-from spark.findings import CLEARED, Finding, decode_findings
+from spark.findings import CLEARED, FINDINGS_FILE, Finding, decode_findings
 from spark.history import CARRY
-from spark.report import FINDINGS, WINDOW
 from spark.row_judging import FIRST, MARGIN_MS, SECOND, Compared, compare_rows
 from spark.rules import Kind
 from spark.scope import Scope
 from spark.sources import read_landed
 from spark.table_list import CLEANED, MARIADB, POSTGRESQL, SQLITE, Database, Link, Table
-from spark.window import read_window
+from spark.window import WINDOW_FILE, read_window
 
 ROW_SCHEMA = "source INT, tx STRING, key BIGINT, state STRING, at_ms BIGINT, shown STRING"
 _LISTED = "tables.json"  # of a run's folder: what was compared
@@ -83,10 +82,10 @@ class ProducerTables:
         path = last / _LISTED
         if not path.exists() or path.read_text(encoding="utf-8") != self._list():
             return 0
-        findings = decode_findings((last / FINDINGS).read_text(encoding="utf-8"))
+        findings = decode_findings((last / FINDINGS_FILE).read_text(encoding="utf-8"))
         if any(one.kind == Kind.TABLE_MISMATCH and one.state != CLEARED for one in findings):
             return 0
-        taken_ms = read_window(last / WINDOW).taken_ms
+        taken_ms = read_window(last / WINDOW_FILE).taken_ms
         carried = read_landed(self._spark, last / CARRY).where(f"leg = {Leg.HALF}").selectExpr("MIN(ms) AS ms").first()
         oldest_ms = taken_ms if carried is None or carried.ms is None else min(taken_ms, carried.ms)
         return max(0, oldest_ms - MARGIN_MS)

@@ -12,6 +12,9 @@ from spark.scope import Extent, Graces, GroupTimes, Place, Scope
 _VERSION = 1
 
 
+WINDOW_FILE = "window.json"
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """`taken_ms`: when the ends were noted. `extents`: of every partition of the three internal and the real topics.

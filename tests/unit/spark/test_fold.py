@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
-from spark.columns import COMMIT, EVENT_TYPES, Event, Leg, OpState, Prepared, ReceiptRow
+from spark.columns import COMMIT, EVENT_TYPES, Event, Leg, OpState, Prepared, ReceiptRow, pair_product
 from spark.fold import (
     CHAINED_SQL,
     KEPT_SQL,
@@ -18,7 +18,6 @@ from spark.fold import (
     SHARED_SQL,
     exchanged_sql,
     fold_sql,
-    pair_product,
 )
 from tests.support.envelope_rows import (
     HALF_MS,
