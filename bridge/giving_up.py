@@ -23,13 +23,15 @@ from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState
 from bridge.sql.audit import ActEntry, record_act
 from bridge.sql.engine import Database
-from bridge.sql.given_up import Unproven, find_known_ids, give_up_queue, read_live
-from bridge.sql.halts import clear_halt, read_halts
+from bridge.sql.given_up import Unproven, find_known_ids, give_up_queue, give_up_some, read_live
+from bridge.sql.halts import GIVE_UP, clear_halt, name_target, read_halts
+from bridge.sql.identity import record_identity
 from bridge.sql.keys import believe_from
 from bridge.sql.positions import read_position
 from bridge.sql.rebuilding import allow_long_statements
 from bridge.store.message_store import MessageStore, OwnerStore, TopicAdmin
 from bridge.store.positions import find_position, read_range, write_position
+from bridge.topology import identify
 
 _OF_OP = frozenset({HaltKind.NO_POSITION, HaltKind.OTHER_OP, HaltKind.OP_LOST})
 _WHOLE = _OF_OP | {HaltKind.OTHER_JOURNAL, HaltKind.JOURNAL_LOST}
@@ -78,11 +80,14 @@ class GivingUp:
         return [loss for loss in losses if loss is not None]
 
     async def act(self, actor: str) -> list[Loss]:
-        """Gives up what cannot be proven: new positions, audit, halts cleared; what it was.
+        """Gives up what cannot be proven: new positions, audit, halts cleared, the topics recorded; what it was.
 
         Missing topics have been made before. Raises StoreError and SqlUnavailable.
         """
-        return [loss for loss in [await self._give_up(q, actor) for q in range(self._topics.queues)] if loss]
+        losses = [await self._give_up(queue_id, actor) for queue_id in range(self._topics.queues)]
+        known, now_ms = await identify(self._ports.admin, self._topics), self._ports.clock.now_ms()
+        await self._ports.database.run(partial(record_identity, topics=known, now_ms=now_ms))
+        return [loss for loss in losses if loss is not None]
 
     async def _give_up(self, queue_id: int, actor: str) -> Loss | None:
         found: list[Loss] = []
@@ -152,11 +157,7 @@ class GivingUp:
 
     async def _find_first_new(self, queue_id: int, journal: Span) -> int:
         """The offset behind the last half message that the op topic or the projection knows."""
-        known = {
-            message.key.decode("latin-1")
-            async for message in self._read(self._topics.op, queue_id)
-            if message.key not in {None, POSITION_KEY, ANSWERS_KEY} and message.key is not None
-        }
+        known = await self._read_op_ids(queue_id)
         first_new, waiting = journal.minimum, dict[str, int]()
         async for offset, half in self._read_halves(queue_id, journal.minimum):
             if half.transaction_id in known:
@@ -166,12 +167,21 @@ class GivingUp:
         projected = await self._ports.database.read(partial(find_known_ids, transaction_ids=waiting))
         return max([first_new, *[waiting[transaction_id] + 1 for transaction_id in projected]])
 
+    async def _read_op_ids(self, queue_id: int) -> set[str]:
+        return {
+            message.key.decode("latin-1")
+            async for message in self._read(self._topics.op, queue_id)
+            if message.key not in {None, POSITION_KEY, ANSWERS_KEY} and message.key is not None
+        }
+
     async def _find_unproven(
         self, queue_id: int, kind: HaltKind, position: Position, journal: Span
     ) -> Sequence[Unproven]:
         live = await self._ports.database.read(partial(read_live, queue_id=queue_id))
         if kind is HaltKind.JOURNAL_GAP:
-            return [u for u in live if u.state is TransactionState.PREPARED and u.queue_offset < journal.minimum]
+            gone = [u for u in live if u.state is TransactionState.PREPARED and u.queue_offset < journal.minimum]
+            known = await self._read_op_ids(queue_id) if gone else set()
+            return [u for u in gone if u.transaction_id not in known]  # what was carried forward has its state
         if kind is HaltKind.OTHER_PARKED:
             return [u for u in live if u.state is TransactionState.PARKED]
         found = {u.transaction_id: u for u in live}
@@ -214,11 +224,13 @@ def _record(conn: Connection, loss: Loss, actor: str, now_ms: int) -> None:
     allow_long_statements(conn)
     if loss.kind in _WHOLE:
         give_up_queue(conn, loss.queue_id, loss.unproven, now_ms)
+    elif loss.kind is HaltKind.JOURNAL_GAP:
+        give_up_some(conn, loss.unproven, now_ms)
     if loss.kind in _OF_OP:
         believe_from(conn, loss.queue_id, 0)  # the offset spoke of what is lost
     ids = [u.transaction_id for u in loss.unproven]
     after = {
         "kind": loss.kind.value, "s": loss.position.s, "count": len(ids), "transactions": ids[:_AUDITED_IDS],
     }  # fmt: skip
-    record_act(conn, ActEntry(now_ms, actor, "queue.give-up", f"queue {loss.queue_id}", None, None, after))
+    record_act(conn, ActEntry(now_ms, actor, GIVE_UP, name_target(loss.queue_id), None, None, after))
     clear_halt(conn, loss.queue_id)
