@@ -135,7 +135,7 @@ TIMELINE = Operation(
 ASK = Operation(
     _OPERATORS,
     {202: (AskedAnswer, "The group will be asked.")},
-    ("unknown-transaction", "already-resolved", "too-early", "projection-behind", "outcome-unknown"),
+    ("unknown-transaction", "already-resolved", "given-up", "too-early", "projection-behind", "outcome-unknown"),
     Body(Nothing, is_required=False),
     (TRANSACTION_ID, WAIT),
 ).arguments()
@@ -153,7 +153,7 @@ FORCE = Operation(
 RESUME = Operation(
     _OPERATORS,
     {200: (TransactionAnswer, "PREPARED again.")},
-    ("unknown-transaction", "not-parked", "already-resolved", "projection-behind", "outcome-unknown"),
+    ("unknown-transaction", "not-parked", "already-resolved", "given-up", "projection-behind", "outcome-unknown"),
     Body(ResumeTransaction, examples={"deployed": {"reason": "the shop answers again"}}),
     (TRANSACTION_ID, WAIT),
 ).arguments()

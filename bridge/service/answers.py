@@ -1,5 +1,7 @@
 """What callers hear: views of op messages, refusals of puts and of states. Pure."""
 
+from datetime import UTC, datetime
+
 from bridge.core.op_message import AnswerCode, OpMessage
 from bridge.core.record import Resolution
 from bridge.core.transaction import TransactionState
@@ -9,7 +11,6 @@ from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Ref
 from bridge.service.waiters import Heard
 from bridge.store.results import PutResult, PutStatus, Refusal
 
-GIVEN_UP = "GIVEN_UP"  # `why` of what is known from before a loss alone
 FINAL = frozenset({TransactionState.COMMITTED, TransactionState.ROLLED_BACK})
 
 # Python finds a member of an enum, and its hash, only slowly.
@@ -82,9 +83,14 @@ def refuse_unknown(transaction_id: str) -> Refused:
 
 
 def refuse_given_up(view: TransactionView) -> Refused:
-    """No log says what became of it, and none will."""
-    detail = f"an operator has given up the log of this transaction; it was last seen {view.state.value}"
-    return Refused(RefusalCode.OUTCOME_UNKNOWN, detail, Outcome.UNKNOWN, view.transaction_id, view.state)
+    """No log says what became of it, and none will. Neither "not applied" nor "unknown" is told: a repeat of the
+    call tells no more, and what an earlier one did may have been published."""
+    at = datetime.fromtimestamp((view.given_up_ms or 0) / 1000, UTC).isoformat(timespec="seconds")
+    detail = (
+        f"the log that held this transaction was lost, and an operator gave it up at {at}; it was last seen "
+        f"{view.state.value}, and this call has changed nothing"
+    )
+    return Refused(RefusalCode.GIVEN_UP, detail, None, view.transaction_id, view.state)
 
 
 def refuse_unavailable(detail: str, transaction_id: str | None = None) -> Refused:
@@ -118,7 +124,7 @@ def compare_end(call: EndCall, view: TransactionView) -> TransactionView | Refus
     """The recorded state as the answer to an end: a repeat hears the same, a contradiction the truth."""
     if call.group is not None and call.group != view.group:
         return _refuse_group(call.transaction_id)
-    if view.why == GIVEN_UP and (view.state not in FINAL or view.blocked):
+    if view.is_unproven:
         return refuse_given_up(view)
     resolution, state = call.resolution, view.state
     if state is (_COMMITTED if resolution is _COMMIT else _ROLLED_BACK) or resolution is _UNKNOWN:
