@@ -137,7 +137,7 @@ class GivingUp:
         halts = await self._ports.database.read(read_halts)
         known = await self._ports.database.read(partial(read_position, queue_id=queue_id))
         if known is not None:
-            witness = Witness(known[0].s, known[1].journal_topic_id, known[1].op_topic_id)
+            witness = Witness(known[0].s, known[1].journal_topic_id, known[1].op_topic_id, op_next=known[0].op_next)
             facts = facts._replace(witnesses=(witness,))
         stored, seen = halts.get(queue_id), find_fault(position, facts)
         if stored is None or seen in _OF_OP:

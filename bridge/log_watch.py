@@ -105,7 +105,11 @@ class LogWatch:
         except SqlUnavailable as error:
             _LOG.warning("projection_not_asked", queue=queue_id, reason=str(error))
             return None
-        return None if known is None else Witness(known[0].s, known[1].journal_topic_id, known[1].op_topic_id)
+        return (
+            None
+            if known is None
+            else Witness(known[0].s, known[1].journal_topic_id, known[1].op_topic_id, op_next=known[0].op_next)
+        )
 
     async def check_halts(self, queue_id: int) -> None:
         await self._store_own()

@@ -118,7 +118,7 @@ ROLLBACK = _end("Rolled back: it will never be visible. A repeat gets the same a
 GET = Operation(
     _TAG,
     {200: (TransactionAnswer, "The transaction.")},
-    ("unknown-transaction", "projection-behind"),
+    ("unknown-transaction", "given-up", "projection-behind"),
     parameters=(
         TRANSACTION_ID,
         query_parameter("include", "`messages`: whole messages.", {"type": "string", "enum": ["messages"]}),
@@ -128,7 +128,7 @@ GET = Operation(
 TIMELINE = Operation(
     _OPERATORS,
     {200: (TimelineAnswer, "Oldest first.")},
-    ("unknown-transaction", "projection-behind"),
+    ("unknown-transaction", "given-up", "projection-behind"),
     parameters=(TRANSACTION_ID,),
 ).arguments()
 

@@ -85,10 +85,9 @@ def refuse_unknown(transaction_id: str) -> Refused:
 def refuse_given_up(view: TransactionView) -> Refused:
     """No log says what became of it, and none will. Neither "not applied" nor "unknown" is told: a repeat of the
     call tells no more, and what an earlier one did may have been published."""
-    at = datetime.fromtimestamp((view.given_up_ms or 0) / 1000, UTC).isoformat(timespec="seconds")
     detail = (
-        f"the log that held this transaction was lost, and an operator gave it up at {at}; it was last seen "
-        f"{view.state.value}, and this call has changed nothing"
+        f"the log that held this transaction was lost, and an operator gave it up at {_show(view.given_up_ms or 0)}; "
+        f"it was last seen {view.state.value}, and this call has changed nothing"
     )
     return Refused(RefusalCode.GIVEN_UP, detail, None, view.transaction_id, view.state)
 
@@ -98,8 +97,14 @@ def refuse_unavailable(detail: str, transaction_id: str | None = None) -> Refuse
     return Refused(RefusalCode.UNAVAILABLE, detail, transaction_id=transaction_id, retry_after_s=1)
 
 
-def refuse_missing(transaction_id: str) -> Refused:
-    """There is no such transaction."""
+def refuse_missing(transaction_id: str, lost_ms: int | None = None) -> Refused:
+    """There is no such transaction. `lost_ms`: when a log was given up that may have held it, unknown to all others."""
+    if lost_ms is not None:
+        detail = (
+            f"nobody knows this transaction; the log that may have held it was lost, and an operator gave it up at "
+            f"{_show(lost_ms)}; this call has changed nothing"
+        )
+        return Refused(RefusalCode.GIVEN_UP, detail, None, transaction_id)
     return Refused(RefusalCode.UNKNOWN_TRANSACTION, "no such transaction", transaction_id=transaction_id)
 
 
@@ -138,3 +143,7 @@ def compare_end(call: EndCall, view: TransactionView) -> TransactionView | Refus
 def _refuse_group(transaction_id: str) -> Refused:
     detail = "the transaction belongs to another producer group"
     return Refused(RefusalCode.PRODUCER_GROUP_MISMATCH, detail, transaction_id=transaction_id)
+
+
+def _show(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")

@@ -125,7 +125,7 @@ def make_ports(stores: Stores, directory: GroupRegister, clock: Clock, config: S
     )
     ends = QueueEnds(stores.store, topics.half)
     positions = ProjectionPositions(stores.database, clock)
-    reads = CurrentReads(stores.database, ends, positions, limits.projection_wait_ms)
+    reads = CurrentReads(stores.database, ends, positions, clock, limits.projection_wait_ms)
     return ServicePorts(
         clock,
         time,

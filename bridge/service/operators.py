@@ -113,7 +113,7 @@ class Operators:
         read = await self._ports.lookups.reads.find([transaction_id], deadline)
         if read.value is None:
             return refuse_read(read.currency, transaction_id)
-        return read.value.get(transaction_id) or refuse_missing(transaction_id)
+        return read.value.get(transaction_id) or await self._ports.lookups.reads.refuse_missing(transaction_id)
 
     def _refuse_act(self, act: Act, view: TransactionView) -> Refused | None:
         if view.is_unproven:

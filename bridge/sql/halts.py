@@ -1,5 +1,6 @@
 """Halts of queues whose log is not what was left. Only an operator's act ends one."""
 
+import json
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -36,6 +37,17 @@ def read_last_act(conn: Connection, queue_id: int) -> int:
     """Which act gave up the queue's log last; 0 if none did."""
     acts = sa.select(sa.func.max(audit.c.id)).where(audit.c.what == GIVE_UP, audit.c.target == name_target(queue_id))
     return conn.execute(acts).scalar_one() or 0
+
+
+def find_loss(conn: Connection, queue_id: int, since_ms: int) -> int | None:
+    """When records of the queue's journal may have been lost that nobody else knew, if that was given up since then."""
+    acts = sa.select(audit.c.at_ms, audit.c.after).where(
+        audit.c.what == GIVE_UP, audit.c.target == name_target(queue_id), audit.c.at_ms >= since_ms
+    )
+    for at_ms, after in conn.execute(acts.order_by(audit.c.id.desc())):
+        if json.loads(after or "{}").get("kind") != HaltKind.OTHER_PARKED.value:
+            return int(at_ms)
+    return None
 
 
 def store_halt(conn: Connection, halt: Halt, last_act: int | None = None) -> bool:

@@ -90,13 +90,13 @@ class LostLogWorld:
         calls = [EndCall(made.transaction_id, resolution, GROUP)]
         return (await node.service.transactions.end(calls, wait_ms=5_000))[0]
 
-    async def refused(self, node: Node) -> Refused:
-        """Prepares until that is refused as certainly not applied; what it says. Others may be refused before."""
+    async def refused(self, node: Node, words: str = "") -> Refused:
+        """Prepares until that is refused as certainly not applied, in such words; what it says."""
         found: list[Refused] = []
 
         async def is_refused() -> bool:
             answer = await self.prepare(node, b"refused")
-            if isinstance(answer, Refused) and answer.outcome is Outcome.NOT_APPLIED:
+            if isinstance(answer, Refused) and answer.outcome is Outcome.NOT_APPLIED and words in answer.detail:
                 found.append(answer)
             return bool(found)
 
