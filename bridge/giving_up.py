@@ -16,7 +16,7 @@ from bridge.clock import Clock
 from bridge.core.errors import HaltKind, MalformedRecord, UnknownRecordVersion
 from bridge.core.log_facts import MIGRATE_OWNER, LogFacts, Span, Witness, find_fault
 from bridge.core.message import MessageQueue, StoredMessage
-from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, LogStart, LogTopics, Position
+from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, LogStart, LogTopics, Position, decode_op
 from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_record
 from bridge.core.topics import InternalTopics
@@ -35,6 +35,7 @@ from bridge.topology import identify
 
 _OF_OP = frozenset({HaltKind.NO_POSITION, HaltKind.OTHER_OP, HaltKind.OP_LOST})
 _WHOLE = _OF_OP | {HaltKind.OTHER_JOURNAL, HaltKind.JOURNAL_LOST}
+_FINAL = frozenset({TransactionState.COMMITTED, TransactionState.ROLLED_BACK})
 _AUDITED_IDS = 1_000
 _SQL_TIMEOUT_MS = 600_000
 _GONE = Span(0, 0)
@@ -42,12 +43,15 @@ _GONE = Span(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What one queue loses. `position`: from where it goes on; `unproven`: what nobody can prove any more."""
+    """What one queue loses. `position`: from where it goes on; `unproven`: what nobody can prove any more; `decided`:
+    what had ended, and only its op messages tell: remembered, so that no repeat of it is taken for new.
+    """
 
     queue_id: int
     kind: HaltKind
     position: Position
     unproven: Sequence[Unproven]
+    decided: Sequence[Unproven] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,9 @@ class GivingUp:
             return None
         next_position = await self._choose(queue_id, kind, position, facts)
         unproven = await self._find_unproven(queue_id, kind, next_position, facts.journal)
-        return Loss(queue_id, kind, next_position, unproven)
+        decided = [] if kind in _OF_OP or kind not in _WHOLE else await self._find_unprojected(queue_id)
+        open_ones = [u for u in decided if u.blocked or u.state not in _FINAL]
+        return Loss(queue_id, kind, next_position, [*unproven, *open_ones], [u for u in decided if u not in open_ones])
 
     async def _judge(self, queue_id: int) -> "_Judged":
         topics, ports = self._topics, self._ports
@@ -166,6 +172,18 @@ class GivingUp:
                 waiting[half.transaction_id] = offset
         projected = await self._ports.database.read(partial(find_known_ids, transaction_ids=waiting))
         return max([first_new, *[waiting[transaction_id] + 1 for transaction_id in projected]])
+
+    async def _find_unprojected(self, queue_id: int) -> list[Unproven]:
+        """What op messages tell and the projection has not applied yet; it never will."""
+        last: dict[str, Unproven] = {}
+        async for message in self._read(self._topics.op, queue_id):
+            if message.key in {None, POSITION_KEY, ANSWERS_KEY} or message.key is None or message.value is None:
+                continue
+            with suppress(MalformedRecord, UnknownRecordVersion):
+                t = decode_op(message.key.decode("latin-1"), message.value).transaction
+                last[t.transaction_id] = Unproven(t.transaction_id, t.group, t.state, t.half, None, t.blocked)
+        projected = await self._ports.database.read(partial(find_known_ids, transaction_ids=last))
+        return [u for u in last.values() if u.transaction_id not in projected]
 
     async def _read_op_ids(self, queue_id: int) -> set[str]:
         return {
@@ -223,7 +241,7 @@ class GivingUp:
 def _record(conn: Connection, loss: Loss, actor: str, now_ms: int) -> None:
     allow_long_statements(conn)
     if loss.kind in _WHOLE:
-        give_up_queue(conn, loss.queue_id, loss.unproven, now_ms)
+        give_up_queue(conn, loss.queue_id, [*loss.unproven, *loss.decided], now_ms)
     elif loss.kind is HaltKind.JOURNAL_GAP:
         give_up_some(conn, loss.unproven, now_ms)
     if loss.kind in _OF_OP:

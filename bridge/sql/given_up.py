@@ -37,6 +37,7 @@ class Unproven(NamedTuple):
     state: TransactionState
     queue_offset: int
     idempotency_key: str | None = None
+    blocked: bool = False
 
 
 def read_live(conn: Connection, queue_id: int) -> list[Unproven]:
@@ -94,9 +95,9 @@ def _remember_others(conn: Connection, queue_id: int, unproven: Sequence[Unprove
     known |= find_given_up(conn, [u.transaction_id for u in unproven]).keys()
     rows = [
         {
-            "transaction_id": u.transaction_id, "producer_group": u.group, "state": u.state.value, "blocked": 0,
-            "queue_id": queue_id, "queue_offset": u.queue_offset, "born_ms": now_ms, "appended_ms": now_ms,
-            "check_times": 0, "idempotency_key": u.idempotency_key, "given_up_ms": now_ms,
+            "transaction_id": u.transaction_id, "producer_group": u.group, "state": u.state.value,
+            "blocked": int(u.blocked), "queue_id": queue_id, "queue_offset": u.queue_offset, "born_ms": now_ms,
+            "appended_ms": now_ms, "check_times": 0, "idempotency_key": u.idempotency_key, "given_up_ms": now_ms,
         }
         for u in unproven
         if u.transaction_id not in known

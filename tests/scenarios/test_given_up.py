@@ -139,3 +139,27 @@ def test_what_retention_removed_is_given_up_and_what_is_left_goes_on(tmp_path: P
 
     world.run(story())
     assert world.memory.visible("orders") == [b"left"]
+
+
+def test_what_was_published_a_moment_before_its_journal_was_lost_is_not_published_again(tmp_path: Path) -> None:
+    """Only its op message tells, since the projection was late: a repeat of it is no new transaction (D)."""
+    world = make_lost_log_world(tmp_path)
+
+    async def publish(node: Any) -> Any:
+        return await world.prepare(node, b"once", idempotency_key="key", is_published=True)
+
+    async def story() -> None:
+        async with world.running(is_projecting=False) as node:
+            first = await publish(node)
+            assert first.state is TransactionState.COMMITTED, first
+            world.recreate(world.topics.half)
+            await world.refused(node)
+            (loss,) = await world.give_up()
+            assert loss.unproven == []
+        async with world.running() as node:
+            await world.until_true(lambda: is_prepared(world, node), "open again")
+            again = await publish(node)
+            assert again.state is TransactionState.COMMITTED, again
+
+    world.run(story())
+    assert world.memory.visible("orders").count(b"once") == 1

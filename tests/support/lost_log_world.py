@@ -72,11 +72,13 @@ class LostLogWorld:
             self.database.dispose()
 
     @asynccontextmanager
-    async def running(self, *, is_settling: bool = True) -> AsyncIterator[Node]:
+    async def running(self, *, is_settling: bool = True, is_projecting: bool = True) -> AsyncIterator[Node]:
         """A process that takes calls; leaves cleanly at the end."""
         self._lives += 1
         async with AsyncExitStack() as stack:
-            node = await self._start(f"bridge-{self._lives}", stack, Roles(True, is_settling, is_settling))
+            node = await self._start(
+                f"bridge-{self._lives}", stack, Roles(True, is_settling, is_settling and is_projecting)
+            )
             await self.until(lambda: node.service.is_ready, "ready")
             yield node
 
