@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.support.bridge_process import Bridge, BridgeProcess, create_topics, read_committed, wait_until
 from tests.support.broker import BrokerFactory
 from tests.support.cluster_acts import AUTHORIZED, allow_writes, deny_writes
@@ -67,21 +65,3 @@ def test_denied_topics_lose_and_double_nothing(broker_factory: BrokerFactory, tm
         assert is_published(process, late)
     seen = sorted((r.value or b"").decode() for r in read_committed(kafka, [REAL, OTHER]))
     assert seen == sorted(["real", "journal", "op", "bystander", "late"])
-
-
-@pytest.mark.parametrize("topic", ["half_topic", "op_topic", "parked_topic"])
-def test_denied_internal_topic_at_the_start_is_no_loss(
-    broker_factory: BrokerFactory, tmp_path: Path, topic: str
-) -> None:
-    """After a take-over too nobody halts and nothing is to be given up: it goes on when it is allowed (L, T)."""
-    kafka = broker_factory(AUTHORIZED).bootstrap
-    create_topics(kafka, {OTHER: 1})
-    bridge = Bridge.create(kafka, tmp_path, queues=1)
-    with bridge.serve() as process:
-        held = prepared(process, OTHER, "held")
-    deny_writes(kafka, getattr(bridge, topic))
-    with bridge.start() as process:
-        wait_until(lambda: process.get("/livez").status_code == 200, 60, "alive")
-        allow_writes(kafka, getattr(bridge, topic))
-        wait_until(lambda: is_published(process, held), 90, "published")
-    assert [record.value for record in read_committed(kafka, [OTHER])] == [b"held"]
