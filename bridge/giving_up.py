@@ -24,7 +24,7 @@ from bridge.core.transaction import TransactionState
 from bridge.sql.audit import ActEntry, record_act
 from bridge.sql.engine import Database
 from bridge.sql.given_up import Unproven, find_known_ids, give_up_queue, give_up_some, read_live
-from bridge.sql.halts import GIVE_UP, clear_halt, name_target, read_halts
+from bridge.sql.halts import GIVE_UP, Halt, clear_halt, name_target, read_halts, store_halt
 from bridge.sql.identity import record_identity
 from bridge.sql.keys import believe_from
 from bridge.sql.positions import read_position
@@ -103,13 +103,21 @@ class GivingUp:
             found.append(loss)
             return loss.position
 
-        if await self._look(queue_id) is None:
+        loss = await self._look(queue_id)
+        if loss is None:
             return None
+        await self._halt(loss)
         await write_position(self._ports.owners, self._topics, queue_id, make)
         for loss in found:
             now_ms = self._ports.clock.now_ms()
             await self._ports.database.run(partial(_record, loss=loss, actor=actor, now_ms=now_ms), _SQL_TIMEOUT_MS)
         return found[0] if found else None
+
+    async def _halt(self, loss: Loss) -> None:
+        """First of all: once the new position is written the log seems whole, and a repeat must still finish this."""
+        detail = f"an operator is giving up what is lost ({loss.kind.value})"
+        halt = Halt(loss.queue_id, loss.kind, detail, self._ports.clock.now_ms())
+        await self._ports.database.run(partial(store_halt, halt=halt))
 
     async def find_faults(self) -> dict[int, HaltKind]:
         """What is wrong, by queue, without looking for what is lost by it. Raises StoreError and SqlUnavailable."""

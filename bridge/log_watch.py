@@ -30,6 +30,7 @@ from bridge.topology import TopologyGuard
 
 _LOG = structlog.get_logger()
 _LOOK_MS = 1_500
+_UNKNOWN = -1  # acts that the database could not be asked for: a halt found meanwhile is looked for once more
 REMEDY = "see what would be given up with `outbox-bridge migrate --accept-identity`, which asks before it acts"
 
 
@@ -124,7 +125,7 @@ class LogWatch:
             check_topics(log, LogTopics(half, op, parked))
 
     async def store_halt(self, queue_id: int, halted: QueueHalted) -> None:
-        await self._halt(queue_id, halted, self._acts.get(queue_id))
+        await self._halt(queue_id, halted, self._acts.get(queue_id, _UNKNOWN))
 
     def find_refusal(self, queue_id: int) -> str | None:
         """Why nothing may be appended to the queue now."""
