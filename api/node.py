@@ -7,7 +7,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -81,7 +81,7 @@ class Node:
         self._config = config
         self._stack = stack
         self._topics = config.service.topics
-        self.service = assemble(ports.stores, ports.directory, ports.clock, config.service)
+        self.service = assemble(replace(ports.stores, log=ports.log), ports.directory, ports.clock, config.service)
         self.settler: Settler | None = None
         self.checks: CheckService | None = None
         self.projector: Projector | None = None

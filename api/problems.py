@@ -183,6 +183,13 @@ _REFUSALS = (
         "Messages no longer stored",
         "Roll it back: no log holds its messages any more, so it cannot be published.",
     ),
+    ProblemType(
+        "given-up",
+        409,
+        "Transaction was given up",
+        "Ask the producer's database: if it committed and the message is not in its topic, prepare it anew.",
+        outcome=None,
+    ),
     ProblemType("not-parked", 409, "Transaction is not parked", "Only parked transactions can be resumed."),
     ProblemType("too-early", 409, "Before the first check is due", "Wait until first_check_at."),
     ProblemType(

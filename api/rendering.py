@@ -91,6 +91,8 @@ def render_transaction(view: TransactionView, bodies: Sequence[Message] | None =
         shown.first_check_at = render_optional_time(view.first_check_ms)
         shown.ordering_key, shown.idempotency_key = view.ordering_key, view.idempotency_key
         shown.messages = _render_messages(view.messages, bodies)
+    if view.given_up_ms is not None:
+        shown.given_up_at = render_time(view.given_up_ms)
     return shown
 
 

@@ -9,7 +9,6 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import structlog
 
@@ -44,14 +43,13 @@ from bridge.settler.destinations import Destinations
 from bridge.settler.ports import SettlerConfig
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
-from bridge.sql.identity import record_identity
 from bridge.sql.migrate import read_revisions, upgrade
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
 from bridge.store.positions import begin_queues
 from bridge.store.sealed import SealedOwnerStore, SealWatch
-from bridge.topology import TopologyConflict, TopologyGuard, create_missing, identify, migrate_topics
+from bridge.topology import TopologyConflict, TopologyGuard, create_missing, migrate_topics
 from checker.desk import random_text
 from checker.endpoint_guard import CallbackPolicy, check_url, parse_networks
 from checker.http_caller import HttpCaller, resolve_name
@@ -230,8 +228,6 @@ async def _give_up(
     if is_new_key:
         await _refuse_running(kafka, topics)
     lost = await giving_up.act(_make_owner())
-    known = await identify(kafka.admin, topics)
-    await database.run(partial(record_identity, topics=known, now_ms=SystemClock().now_ms()))
     told = [f"queue {loss.queue_id} goes on from journal offset {loss.position.s}" for loss in lost]
     return [*told, *[f"topic {name} created" for name in created]]
 
@@ -324,7 +320,8 @@ class _Process:
         self._guard = TopologyGuard(
             kafka.admin, database, self._topics, self._clock, longest_life_of=self._find_longest_life
         )
-        self._watch = LogWatch(kafka.admin, self._topics, self._clock, database)
+        seals = kafka.seal_watch.seals
+        self._watch = LogWatch(kafka.admin, self._topics, self._clock, database, seals=seals, guard=self._guard)
         self._watched = Watched(
             kafka.admin, database, self._guard, kafka.last_error, kafka.seal_watch, self._watch
         )  # fmt: skip
@@ -345,7 +342,6 @@ class _Process:
         await self._own.run_once()
         await self._watch.run_once()
         self._node.run("own-addresses", self._own.run_forever())
-        self._node.run("guard", self._guard.run_forever())
         self._node.run("heap", HeapLoop(self._clock, make_heap_acts()).run_forever())
         self._node.start(roles)
         self._watched.settler, self._watched.checks = self._node.settler, self._node.checks
@@ -407,7 +403,7 @@ class _Process:
 
     def _make_node(self, stack: AsyncExitStack) -> Node:
         settings, kafka, clock = self._settings, self._kafka, self._clock
-        stores = Stores(kafka.store, kafka.unsealed, kafka.admin, self._database, self._find_refusal)
+        stores = Stores(kafka.store, kafka.unsealed, kafka.admin, self._database)
         ports = NodePorts(
             stores, kafka.unsealed_gathering, kafka.destinations, self._directory, clock, self._watch,
             lambda: HttpCaller(self._callbacks, clock), keyring=kafka.keyring,
@@ -432,9 +428,6 @@ class _Process:
             auto_create_groups=settings.auto_create_groups,
             seal_watch=self._kafka.seal_watch,
         )
-
-    def _find_refusal(self, queue_id: int) -> str | None:
-        return self._watch.find_refusal(queue_id) or next(map(str, self._guard.faults), None)
 
     def _find_longest_life(self) -> int:
         lives = [group.settings.times.max_lifetime_ms for group in self._directory.groups.values()]

@@ -16,23 +16,26 @@ from bridge.clock import Clock
 from bridge.core.errors import HaltKind, MalformedRecord, UnknownRecordVersion
 from bridge.core.log_facts import MIGRATE_OWNER, LogFacts, Span, Witness, find_fault
 from bridge.core.message import MessageQueue, StoredMessage
-from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, LogStart, LogTopics, Position
+from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, LogStart, LogTopics, Position, decode_op
 from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_record
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState
 from bridge.sql.audit import ActEntry, record_act
 from bridge.sql.engine import Database
-from bridge.sql.given_up import Unproven, find_known_ids, give_up_queue, read_live
-from bridge.sql.halts import clear_halt, read_halts
+from bridge.sql.given_up import Unproven, find_known_ids, give_up_queue, give_up_some, read_live
+from bridge.sql.halts import GIVE_UP, Halt, clear_halt, name_target, read_halts, store_halt
+from bridge.sql.identity import record_identity
 from bridge.sql.keys import believe_from
 from bridge.sql.positions import read_position
 from bridge.sql.rebuilding import allow_long_statements
 from bridge.store.message_store import MessageStore, OwnerStore, TopicAdmin
 from bridge.store.positions import find_position, read_range, write_position
+from bridge.topology import identify
 
 _OF_OP = frozenset({HaltKind.NO_POSITION, HaltKind.OTHER_OP, HaltKind.OP_LOST})
 _WHOLE = _OF_OP | {HaltKind.OTHER_JOURNAL, HaltKind.JOURNAL_LOST}
+_FINAL = frozenset({TransactionState.COMMITTED, TransactionState.ROLLED_BACK})
 _AUDITED_IDS = 1_000
 _SQL_TIMEOUT_MS = 600_000
 _GONE = Span(0, 0)
@@ -40,12 +43,15 @@ _GONE = Span(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What one queue loses. `position`: from where it goes on; `unproven`: what nobody can prove any more."""
+    """What one queue loses. `position`: from where it goes on; `unproven`: what nobody can prove any more; `decided`:
+    what had ended, and only its op messages tell: remembered, so that no repeat of it is taken for new.
+    """
 
     queue_id: int
     kind: HaltKind
     position: Position
     unproven: Sequence[Unproven]
+    decided: Sequence[Unproven] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +84,14 @@ class GivingUp:
         return [loss for loss in losses if loss is not None]
 
     async def act(self, actor: str) -> list[Loss]:
-        """Gives up what cannot be proven: new positions, audit, halts cleared; what it was.
+        """Gives up what cannot be proven: new positions, audit, halts cleared, the topics recorded; what it was.
 
         Missing topics have been made before. Raises StoreError and SqlUnavailable.
         """
-        return [loss for loss in [await self._give_up(q, actor) for q in range(self._topics.queues)] if loss]
+        losses = [await self._give_up(queue_id, actor) for queue_id in range(self._topics.queues)]
+        known, now_ms = await identify(self._ports.admin, self._topics), self._ports.clock.now_ms()
+        await self._ports.database.run(partial(record_identity, topics=known, now_ms=now_ms))
+        return [loss for loss in losses if loss is not None]
 
     async def _give_up(self, queue_id: int, actor: str) -> Loss | None:
         found: list[Loss] = []
@@ -94,13 +103,21 @@ class GivingUp:
             found.append(loss)
             return loss.position
 
-        if await self._look(queue_id) is None:
+        loss = await self._look(queue_id)
+        if loss is None:
             return None
+        await self._halt(loss)
         await write_position(self._ports.owners, self._topics, queue_id, make)
         for loss in found:
             now_ms = self._ports.clock.now_ms()
             await self._ports.database.run(partial(_record, loss=loss, actor=actor, now_ms=now_ms), _SQL_TIMEOUT_MS)
         return found[0] if found else None
+
+    async def _halt(self, loss: Loss) -> None:
+        """First of all: once the new position is written the log seems whole, and a repeat must still finish this."""
+        detail = f"an operator is giving up what is lost ({loss.kind.value})"
+        halt = Halt(loss.queue_id, loss.kind, detail, self._ports.clock.now_ms())
+        await self._ports.database.run(partial(store_halt, halt=halt))
 
     async def find_faults(self) -> dict[int, HaltKind]:
         """What is wrong, by queue, without looking for what is lost by it. Raises StoreError and SqlUnavailable."""
@@ -113,7 +130,9 @@ class GivingUp:
             return None
         next_position = await self._choose(queue_id, kind, position, facts)
         unproven = await self._find_unproven(queue_id, kind, next_position, facts.journal)
-        return Loss(queue_id, kind, next_position, unproven)
+        decided = [] if kind in _OF_OP or kind not in _WHOLE else await self._find_unprojected(queue_id)
+        open_ones = [u for u in decided if u.blocked or u.state not in _FINAL]
+        return Loss(queue_id, kind, next_position, [*unproven, *open_ones], [u for u in decided if u not in open_ones])
 
     async def _judge(self, queue_id: int) -> "_Judged":
         topics, ports = self._topics, self._ports
@@ -132,7 +151,7 @@ class GivingUp:
         halts = await self._ports.database.read(read_halts)
         known = await self._ports.database.read(partial(read_position, queue_id=queue_id))
         if known is not None:
-            witness = Witness(known[0].s, known[1].journal_topic_id, known[1].op_topic_id)
+            witness = Witness(known[0].s, known[1].journal_topic_id, known[1].op_topic_id, op_next=known[0].op_next)
             facts = facts._replace(witnesses=(witness,))
         stored, seen = halts.get(queue_id), find_fault(position, facts)
         if stored is None or seen in _OF_OP:
@@ -152,11 +171,7 @@ class GivingUp:
 
     async def _find_first_new(self, queue_id: int, journal: Span) -> int:
         """The offset behind the last half message that the op topic or the projection knows."""
-        known = {
-            message.key.decode("latin-1")
-            async for message in self._read(self._topics.op, queue_id)
-            if message.key not in {None, POSITION_KEY, ANSWERS_KEY} and message.key is not None
-        }
+        known = await self._read_op_ids(queue_id)
         first_new, waiting = journal.minimum, dict[str, int]()
         async for offset, half in self._read_halves(queue_id, journal.minimum):
             if half.transaction_id in known:
@@ -166,12 +181,33 @@ class GivingUp:
         projected = await self._ports.database.read(partial(find_known_ids, transaction_ids=waiting))
         return max([first_new, *[waiting[transaction_id] + 1 for transaction_id in projected]])
 
+    async def _find_unprojected(self, queue_id: int) -> list[Unproven]:
+        """What op messages tell and the projection has not applied yet; it never will."""
+        last: dict[str, Unproven] = {}
+        async for message in self._read(self._topics.op, queue_id):
+            if message.key in {None, POSITION_KEY, ANSWERS_KEY} or message.key is None or message.value is None:
+                continue
+            with suppress(MalformedRecord, UnknownRecordVersion):
+                t = decode_op(message.key.decode("latin-1"), message.value).transaction
+                last[t.transaction_id] = Unproven(t.transaction_id, t.group, t.state, t.half, None, t.blocked)
+        projected = await self._ports.database.read(partial(find_known_ids, transaction_ids=last))
+        return [u for u in last.values() if u.transaction_id not in projected]
+
+    async def _read_op_ids(self, queue_id: int) -> set[str]:
+        return {
+            message.key.decode("latin-1")
+            async for message in self._read(self._topics.op, queue_id)
+            if message.key not in {None, POSITION_KEY, ANSWERS_KEY} and message.key is not None
+        }
+
     async def _find_unproven(
         self, queue_id: int, kind: HaltKind, position: Position, journal: Span
     ) -> Sequence[Unproven]:
         live = await self._ports.database.read(partial(read_live, queue_id=queue_id))
         if kind is HaltKind.JOURNAL_GAP:
-            return [u for u in live if u.state is TransactionState.PREPARED and u.queue_offset < journal.minimum]
+            gone = [u for u in live if u.state is TransactionState.PREPARED and u.queue_offset < journal.minimum]
+            known = await self._read_op_ids(queue_id) if gone else set()
+            return [u for u in gone if u.transaction_id not in known]  # what was carried forward has its state
         if kind is HaltKind.OTHER_PARKED:
             return [u for u in live if u.state is TransactionState.PARKED]
         found = {u.transaction_id: u for u in live}
@@ -213,12 +249,14 @@ class GivingUp:
 def _record(conn: Connection, loss: Loss, actor: str, now_ms: int) -> None:
     allow_long_statements(conn)
     if loss.kind in _WHOLE:
-        give_up_queue(conn, loss.queue_id, loss.unproven, now_ms)
+        give_up_queue(conn, loss.queue_id, [*loss.unproven, *loss.decided], now_ms)
+    elif loss.kind is HaltKind.JOURNAL_GAP:
+        give_up_some(conn, loss.unproven, now_ms)
     if loss.kind in _OF_OP:
         believe_from(conn, loss.queue_id, 0)  # the offset spoke of what is lost
     ids = [u.transaction_id for u in loss.unproven]
     after = {
         "kind": loss.kind.value, "s": loss.position.s, "count": len(ids), "transactions": ids[:_AUDITED_IDS],
     }  # fmt: skip
-    record_act(conn, ActEntry(now_ms, actor, "queue.give-up", f"queue {loss.queue_id}", None, None, after))
+    record_act(conn, ActEntry(now_ms, actor, GIVE_UP, name_target(loss.queue_id), None, None, after))
     clear_halt(conn, loss.queue_id)

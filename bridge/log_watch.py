@@ -1,11 +1,14 @@
 """What this process knows of the internal topics beside their records: their ids, and which queues halt.
 
 Both are looked at every second or two, cheaply, and read in memory: before each batch of a queue's owner, and
-before each append of the api.
+before each append of the api. What an operator's act changes is learned in the same look, so no process need be
+restarted after it.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
 import structlog
 from sqlalchemy import Connection
@@ -14,38 +17,79 @@ from bridge.clock import Clock
 from bridge.core.errors import HaltKind, QueueHalted, StoreError, StoreUnavailable
 from bridge.core.log_facts import Witness, check_topics
 from bridge.core.op_message import LogTopics
+from bridge.core.op_seal import OpSeals
 from bridge.core.topics import InternalTopics
 from bridge.sql.engine import Database
 from bridge.sql.errors import SqlUnavailable
-from bridge.sql.halts import Halt, read_halts, store_halt
+from bridge.sql.halts import Halt, read_halts, read_last_act, store_halt
 from bridge.sql.identity import TopicIdentity, read_identity
-from bridge.sql.positions import read_position
+from bridge.sql.keys import read_beliefs
+from bridge.sql.positions import AppliedPosition, read_position, read_positions
 from bridge.store.message_store import TopicAdmin
+from bridge.topology import TopologyGuard
 
 _LOG = structlog.get_logger()
 _LOOK_MS = 1_500
+_UNKNOWN = -1  # acts that the database could not be asked for: a halt found meanwhile is looked for once more
 REMEDY = "see what would be given up with `outbox-bridge migrate --accept-identity`, which asks before it acts"
 
 
+class _Recorded(NamedTuple):
+    """What SQL says."""
+
+    halts: Mapping[int, Halt] = {}
+    topics: Mapping[str, TopicIdentity] = {}
+    believed: Mapping[int, int] = {}
+    applied: Mapping[int, AppliedPosition] = {}
+
+
+class _Unstored(NamedTuple):
+    """A halt that SQL does not know yet."""
+
+    halt: Halt
+    last_act: int | None
+
+
+class _Doubt(NamedTuple):
+    """Journal offset that was given out again, if that is it; what was known to be decided, and of which topics."""
+
+    offset: int | None
+    seen: int
+    topics: Mapping[str, TopicIdentity]
+
+
 class LogWatch:
-    """`database` None: halts are kept by this process alone."""
+    """`database` None: halts are kept by this process alone. `seals`: told from where op records need one.
+
+    `guard` looks at everything else of the topics: when it is due, and as soon as one is another one.
+    """
 
     def __init__(
-        self, admin: TopicAdmin, topics: InternalTopics, clock: Clock, database: Database | None = None
+        self,
+        admin: TopicAdmin,
+        topics: InternalTopics,
+        clock: Clock,
+        database: Database | None = None,
+        *,
+        seals: OpSeals | None = None,
+        guard: TopologyGuard | None = None,
     ) -> None:
         self._admin = admin
         self._topics = topics
         self._clock = clock
         self._database = database
-        self._own: dict[int, Halt] = {}  # not stored yet
-        self._stored: Mapping[int, Halt] = {}
-        self._recorded: Mapping[str, TopicIdentity] = {}
+        self._seals = seals
+        self._guard = guard
+        self._own: dict[int, _Unstored] = {}
+        self._acts: dict[int, int] = {}  # the last one known when this process took the queue over
+        self._recorded = _Recorded()
         self._now: Mapping[str, str | None] = {}
+        self._doubts: dict[int, _Doubt] = {}
 
     @property
     def halts(self) -> Mapping[int, Halt]:
         """Queues that wait for an operator."""
-        return {**self._own, **self._stored}
+        return {**{queue_id: found.halt for queue_id, found in self._own.items()}, **self._recorded.halts}
 
     async def identify(self) -> LogTopics:
         found = self._now = await self._admin.identify_topics(self._names)
@@ -62,11 +106,16 @@ class LogWatch:
         except SqlUnavailable as error:
             _LOG.warning("projection_not_asked", queue=queue_id, reason=str(error))
             return None
-        return None if known is None else Witness(known[0].s, known[1].journal_topic_id, known[1].op_topic_id)
+        return (
+            None
+            if known is None
+            else Witness(known[0].s, known[1].journal_topic_id, known[1].op_topic_id, op_next=known[0].op_next)
+        )
 
     async def check_halts(self, queue_id: int) -> None:
         await self._store_own()
         await self._read()
+        await self._note_act(queue_id)
         self._check_halt(queue_id)
 
     def check(self, queue_id: int, log: LogTopics | None) -> None:
@@ -76,22 +125,34 @@ class LogWatch:
             check_topics(log, LogTopics(half, op, parked))
 
     async def store_halt(self, queue_id: int, halted: QueueHalted) -> None:
-        if queue_id not in self.halts:
-            kind = halted.kind or HaltKind.OP_LOST
-            self._own[queue_id] = Halt(queue_id, kind, str(halted), self._clock.now_ms())
-            await self._store_own()
+        await self._halt(queue_id, halted, self._acts.get(queue_id, _UNKNOWN))
 
     def find_refusal(self, queue_id: int) -> str | None:
         """Why nothing may be appended to the queue now."""
-        halt = self.halts.get(queue_id) if self._own or self._stored else None
+        halt = self.halts.get(queue_id) if self._own or self._recorded.halts else None
         if halt is not None:
             return f"queue {queue_id} halts: {halt.detail}; {REMEDY}"
-        return self.find_fault()
+        if queue_id in self._doubts:
+            return f"the log of queue {queue_id} seems to be another one than before, and is being looked at"
+        fault = self.find_fault()
+        if fault is None and self._guard is not None:
+            return next(map(str, self._guard.faults), None)
+        return fault
+
+    def find_seen(self, queue_id: int) -> int:
+        """Below this journal offset records are known to lie."""
+        applied = self._recorded.applied.get(queue_id)
+        return 0 if applied is None else applied.s
+
+    def doubt(self, queue_id: int, offset: int | None = None) -> None:
+        """Refuses the queue until the next look. `offset`: the journal has given it out again."""
+        _LOG.error("log_in_doubt", queue=queue_id, offset=offset)
+        self._doubts.setdefault(queue_id, _Doubt(offset, self.find_seen(queue_id), self._recorded.topics))
 
     def find_fault(self) -> str | None:
-        """What is wrong with the topics as such."""
+        """Which topic is missing or another one."""
         for name, topic_id in self._now.items():
-            known = self._recorded.get(name)
+            known = self._recorded.topics.get(name)
             if topic_id is None and known is not None:
                 return f"{name}: the topic is missing; {REMEDY}"
             if known is not None and known.topic_id != topic_id:
@@ -100,12 +161,19 @@ class LogWatch:
 
     async def run_once(self) -> None:
         """Looks now; what cannot be asked is left as it was known."""
+        doubts = dict(self._doubts)
+        before = self._now, self._recorded.topics
         await self._store_own()
-        await self._read()
+        is_known = await self._read()
         try:
             self._now = await self._admin.identify_topics(self._names)
         except StoreError as error:
             _LOG.warning("topics_not_identified", reason=str(error))
+            is_known = False
+        if is_known:
+            await self._judge(doubts)
+        if self._guard is not None:
+            await self._guard.run_if_due(is_due=before != (self._now, self._recorded.topics))
 
     async def run_forever(self) -> None:
         """Looks until it is cancelled."""
@@ -118,30 +186,60 @@ class LogWatch:
         return self._topics.half, self._topics.op, self._topics.parked
 
     def _check_halt(self, queue_id: int) -> None:
-        halt = self.halts.get(queue_id) if self._own or self._stored else None
+        halt = self.halts.get(queue_id) if self._own or self._recorded.halts else None
         if halt is not None:
             raise QueueHalted(halt.detail, halt.kind)
 
-    async def _read(self) -> None:
+    async def _halt(self, queue_id: int, halted: QueueHalted, last_act: int | None) -> None:
+        if queue_id not in self.halts:
+            kind = halted.kind or HaltKind.OP_LOST
+            halt = Halt(queue_id, kind, str(halted), self._clock.now_ms())
+            self._own[queue_id] = _Unstored(halt, last_act)
+            await self._store_own()
+
+    async def _note_act(self, queue_id: int) -> None:
+        if self._database is not None:
+            self._acts.pop(queue_id, None)
+            with suppress(SqlUnavailable):
+                self._acts[queue_id] = await self._database.read(partial(read_last_act, queue_id=queue_id))
+
+    async def _read(self) -> bool:
+        """Whether it is known what SQL says; where there is none, it says nothing."""
         if self._database is None:
-            return
+            return True
         try:
-            self._stored, self._recorded = await self._database.read(_read_both)
+            self._recorded = await self._database.read(_read_all)
         except SqlUnavailable as error:
             _LOG.warning("halts_not_read", reason=str(error))
+            return False
+        if self._seals is not None:
+            self._seals.believed.update(self._recorded.believed)
+        return True
+
+    async def _judge(self, doubts: Mapping[int, _Doubt]) -> None:
+        """After a look that began later: a queue goes on unless what was given out again had been decided.
+
+        Where the topic is another one, that is told anyway. Where nobody had decided what is gone, nobody can know.
+        """
+        for queue_id, (offset, seen, topics) in doubts.items():
+            if offset is not None and offset < seen <= self.find_seen(queue_id) and topics == self._recorded.topics:
+                detail = f"journal offset {offset} was given out again, although all below {seen} was decided"
+                await self._halt(queue_id, QueueHalted(detail, HaltKind.JOURNAL_LOST), None)
+            self._doubts.pop(queue_id, None)
 
     async def _store_own(self) -> None:
         if self._database is None:
             return
-        for queue_id, halt in list(self._own.items()):
+        for queue_id, (halt, last_act) in list(self._own.items()):
             try:
-                await self._database.run(partial(store_halt, halt=halt))
+                is_stored = await self._database.run(partial(store_halt, halt=halt, last_act=last_act))
             except SqlUnavailable as error:
                 _LOG.error("halt_not_stored", queue=queue_id, reason=str(error))
                 return
-            self._stored = {**self._stored, queue_id: halt}
+            if is_stored:
+                self._recorded = self._recorded._replace(halts={**self._recorded.halts, queue_id: halt})
             self._own.pop(queue_id, None)
 
 
-def _read_both(conn: Connection) -> tuple[Mapping[int, Halt], Mapping[str, TopicIdentity]]:
-    return read_halts(conn), read_identity(conn)
+def _read_all(conn: Connection) -> _Recorded:
+    return _Recorded(read_halts(conn), read_identity(conn), read_beliefs(conn), read_positions(conn))

@@ -28,6 +28,7 @@ _MARGIN_BYTES = 64 * 1024
 
 MARGIN_AFTER_LIFE_MS = 7 * _DAY_MS
 GUARD_INTERVAL_MS = 300_000
+_AGAIN_MS = 5_000  # while something is wrong, or cannot be asked
 
 
 class FaultKind(StrEnum):
@@ -250,6 +251,7 @@ class TopologyGuard:
         self._clock = clock
         self._overridden = frozenset(overridden) - NEVER_OVERRIDDEN
         self._longest_life_of = longest_life_of
+        self._next_ms = 0
         self.faults: Sequence[TopologyFault] = (
             TopologyFault(FaultKind.UNREACHABLE, internal.half, "not looked at yet", "wait"),
         )
@@ -263,16 +265,18 @@ class TopologyGuard:
         self.faults = [fault for fault in faults if fault.kind not in self._overridden]
         return self.faults
 
-    async def run_forever(self) -> None:
-        """Looks until it is cancelled."""
-        while True:
-            try:
-                await self.run_once()
-            except (StoreError, SqlUnavailable) as error:
-                _LOG.warning("topology_not_checked", reason=str(error))
-                await self._clock.sleep_ms(5_000)
-            else:
-                await self._clock.sleep_ms(5_000 if self.faults else GUARD_INTERVAL_MS)
+    async def run_if_due(self, *, is_due: bool = False) -> None:
+        """Looks if the last look is too old, or if it `is_due` anyway."""
+        now_ms = self._clock.monotonic_ms()
+        if not is_due and now_ms < self._next_ms:
+            return
+        try:
+            await self.run_once()
+        except (StoreError, SqlUnavailable) as error:
+            _LOG.warning("topology_not_checked", reason=str(error))
+            self._next_ms = now_ms + _AGAIN_MS
+        else:
+            self._next_ms = now_ms + (_AGAIN_MS if self.faults else GUARD_INTERVAL_MS)
 
 
 def _not_migrated(internal: InternalTopics) -> TopologyFault:

@@ -7,6 +7,7 @@ from outbox.ending import end_or_leave, is_contradiction, result_of
 from outbox.errors import (
     Closed,
     Contradicted,
+    GivenUp,
     InvalidMessage,
     LocalCommitUnknown,
     Misuse,
@@ -156,6 +157,8 @@ class TransactionBlock:
         told = await end_or_leave(self._verbs, half, Resolution.COMMIT)
         if is_contradiction(told) and isinstance(told, Refused):
             raise Contradicted(half.transaction_id, told.problem.state, told.code) from told
+        if isinstance(told, GivenUp):  # no back-check will come
+            raise told
         return result_of(half, prepared, LocalTransactionState.COMMIT_MESSAGE, told)
 
     async def _withdraw(self, half: HalfMessage, error: Exception) -> None:

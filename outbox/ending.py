@@ -2,7 +2,7 @@
 
 import logging
 
-from outbox.errors import Conflict, OutboxError, Refused
+from outbox.errors import Conflict, GivenUp, OutboxError, Refused
 from outbox.listener import (
     HalfMessage,
     LocalTransactionState,
@@ -23,7 +23,7 @@ async def end_or_leave(verbs: Verbs, half: HalfMessage, resolution: Resolution) 
         return await verbs.end(half.transaction_id, resolution)
     except OutboxError as error:
         why = error.code if isinstance(error, Refused) else type(error).__name__
-        level = logging.ERROR if is_contradiction(error) else logging.WARNING
+        level = logging.ERROR if is_contradiction(error) or isinstance(error, GivenUp) else logging.WARNING
         _LOG.log(level, "transaction %s: %s not acknowledged (%s)", half.transaction_id, resolution.name, why)
         return error
 

@@ -182,6 +182,15 @@ class AlreadyResolved(Conflict):
     """The transaction was resolved otherwise; `problem.state` stands for ever."""
 
 
+class GivenUp(Conflict):
+    """The log that held the transaction was lost, and an operator gave it up: whether it was published is not known.
+
+    Your own database decides: what it has committed and the topic does not hold is to be published anew.
+    """
+
+    outcome = Outcome.UNKNOWN
+
+
 class NotPullMode(Conflict):
     """The bridge sends the group's checks to its endpoints: put the group with `check.mode` `pull` to fetch them."""
 
@@ -240,6 +249,7 @@ class HandOverUnavailable(OutboxError):
 _BY_CODE: dict[str, type[Refused]] = {
     "idempotency-key-reused": KeyReused,
     "already-resolved": AlreadyResolved,
+    "given-up": GivenUp,
     "not-pull-mode": NotPullMode,
     "callback-url-forbidden": CheckEndpointRefused,
     "callback-unverified": CheckEndpointRefused,

@@ -39,9 +39,17 @@ MESSAGE_PROBLEMS = (
     "message-too-large",
     "unknown-producer-group",
     "idempotency-key-reused",
+    "given-up",
     "outcome-unknown",
 )
-END_PROBLEMS = ("unknown-transaction", "producer-group-mismatch", "already-resolved", "body-expired", "outcome-unknown")
+END_PROBLEMS = (
+    "unknown-transaction",
+    "producer-group-mismatch",
+    "already-resolved",
+    "body-expired",
+    "given-up",
+    "outcome-unknown",
+)
 
 
 @dataclass(frozen=True, slots=True)

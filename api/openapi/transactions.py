@@ -118,7 +118,7 @@ ROLLBACK = _end("Rolled back: it will never be visible. A repeat gets the same a
 GET = Operation(
     _TAG,
     {200: (TransactionAnswer, "The transaction.")},
-    ("unknown-transaction", "projection-behind"),
+    ("unknown-transaction", "given-up", "projection-behind"),
     parameters=(
         TRANSACTION_ID,
         query_parameter("include", "`messages`: whole messages.", {"type": "string", "enum": ["messages"]}),
@@ -128,14 +128,14 @@ GET = Operation(
 TIMELINE = Operation(
     _OPERATORS,
     {200: (TimelineAnswer, "Oldest first.")},
-    ("unknown-transaction", "projection-behind"),
+    ("unknown-transaction", "given-up", "projection-behind"),
     parameters=(TRANSACTION_ID,),
 ).arguments()
 
 ASK = Operation(
     _OPERATORS,
     {202: (AskedAnswer, "The group will be asked.")},
-    ("unknown-transaction", "already-resolved", "too-early", "projection-behind", "outcome-unknown"),
+    ("unknown-transaction", "already-resolved", "given-up", "too-early", "projection-behind", "outcome-unknown"),
     Body(Nothing, is_required=False),
     (TRANSACTION_ID, WAIT),
 ).arguments()
@@ -153,7 +153,7 @@ FORCE = Operation(
 RESUME = Operation(
     _OPERATORS,
     {200: (TransactionAnswer, "PREPARED again.")},
-    ("unknown-transaction", "not-parked", "already-resolved", "projection-behind", "outcome-unknown"),
+    ("unknown-transaction", "not-parked", "already-resolved", "given-up", "projection-behind", "outcome-unknown"),
     Body(ResumeTransaction, examples={"deployed": {"reason": "the shop answers again"}}),
     (TRANSACTION_ID, WAIT),
 ).arguments()

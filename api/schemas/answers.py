@@ -18,7 +18,7 @@ EventType = Annotated[
         extra_json_schema={
             "enum": [
                 "prepared", "check_answered", "check_unanswered", "end", "parked", "resumed", "forced", "published",
-                "blocked",
+                "blocked", "given_up",
             ]
         }
     ),
@@ -83,6 +83,12 @@ class TransactionAnswer(Struct):
     ordering_key: str | UnsetType | None = UNSET
     idempotency_key: str | UnsetType | None = UNSET
     messages: list[MessageAnswer] | UnsetType = UNSET
+    given_up_at: (
+        Annotated[
+            Time, Meta(description="When an operator gave up the log that held it; shown is what was known before.")
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 class AcceptedAnswer(Struct):
@@ -107,7 +113,9 @@ class ProblemError(Struct, omit_defaults=True):
 
 
 class ProblemAnswer(Struct, omit_defaults=True):
-    """An error. Source: RFC 9457. `outcome` says whether the call changed anything; `unknown`: repeat it."""
+    """An error. Source: RFC 9457. `outcome` says whether the call changed anything; `unknown`: repeat it; absent: it
+    changes nothing, or nobody can say any more (`given-up`).
+    """
 
     type: str
     title: str

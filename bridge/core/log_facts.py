@@ -17,12 +17,14 @@ class Span(NamedTuple):
 
 
 class Witness(NamedTuple):
-    """Somebody who has seen `s` committed in the log of these topics, with this start if that is known."""
+    """Somebody who has seen `s` committed in the log of these topics, with this start if that is known, and all op
+    offsets below `op_next`."""
 
     s: int
     half: str
     op: str
     start: LogStart | None = None
+    op_next: int = 0
 
 
 class LogFacts(NamedTuple):
@@ -76,8 +78,13 @@ def _check_op(position: Position, facts: LogFacts) -> None:
     if not op.minimum <= position.o <= op.maximum:
         detail = f"position needs op offset {position.o}, the topic holds {op.minimum}..{op.maximum}"
         raise QueueHalted(detail, HaltKind.OP_LOST)
-    seen = max((w.s for w in facts.witnesses if _speaks_of_this(w, position, facts)), default=0)
-    if position.s < seen and position.owner != MIGRATE_OWNER:
+    if position.owner == MIGRATE_OWNER:  # an act a moment ago: witnesses speak of what was before
+        return
+    witnesses = [w for w in facts.witnesses if _speaks_of_this(w, position, facts)]
+    written, seen = max((w.op_next for w in witnesses), default=0), max((w.s for w in witnesses), default=0)
+    if op.maximum < written:
+        raise QueueHalted(f"the op topic held offsets below {written}, and ends at {op.maximum}", HaltKind.OP_LOST)
+    if position.s < seen:
         detail = f"journal offsets below {seen} were decided, the last position left in the op topic says {position.s}"
         raise QueueHalted(detail, HaltKind.OP_LOST)
 

@@ -20,7 +20,10 @@ class MessageSummary(Struct, frozen=True, gc=False):
 
 
 class TransactionView(Struct, frozen=True, gc=False):
-    """One transaction. Times are milliseconds; `by`: producer, check, operator or timer."""
+    """One transaction. Times are milliseconds; `by`: producer, check, operator or timer.
+
+    `given_up_ms`: when an operator gave up the log that held it. What is shown is what was known before.
+    """
 
     transaction_id: str
     group: str
@@ -45,6 +48,14 @@ class TransactionView(Struct, frozen=True, gc=False):
     base: int = 0
     receipts: Sequence[Receipt] = ()
     messages: Sequence[MessageSummary] = ()
+    given_up_ms: int | None = None
+
+    @property
+    def is_unproven(self) -> bool:
+        """Whether no log says how it ends, and none will."""
+        return self.given_up_ms is not None and (
+            self.blocked or self.state in (TransactionState.PREPARED, TransactionState.PARKED)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """What callers hear: views of op messages, refusals of puts and of states. Pure."""
 
+from datetime import UTC, datetime
+
 from bridge.core.op_message import AnswerCode, OpMessage
 from bridge.core.record import Resolution
 from bridge.core.transaction import TransactionState
@@ -9,7 +11,6 @@ from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Ref
 from bridge.service.waiters import Heard
 from bridge.store.results import PutResult, PutStatus, Refusal
 
-GIVEN_UP = "GIVEN_UP"  # `why` of what is known from before a loss alone
 FINAL = frozenset({TransactionState.COMMITTED, TransactionState.ROLLED_BACK})
 
 # Python finds a member of an enum, and its hash, only slowly.
@@ -82,9 +83,13 @@ def refuse_unknown(transaction_id: str) -> Refused:
 
 
 def refuse_given_up(view: TransactionView) -> Refused:
-    """No log says what became of it, and none will."""
-    detail = f"an operator has given up the log of this transaction; it was last seen {view.state.value}"
-    return Refused(RefusalCode.OUTCOME_UNKNOWN, detail, Outcome.UNKNOWN, view.transaction_id, view.state)
+    """No log says what became of it, and none will. Neither "not applied" nor "unknown" is told: a repeat of the
+    call tells no more, and what an earlier one did may have been published."""
+    detail = (
+        f"the log that held this transaction was lost, and an operator gave it up at {_show(view.given_up_ms or 0)}; "
+        f"it was last seen {view.state.value}, and this call has changed nothing"
+    )
+    return Refused(RefusalCode.GIVEN_UP, detail, None, view.transaction_id, view.state)
 
 
 def refuse_unavailable(detail: str, transaction_id: str | None = None) -> Refused:
@@ -92,8 +97,14 @@ def refuse_unavailable(detail: str, transaction_id: str | None = None) -> Refuse
     return Refused(RefusalCode.UNAVAILABLE, detail, transaction_id=transaction_id, retry_after_s=1)
 
 
-def refuse_missing(transaction_id: str) -> Refused:
-    """There is no such transaction."""
+def refuse_missing(transaction_id: str, lost_ms: int | None = None) -> Refused:
+    """There is no such transaction. `lost_ms`: when a log was given up that may have held it, unknown to all others."""
+    if lost_ms is not None:
+        detail = (
+            f"nobody knows this transaction; the log that may have held it was lost, and an operator gave it up at "
+            f"{_show(lost_ms)}; this call has changed nothing"
+        )
+        return Refused(RefusalCode.GIVEN_UP, detail, None, transaction_id)
     return Refused(RefusalCode.UNKNOWN_TRANSACTION, "no such transaction", transaction_id=transaction_id)
 
 
@@ -118,7 +129,7 @@ def compare_end(call: EndCall, view: TransactionView) -> TransactionView | Refus
     """The recorded state as the answer to an end: a repeat hears the same, a contradiction the truth."""
     if call.group is not None and call.group != view.group:
         return _refuse_group(call.transaction_id)
-    if view.why == GIVEN_UP and (view.state not in FINAL or view.blocked):
+    if view.is_unproven:
         return refuse_given_up(view)
     resolution, state = call.resolution, view.state
     if state is (_COMMITTED if resolution is _COMMIT else _ROLLED_BACK) or resolution is _UNKNOWN:
@@ -132,3 +143,7 @@ def compare_end(call: EndCall, view: TransactionView) -> TransactionView | Refus
 def _refuse_group(transaction_id: str) -> Refused:
     detail = "the transaction belongs to another producer group"
     return Refused(RefusalCode.PRODUCER_GROUP_MISMATCH, detail, transaction_id=transaction_id)
+
+
+def _show(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")

@@ -13,7 +13,7 @@ from bridge.service.current_reads import CurrentReads, ProjectionPositions
 from bridge.service.destinations import Destinations, DestinationsConfig
 from bridge.service.ending import Ender
 from bridge.service.groups import GroupService, UrlRule
-from bridge.service.journal import FindRefusal, Journal
+from bridge.service.journal import Journal, LogState, SoundLog
 from bridge.service.lags import Lags
 from bridge.service.limits import Limits
 from bridge.service.op_follower import FollowerPorts, OpFollower
@@ -41,13 +41,13 @@ def make_prefix() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """The log and the database. `find_refusal`: why nothing may be appended to a queue now."""
+    """The log and the database. `log`: what is known of the internal topics beside their records."""
 
     store: MessageStore
     owners: OwnerStore
     admin: TopicAdmin
     database: Database
-    find_refusal: FindRefusal = lambda _: None
+    log: LogState = field(default_factory=SoundLog)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +120,18 @@ def make_ports(stores: Stores, directory: GroupRegister, clock: Clock, config: S
     """What the calls work with."""
     topics, limits = config.topics, config.limits
     time, waiters = KafkaTime(clock), Waiters(config.prefix)
-    follower = OpFollower(topics, FollowerPorts(stores.store, stores.owners, clock, time, waiters, config.seal_watch))
+    follower = OpFollower(
+        topics, FollowerPorts(stores.store, stores.owners, clock, time, waiters, config.seal_watch, stores.log)
+    )
     ends = QueueEnds(stores.store, topics.half)
     positions = ProjectionPositions(stores.database, clock)
-    reads = CurrentReads(stores.database, ends, positions, limits.projection_wait_ms)
+    reads = CurrentReads(stores.database, ends, positions, clock, limits.projection_wait_ms)
     return ServicePorts(
         clock,
         time,
         topics,
         limits,
-        Journal(stores.store, time, limits.max_in_flight, stores.find_refusal),
+        Journal(stores.store, time, limits.max_in_flight, stores.log),
         Hearing(follower, waiters),
         Lookups(reads, Repeats(reads, ends, clock, limits.projection_wait_ms), KeyMemory(clock)),
         Door(

@@ -182,6 +182,7 @@ def _is_open(check: DueCheck, views: Mapping[str, TransactionView]) -> bool:
     return (
         view is not None
         and view.state is TransactionState.PREPARED
+        and not view.is_unproven
         and view.group == check.group
         and view.check_times + 1 == check.check_number
     )

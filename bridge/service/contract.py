@@ -31,6 +31,7 @@ class RefusalCode(StrEnum):
     TOO_MANY_ENDPOINTS = "too-many-endpoints"
     ALREADY_RESOLVED = "already-resolved"
     BODY_EXPIRED = "body-expired"
+    GIVEN_UP = "given-up"
     NOT_PARKED = "not-parked"
     TOO_EARLY = "too-early"
     CALLBACK_URL_FORBIDDEN = "callback-url-forbidden"

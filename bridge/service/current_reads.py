@@ -14,17 +14,20 @@ from bridge.core.errors import StoreError
 from bridge.core.transaction_id import queue_of
 from bridge.core.view import TransactionView
 from bridge.futures import take_error
+from bridge.service.answers import refuse_missing
 from bridge.service.contract import Outcome, RefusalCode, Refused
 from bridge.service.deadline import Deadline
 from bridge.service.queue_ends import QueueEnds
 from bridge.sql.engine import Database
 from bridge.sql.errors import SqlUnavailable
+from bridge.sql.halts import find_loss
 from bridge.sql.transactions import AppliedPosition, find_many, read_positions
 
 T = TypeVar("T")
 Work = Callable[[Any], T]
 Ends = Mapping[int, int]  # journal offset by queue
 _LOG = structlog.get_logger()
+_LOSS_MS = 14 * 86_400_000  # the journal's retention: what is older had ended, or was told
 
 
 class Currency(Enum):
@@ -89,8 +92,11 @@ class ProjectionPositions:
 class CurrentReads:
     """Reads that wait for the projection."""
 
-    def __init__(self, database: Database, ends: QueueEnds, positions: ProjectionPositions, max_wait_ms: int) -> None:
+    def __init__(
+        self, database: Database, ends: QueueEnds, positions: ProjectionPositions, clock: Clock, max_wait_ms: int
+    ) -> None:
         self._database = database
+        self._clock = clock
         self._ends = ends
         self._positions = positions
         self._max_wait_ms = max_wait_ms
@@ -101,6 +107,15 @@ class CurrentReads:
         return await self.read(
             {queue_of(i) for i in wanted}, lambda connection: find_many(connection, wanted), deadline
         )
+
+    async def refuse_missing(self, transaction_id: str) -> Refused:
+        """What is said of an id that nobody knows: what its journal lost a while ago may have held it."""
+        work = partial(find_loss, queue_id=queue_of(transaction_id), since_ms=self._clock.now_ms() - _LOSS_MS)
+        try:
+            return refuse_missing(transaction_id, await self._database.read(work))
+        except SqlUnavailable as error:
+            _LOG.warning("projection_unreachable", reason=str(error))
+            return refuse_read(Currency.UNREACHABLE, transaction_id)
 
     async def read(self, queues: Collection[int], work: Work[T], deadline: Deadline) -> CurrentRead[T]:
         """What `work` reads when everything appended to these queues before this call is in the projection."""

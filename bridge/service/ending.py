@@ -115,7 +115,8 @@ class Ender:
             elif read.value is None:
                 found.append(_refuse_lookup(refuse_read(read.currency, call.transaction_id)))
             elif (view := read.value.get(call.transaction_id)) is None:
-                found.append(refuse_missing(call.transaction_id))
+                missing = await self._ports.lookups.reads.refuse_missing(call.transaction_id)
+                found.append(_refuse_lookup(missing) if missing.code is RefusalCode.UNAVAILABLE else missing)
             else:
                 found.append(compare_end(call, view))
         return found

@@ -1,7 +1,8 @@
 """Appends to the journal, whole or not at all also when nobody waits for it any more."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from bridge.clock import KafkaTime
 from bridge.core.message import Message
@@ -10,24 +11,54 @@ from bridge.service.deadline import Deadline
 from bridge.store.message_store import MessageStore
 from bridge.store.results import PutResult, PutStatus, Refusal
 
-FindRefusal = Callable[[int], str | None]
-"""Why nothing may be appended to a queue now."""
+
+class LogState(Protocol):
+    """What this process knows of the internal topics beside their records."""
+
+    def find_refusal(self, queue_id: int) -> str | None:
+        """Why nothing may be appended to a queue now."""
+        ...
+
+    def find_seen(self, queue_id: int) -> int:
+        """Below this journal offset records are known to lie."""
+        ...
+
+    def doubt(self, queue_id: int, offset: int | None = None) -> None:
+        """Refuses the queue until the topics have been looked at anew. `offset`: the journal has given it out again."""
+        ...
+
+
+class SoundLog:
+    """LogState where nothing is ever wrong."""
+
+    def find_refusal(self, queue_id: int) -> str | None:
+        return None
+
+    def find_seen(self, queue_id: int) -> int:
+        return 0
+
+    def doubt(self, queue_id: int, offset: int | None = None) -> None:
+        return None
+
 
 _BUSY = PutResult(PutStatus.REFUSED, refusal=Refusal.STORE_BUSY, detail="too many records in flight")
 _LATE = PutResult(PutStatus.OUTCOME_UNKNOWN, detail="no answer before the deadline")
+_BACKWARDS = PutResult(PutStatus.OUTCOME_UNKNOWN, detail="the journal has given out an offset again")
+_PUT_OK = PutStatus.PUT_OK  # Python finds the members of an enum only slowly
 
 
 class Journal:
-    """Plain puts of many records at once, within a bound of records in flight, to queues that go on."""
+    """Plain puts of many records at once, within a bound of records in flight, to queues that go on.
+
+    Offsets only rise. A record whose offset is not above what was there before it was sent lies in a journal that was
+    made again or cut off: it is not acknowledged, since it may be lost with that journal.
+    """
 
     def __init__(
-        self,
-        store: MessageStore,
-        kafka_time: KafkaTime,
-        max_in_flight: int,
-        find_refusal: FindRefusal = lambda _: None,
+        self, store: MessageStore, kafka_time: KafkaTime, max_in_flight: int, log: LogState | None = None
     ) -> None:
-        self._find_refusal = find_refusal
+        self._log: LogState = log or SoundLog()
+        self._highest: dict[int, int] = {}  # offset acknowledged last, by queue
         self._store = store
         self._kafka_time = kafka_time
         self._max_in_flight = max_in_flight
@@ -55,7 +86,7 @@ class Journal:
 
     def _refuse(self, messages: Sequence[Message]) -> dict[int, PutResult]:
         """What no record may be added to now, by place: a queue that halts would never decide it."""
-        whys = {queue_id: self._find_refusal(queue_id) for queue_id in {message.queue_id for message in messages}}
+        whys = {queue_id: self._log.find_refusal(queue_id) for queue_id in {message.queue_id for message in messages}}
         if not any(whys.values()):
             return {}
         return {
@@ -77,10 +108,27 @@ class Journal:
         return task.result() if await deadline.wait(task) else [_LATE] * len(messages)
 
     async def _put(self, messages: Sequence[Message]) -> list[PutResult]:
+        floors = {queue_id: self._find_floor(queue_id) for queue_id in {message.queue_id for message in messages}}
         try:
             results = await self._store.put_many(messages)
         finally:
             self._in_flight -= len(messages)
         if results[-1].stored_ms > 0:
             self._kafka_time.observe(results[-1].stored_ms)
-        return results
+        return [self._judge(m.queue_id, result, floors) for m, result in zip(messages, results, strict=True)]
+
+    def _find_floor(self, queue_id: int) -> int:
+        """Whatever is sent from now on lies above it."""
+        return max(self._highest.get(queue_id, -1), self._log.find_seen(queue_id) - 1)
+
+    def _judge(self, queue_id: int, result: PutResult, floors: Mapping[int, int]) -> PutResult:
+        offset = result.queue_offset
+        if offset < 0 or result.status is not _PUT_OK:  # a retried put may not know its offset
+            return result
+        if offset <= floors[queue_id]:
+            self._highest[queue_id] = offset
+            self._log.doubt(queue_id, offset)
+            return _BACKWARDS
+        if offset > self._highest.get(queue_id, -1):
+            self._highest[queue_id] = offset
+        return result

@@ -11,6 +11,7 @@ from bridge.core.errors import MalformedRecord, QueueHalted, StoreError, Unknown
 from bridge.core.message import MessageQueue, StoredMessage
 from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, decode_answers, decode_op, decode_position
 from bridge.core.topics import InternalTopics
+from bridge.service.journal import LogState, SoundLog
 from bridge.service.waiters import Waiters
 from bridge.store.message_store import MessageStore, OwnerStore, QueueReader
 from bridge.store.sealed import SealWatch
@@ -39,6 +40,7 @@ class FollowerPorts:
     kafka_time: KafkaTime
     waiters: Waiters
     seal_watch: SealWatch = field(default_factory=SealWatch)
+    log: LogState = field(default_factory=SoundLog)
 
 
 class OpFollower:
@@ -161,6 +163,7 @@ class _QueueTail:
         log = _LOG.warning if expected else _LOG.exception
         log("op_topic_unreadable", queue=self._queue.queue_id, reason=str(error), retry_ms=self._backoff_ms)
         if isinstance(error, QueueHalted):
+            self._ports.log.doubt(self.queue_id)
             self._next_offset = -1  # the log does not reach back so far any more: those who wait hear "unknown"
         await self._close()
         await self._ports.clock.sleep_ms(self._backoff_ms)

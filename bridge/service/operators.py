@@ -14,7 +14,15 @@ from bridge.core.transaction_id import queue_of
 from bridge.core.view import TransactionView
 from bridge.fault_points import FaultPoint, reach
 from bridge.service.admission import is_text
-from bridge.service.answers import FINAL, make_view, refuse_missing, refuse_put, refuse_unavailable, refuse_unknown
+from bridge.service.answers import (
+    FINAL,
+    make_view,
+    refuse_given_up,
+    refuse_missing,
+    refuse_put,
+    refuse_unavailable,
+    refuse_unknown,
+)
 from bridge.service.contract import Accepted, EndCall, Outcome, RefusalCode, Refused
 from bridge.service.current_reads import refuse_read
 from bridge.service.deadline import Deadline
@@ -105,9 +113,11 @@ class Operators:
         read = await self._ports.lookups.reads.find([transaction_id], deadline)
         if read.value is None:
             return refuse_read(read.currency, transaction_id)
-        return read.value.get(transaction_id) or refuse_missing(transaction_id)
+        return read.value.get(transaction_id) or await self._ports.lookups.reads.refuse_missing(transaction_id)
 
     def _refuse_act(self, act: Act, view: TransactionView) -> Refused | None:
+        if view.is_unproven:
+            return refuse_given_up(view)
         if act is Act.RESUME:
             return (
                 None if view.state is TransactionState.PARKED else _refuse_not_parked(view.transaction_id, view.state)

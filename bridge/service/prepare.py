@@ -18,7 +18,7 @@ from bridge.core.transaction_id import digest_bits, make_transaction_id, make_uu
 from bridge.core.view import TransactionView
 from bridge.fault_points import FaultPoint, reach
 from bridge.service.admission import Admission
-from bridge.service.answers import FINAL, make_view, refuse_put, refuse_unavailable, refuse_unknown
+from bridge.service.answers import FINAL, make_view, refuse_given_up, refuse_put, refuse_unavailable, refuse_unknown
 from bridge.service.contract import Outcome, PrepareCall, Prepared, RefusalCode, Refused
 from bridge.service.current_reads import refuse_read
 from bridge.service.deadline import Deadline
@@ -192,6 +192,8 @@ class _Batch:
         view = known.by_id.get(wanted.transaction_id)
         if view is not None and view.state in FINAL and not view.blocked:
             return view  # nothing about it changes any more, so a projection that lags says the same
+        if view is not None and view.is_unproven:
+            return refuse_given_up(view)
         draft.is_asked_only = view is not None
         if view is not None:
             return None

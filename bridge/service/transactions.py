@@ -52,7 +52,7 @@ class TransactionService:
         read = await self._ports.lookups.reads.find([transaction_id], deadline)
         if read.value is None:
             return refuse_read(read.currency, transaction_id)
-        return read.value.get(transaction_id) or refuse_missing(transaction_id)
+        return read.value.get(transaction_id) or await self._ports.lookups.reads.refuse_missing(transaction_id)
 
     async def timeline(self, transaction_id: str) -> list[TimelineEvent] | Refused:
         """What happened to the transaction, oldest first; as current as `get`."""
@@ -64,7 +64,7 @@ class TransactionService:
         )
         if read.value is None:
             return refuse_read(read.currency, transaction_id)
-        return read.value or refuse_missing(transaction_id)
+        return read.value or await self._ports.lookups.reads.refuse_missing(transaction_id)
 
     async def get_bodies(self, view: TransactionView) -> list[Message] | Refused | None:
         """The prepared messages, from the journal, else from the parked topic; None if no log has them any more."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import structlog
 
 from bridge.clock import KafkaTime
-from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, MalformedRecord, StoreError
+from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, HaltKind, MalformedRecord, QueueHalted, StoreError
 from bridge.core.message import MessageQueue
 from bridge.core.queue_state import QueueState, touched_by
 from bridge.core.record import HalfMessage, Resolution
@@ -284,8 +284,9 @@ class OwnedQueue(QueueOwner):
         real = RealTopics(destinations.queues_of, partial(destinations.stamp, now_ms=self._time.now_ms()))
         made = make_batch(plan, kind, self._state, self._batch_bodies, real, self._target)
         result = await self._writer.put_all(made.batch)
+        self._check_op_offset(result.last_offset)
         self._state.confirm(made.sealed, result.last_offset)
-        self._memory.confirm(self._state.s, self._target.log, self._state.log_start)
+        self._memory.confirm(self._state.s, self._target.log, self._state.log_start, self._state.op_start)
         self._bodies.drop([i for i in plan.ops if i not in self._state.live or i in plan.parks])
         self._time.observe(result.last_stored_ms)
         self._written_s, self._written_at_ms = self._state.s, self._ports.clock.monotonic_ms()
@@ -293,6 +294,14 @@ class OwnedQueue(QueueOwner):
         self.counts.batches += 1
         self.counts.published += len(plan.publishes)
         self.counts.parked += len(plan.parks)
+
+    def _check_op_offset(self, last_offset: int | None) -> None:
+        """Offsets only rise: else what this queue's op messages said is gone, and a successor would not know it."""
+        if last_offset is not None and last_offset < self._state.op_start:
+            detail = (
+                f"op offset {last_offset} was given out again, although all below {self._state.op_start} was written"
+            )
+            raise QueueHalted(detail, HaltKind.OP_LOST)
 
     async def _write_position_if_due(self) -> None:
         now_ms = self._ports.clock.monotonic_ms()

@@ -83,9 +83,9 @@ class QueueMemory:
     copy_not_before_ms: int = 0
     confirmed: Witness | None = None
 
-    def confirm(self, s: int, log: LogTopics | None, start: LogStart) -> None:
-        """A position with this S is committed."""
-        self.confirmed = None if log is None else Witness(s, log.half, log.op, start)
+    def confirm(self, s: int, log: LogTopics | None, start: LogStart, op_next: int) -> None:
+        """A position with this S is committed; the op topic goes on behind it."""
+        self.confirmed = None if log is None else Witness(s, log.half, log.op, start, op_next)
 
 
 @dataclass(slots=True)

@@ -37,6 +37,7 @@ class Unproven(NamedTuple):
     state: TransactionState
     queue_offset: int
     idempotency_key: str | None = None
+    blocked: bool = False
 
 
 def read_live(conn: Connection, queue_id: int) -> list[Unproven]:
@@ -57,17 +58,18 @@ def find_known_ids(conn: Connection, transaction_ids: Collection[str]) -> set[st
 def give_up_queue(conn: Connection, queue_id: int, unproven: Sequence[Unproven], now_ms: int) -> None:
     """Takes a queue's transactions out of the projection, which begins the queue anew, and remembers them."""
     is_here = _T.queue_id == queue_id
-    kept = sa.select(*[_T[name] for name in _SHARED], sa.literal(now_ms)).where(
-        is_here, ~sa.exists().where(_G.transaction_id == _T.transaction_id)
-    )
-    conn.execute(sa.insert(given_up).from_select([*_SHARED, "given_up_ms"], kept))
+    _keep(conn, is_here, now_ms)
     _remember_others(conn, queue_id, unproven, now_ms)
-    _correct_counts(conn, is_here)
-    ids = sa.select(_T.id).where(is_here)
-    for table in (transaction_keys, timeline_events):
-        conn.execute(sa.delete(table).where(table.c.id.in_(ids)))
-    conn.execute(sa.delete(transactions).where(is_here))
+    _forget(conn, is_here)
     conn.execute(sa.delete(projection_positions).where(projection_positions.c.queue_id == queue_id))
+
+
+def give_up_some(conn: Connection, unproven: Sequence[Unproven], now_ms: int) -> None:
+    """Takes these out of the projection, and remembers them; the rest of their queue goes on."""
+    for chunk in chunks([u.transaction_id for u in unproven], 500):
+        is_one = _T.transaction_id.in_(chunk)
+        _keep(conn, is_one, now_ms)
+        _forget(conn, is_one)
 
 
 def find_given_up(conn: Connection, transaction_ids: Iterable[str]) -> dict[str, TransactionView]:
@@ -93,15 +95,29 @@ def _remember_others(conn: Connection, queue_id: int, unproven: Sequence[Unprove
     known |= find_given_up(conn, [u.transaction_id for u in unproven]).keys()
     rows = [
         {
-            "transaction_id": u.transaction_id, "producer_group": u.group, "state": u.state.value, "blocked": 0,
-            "queue_id": queue_id, "queue_offset": u.queue_offset, "born_ms": now_ms, "appended_ms": now_ms,
-            "check_times": 0, "idempotency_key": u.idempotency_key, "given_up_ms": now_ms,
+            "transaction_id": u.transaction_id, "producer_group": u.group, "state": u.state.value,
+            "blocked": int(u.blocked), "queue_id": queue_id, "queue_offset": u.queue_offset, "born_ms": now_ms,
+            "appended_ms": now_ms, "check_times": 0, "idempotency_key": u.idempotency_key, "given_up_ms": now_ms,
         }
         for u in unproven
         if u.transaction_id not in known
     ]  # fmt: skip
     if rows:
         conn.execute(sa.insert(given_up), rows)
+
+
+def _keep(conn: Connection, is_given_up: sa.ColumnElement[bool], now_ms: int) -> None:
+    is_kept = sa.exists().where(_G.transaction_id == _T.transaction_id)
+    kept = sa.select(*[_T[name] for name in _SHARED], sa.literal(now_ms)).where(is_given_up, ~is_kept)
+    conn.execute(sa.insert(given_up).from_select([*_SHARED, "given_up_ms"], kept))
+
+
+def _forget(conn: Connection, is_given_up: sa.ColumnElement[bool]) -> None:
+    _correct_counts(conn, is_given_up)
+    ids = sa.select(_T.id).where(is_given_up)
+    for table in (transaction_keys, timeline_events):
+        conn.execute(sa.delete(table).where(table.c.id.in_(ids)))
+    conn.execute(sa.delete(transactions).where(is_given_up))
 
 
 def _correct_counts(conn: Connection, is_here: sa.ColumnElement[bool]) -> None:
@@ -120,5 +136,5 @@ def _make_view(row: sa.Row[Any]) -> TransactionView:
     return TransactionView(
         row.transaction_id, row.producer_group, TransactionState(row.state), row.queue_id, row.queue_offset,
         row.born_ms, row.appended_ms, row.check_times, bool(row.blocked), GIVEN_UP,
-        idempotency_key=row.idempotency_key,
+        idempotency_key=row.idempotency_key, given_up_ms=row.given_up_ms,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from bridge.core.transaction import RESOLUTION_OF, TransactionState
 from bridge.core.view import TimelineEvent
 from bridge.sql.rows import decode_receipts
-from bridge.sql.tables import timeline_events, transactions, unanswered_rounds
+from bridge.sql.tables import given_up, timeline_events, transactions, unanswered_rounds
 
 _T = transactions.c
 _E = timeline_events.c
@@ -20,7 +20,7 @@ def read_timeline(conn: Connection, transaction_id: str) -> list[TimelineEvent]:
     """What happened to a transaction, in order of time; empty if it is not known."""
     row = conn.execute(sa.select(transactions).where(_T.transaction_id == transaction_id)).one_or_none()
     if row is None:
-        return []
+        return list(_read_given_up(conn, transaction_id))
     events = [TimelineEvent(row.appended_ms, "prepared", "producer", {"queue_offset": row.queue_offset})]
     events += _read_kept(conn, row.id)
     events += _read_unanswered(conn, transaction_id)
@@ -52,6 +52,13 @@ _RANK = {
         )
     )
 }
+
+
+def _read_given_up(conn: Connection, transaction_id: str) -> Iterator[TimelineEvent]:
+    """What led there has gone with the log."""
+    query = sa.select(given_up.c.given_up_ms, given_up.c.state)
+    for at_ms, state in conn.execute(query.where(given_up.c.transaction_id == transaction_id)):
+        yield TimelineEvent(at_ms, "given_up", "operator", {"state": state})
 
 
 def _read_kept(conn: Connection, row_id: int) -> Iterator[TimelineEvent]:

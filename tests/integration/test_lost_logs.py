@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from bridge.topology import OP_RULES
+from bridge.topology import JOURNAL_RULES, OP_RULES
 from tests.support.bridge_process import Bridge, BridgeProcess, create_topics, read_committed, wait_until
 from tests.support.cluster_acts import delete_topic
 
@@ -66,4 +66,30 @@ def test_recreated_op_topic_is_refused_given_up_and_never_published_again(
         if is_restarted:
             publish(process, topic, "last")
         assert process.post(f"/v1/transactions/{pending}/commit").status_code >= 400
+    assert [record.value for record in read_committed(kafka, [topic])] == [b"first", b"last"]
+
+
+def test_recreated_journal_acknowledges_nothing_that_is_lost(kafka: str, tmp_path: Path) -> None:
+    """Under load, deleted and made again: every 201 since is decided or told; after the act all goes on (S, L, 53)."""
+    topic = "lost.journal"
+    create_topics(kafka, {topic: 1})
+    bridge = Bridge.create(kafka, tmp_path, queues=1)
+    with bridge.serve() as process:
+        publish(process, topic, "first")
+        pending = str(prepare(process, topic, "pending").json()["transaction_id"])
+        wait_until(lambda: process.get(f"/v1/transactions/{pending}").status_code == 200, name="search")
+        delete_topic(kafka, bridge.half_topic)
+        create_topics(kafka, {bridge.half_topic: 1}, JOURNAL_RULES.make_config(1))
+        heard: list[httpx2.Response] = []
+        wait_until(
+            lambda: heard.append(prepare(process, topic, "late")) or is_refused_unapplied(heard[-1]), name="refusal"
+        )
+        assert [answer.status_code for answer in heard if answer.status_code == 201] == []
+        told = json.loads(bridge.run("migrate", "--accept-identity", "--yes", "-o", "json"))
+        (loss,) = told
+        assert {t["transaction_id"] for t in loss["transactions"]} == {pending}
+        wait_until(lambda: prepare(process, topic, "pause").status_code == 201, 60, "prepares again")
+        publish(process, topic, "last")
+        answer = process.post(f"/v1/transactions/{pending}/commit")
+        assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (409, "given-up")
     assert [record.value for record in read_committed(kafka, [topic])] == [b"first", b"last"]

@@ -6,10 +6,15 @@ from typing import Any
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
     AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    ResourcePatternType,
     ResourceType,
 )
 
@@ -17,6 +22,11 @@ from bridge.core.log_facts import MIGRATE_OWNER
 from tests.support.bridge_process import Bridge, read_committed, wait_until
 
 _ANSWER_S = 30.0
+AUTHORIZED = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "allow.everyone.if.no.acl.found": "true",
+}
+"""Settings of a broker that obeys rules."""
 
 
 def set_topic_config(kafka: str, topic: str, config: Mapping[str, str]) -> None:
@@ -33,6 +43,35 @@ def delete_topic(kafka: str, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": kafka})
     admin.delete_topics([topic])[topic].result(_ANSWER_S)
     wait_until(lambda: topic not in admin.list_topics(timeout=10).topics, name=f"{topic} gone")
+
+
+def _write_rules(topic: str) -> list[AclBinding]:
+    """Everything is allowed but to write: a topic that has any rule is closed to all that none allows."""
+    return [
+        AclBinding(ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*", operation, kind)
+        for operation, kind in (
+            (AclOperation.ALL, AclPermissionType.ALLOW), (AclOperation.WRITE, AclPermissionType.DENY),
+        )
+    ]  # fmt: skip
+
+
+def deny_writes(kafka: str, topic: str) -> None:
+    """Nobody may write to the topic of a cluster with an authorizer (`AUTHORIZED`)."""
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for future in admin.create_acls(_write_rules(topic)).values():
+        future.result(_ANSWER_S)
+
+
+def allow_writes(kafka: str, topic: str) -> None:
+    """As before."""
+    admin = AdminClient({"bootstrap.servers": kafka})
+    filters = [
+        AclBindingFilter(rule.restype, rule.name, rule.resource_pattern_type, rule.principal, rule.host, rule.operation,
+                         rule.permission_type)
+        for rule in _write_rules(topic)
+    ]  # fmt: skip
+    for future in admin.delete_acls(filters).values():
+        future.result(_ANSWER_S)
 
 
 def reset_offsets(kafka: str, group: str, topic: str, offsets: Mapping[int, int]) -> bool:

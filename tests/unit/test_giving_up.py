@@ -7,6 +7,7 @@ import pytest
 from bridge.core.errors import HaltKind
 from bridge.core.message import Message
 from bridge.giving_up import GivingUp, GivingUpPorts
+from bridge.sql.errors import SqlUnavailable
 from bridge.sql.halts import Halt, clear_halt, read_halts, store_halt
 from tests.support.projector_world import ProjectorWorld, make_projector_world
 
@@ -59,6 +60,39 @@ def test_what_is_lost_is_told_first_and_the_queue_goes_on_without_it(
 
     world.run(story())
     assert world.settlers.memory.visible("orders") == [b"v", b"w"]
+
+
+@pytest.mark.parametrize("lost", ["op", "half"])
+def test_act_that_ends_between_log_and_database_is_finished_by_its_repeat(
+    database_url: str, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new position alone would say that all is well, and nobody would be told what is given up (L)."""
+    world = make_projector_world(database_url)
+
+    def fail(*_: object, **__: object) -> None:
+        raise SqlUnavailable("down")
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await world.settlers.prepare("pending", ORDER)
+            await world.settlers.settled()
+            await world.catch_up()
+        await world.projector.close()
+        recreate(world, getattr(world.topics, lost))
+        giving_up = make_giving_up(world)
+        monkeypatch.setattr("bridge.giving_up._record", fail)
+        with pytest.raises(SqlUnavailable):
+            await giving_up.act("operator")
+        monkeypatch.undo()
+        assert 0 in await world.database.read(read_halts)
+        (loss,) = await giving_up.act("operator")
+        assert [u.transaction_id for u in loss.unproven] == [world.settlers.id_of("pending")]
+        assert await world.database.read(read_halts) == {}
+
+    world.run(story())
+    view = world.view("pending")
+    assert view is not None
+    assert view.is_unproven
 
 
 def test_first_halt_of_a_queue_stays_until_it_is_cleared(database_url: str) -> None:

@@ -65,6 +65,8 @@ class GroupCoordinator:
         self._groups: dict[str, Group] = {}
         self._joined = 0
 
+        log.on_change = self._follow_topic
+
     # members
 
     def join(self, group: str, topic: str, client: str) -> Membership:
@@ -113,6 +115,12 @@ class GroupCoordinator:
         if lost:
             member.tell(GroupChange(NOTHING, NOTHING, lost))
         self._enter(group, member)
+
+    def _follow_topic(self, topic: str) -> None:
+        """Members see that their topic has come, gone or grown."""
+        for name, group in self._groups.items():
+            if any(member.topic == topic for member in group.members.values()):
+                self._rebalance(name)
 
     def _next_member_id(self, client: str) -> str:
         self._joined += 1

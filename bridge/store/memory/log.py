@@ -54,6 +54,8 @@ class MemoryLog:
         self.agenda = agenda
         self.topics: dict[str, Topic] = {}
         self._created = 0
+        self.on_change: Callable[[str], None] = lambda name: None
+        """Told of each topic that is created, deleted or grown."""
 
     def create_topic(self, name: str, queues: int = 1, config: Mapping[str, str] | None = None) -> Topic:
         """Raises BrokerError if the topic exists, or name, number of queues or settings are illegal."""
@@ -63,6 +65,7 @@ class MemoryLog:
             raise BrokerError(Code.INVALID_TOPIC, name)
         self._created += 1
         self.topics[name] = Topic(name, f"topic-id-{self._created}", queues, config or {})
+        self.on_change(name)
         return self.topics[name]
 
     def delete_topic(self, name: str) -> None:
@@ -70,6 +73,7 @@ class MemoryLog:
         topic = self.topics.pop(name)
         for partition in topic.partitions:
             partition.waiters.wake()
+        self.on_change(name)
 
     def add_queues(self, name: str, queues: int) -> None:
         """Raises the number of queues to `queues`."""
@@ -77,6 +81,7 @@ class MemoryLog:
         first = topic.partitions[0]
         for number in range(len(topic.partitions), queues):
             topic.partitions.append(Partition(MessageQueue(name, number), first.acceptance, first.cleaning))
+        self.on_change(name)
 
     def set_leader(self, queue: MessageQueue, *, has_leader: bool) -> None:
         """Takes the queue's leader away, or elects one."""

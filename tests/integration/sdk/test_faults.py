@@ -11,6 +11,7 @@ from outbox import (
     AlreadyEnded,
     BridgeConfig,
     Contradicted,
+    GivenUp,
     HttpConfig,
     LocalTransactionState,
     Message,
@@ -224,6 +225,19 @@ async def test_contradiction_after_the_local_commit_is_loud(
     with pytest.raises(Contradicted) as contradicted:
         await twin.block(session, lambda transaction: transaction.send("orders", value=group))
     assert (contradicted.value.state, contradicted.value.outcome) == ("ROLLED_BACK", "partly")
+    assert session.called[-1] == "commit"
+
+
+async def test_log_given_up_after_the_local_commit_is_loud(
+    bridge: SocketBridge, front: Front, make_twin: MakeTwin, group: str
+) -> None:
+    """No back-check will find out what became of it, so the caller must; also after an answer that was lost."""
+    twin = make_twin(front.url, group, config=PATIENT)
+    front.spoil(let_through, lose_request, reply_problem(409, "given-up", state="PREPARED"))
+    session = twin.session()
+    with pytest.raises(GivenUp) as given_up:
+        await twin.block(session, lambda transaction: transaction.send("orders", value=group))
+    assert (given_up.value.outcome, given_up.value.retry_helps) == ("unknown", False)
     assert session.called[-1] == "commit"
 
 

@@ -35,6 +35,7 @@ CONTRACT = {
     "not-pull-mode": 409,
     "already-resolved": 409,
     "body-expired": 409,
+    "given-up": 409,
     "not-parked": 409,
     "too-early": 409,
     "message-too-large": 413,

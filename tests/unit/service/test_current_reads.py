@@ -32,7 +32,7 @@ class CountingDatabase(InlineDatabase):
 def make_reads(world: ServiceWorld, database: InlineDatabase) -> CurrentReads:
     clock = world.settlers.memory.clock
     ends = QueueEnds(world.settlers.memory.store, world.topics.half)
-    return CurrentReads(database, ends, ProjectionPositions(database, clock), 2_000)
+    return CurrentReads(database, ends, ProjectionPositions(database, clock), clock, 2_000)
 
 
 async def append(world: ServiceWorld) -> None:

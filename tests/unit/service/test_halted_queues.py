@@ -5,7 +5,7 @@ import asyncio
 from bridge.clock import KafkaTime
 from bridge.core.message import Message
 from bridge.service.deadline import Deadline
-from bridge.service.journal import Journal
+from bridge.service.journal import Journal, SoundLog
 from bridge.store.results import PutStatus, Refusal
 from tests.support.memory_world import make_memory_world
 
@@ -16,10 +16,13 @@ def test_only_records_of_the_halted_queue_are_refused() -> None:
     clock = world.clock
     world.cluster.log.create_topic("two", 2)
     process = world.start_process("api")
-    whys = {1: "queue 1 halts"}
+
+    class OneHalts(SoundLog):
+        def find_refusal(self, queue_id: int) -> str | None:
+            return "queue 1 halts" if queue_id == 1 else None
 
     async def story() -> None:
-        journal = Journal(process.store, KafkaTime(clock), 100, whys.get)
+        journal = Journal(process.store, KafkaTime(clock), 100, OneHalts())
         messages = [Message("two", b"k", value, (), queue_id) for value, queue_id in ((b"a", 0), (b"b", 1), (b"c", 0))]
         results = await journal.append(messages, Deadline.after(clock, 5_000))
         assert [result.status is PutStatus.REFUSED for result in results] == [False, True, False]
