@@ -9,7 +9,7 @@ import structlog
 
 from bridge.clock import KafkaTime
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, MalformedRecord, StoreError
-from bridge.core.message import MessageQueue
+from bridge.core.message import Message, MessageQueue
 from bridge.core.queue_state import QueueState, touched_by
 from bridge.core.record import HalfMessage, Resolution
 from bridge.core.transaction import BODY_EXPIRED, PREPARED, SPLIT, Transaction
@@ -317,10 +317,14 @@ class OwnedQueue(QueueOwner):
         schedule, messages = self._memory.schedule, self._batch_bodies[t.transaction_id].messages
         why = schedule.failing_reason(topics_of(messages)) if schedule.is_any_failing else None
         if why is None:
-            why = self._ports.destinations.find_reason(t.transaction_id, messages, self._time.now_ms())
+            why = self._find_reason(t, messages)
             if why == UNKNOWN_TOPIC:
                 schedule.note_refused(topics_of(messages), why, self._ports.clock.monotonic_ms())
         return why
+
+    def _find_reason(self, t: Transaction, messages: Sequence[Message]) -> str | None:
+        now_ms, has_id = self._time.now_ms(), self._target.has_id_header
+        return self._ports.destinations.find_reason(t.transaction_id, messages, now_ms, has_id_header=has_id)
 
     def _note_blocked(self, effects: Sequence[Effect]) -> None:
         for transaction_id, t in touched_by(effects).items():
@@ -418,13 +422,13 @@ class OwnedQueue(QueueOwner):
 
     async def _find_reasons(self, attempt: Try) -> dict[str, str]:
         """Why some of these cannot be published now, as far as the logs and the cluster say."""
-        bodies, destinations, now_ms = self._batch_bodies, self._ports.destinations, self._time.now_ms()
+        bodies = self._batch_bodies
         known = [t for t in attempt.transactions if t.transaction_id in bodies]
         await self._describe(known, is_forced=not attempt.is_joint)
         reasons: dict[str, str] = {}
         for t in attempt.transactions:
             held = bodies.get(t.transaction_id)
-            why = destinations.find_reason(t.transaction_id, held.messages, now_ms) if held else BODY_EXPIRED
+            why = self._find_reason(t, held.messages) if held else BODY_EXPIRED
             if why is not None:
                 reasons[t.transaction_id] = why
         return reasons
