@@ -183,6 +183,9 @@ _REFUSALS = (
         "Messages no longer stored",
         "Roll it back: no log holds its messages any more, so it cannot be published.",
     ),
+    ProblemType(
+        "not-blocked", 409, "Commit is not blocked", "Only a commit that cannot be published can be abandoned."
+    ),
     ProblemType("not-parked", 409, "Transaction is not parked", "Only parked transactions can be resumed."),
     ProblemType("too-early", 409, "Before the first check is due", "Wait until first_check_at."),
     ProblemType(

@@ -45,6 +45,7 @@ class TransactionView(Struct, frozen=True, gc=False):
     base: int = 0
     receipts: Sequence[Receipt] = ()
     messages: Sequence[MessageSummary] = ()
+    abandoned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

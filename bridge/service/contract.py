@@ -32,6 +32,7 @@ class RefusalCode(StrEnum):
     ALREADY_RESOLVED = "already-resolved"
     BODY_EXPIRED = "body-expired"
     NOT_PARKED = "not-parked"
+    NOT_BLOCKED = "not-blocked"
     TOO_EARLY = "too-early"
     CALLBACK_URL_FORBIDDEN = "callback-url-forbidden"
     PROJECTION_BEHIND = "projection-behind"

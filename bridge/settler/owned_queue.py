@@ -338,10 +338,21 @@ class OwnedQueue(QueueOwner):
             return
         prepared = [t for t in touched.values() if t.state is PREPARED]
         ended = [i for i, t in touched.items() if t.state is not PREPARED]
+        if self._blocked_to:
+            self._forget_abandoned([i for i in ended if touched[i].abandoned])
         if prepared:
             self._ports.observer.prepared(self.queue_id, prepared, seen_at_ms)
         if ended:
             self._ports.observer.ended(self.queue_id, ended)
+
+    def _forget_abandoned(self, transaction_ids: Collection[str]) -> None:
+        """They are tried no more, and whoever was behind them is tried at once."""
+        for transaction_id in transaction_ids:
+            self._blocked_to.pop(transaction_id, None)
+            self._copies.discard(transaction_id)
+            self._retry_at_ms = 0
+            self.counts.abandoned += 1
+        self._memory.schedule.forget(transaction_ids)
 
     # --- what timers want ---
 

@@ -36,6 +36,7 @@ CONTRACT = {
     "already-resolved": 409,
     "body-expired": 409,
     "not-parked": 409,
+    "not-blocked": 409,
     "too-early": 409,
     "message-too-large": 413,
     "body-too-large": 413,
