@@ -177,8 +177,8 @@ async def test_operators_acts_carry_who_and_why(live: LiveServer, facts: Facts, 
     assert {who.actor for _, _, who in fake.acts} == {"anonymous@127.0.0.1"}
 
 
-async def test_abandoning_needs_a_reason_and_a_block(live: LiveServer, facts: Facts, fake: FakeTransactions) -> None:
-    """COMMITTED, neither blocked nor published; without a reason, or not blocked, it is refused. Others show nothing."""
+async def test_abandon_needs_reason_and_block(live: LiveServer, facts: Facts, fake: FakeTransactions) -> None:
+async def test_abandon_wants_reason_and_block(live: LiveServer, facts: Facts, fake: FakeTransactions) -> None:
     path = f"/v1/transactions/{facts.committed}/abandon"
     assert "abandoned" not in (await live.client.get(f"/v1/transactions/{facts.committed}")).json()
     fake.views[facts.committed] = replace(fake.views[facts.committed], blocked=True, why="UNKNOWN_TOPIC", receipts=())
