@@ -22,8 +22,8 @@ from spark.window import Window
 
 # what is told after the first final op message changes nothing: else its window would leave open what no later one has
 _STATE = f"""CASE COALESCE(final_op, last_op) % 8 WHEN {OpState.COMMITTED} THEN 'committed'
-  WHEN {OpState.ROLLED_BACK} THEN 'rolled_back' WHEN {OpState.BLOCKED} THEN 'blocked' WHEN {OpState.ABANDONED} THEN 'abandoned'
-  WHEN {OpState.PARKED} THEN 'parked' ELSE 'open' END"""
+  WHEN {OpState.ROLLED_BACK} THEN 'rolled_back' WHEN {OpState.BLOCKED} THEN 'blocked'
+  WHEN {OpState.ABANDONED} THEN 'abandoned' WHEN {OpState.PARKED} THEN 'parked' ELSE 'open' END"""
 _COUNTED = f"SELECT *, {_STATE} AS state FROM transactions WHERE halves > voids"
 _PERCENTILES = "ARRAY(0.5, 0.95, 0.99)"
 _AGES_S = (60, 600, 3_600, 21_600, 86_400)

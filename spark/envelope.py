@@ -32,8 +32,8 @@ _FRAMES = (
     "'ARRAY<STRUCT<topic: STRING, qid: INT, key: STRING, value: STRING, headers: ARRAY<ARRAY<STRING>>, ts: BIGINT>>'"
 )
 _OP = (
-    "'v INT, state STRING, blocked BOOLEAN, abandoned BOOLEAN, `group` STRING, at BIGINT, half BIGINT, check_times INT, "
-    "since_ms BIGINT, parked BIGINT, receipts ARRAY<ARRAY<STRING>>, s BIGINT, owner STRING'"
+    "'v INT, state STRING, blocked BOOLEAN, abandoned BOOLEAN, `group` STRING, at BIGINT, half BIGINT, "
+    "check_times INT, since_ms BIGINT, parked BIGINT, receipts ARRAY<ARRAY<STRING>>, s BIGINT, owner STRING'"
 )
 _PROPERTIES = (
     *("KIND", "V", "UNIQ_KEY", "PGROUP", "N", "REAL_TOPIC", "REAL_QID", "TS", "ORDERING_KEY", "IDEMPOTENCY_KEY"),

@@ -22,7 +22,8 @@ class Story:
     `half`: its first half message that counts; `halves`: all of them. `decided`: the record that decided it.
     `lost_ends`: ends that say something, with no half message before them. `foreign_ends`: ends by another group.
     `checks`: all answers to checks; `check_times`: those that count; `most_checks`: the most of them in one life,
-    begun at `life_ms`. `given_up`: operators' acts to abandon it. `astray`: records of the internal topics in queues that its id does not name.
+    begun at `life_ms`. `given_up`: operators' acts to abandon it. `astray`: records of the internal topics in
+    queues that its id does not name.
     """
 
     tx: str

@@ -178,7 +178,7 @@ async def test_operators_acts_carry_who_and_why(live: LiveServer, facts: Facts, 
 
 
 async def test_abandon_needs_reason_and_block(live: LiveServer, facts: Facts, fake: FakeTransactions) -> None:
-async def test_abandon_wants_reason_and_block(live: LiveServer, facts: Facts, fake: FakeTransactions) -> None:
+    """COMMITTED, neither blocked nor published; else refused. Other answers do not show the member."""
     path = f"/v1/transactions/{facts.committed}/abandon"
     assert "abandoned" not in (await live.client.get(f"/v1/transactions/{facts.committed}")).json()
     fake.views[facts.committed] = replace(fake.views[facts.committed], blocked=True, why="UNKNOWN_TOPIC", receipts=())
