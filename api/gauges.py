@@ -56,6 +56,7 @@ def _collect_settler(settler: Settler) -> Iterable[Metric]:
         "queue_quarantined": "Journal records that could not be parsed.",
         "queue_put_backs": "Transactions put back.",
         "queue_parked": "Transactions parked.",
+        "queue_abandoned": "Blocked commits that operators gave up.",
         "queue_take_overs": "Times the queue was taken over.",
     }
     families: dict[str, Metric] = {
@@ -76,6 +77,7 @@ def _collect_settler(settler: Settler) -> Iterable[Metric]:
             "queue_quarantined": counts.quarantined,
             "queue_put_backs": counts.put_backs,
             "queue_parked": counts.parked,
+            "queue_abandoned": counts.abandoned,
             "queue_take_overs": status.take_overs,
         }
         for name, value in values.items():

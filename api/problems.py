@@ -190,6 +190,9 @@ _REFUSALS = (
         "Ask the producer's database: if it committed and the message is not in its topic, prepare it anew.",
         outcome=None,
     ),
+    ProblemType(
+        "not-blocked", 409, "Commit is not blocked", "Only a commit that cannot be published can be abandoned."
+    ),
     ProblemType("not-parked", 409, "Transaction is not parked", "Only parked transactions can be resumed."),
     ProblemType("too-early", 409, "Before the first check is due", "Wait until first_check_at."),
     ProblemType(

@@ -86,6 +86,8 @@ def render_transaction(view: TransactionView, bodies: Sequence[Message] | None =
         view.queue_id,
         view.queue_offset,
     )
+    if view.abandoned:
+        shown.abandoned = True
     if view.messages or bodies is not None:  # else it was made of an op message, which does not tell more
         shown.born_time = render_time(view.born_ms)
         shown.first_check_at = render_optional_time(view.first_check_ms)
@@ -179,6 +181,7 @@ def _counts(counted: GroupStats, now_ms: int) -> dict[str, Any]:
         "prepared": counted.prepared,
         "committed": counted.committed,
         "blocked": counted.blocked,
+        "abandoned": counted.abandoned,
         "rolled_back": counted.rolled_back,
         "parked": counted.parked,
         "pending": counted.pending,

@@ -279,7 +279,8 @@ async def rebuild_projection(settings: Settings, on_progress: Callable[[int, int
             await projector.close()
     total = verdict.total
     counts = {
-        name: getattr(total, name) for name in ("prepared", "committed", "rolled_back", "parked", "pending", "blocked")
+        name: getattr(total, name)
+        for name in ("prepared", "committed", "rolled_back", "parked", "pending", "blocked", "abandoned")
     }
     return {**counts, "orphans": verdict.orphan_count}
 

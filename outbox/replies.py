@@ -76,6 +76,7 @@ class Prepared:
 @dataclass(frozen=True, slots=True)
 class TransactionView:
     """A transaction as it is recorded. `is_blocked`: committed, its publication is being retried, for `reason`.
+    `is_abandoned`: committed, but an operator has given it up while it was blocked: it is never published.
 
     Answers to ends leave out what only a look at the transaction tells: `born_time` and what follows.
     """
@@ -97,6 +98,7 @@ class TransactionView:
     ordering_key: str | None = None
     idempotency_key: str | None = None
     messages: tuple[Message, ...] = ()
+    is_abandoned: bool = False
 
 
 def read_answer(answer: Answer, call: Call | PlainCall) -> Told:
@@ -143,6 +145,7 @@ def read_view(members: Members) -> TransactionView:
         producer_group=str(members.get("producer_group", "")),
         state=TransactionState(members["state"]),
         is_blocked=members.get("blocked") is True,
+        is_abandoned=members.get("abandoned") is True,
         reason=_text(members.get("reason")),
         resolved_by=_text(members.get("resolved_by")),
         resolved_at=_time(members.get("resolved_at")),

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from bridge.core.message import Message
-from spark.columns import ACT_RESUME, COMMIT, ROLLBACK, UNKNOWN, OpState
+from spark.columns import ACT_ABANDON, ACT_RESUME, COMMIT, ROLLBACK, UNKNOWN, OpState
 from spark.rules import Kind
 from spark.table_list import BARRED, WRITTEN
 
@@ -57,6 +57,8 @@ def late(name: str, **options: Any) -> Step:  # noqa: ANN401
 HALF, COMMITS, ROLLS_BACK = step("half"), step("end", code=COMMIT), step("end", code=ROLLBACK)
 SHOW = step("show", index=0)
 COMMITTED, ROLLED_BACK = step("op", state=OpState.COMMITTED), step("op", state=OpState.ROLLED_BACK)
+BLOCKED, GIVES_UP = step("op", state=OpState.BLOCKED, cause=1), step("act", act=ACT_ABANDON)
+ABANDONED = step("op", state=OpState.ABANDONED, cause=2)
 PARK, PARKED = step("park"), step("op", state=OpState.PARKED)
 RIGHT = (HALF, COMMITS, SHOW, COMMITTED)
 _RIGHT_WITH_FOUR = (HALF, COMMITS, *(step("show", index=index) for index in range(4)), COMMITTED)
@@ -95,7 +97,10 @@ def look_alikes(name: str) -> Iterator[Tale]:
     yield right("repeated half long after", *RIGHT, late("half", after_ms=HOUR_MS), late("op", state=OpState.COMMITTED))
     yield right("young", HALF, age_ms=0)
     yield right("decided now", HALF, COMMITS, age_ms=0)
-    yield right("blocked", HALF, COMMITS, step("op", state=OpState.BLOCKED, cause=1))
+    yield right("blocked", HALF, COMMITS, BLOCKED)
+    yield right("abandoned", HALF, COMMITS, BLOCKED, GIVES_UP, ABANDONED)
+    yield right("abandoned once of two acts", HALF, COMMITS, BLOCKED, GIVES_UP, GIVES_UP, ABANDONED, ABANDONED)
+    yield right("given up in vain", HALF, COMMITS, BLOCKED, GIVES_UP, SHOW, COMMITTED)
     yield right("parked", HALF, PARK, PARKED)
     yield right("parked, then committed", HALF, PARK, PARKED, COMMITS, SHOW, COMMITTED)
     resumed = step("act", act=ACT_RESUME)
@@ -182,8 +187,15 @@ def _told_wrongly(name: str) -> Iterator[Tale]:
     yield wrong("told in another queue", "UNSETTLED CONTRADICTION", HALF, COMMITS, SHOW,
                 step("op", state=OpState.COMMITTED, is_astray=True))  # fmt: skip
     yield wrong("prepared in another queue", "CONTRADICTION", step("half", is_astray=True))
-    yield wrong("phantom of a blocked one", "PHANTOM", HALF, COMMITS, step("show", index=0, is_told=False),
-                step("op", state=OpState.BLOCKED, cause=1))  # fmt: skip
+    unasked = step("show", index=0, is_told=False)
+    yield wrong("phantom of a blocked one", "PHANTOM", HALF, COMMITS, unasked, BLOCKED)
+    yield wrong("phantom of an abandoned one", "PHANTOM", HALF, COMMITS, BLOCKED, GIVES_UP, unasked, ABANDONED)
+    yield wrong("abandoned by nobody", "CONTRADICTION", HALF, COMMITS, BLOCKED,
+                step("op", state=OpState.ABANDONED, cause=1))  # fmt: skip
+    yield wrong(
+        "published after it was abandoned", "CONTRADICTION", HALF, COMMITS, GIVES_UP, ABANDONED, SHOW, COMMITTED
+    )
+    yield wrong("abandoned after it was published", "CONTRADICTION", *RIGHT, GIVES_UP, ABANDONED)
 
 
 def _wrong(name: str, title: str, kinds: str, *steps: Step, **members: Any) -> Tale:  # noqa: ANN401

@@ -23,12 +23,12 @@ from spark.window import Window
 # what is told after the first final op message changes nothing: else its window would leave open what no later one has
 _STATE = f"""CASE COALESCE(final_op, last_op) % 8 WHEN {OpState.COMMITTED} THEN 'committed'
   WHEN {OpState.ROLLED_BACK} THEN 'rolled_back' WHEN {OpState.BLOCKED} THEN 'blocked'
-  WHEN {OpState.PARKED} THEN 'parked' ELSE 'open' END"""
+  WHEN {OpState.ABANDONED} THEN 'abandoned' WHEN {OpState.PARKED} THEN 'parked' ELSE 'open' END"""
 _COUNTED = f"SELECT *, {_STATE} AS state FROM transactions WHERE halves > voids"
 _PERCENTILES = "ARRAY(0.5, 0.95, 0.99)"
 _AGES_S = (60, 600, 3_600, 21_600, 86_400)
 _OLDER = 0  # than the last of them
-BOOK_COLUMNS = ("opening", "prepared", "committed", "blocked", "rolled_back", "parked", "open")
+BOOK_COLUMNS = ("opening", "prepared", "committed", "blocked", "abandoned", "rolled_back", "parked", "open")
 
 
 _IS_SPLIT = "halves > 1 OR topic_id IS NULL"  # between topics, or told more than once: its messages are looked at
@@ -63,7 +63,7 @@ class Books:
     topics: Mapping[int, str]
 
     def count_groups(self) -> dict[str, dict[str, int]]:
-        """By producer group: `opening` + `prepared` = `committed` + `blocked` + `rolled_back` + `parked` + `open`.
+        """By producer group: `opening` + `prepared` = the sum of all other columns, each transaction in one of them.
 
         A transaction that ended before the window, and is here for a finding only, is in no book.
         """

@@ -30,6 +30,7 @@ class OpState(IntEnum):
     COMMITTED = 3
     ROLLED_BACK = 4
     BLOCKED = 5  # COMMITTED, not yet published
+    ABANDONED = 6  # COMMITTED, given up by an operator: never published
 
 
 class EndSource(IntEnum):
@@ -42,7 +43,7 @@ class EndSource(IntEnum):
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0  # `code` of an end; a half message published at once has COMMIT too
 EMPTY, OTHER_VERSION = -1, -2  # `code` of what cannot be read, if more than that is known
-ACT_CHECK, ACT_RESUME = 1, 2  # `code` of an act
+ACT_CHECK, ACT_RESUME, ACT_ABANDON = 1, 2, 3  # `code` of an act
 
 
 class Prepared(NamedTuple):

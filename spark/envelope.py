@@ -8,6 +8,7 @@ headers go no further than this.
 from collections.abc import Callable, Mapping
 
 from spark.columns import (
+    ACT_ABANDON,
     ACT_CHECK,
     ACT_RESUME,
     COMMIT,
@@ -31,8 +32,8 @@ _FRAMES = (
     "'ARRAY<STRUCT<topic: STRING, qid: INT, key: STRING, value: STRING, headers: ARRAY<ARRAY<STRING>>, ts: BIGINT>>'"
 )
 _OP = (
-    "'v INT, state STRING, blocked BOOLEAN, `group` STRING, at BIGINT, half BIGINT, check_times INT, "
-    "since_ms BIGINT, parked BIGINT, receipts ARRAY<ARRAY<STRING>>, s BIGINT, owner STRING'"
+    "'v INT, state STRING, blocked BOOLEAN, abandoned BOOLEAN, `group` STRING, at BIGINT, half BIGINT, "
+    "check_times INT, since_ms BIGINT, parked BIGINT, receipts ARRAY<ARRAY<STRING>>, s BIGINT, owner STRING'"
 )
 _PROPERTIES = (
     *("KIND", "V", "UNIQ_KEY", "PGROUP", "N", "REAL_TOPIC", "REAL_QID", "TS", "ORDERING_KEY", "IDEMPOTENCY_KEY"),
@@ -48,7 +49,7 @@ def journal_sql(source: str) -> str:
     leg = _case(
         (f"{known} AND KIND = 'H' AND messages IS NOT NULL AND PGROUP IS NOT NULL", Leg.HALF),
         (f"{known} AND KIND = 'E' AND RES IN ('8', '12', '0') AND SRC IN ('P', 'C', 'O')", Leg.END),
-        (f"{known} AND KIND = 'A' AND ACT IN ('CHECK', 'RESUME')", Leg.ACT),
+        (f"{known} AND KIND = 'A' AND ACT IN ('CHECK', 'RESUME', 'ABANDON')", Leg.ACT),
         otherwise=Leg.UNREADABLE,
     )
     columns = {
@@ -57,6 +58,7 @@ def journal_sql(source: str) -> str:
         "code": _case(
             ("V <> '1'", OTHER_VERSION),
             ("KIND = 'A' AND ACT = 'RESUME'", ACT_RESUME),
+            ("KIND = 'A' AND ACT = 'ABANDON'", ACT_ABANDON),
             ("KIND = 'A'", ACT_CHECK),
             ("RES = '8'", COMMIT),
             ("RES = '12'", ROLLBACK),
@@ -93,6 +95,7 @@ def op_sql(source: str) -> str:
     state = _case(
         ("op.state = 'PREPARED'", OpState.PREPARED),
         ("op.state = 'PARKED'", OpState.PARKED),
+        ("op.state = 'COMMITTED' AND op.abandoned", OpState.ABANDONED),
         ("op.state = 'COMMITTED' AND op.blocked", OpState.BLOCKED),
         ("op.state = 'COMMITTED'", OpState.COMMITTED),
         ("op.state = 'ROLLED_BACK'", OpState.ROLLED_BACK),

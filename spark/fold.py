@@ -29,6 +29,7 @@ _DIGITS = "'0123456789abcdefghijklmnopqrstuv'"
 OWN_QUEUE = f"(instr({_DIGITS}, substr(tx, 1, 1)) - 1) * 32 + instr({_DIGITS}, substr(tx, 2, 1)) - 1"
 _OWN_OP = f"leg = {_O} AND part = {OWN_QUEUE}"
 _VALID_HALF = f"leg = {_H} AND NOT is_void"
+_FINAL = f"{OpState.COMMITTED}, {OpState.ROLLED_BACK}, {OpState.ABANDONED}"
 _DECISION = f"(leg = {_E} AND code <> 0) OR ({_VALID_HALF} AND code = {COMMIT})"
 
 _COLUMNS = {
@@ -57,7 +58,7 @@ _COLUMNS = {
     "acts": _sum(f"leg = {_A}"),
     "ops": _sum(f"leg = {_O}"),
     "last_op": _most(_OWN_OP, "off * 8 + code"),
-    "final_op": _least(f"{_OWN_OP} AND code IN ({OpState.COMMITTED}, {OpState.ROLLED_BACK})", "off * 8 + code"),
+    "final_op": _least(f"{_OWN_OP} AND code IN ({_FINAL})", "off * 8 + code"),
     "op_at": _most(f"leg = {_O}", "cause"),
     "op_half": _most(f"leg = {_O}", "half"),
     "op_place": _sum(f"leg = {_O}", "place"),
@@ -119,7 +120,8 @@ def fold_sql(stale_before_ms: int, events: str = "events") -> str:
     )
 
 
-_IS_OPEN = f"""(halves = 0 OR halves > voids) AND NOT COALESCE(last_op % 8 = {OpState.ROLLED_BACK}
+_IS_OPEN = f"""(halves = 0 OR halves > voids) AND NOT COALESCE(
+  last_op % 8 IN ({OpState.ROLLED_BACK}, {OpState.ABANDONED})
   OR (last_op % 8 = {OpState.COMMITTED} AND records >= announced), FALSE)"""
 
 SEVERAL_SQL = "SELECT tx, paired FROM transactions WHERE is_plain AND announced > 1"

@@ -17,7 +17,7 @@ from bridge.core.record_codec import encode_act, encode_end, encode_half, encode
 from bridge.core.topics import InternalTopics, with_prefix
 from bridge.core.transaction import Transaction, TransactionState
 from spark.anomalies import CREDITS, EXPIRED, ORDERS, Step, Tale, anomalies, look_alikes, ordinary
-from spark.columns import OpState
+from spark.columns import ACT_ABANDON, OpState
 
 REAL = {ORDERS: 3, CREDITS: 1, EXPIRED: 1}
 QUEUES = 2
@@ -28,6 +28,7 @@ _STATES = {
     OpState.COMMITTED: TransactionState.COMMITTED,
     OpState.ROLLED_BACK: TransactionState.ROLLED_BACK,
     OpState.BLOCKED: TransactionState.COMMITTED,
+    OpState.ABANDONED: TransactionState.COMMITTED,
 }
 
 
@@ -103,7 +104,8 @@ class Scribe:
             )  # fmt: skip
             record = encode_end(end, topic, queue)
         else:
-            record = encode_act(ActRecord(planted.tx, Act.RESUME, "me", "why", stored_ms), topic, queue)
+            act = Act.ABANDON if given["act"] == ACT_ABANDON else Act.RESUME
+            record = encode_act(ActRecord(planted.tx, act, "me", "why", stored_ms), topic, queue)
         return _at(record, stored_ms)
 
     def named(self, planted: Planted) -> list[Message]:
@@ -153,6 +155,7 @@ class Scribe:
             by="producer",
             ended_ms=planted.born_ms + 1_000,
             blocked=state is OpState.BLOCKED,
+            abandoned=state is OpState.ABANDONED,
             parked=given.get("parked", planted.parked),
         )
         value = encode_op(OpMessage(transaction, receipts))

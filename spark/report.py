@@ -124,7 +124,7 @@ def count_unfinished(summary: Mapping[str, Any]) -> int:
 
 
 def _balance(book: Mapping[str, Any]) -> dict[str, Any]:
-    ended = sum(book[name] for name in ("committed", "blocked", "rolled_back", "parked", "open"))
+    ended = sum(book[name] for name in ("committed", "blocked", "abandoned", "rolled_back", "parked", "open"))
     return {**book, "is_balanced": book["opening"] + book["prepared"] == ended}
 
 

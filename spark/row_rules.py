@@ -65,9 +65,9 @@ def judge_rowless(tables: Sequence[Table], story: Story) -> Found | None:
 
 
 def fate_of(story: Story) -> OpState | None:
-    """What has become of a transaction: by the journal, else by the op topic; a blocked commit is a commit."""
+    """What has become of a transaction: by the journal, else by the op topic; a blocked or abandoned commit is one."""
     fate = story.decision or story.state or (None if story.half is None else OpState.PREPARED)
-    return OpState.COMMITTED if fate is OpState.BLOCKED else fate
+    return OpState.COMMITTED if fate in {OpState.BLOCKED, OpState.ABANDONED} else fate
 
 
 def _found(where: str, story: Story) -> Found:

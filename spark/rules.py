@@ -147,13 +147,15 @@ def _is_retimed(asked_ms: int | None, record: Event, scope: Scope) -> bool:
 
 def _visible_without_commit(story: Story, scope: Scope) -> Iterator[Found]:
     """PHANTOM. What is undecided and lies behind `seen` may have been committed after the journal's end."""
-    is_unpublished = story.state == OpState.BLOCKED and not any(op.code == OpState.COMMITTED for op in story.ops)
+    is_out = any(op.code == OpState.COMMITTED for op in story.ops)
+    is_unpublished = story.state in {OpState.BLOCKED, OpState.ABANDONED} and not is_out
     if _is_of_wrong_group(story) or (story.decision == OpState.COMMITTED and not is_unpublished):
         return
     is_final = story.decision == OpState.ROLLED_BACK  # the first resolution wins: no later one commits
     early = [record for record in story.visible if is_final or _was_seen(record, scope)]
     if early:
-        state = OpState.BLOCKED if is_unpublished else story.decision or story.state or OpState.PREPARED
+        told = story.state if is_unpublished else story.decision or story.state
+        state = told or OpState.PREPARED
         yield Found(Kind.PHANTOM, f"visible although {state.name}", (*_known(story.half, story.decided), *early))
 
 
@@ -184,8 +186,23 @@ def _op_against_journal(story: Story, scope: Scope) -> Iterator[Found]:
         yield Found(Kind.CONTRADICTION, "published twice, with different receipts", legs)
     elif story.ops[-1].code not in FINAL:
         yield Found(Kind.CONTRADICTION, "not final any more", (*legs, story.ops[-1]))
-    elif story.ops[-1].code == OpState.BLOCKED and any(op.code == OpState.COMMITTED for op in finals):
+    else:
+        yield from _given_up(story, scope, finals, legs)
+
+
+def _given_up(story: Story, scope: Scope, finals: Sequence[Event], legs: tuple[Event, ...]) -> Iterator[Found]:
+    """CONTRADICTION: commits that are blocked, abandoned and published in another order than there is."""
+    last, told = finals[-1].code, {op.code for op in finals}
+    if last == OpState.BLOCKED and OpState.COMMITTED in told:
         yield Found(Kind.CONTRADICTION, "blocked after it was published", legs)
+    elif OpState.ABANDONED in told and (last != OpState.ABANDONED or OpState.COMMITTED in told):
+        what = "abandoned after it was published" if last == OpState.ABANDONED else "not abandoned any more"
+        yield Found(Kind.CONTRADICTION, what, (*legs, *story.given_up))
+    acts, journal = {act.off for act in story.given_up}, scope.journal_of(story.tx)
+    since = 0 if journal is None or story.half is None else min(journal.start, story.half.off)
+    for op in finals:
+        if op.code == OpState.ABANDONED and op.cause not in acts and (op.cause or 0) >= since:
+            yield Found(Kind.CONTRADICTION, "abandoned, and no operator's act says so", (*legs, *story.given_up))
 
 
 def _op_of_another(story: Story, scope: Scope) -> Iterator[Found]:
@@ -364,8 +381,8 @@ def _was_seen(event: Event, scope: Scope) -> bool:
 
 
 def _fact(op: Event) -> OpState:
-    """A blocked commit is a commit."""
-    return OpState.COMMITTED if op.code == OpState.BLOCKED else OpState(op.code or 0)
+    """A blocked or abandoned commit is a commit."""
+    return OpState.COMMITTED if op.code in {OpState.BLOCKED, OpState.ABANDONED} else OpState(op.code or 0)
 
 
 def _known(*events: Event | None) -> tuple[Event, ...]:

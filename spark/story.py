@@ -7,10 +7,10 @@ errors: the first recorded resolution of the right group wins, an end before the
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from spark.columns import ACT_RESUME, COMMIT, ROLLBACK, UNKNOWN, EndSource, Event, Leg, OpState
+from spark.columns import ACT_ABANDON, ACT_RESUME, COMMIT, ROLLBACK, UNKNOWN, EndSource, Event, Leg, OpState
 from spark.scope import queue_of
 
-FINAL = frozenset({OpState.COMMITTED, OpState.ROLLED_BACK, OpState.BLOCKED})
+FINAL = frozenset({OpState.COMMITTED, OpState.ROLLED_BACK, OpState.BLOCKED, OpState.ABANDONED})
 _OF_QUEUE = frozenset({Leg.HALF, Leg.END, Leg.ACT, Leg.OP})
 _DECISIONS = {COMMIT: OpState.COMMITTED, ROLLBACK: OpState.ROLLED_BACK}
 
@@ -22,7 +22,8 @@ class Story:
     `half`: its first half message that counts; `halves`: all of them. `decided`: the record that decided it.
     `lost_ends`: ends that say something, with no half message before them. `foreign_ends`: ends by another group.
     `checks`: all answers to checks; `check_times`: those that count; `most_checks`: the most of them in one life,
-    begun at `life_ms`. `astray`: records of the internal topics in queues that its id does not name.
+    begun at `life_ms`. `given_up`: operators' acts to abandon it. `astray`: records of the internal topics in
+    queues that its id does not name.
     """
 
     tx: str
@@ -35,6 +36,7 @@ class Story:
     check_times: int = 0
     most_checks: int = 0
     life_ms: int = 0
+    given_up: list[Event] = field(default_factory=list)
     ops: list[Event] = field(default_factory=list)
     copies: list[Event] = field(default_factory=list)
     visible: list[Event] = field(default_factory=list)
@@ -87,6 +89,8 @@ def _replay(story: Story, journal: Sequence[Event]) -> None:
         elif story.half is None:
             if event.leg == Leg.END and event.code != UNKNOWN:
                 story.lost_ends.append(event)
+        elif event.leg == Leg.ACT and event.code == ACT_ABANDON:
+            story.given_up.append(event)
         elif event.leg == Leg.ACT:
             if event.code == ACT_RESUME and story.decided is None:
                 answered, story.life_ms = 0, event.ms

@@ -19,7 +19,7 @@ from api.cli.output import (
     show_rows,
 )  # fmt: skip
 
-tx = typer.Typer(no_args_is_help=True, help="Transactions: list, look up, end, check, force, resume.")
+tx = typer.Typer(no_args_is_help=True, help="Transactions: list, look up, end, check, force, resume, abandon.")
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Transaction id.")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why; kept in the audit.")]
@@ -35,7 +35,8 @@ CursorOption = Annotated[str | None, typer.Option("--cursor", help="Go on where 
 
 def show_state(row: Row) -> str:
     """The state in one word or two."""
-    return f"{row['state']}, blocked" if row.get("blocked") else str(row["state"])
+    beside = "blocked" if row.get("blocked") else "abandoned" if row.get("abandoned") else None
+    return f"{row['state']}, {beside}" if beside else str(row["state"])
 
 
 def show_receipts(row: Row) -> str | None:
@@ -191,6 +192,21 @@ def resume(
     show_transaction(call(url, "POST", f"/v1/transactions/{quoted(transaction_id)}/resume", body=body), output)
 
 
+@tx.command(
+    epilog='Example: outbox-bridge tx abandon 0206k8e9s5ta7vo3q1m4c8b2h6dg --reason "its topic is gone for good"'
+)
+def abandon(
+    transaction_id: IdArgument,
+    reason: ReasonOption,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Give up a blocked commit that can never be published. It stays COMMITTED, none of its messages is ever seen, and
+    its ordering key goes on without it. Not undone; audited."""
+    body = {"reason": reason}
+    show_transaction(call(url, "POST", f"/v1/transactions/{quoted(transaction_id)}/abandon", body=body), output)
+
+
 def show_transaction(reply: Reply, output: Output) -> None:
     """One transaction, or an end that was accepted."""
     if output is Output.TABLE:
@@ -206,7 +222,7 @@ def _describe(row: Row) -> Iterator[tuple[str, object]]:
         elif name == "messages":
             for number, message in enumerate(value):
                 yield f"message {number}", message
-        elif name != "blocked" and value is not None:
+        elif name not in {"blocked", "abandoned"} and value is not None:
             yield name.replace("_", " "), show_state(row) if name == "state" else value
 
 

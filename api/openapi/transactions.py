@@ -20,6 +20,7 @@ from api.schemas.answers import (
     TransactionAnswer,
 )
 from api.schemas.requests import (
+    AbandonTransaction,
     EndTransaction,
     ForceTransaction,
     Nothing,
@@ -147,6 +148,14 @@ FORCE = Operation(
     Body(
         ForceTransaction, examples={"roll back": {"resolution": "ROLLBACK", "reason": "order was cancelled by phone"}}
     ),
+    (TRANSACTION_ID, WAIT),
+).arguments()
+
+ABANDON = Operation(
+    _OPERATORS,
+    {200: (TransactionAnswer, "COMMITTED and `abandoned`: nothing of it is published, now or later.")},
+    ("unknown-transaction", "not-blocked", "projection-behind", "outcome-unknown"),
+    Body(AbandonTransaction, examples={"gone": {"reason": "its topic was deleted for good, see ticket 7"}}),
     (TRANSACTION_ID, WAIT),
 ).arguments()
 

@@ -12,6 +12,7 @@ from api.arrival import json_body, optional_body
 from api.bodies import check_transaction_id, parse_body
 from api.ndjson import Line, NdjsonAnswer
 from api.openapi.transactions import (
+    ABANDON,
     ASK,
     COMMIT,
     FORCE,
@@ -40,7 +41,7 @@ from api.routes.calls import (
 )
 from api.routes.operators import check_reason, who_is
 from api.schemas.answers import AskedAnswer
-from api.schemas.requests import ForceTransaction, Nothing, ResumeTransaction
+from api.schemas.requests import AbandonTransaction, ForceTransaction, Nothing, ResumeTransaction
 from bridge.core.record import Act, Resolution
 from bridge.core.view import TransactionView
 from bridge.service.contract import Refused
@@ -57,6 +58,7 @@ router = APIRouter()
 
 _nothing = msgspec.json.Decoder(Nothing)
 _force = msgspec.json.Decoder(ForceTransaction)
+_abandon = msgspec.json.Decoder(AbandonTransaction)
 _resume = msgspec.json.Decoder(ResumeTransaction)
 
 
@@ -143,9 +145,21 @@ async def resume(request: Request, transaction_id: str) -> Response:
     """Gives a parked transaction a new life: counters start anew, first check at once."""
     check_transaction_id(transaction_id, "?transaction_id")
     body = parse_body(await json_body(arrival_of(request)), _resume)
-    who = who_is(request, check_reason(body.reason))
+    return await _act(request, transaction_id, Act.RESUME, body.reason)
+
+
+@router.post("/v1/transactions/{transaction_id}/abandon", **ABANDON)
+async def abandon(request: Request, transaction_id: str) -> Response:
+    """Gives up a blocked commit that can never be published: its ordering key goes on without it. Not undone."""
+    check_transaction_id(transaction_id, "?transaction_id")
+    body = parse_body(await json_body(arrival_of(request)), _abandon)
+    return await _act(request, transaction_id, Act.ABANDON, body.reason)
+
+
+async def _act(request: Request, transaction_id: str, act: Act, reason: str) -> Response:
+    who = who_is(request, check_reason(reason))
     wait_ms = patience_of(arrival_of(request), services_of(request).limits).wait_ms
-    answer = await services_of(request).transactions.act(transaction_id, Act.RESUME, who, wait_ms)
+    answer = await services_of(request).transactions.act(transaction_id, act, who, wait_ms)
     if isinstance(answer, Refused):
         raise refuse(answer)
     return json_answer(*show(answer))

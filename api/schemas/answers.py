@@ -18,7 +18,7 @@ EventType = Annotated[
         extra_json_schema={
             "enum": [
                 "prepared", "check_answered", "check_unanswered", "end", "parked", "resumed", "forced", "published",
-                "blocked", "given_up",
+                "blocked", "abandoned", "given_up",
             ]
         }
     ),
@@ -62,6 +62,7 @@ class MessageAnswer(Struct, omit_defaults=True):
 
 class TransactionAnswer(Struct):
     """A transaction as it is recorded. `blocked`: committed, its publication is being retried, for `reason`.
+    `abandoned`, true or left out: committed, and given up by an operator while it was blocked; never published.
 
     Answers to ends leave out what only a look at the transaction tells: the members from `born_time` on.
     """
@@ -89,6 +90,7 @@ class TransactionAnswer(Struct):
         ]
         | UnsetType
     ) = UNSET
+    abandoned: bool | UnsetType = UNSET
 
 
 class AcceptedAnswer(Struct):

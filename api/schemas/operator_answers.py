@@ -9,11 +9,12 @@ from api.schemas.requests import CheckSettings, GroupName
 
 
 class CountsAnswer(Struct, kw_only=True):
-    """prepared = committed + rolled_back + parked + pending; `blocked` is a part of committed."""
+    """prepared = committed + rolled_back + parked + pending; `blocked` and `abandoned` are parts of committed."""
 
     prepared: int
     committed: int
     blocked: int
+    abandoned: int
     rolled_back: int
     parked: int
     pending: int

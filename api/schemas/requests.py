@@ -196,6 +196,12 @@ class ResumeTransaction(Struct, forbid_unknown_fields=True):
     reason: Reason
 
 
+class AbandonTransaction(Struct, forbid_unknown_fields=True):
+    """Gives up a blocked commit: it stays committed and is never published; audited."""
+
+    reason: Reason
+
+
 class ParkedFilter(Struct, forbid_unknown_fields=True):
     """Which parked transactions; an empty filter matches all."""
 

@@ -85,8 +85,8 @@ def encode_op(op: OpMessage) -> bytes:
 
 def _encode_any(t: Transaction, receipts: Sequence[Receipt]) -> str:
     parts = [f'{{"v":1,"state":"{t.state}"']
-    if t.blocked:
-        parts.append('"blocked":true')
+    if t.blocked or t.abandoned:  # never both
+        parts.append('"blocked":true' if t.blocked else '"abandoned":true')
     parts.append(f'"group":"{t.group}","at":{t.at},"half":{t.half},"appended_ms":{t.appended_ms}')
     if t.by is not None:
         parts.append(f'"by":"{t.by}"')
@@ -196,6 +196,7 @@ class _Op(msgspec.Struct, gc=False):
     parked: int | None = None
     requests: tuple[str, ...] = ()
     receipts: tuple[Receipt, ...] = ()
+    abandoned: bool = False
 
 
 class _Topics(msgspec.Struct, gc=False):
@@ -293,6 +294,7 @@ def _make_op(transaction_id: str, op: _Op) -> OpMessage:
         op.why,
         op.parked,
         op.requests,
+        op.abandoned,
     )
     return OpMessage(transaction, op.receipts)
 

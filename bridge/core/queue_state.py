@@ -132,10 +132,7 @@ class QueueState:
     def unblock(self, transaction_id: str) -> Sequence[Effect]:
         """Makes the first blocked one of its chain ready to be published."""
         t = self.live[transaction_id]
-        chain = self.chains[t.okey]
-        chain.remove(transaction_id)
-        if not chain:
-            del self.chains[t.okey]
+        self._unchain(t)
         return self._follow(transition.unblock(t, self.s - 1))
 
     def block_again(self, transaction_id: str, why: str) -> Sequence[Effect]:
@@ -226,7 +223,10 @@ class QueueState:
         t = self._find(record.transaction_id)
         if t is None:
             return self._answer(record.request, record.transaction_id, AnswerCode.UNKNOWN_TRANSACTION)
-        return self._follow(transition.act(t, record, place))
+        made = transition.act(t, record, place)
+        if t.blocked and not made.transaction.blocked:
+            self._unchain(t)  # whoever is behind it in its chain is tried next
+        return self._follow(made)
 
     def _find(self, transaction_id: str) -> Transaction | None:
         t = self.live.get(transaction_id) or self._settling.get(transaction_id)
@@ -237,6 +237,12 @@ class QueueState:
     def _enchain(self, t: Transaction) -> None:
         chain = self.chains.setdefault(t.okey, [])
         insort(chain, t.transaction_id, key=lambda transaction_id: self.live[transaction_id].end or 0)
+
+    def _unchain(self, t: Transaction) -> None:
+        chain = self.chains[t.okey]
+        chain.remove(t.transaction_id)
+        if not chain:
+            del self.chains[t.okey]
 
     def _follow(self, made: transition.Transition) -> tuple[Effect, ...]:
         t = made.transaction

@@ -26,6 +26,7 @@ class Act(Enum):
 
     CHECK = "CHECK"
     RESUME = "RESUME"
+    ABANDON = "ABANDON"
 
 
 class HalfMessage(Struct, frozen=True, gc=False):

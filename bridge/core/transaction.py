@@ -41,7 +41,8 @@ class Transaction(Struct, frozen=True, gc=False):
     `half`, `appended_ms`: its half message. `at`: the record that caused the present state. `end`,
     `ended_ms`, `by`: the deciding end. `since_ms`: start of its life, moved by a resume; `base`: check
     times at that moment. `max_checks`, `max_life_s`: its own limits, else its group's hold. `okey`: hash
-    of the effective ordering key. `parked`: offset of its copy in the parked topic.
+    of the effective ordering key. `parked`: offset of its copy in the parked topic. `abandoned`: committed, and given
+    up by an operator while it was blocked, for `why`: it is never published.
     """
 
     transaction_id: str
@@ -64,6 +65,7 @@ class Transaction(Struct, frozen=True, gc=False):
     why: str | None = None
     parked: int | None = None
     requests: tuple[str, ...] = ()
+    abandoned: bool = False
 
     @property
     def is_final(self) -> bool:

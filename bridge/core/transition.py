@@ -128,7 +128,12 @@ def _resolve(t: Transaction, record: EndRecord, place: Place) -> Transaction:
 
 
 def act(t: Transaction, record: ActRecord, place: Place) -> Transition:
-    """An operator asks now, or gives a parked transaction a new life. Check numbers never restart."""
+    """An operator asks now, gives a parked transaction a new life, or gives a blocked commit up.
+
+    Check numbers never restart.
+    """
+    if record.act is Act.ABANDON:
+        return _abandon(t, record, place)
     if record.act is Act.CHECK:
         replies = _reply(record.request, t.transaction_id, AnswerCode.ALREADY)
         if t.state is not PREPARED:
@@ -151,6 +156,14 @@ def act(t: Transaction, record: ActRecord, place: Place) -> Transition:
         requests=_requests(record.request),
     )
     return Transition(resumed, (WriteOp(resumed), Schedule(resumed)))
+
+
+def _abandon(t: Transaction, record: ActRecord, place: Place) -> Transition:
+    """The resolution stands and nothing is published, ever; `why` keeps the reason of the block."""
+    if not t.blocked:
+        return Transition(t, _reply(record.request, t.transaction_id, AnswerCode.ALREADY))
+    abandoned = replace(t, blocked=False, abandoned=True, at=place.offset, requests=_requests(record.request))
+    return Transition(abandoned, (WriteOp(abandoned),))
 
 
 def park(t: Transaction, why: str, at: int) -> Transition:

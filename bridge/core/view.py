@@ -49,6 +49,7 @@ class TransactionView(Struct, frozen=True, gc=False):
     receipts: Sequence[Receipt] = ()
     messages: Sequence[MessageSummary] = ()
     given_up_ms: int | None = None
+    abandoned: bool = False
 
     @property
     def is_unproven(self) -> bool:

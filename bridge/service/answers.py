@@ -47,6 +47,7 @@ def make_view(op: OpMessage) -> TransactionView:
         since_ms=t.since_ms if t.blocked or not (state is _COMMITTED or state is _ROLLED_BACK) else None,
         base=t.base,
         receipts=op.receipts,
+        abandoned=t.abandoned,
     )
 
 

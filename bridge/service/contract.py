@@ -33,6 +33,7 @@ class RefusalCode(StrEnum):
     BODY_EXPIRED = "body-expired"
     GIVEN_UP = "given-up"
     NOT_PARKED = "not-parked"
+    NOT_BLOCKED = "not-blocked"
     TOO_EARLY = "too-early"
     CALLBACK_URL_FORBIDDEN = "callback-url-forbidden"
     PROJECTION_BEHIND = "projection-behind"

@@ -8,12 +8,13 @@ import structlog
 
 from bridge.clock import Clock, KafkaTime
 from bridge.core.errors import StoreError
-from bridge.core.message import BY_KEY, Message
-from bridge.core.record_size import ID_HEADER_BYTES, count_record_bytes
+from bridge.core.message import Message
+from bridge.core.record_size import measure_published
 from bridge.core.topics import InternalTopics, is_legal_topic, is_reserved_topic
 from bridge.service.contract import RefusalCode, Refused
 from bridge.service.deadline import Deadline
 from bridge.service.look_ups import Bucket, Budget, choose_in_turn
+from bridge.store.acceptance import NotTaken, find_obstacle
 from bridge.store.message_store import TopicAdmin, TopicDescription
 
 _LOG = structlog.get_logger()
@@ -202,29 +203,29 @@ class Destinations:
     def _check_one(self, message: Message, topic: TopicDescription) -> _Reason | None:
         if not topic.is_writable:
             return RefusalCode.FORBIDDEN, f"the bridge may not write to topic {topic.name}, or not describe it", "topic"
-        queue_id = message.queue_id
-        if queue_id != BY_KEY and not 0 <= queue_id < topic.queues:
-            return (
-                RefusalCode.UNKNOWN_PARTITION,
-                f"topic {topic.name} has partitions 0..{topic.queues - 1}",
-                "partition",
-            )
-        if message.timestamp_ms is not None and (detail := self._check_timestamp(message.timestamp_ms, topic)):
-            return RefusalCode.INVALID_TIMESTAMP, detail, "timestamp_ms"
-        size = count_record_bytes(message) + (ID_HEADER_BYTES if self._config.has_id_header else 0)
-        if size > topic.max_message_bytes:
+        if message.timestamp_ms is not None and message.timestamp_ms <= 0:
+            return RefusalCode.INVALID_TIMESTAMP, "a timestamp must be above 0", "timestamp_ms"
+        now = self._kafka_time.now_ms() or self._clock.now_ms()
+        has_id_header = self._config.has_id_header
+        obstacle = find_obstacle(message, topic, now, has_id_header=has_id_header)
+        if obstacle is NotTaken.MESSAGE_TOO_LARGE:
+            size = measure_published(message, has_id_header=has_id_header)
             detail = f"{size} bytes as a record; topic {topic.name} takes {topic.max_message_bytes}"
             return RefusalCode.MESSAGE_TOO_LARGE, detail, "value"
-        return None
+        return None if obstacle is None else _refuse(obstacle, message, topic, now)
 
-    def _check_timestamp(self, timestamp_ms: int, topic: TopicDescription) -> str | None:
-        if timestamp_ms <= 0:
-            return "a timestamp must be above 0"
-        if topic.is_log_append_time:
-            return None
-        now = self._kafka_time.now_ms() or self._clock.now_ms()
-        if now - timestamp_ms > topic.timestamp_before_max_ms:
-            return f"topic {topic.name} takes timestamps at most {topic.timestamp_before_max_ms} ms old"
-        if timestamp_ms - now > topic.timestamp_after_max_ms:
-            return f"topic {topic.name} takes timestamps at most {topic.timestamp_after_max_ms} ms ahead"
-        return None
+
+def _refuse(obstacle: NotTaken, message: Message, topic: TopicDescription, now_ms: int) -> _Reason:
+    """What to tell a caller, and which member of the message to change."""
+    name = f"topic {topic.name}"
+    if obstacle is NotTaken.UNKNOWN_PARTITION:
+        return RefusalCode.UNKNOWN_PARTITION, f"{name} has partitions 0..{topic.queues - 1}", "partition"
+    if obstacle is NotTaken.KEY_REQUIRED:
+        detail = f"{name} is compacted and takes no message without a key; give the message a key, or another topic"
+        return RefusalCode.INVALID_REQUEST, detail, "key"
+    limit = (
+        f"{topic.timestamp_before_max_ms} ms old"
+        if (message.timestamp_ms or 0) < now_ms
+        else f"{topic.timestamp_after_max_ms} ms ahead"
+    )
+    return RefusalCode.INVALID_TIMESTAMP, f"{name} takes timestamps at most {limit}", "timestamp_ms"

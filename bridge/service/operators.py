@@ -1,4 +1,4 @@
-"""Operators' acts on one transaction: ask now, resume, force. Audited before and after."""
+"""Operators' acts on one transaction: ask now, resume, force, abandon. Audited before and after."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,7 +73,9 @@ class Operators:
         self._trail = trail
 
     async def act(self, transaction_id: str, act: Act, who: Who, deadline: Deadline) -> TransactionView | Refused:
-        """Asks the group now (CHECK), or gives a parked transaction a new life (RESUME)."""
+        """Asks the group now (CHECK), gives a parked transaction a new life (RESUME), a blocked commit up (ABANDON)."""
+        if act is Act.ABANDON and not who.reason.strip():
+            return Refused(RefusalCode.INVALID_REQUEST, "abandon needs a reason", transaction_id=transaction_id)
         view = await self._find(transaction_id, who, deadline)
         if isinstance(view, Refused):
             return view
@@ -118,6 +120,8 @@ class Operators:
     def _refuse_act(self, act: Act, view: TransactionView) -> Refused | None:
         if view.is_unproven:
             return refuse_given_up(view)
+        if act is Act.ABANDON:
+            return None if view.blocked else _refuse_not_blocked(view)
         if act is Act.RESUME:
             return (
                 None if view.state is TransactionState.PARKED else _refuse_not_parked(view.transaction_id, view.state)
@@ -139,7 +143,7 @@ class Operators:
             detail = "answers of the settlers cannot be heard now"
             return [refuse_unavailable(detail, record.transaction_id) for record in records]
         refused: dict[int, Refused] = {}
-        wait = hearing.waiters.open([record.transaction_id for record in records])
+        wait = hearing.waiters.open([record.transaction_id for record in records], is_named=True)
         try:
             messages = [
                 encode_act(replace(record, request=request), self._ports.topics.half, queue_of(record.transaction_id))
@@ -168,7 +172,8 @@ def describe(answer: TransactionView | Accepted | Refused) -> Members:
         return {"refused": answer.code.value, "outcome": outcome.value}
     if isinstance(answer, Accepted):
         return {"resolution": answer.resolution.name}
-    return {"state": answer.state.value, "blocked": answer.blocked, "check_times": answer.check_times, "by": answer.by}
+    members = {"state": answer.state.value, "blocked": answer.blocked, "check_times": answer.check_times}
+    return members | {"by": answer.by} | ({"abandoned": True} if answer.abandoned else {})
 
 
 def _answer_act(record: ActRecord, heard: Heard | None) -> TransactionView | Refused:
@@ -179,10 +184,19 @@ def _answer_act(record: ActRecord, heard: Heard | None) -> TransactionView | Ref
     t = heard.op.transaction
     if heard.code is AnswerCode.NOT_PARKED:
         return _refuse_not_parked(t.transaction_id, t.state)
+    if record.act is Act.ABANDON:
+        # without a code it is what our act has made of it
+        return make_view(heard.op) if heard.code is None else _refuse_not_blocked(make_view(heard.op))
     if t.state in FINAL:
         detail = f"the transaction is {t.state.value}"
         return Refused(RefusalCode.ALREADY_RESOLVED, detail, transaction_id=t.transaction_id, state=t.state)
     return make_view(heard.op)
+
+
+def _refuse_not_blocked(view: TransactionView) -> Refused:
+    now = "abandoned already" if view.abandoned else f"{view.state.value}, not a blocked commit"
+    detail = f"the transaction is {now}; only a commit that cannot be published can be abandoned"
+    return Refused(RefusalCode.NOT_BLOCKED, detail, transaction_id=view.transaction_id, state=view.state)
 
 
 def _refuse_not_parked(transaction_id: str, state: TransactionState) -> Refused:

@@ -74,7 +74,7 @@ class TransactionService:
             return refuse_unavailable("the journal cannot be read now", view.transaction_id)
 
     async def act(self, transaction_id: str, act: Act, who: Who, wait_ms: int = 10_000) -> TransactionView | Refused:
-        """An operator asks the group now, or resumes a parked transaction."""
+        """An operator asks the group now, resumes a parked transaction, or abandons a blocked commit."""
         return await self._operators.act(transaction_id, act, who, self._deadline(wait_ms))
 
     async def force(

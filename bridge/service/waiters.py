@@ -22,11 +22,15 @@ class Heard(Struct, frozen=True, gc=False):
 
 @dataclass(slots=True, eq=False)
 class BatchWait:
-    """The answers a list of calls waits for. `requests[i]` goes into the record of `transaction_ids[i]`."""
+    """The answers a list of calls waits for. `requests[i]` goes into the record of `transaction_ids[i]`.
+
+    `is_named`: only what names its request is an answer, since a final state may be the one before it.
+    """
 
     transaction_ids: Sequence[str]
     requests: Sequence[str]
     waiters: "Waiters"
+    is_named: bool = False
     heard: list[Heard | None] = field(init=False)
     done: "asyncio.Future[None]" = field(init=False)
     _left: int = field(init=False)
@@ -84,12 +88,12 @@ class Waiters:
         """Whether `count` more may wait."""
         return self._count + count <= self._max_waiting
 
-    def open(self, transaction_ids: Sequence[str]) -> BatchWait:
+    def open(self, transaction_ids: Sequence[str], *, is_named: bool = False) -> BatchWait:
         """Begins to wait for each of the ids. Before their records are produced, or an answer could be missed."""
         made, prefix = self._made, self._prefix
         self._made += len(transaction_ids)
         requests = [f"{prefix}{made + n:x}" for n in range(len(transaction_ids))]
-        wait = BatchWait(transaction_ids, requests, self)
+        wait = BatchWait(transaction_ids, requests, self, is_named)
         by_id = self.by_id
         for index, transaction_id in enumerate(transaction_ids):
             slot = (wait, index, requests[index])
@@ -116,7 +120,7 @@ class Waiters:
         if is_interim(t):
             return
         is_final = t.state is _COMMITTED or t.state is _ROLLED_BACK
-        self._wake(t.transaction_id, Heard(None, op), None if is_final else t.requests)
+        self._wake(t.transaction_id, Heard(None, op), t.requests, is_for_all=is_final)
 
     def hear_answers(self, answers: Iterable[Answer]) -> None:
         """Answers wake whoever asked."""
@@ -124,7 +128,7 @@ class Waiters:
             if answer.op is None or not is_interim(answer.op.transaction):
                 self._wake(answer.transaction_id, Heard(answer.code, answer.op), (answer.request,))
 
-    def _wake(self, transaction_id: str, heard: Heard, requests: Sequence[str] | None) -> None:
+    def _wake(self, transaction_id: str, heard: Heard, requests: Sequence[str], *, is_for_all: bool = False) -> None:
         key = transaction_id.encode()
         slots = self.by_id.pop(key, None)
         if slots is None:
@@ -132,7 +136,7 @@ class Waiters:
         kept: list[_Slot] = []
         for slot in slots:
             wait, place, request = slot
-            if requests is not None and request not in requests:
+            if request not in requests and (wait.is_named or not is_for_all):
                 kept.append(slot)
                 continue
             wait.heard[place] = heard

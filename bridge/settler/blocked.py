@@ -165,8 +165,7 @@ class BlockedSchedule:
     def note_success(self, done: Try) -> None:
         """The set works: try twice as many next time, at once."""
         self._working |= done.destinations
-        for t in done.transactions:
-            self._suspended.pop(t.transaction_id, None)
+        self.forget([t.transaction_id for t in done.transactions])
         failing = self._sets.get(done.destinations)
         if failing is not None:
             failing.limit *= 2
@@ -191,6 +190,11 @@ class BlockedSchedule:
         """The cluster itself says that nothing can be published there now."""
         self._working -= destinations
         self._fail(destinations, why).pause.extend(now_ms)
+
+    def forget(self, transaction_ids: Collection[str]) -> None:
+        """These are not to be tried any more."""
+        for transaction_id in transaction_ids:
+            self._suspended.pop(transaction_id, None)
 
     def doubt(self) -> None:
         """Something failed, and nobody can say which topic it was: each set is tried apart again."""

@@ -4,16 +4,13 @@ from collections.abc import Collection, Iterable, Sequence
 
 from bridge.clock import Clock
 from bridge.core.message import Message
-from bridge.core.record_size import ID_HEADER_BYTES, count_record_bytes
 from bridge.settler.batch import real_queue
+from bridge.store.acceptance import find_obstacle
 from bridge.store.message_store import TopicAdmin, TopicDescription
 
 UNKNOWN_TOPIC = "UNKNOWN_TOPIC"
-UNKNOWN_PARTITION = "UNKNOWN_PARTITION"
+NOT_AUTHORISED = "NOT_AUTHORISED"  # we may not even describe it
 LEADERLESS = "LEADERLESS"
-MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
-NOT_AUTHORISED = "NOT_AUTHORISED"
-INVALID_TIMESTAMP = "INVALID_TIMESTAMP"
 
 _CLOSE_MS = 60_000  # to the limit of a topic: brokers' clocks differ, and a batch takes its time
 
@@ -58,37 +55,21 @@ class Destinations:
         before_ms = described.timestamp_before_max_ms
         return decided_ms if now_ms - decided_ms < before_ms - min(_CLOSE_MS, before_ms // 2) else now_ms
 
-    def find_reason(self, transaction_id: str, messages: Sequence[Message], now_ms: int) -> str | None:
+    def find_reason(
+        self, transaction_id: str, messages: Sequence[Message], now_ms: int, *, has_id_header: bool
+    ) -> str | None:
         """Why these messages cannot be published now; None if nothing speaks against it. `now_ms`: Kafka's time."""
         for message in messages:
-            why = self._reason(transaction_id, message, now_ms)
-            if why is not None:
-                return why
+            described = self._known[message.topic][0]
+            if described is None:
+                return UNKNOWN_TOPIC
+            if not described.queues:
+                return NOT_AUTHORISED
+            if obstacle := find_obstacle(message, described, now_ms, has_id_header=has_id_header):
+                return obstacle.value
+            if described.leaderless and real_queue(message, transaction_id, described.queues) in described.leaderless:
+                return LEADERLESS
         return None
-
-    def _reason(self, transaction_id: str, message: Message, now_ms: int) -> str | None:
-        described = self._known[message.topic][0]
-        if described is None:
-            return UNKNOWN_TOPIC
-        if not described.queues:
-            return NOT_AUTHORISED
-        if message.queue_id >= described.queues:
-            return UNKNOWN_PARTITION
-        if described.leaderless and real_queue(message, transaction_id, described.queues) in described.leaderless:
-            return LEADERLESS
-        if (
-            message.timestamp_ms
-            and not described.is_log_append_time
-            and not (
-                now_ms - described.timestamp_before_max_ms
-                <= message.timestamp_ms
-                <= now_ms + described.timestamp_after_max_ms
-            )
-        ):
-            return INVALID_TIMESTAMP
-        return (
-            MESSAGE_TOO_LARGE if count_record_bytes(message) + ID_HEADER_BYTES > described.max_message_bytes else None
-        )
 
 
 def topics_of(messages: Iterable[Message]) -> frozenset[str]:

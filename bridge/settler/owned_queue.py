@@ -9,7 +9,7 @@ import structlog
 
 from bridge.clock import KafkaTime
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, HaltKind, MalformedRecord, QueueHalted, StoreError
-from bridge.core.message import MessageQueue
+from bridge.core.message import Message, MessageQueue
 from bridge.core.queue_state import QueueState, touched_by
 from bridge.core.record import HalfMessage, Resolution
 from bridge.core.transaction import BODY_EXPIRED, PREPARED, SPLIT, Transaction
@@ -326,10 +326,14 @@ class OwnedQueue(QueueOwner):
         schedule, messages = self._memory.schedule, self._batch_bodies[t.transaction_id].messages
         why = schedule.failing_reason(topics_of(messages)) if schedule.is_any_failing else None
         if why is None:
-            why = self._ports.destinations.find_reason(t.transaction_id, messages, self._time.now_ms())
+            why = self._find_reason(t, messages)
             if why == UNKNOWN_TOPIC:
                 schedule.note_refused(topics_of(messages), why, self._ports.clock.monotonic_ms())
         return why
+
+    def _find_reason(self, t: Transaction, messages: Sequence[Message]) -> str | None:
+        now_ms, has_id = self._time.now_ms(), self._target.has_id_header
+        return self._ports.destinations.find_reason(t.transaction_id, messages, now_ms, has_id_header=has_id)
 
     def _note_blocked(self, effects: Sequence[Effect]) -> None:
         for transaction_id, t in touched_by(effects).items():
@@ -343,10 +347,21 @@ class OwnedQueue(QueueOwner):
             return
         prepared = [t for t in touched.values() if t.state is PREPARED]
         ended = [i for i, t in touched.items() if t.state is not PREPARED]
+        if self._blocked_to:
+            self._forget_abandoned([i for i in ended if touched[i].abandoned])
         if prepared:
             self._ports.observer.prepared(self.queue_id, prepared, seen_at_ms)
         if ended:
             self._ports.observer.ended(self.queue_id, ended)
+
+    def _forget_abandoned(self, transaction_ids: Collection[str]) -> None:
+        """They are tried no more, and whoever was behind them is tried at once."""
+        for transaction_id in transaction_ids:
+            self._blocked_to.pop(transaction_id, None)
+            self._copies.discard(transaction_id)
+            self._retry_at_ms = 0
+            self.counts.abandoned += 1
+        self._memory.schedule.forget(transaction_ids)
 
     # --- what timers want ---
 
@@ -427,13 +442,13 @@ class OwnedQueue(QueueOwner):
 
     async def _find_reasons(self, attempt: Try) -> dict[str, str]:
         """Why some of these cannot be published now, as far as the logs and the cluster say."""
-        bodies, destinations, now_ms = self._batch_bodies, self._ports.destinations, self._time.now_ms()
+        bodies = self._batch_bodies
         known = [t for t in attempt.transactions if t.transaction_id in bodies]
         await self._describe(known, is_forced=not attempt.is_joint)
         reasons: dict[str, str] = {}
         for t in attempt.transactions:
             held = bodies.get(t.transaction_id)
-            why = destinations.find_reason(t.transaction_id, held.messages, now_ms) if held else BODY_EXPIRED
+            why = self._find_reason(t, held.messages) if held else BODY_EXPIRED
             if why is not None:
                 reasons[t.transaction_id] = why
         return reasons

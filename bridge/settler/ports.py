@@ -98,3 +98,4 @@ class QueueCounts:
     quarantined: int = 0
     put_backs: int = 0
     parked: int = 0
+    abandoned: int = 0

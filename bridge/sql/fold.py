@@ -15,7 +15,7 @@ from bridge.core.record import Act, ActRecord, EndRecord, Source
 from bridge.core.record_codec import decode_record
 from bridge.core.transaction import RESOLUTION_OF, Transaction, TransactionState
 from bridge.sql.entries import HalfEntry, OpEntry, RawEntry
-from bridge.sql.projected_row import PREPARED, ProjectedRow, make_row
+from bridge.sql.projected_row import PREPARED, Counted, ProjectedRow, counted_as, make_row
 from bridge.sql.rows import encode_messages, encode_receipts
 
 TimesOf = Callable[[str], CheckTimes]
@@ -130,7 +130,7 @@ class Fold:
         self._count(row)
         row.was = None
         row.queue_offset = t.half
-        row.state, row.blocked, row.why, row.published_ms = PREPARED, 0, None, None
+        row.state, row.blocked, row.why, row.published_ms, row.abandoned_ms = PREPARED, 0, None, None, None
 
     def _add_op_events(self, row: ProjectedRow, entry: OpEntry) -> None:
         t = entry.op.transaction
@@ -180,9 +180,12 @@ class Fold:
 
     def _apply_act(self, row: ProjectedRow, entry: RawEntry, record: ActRecord) -> None:
         at_ms = entry.stored.stored_ms
-        if record.act is Act.RESUME:
-            members = {"actor": record.actor, "reason": record.reason}
-            self._add_event(row, Moment(JOURNAL, entry.offset, at_ms), "resumed", "operator", members)
+        if record.act is not Act.CHECK:
+            members: dict[str, object] = {"actor": record.actor, "reason": record.reason}
+            kind = "resumed" if record.act is Act.RESUME else "abandoned"
+            if record.act is Act.ABANDON:
+                members["effective"] = row.abandoned_ms is not None and row.at_offset == entry.offset
+            self._add_event(row, Moment(JOURNAL, entry.offset, at_ms), kind, "operator", members)
         elif row.state == PREPARED and entry.offset > row.at_offset and at_ms < (row.next_due_ms or 0):
             row.next_due_ms = at_ms
             self.moved[row.transaction_id] = row
@@ -197,7 +200,7 @@ class Fold:
         self.events.append(EventRow(row.id, *moment, kind, by, text))
 
     def _count(self, row: ProjectedRow) -> None:
-        now = (row.state, row.blocked)
+        now = counted_as(row)
         if row.was == now:
             return
         counts = self.counts.get(row.producer_group)
@@ -211,7 +214,7 @@ class Fold:
         row.was = now
 
 
-COUNTS = ("prepared", "committed", "blocked", "rolled_back", "parked")
+COUNTS = ("prepared", "committed", "blocked", "rolled_back", "parked", "abandoned")
 _COMMITTED = TransactionState.COMMITTED.value
 _FINAL = {_COMMITTED, TransactionState.ROLLED_BACK.value}
 _PLACE = {
@@ -221,13 +224,14 @@ _PLACE = {
 }
 
 
-def _add(counts: list[int], counted: tuple[str, int], sign: int) -> None:
-    state, blocked = counted
-    place = _PLACE.get(state)
+def _add(counts: list[int], counted: Counted, sign: int) -> None:
+    place = _PLACE.get(counted.state)
     if place is not None:
         counts[place] += sign
-        if blocked:
+        if counted.blocked:
             counts[2] += sign
+        if counted.abandoned:
+            counts[5] += sign
 
 
 def _describe(row: ProjectedRow, entry: HalfEntry, times: CheckTimes) -> None:
@@ -251,13 +255,18 @@ def _move(row: ProjectedRow, entry: OpEntry) -> None:
     row.resolved_by, row.ended_ms, row.why = t.by, t.ended_ms, t.why
     row.parked_offset = t.parked
     row.receipts = encode_receipts(entry.op.receipts)
-    if state == _COMMITTED and not t.blocked:
-        if row.published_ms is None:
-            row.published_ms = entry.stored_ms
-    else:
-        row.published_ms = None
+    is_published = state == _COMMITTED and not t.blocked and not t.abandoned
+    row.published_ms = _since(row.published_ms, entry) if is_published else None
+    row.abandoned_ms = _since(row.abandoned_ms, entry) if t.abandoned else None
+
+
+def _since(known_ms: int | None, entry: OpEntry) -> int:
+    """When an op message said so first: later ones repeat it."""
+    return entry.stored_ms if known_ms is None else known_ms
 
 
 def _is_told_by(row: ProjectedRow, entry: RawEntry) -> bool:
     """Whether the record is the producer's end that decided: the row tells it, so it need not be decoded."""
-    return row.at_offset == entry.offset and row.resolved_by == "producer" and row.live == 0
+    return (
+        row.at_offset == entry.offset and row.resolved_by == "producer" and row.live == 0 and row.abandoned_ms is None
+    )

@@ -25,7 +25,7 @@ GIVEN_UP = "GIVEN_UP"  # `why` of such a transaction
 _G, _T = given_up.c, transactions.c
 _SHARED = (
     "transaction_id", "producer_group", "state", "blocked", "queue_id", "queue_offset", "born_ms", "appended_ms",
-    "check_times", "idempotency_key",
+    "check_times", "idempotency_key", "abandoned_ms",
 )  # fmt: skip
 
 
@@ -136,5 +136,5 @@ def _make_view(row: sa.Row[Any]) -> TransactionView:
     return TransactionView(
         row.transaction_id, row.producer_group, TransactionState(row.state), row.queue_id, row.queue_offset,
         row.born_ms, row.appended_ms, row.check_times, bool(row.blocked), GIVEN_UP,
-        idempotency_key=row.idempotency_key, given_up_ms=row.given_up_ms,
+        idempotency_key=row.idempotency_key, given_up_ms=row.given_up_ms, abandoned=row.abandoned_ms is not None,
     )  # fmt: skip

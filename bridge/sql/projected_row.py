@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.core.transaction import TransactionState
 from bridge.sql.rows import make_row_id
@@ -10,7 +10,7 @@ from bridge.sql.rows import make_row_id
 # Columns an op message decides, columns a half message decides, and those that never change.
 STATE_COLUMNS = (
     "state", "live", "blocked", "queue_offset", "at_offset", "next_due_ms", "check_times", "base", "since_ms",
-    "resolved_by", "ended_ms", "published_ms", "why", "parked_offset", "receipts",
+    "resolved_by", "ended_ms", "published_ms", "why", "parked_offset", "receipts", "abandoned_ms",
 )  # fmt: skip
 HALF_COLUMNS = (
     "has_half", "born_ms", "first_check_ms", "max_checks", "max_life_s", "idempotency_key", "ordering_key", "messages",
@@ -22,8 +22,16 @@ LOADED_COLUMNS = (*FIXED_COLUMNS, "has_half", *STATE_COLUMNS)
 PREPARED = TransactionState.PREPARED.value
 
 
+class Counted(NamedTuple):
+    """What a transaction is counted as."""
+
+    state: str
+    blocked: int
+    abandoned: bool
+
+
 class ProjectedRow:
-    """Columns as attributes. `was`: state and blocked as they are counted, None if not at all."""
+    """Columns as attributes. `was`: state, blocked and abandoned as they are counted, None if not at all."""
 
     __slots__ = (*ALL_COLUMNS, "is_new", "was")
 
@@ -55,8 +63,9 @@ class ProjectedRow:
     why: str | None
     parked_offset: int | None
     receipts: str | None
+    abandoned_ms: int | None
     is_new: bool
-    was: tuple[str, int] | None
+    was: Counted | None
 
 
 def make_row(transaction_id: str, group: str, queue_id: int, half: int, appended_ms: int) -> ProjectedRow:
@@ -73,7 +82,7 @@ def make_row(transaction_id: str, group: str, queue_id: int, half: int, appended
     row.state = PREPARED
     row.first_check_ms = row.max_checks = row.max_life_s = row.next_due_ms = None
     row.idempotency_key = row.ordering_key = row.messages = row.receipts = None
-    row.resolved_by = row.ended_ms = row.published_ms = row.why = row.parked_offset = None
+    row.resolved_by = row.ended_ms = row.published_ms = row.abandoned_ms = row.why = row.parked_offset = None
     row.is_new = True
     row.was = None
     return row
@@ -86,11 +95,16 @@ def load_row(values: Iterable[Any]) -> ProjectedRow:
         row.id, row.transaction_id, row.producer_group, row.queue_id, row.appended_ms, row.has_half,
         row.state, row.live, row.blocked, row.queue_offset, row.at_offset, row.next_due_ms, row.check_times,
         row.base, row.since_ms, row.resolved_by, row.ended_ms, row.published_ms, row.why, row.parked_offset,
-        row.receipts,
+        row.receipts, row.abandoned_ms,
     ) = values  # fmt: skip
     row.is_new = False
-    row.was = (row.state, row.blocked)
+    row.was = counted_as(row)
     return row
+
+
+def counted_as(row: ProjectedRow) -> Counted:
+    """How a row is counted now."""
+    return Counted(row.state, row.blocked, row.abandoned_ms is not None)
 
 
 all_values = attrgetter(*ALL_COLUMNS)

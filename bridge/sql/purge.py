@@ -15,15 +15,15 @@ _Ended = sa.Row[int, str, int, str | None]
 def purge(conn: Connection, before_ms: int, limit: int) -> int:
     """Forgets at most `limit` transactions whose story ended before `before_ms`, oldest first; how many it forgot.
 
-    A commit's story ends when it is published, which after a block is long after its end. The running
-    totals stay: they count what ever was.
+    A commit's story ends when it is published or abandoned, which after a block is long after its end. The
+    running totals stay: they count what ever was.
     """
     found: list[_Ended] = []
     for state in (TransactionState.COMMITTED, TransactionState.ROLLED_BACK):
         query = (
             sa.select(_T.id, _T.transaction_id, _T.born_ms, _T.messages)
             .where(_T.live == 0, _T.state == state.value, _T.ended_ms < before_ms)
-            .where(sa.func.coalesce(_T.published_ms, _T.ended_ms) < before_ms)
+            .where(sa.func.coalesce(_T.published_ms, _T.abandoned_ms, _T.ended_ms) < before_ms)
             .order_by(_T.born_ms, _T.id)
             .limit(limit - len(found))
         )

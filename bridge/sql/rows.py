@@ -71,6 +71,7 @@ def make_view(row: sa.Row[Any]) -> TransactionView:
     members["by"] = members.pop("resolved_by")
     members["state"] = TransactionState(members["state"])
     members["blocked"] = bool(members["blocked"])
+    members["abandoned"] = members.pop("abandoned_ms") is not None
     members["receipts"] = decode_receipts(members["receipts"])
     members["messages"] = decode_messages(members["messages"])
     return TransactionView(**members)

@@ -18,7 +18,7 @@ AGE_BOUNDS_S = (1, 5, 10, 30, 60, 300, 900, 3_600, 14_400, 86_400)
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """C: prepared = committed + rolled_back + parked + pending; `blocked` is a part of committed.
+    """C: prepared = committed + rolled_back + parked + pending; `blocked` and `abandoned` are parts of committed.
 
     `age_histogram`: (seconds, pending transactions at most that old and older than the bound before);
     those older than the last bound are in a last pair whose bound is None.
@@ -31,6 +31,7 @@ class GroupStats:
     parked: int = 0
     oldest_pending_ms: int | None = None
     age_histogram: Histogram = ()
+    abandoned: int = 0
 
     @property
     def pending(self) -> int:
@@ -65,7 +66,7 @@ def _read_groups(conn: Connection, now_ms: int, group: str | None = None) -> dic
     for row in conn.execute(query):
         oldest_ms, histogram = ages.get(row.producer_group, (None, _EMPTY))
         groups[row.producer_group] = GroupStats(
-            row.prepared, row.committed, row.blocked, row.rolled_back, row.parked, oldest_ms, histogram
+            row.prepared, row.committed, row.blocked, row.rolled_back, row.parked, oldest_ms, histogram, row.abandoned
         )
     return groups
 
@@ -109,4 +110,5 @@ def _add_up(groups: Collection[GroupStats]) -> GroupStats:
         tuple((bound, sum(column)) for bound, column in zip(bounds, zip(*histograms, strict=True), strict=True))
         if histograms
         else _EMPTY,
+        sum(stats.abandoned for stats in groups),
     )

@@ -172,6 +172,7 @@ transactions = sa.Table(
     _text("resolved_by", null=True),
     _int("ended_ms", null=True),
     _int("published_ms", null=True),
+    _int("abandoned_ms", null=True),
     _text("why", null=True),
     _int("parked_offset", null=True),
     _text("idempotency_key", null=True),
@@ -243,7 +244,8 @@ projection_positions = sa.Table(
     _text("cluster_id"),
 )
 
-# Running totals; pending = prepared - committed - rolled_back - parked, `blocked` is a part of `committed`.
+# Running totals; pending = prepared - committed - rolled_back - parked, `blocked` and `abandoned` are parts of
+# `committed`.
 group_counts = sa.Table(
     "group_counts",
     metadata,
@@ -253,6 +255,7 @@ group_counts = sa.Table(
     _int("blocked"),
     _int("rolled_back"),
     _int("parked"),
+    sa.Column("abandoned", sa.BigInteger(), server_default="0", nullable=False),
 )
 
 # What the projection held before a rebuild, to name afterwards what Kafka does not know.
@@ -319,6 +322,7 @@ given_up = sa.Table(
     _int("check_times"),
     _text("idempotency_key", null=True),
     _int("given_up_ms"),
+    _int("abandoned_ms", null=True),
     sa.Index("ix_given_up_key", "producer_group", "idempotency_key"),
 )
 

@@ -48,6 +48,7 @@ _RANK = {
             "forced",
             "end",
             "blocked",
+            "abandoned",
             "published",
         )
     )

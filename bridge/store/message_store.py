@@ -154,6 +154,11 @@ class TopicDescription:
     config: Mapping[str, str]
     is_writable: bool = True
 
+    @property
+    def is_key_required(self) -> bool:
+        """Whether the topic is compacted: it then refuses every record without a key."""
+        return "compact" in self.config.get("cleanup.policy", "")
+
 
 class ClusterDescription(NamedTuple):
     """The cluster's id and its brokers as `host:port`."""

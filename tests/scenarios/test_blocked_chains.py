@@ -244,3 +244,23 @@ def test_blocked_commit_whose_body_no_log_has_says_so() -> None:
 
     world.run(story())
     assert world.memory.visible("credits") == []
+
+
+def test_topic_that_became_compacted_is_the_reason_of_a_keyless_commit() -> None:
+    """It is known without a refused Kafka transaction; when the topic takes it again it is published."""
+    world = make_settler_world()
+
+    async def story() -> None:
+        topic = world.memory.cluster.log.topics["credits"]
+        async with world.settling("only"):
+            await world.prepare("a", Message("credits", None, b"v"))
+            topic.alter({"cleanup.policy": "compact"})
+            await world.memory.clock.sleep_ms(10_000)
+            await world.commit("a")
+            await world.memory.clock.sleep_ms(10_000)
+            assert world.op_of("a").transaction.why == "KEY_REQUIRED"
+            topic.alter({"cleanup.policy": "delete"})
+            await world.memory.clock.sleep_ms(90_000)
+
+    world.run(story())
+    assert world.memory.visible("credits") == [b"v"]

@@ -80,7 +80,7 @@ def prepare_call(call: Call) -> PrepareCall:
 
 _ENDS = {Verb.COMMIT: Resolution.COMMIT, Verb.ROLLBACK: Resolution.ROLLBACK}
 _FORCED = {Verb.FORCE_COMMIT: Resolution.COMMIT, Verb.FORCE_ROLLBACK: Resolution.ROLLBACK}
-_ACTS = {Verb.CHECK: Act.CHECK, Verb.RESUME: Act.RESUME}
+_ACTS = {Verb.CHECK: Act.CHECK, Verb.RESUME: Act.RESUME, Verb.ABANDON: Act.ABANDON}
 _OPERATOR = Who("ops", "simulated")
 WAIT_MS = 2_500
 

@@ -81,6 +81,11 @@ class Evidence:
         return self.archive.op_history(self.topics)
 
     @cached_property
+    def abandoned(self) -> Collection[str]:
+        """Commits that were given up: they owe no record."""
+        return {i for i, op in self.ops.items() if op.transaction.abandoned}
+
+    @cached_property
     def ends(self) -> Sequence[Ended]:
         return find_ends(self.archive, self.topics)
 
@@ -126,7 +131,10 @@ def _published(evidence: Evidence) -> Iterator[Violation]:
             state = truth.state.value if truth else "never prepared"
             yield Violation("P", transaction_id, f"{len(records)} records are visible, but it is {state}")
     for transaction_id, truth in evidence.truth.items():
-        if truth.state is _COMMITTED:
+        if transaction_id in evidence.abandoned:
+            if count := len(evidence.visible.get(transaction_id, [])):
+                yield Violation("P", transaction_id, f"{count} records are visible, but it is abandoned")
+        elif truth.state is _COMMITTED:
             buried = {topic for topic, of in evidence.archive.buried if of == transaction_id}
             yield from _compare(truth, evidence.visible.get(transaction_id, []), buried)
 
@@ -264,6 +272,10 @@ def _conserved(evidence: Evidence) -> Iterator[Violation]:
         counted = stats.groups.get(group)
         found = (counted.committed, counted.rolled_back, counted.parked, counted.pending) if counted else None
         wanted = (states[_COMMITTED], states[_ROLLED_BACK], states[_PARKED], 0)
+        given_up = sum(evidence.truth[i].group == group for i in evidence.abandoned)
+        beside = (counted.blocked, counted.abandoned) if counted else None
+        if beside != (0, given_up):
+            yield Violation("C", group, f"blocked and abandoned are counted {beside}, not {(0, given_up)}")
         if found != wanted:
             yield Violation("C", group, f"committed, rolled back, parked, pending are counted {found}, not {wanted}")
 

@@ -183,10 +183,25 @@ def _judge_op(evidence: Evidence, truth: Truth, op: OpMessage) -> Iterator[Viola
         yield Violation("F", truth.transaction_id, what)
     if t.check_times > len({a.check_number for a in evidence.answers[truth.transaction_id]}):
         yield Violation("K", truth.transaction_id, f"{t.check_times} checks are counted; fewer were answered")
-    if t.state is _COMMITTED and not t.blocked:
+    yield from _judge_giving_up(truth, op)
+    if t.state is _COMMITTED and not t.blocked and not t.abandoned:
         yield from _judge_receipts(evidence, truth, op)
     elif op.receipts:
         yield Violation("P", truth.transaction_id, f"it is {t.state.value} and has receipts")
+
+
+def _judge_giving_up(truth: Truth, op: OpMessage) -> Iterator[Violation]:
+    """F: abandoned by an act in the journal alone; and what was still blocked there is never published."""
+    t = op.transaction
+    if t.abandoned:
+        if t.at not in truth.given_up_at or t.at < truth.decided_at:
+            what = f"abandoned at {t.at}, where nobody gave it up: {truth.given_up_at}"
+            yield Violation("F", truth.transaction_id, what)
+        if t.state is not _COMMITTED or t.blocked:
+            yield Violation("F", truth.transaction_id, f"abandoned, and {t.state.value}, blocked {t.blocked}")
+    elif t.state is _COMMITTED and any(truth.decided_at < at <= t.at for at in truth.given_up_at):
+        what = f"given up at {truth.given_up_at}, and published or blocked at {t.at} all the same"
+        yield Violation("P", truth.transaction_id, what)
 
 
 def _judge_receipts(evidence: Evidence, truth: Truth, op: OpMessage) -> Iterator[Violation]:
@@ -208,13 +223,16 @@ def _judge_receipts(evidence: Evidence, truth: Truth, op: OpMessage) -> Iterator
 
 def _judge_view(view: TransactionView, op: OpMessage) -> Iterator[Violation]:
     t = op.transaction
-    is_out = view.state is _COMMITTED and not view.blocked
+    is_out = view.state is _COMMITTED and not view.blocked and not view.abandoned
+    if (is_out and t.abandoned) or (view.abandoned and not t.abandoned):
+        what = f"an answer says abandoned {view.abandoned}, blocked {view.blocked}, the op message {t.abandoned}"
+        yield Violation("A", t.transaction_id, what)
     if is_out and not t.blocked and list(view.receipts) != list(op.receipts):
         yield Violation("A", t.transaction_id, "an answer has other receipts than the op message")
     if view.state in {_COMMITTED, _ROLLED_BACK} and (view.by, view.ended_ms) != (t.by, t.ended_ms):
         what = f"an answer says by {view.by} at {view.ended_ms}, the op message by {t.by} at {t.ended_ms}"
         yield Violation("A", t.transaction_id, what)
-    if (view.why is not None) is not (view.blocked or view.state is _PARKED):
+    if (view.why is not None) is not (view.blocked or view.abandoned or view.state is _PARKED):
         what = f"an answer says {view.state.value}, blocked {view.blocked}, why {view.why}"
         yield Violation("A", t.transaction_id, what)
 
@@ -272,8 +290,9 @@ def _projected(evidence: Evidence) -> Iterator[Violation]:
         op, truth = evidence.ops.get(transaction_id), evidence.truth[transaction_id]
         if op is not None:
             t = op.transaction
-            said = (row.check_times, row.blocked, row.why, row.by, row.ended_ms, row.parked_offset, row.base)
-            wanted = (t.check_times, t.blocked, t.why, t.by, t.ended_ms, t.parked, t.base)
+            blocks = (row.blocked, row.abandoned), (t.blocked, t.abandoned)
+            said = (row.check_times, *blocks[0], row.why, row.by, row.ended_ms, row.parked_offset, row.base)
+            wanted = (t.check_times, *blocks[1], t.why, t.by, t.ended_ms, t.parked, t.base)
             if said != wanted or list(row.receipts) != list(op.receipts):
                 what = f"the projection says {(*said, row.receipts)}, the op message {(*wanted, op.receipts)}"
                 yield Violation("F", transaction_id, what)
@@ -302,5 +321,9 @@ def _judge_timeline(
     decisive = [e for e in events if e.type == "end" and e.members.get("effective")]
     if [(e.at_ms, e.by) for e in decisive] != [(truth.decided_ms, truth.by)]:
         yield broken(f"does not tell of the end by {truth.by} at {truth.decided_ms}")
-    if kinds["published"] != (op.transaction.state is _COMMITTED and not op.transaction.blocked):
+    t = op.transaction
+    if kinds["published"] != (t.state is _COMMITTED and not t.blocked and not t.abandoned):
         yield broken(f"tells of {kinds['published']} publications")
+    given_up = [e.members["effective"] for e in events if e.type == "abandoned"]
+    if len(given_up) != len(truth.given_up_at) or given_up.count(True) != t.abandoned:
+        yield broken(f"tells {given_up} of acts at {truth.given_up_at}")

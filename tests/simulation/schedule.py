@@ -18,6 +18,7 @@ from bridge.store.memory.link import StepKind
 
 CALLS_MS = 5_000  # producers begin transactions, and faults begin, within this time
 MIN_FAULTS = 5
+_DOOM_SHARE = 0.3
 _SQL_SHARE = 0.15  # of all runs; they cost twice as much
 GROUPS = ("shop", "bank")
 TOPICS = {"orders": 2, "credits": 1}
@@ -32,6 +33,7 @@ class Verb(Enum):
     PREPARE_AGAIN = "prepare again"
     CHECK = "check"
     RESUME = "resume"
+    ABANDON = "abandon"
     FORCE_COMMIT = "force commit"
     FORCE_ROLLBACK = "force rollback"
     LOOK = "look"
@@ -103,6 +105,7 @@ class FaultKind(Enum):
     SKEW = "set wall clock"  # instance, delay_ms (may be negative)
     SQL_DOWN = "SQL down"  # for_ms
     ENDPOINT = "endpoint"  # group, manner, for_ms
+    ABANDON = "an operator gives up what is blocked"  # instance, chance (at each look), for_ms
 
 
 class Manner(Enum):
@@ -156,6 +159,7 @@ def make_schedule(seed: int) -> Schedule:
     has_sql = random.random() < _SQL_SHARE
     calls = [_make_call(random, number, instances, has_sql) for number in range(random.randint(5, 14))]
     faults = [_make_fault(random, instances) for _ in range(random.randint(MIN_FAULTS, 12))]
+    faults += _make_doom(Random(seed ^ 0xD), instances)
     return Schedule(
         seed, instances, queues, has_sql,
         tuple(sorted(calls, key=lambda call: call.at_ms)), tuple(sorted(faults, key=lambda fault: fault.at_ms)),
@@ -254,6 +258,19 @@ def _make_fault(random: Random, instances: int) -> Fault:
     kind = random.choices(tuple(_MAKERS), [weight for weight, _ in _MAKERS.values()])[0]
     at_ms, seed, instance = random.randrange(CALLS_MS), random.getrandbits(32), random.randrange(instances)
     return Fault(at_ms, kind, seed, instance, **_MAKERS[kind][1](random))
+
+
+def _make_doom(random: Random, instances: int) -> list[Fault]:
+    """In some runs a topic takes nothing for long, and an operator gives up some of what is blocked meanwhile."""
+    if random.random() >= _DOOM_SHARE:
+        return []
+    at_ms, for_ms = random.randrange(CALLS_MS // 2), random.randrange(2_000, 8_000)
+    kind = random.choice((FaultKind.DELETE_TOPIC, FaultKind.SHRINK, FaultKind.DENY, FaultKind.LEADERLESS))
+    chance, instance = random.choice((0.1, 0.5)), random.randrange(instances)
+    return [
+        Fault(at_ms, kind, random.getrandbits(32), topic=random.choice(tuple(TOPICS)), for_ms=for_ms),
+        Fault(at_ms, FaultKind.ABANDON, random.getrandbits(32), instance, chance=chance, for_ms=for_ms + 1_000),
+    ]
 
 
 def _lasting(random: Random) -> int:

@@ -30,11 +30,22 @@ from bridge.core.message import StoredMessage
 from checker.caller import Call
 from checker.memory_caller import Response
 from tests.support import reference_model as model
-from tests.support.reference_model import Answer, Body, Branch, Content, Terms, Transaction
+from tests.support.reference_model import (
+    Answer,
+    Body,
+    Branch,
+    Content,
+    Terms,
+    Transaction,
+    agree,
+    answer_of,
+    read_message,
+)
 from tests.support.whole_bridge import Reply, WholeBridge
 
 EXAMPLES, STEPS = 80, 40
 TOPICS = {"orders": 2, "credits": 1}
+DOOMED = "doomed"  # a topic that goes
 CALL_TIMEOUT_MS = 500
 BUSY_MS = 5
 CATCH_UP_MS = 1_100  # counts may be a second old
@@ -134,6 +145,12 @@ class BridgeMachine(RuleBasedStateMachine):
         id_ = self.hear_prepare(body, is_published, reply.status, reply.document)
         return multiple() if id_ is None else id_
 
+    def prepare_alone(self, body: dict[str, Any]) -> str:
+        reply = self.call("POST", "/v1/transactions", body)
+        id_ = self.hear_prepare(body, False, reply.status, reply.document)
+        assert id_ is not None
+        return id_
+
     @rule(body=PREPARES, topic=st.sampled_from([*UNFIT]), place=st.integers(0, 3))
     def prepare_unfit(self, body: dict[str, Any], topic: str, place: int) -> None:
         """One message that could never be published is enough: nothing happens."""
@@ -198,9 +215,16 @@ class BridgeMachine(RuleBasedStateMachine):
             branches = model.end(known, word, self.now_ms, self.next_rank(), group=group, number=number)
             self.follow(id_, branches, result["status"], result.get("problem", result))
 
-    @rule(id_=st.sampled_from(STRANGERS), act=st.sampled_from(["commit", "rollback", "force", "resume", "check", ""]))
+    @rule(
+        id_=st.sampled_from(STRANGERS),
+        act=st.sampled_from(["commit", "rollback", "force", "resume", "abandon", "check", ""]),
+    )
     def call_about_nobody(self, id_: str, act: str) -> None:
-        bodies = {"force": {"resolution": "COMMIT", "reason": "r"}, "resume": {"reason": "r"}}
+        bodies = {
+            "force": {"resolution": "COMMIT", "reason": "r"},
+            "resume": {"reason": "r"},
+            "abandon": {"reason": "r"},
+        }
         reply = self.call("POST" if act else "GET", f"/v1/transactions/{id_}/{act}".rstrip("/"), bodies.get(act))
         assert answer_of(reply.status, reply.document) == model.MISSING
 
@@ -236,6 +260,36 @@ class BridgeMachine(RuleBasedStateMachine):
         self.follow(id_, self.each(id_, model.resume), reply.status, reply.document)
 
     @rule(id_=ids)
+    def abandon(self, id_: str) -> None:
+        """Nothing stays blocked while all topics are there."""
+        reply = self.call("POST", f"/v1/transactions/{id_}/abandon", {"reason": "gone"})
+        self.follow(id_, self.each(id_, model.abandon), reply.status, reply.document)
+
+    @rule(target=ids, group=GROUPS)
+    def abandon_doomed(self, group: str) -> Any:
+        """Its topic goes before it is committed, and somebody waits behind it until it is given up."""
+        topics, order = self.bridge.memory.cluster.log, f"doomed {self.rank}"
+        topics.create_topic(DOOMED)
+        self.bridge.pass_ms(CATCH_UP_MS)
+        bodies = [
+            {"producer_group": group, "ordering_key": order, "messages": [{"topic": t}]} for t in (DOOMED, "orders")
+        ]
+        doomed, behind = self.prepare_alone(bodies[0]), self.prepare_alone(bodies[1])
+        topics.delete_topic(DOOMED)
+        for id_ in (doomed, behind):
+            reply = self.call("POST", f"/v1/transactions/{id_}/commit")
+            [branch] = model.end(self.known[id_], "COMMIT", self.now_ms, self.next_rank())
+            blocked = Branch(branch.answer._replace(status=202), branch.after)
+            self.follow(id_, [blocked], reply.status, reply.document)
+            assert reply.document["blocked"] is True
+        reply = self.call("POST", f"/v1/transactions/{doomed}/abandon", {"reason": "gone"})
+        branch = model.abandon(self.known[doomed], self.now_ms, is_blocked=True)
+        self.follow(doomed, [branch], reply.status, reply.document)
+        self.bridge.pass_ms(CATCH_UP_MS)
+        self.get(behind)
+        return multiple(doomed, behind)
+
+    @rule(id_=ids)
     def ask_now(self, id_: str) -> None:
         reply = self.call("POST", f"/v1/transactions/{id_}/check")
         self.follow(id_, self.each(id_, model.ask_now), reply.status, reply.document)
@@ -259,6 +313,8 @@ class BridgeMachine(RuleBasedStateMachine):
             assert not own
             return
         assert stats["prepared"] == len(own)
+        assert stats["abandoned"] == sum(t.is_abandoned for t in own)
+        assert stats["blocked"] == 0
         assert stats["prepared"] == sum(stats[name] for name in ("committed", "rolled_back", "parked", "pending"))
         for state, name in zip(allowed, ("pending", "parked", "committed", "rolled_back"), strict=True):
             least, most = allowed[state]
@@ -350,7 +406,8 @@ class BridgeMachine(RuleBasedStateMachine):
             assert heard["blocked"] is False
             receipts = heard["receipts"]
             assert receipts == self.receipts.setdefault(id_, receipts) if receipts else not self.receipts.get(id_)
-            assert bool(receipts) == (heard["state"] == model.COMMITTED)
+            assert heard.get("abandoned", False) is after.is_abandoned
+            assert bool(receipts) == (heard["state"] == model.COMMITTED and not after.is_abandoned)
         return after
 
     def each(self, id_: str, act: Callable[[Transaction, int], Branch]) -> list[Branch]:
@@ -409,35 +466,10 @@ class BridgeMachine(RuleBasedStateMachine):
         return Response(200, json.dumps({"resolutions": said}).encode())
 
 
-def read_message(message: dict[str, Any]) -> Body:
-    """A message of a request as the model sees it."""
-    value = message.get("value")
-    text = value if value is None or isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-    headers = tuple((name, None if v is None else v.encode()) for name, v in message.get("headers", []))
-    key = message.get("key")
-    return Body(
-        message["topic"], None if key is None else key.encode(), None if text is None else text.encode(), headers,
-        message.get("partition"),
-    )  # fmt: skip
-
-
 def shown(topic: str, record: StoredMessage) -> Body:
     """A record as consumers see it, without the transaction's id."""
     assert record.headers[-1][0] == "transaction-id"
     return Body(topic, record.key, record.value, tuple(record.headers[:-1]))
-
-
-def answer_of(status: int, heard: dict[str, Any]) -> Answer:
-    """The part of an answer that the model speaks of."""
-    slug = heard["type"].rpartition("/")[2] if "type" in heard else None
-    if slug is not None:
-        assert heard["outcome"] == "not_applied"
-    return Answer(status, slug, heard.get("state"), heard.get("resolved_by"), heard.get("check_times"))
-
-
-def agree(allowed: Answer, seen: Answer) -> bool:
-    """What the model leaves open may be anything."""
-    return all(a in {None, s} for a, s in zip(allowed, seen, strict=True)) and allowed.problem == seen.problem
 
 
 @pytest.fixture

@@ -38,6 +38,8 @@ class Truth(Struct):
     base: int = 0
     most_answered: int = 0
     """Answered checks in one life, at most."""
+    given_up_at: tuple[int, ...] = ()
+    """Where operators' acts to give it up lie, whether or not it was blocked there."""
 
 
 class Ended(Struct, frozen=True):
@@ -91,6 +93,8 @@ def find_truth(archive: "Archive", topics: InternalTopics) -> Mapping[str, Truth
             elif isinstance(record, ActRecord) and record.act is Act.RESUME and record.transaction_id in known:
                 resumed = known[record.transaction_id]
                 resumed.base = resumed.check_times
+            elif isinstance(record, ActRecord) and record.act is Act.ABANDON and record.transaction_id in known:
+                known[record.transaction_id].given_up_at += (stored.queue_offset,)
             elif isinstance(record, EndRecord) and record.resolution is Resolution.UNKNOWN:
                 _count(known.get(record.transaction_id), record)
             elif isinstance(record, EndRecord):

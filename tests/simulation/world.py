@@ -28,6 +28,7 @@ from bridge.service.contract import Outcome, RefusalCode, Refused
 from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.partition import Stamp
 from bridge.store.memory.retention import clean
+from tests.simulation.abandoning import give_up
 from tests.simulation.clients import WAIT_MS, Answer, Endpoints, Heard, Locals, perform, prepare_call, understand
 from tests.simulation.database import open_database
 from tests.simulation.evidence import Archive, read_applied
@@ -245,6 +246,8 @@ class World:
             self.endpoints.manners[fault.group] = fault.manner
             await self.clock.sleep_ms(fault.for_ms)
             self.endpoints.manners[fault.group] = Manner.HONEST
+        elif kind is FaultKind.ABANDON:
+            await give_up(self, fault)
         elif fault.topic and kind is not FaultKind.LATE_MARKERS:
             await self._spoil_topic(fault)
         else:
@@ -351,14 +354,15 @@ class World:
         started = self.clock.monotonic_ms()
         for deed in call.deeds:
             await self.clock.sleep_ms(max(0, started + deed.after_ms - self.clock.monotonic_ms()))
-            await self._do(call, deed, heard.transaction_id)
+            await self.do(call, deed, heard.transaction_id)
 
     async def _prepare(self, call: Call, instance: int) -> Heard:
         return await self._ask(
             call, None, instance, lambda service: service.transactions.prepare([prepare_call(call)], WAIT_MS)
         )
 
-    async def _do(self, call: Call, deed: Deed, transaction_id: str) -> Heard:
+    async def do(self, call: Call, deed: Deed, transaction_id: str) -> Heard:
+        """One further call about a transaction."""
         heard = await self._ask(
             call, deed.verb, deed.instance, lambda service: perform(service, call, deed, transaction_id), transaction_id
         )
@@ -416,9 +420,9 @@ class World:
             return
         for verb in (Verb.COMMIT, Verb.ROLLBACK):
             if verb in last and last[verb].outcome == "unknown":
-                await self._insist(call, lambda verb=verb: self._do(call, Deed(0, verb, instance, call.group), known))
+                await self._insist(call, lambda verb=verb: self.do(call, Deed(0, verb, instance, call.group), known))
         if call.number % _LOOKED_AT == 0:
-            await self._insist(call, lambda: self._do(call, Deed(0, Verb.LOOK, instance), known))
+            await self._insist(call, lambda: self.do(call, Deed(0, Verb.LOOK, instance), known))
 
     async def _insist(self, call: Call, ask: Callable[[], Awaitable[Heard]]) -> Heard:
         """Asks until the answer is no doubt. T: it comes. A: all rests, so nobody hears "unknown" twice in a row."""
@@ -447,7 +451,7 @@ class World:
 _AT_ONCE = {
     FaultKind.STOP, FaultKind.LATE_MARKERS, FaultKind.LEADERLESS, FaultKind.DELETE_TOPIC, FaultKind.SHRINK,
     FaultKind.DENY, FaultKind.HANGING, FaultKind.COMPACT, FaultKind.RETAIN, FaultKind.DELETE_OFFSETS,
-    FaultKind.SKEW, FaultKind.SQL_DOWN, FaultKind.ENDPOINT,
+    FaultKind.SKEW, FaultKind.SQL_DOWN, FaultKind.ENDPOINT, FaultKind.ABANDON,
 }  # fmt: skip
 _TRY_AGAIN = {RefusalCode.UNAVAILABLE.value, RefusalCode.PROJECTION_BEHIND.value, "connection refused"}
 

@@ -18,7 +18,18 @@ from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolutio
 from bridge.core.record_codec import encode_act, encode_end, encode_half, encode_parked, encode_published
 from bridge.core.transaction import Transaction, TransactionState
 from bridge.core.transaction_id import make_transaction_id
-from spark.columns import ACT_CHECK, ACT_RESUME, COMMIT, EMPTY, OTHER_VERSION, UNKNOWN, EndSource, Leg, OpState
+from spark.columns import (
+    ACT_ABANDON,
+    ACT_CHECK,
+    ACT_RESUME,
+    COMMIT,
+    EMPTY,
+    OTHER_VERSION,
+    UNKNOWN,
+    EndSource,
+    Leg,
+    OpState,
+)
 from spark.envelope import EnvelopeSql, journal_sql, op_sql, parked_sql, real_sql
 
 TX = make_transaction_id(0, 1)
@@ -135,6 +146,7 @@ def test_journal_is_read(spark: SparkSession) -> None:
             encode_end(EndRecord(TX, Resolution.UNKNOWN, Source.CHECK, 5, "shop", None, 3, "e", 200, 17), "half", 0),
             encode_act(ActRecord(TX, Act.RESUME, "me", "why", 5), "half", 0),
             encode_act(ActRecord(TX, Act.CHECK, "me", "why", 5), "half", 0),
+            encode_act(ActRecord(TX, Act.ABANDON, "me", "why", 5), "half", 0),
             Message("half", b"x", b"y"),
             Message("half", b"x", b"y", [("properties", b"KIND\x01H\x02KIND\x01H\x02")]),
             Message("half", b"x", b"y", [("properties", version_2.replace(b"V\x011", b"V\x012"))]),
@@ -158,9 +170,13 @@ def test_journal_is_read(spark: SparkSession) -> None:
     assert shown(rows[3]) == {**end, "code": 12, "src": EndSource.PRODUCER}
     check = {"code": UNKNOWN, "src": EndSource.CHECK, "num": 3, "latency_ms": 17, "grp": "shop"}
     assert shown(rows[4]) == {**end, **check}
-    assert [(row.leg, row.code) for row in rows[5:7]] == [(Leg.ACT, ACT_RESUME), (Leg.ACT, ACT_CHECK)]
-    assert [row.leg for row in rows[7:]] == [Leg.UNREADABLE] * 8
-    assert [row.code == OTHER_VERSION for row in rows[7:]] == [False, False, True, *[False] * 5]
+    assert [(row.leg, row.code) for row in rows[5:8]] == [
+        (Leg.ACT, ACT_RESUME),
+        (Leg.ACT, ACT_CHECK),
+        (Leg.ACT, ACT_ABANDON),
+    ]
+    assert [row.leg for row in rows[8:]] == [Leg.UNREADABLE] * 8
+    assert [row.code == OTHER_VERSION for row in rows[8:]] == [False, False, True, *[False] * 5]
 
 
 def test_op_topic_is_read(spark: SparkSession) -> None:
@@ -176,6 +192,7 @@ def test_op_topic_is_read(spark: SparkSession) -> None:
             make_op(state=rolled_back, at=20, by="producer", ended_ms=6),
             make_op(state=parked, at=20, by="timer", why="MAX_CHECKS", parked=4),
             make_op(at=20),
+            make_op(state=committed, at=21, by="check", end=20, ended_ms=6, abandoned=True, why="gone"),
             Message("op", POSITION_KEY, encode_position(Position(31, 10, 5, "me"))),
             Message("op", ANSWERS_KEY, b'{"v":1,"answers":[]}'),
             Message("op", TX.encode(), b'{"v":2,"state":"COMMITTED"}'),
@@ -194,9 +211,10 @@ def test_op_topic_is_read(spark: SparkSession) -> None:
     assert shown(rows[2]) == {**op, "code": OpState.ROLLED_BACK, "num": 0}
     assert shown(rows[3]) == {**op, "code": OpState.PARKED, "num": 0, "parked": 4, "since_ms": 5}
     assert shown(rows[4]) == {**op, "code": OpState.PREPARED, "num": 0, "since_ms": 5}
-    assert shown(rows[5]) == {"tx": "", "leg": Leg.POSITION, "cause": 31}
-    assert [row.leg for row in rows[6:]] == [Leg.ANSWERS, *[Leg.UNREADABLE] * 7, Leg.OP]
-    assert [row.code for row in rows[7:9]] == [OTHER_VERSION, EMPTY]
+    assert shown(rows[5]) == {**op, "code": OpState.ABANDONED, "num": 0, "cause": 21}
+    assert shown(rows[6]) == {"tx": "", "leg": Leg.POSITION, "cause": 31}
+    assert [row.leg for row in rows[7:]] == [Leg.ANSWERS, *[Leg.UNREADABLE] * 7, Leg.OP]
+    assert [row.code for row in rows[8:10]] == [OTHER_VERSION, EMPTY]
 
 
 def test_receipts_and_records_of_one_place_have_one_hash(spark: SparkSession) -> None:

@@ -94,7 +94,9 @@ def test_report_is_complete(checked: Checked) -> None:
     assert orders["prepared"] == sum(
         message.topic == ORDERS for tale in asked if tale.group == SHOP for message in tale.messages
     )
-    assert total["prepared"] == sum(total[name] for name in ("committed", "blocked", "rolled_back", "parked", "open"))
+    assert total["prepared"] == sum(
+        total[name] for name in ("committed", "blocked", "abandoned", "rolled_back", "parked", "open")
+    )
     assert all(
         row["is_right"] and row["rows"] + row["holes"] == row["end"] - row["start"] for row in summary["partitions"]
     )

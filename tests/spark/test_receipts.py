@@ -27,7 +27,8 @@ pytestmark = pytest.mark.timeout(300)
 
 # told of by nobody, so nobody's
 UNSEEN = {"duplicate", "duplicate long after", "phantom of a rollback", "phantom of a parked one",
-          "phantom of an undecided one", "phantom of a blocked one", "orphaned record"}  # fmt: skip
+          "phantom of an undecided one", "phantom of a blocked one",
+          "phantom of an abandoned one", "orphaned record"}  # fmt: skip
 # what its receipt does not find is nowhere
 TAKEN_FOR = {"wrong receipt": [Kind.MISSING]}
 BEYOND = 2**40  # an offset that is no record's, of whatever transaction

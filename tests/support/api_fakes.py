@@ -87,13 +87,17 @@ class FakeTransactions:
         ]
 
     async def act(self, transaction_id: str, act: Act, who: Who, wait_ms: int = 10_000) -> TransactionView | Refused:
-        """Only parked transactions can be resumed."""
+        """Only parked transactions can be resumed, only blocked ones abandoned."""
         view = await self.get(transaction_id)
         if isinstance(view, Refused):
             return view
         self.acts.append((transaction_id, act, who))
         if act is Act.RESUME and view.state is not TransactionState.PARKED:
             return Refused(RefusalCode.NOT_PARKED, "not parked", transaction_id=transaction_id, state=view.state)
+        if act is Act.ABANDON:
+            if not view.blocked:
+                return Refused(RefusalCode.NOT_BLOCKED, "not blocked", transaction_id=transaction_id, state=view.state)
+            view = self.views[transaction_id] = structs.replace(view, blocked=False, abandoned=True)
         return view
 
     async def force(

@@ -349,6 +349,13 @@ FACTS = [
         b'{"reason":"why not"}',
         path="/v1/transactions/<prepared>/resume",
     ),
+    BadRequest(
+        "abandoning what is not blocked",
+        409,
+        "not-blocked",
+        b'{"reason":"why not"}',
+        path="/v1/transactions/<committed>/abandon",
+    ),
 ]
 
 BAD_REQUESTS = [*MALFORMED, *MEDIA, *SHAPES, *TEXTS, *PATHS, *SIZES, *FACTS]

@@ -28,6 +28,7 @@ class QueueLog:
     journal: list[tuple[Place, Record, Held | None]] = field(default_factory=list)
     op: list[tuple[int, bytes, bytes]] = field(default_factory=list)
     published: list[tuple[str, int]] = field(default_factory=list)  # transaction id, message number
+    abandoned: set[str] = field(default_factory=set)
     op_end: int = 0
     op_ms: dict[int, int] = field(default_factory=dict)  # append times of op messages
     position: Position = field(default_factory=lambda: Position(0, 0, 0, ""))
@@ -104,6 +105,7 @@ class QueueLog:
             self.op_end += 1
         self.op_end += 1  # the commit marker
         self.position = decode_position(self.op[-1][2])
+        self.abandoned |= {t.transaction_id for t in plan.ops.values() if t.abandoned}
         for t in plan.publishes.values():
             self.published += [(t.transaction_id, n) for n in range(len(held[t.transaction_id].messages))]
         state.keep_time(state.journal_ms)

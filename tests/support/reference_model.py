@@ -5,9 +5,10 @@ bridge does by itself, asking and parking, has an earliest and a latest time: in
 answer that is seen tells which it was. Times are Kafka's, in milliseconds.
 """
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PREPARED, COMMITTED, ROLLED_BACK, PARKED = "PREPARED", "COMMITTED", "ROLLED_BACK", "PARKED"
 FINAL = {"COMMIT": COMMITTED, "ROLLBACK": ROLLED_BACK}
@@ -62,6 +63,7 @@ class Transaction:
     round_id: str | None = None
     asked_ms: int | None = None
     rank: int = 0
+    is_abandoned: bool = False
 
     @property
     def is_exhausted(self) -> bool:
@@ -162,6 +164,13 @@ def resume(t: Transaction, now_ms: int) -> Branch:
     return Branch(Answer(200, None, PREPARED, None, t.checks), again)
 
 
+def abandon(t: Transaction, _: int, *, is_blocked: bool = False) -> Branch:
+    """A blocked commit is given up: it stays committed, and nothing of it is ever seen."""
+    if not is_blocked:
+        return Branch(Answer(409, "not-blocked", t.state), t)
+    return Branch(Answer(200, None, t.state, t.by, t.checks), replace(t, is_abandoned=True))
+
+
 def ask_now(t: Transaction, now_ms: int) -> Branch:
     """An operator wants a check now; before the first due time nobody may."""
     if t.state != PREPARED:
@@ -201,4 +210,29 @@ def count(transactions: Iterable[Transaction], now_ms: int) -> dict[str, tuple[i
 
 def visible(transactions: Iterable[Transaction]) -> list[Transaction]:
     """Whose messages are in the real topics, in the order of their commits; equal ranks in any order."""
-    return sorted((t for t in transactions if t.state == COMMITTED), key=lambda t: t.rank)
+    return sorted((t for t in transactions if t.state == COMMITTED and not t.is_abandoned), key=lambda t: t.rank)
+
+
+def read_message(message: dict[str, Any]) -> Body:
+    """A message of a request as the model sees it."""
+    value = message.get("value")
+    text = value if value is None or isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    headers = tuple((name, None if v is None else v.encode()) for name, v in message.get("headers", []))
+    key = message.get("key")
+    return Body(
+        message["topic"], None if key is None else key.encode(), None if text is None else text.encode(), headers,
+        message.get("partition"),
+    )  # fmt: skip
+
+
+def answer_of(status: int, heard: dict[str, Any]) -> Answer:
+    """The part of an answer that the model speaks of."""
+    slug = heard["type"].rpartition("/")[2] if "type" in heard else None
+    if slug is not None:
+        assert heard["outcome"] == "not_applied"
+    return Answer(status, slug, heard.get("state"), heard.get("resolved_by"), heard.get("check_times"))
+
+
+def agree(allowed: Answer, seen: Answer) -> bool:
+    """What the model leaves open may be anything."""
+    return all(a in {None, s} for a, s in zip(allowed, seen, strict=True)) and allowed.problem == seen.problem

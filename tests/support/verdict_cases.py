@@ -1,6 +1,6 @@
 """Transactions by what they show: every kind of finding, and beside each what looks like it and is right."""
 
-from spark.columns import ACT_RESUME, COMMIT, Event, Leg, Prepared, ReceiptRow
+from spark.columns import ACT_ABANDON, ACT_RESUME, COMMIT, Event, Leg, Prepared, ReceiptRow
 from tests.support.envelope_rows import (
     END_MS,
     HALF,
@@ -21,7 +21,8 @@ from tests.support.envelope_rows import (
 
 BOTH = (ReceiptRow("orders", 0, 100), ReceiptRow("credits", 0, 7))
 RESUME = Event(TX, Leg.ACT, HALF, 0, 40, END_MS + 1_000, code=ACT_RESUME)
-COMMITTED = op("COMMITTED")
+GIVE_UP = Event(TX, Leg.ACT, HALF, 0, 40, END_MS + 1_000, code=ACT_ABANDON)
+COMMITTED, ABANDONED = op("COMMITTED"), op("ABANDONED", off=45, cause=40)
 
 RIGHT = {
     "committed": [half(), commit(), COMMITTED, record()],
@@ -53,6 +54,10 @@ RIGHT = {
     "decided a moment ago, seen already": [half(), commit(ms=NOW_MS - 1_000), record(off=999)],
     "blocked": [half(), commit(), op("BLOCKED")],
     "blocked, then published": [half(), commit(), op("BLOCKED"), op("COMMITTED", off=45, cause=33), record()],
+    "blocked, then abandoned": [half(), commit(), op("BLOCKED"), GIVE_UP, ABANDONED],
+    "abandoned, told again": [half(), commit(), GIVE_UP, ABANDONED, op("ABANDONED", off=50, cause=40)],
+    "abandoned, another commit in vain": [half(), commit(), GIVE_UP, ABANDONED, commit(41), rollback(42)],
+    "given up when it was published": [half(), commit(), op("COMMITTED", cause=33), GIVE_UP, record()],
     "parked": [half(), op("PARKED", cause=25, parked=5), copy()],
     "parked, then committed": [
         half(), op("PARKED", cause=15, parked=5), copy(), commit(), op("COMMITTED", 45), record(),
@@ -109,6 +114,18 @@ WRONG = {
     "put back by what nobody wrote": ([half(), op("PREPARED", cause=1_000)], "CONTRADICTION"),
     "op message of what nobody wrote": ([op("ROLLED_BACK", cause=1_001, half=1_000)], "ORPHAN"),
     "visible, blocked": ([half(), commit(), op("BLOCKED"), record()], "PHANTOM"),
+    "visible, abandoned": ([half(), commit(), op("BLOCKED"), GIVE_UP, ABANDONED, record()], "PHANTOM"),
+    "abandoned by nobody": ([half(), commit(), op("ABANDONED")], "CONTRADICTION"),
+    "abandoned where another act lies": ([half(), commit(), GIVE_UP, op("ABANDONED", 45, 38)], "CONTRADICTION"),
+    "published after it was abandoned": (
+        [half(), commit(), GIVE_UP, ABANDONED, op("COMMITTED", off=50, cause=48), record()], "CONTRADICTION",
+    ),
+    "abandoned after it was published": ([half(), commit(), COMMITTED, GIVE_UP, ABANDONED, record()], "CONTRADICTION"),
+    "blocked after it was abandoned": (
+        [half(), commit(), GIVE_UP, ABANDONED, op("BLOCKED", off=50)], "CONTRADICTION",
+    ),
+    "abandoned without a commit": ([half(), GIVE_UP, ABANDONED], "CONTRADICTION"),
+    "abandoned although rolled back": ([half(), rollback(), GIVE_UP, ABANDONED], "CONTRADICTION"),
     "blocked again after it was published": (
         [half(), commit(), COMMITTED, op("BLOCKED", 40), record()], "CONTRADICTION",
     ),

@@ -428,6 +428,39 @@ def test_commit_published_after_a_long_block_is_kept_as_long_as_any_other(databa
     assert world.view("late") is None
 
 
+def test_abandoned_one_is_kept_for_seven_days_from_the_act(database_url: str) -> None:
+    """However long it was blocked before; counted on its own, as a part of committed, and shown (C, S)."""
+    world = make_projector_world(database_url)
+    clock = world.settlers.memory.clock
+
+    async def pass_a_week() -> None:
+        clock.shift_wall_clock(7 * 86_400_000 + 1_000)
+        await world.settlers.prepare("new", of())
+        await world.settlers.rollback("new")
+        await world.catch_up()
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await world.settlers.prepare("doomed", of(topic="credits"))
+            world.settlers.memory.cluster.log.topics["credits"].is_denied = True
+            await world.settlers.commit("doomed")
+            await pass_a_week()
+            assert await world.projector.purge() == 0
+            await world.settlers.act(act(world, "doomed", Act.ABANDON))
+            await world.settlers.settled()
+            await world.catch_up()
+            assert counts_of(world) == (2, 1, 0, 1, 0, 0)
+            assert world.stats().total.abandoned == 1
+            assert list(dict.fromkeys(types_of(world, "doomed"))) == ["prepared", "end", "blocked", "abandoned"]
+            assert await world.projector.purge() == 0
+            await pass_a_week()
+            assert await world.projector.purge() == 2
+
+    world.run(story())
+    assert world.view("doomed") is None
+    assert world.stats().total.abandoned == 1
+
+
 def test_long_ended_ones_are_purged_and_pending_ones_never(database_url: str) -> None:
     """Seven days by Kafka's time after the end; the totals still count them (C)."""
     world = make_projector_world(database_url)

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bridge.core.message import Message, MessageQueue, StoredMessage
+from bridge.core.record_size import BATCH_HEADER_BYTES, measure_record
 from bridge.store.memory.agenda import Waiters
 from bridge.store.memory.errors import BrokerError, Code
 from bridge.store.memory.policy import Acceptance, Cleaning
 from bridge.store.results import QueueOffsets
 
 PLAIN = -1  # the producer id of records outside of Kafka transactions
-_BATCH_OVERHEAD_BYTES = 61
-_RECORD_OVERHEAD_BYTES = 3  # attributes, and the distances in time and offset from the batch's first record
 _MARKER_BYTES = 17
 _REMEMBERED_BATCHES = 5
 
@@ -153,7 +152,7 @@ class Partition:
         if not is_commit:
             self.aborted.update(offsets)
         stored = StoredMessage(self.maximum, None, None, (), now_ms)
-        self._store(Record(stored, producer_id, True, _BATCH_OVERHEAD_BYTES + _MARKER_BYTES), now_ms)
+        self._store(Record(stored, producer_id, True, BATCH_HEADER_BYTES + _MARKER_BYTES), now_ms)
         self.waiters.wake()
 
     def read(self, offset: int, max_count: int) -> tuple[list[StoredMessage], int]:
@@ -227,8 +226,8 @@ class Partition:
         rules = self.acceptance
         if rules.is_key_required and message.key is None:
             raise BrokerError(Code.INVALID_RECORD, self.queue.topic)
-        size = measure(message)
-        if size + _BATCH_OVERHEAD_BYTES > rules.max_message_bytes:
+        size = measure_record(message.key, message.value, message.headers)
+        if size + BATCH_HEADER_BYTES > rules.max_message_bytes:
             raise BrokerError(Code.MESSAGE_TOO_LARGE, self.queue.topic)
         if not message.timestamp_ms or rules.is_log_append_time:
             return size
@@ -261,25 +260,6 @@ class Partition:
             now_ms - segment.created_ms > self.cleaning.segment_ms
             or segment.size + size > self.cleaning.segment_bytes
         )  # fmt: skip
-
-
-def measure(message: Message) -> int:
-    """The bytes of a message that is alone in its batch, but for the batch's own."""
-    size = _RECORD_OVERHEAD_BYTES + _measure_bytes(message.key) + _measure_bytes(message.value)
-    size += _measure_varint(len(message.headers))
-    for name, value in message.headers:
-        size += _measure_bytes(name.encode()) + _measure_bytes(value)
-    return size + _measure_varint(size)
-
-
-def _measure_bytes(value: bytes | None) -> int:
-    """With the length in front; null is a length of -1."""
-    return 1 if value is None else _measure_varint(len(value)) + len(value)
-
-
-def _measure_varint(number: int) -> int:
-    """Seven bits a byte, and one bit for the sign."""
-    return ((number << 1).bit_length() + 6) // 7 or 1
 
 
 def _offset_of(record: Record) -> int:

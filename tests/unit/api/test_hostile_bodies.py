@@ -23,6 +23,7 @@ ROUTES = [
     ("POST", f"/v1/transactions/{UNKNOWN_ID}/commit"),
     ("POST", f"/v1/transactions/{UNKNOWN_ID}/force"),
     ("POST", f"/v1/transactions/{UNKNOWN_ID}/resume"),
+    ("POST", f"/v1/transactions/{UNKNOWN_ID}/abandon"),
     ("POST", f"/v1/transactions/{UNKNOWN_ID}/check"),
     ("POST", "/v1/parked/redrive"),
     ("PUT", "/v1/producer-groups/g"),

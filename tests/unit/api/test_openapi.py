@@ -23,6 +23,7 @@ CONTRACT = {
     ("post", "/v1/transactions/{transaction_id}/check"),
     ("post", "/v1/transactions/{transaction_id}/force"),
     ("post", "/v1/transactions/{transaction_id}/resume"),
+    ("post", "/v1/transactions/{transaction_id}/abandon"),
     ("post", "/v1/resolutions"),
     ("post", "/v1/messages"),
     ("post", "/v1/messages/batch"),

@@ -55,6 +55,7 @@ async def test_stats_are_counts_and_ages(live: LiveServer) -> None:
         "prepared": 3,
         "committed": 1,
         "blocked": 0,
+        "abandoned": 0,
         "rolled_back": 1,
         "parked": 0,
         "pending": 1,

@@ -37,6 +37,7 @@ CONTRACT = {
     "body-expired": 409,
     "given-up": 409,
     "not-parked": 409,
+    "not-blocked": 409,
     "too-early": 409,
     "message-too-large": 413,
     "body-too-large": 413,

@@ -177,6 +177,28 @@ async def test_operators_acts_carry_who_and_why(live: LiveServer, facts: Facts, 
     assert {who.actor for _, _, who in fake.acts} == {"anonymous@127.0.0.1"}
 
 
+async def test_abandon_needs_reason_and_block(live: LiveServer, facts: Facts, fake: FakeTransactions) -> None:
+    """COMMITTED, neither blocked nor published; else refused. Other answers do not show the member."""
+    path = f"/v1/transactions/{facts.committed}/abandon"
+    assert "abandoned" not in (await live.client.get(f"/v1/transactions/{facts.committed}")).json()
+    fake.views[facts.committed] = replace(fake.views[facts.committed], blocked=True, why="UNKNOWN_TOPIC", receipts=())
+    for body in ({}, {"reason": ""}, {"reason": " "}, {"reason": "x", "more": 1}):
+        refused = await live.client.post(path, json=body)
+        assert (refused.status_code, refused.json()["type"].rsplit("/", 1)[1]) == (422, "invalid-request")
+    answer = await live.client.post(path, json={"reason": "its topic is gone"})
+    seen = {name: answer.json()[name] for name in ("state", "blocked", "abandoned", "reason", "receipts")}
+    assert answer.status_code == 200
+    assert seen == {
+        "state": "COMMITTED", "blocked": False, "abandoned": True, "reason": "UNKNOWN_TOPIC", "receipts": []
+    }  # fmt: skip
+    again = await live.client.post(path, json={"reason": "twice"})
+    assert (again.status_code, again.json()["outcome"]) == (409, "not_applied")
+    assert [(act, who.reason) for _, act, who in fake.acts] == [
+        (Act.ABANDON, "its topic is gone"),
+        (Act.ABANDON, "twice"),
+    ]
+
+
 async def test_batch_decides_each_on_its_own(live: LiveServer) -> None:
     """Results in order, problems with their places in the whole document."""
     body = {"transactions": [ORDER, {**ORDER, "messages": []}, ORDER]}

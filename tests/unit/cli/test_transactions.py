@@ -65,15 +65,20 @@ def test_ends_name_their_group_and_may_not_wait(cli: Cli, bridge: CannedServer, 
 
 
 def test_operators_acts_carry_their_reason(cli: Cli, bridge: CannedServer) -> None:
-    """Nothing is forced or resumed without one."""
+    """Nothing is forced, resumed or abandoned without one."""
     bridge.answer("POST", f"/v1/transactions/{ID}/force", 200, TRANSACTION)
     bridge.answer("POST", f"/v1/transactions/{ID}/resume", 200, TRANSACTION)
     assert cli("tx", "force", ID, "commit", "--url", bridge.url).code == 2
     assert cli("tx", "force", ID, "commit", "--reason", "paid", "--url", bridge.url).code == 0
     assert cli("tx", "resume", ID, "--reason", "back", "--url", bridge.url).code == 0
+    assert cli("tx", "abandon", ID, "--url", bridge.url).code == 2
+    bridge.answer("POST", f"/v1/transactions/{ID}/abandon", 200, TRANSACTION | {"abandoned": True, "receipts": []})
+    ended = cli("tx", "abandon", ID, "--reason", "gone", "--url", bridge.url)
+    assert ["state", "COMMITTED, abandoned"] in [line.split(maxsplit=1) for line in ended.out.splitlines()]
     assert [asked.document for asked in bridge.asked] == [
         {"resolution": "COMMIT", "reason": "paid"},
         {"reason": "back"},
+        {"reason": "gone"},
     ]
 
 

@@ -113,8 +113,11 @@ def test_first_resolution_of_each_transaction_is_what_happened(steps: list[tuple
     state = log.restore()
     blocked = {i for chain in state.chains.values() for i in chain}
     published = {transaction_id for transaction_id, _ in log.published}
-    assert published | blocked == {i for i, resolution in first.items() if resolution is Resolution.COMMIT}
-    assert not published & blocked
+    committed = {i for i, resolution in first.items() if resolution is Resolution.COMMIT}
+    assert published | blocked | log.abandoned == committed
+    assert len(published) + len(blocked) + len(log.abandoned) == len(committed), "more than one of them"
+    acts = [r.transaction_id for _, r, _ in log.journal if isinstance(r, ActRecord) and r.act is Act.ABANDON]
+    assert log.abandoned <= set(acts)
 
 
 def test_put_back_lets_l_move_on() -> None:
@@ -390,3 +393,38 @@ def test_journal_time_never_goes_back() -> None:
         assert state.journal_ms == journal_ms
     state.advance(2, 120)
     assert state.journal_ms == 150
+
+
+def test_abandoned_one_frees_its_ordering_key() -> None:
+    """The next in order comes to the front; the last one takes the chain with it. Nothing is left to be tried."""
+    state, first, second = blocked_pair()
+    for n, t, rest in ((0, first, {7: [IDS[1]]}), (1, second, {})):
+        given_up = replace(t, blocked=False, abandoned=True, at=5 + n, requests=("a",))
+        assert state.apply(Place(5 + n, 105 + n), act_of(n, Act.ABANDON), 0) == (WriteOp(given_up),)
+        assert state.chains == rest
+        assert t.transaction_id not in state.live
+        seal(state, given_up)
+        assert state.get_op_value(IDS[n]) == encode_op(OpMessage(given_up))
+
+
+def test_commit_behind_an_abandoned_one_is_published_in_the_same_batch() -> None:
+    """The journal's order decides: the key was free when it was committed."""
+    state, _, _ = blocked_pair()
+    state.apply(Place(4, 104), half_of(2), 7)
+    effects = [e for n in (0, 1) for e in state.apply(Place(5 + n, 105 + n), act_of(n, Act.ABANDON), 0)]
+    effects += state.apply(Place(7, 107), commit_of(2), 0)
+    kept = state.withhold(effects, lambda _: None)
+    assert [type(effect) for effect in kept] == [WriteOp, WriteOp, Publish]
+
+
+def test_successor_does_not_hold_what_was_abandoned() -> None:
+    """Its op message is its end: neither live nor in a chain, and a repeated act hears so."""
+    _, first, second = blocked_pair()
+    given_up = replace(first, blocked=False, abandoned=True, at=5)
+    values = [(40, given_up), (41, second)]
+    ops = [RestoredOp(offset, t, encode_op(OpMessage(t)), 103) for offset, t in values]
+    successor = QueueState.restore(Restored(Position(6, 6, 40, ""), ops, [], 60, 70, 105), TIMES_OF, TIGHT)
+    assert successor.live == {IDS[1]: second}
+    assert successor.chains == {7: [IDS[1]]}
+    [reply] = successor.apply(Place(6, 106), act_of(0, Act.ABANDON), 0)
+    assert reply == Reply("a", IDS[0], AnswerCode.ALREADY)

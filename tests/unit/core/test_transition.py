@@ -186,6 +186,30 @@ def test_resumed_lives_anew_from_now() -> None:
     assert act_on(t, Act.RESUME) == (resumed, [WriteOp(resumed), Schedule(resumed)])
 
 
+def test_blocked_commit_is_given_up_and_nothing_is_published() -> None:
+    """The resolution, who gave it and when, and the reason of the block stay; only the asking operator is named."""
+    t = replace(T, state=COMMITTED, at=3, end=3, by="check", blocked=True, why="UNKNOWN_TOPIC", requests=("old",))
+    abandoned = replace(t, blocked=False, abandoned=True, at=9, requests=("a",))
+    assert act_on(t, Act.ABANDON) == (abandoned, [WriteOp(abandoned)])
+    assert not abandoned.is_live
+    assert abandoned.is_final
+
+
+def test_only_a_blocked_commit_is_given_up() -> None:
+    """Whatever else it is, and once it is given up, the act changes nothing."""
+    others = [replace(T, state=state) for state in (PREPARED, PARKED, COMMITTED, ROLLED_BACK)]
+    for t in (*others, replace(T, state=COMMITTED, abandoned=True)):
+        assert act_on(t, Act.ABANDON) == (t, [Reply("a", ID, AnswerCode.ALREADY)])
+        assert act_on(t, Act.ABANDON, None) == (t, [])
+
+
+@pytest.mark.parametrize("resolution", list(Resolution))
+def test_later_ends_of_an_abandoned_one_change_nothing(resolution: Resolution) -> None:
+    """They hear it as it is."""
+    t = replace(T, state=COMMITTED, abandoned=True, why="UNKNOWN_TOPIC")
+    assert follow(end_of(t, resolution, Source.PRODUCER, request="a")) == (t, [Reply("a", ID, AnswerCode.ALREADY)])
+
+
 def test_moves_of_the_owner_name_nobody_who_waits() -> None:
     """Parked, blocked, tried again, put back: the whole of what each changes."""
     parked = replace(T, state=PARKED, at=8, by="timer", why="MAX_LIFE", requests=())

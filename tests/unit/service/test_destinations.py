@@ -51,6 +51,8 @@ class Preflight:
         log.create_topic("small", 1, {"max.message.bytes": "500"})
         log.create_topic("stamped", 1, {"message.timestamp.type": "LogAppendTime"})
         log.create_topic("dated", 1, {"message.timestamp.before.max.ms": str(HOUR_MS)})
+        log.create_topic("table", 1, {"cleanup.policy": "compact"})
+        log.create_topic("both", 1, {"cleanup.policy": "compact,delete"})
         self.admin = CountingAdmin(self.memory.cluster, self.memory.cluster.connect("api"))
         clock = self.memory.clock
         time = KafkaTime(clock)
@@ -76,6 +78,9 @@ NOW_MS = make_memory_world().clock.now_ms()
         (Message("orders", timestamp_ms=NOW_MS + HOUR_MS), None),
         (Message("stamped", timestamp_ms=NOW_MS + 100 * HOUR_MS), None),
         (Message("dated", timestamp_ms=NOW_MS - HOUR_MS), None),
+        (Message("table", b"", None), None),
+        (Message("table", None, b"v"), RefusalCode.INVALID_REQUEST),
+        (Message("both", None, b"v"), RefusalCode.INVALID_REQUEST),
         (Message("nothing.here"), RefusalCode.UNKNOWN_TOPIC),
         (Message(""), RefusalCode.ILLEGAL_TOPIC),
         (Message(".."), RefusalCode.ILLEGAL_TOPIC),
@@ -108,19 +113,31 @@ async def test_preflight_refuses_what_could_never_be_published(message: Message,
     assert refused is None or refused.errors[0][0].startswith("/messages/1/")
 
 
+async def test_compacted_topic_asks_for_a_key() -> None:
+    """The pointer leads to the key, and the detail says what to do; an empty key is one."""
+    refused = await Preflight().check(Message("table", b""), Message("table"))
+    assert refused is not None
+    assert [pointer for pointer, _ in refused.errors] == ["/messages/1/key"]
+    assert "topic table is compacted" in refused.detail
+    assert "give the message a key" in refused.detail
+
+
+@pytest.mark.parametrize("has_id", [True, False])
 @pytest.mark.parametrize("headers", [(), (("a", b"b"), ("a", None), ("long" * 20, b"x"))])
-async def test_what_passes_can_be_published(headers: tuple[tuple[str, bytes | None], ...]) -> None:
-    """At every size around the limit: if it passes, the topic takes it with the transaction id header."""
-    preflight = Preflight()
+async def test_what_passes_is_exactly_what_can_be_published(
+    headers: tuple[tuple[str, bytes | None], ...], has_id: bool
+) -> None:
+    """At every size around the limit: what passes is taken as it is published, what is refused would not be."""
+    preflight = Preflight(has_id_header=has_id)
     passed = 0
     for size in range(500):
         message = Message("small", b"key", b"x" * size, headers)
-        if await preflight.check(message) is None:
-            passed += 1
-            record = encode_published(message, ID, 0, NOW_MS, has_id=True)
-            put = await preflight.memory.store.put(MessageQueue("small", 0), record)
-            assert put.status is PutStatus.PUT_OK
-    assert passed > 100
+        is_passed = await preflight.check(message) is None
+        passed += is_passed
+        record = encode_published(message, ID, 0, NOW_MS, has_id=has_id)
+        put = await preflight.memory.store.put(MessageQueue("small", 0), record)
+        assert (put.status is PutStatus.PUT_OK) == is_passed
+    assert 100 < passed < 499
 
 
 async def test_known_topics_cost_no_question() -> None:

@@ -7,19 +7,19 @@ from msgspec.structs import replace
 from bridge.core.config import CheckTimes
 from bridge.core.message import Message, Receipt, StoredMessage
 from bridge.core.op_message import OpMessage
-from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
-from bridge.core.record_codec import encode_end
+from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
+from bridge.core.record_codec import encode_act, encode_end
 from bridge.core.transaction import Transaction, TransactionState
 from bridge.core.transaction_id import make_transaction_id
 from bridge.core.view import MessageSummary
 from bridge.sql.entries import HalfEntry, OpEntry, RawEntry
 from bridge.sql.fold import Fold
-from bridge.sql.projected_row import ProjectedRow, make_row
+from bridge.sql.projected_row import ProjectedRow, counted_as, make_row
 
 ID = make_transaction_id(3, 7)
 PREPARED = Transaction(ID, "shop", 10, 1_000, 1, at=10)
 COMMITTED = replace(PREPARED, state=TransactionState.COMMITTED, at=11, end=11, by="producer", ended_ms=1_011)
-COUNTS = ("prepared", "committed", "blocked", "rolled_back", "parked")
+COUNTS = ("prepared", "committed", "blocked", "rolled_back", "parked", "abandoned")
 
 
 def half(offset: int = 10, *topics: str) -> HalfEntry:
@@ -52,12 +52,12 @@ def known_row(t: Transaction = PREPARED) -> ProjectedRow:
     row.has_half, row.is_new = 1, False
     row.state, row.blocked, row.live = t.state.value, int(t.blocked), int(t.is_live)
     row.why, row.ended_ms, row.resolved_by, row.at_offset = t.why, t.ended_ms, t.by, t.at
-    row.was = (row.state, row.blocked)
+    row.was = counted_as(row)
     return row
 
 
 def counts_of(made: Fold) -> dict[str, int]:
-    return {name: n for name, n in zip(COUNTS, made.counts.get("shop", [0] * 5), strict=True) if n}
+    return {name: n for name, n in zip(COUNTS, made.counts.get("shop", [0] * 6), strict=True) if n}
 
 
 def test_half_message_alone_is_prepared_and_counted() -> None:
@@ -102,7 +102,7 @@ def test_op_message_of_an_unknown_half_makes_a_row_and_the_half_enriches_it() ->
     row = made.rows[ID]
     assert (row.has_half, row.messages, row.born_ms) == (0, None, 1_000)
     assert counts_of(made) == {"prepared": 1, "committed": 1}
-    row.is_new, row.was = False, (row.state, row.blocked)
+    row.is_new, row.was = False, counted_as(row)
     later = fold(halves=[half()], known=row)
     assert list(later.enriched) == [ID]
     assert (row.has_half, row.born_ms, row.state) == (1, 5, "COMMITTED")
@@ -146,3 +146,36 @@ def test_unparsable_end_is_quarantined() -> None:
     headers = (("properties", b"KIND\x01E\x02UNIQ_KEY\x01" + ID.encode() + b"\x02V\x011\x02"),)
     made = fold(others=[replace(broken, stored=replace(broken.stored, headers=headers))])
     assert [offset for offset, _ in made.quarantined] == [12]
+
+
+ABANDON = ActRecord(ID, Act.ABANDON, "ann", "its topic is gone", 1)
+
+
+def act(offset: int, record: ActRecord = ABANDON) -> RawEntry:
+    raw = encode_act(record, "half", 3)
+    return RawEntry(offset, ID, StoredMessage(offset, raw.key, raw.value, raw.headers, 1_000 + offset))
+
+
+def test_abandoned_is_counted_beside_committed_and_blocked_no_more() -> None:
+    """Its own count, its own time, nothing left to do, and the operator's act on the timeline (C)."""
+    blocked = replace(COMMITTED, blocked=True, why="UNKNOWN_TOPIC")
+    abandoned = replace(blocked, blocked=False, abandoned=True, at=20)
+    made = fold(op(abandoned, 7), halves=[], others=[end(11), act(20)], known=known_row(blocked))
+    row = made.rows[ID]
+    assert (row.state, row.blocked, row.live, row.published_ms, row.abandoned_ms) == ("COMMITTED", 0, 0, None, 2_007)
+    assert counts_of(made) == {"blocked": -1, "abandoned": 1}
+    members = {"actor": "ann", "reason": "its topic is gone", "effective": True}
+    assert [(e.type, e.by, e.at_ms, json.loads(e.members)) for e in made.events] == [
+        ("abandoned", "operator", 1_020, members)
+    ]
+    again = fold(op(abandoned, 9), halves=[], known=row)
+    assert (again.rows[ID].abandoned_ms, counts_of(again)) == (2_007, {})
+
+
+def test_abandoning_what_was_published_meanwhile_is_told_without_effect() -> None:
+    """The journal decides: a publication before the act stands."""
+    made = fold(
+        op(replace(COMMITTED, at=15), 7, Receipt("orders", 0, 1)), halves=[], others=[act(20)], known=known_row()
+    )
+    assert counts_of(made) == {"committed": 1}
+    assert [json.loads(e.members)["effective"] for e in made.events if e.type == "abandoned"] == [False]
