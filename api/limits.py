@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from starlette.requests import Request
+from starlette.types import Message
 
 from api.byte_budget import Lease
 from api.problems import BODY_TOO_LARGE, MALFORMED_REQUEST, REQUEST_TIMEOUT, UNAVAILABLE, Problem, Rejected
@@ -34,7 +35,7 @@ async def read_body(request: Request, limits: HttpLimits) -> bytes:
         raise too_large(limits)
     chunks: list[bytes] = []
     size = 0
-    async for chunk in read_chunks(request, limits, is_whole=True):
+    async for chunk in _read_chunks(request, limits):
         size += len(chunk)
         if size > limits.body_bytes:
             chunks.clear()
@@ -45,26 +46,30 @@ async def read_body(request: Request, limits: HttpLimits) -> bytes:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-async def read_chunks(request: Request, limits: HttpLimits, *, is_whole: bool) -> AsyncIterator[bytes]:
-    """Pieces of the body as they come. `is_whole`: the time is for all of them, else for each."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + limits.receive_s
-    while True:
+async def _read_chunks(request: Request, limits: HttpLimits) -> AsyncIterator[bytes]:
+    """Pieces of the body as they come; the time is for all of them."""
+    deadline = asyncio.get_running_loop().time() + limits.receive_s
+    is_read = False
+    while not is_read:
         try:
-            async with asyncio.timeout_at(deadline if is_whole else loop.time() + limits.receive_s):
+            async with asyncio.timeout_at(deadline):
                 message = await request.receive()
         except TimeoutError:
             problem = Problem(REQUEST_TIMEOUT, f"body not received in {limits.receive_s:g} s", headers=_CLOSE)
             raise Rejected(problem) from None
-        if message["type"] == "http.disconnect":
-            raise Rejected(Problem(MALFORMED_REQUEST, "the body was cut off", headers=_CLOSE))
-        is_read = not message.get("more_body")
-        if lease_of(request).is_refused:
-            raise overloaded(is_read=is_read)
-        if body := message.get("body"):
-            yield body
-        if is_read:
-            return
+        chunk, is_read = take_chunk(request, message)
+        if chunk:
+            yield chunk
+
+
+def take_chunk(request: Request, message: Message) -> tuple[bytes, bool]:
+    """A piece of the body, and whether it is the last one. Raises Rejected if there is no more of it to be had."""
+    if message["type"] == "http.disconnect":
+        raise Rejected(Problem(MALFORMED_REQUEST, "the body was cut off", headers=_CLOSE))
+    is_read = not message.get("more_body")
+    if lease_of(request).is_refused:
+        raise overloaded(is_read=is_read)
+    return message.get("body", b""), is_read
 
 
 def lease_of(request: Request) -> Lease:

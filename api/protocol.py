@@ -26,6 +26,7 @@ from api.problems import (
     encode_problem,
     problem_headers,
 )
+from api.streams import Streams
 
 _LOG = structlog.get_logger()
 
@@ -70,6 +71,7 @@ class BoundedProtocol(HttpToolsProtocol):
     send_timeout_s = 30.0
     hot_path: HotPath | None = None
     budget = Budget()
+    streams = Streams(0)
 
     def __init__(
         self,
@@ -104,10 +106,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._arm()
 
     def _make_room(self) -> bool:
-        """Ends the connection that has been without a request longest: silence must not keep others out."""
+        """Ends the connection that has been without a request longest, else a stream that waits for its next line:
+        silence must not keep others out."""
         longest = next(iter(self.idle), None)
         if longest is None:
-            return False
+            return self.streams.make_room()
         del self.idle[longest]
         if longest.transport.get_write_buffer_size():
             longest.transport.abort()  # an answer that nobody takes
