@@ -376,6 +376,7 @@ class _Process:
                 in_flight_bytes=limits.in_flight_bytes,
             ),
             message_limits=MessageLimits(limits.message_bytes, limits.headers_per_message),
+            turns=service.ports.turns,
         )
         register_gauges(services.registry, self._watched)
         config = ServeConfig(
