@@ -34,7 +34,7 @@ _TRIES = 2  # of a keyed half message that was void: the first may only have fet
 _RANDOM_BITS = 74
 _RANDOM_MASK = (1 << _RANDOM_BITS) - 1
 _NO_MESSAGE = Message("")  # stands for several
-_STEP_MESSAGES = 256  # made into records at a time: a millisecond
+_STEP_COST, _MESSAGE_COST = 64 * 1024, 256  # in bytes of values: what is made into records in about a millisecond
 _PUT_OK, _PREPARED = PutStatus.PUT_OK, TransactionState.PREPARED  # Python finds the members of an enum only slowly
 
 
@@ -81,10 +81,10 @@ class Preparer:
         born_ms = ports.clock.now_ms()
         randomness = ports.random_bits(_RANDOM_BITS * len(calls))  # one system call for the whole list
         timeouts = {group: self._find_timeout(group) for group in {call.group for call in calls}}
-        pace = Pace(_STEP_MESSAGES)
+        pace = Pace(_STEP_COST)
         for index, call in enumerate(calls):
             if batch.answers[index] is None:
-                if pace.spend(len(call.messages)):
+                if pace.spend(_cost(call)):
                     await ports.turns.take()
                 random_bits = randomness >> _RANDOM_BITS * index & _RANDOM_MASK
                 drafts.append(self._draft(index, call, born_ms, random_bits, timeouts[call.group]))
@@ -95,10 +95,10 @@ class Preparer:
     async def _refuse(self, calls: Sequence[PrepareCall], deadline: Deadline) -> list[PrepareAnswer | None]:
         """Why calls are refused at the door, by place. Groups last: a refused call makes none."""
         await self._admission.learn_topics(calls, deadline)
-        pace, refused = Pace(_STEP_MESSAGES), []
+        pace, refused = Pace(_STEP_COST), []
         for call in calls:
             refused.append(self._admission.check(call))
-            if pace.spend(len(call.messages)):
+            if pace.spend(_cost(call)):
                 await self._ports.turns.take()
         groups = {call.group for call, refusal in zip(calls, refused, strict=True) if refusal is None}
         refused_groups = await self._admission.learn_groups(groups, deadline)
@@ -228,9 +228,9 @@ class _Batch:
         """Appends what has no answer yet; gives back what turned out to be void."""
         sent: list[_Draft] = []
         messages: list[Message] = []
-        pace = Pace(_STEP_MESSAGES)
+        pace = Pace(_STEP_COST)
         for draft in drafts:
-            if pace.spend(len(draft.call.messages)):
+            if pace.spend(_cost(draft.call)):
                 await self._ports.turns.take()
             if self.answers[draft.index] is None and (message := self._encode(draft, wait, seen)) is not None:
                 sent.append(draft)
@@ -307,6 +307,11 @@ class _Batch:
         if times is None:
             times = self._times[half.group] = self._ports.door.directory.settings_of(half.group).times
         return first_check_ms(half, stored_ms, times)
+
+
+def _cost(call: PrepareCall) -> int:
+    """What it costs to look at all messages of a call."""
+    return sum([_MESSAGE_COST + len(message.value or b"") for message in call.messages])
 
 
 def _refuse_void(transaction_id: str) -> Refused:

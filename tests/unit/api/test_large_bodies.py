@@ -152,7 +152,10 @@ BODIES = {
         {"resolutions": [{"transaction_id": UNKNOWN_ID, "resolution": "COMMIT", "nonce": "n" * 200}] * 900},
     ),
     "commit": (f"/v1/transactions/{UNKNOWN_ID}/commit", {"producer_group": "g", "more": [1] * 90_000}),
-    "force": (f"/v1/transactions/{UNKNOWN_ID}/force", {"resolution": "COMMIT", "reason": "r", "more": {"a": [1] * 90_000}}),
+    "force": (
+        f"/v1/transactions/{UNKNOWN_ID}/force",
+        {"resolution": "COMMIT", "reason": "r", "more": {"a": [1] * 90_000}},
+    ),
     "group": ("/v1/producer-groups/g", {"endpoints": [{"url": "u" * 500}] * 200}),
 }
 
