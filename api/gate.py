@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import structlog
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.byte_budget import Budget, Lease
 from api.doorkeeper import HEALTH, Doorkeeper, RawHeaders
-from api.limits import linger
 from api.metrics import HttpMetrics
 from api.problems import (
     INTERNAL,
@@ -171,9 +169,6 @@ class Gate:
                 problem = await self._serve(scope, receive, answer, served.request_id)
             # an answer that has begun is left unfinished: the server then closes the connection
             if problem is not None and not served.status:
-                if lease.is_refused and "Connection" in problem.headers:
-                    lease.close()
-                    await linger(Request(scope, receive))
                 await send_problem(problem, served.request_id, answer)
         finally:
             served.route = getattr(scope.get("route"), "path_format", _UNMATCHED)

@@ -11,8 +11,6 @@ from api.byte_budget import Lease
 from api.problems import BODY_TOO_LARGE, MALFORMED_REQUEST, REQUEST_TIMEOUT, UNAVAILABLE, Problem, Rejected
 
 _CLOSE = {"Connection": "close"}
-_LINGER_S = 2.0
-_LINGER_BODIES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,6 @@ async def read_body(request: Request, limits: HttpLimits) -> bytes:
     """The whole body. Raises Rejected if it is too large, too slow or cut off."""
     declared = request.headers.get("content-length")
     if declared is not None and declared.isdecimal() and int(declared) > limits.body_bytes:
-        await linger(request)
         raise too_large(limits)
     chunks: list[bytes] = []
     size = 0
@@ -40,7 +37,6 @@ async def read_body(request: Request, limits: HttpLimits) -> bytes:
         if size > limits.body_bytes:
             chunks.clear()
             lease_of(request).shrink(size)
-            await linger(request)
             raise too_large(limits)
         chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -87,22 +83,3 @@ def overloaded(*, is_read: bool) -> Rejected:
     """The process holds as many bytes as it may. `is_read`: nothing of the request is on its way any more."""
     detail = "too many bytes of requests are being held; this one was not kept"
     return Rejected(Problem(UNAVAILABLE, detail, retry_after_s=1, headers={} if is_read else _CLOSE))
-
-
-async def linger(request: Request) -> None:
-    """Takes what is on its way for a moment: a client that is still sending would otherwise not read the answer."""
-    if "expect" in request.headers:
-        return
-    limits: HttpLimits = request.app.state.services.limits
-    left, lease = limits.body_bytes * _LINGER_BODIES, lease_of(request)
-    try:
-        async with asyncio.timeout(_LINGER_S):
-            while left > 0:
-                message = await request.receive()
-                if not message.get("more_body"):
-                    return
-                size = len(message.get("body", b""))
-                lease.shrink(size)
-                left -= size
-    except TimeoutError:
-        return
