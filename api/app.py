@@ -1,5 +1,6 @@
 """The HTTP application."""
 
+from collections.abc import Callable
 from importlib.metadata import version
 
 from fastapi import FastAPI
@@ -69,7 +70,12 @@ def create_app(services: Services, *, is_api: bool = True) -> FastAPI:
         app.router.routes.extend(router.routes)  # plainly: an included router hides its routes' methods and paths
     app.add_exception_handler(HTTPException, _on_http_exception)
     traffic: Traffic = app.state.traffic
-    metrics = HttpMetrics(services.registry, lambda: traffic.in_flight, lambda: traffic.budget.used)
+    now: dict[str, tuple[str, Callable[[], float]]] = {
+        "requests_in_flight": ("Requests being served, without streams.", lambda: traffic.in_flight),
+        "streams": ("Streams of lines (NDJSON) that are open.", lambda: traffic.streams.count),
+        "bytes_in_flight": ("Bytes of requests that are held.", lambda: traffic.budget.used),
+    }
+    metrics = HttpMetrics(services.registry, now)
     reception = Reception(app.state.doorkeeper, traffic, metrics)
     app.state.hot_path = HotPath(services, reception) if is_api else None
     app.add_middleware(Gate, reception=reception)

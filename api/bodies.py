@@ -73,14 +73,14 @@ class NoncedEnd:
 
 def parse_body(raw: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
     """A body of a route without a parser of its own. Raises Rejected."""
-    return _decode(read_strict(raw), decoder)
+    return decode_body(read_strict(raw), decoder)
 
 
 def parse_prepare(
     raw: bytes, limits: MessageLimits, *, header_key: str | None = None, is_published: bool = False
 ) -> PrepareCall:
     """A prepare, or a publish. `header_key`: the `Idempotency-Key` header. Raises Rejected."""
-    body = read_plain_prepare(raw) or _decode(read_strict(raw), _prepare)
+    body = read_plain_prepare(raw) or decode_body(read_strict(raw), _prepare)
     return _make_prepare(body, limits, header_key, is_published=is_published)
 
 
@@ -90,11 +90,11 @@ def parse_prepare_batch(
     """Every transaction of a batch, or what is wrong with it. Raises Rejected if it is no batch."""
     calls: list[PrepareCall | Problem] = []
     items: Sequence[Prepare | msgspec.Raw] = (
-        read_plain_prepares(raw) or _decode(read_strict(raw), _prepare_batch).transactions
+        read_plain_prepares(raw) or decode_body(read_strict(raw), _prepare_batch).transactions
     )
     for index, item in enumerate(items):
         try:
-            body = item if isinstance(item, Prepare) else _decode(item, _prepare)
+            body = item if isinstance(item, Prepare) else decode_body(item, _prepare)
             calls.append(_make_prepare(body, limits, None, is_published=is_published))
         except Rejected as rejected:
             calls.append(rejected.problem.at(f"/transactions/{index}"))
@@ -106,7 +106,7 @@ def parse_end(raw: bytes, transaction_id: str, resolution: Resolution) -> EndCal
     check_transaction_id(transaction_id, "?transaction_id")
     if not raw:
         return EndCall(transaction_id, resolution)
-    body = _decode(read_strict(raw), _end)
+    body = decode_body(read_strict(raw), _end)
     if body.producer_group is not None:
         check_group(body.producer_group, "/producer_group")
     return EndCall(transaction_id, resolution, body.producer_group)
@@ -114,18 +114,18 @@ def parse_end(raw: bytes, transaction_id: str, resolution: Resolution) -> EndCal
 
 def parse_resolution(raw: bytes) -> EndCall | NoncedEnd:
     """One resolution: a line of NDJSON. Raises Rejected."""
-    return _make_resolution(_decode(read_strict(raw), _resolution))
+    return make_resolution(decode_body(read_strict(raw), _resolution))
 
 
 def parse_resolutions(raw: bytes) -> list[EndCall | NoncedEnd | Problem]:
     """Every resolution of a batch, or what is wrong with it. Raises Rejected if it is no batch."""
     calls: list[EndCall | NoncedEnd | Problem] = []
     items: Sequence[ResolutionItem | msgspec.Raw] = (
-        read_plain_resolutions(raw) or _decode(read_strict(raw), _resolutions).resolutions
+        read_plain_resolutions(raw) or decode_body(read_strict(raw), _resolutions).resolutions
     )
     for index, item in enumerate(items):
         try:
-            calls.append(_make_resolution(item if isinstance(item, ResolutionItem) else _decode(item, _resolution)))
+            calls.append(make_resolution(item if isinstance(item, ResolutionItem) else decode_body(item, _resolution)))
         except Rejected as rejected:
             calls.append(rejected.problem.at(f"/resolutions/{index}"))
     return calls
@@ -149,8 +149,8 @@ def check_property(text: str | None, where: str) -> None:
         raise invalid(where, "the bytes 0x00, 0x01 and 0x02 are not allowed here")
 
 
-def _decode(raw: bytes | msgspec.Raw, decoder: "msgspec.json.Decoder[T]") -> T:
-    """`raw` is strict JSON already, so that only its shape can be wrong."""
+def decode_body(raw: bytes | msgspec.Raw, decoder: "msgspec.json.Decoder[T]") -> T:
+    """What is strict JSON already, so that only its shape can be wrong. Raises Rejected."""
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
@@ -170,13 +170,24 @@ def _violation(what: str, path: str) -> Rejected:
 
 
 def _make_prepare(body: Prepare, limits: MessageLimits, header_key: str | None, *, is_published: bool) -> PrepareCall:
+    check_call(body)
+    messages = [make_message(message, limits, index) for index, message in enumerate(body.messages)]
+    return make_call(body, messages, header_key, is_published=is_published)
+
+
+def check_call(body: Prepare) -> None:
+    """Raises Rejected for a name or key that cannot be."""
     check_group(body.producer_group, "/producer_group")
     if body.ordering_key is not None:
         check_property(body.ordering_key, "/ordering_key")
+
+
+def make_call(body: Prepare, messages: list[Message], header_key: str | None, *, is_published: bool) -> PrepareCall:
+    """A checked prepare with its messages. Raises Rejected for its idempotency key."""
     is_keyed = body.idempotency_key is not None or header_key is not None
     return PrepareCall(
         body.producer_group,
-        [_make_message(message, limits, index) for index, message in enumerate(body.messages)],
+        messages,
         body.ordering_key,
         _idempotency_key(body.idempotency_key, header_key) if is_keyed else None,
         body.check_immunity_seconds,
@@ -199,7 +210,8 @@ def _idempotency_key(in_body: str | None, in_header: str | None) -> str | None:
     return key
 
 
-def _make_message(body: MessageBody, limits: MessageLimits, index: int) -> Message:
+def make_message(body: MessageBody, limits: MessageLimits, index: int) -> Message:
+    """Message number `index` of a prepare. Raises Rejected."""
     try:
         key, value, headers = _key(body), _value(body), _headers(body, limits)
         _check_size(key, value, headers, limits)
@@ -249,13 +261,18 @@ def _headers(body: MessageBody, limits: MessageLimits) -> Sequence[Header]:
 def _pairs(headers: Headers, where: str, limits: MessageLimits) -> Sequence[tuple[str, str | None]]:
     pairs = list(headers.items()) if isinstance(headers, dict) else headers
     if len(pairs) > limits.headers:
-        raise invalid(where, f"more than {limits.headers} headers")
+        raise refuse_headers(where, limits)
     for name, _ in pairs:
         if name in RESERVED_HEADERS:
             raise invalid(where, f"the header name {name} is reserved")
         if NUL in name:  # it would arrive cut off, and could be a reserved one then
             raise invalid(where, "the byte 0x00 is not allowed in a header name")
     return pairs
+
+
+def refuse_headers(where: str, limits: MessageLimits) -> Rejected:
+    """There are too many."""
+    return invalid(where, f"more than {limits.headers} headers")
 
 
 def parse_base64(text: str, where: str) -> bytes:
@@ -275,7 +292,8 @@ def _check_size(key: bytes | None, value: bytes | None, headers: Sequence[Header
         raise reject(MESSAGE_TOO_LARGE, detail, ("", detail))
 
 
-def _make_resolution(body: ResolutionItem) -> EndCall | NoncedEnd:
+def make_resolution(body: ResolutionItem) -> EndCall | NoncedEnd:
+    """A resolution. Raises Rejected."""
     check_transaction_id(body.transaction_id, "/transaction_id")
     if body.producer_group is not None:
         check_group(body.producer_group, "/producer_group")

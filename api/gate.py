@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import structlog
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.byte_budget import Budget, Lease
 from api.doorkeeper import HEALTH, Doorkeeper, RawHeaders
-from api.limits import linger
 from api.metrics import HttpMetrics
 from api.problems import (
     INTERNAL,
@@ -26,6 +24,7 @@ from api.problems import (
     encode_problem,
     problem_headers,
 )
+from api.streams import Streams
 from bridge.service.contract import Outcome
 
 _LOG = structlog.get_logger()
@@ -41,12 +40,27 @@ _UNMATCHED = "unmatched"
 
 @dataclass(slots=True)
 class Traffic:
-    """How many requests are being served, their bytes, and whether new ones are still taken."""
+    """How many requests are being served, as many streams besides, their bytes, and whether new ones are taken."""
 
     max_in_flight: int = 2_000
     budget: Budget = field(default_factory=Budget)
     in_flight: int = 0
     is_draining: bool = False
+    streams: Streams = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.streams = Streams(self.max_in_flight)
+
+    def drain(self) -> None:
+        """Takes nothing new, and ends streams where they are between two lines."""
+        self.is_draining = True
+        self.streams.drain()
+
+    def leave(self, served: "Served") -> None:
+        """The request takes no place any more: it is over, or counted elsewhere."""
+        if served.is_counted:
+            served.is_counted = False
+            self.in_flight -= 1
 
     def refuse(self, path: str) -> Problem | None:
         """Why a request is not served now. Health is always told."""
@@ -67,14 +81,15 @@ class Reception:
         self._traffic = traffic
         self._metrics = metrics
 
-    def admit(self, method: str, path: str, headers: RawHeaders) -> Problem | None:
+    def admit(self, served: "Served", path: str, headers: RawHeaders) -> Problem | None:
         """Counts a request as being served; why it is not served, if so."""
         problem = (
-            self._doorkeeper.refuse(method, path, headers)
+            self._doorkeeper.refuse(served.method, path, headers)
             or self._traffic.refuse(path)
             or _refuse_accept(path, headers)
         )
         self._traffic.in_flight += 1
+        served.is_counted = True
         if problem is not None:
             self._metrics.count_problem(problem.type.slug)
         return problem
@@ -94,7 +109,7 @@ class Reception:
 
     def dismiss(self, request: "Served") -> None:
         """The request is over. A `status` of 0: its answer has not begun."""
-        self._traffic.in_flight -= 1
+        self._traffic.leave(request)
         request.lease.close()
         seconds = time.perf_counter() - request.started
         self._metrics.observe(request.route, request.method, request.status, seconds)
@@ -112,11 +127,12 @@ class Reception:
 
 
 class Served:
-    """One request on its way."""
+    """One request on its way. `is_counted`: whether it takes a place."""
 
-    __slots__ = ("lease", "method", "request_id", "route", "started", "status")
+    __slots__ = ("is_counted", "lease", "method", "request_id", "route", "started", "status")
 
     def __init__(self, method: str, request_id: str, lease: Lease, route: str = _UNMATCHED) -> None:
+        self.is_counted = False
         self.lease = lease
         self.method = method
         self.request_id = request_id
@@ -139,7 +155,7 @@ class Gate:
         state = scope.get("state", {})
         lease: Lease = state.get("lease") or Lease(Budget())  # a server besides ours counts nothing
         served = Served(scope["method"], find_request_id(scope["headers"]), lease)
-        scope["state"] = {**state, "lease": lease, "request_id": served.request_id}
+        scope["state"] = {**state, "lease": lease, "request_id": served.request_id, "served": served}
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -147,15 +163,12 @@ class Gate:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", served.request_id.encode())]
             await send(message)
 
-        problem = self._reception.admit(served.method, scope["path"], scope["headers"])
+        problem = self._reception.admit(served, scope["path"], scope["headers"])
         try:
             if problem is None:
                 problem = await self._serve(scope, receive, answer, served.request_id)
             # an answer that has begun is left unfinished: the server then closes the connection
             if problem is not None and not served.status:
-                if lease.is_refused and "Connection" in problem.headers:
-                    lease.close()
-                    await linger(Request(scope, receive))
                 await send_problem(problem, served.request_id, answer)
         finally:
             served.route = getattr(scope.get("route"), "path_format", _UNMATCHED)

@@ -1,18 +1,12 @@
-"""The body of a producer group's PUT, read into settings."""
+"""The body of a producer group's PUT, made into settings."""
 
-import msgspec
-
-from api.bodies import parse_body
 from api.problems import invalid
 from api.schemas.requests import CheckSettings, PutGroup
 from bridge.core.config import CheckCalls, CheckMode, CheckTimes, GroupSettings
 
-_group = msgspec.json.Decoder(PutGroup)
 
-
-def parse_group(raw: bytes) -> tuple[GroupSettings, list[str]]:
+def make_group(body: PutGroup) -> tuple[GroupSettings, list[str]]:
     """Settings and callback URLs of a producer group. Raises Rejected."""
-    body = parse_body(raw, _group)
     urls = [endpoint.url for endpoint in body.endpoints]
     if len(set(urls)) < len(urls):
         raise invalid("/endpoints", "a URL is given twice")

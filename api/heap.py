@@ -13,6 +13,8 @@ from bridge.clock import Clock
 
 _LOG = structlog.get_logger()
 
+# Pending transactions are many and acyclic, so full passes cost much: HeapLoop makes one when memory has grown.
+GC_THRESHOLD = (100_000, 50, 1_000)
 _INTERVAL_MS = 10_000
 _LEAST_GROWTH = 64 * 1024 * 1024
 

@@ -81,7 +81,7 @@ class HotPath:
     async def answer(self, call: HotCall, headers: list[tuple[bytes, bytes]], body: bytes, lease: Lease) -> HotAnswer:
         """Never raises: what fails is answered with a problem."""
         served = Served("POST", find_request_id(headers), lease, call.route)
-        problem = self._reception.admit("POST", call.path, headers)
+        problem = self._reception.admit(served, call.path, headers)
         try:
             if problem is None:
                 kept = None if lease.is_refused else body

@@ -5,13 +5,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from starlette.requests import Request
+from starlette.types import Message
 
 from api.byte_budget import Lease
 from api.problems import BODY_TOO_LARGE, MALFORMED_REQUEST, REQUEST_TIMEOUT, UNAVAILABLE, Problem, Rejected
 
 _CLOSE = {"Connection": "close"}
-_LINGER_S = 2.0
-_LINGER_BODIES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,41 +29,43 @@ async def read_body(request: Request, limits: HttpLimits) -> bytes:
     """The whole body. Raises Rejected if it is too large, too slow or cut off."""
     declared = request.headers.get("content-length")
     if declared is not None and declared.isdecimal() and int(declared) > limits.body_bytes:
-        await linger(request)
         raise too_large(limits)
     chunks: list[bytes] = []
     size = 0
-    async for chunk in read_chunks(request, limits, is_whole=True):
+    async for chunk in _read_chunks(request, limits):
         size += len(chunk)
         if size > limits.body_bytes:
             chunks.clear()
             lease_of(request).shrink(size)
-            await linger(request)
             raise too_large(limits)
         chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-async def read_chunks(request: Request, limits: HttpLimits, *, is_whole: bool) -> AsyncIterator[bytes]:
-    """Pieces of the body as they come. `is_whole`: the time is for all of them, else for each."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + limits.receive_s
-    while True:
+async def _read_chunks(request: Request, limits: HttpLimits) -> AsyncIterator[bytes]:
+    """Pieces of the body as they come; the time is for all of them."""
+    deadline = asyncio.get_running_loop().time() + limits.receive_s
+    is_read = False
+    while not is_read:
         try:
-            async with asyncio.timeout_at(deadline if is_whole else loop.time() + limits.receive_s):
+            async with asyncio.timeout_at(deadline):
                 message = await request.receive()
         except TimeoutError:
             problem = Problem(REQUEST_TIMEOUT, f"body not received in {limits.receive_s:g} s", headers=_CLOSE)
             raise Rejected(problem) from None
-        if message["type"] == "http.disconnect":
-            raise Rejected(Problem(MALFORMED_REQUEST, "the body was cut off", headers=_CLOSE))
-        is_read = not message.get("more_body")
-        if lease_of(request).is_refused:
-            raise overloaded(is_read=is_read)
-        if body := message.get("body"):
-            yield body
-        if is_read:
-            return
+        chunk, is_read = take_chunk(request, message)
+        if chunk:
+            yield chunk
+
+
+def take_chunk(request: Request, message: Message) -> tuple[bytes, bool]:
+    """A piece of the body, and whether it is the last one. Raises Rejected if there is no more of it to be had."""
+    if message["type"] == "http.disconnect":
+        raise Rejected(Problem(MALFORMED_REQUEST, "the body was cut off", headers=_CLOSE))
+    is_read = not message.get("more_body")
+    if lease_of(request).is_refused:
+        raise overloaded(is_read=is_read)
+    return message.get("body", b""), is_read
 
 
 def lease_of(request: Request) -> Lease:
@@ -82,22 +83,3 @@ def overloaded(*, is_read: bool) -> Rejected:
     """The process holds as many bytes as it may. `is_read`: nothing of the request is on its way any more."""
     detail = "too many bytes of requests are being held; this one was not kept"
     return Rejected(Problem(UNAVAILABLE, detail, retry_after_s=1, headers={} if is_read else _CLOSE))
-
-
-async def linger(request: Request) -> None:
-    """Takes what is on its way for a moment: a client that is still sending would otherwise not read the answer."""
-    if "expect" in request.headers:
-        return
-    limits: HttpLimits = request.app.state.services.limits
-    left, lease = limits.body_bytes * _LINGER_BODIES, lease_of(request)
-    try:
-        async with asyncio.timeout(_LINGER_S):
-            while left > 0:
-                message = await request.receive()
-                if not message.get("more_body"):
-                    return
-                size = len(message.get("body", b""))
-                lease.shrink(size)
-                left -= size
-    except TimeoutError:
-        return

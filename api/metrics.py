@@ -1,6 +1,6 @@
 """Metrics of the HTTP interface. Labels are bounded: route templates, methods and classes of status."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -11,9 +11,9 @@ _METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"
 
 
 class HttpMetrics:
-    """Counts requests into a registry that the whole process shares."""
+    """Counts requests into a registry that the whole process shares. `now`: what it is, and how it is read, by name."""
 
-    def __init__(self, registry: CollectorRegistry, in_flight: Callable[[], float], held: Callable[[], float]) -> None:
+    def __init__(self, registry: CollectorRegistry, now: Mapping[str, tuple[str, Callable[[], float]]]) -> None:
         labels = ("route", "method", "status_class")
         self._seconds = Histogram(
             f"{PREFIX}http_request_seconds", "Time to answer a request.", labels, registry=registry, buckets=_BUCKETS
@@ -21,10 +21,8 @@ class HttpMetrics:
         self._problems = Counter(
             f"{PREFIX}http_problems_total", "Requests answered with a problem.", ("code",), registry=registry
         )
-        gauge = Gauge(f"{PREFIX}http_requests_in_flight", "Requests being served.", registry=registry)
-        gauge.set_function(in_flight)
-        held_bytes = Gauge(f"{PREFIX}http_bytes_in_flight", "Bytes of requests that are held.", registry=registry)
-        held_bytes.set_function(held)
+        for name, (text, read) in now.items():
+            Gauge(f"{PREFIX}http_{name}", text, registry=registry).set_function(read)
         self._known: dict[tuple[str, str, int], Histogram] = {}
 
     def observe(self, route: str, method: str, status: int, seconds: float) -> None:

@@ -1,9 +1,13 @@
 """Newline-delimited JSON in and out: any number of lines with bounded memory, answered as they come.
 
+A stream takes no place of a request, and may pause between lines as long as there is room for it; a line that has
+begun must be whole as soon as a body must.
+
 A client that sends more than its and our socket buffers hold must read while it sends: the bridge does not
 collect answers, goes on reading only when they are taken, and ends the connection of one that never takes any.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from starlette.requests import Request
@@ -11,9 +15,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.arrival import NDJSON
-from api.limits import HttpLimits, lease_of, read_chunks, too_large
+from api.gate import Traffic
+from api.limits import HttpLimits, lease_of, take_chunk, too_large
 from api.problems import Problem, Rejected
 from api.reading import arrival_of, problem_item
+from api.streams import Stream
 
 MAX_LINES = 1_000
 
@@ -32,9 +38,15 @@ class NdjsonAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The answer begins with the first results, so that a request without a body can still be refused."""
+        traffic: Traffic = self._request.app.state.traffic
+        with traffic.streams.open() as stream:
+            traffic.leave(self._request.state.served)
+            await self._answer_all(stream, send)
+
+    async def _answer_all(self, stream: Stream, send: Send) -> None:
         is_begun = False
         try:
-            async for lines in read_lines(self._request, self._limits):
+            async for lines in read_lines(self._request, self._limits, stream):
                 results = b"\n".join([*await self._answer(lines), b""])
                 del lines  # not while the next ones are awaited
                 if not is_begun:
@@ -55,17 +67,30 @@ class NdjsonAnswer(Response):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
-async def read_lines(request: Request, limits: HttpLimits) -> AsyncIterator[list[Line]]:
+async def read_lines(request: Request, limits: HttpLimits, stream: Stream) -> AsyncIterator[list[Line]]:
     """Lines in lists, as they come; empty ones are skipped, one that is too long is a problem in its place."""
-    splitter = LineSplitter(limits)
-    async for chunk in read_chunks(request, limits, is_whole=False):
+    splitter, loop = LineSplitter(limits), asyncio.get_running_loop()
+    deadline: float | None = None  # of the line that has begun
+    is_read = False
+    while not is_read:
+        if not splitter.is_inside:
+            deadline = None
+        elif deadline is None:
+            deadline = loop.time() + limits.receive_s
+        chunk, is_read = take_chunk(request, await stream.wait(request.receive, deadline))
+        if b"\n" in chunk:
+            deadline = None
         held = splitter.held + len(chunk)
         lines = splitter.feed(chunk)
+        del chunk
+        if lines:
+            stream.note_lines()
         for start in range(0, len(lines), MAX_LINES):
             yield lines[start : start + MAX_LINES]
         del lines  # answered: their bytes are free for others
         lease_of(request).shrink(held - splitter.held)
     if rest := splitter.finish():
+        stream.note_lines()
         yield rest
 
 
@@ -81,6 +106,11 @@ class LineSplitter:
     def held(self) -> int:
         """Bytes of the line that has no end yet."""
         return len(self._rest)
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a line has begun and not ended."""
+        return bool(self._rest) or self._is_skipping
 
     def feed(self, chunk: bytes) -> list[Line]:
         """The lines that are complete now."""

@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 from api.byte_budget import Budget, Lease
 from api.hot_cycle import HotCycle
 from api.hot_path import HotPath
+from api.lingering import ClosingTransport, Lingering
 from api.problems import (
     HEADERS_TOO_LARGE,
     MALFORMED_REQUEST,
@@ -26,6 +27,7 @@ from api.problems import (
     encode_problem,
     problem_headers,
 )
+from api.streams import Streams
 
 _LOG = structlog.get_logger()
 
@@ -70,6 +72,7 @@ class BoundedProtocol(HttpToolsProtocol):
     send_timeout_s = 30.0
     hot_path: HotPath | None = None
     budget = Budget()
+    streams = Streams(0)
 
     def __init__(
         self,
@@ -91,6 +94,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._default_head: tuple[object, bytes] = (None, b"")
         self._unread = b""  # received, and for the parser when earlier requests have been answered
         self._unread_at = 0
+        self._ahead = Lease(self.budget)  # of what is unread
+        self._lingering: Lingering | None = None
         self._flow: _Flow = None  # type: ignore[assignment]  # like the parent's, from connection_made on
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -98,16 +103,18 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = self._flow = _Flow(transport)
         if len(self.connections) > self.max_connections and not self._make_room():
-            self._close_with(Problem(UNAVAILABLE, "too many connections", retry_after_s=1))
+            self._write(Problem(UNAVAILABLE, "too many connections", retry_after_s=1))
+            transport.close()
         else:
             self.idle[self] = None
             self._arm()
 
     def _make_room(self) -> bool:
-        """Ends the connection that has been without a request longest: silence must not keep others out."""
+        """Ends the connection that has been without a request longest, else a stream that waits for its next line:
+        silence must not keep others out."""
         longest = next(iter(self.idle), None)
         if longest is None:
-            return False
+            return self.streams.make_room()
         del self.idle[longest]
         if longest.transport.get_write_buffer_size():
             longest.transport.abort()  # an answer that nobody takes
@@ -125,7 +132,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._disarm()
         self._stop_send_timer()
         self.idle.pop(self, None)
+        if self._lingering is not None:
+            self._lingering.stop()
         self._unread = b""
+        self._ahead.close()
         for cycle, _ in self.pipeline:
             cycle.scope["state"]["lease"].close()
             cycle.on_response = _nothing  # it leads back here: only a full garbage collection would free the two
@@ -136,6 +146,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Reading goes on only when no request waits for the answer of another one."""
+        if self._lingering is not None:
+            self._lingering.discard(len(data))
+            return
         if self.transport.is_closing():
             return
         if not self._unread and not self.pipeline and data.count(_HEAD_END) <= MAX_PIPELINED:
@@ -146,13 +159,18 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._unread = self._unread[self._unread_at :] + data
         self._unread_at = 0
-        self._read_on()
+        if self._ahead.grow(len(data)):
+            self._read_on()
+        else:
+            self._unread = b""
+            self._close_with(Problem(UNAVAILABLE, "too many bytes of requests are being held", retry_after_s=1))
 
     def _read_on(self) -> None:
         """Hands on what was received, so many requests at a time as may wait."""
         while self._unread and not self.pipeline and not self.transport.is_closing():
             start, end = self._unread_at, _find_end(self._unread, self._unread_at)
             data = self._unread[start:end]
+            self._ahead.shrink(end - start)
             if end == len(self._unread):
                 self._unread, self._unread_at = b"", 0
             else:
@@ -241,7 +259,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Keep-alive time runs from here; what is left of the body is thrown away, but not for ever."""
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._lingering is not None:
             self.server_state.total_requests += 1
             return
         if not self.pipeline:
@@ -304,6 +322,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.headers += headers
         super().on_headers_complete()
         self.cycle.scope["state"]["lease"] = self._lease
+        self.cycle.transport = ClosingTransport(self.transport, self._close_answered)  # type: ignore[assignment]
 
     def _hand_to_framework(self, hot: HotCycle) -> None:
         """The rest of the body is still on its way: the framework waits for it."""
@@ -354,13 +373,32 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.flow.pause_reading()
             return
         self._write(problem)
-        self.transport.close()
+        self._linger()
+
+    def _close_answered(self) -> None:
+        """The answer is the last one of the connection."""
+        if self.cycle is not None and self.cycle.more_body and self.cycle.response_complete:
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Closes the connection so that its client can read the answer first."""
+        if self._lingering is None and not self.transport.is_closing():
+            self._disarm()
+            self._unset_keepalive_if_required()
+            self._lingering = Lingering(self.transport)
+            self.idle[self] = None
+            self._flow.hold(is_held=False)
+            self._flow.resume_reading()
 
     def _answer_cut_off(self, problem: Problem, *, is_started: bool) -> None:
         """The body of the request being served is broken: nobody will act on it."""
-        if not is_started:
+        if is_started:
+            self.transport.close()
+        else:
             self._write(problem)
-        self.transport.close()
+            self._linger()
 
     def _write(self, problem: Problem) -> None:
         request_id = secrets.token_hex(16)

@@ -43,7 +43,7 @@ def make_readiness(watched: Watched) -> Mapping[str, ReadinessCheck]:
     """The checks of this process, by name."""
     checks: dict[str, ReadinessCheck] = {
         "kafka": lambda: _kafka(watched),
-        "sql": lambda: _sql(watched),
+        "sql": lambda: check_sql(watched.database),
         "topology": lambda: _topology(watched),
         "op-records": lambda: _op_records(watched),
         "log": lambda: _log(watched),
@@ -67,11 +67,14 @@ async def _kafka(watched: Watched) -> CheckResult:
     return CheckResult(is_ok=True)
 
 
-async def _sql(watched: Watched) -> CheckResult:
+async def check_sql(database: Database) -> CheckResult:
+    """Whether it answers, and whether nobody is sent away: one look may get in where others do not."""
     try:
-        await watched.database.read(read_positions)
+        await database.read(read_positions)
     except SqlUnavailable as error:
         return CheckResult(is_ok=False, detail=str(error))
+    if database.is_overloaded:
+        return CheckResult(is_ok=False, detail="the database is overloaded: calls are sent away")
     return CheckResult(is_ok=True)
 
 

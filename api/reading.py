@@ -1,15 +1,21 @@
 """What routes share: the services behind them, the request as an arrival, and answers as JSON."""
 
 from collections.abc import Mapping
+from typing import TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.arrival import JSON, RoutedArrival
+from api.arrival import JSON, RoutedArrival, json_body, optional_body
+from api.bodies import parse_body
+from api.large_bodies import LARGE_BYTES, body_in_steps
 from api.problems import Problem, Rejected, problem_members, problem_of
 from api.rendering import encode_json
 from api.services import Services
 from bridge.service.contract import Refused
+
+T = TypeVar("T")
 
 _STATUSES = {status: b'{"status":%d,' % status for status in (200, 201, 202)}
 
@@ -23,6 +29,15 @@ def services_of(request: Request) -> Services:
 def arrival_of(request: Request) -> RoutedArrival:
     """The request as the calls see it."""
     return RoutedArrival(request)
+
+
+async def read_json(request: Request, decoder: "msgspec.json.Decoder[T]", *, is_optional: bool = False) -> T:
+    """The body; an empty object where none came and none is needed. Raises Rejected."""
+    arrival = arrival_of(request)
+    raw = (await optional_body(arrival) or b"{}") if is_optional else await json_body(arrival)
+    if len(raw) > LARGE_BYTES:
+        return await services_of(request).turns.run(body_in_steps(raw, decoder))
+    return parse_body(raw, decoder)
 
 
 def json_answer(status: int, body: object, headers: Mapping[str, str] | None = None) -> Response:

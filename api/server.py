@@ -14,7 +14,6 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from api.byte_budget import Budget
 from api.doorkeeper import Doorkeeper
 from api.gate import Traffic
 from api.hot_path import HotPath
@@ -71,7 +70,7 @@ class ApiServer:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=_protocol_for(config, app.state.hot_path, self._traffic.budget),
+                http=_protocol_for(config, app.state.hot_path, self._traffic),
                 ws="none",
                 loop="uvloop",
                 lifespan="off",
@@ -110,15 +109,16 @@ class ApiServer:
     async def _stop_at(self, stop: asyncio.Event) -> None:
         await stop.wait()
         _LOG.info("draining", in_flight=self._traffic.in_flight, at_most_s=self._config.drain_s)
-        self._traffic.is_draining = True
+        self._traffic.drain()
         self._server.should_exit = True
 
 
-def _protocol_for(config: ServeConfig, its_hot_path: HotPath | None, its_budget: Budget) -> type[BoundedProtocol]:
+def _protocol_for(config: ServeConfig, its_hot_path: HotPath | None, traffic: Traffic) -> type[BoundedProtocol]:
     class Protocol(BoundedProtocol):
         idle: ClassVar[dict[BoundedProtocol, None]] = {}
         hot_path = its_hot_path
-        budget = its_budget
+        budget = traffic.budget
+        streams = traffic.streams
         max_connections = config.connections
         head_timeout_s = config.head_s
         send_timeout_s = config.send_s

@@ -22,6 +22,7 @@ from bridge.service.search import AuditPage, BridgeStats, TransactionPage
 from bridge.sql.redrive import RedriveJob
 from bridge.sql.rounds import GroupHealth
 from bridge.sql.search import SearchFilter
+from bridge.turns import Turns
 from checker.nonce import Nonces
 
 
@@ -175,3 +176,4 @@ class Services:
     limits: HttpLimits = field(default_factory=HttpLimits)
     message_limits: MessageLimits = field(default_factory=MessageLimits)
     now_ms: Callable[[], int] = SystemClock().now_ms
+    turns: Turns = field(default_factory=Turns)

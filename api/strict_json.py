@@ -6,37 +6,45 @@ parsers on one message's way would then read different things.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from api.problems import MALFORMED_JSON, invalid, reject
 
 MAX_DEPTH = 32
 
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _ROUND = bytes.maketrans(b"[]{}", b"()()")
-_WHITESPACE = b" \t\r\n"
+WHITESPACE = b" \t\r\n"
 _SPACED = re.compile(rb"[ \t\r\n]")
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_BOM = b"\xef\xbb\xbf"
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+BOM = b"\xef\xbb\xbf"
 
 
-class _NotStrict(ValueError):
+class NotStrict(ValueError):
     """JSON for others, not for us."""
 
 
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """The members of an object. Raises NotStrict."""
     members = dict(pairs)
     if len(members) != len(pairs):
-        raise _NotStrict("a name is repeated in one object")
+        raise NotStrict("a name is repeated in one object")
     return members
 
 
 def _no_constant(word: str) -> object:
-    raise _NotStrict(f"{word} is not JSON")
+    raise NotStrict(f"{word} is not JSON")
 
 
-# Numbers stay texts: they are only looked at here, and converting a long one takes quadratic time.
-_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_int=str, parse_float=str, parse_constant=_no_constant)
+def make_decoder(read_object: Callable[[list[tuple[str, object]]], dict[str, object]] = unique) -> json.JSONDecoder:
+    """A decoder that raises ValueError, or NotStrict for what JSON does not know. `read_object` gets the members.
+
+    Numbers stay texts: they are only looked at here, and converting a long one takes quadratic time.
+    """
+    return json.JSONDecoder(object_pairs_hook=read_object, parse_int=str, parse_float=str, parse_constant=_no_constant)
+
+
+_decoder = make_decoder()
 
 
 def read_strict(raw: bytes, max_depth: int = MAX_DEPTH) -> bytes:
@@ -45,7 +53,7 @@ def read_strict(raw: bytes, max_depth: int = MAX_DEPTH) -> bytes:
     Raises Rejected unless it is one strict JSON value, nested `max_depth` levels at most, whose texts can all be
     written as UTF-8.
     """
-    if raw.startswith(_BOM):
+    if raw.startswith(BOM):
         raise reject(MALFORMED_JSON, "the body begins with a byte order mark")
     # Control bytes cannot occur in valid JSON, so they can stand for escapes while texts are told apart.
     escaped = raw.replace(b"\\\\", b"\x01").replace(b'\\"', b"\x02") if b"\\" in raw else raw
@@ -56,7 +64,7 @@ def read_strict(raw: bytes, max_depth: int = MAX_DEPTH) -> bytes:
     _check_syntax(raw)
     if _SPACED.search(outside) is None:
         return raw
-    parts[::2] = outside.translate(None, _WHITESPACE).split(b'"')
+    parts[::2] = outside.translate(None, WHITESPACE).split(b'"')
     compact = b'"'.join(parts)
     return compact.replace(b"\x02", b'\\"').replace(b"\x01", b"\\\\") if escaped is not raw else compact
 
@@ -68,17 +76,17 @@ def _check_syntax(raw: bytes) -> None:
         raise reject(MALFORMED_JSON, f"byte {error.start} is not UTF-8") from None
     except json.JSONDecodeError as error:
         raise reject(MALFORMED_JSON, f"not JSON at character {error.pos}: {error.msg}") from None
-    except _NotStrict as error:
+    except NotStrict as error:
         raise reject(MALFORMED_JSON, str(error)) from None
-    if _SURROGATE.search(raw):
-        _check_surrogates(document)
+    if SURROGATE.search(raw):
+        check_surrogates(document)
 
 
 def _is_shallow(outside: bytes, max_depth: int) -> bool:
     """Whether brackets outside texts nest at most so deep: each pass takes the innermost pairs away."""
     if outside.count(b"[") + outside.count(b"{") <= max_depth:
         return True
-    brackets = outside.translate(_ROUND, _NOT_BRACKETS)
+    brackets = outside.translate(_ROUND, NOT_BRACKETS)
     for _ in range(max_depth):
         if not brackets:
             return True
@@ -86,10 +94,13 @@ def _is_shallow(outside: bytes, max_depth: int) -> bool:
     return not brackets
 
 
-def _check_surrogates(document: object) -> None:
+def check_surrogates(document: object) -> None:
+    """Raises Rejected for a text that cannot be written as UTF-8."""
     for pointer, text in _texts(document, ""):
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            raise invalid(pointer, "a lone surrogate cannot be written as UTF-8")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise invalid(pointer, "a lone surrogate cannot be written as UTF-8") from None
 
 
 def _texts(node: object, pointer: str) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ import structlog
 from api.app import create_app
 from api.bodies import MessageLimits
 from api.gauges import register_gauges
-from api.heap import HeapLoop, make_heap_acts
+from api.heap import GC_THRESHOLD, HeapLoop, make_heap_acts
 from api.limits import HttpLimits
 from api.node import Node, NodeConfig, NodePorts, Roles
 from api.own_addresses import OwnAddresses, parse_servers
@@ -373,6 +373,7 @@ class _Process:
                 in_flight_bytes=limits.in_flight_bytes,
             ),
             message_limits=MessageLimits(limits.message_bytes, limits.headers_per_message),
+            turns=service.ports.turns,
         )
         register_gauges(services.registry, self._watched)
         config = ServeConfig(
@@ -451,7 +452,6 @@ async def _open_stores(settings: Settings) -> AsyncIterator[tuple[KafkaParts, Da
 
 @asynccontextmanager
 async def _open_process(settings: Settings) -> AsyncIterator[_Process]:
-    # Pending transactions are many and acyclic, so full passes cost much: HeapLoop makes one when memory has grown.
-    gc.set_threshold(100_000, 50, 1_000)
+    gc.set_threshold(*GC_THRESHOLD)
     async with _open_stores(settings) as (kafka, database), AsyncExitStack() as stack:
         yield _Process(settings, kafka, database, stack)

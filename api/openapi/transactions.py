@@ -80,7 +80,10 @@ PUBLISH = Operation(
 ).arguments()
 
 _BATCH = Body(PrepareBatch, examples={"two": {"transactions": [_ORDER, _KEYED]}}, lines=Prepare)
-_EACH = "A result for each, in the order of the request; as NDJSON, line by line."
+_EACH = (
+    "A result for each, in the order of the request; as NDJSON, line by line. A stream of NDJSON that ends early has a "
+    "last line with the problem: what was answered before stays, of the rest nothing was applied."
+)
 
 PREPARE_BATCH = Operation(_TAG, {200: (BatchAnswer, _EACH)}, (), _BATCH, (WAIT,)).arguments()
 PUBLISH_BATCH = Operation("messages", {200: (BatchAnswer, _EACH)}, (), _BATCH, (WAIT,)).arguments()

@@ -16,6 +16,13 @@ from api.bodies import (
     parse_resolution,
     parse_resolutions,
 )
+from api.large_bodies import (
+    LARGE_BYTES,
+    prepare_batch_in_steps,
+    prepare_in_steps,
+    resolution_in_steps,
+    resolutions_in_steps,
+)
 from api.limits import HttpLimits
 from api.ndjson import Line
 from api.problems import Problem, Rejected, invalid, problem_of
@@ -24,9 +31,11 @@ from api.reading import item, problem_item, refuse
 from api.rendering import encode_json, render_accepted, render_prepared, render_transaction
 from api.schemas.answers import AcceptedAnswer, PreparedAnswer, TransactionAnswer
 from api.services import Services
+from api.strict_steps import read_strict_in_steps
 from bridge.core.record import Resolution, Source
 from bridge.core.view import TransactionView
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, Refused, Wait
+from bridge.turns import Pace, Steps, Turns
 from checker.nonce import Nonces
 
 T = TypeVar("T")
@@ -55,7 +64,12 @@ async def prepare_one(services: Services, arrival: Arrival, *, is_published: boo
     """A prepare, or a publish without a local transaction. Raises Rejected."""
     raw = await json_body(arrival)
     header_key = idempotency_key(arrival.headers)
-    call = parse_prepare(raw, services.message_limits, header_key=header_key, is_published=is_published)
+    limits = services.message_limits
+    if len(raw) > LARGE_BYTES:
+        steps = prepare_in_steps(raw, limits, header_key=header_key, is_published=is_published)
+        call = await services.turns.run(steps)
+    else:
+        call = parse_prepare(raw, limits, header_key=header_key, is_published=is_published)
     (answer,) = await services.transactions.prepare([call], patience_of(arrival, services.limits).wait_ms)
     if isinstance(answer, Refused):
         raise refuse(answer)
@@ -67,13 +81,21 @@ async def prepare_all(services: Services, arrival: Arrival, *, is_published: boo
     """Many of them as one document. Raises Rejected."""
     wait_ms = patience_of_prepares(arrival, services.limits)
     media_type(arrival.headers, JSON, NDJSON)
-    calls = parse_prepare_batch(await arrival.body(), services.message_limits, is_published=is_published)
+    raw, limits = await arrival.body(), services.message_limits
+    if len(raw) > LARGE_BYTES:
+        calls = await services.turns.run(prepare_batch_in_steps(raw, limits, is_published=is_published))
+    else:
+        calls = parse_prepare_batch(raw, limits, is_published=is_published)
+    del raw
     return _join(await prepare_many(services, calls, wait_ms, arrival.request_id, "/transactions/{}"))
 
 
 async def end_one(services: Services, arrival: Arrival, transaction_id: str, resolution: Resolution) -> Answer:
     """A commit or a rollback. Raises Rejected."""
-    call = parse_end(await optional_body(arrival), transaction_id, resolution)
+    raw = await optional_body(arrival)
+    if len(raw) > LARGE_BYTES:
+        raw = await services.turns.run(read_strict_in_steps(raw))  # without blanks, small if it is a right one
+    call = parse_end(raw, transaction_id, resolution)
     patience = patience_of(arrival, services.limits)
     (answer,) = await services.transactions.end([call], patience.wait, patience.wait_ms)
     if isinstance(answer, Refused):
@@ -87,7 +109,11 @@ async def end_all(services: Services, arrival: Arrival) -> Answer:
     """Many of them as one document. Raises Rejected."""
     patience = patience_of(arrival, services.limits)
     media_type(arrival.headers, JSON, NDJSON)
-    calls = parse_resolutions(await arrival.body())
+    raw = await arrival.body()
+    if len(raw) > LARGE_BYTES:
+        calls = await services.turns.run(resolutions_in_steps(raw))
+    else:
+        calls = parse_resolutions(raw)
     return _join(await end_many(services, calls, patience, arrival.request_id, "/resolutions/{}"))
 
 
@@ -150,22 +176,37 @@ async def end_many(
     return show_all(merged, request_id, pointer)
 
 
-def parse_prepare_lines(services: Services, lines: Sequence[Line], *, is_published: bool) -> list[Parsed]:
+async def parse_prepare_lines(services: Services, lines: Sequence[Line], *, is_published: bool) -> list[Parsed]:
     """Prepares from lines of NDJSON."""
     limits = services.message_limits
-    return _parse_lines(lines, lambda line: parse_prepare(line, limits, is_published=is_published))
+    return await _parse_lines(
+        services.turns,
+        lines,
+        lambda line: parse_prepare(line, limits, is_published=is_published),
+        lambda line: prepare_in_steps(line, limits, is_published=is_published),
+    )
 
 
-def parse_resolution_lines(lines: Sequence[Line]) -> list[ParsedEnd]:
+async def parse_resolution_lines(services: Services, lines: Sequence[Line]) -> list[ParsedEnd]:
     """Resolutions from lines of NDJSON."""
-    return _parse_lines(lines, parse_resolution)
+    return await _parse_lines(services.turns, lines, parse_resolution, resolution_in_steps)
 
 
-def _parse_lines(lines: Sequence[Line], parse: Callable[[bytes], T]) -> list[T | Problem]:
+async def _parse_lines(
+    turns: Turns, lines: Sequence[Line], parse: Callable[[bytes], T], parse_large: Callable[[bytes], Steps[T]]
+) -> list[T | Problem]:
     parsed: list[T | Problem] = []
+    pace = Pace(LARGE_BYTES)
     for line in lines:
         try:
-            parsed.append(line if isinstance(line, Problem) else parse(line))
+            if isinstance(line, Problem):
+                parsed.append(line)
+            elif len(line) > LARGE_BYTES:
+                parsed.append(await turns.run(parse_large(line)))
+            else:
+                parsed.append(parse(line))
+                if pace.spend(len(line)):
+                    await turns.take()
         except Rejected as rejected:
             parsed.append(rejected.problem)
     return parsed

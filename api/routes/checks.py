@@ -7,12 +7,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.arrival import JSON, optional_body
-from api.bodies import check_group, parse_body
+from api.arrival import JSON
+from api.bodies import check_group
 from api.gate import Traffic
 from api.openapi.groups import CLAIM_CHECKS
 from api.queries import Query
-from api.reading import arrival_of, refuse, services_of
+from api.reading import read_json, refuse, services_of
 from api.rendering_groups import render_claimed
 from api.schemas.requests import ClaimChecks
 from bridge.futures import take_error
@@ -29,7 +29,7 @@ async def claim(request: Request, group: str) -> Response:
     """Due checks of a group that fetches them, as a call would send them; to be answered as resolutions."""
     check_group(group, "?group")
     Query(request.query_params, ())
-    body = parse_body(await optional_body(arrival_of(request)) or b"{}", _claim)
+    body = await read_json(request, _claim, is_optional=True)
     traffic: Traffic = request.app.state.traffic
     leaving = asyncio.ensure_future(_wait_gone(request))
     leaving.add_done_callback(take_error)

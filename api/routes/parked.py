@@ -7,13 +7,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.arrival import json_body
-from api.bodies import parse_body
 from api.filters import PARKED_PARAMETERS, link_header, page_of, parked_filter, search_filter
 from api.openapi.reading import JOB, JOBS, PARKED, REDRIVE, STOP_JOB
 from api.problems import NOT_FOUND, Problem, Rejected, invalid
 from api.queries import Query
-from api.reading import arrival_of, json_answer, refuse, services_of
+from api.reading import json_answer, read_json, refuse, services_of
 from api.rendering import render_job, render_page, render_transaction
 from api.routes.operators import check_reason, who_is
 from api.schemas.operator_answers import RedriveJobList, RedrivePreviewAnswer
@@ -45,7 +43,7 @@ async def list_parked(request: Request) -> Response:
 @router.post("/v1/parked/redrive", **REDRIVE)
 async def redrive(request: Request) -> Response:
     """Resumes, commits or rolls back all that match, as a job. With `preview`, only tells what it would act on."""
-    body = parse_body(await json_body(arrival_of(request)), _redrive)
+    body = await read_json(request, _redrive)
     wanted = parked_filter(body.filter)
     if body.preview:
         return await _preview(request, wanted)
@@ -78,7 +76,7 @@ async def get_job(request: Request, job_id: str) -> Response:
 @router.post("/v1/parked/redrive/{job_id}/stop", **STOP_JOB)
 async def stop_job(request: Request, job_id: str) -> Response:
     """Stops a job after its present step. Stopping it again changes nothing."""
-    body = parse_body(await json_body(arrival_of(request)), _stop)
+    body = await read_json(request, _stop)
     who = who_is(request, check_reason(body.reason))
     return json_answer(200, render_job(_found(await services_of(request).parked.stop(_checked(job_id), who))))
 

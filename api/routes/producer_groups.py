@@ -5,10 +5,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.arrival import json_body, optional_body
-from api.bodies import check_group, parse_body
+from api.bodies import check_group
 from api.filters import PAGE_PARAMETERS, link_header, page_of
-from api.group_bodies import parse_group
+from api.group_bodies import make_group
 from api.openapi.groups import (
     DELETE_GROUP,
     GET_GROUP,
@@ -20,15 +19,16 @@ from api.openapi.groups import (
 )
 from api.problems import invalid
 from api.queries import Query
-from api.reading import arrival_of, json_answer, refuse, services_of
+from api.reading import json_answer, read_json, refuse, services_of
 from api.rendering_groups import render_group, render_registered, render_saved
 from api.routes.operators import who_is
 from api.schemas.operator_answers import EndpointRemovedAnswer, GroupList, GroupRemoved, SecretAnswer
-from api.schemas.requests import Nothing, RegisterEndpoint
+from api.schemas.requests import Nothing, PutGroup, RegisterEndpoint
 from bridge.service.contract import Refused
 
 router = APIRouter()
 
+_group = msgspec.json.Decoder(PutGroup)
 _nothing = msgspec.json.Decoder(Nothing)
 _endpoint = msgspec.json.Decoder(RegisterEndpoint)
 
@@ -37,7 +37,7 @@ _endpoint = msgspec.json.Decoder(RegisterEndpoint)
 async def put(request: Request, group: str) -> Response:
     """Creates a group, or replaces its settings and static endpoints."""
     check_group(group, "?group")
-    settings, urls = parse_group(await json_body(arrival_of(request)))
+    settings, urls = make_group(await read_json(request, _group))
     saved = await services_of(request).groups.put(group, settings, urls, who_is(request, ""))
     if isinstance(saved, Refused):
         raise refuse(saved)
@@ -78,7 +78,7 @@ async def delete(request: Request, group: str) -> Response:
     """Removes a group without pending, parked or blocked transactions."""
     check_group(group, "?group")
     Query(request.query_params, ())
-    parse_body(await optional_body(arrival_of(request)) or b"{}", _nothing)
+    await read_json(request, _nothing, is_optional=True)
     refused = await services_of(request).groups.delete(group, who_is(request, ""))
     if refused is not None:
         raise refuse(refused)
@@ -90,7 +90,7 @@ async def rotate_secret(request: Request, group: str) -> Response:
     """Makes a new signing secret, shown once; the old one signs too for 24 h."""
     check_group(group, "?group")
     Query(request.query_params, ())
-    parse_body(await optional_body(arrival_of(request)) or b"{}", _nothing)
+    await read_json(request, _nothing, is_optional=True)
     secret = await services_of(request).groups.rotate_secret(group, who_is(request, ""))
     if isinstance(secret, Refused):
         raise refuse(secret)
@@ -102,7 +102,7 @@ async def register_endpoint(request: Request, group: str) -> Response:
     """A live instance can be asked at its URL for the length of a lease; repeat it to renew."""
     check_group(group, "?group")
     Query(request.query_params, ())
-    body = parse_body(await json_body(arrival_of(request)), _endpoint)
+    body = await read_json(request, _endpoint)
     lease_ms = round(body.lease_seconds * 1000)
     registered = await services_of(request).groups.register_endpoint(group, body.url, lease_ms, who_is(request, ""))
     if isinstance(registered, Refused):
@@ -117,7 +117,7 @@ async def remove_endpoint(request: Request, group: str) -> Response:
     url = Query(request.query_params, {"url"}).text("url")
     if not url:
         raise invalid("?url", "which endpoint?")
-    parse_body(await optional_body(arrival_of(request)) or b"{}", _nothing)
+    await read_json(request, _nothing, is_optional=True)
     removed = await services_of(request).groups.remove_endpoint(group, url, who_is(request, ""))
     if isinstance(removed, Refused):
         raise refuse(removed)

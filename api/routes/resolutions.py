@@ -23,6 +23,7 @@ async def resolve(request: Request) -> Response:
     patience = patience_of(arrival, services.limits)
 
     async def answer(lines: Sequence[Line]) -> list[bytes]:
-        return await end_many(services, parse_resolution_lines(lines), patience, arrival.request_id)
+        calls = await parse_resolution_lines(services, lines)
+        return await end_many(services, calls, patience, arrival.request_id)
 
     return NdjsonAnswer(request, services.limits, answer)

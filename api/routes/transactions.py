@@ -8,8 +8,7 @@ from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.arrival import json_body, optional_body
-from api.bodies import check_transaction_id, parse_body
+from api.bodies import check_transaction_id
 from api.ndjson import Line, NdjsonAnswer
 from api.openapi.transactions import (
     ABANDON,
@@ -25,7 +24,7 @@ from api.openapi.transactions import (
 )
 from api.problems import invalid
 from api.queries import Query
-from api.reading import arrival_of, json_answer, refuse, services_of
+from api.reading import arrival_of, json_answer, read_json, refuse, services_of
 from api.rendering import render_event, render_transaction
 from api.routes.calls import (
     end_one,
@@ -117,7 +116,7 @@ async def rollback(request: Request, transaction_id: str) -> Response:
 async def ask_now(request: Request, transaction_id: str) -> Response:
     """Asks the producer group now, instead of at the next due time."""
     check_transaction_id(transaction_id, "?transaction_id")
-    parse_body(await optional_body(arrival_of(request)) or b"{}", _nothing)
+    await read_json(request, _nothing, is_optional=True)
     wait_ms = patience_of(arrival_of(request), services_of(request).limits).wait_ms
     answer = await services_of(request).transactions.act(transaction_id, Act.CHECK, who_is(request, ""), wait_ms)
     if isinstance(answer, Refused):
@@ -129,7 +128,7 @@ async def ask_now(request: Request, transaction_id: str) -> Response:
 async def force(request: Request, transaction_id: str) -> Response:
     """An operator's resolution; the first recorded one still wins."""
     check_transaction_id(transaction_id, "?transaction_id")
-    body = parse_body(await json_body(arrival_of(request)), _force)
+    body = await read_json(request, _force)
     who = who_is(request, check_reason(body.reason))
     word = body.resolution
     resolution = Resolution[word] if isinstance(word, str) else Resolution(word)
@@ -144,6 +143,7 @@ async def force(request: Request, transaction_id: str) -> Response:
 async def resume(request: Request, transaction_id: str) -> Response:
     """Gives a parked transaction a new life: counters start anew, first check at once."""
     check_transaction_id(transaction_id, "?transaction_id")
+<<<<<<< HEAD
     body = parse_body(await json_body(arrival_of(request)), _resume)
     return await _act(request, transaction_id, Act.RESUME, body.reason)
 
@@ -158,6 +158,10 @@ async def abandon(request: Request, transaction_id: str) -> Response:
 
 async def _act(request: Request, transaction_id: str, act: Act, reason: str) -> Response:
     who = who_is(request, check_reason(reason))
+=======
+    body = await read_json(request, _resume)
+    who = who_is(request, check_reason(body.reason))
+>>>>>>> doors
     wait_ms = patience_of(arrival_of(request), services_of(request).limits).wait_ms
     answer = await services_of(request).transactions.act(transaction_id, act, who, wait_ms)
     if isinstance(answer, Refused):
@@ -173,7 +177,7 @@ async def prepare_batches(request: Request, *, is_published: bool) -> Response:
     wait_ms = patience_of_prepares(arrival, services.limits)
 
     async def answer(lines: Sequence[Line]) -> list[bytes]:
-        calls = parse_prepare_lines(services, lines, is_published=is_published)
+        calls = await parse_prepare_lines(services, lines, is_published=is_published)
         return await prepare_many(services, calls, wait_ms, arrival.request_id)
 
     return NdjsonAnswer(request, services.limits, answer)

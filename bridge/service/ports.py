@@ -1,7 +1,7 @@
 """What the calls of the service work with: built once by wiring, shared by all calls of a process."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from bridge.clock import Clock, KafkaTime
@@ -15,6 +15,7 @@ from bridge.service.op_follower import OpFollower
 from bridge.service.pending import PendingGauge
 from bridge.service.repeats import KeyMemory, Repeats
 from bridge.service.waiters import Waiters
+from bridge.turns import Turns
 
 
 class GroupRegister(ProducerDirectory, Protocol):
@@ -69,3 +70,4 @@ class ServicePorts:
     lookups: Lookups
     door: Door
     random_bits: Callable[[int], int]
+    turns: Turns = field(default_factory=Turns)

@@ -26,6 +26,7 @@ from bridge.service.ports import ServicePorts
 from bridge.service.repeats import Claim, Keyed, Known
 from bridge.service.waiters import BatchWait, Heard
 from bridge.store.results import PutResult, PutStatus
+from bridge.turns import Pace
 
 PrepareAnswer = Prepared | TransactionView | Refused
 
@@ -33,6 +34,7 @@ _TRIES = 2  # of a keyed half message that was void: the first may only have fet
 _RANDOM_BITS = 74
 _RANDOM_MASK = (1 << _RANDOM_BITS) - 1
 _NO_MESSAGE = Message("")  # stands for several
+_STEP_COST, _MESSAGE_COST = 64 * 1024, 256  # in bytes of values: what is made into records in about a millisecond
 _PUT_OK, _PREPARED = PutStatus.PUT_OK, TransactionState.PREPARED  # Python finds the members of an enum only slowly
 
 
@@ -79,8 +81,11 @@ class Preparer:
         born_ms = ports.clock.now_ms()
         randomness = ports.random_bits(_RANDOM_BITS * len(calls))  # one system call for the whole list
         timeouts = {group: self._find_timeout(group) for group in {call.group for call in calls}}
+        pace = Pace(_STEP_COST)
         for index, call in enumerate(calls):
             if batch.answers[index] is None:
+                if pace.spend(_cost(call)):
+                    await ports.turns.take()
                 random_bits = randomness >> _RANDOM_BITS * index & _RANDOM_MASK
                 drafts.append(self._draft(index, call, born_ms, random_bits, timeouts[call.group]))
         await batch.run(drafts, _TRIES)
@@ -90,7 +95,11 @@ class Preparer:
     async def _refuse(self, calls: Sequence[PrepareCall], deadline: Deadline) -> list[PrepareAnswer | None]:
         """Why calls are refused at the door, by place. Groups last: a refused call makes none."""
         await self._admission.learn_topics(calls, deadline)
-        refused = [self._admission.check(call) for call in calls]
+        pace, refused = Pace(_STEP_COST), []
+        for call in calls:
+            refused.append(self._admission.check(call))
+            if pace.spend(_cost(call)):
+                await self._ports.turns.take()
         groups = {call.group for call, refusal in zip(calls, refused, strict=True) if refusal is None}
         refused_groups = await self._admission.learn_groups(groups, deadline)
         return [refusal or refused_groups.get(call.group) for call, refusal in zip(calls, refused, strict=True)]
@@ -221,7 +230,10 @@ class _Batch:
         """Appends what has no answer yet; gives back what turned out to be void."""
         sent: list[_Draft] = []
         messages: list[Message] = []
+        pace = Pace(_STEP_COST)
         for draft in drafts:
+            if pace.spend(_cost(draft.call)):
+                await self._ports.turns.take()
             if self.answers[draft.index] is None and (message := self._encode(draft, wait, seen)) is not None:
                 sent.append(draft)
                 messages.append(message)
@@ -297,6 +309,11 @@ class _Batch:
         if times is None:
             times = self._times[half.group] = self._ports.door.directory.settings_of(half.group).times
         return first_check_ms(half, stored_ms, times)
+
+
+def _cost(call: PrepareCall) -> int:
+    """What it costs to look at all messages of a call."""
+    return sum([_MESSAGE_COST + len(message.value or b"") for message in call.messages])
 
 
 def _refuse_void(transaction_id: str) -> Refused:

@@ -93,6 +93,11 @@ class Database:
                 found += [(name, int(number)) for number in ([port] if port else ports) if number.isdecimal()]
         return found
 
+    @property
+    def is_overloaded(self) -> bool:
+        """Whether callers are sent away now: one was, and no thread has been free since."""
+        return self._read_lane.is_overloaded or self._write_lane.is_overloaded
+
     async def close(self) -> None:
         """Waits for what runs, then gives everything back."""
         for lane in (self._write_lane, self._read_lane):
@@ -118,13 +123,21 @@ class _Lane:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._free = asyncio.Semaphore(threads)
         self._admission_s = config.admission_timeout_ms / 1000
+        self._has_refused = False  # since a thread was free
+
+    @property
+    def is_overloaded(self) -> bool:
+        return self._has_refused and self._free.locked()
 
     async def call(self, work: Callable[[], T], timeout_ms: int) -> T:
         """Runs `work` in a thread. After `timeout_ms` nobody waits for it any more, and its outcome is unknown."""
+        if not self._free.locked():
+            self._has_refused = False
         try:
             async with asyncio.timeout(self._admission_s):
                 await self._free.acquire()
         except TimeoutError as error:
+            self._has_refused = True
             raise SqlUnavailable("the database is overloaded") from error
         loop = asyncio.get_running_loop()
         try:

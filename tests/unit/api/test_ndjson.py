@@ -93,10 +93,11 @@ async def test_answers_come_while_the_request_is_open(live: LiveServer) -> None:
 
 
 @pytest.mark.parametrize("start", [LINE, b""], ids=["after an answer", "before any"])
-async def test_stream_that_stalls_is_ended(start: bytes, fake: FakeTransactions) -> None:
+async def test_stream_that_stalls_inside_a_line_is_ended(start: bytes, fake: FakeTransactions) -> None:
     """What was decided is told; then, or at once, comes a problem, and the connection ends."""
     async with serve(make_services(fake, limits=SMALL), ServeConfig(port=0, head_s=0.2)) as live:
-        chunk = b"%x\r\n%b\r\n" % (len(start), start) if start else b""
+        sent = start + LINE[:-1]
+        chunk = b"%x\r\n%b\r\n" % (len(sent), sent)
         answer = await live.send_raw(
             b"POST /v1/transactions/batch HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
             b"Content-Type: application/x-ndjson\r\n\r\n" + chunk

@@ -1,0 +1,51 @@
+"""Long work on the event loop in short steps, so that everybody else is served between them."""
+
+import asyncio
+from collections.abc import Generator
+from typing import TypeVar
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""Work that pauses after each short step, and returns its result."""
+
+
+class Turns:
+    """One step in each round of the loop, for all long work of a process together, in the order of asking."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self.taken = 0
+
+    async def take(self) -> None:
+        """Lets everything else that is due run first."""
+        self.taken += 1
+        async with self._lock:
+            await asyncio.sleep(0)
+
+    async def run(self, steps: Steps[T]) -> T:
+        """Its result. Raises what it raises."""
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            await self.take()
+
+
+class Pace:
+    """Tells when many small pieces of work have become a step."""
+
+    __slots__ = ("_spent", "_step")
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self._spent = 0
+
+    def spend(self, cost: int) -> bool:
+        """Whether it is time to take a turn."""
+        self._spent += cost
+        if self._spent < self._step:
+            return False
+        self._spent = 0
+        return True
