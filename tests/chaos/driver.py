@@ -17,13 +17,14 @@ from bridge.broker.ports import choose_free_port
 from tests.chaos import figures
 from tests.chaos.collect import Parts, get, read_unrest
 from tests.chaos.desk import counts_of
+from tests.chaos.destinations import USUAL_CONFIG, Destinations, find_troubles
 from tests.chaos.faults import Faults, Stage
 from tests.chaos.fleet import ClientProcess, Fleet, running_fleet, stop_all
 from tests.chaos.guard import guarded
 from tests.chaos.orders import RULES, SETTINGS, RunFile, Size
 from tests.chaos.recorded_calls import now_ms
 from tests.chaos.report import Report, read_processor_seconds, read_versions
-from tests.chaos.schedule import BROKER_KINDS, HELD_KINDS, Kind, make_lanes
+from tests.chaos.schedule import BROKER_KINDS, DESTINATION_KINDS, HELD_KINDS, Kind, make_lanes
 from tests.chaos.waiting import WaitingRoom, restart_settlers, slowest
 from tests.support.bridge_process import Bridge, create_topics, wait_until
 from tests.support.history.evidence import Rules
@@ -35,7 +36,6 @@ from tests.support.postgres import PostgresServer
 from tests.support.source_tree import read_commit
 
 QUEUES = 2
-TOPICS = {"orders": 3, "credits": 2, "line": 1}
 _ENDPOINTS = 2
 _CONSUMERS = 2
 _TELL_S = 10.0
@@ -44,7 +44,7 @@ _CLIENTS_S = 150.0
 _SHORTEST_DISK_MB, _DISK_BYTES_EACH = 512, 8_000
 _MOST_SHOWN = 20
 _STATES = ("COMMITTED", "ROLLED_BACK", "PARKED", "PREPARED")
-_TOLD = (*HELD_KINDS, *BROKER_KINDS)
+_TOLD = (*HELD_KINDS, *BROKER_KINDS, *DESTINATION_KINDS)
 _IN_FLIGHT_MS = 15_000  # a settler may be frozen between its last look at the journal and its call
 
 Tell = Callable[[str], None]
@@ -82,7 +82,8 @@ class Run:
         return msgspec.structs.replace(report, processor_seconds=read_processor_seconds())
 
     def _run_on(self, cluster: KafkaCluster, sql: PostgresServer, folder: Path) -> Report:
-        create_topics(cluster.direct, TOPICS, _topic_settings(cluster), replicas=cluster.replicas)
+        config = {**USUAL_CONFIG, "min.insync.replicas": str(min(2, cluster.replicas))}
+        create_topics(cluster.direct, self.size.topics, config, replicas=cluster.replicas)
         bridge = Bridge.create(cluster.direct, folder, queues=QUEUES, database_url=sql.create())
         self.tell("brokers, SQL and topics are there")
         with running_fleet(bridge, cluster.proxied) as fleet:
@@ -90,7 +91,9 @@ class Run:
             with httpx2.Client(base_url=run.urls[0], timeout=30) as http:
                 put_groups(http, run)
                 clients = self._start_clients(run)
-                stage = Stage(cluster, fleet, clients["producer"] + clients["endpoint"], sql, bridge.prefix)
+                mortal = clients["producer"] + clients["endpoint"]
+                destinations = Destinations(cluster.direct, folder, config, cluster.replicas)
+                stage = Stage(cluster, fleet, mortal, sql, destinations, bridge.prefix)
                 faults = Faults(stage, folder / "faults.jsonl", self.stopping, lambda: _count_prepared(run))
                 try:
                     self._break_things_in_company(run, faults, fleet, bridge)
@@ -120,7 +123,7 @@ class Run:
             seed=self.seed,
             kafka=cluster.direct,
             urls=fleet.urls,
-            topics=TOPICS,
+            topics=self.size.topics,
             endpoint_ports=ports,
             rate=rate,
             workers=self.size.workers,
@@ -213,7 +216,8 @@ class Run:
         return not unrest
 
     def _judge(self, parts: Parts, faults: Faults, decided_after_s: float | None) -> Report:
-        rules = Rules(may_pend=True, in_flight_ms=_IN_FLIGHT_MS, clock_slack_ms=100, groups=RULES)
+        troubles = find_troubles(faults.done)
+        rules = Rules(may_pend=True, in_flight_ms=_IN_FLIGHT_MS, clock_slack_ms=100, groups=RULES, troubles=troubles)
         verdict = judge(parts.events(), parts.evidence(), rules)
         told = write_report(verdict, parts.events(), parts.evidence())
         reached = self._reached(faults, sum(verdict.counts.get(state, 0) for state in _STATES) - self._waited)
@@ -259,12 +263,8 @@ class Run:
             "kills of bridge processes": (self.size.kills, faults.count(Kind.KILL)),
             "broker faults": (self.size.broker_faults, faults.count(*BROKER_KINDS)),
             "held EndTxn": (self.size.held_ends, faults.count_held()),
+            "faults of destinations": (self.size.destination_faults, faults.count(*DESTINATION_KINDS)),
         }
-
-
-def _topic_settings(cluster: KafkaCluster) -> dict[str, str]:
-    """Retention counts the timestamps that producers ask for, and theirs are old."""
-    return {"min.insync.replicas": str(min(2, cluster.replicas)), "retention.ms": "-1"}
 
 
 def _arguments(kind: str, number: int) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from tests.support.history.events import Call, End, Invoke, Unknown, make_end
 from tests.support.history.lines import LineWriter
 
 TIMEOUT_S = 15.0
-_EXPECTED = {200, 201, 202, 409, 503, 504}
+_EXPECTED = {200, 201, 202, 409, 413, 422, 503, 504}  # whether a refusal has its reason, the history checker knows
 
 
 def now_ms() -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from bridge.core.message import Message
 from tests.chaos.fleet import Fleet
-from tests.chaos.orders import WAITING, RunFile
+from tests.chaos.orders import QUIET, WAITING, RunFile
 from tests.chaos.recorded_calls import BridgeClient, Recorder, Wanted, is_unknown, now_ms
 from tests.support.history.content import make_content
 from tests.support.history.events import Call
@@ -19,7 +19,7 @@ class WaitingRoom:
     """A client that prepares in masses and rolls all back in the end. A call is repeated until its outcome is known."""
 
     def __init__(self, run: RunFile) -> None:
-        self._topics = list(run.topics)
+        self._topics = list(QUIET)
         self._client = BridgeClient(Recorder(run.folder, "waiting"), run.urls, random.Random(run.seed))
         self._ids: list[str] = []
 

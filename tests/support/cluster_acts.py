@@ -10,6 +10,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    NewPartitions,
     ResourceType,
 )
 
@@ -33,6 +34,18 @@ def delete_topic(kafka: str, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": kafka})
     admin.delete_topics([topic])[topic].result(_ANSWER_S)
     wait_until(lambda: topic not in admin.list_topics(timeout=10).topics, name=f"{topic} gone")
+
+
+def grow_topic(kafka: str, topic: str, partitions: int) -> None:
+    """Gives a topic so many partitions; returns when everybody may see them."""
+    admin = AdminClient({"bootstrap.servers": kafka})
+    admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(_ANSWER_S)
+    wait_until(lambda: count_partitions(kafka, topic) == partitions, name=f"{partitions} partitions of {topic}")
+
+
+def count_partitions(kafka: str, topic: str) -> int:
+    """How many a topic has."""
+    return len(AdminClient({"bootstrap.servers": kafka}).list_topics(topic, timeout=_ANSWER_S).topics[topic].partitions)
 
 
 def reset_offsets(kafka: str, group: str, topic: str, offsets: Mapping[int, int]) -> bool:
