@@ -30,7 +30,9 @@ _PROBLEMS = {
     Kind.COMPACT: frozenset({"invalid-request"}),  # a message without a key
 }
 _REMEMBERED_MS = 65_000  # a description of a topic is believed so long where brokers do not answer
-_LEAST_BYTES = "1"  # no record is so small
+# Most records are larger. Not below 100: the end of a Kafka transaction is a record of 78 bytes in each partition, and
+# where it cannot be written the transactional id hangs until its coordinator starts anew, whatever the limit is by then
+_SMALL_BYTES = "200"
 _PATIENCE_S = 120.0
 _PAUSE_S = 0.5
 _LEVELS = ("read_uncommitted", "read_committed")
@@ -67,7 +69,7 @@ class Destinations:
             return f"{partitions} partitions"
         if kind is Kind.REMAKE:
             return self._remake(topic, seconds, wait)
-        changed = {"max.message.bytes": _LEAST_BYTES} if kind is Kind.SHRINK else {"cleanup.policy": "compact"}
+        changed = {"max.message.bytes": _SMALL_BYTES} if kind is Kind.SHRINK else {"cleanup.policy": "compact"}
         _insist(lambda: set_topic_config(self._kafka, topic, changed))
         wait(seconds)
         _insist(lambda: set_topic_config(self._kafka, topic, {name: USUAL_CONFIG[name] for name in changed}))
