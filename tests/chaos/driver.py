@@ -19,7 +19,7 @@ from tests.chaos.collect import Parts, get, read_unrest
 from tests.chaos.desk import counts_of
 from tests.chaos.destinations import USUAL_CONFIG, Destinations, find_troubles
 from tests.chaos.faults import Faults, Stage
-from tests.chaos.fleet import ClientProcess, Fleet, running_fleet, stop_all
+from tests.chaos.fleet import SETTLER_BYTES, ClientProcess, Fleet, running_fleet, stop_all
 from tests.chaos.guard import guarded
 from tests.chaos.orders import RULES, SETTINGS, RunFile, Size
 from tests.chaos.recorded_calls import now_ms
@@ -32,6 +32,7 @@ from tests.support.history.lines import LineWriter
 from tests.support.history.report import write_report
 from tests.support.history.verdict import judge
 from tests.support.kafka_cluster import KafkaCluster, running_cluster
+from tests.support.memory_limit import MIB
 from tests.support.postgres import PostgresServer
 from tests.support.source_tree import read_commit
 
@@ -102,7 +103,8 @@ class Run:
                     stop_all(clients["endpoint"], 0)
                 self.tell("reading everything")
                 report = self._judge(Parts(run, bridge), faults, decided_after_s)
-                return msgspec.structs.replace(report, broken=[*report.broken, *self.conclude(run, bridge, fleet)])
+                broken = [*report.broken, *_judge_memory(fleet.peak_bytes), *self.conclude(run, bridge, fleet)]
+                return msgspec.structs.replace(report, broken=broken, settler_mib=fleet.peak_bytes // MIB)
 
     # --- what others may do besides ---
 
@@ -265,6 +267,11 @@ class Run:
             "held EndTxn": (self.size.held_ends, faults.count_held()),
             "faults of destinations": (self.size.destination_faults, faults.count(*DESTINATION_KINDS)),
         }
+
+
+def _judge_memory(peak_bytes: int) -> list[str]:
+    is_over = peak_bytes >= SETTLER_BYTES
+    return [f"a settler had {peak_bytes // MIB} MiB, {SETTLER_BYTES // MIB} are the limit"] if is_over else []
 
 
 def _arguments(kind: str, number: int) -> tuple[str, ...]:
