@@ -48,7 +48,7 @@ mutation: $(MUTATOR) ## rules, codecs, answers and the endpoint guard changed bi
 	$(BIN)/python -m tests.mutation $(MUTATION_ARGS)
 
 CHAOS ?= ci
-CHAOS_ARGS = $(foreach name,SEED TRANSACTIONS KILLS BROKER_FAULTS HELD_ENDS MINUTES PENDING BROKERS,$(if $($(name)),--$(subst _,-,$(shell tr A-Z a-z <<< $(name))) $($(name))))
+CHAOS_ARGS = $(foreach name,SEED TRANSACTIONS KILLS BROKER_FAULTS HELD_ENDS DESTINATION_FAULTS MINUTES PENDING BROKERS,$(if $($(name)),--$(subst _,-,$(shell tr A-Z a-z <<< $(name))) $($(name))))
 chaos: $(INSTALLED) ## faults on a real Kafka and PostgreSQL, every transaction judged (CHAOS=release, SEED=7, BROKERS=3)
 	$(BIN)/python -m pytest tests/chaos
 	$(BIN)/python -m tests.chaos $(CHAOS) $(CHAOS_ARGS)

@@ -143,8 +143,7 @@ async def force(request: Request, transaction_id: str) -> Response:
 async def resume(request: Request, transaction_id: str) -> Response:
     """Gives a parked transaction a new life: counters start anew, first check at once."""
     check_transaction_id(transaction_id, "?transaction_id")
-<<<<<<< HEAD
-    body = parse_body(await json_body(arrival_of(request)), _resume)
+    body = await read_json(request, _resume)
     return await _act(request, transaction_id, Act.RESUME, body.reason)
 
 
@@ -152,16 +151,12 @@ async def resume(request: Request, transaction_id: str) -> Response:
 async def abandon(request: Request, transaction_id: str) -> Response:
     """Gives up a blocked commit that can never be published: its ordering key goes on without it. Not undone."""
     check_transaction_id(transaction_id, "?transaction_id")
-    body = parse_body(await json_body(arrival_of(request)), _abandon)
+    body = await read_json(request, _abandon)
     return await _act(request, transaction_id, Act.ABANDON, body.reason)
 
 
 async def _act(request: Request, transaction_id: str, act: Act, reason: str) -> Response:
     who = who_is(request, check_reason(reason))
-=======
-    body = await read_json(request, _resume)
-    who = who_is(request, check_reason(body.reason))
->>>>>>> doors
     wait_ms = patience_of(arrival_of(request), services_of(request).limits).wait_ms
     answer = await services_of(request).transactions.act(transaction_id, act, who, wait_ms)
     if isinstance(answer, Refused):

@@ -29,6 +29,7 @@ def main() -> int:
         kills=options.kills,
         broker_faults=options.broker_faults,
         held_ends=options.held_ends,
+        destination_faults=options.destination_faults,
         minutes=options.minutes,
         pending=options.pending,
         brokers=options.brokers,
@@ -76,7 +77,8 @@ def _run(size: Size, seed: int, evidence: Path, name: str) -> Report:
 def _read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("size", nargs="?", default="ci", choices=("ci", "release"))
-    for name in ("seed", "transactions", "kills", "broker-faults", "held-ends", "pending", "brokers"):
+    faults = ("kills", "broker-faults", "held-ends", "destination-faults")
+    for name in ("seed", "transactions", *faults, "pending", "brokers"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--part", type=int, choices=range(1, RELEASE_PARTS + 1), help="only this one of a release")
     parser.add_argument("--minutes", type=float, help="over which the faults are spread")

@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 import psycopg
 
+from tests.chaos.destinations import read_gone
 from tests.chaos.dump import read_topic
 from tests.chaos.orders import RunFile
 from tests.support.bridge_process import Bridge
@@ -61,6 +62,7 @@ class Parts:
             shown=self._shown(),
             checks=LineReader[CheckCall](CheckCall, *self._files("checks")),
             counts=LineReader[CountsRow](CountsRow, *self._files("counts")),
+            gone=read_gone(self._run.folder),
         )
 
     def _files(self, kind: str) -> list[Path]:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from bridge.core.message import Message
-from tests.chaos.orders import DOUBTFUL, MOODY, STEADY
+from tests.chaos.orders import DOUBTFUL, MOODY, STEADY, TROUBLED
 from tests.chaos.shop import COMMIT, ROLLBACK, UNKNOWN
 from tests.support.history.content import make_content
 
@@ -27,6 +27,7 @@ class Fate(StrEnum):
 
 
 _FATES = {Fate.END: 70, Fate.CONTRADICT: 6, Fate.ABANDON: 10, Fate.FORGET: 3, Fate.DOUBT: 3, Fate.PUBLISH: 8}
+_USUAL, _RARE = 5, 1  # how often a topic is drawn, so that most transactions know no trouble
 
 
 @dataclass(slots=True)
@@ -77,7 +78,7 @@ def ref_of(messages: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _message(ref: str, topics: Mapping[str, int], rng: random.Random) -> Message:
-    topic = rng.choice(list(topics))
+    topic = rng.choices(list(topics), [_RARE if topic in TROUBLED else _USUAL for topic in topics])[0]
     names = rng.choices(("source", "trace", "Ünïcode"), k=rng.randint(0, 4))
     headers = [(name, rng.choice((None, b"", rng.randbytes(9)))) for name in names]
     headers.insert(rng.randint(0, len(headers)), (REF, ref.encode()))

@@ -61,7 +61,7 @@ class Desk:
         end = self._client.one(
             f"/v1/transactions/{transaction_id}/{act}", Wanted(call, body, {"transaction_id": transaction_id})
         )
-        if not is_unknown(end):
+        if not is_unknown(end) and end.status:
             self._done.add(transaction_id)
 
     def _find_out(self, transaction_id: str, resolution: str) -> bool:

@@ -17,13 +17,14 @@ from bridge.broker.ports import choose_free_port
 from tests.chaos import figures
 from tests.chaos.collect import Parts, get, read_unrest
 from tests.chaos.desk import counts_of
+from tests.chaos.destinations import USUAL_CONFIG, Destinations, find_troubles
 from tests.chaos.faults import Faults, Stage
-from tests.chaos.fleet import ClientProcess, Fleet, running_fleet, stop_all
+from tests.chaos.fleet import SETTLER_BYTES, ClientProcess, Fleet, running_fleet, stop_all
 from tests.chaos.guard import guarded
 from tests.chaos.orders import RULES, SETTINGS, RunFile, Size
 from tests.chaos.recorded_calls import now_ms
 from tests.chaos.report import Report, read_processor_seconds, read_versions
-from tests.chaos.schedule import BROKER_KINDS, HELD_KINDS, Kind, make_lanes
+from tests.chaos.schedule import BROKER_KINDS, DESTINATION_KINDS, HELD_KINDS, Kind, make_lanes
 from tests.chaos.waiting import WaitingRoom, restart_settlers, slowest
 from tests.support.bridge_process import Bridge, create_topics, wait_until
 from tests.support.history.evidence import Rules
@@ -31,11 +32,11 @@ from tests.support.history.lines import LineWriter
 from tests.support.history.report import write_report
 from tests.support.history.verdict import judge
 from tests.support.kafka_cluster import KafkaCluster, running_cluster
+from tests.support.memory_limit import MIB
 from tests.support.postgres import PostgresServer
 from tests.support.source_tree import read_commit
 
 QUEUES = 2
-TOPICS = {"orders": 3, "credits": 2, "line": 1}
 _ENDPOINTS = 2
 _CONSUMERS = 2
 _TELL_S = 10.0
@@ -44,7 +45,7 @@ _CLIENTS_S = 150.0
 _SHORTEST_DISK_MB, _DISK_BYTES_EACH = 512, 8_000
 _MOST_SHOWN = 20
 _STATES = ("COMMITTED", "ROLLED_BACK", "PARKED", "PREPARED")
-_TOLD = (*HELD_KINDS, *BROKER_KINDS)
+_TOLD = (*HELD_KINDS, *BROKER_KINDS, *DESTINATION_KINDS)
 _IN_FLIGHT_MS = 15_000  # a settler may be frozen between its last look at the journal and its call
 
 Tell = Callable[[str], None]
@@ -82,7 +83,8 @@ class Run:
         return msgspec.structs.replace(report, processor_seconds=read_processor_seconds())
 
     def _run_on(self, cluster: KafkaCluster, sql: PostgresServer, folder: Path) -> Report:
-        create_topics(cluster.direct, TOPICS, _topic_settings(cluster), replicas=cluster.replicas)
+        config = {**USUAL_CONFIG, "min.insync.replicas": str(min(2, cluster.replicas))}
+        create_topics(cluster.direct, self.size.topics, config, replicas=cluster.replicas)
         bridge = Bridge.create(cluster.direct, folder, queues=QUEUES, database_url=sql.create())
         self.tell("brokers, SQL and topics are there")
         with running_fleet(bridge, cluster.proxied) as fleet:
@@ -90,7 +92,9 @@ class Run:
             with httpx2.Client(base_url=run.urls[0], timeout=30) as http:
                 put_groups(http, run)
                 clients = self._start_clients(run)
-                stage = Stage(cluster, fleet, clients["producer"] + clients["endpoint"], sql, bridge.prefix)
+                mortal = clients["producer"] + clients["endpoint"]
+                destinations = Destinations(cluster.direct, folder, config, cluster.replicas)
+                stage = Stage(cluster, fleet, mortal, sql, destinations, bridge.prefix)
                 faults = Faults(stage, folder / "faults.jsonl", self.stopping, lambda: _count_prepared(run))
                 try:
                     self._break_things_in_company(run, faults, fleet, bridge)
@@ -99,7 +103,8 @@ class Run:
                     stop_all(clients["endpoint"], 0)
                 self.tell("reading everything")
                 report = self._judge(Parts(run, bridge), faults, decided_after_s)
-                return msgspec.structs.replace(report, broken=[*report.broken, *self.conclude(run, bridge, fleet)])
+                broken = [*report.broken, *_judge_memory(fleet.peak_bytes), *self.conclude(run, bridge, fleet)]
+                return msgspec.structs.replace(report, broken=broken, settler_mib=fleet.peak_bytes // MIB)
 
     # --- what others may do besides ---
 
@@ -120,7 +125,7 @@ class Run:
             seed=self.seed,
             kafka=cluster.direct,
             urls=fleet.urls,
-            topics=TOPICS,
+            topics=self.size.topics,
             endpoint_ports=ports,
             rate=rate,
             workers=self.size.workers,
@@ -213,7 +218,8 @@ class Run:
         return not unrest
 
     def _judge(self, parts: Parts, faults: Faults, decided_after_s: float | None) -> Report:
-        rules = Rules(may_pend=True, in_flight_ms=_IN_FLIGHT_MS, clock_slack_ms=100, groups=RULES)
+        troubles = find_troubles(faults.done)
+        rules = Rules(may_pend=True, in_flight_ms=_IN_FLIGHT_MS, clock_slack_ms=100, groups=RULES, troubles=troubles)
         verdict = judge(parts.events(), parts.evidence(), rules)
         told = write_report(verdict, parts.events(), parts.evidence())
         reached = self._reached(faults, sum(verdict.counts.get(state, 0) for state in _STATES) - self._waited)
@@ -259,12 +265,13 @@ class Run:
             "kills of bridge processes": (self.size.kills, faults.count(Kind.KILL)),
             "broker faults": (self.size.broker_faults, faults.count(*BROKER_KINDS)),
             "held EndTxn": (self.size.held_ends, faults.count_held()),
+            "faults of destinations": (self.size.destination_faults, faults.count(*DESTINATION_KINDS)),
         }
 
 
-def _topic_settings(cluster: KafkaCluster) -> dict[str, str]:
-    """Retention counts the timestamps that producers ask for, and theirs are old."""
-    return {"min.insync.replicas": str(min(2, cluster.replicas)), "retention.ms": "-1"}
+def _judge_memory(peak_bytes: int) -> list[str]:
+    is_over = peak_bytes >= SETTLER_BYTES
+    return [f"a settler had {peak_bytes // MIB} MiB, {SETTLER_BYTES // MIB} are the limit"] if is_over else []
 
 
 def _arguments(kind: str, number: int) -> tuple[str, ...]:

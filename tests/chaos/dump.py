@@ -19,6 +19,17 @@ def stored(message: Received) -> tuple[int, StoredMessage]:
     return message.partition(), StoredMessage(*parts)
 
 
+def read_ends(kafka: str, topic: str) -> dict[int, int]:
+    """The high watermark of each partition."""
+    consumer = Consumer({"bootstrap.servers": kafka, "group.id": "dump"})
+    try:
+        partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+        places = [TopicPartition(topic, number) for number in partitions]
+        return {each.partition: consumer.get_watermark_offsets(each, timeout=30)[1] for each in places}
+    finally:
+        consumer.close()
+
+
 def read_topic(kafka: str, topic: str, isolation: str = "read_committed") -> Iterator[tuple[int, StoredMessage]]:
     """Everything up to the present end, in the order of offsets in each partition."""
     consumer = Consumer(

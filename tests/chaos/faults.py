@@ -9,9 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from tests.chaos.destinations import TOPIC_OF, Destinations
 from tests.chaos.fleet import ClientProcess, Fleet
 from tests.chaos.recorded_calls import now_ms
-from tests.chaos.schedule import HELD_KINDS, Fault, Kind
+from tests.chaos.schedule import DESTINATION_KINDS, HELD_KINDS, Done, Fault, Kind
 from tests.support.history.lines import LineWriter
 from tests.support.kafka_cluster import ClusterNode, KafkaCluster
 from tests.support.kafka_proxy import END_TXN, PRODUCE, Frame, Gate
@@ -27,21 +28,6 @@ _PROGRESS = 20
 _PATIENCE_S = 45.0
 
 
-class Done(msgspec.Struct, omit_defaults=True):
-    """A fault that was done. `until_ms`: when what was broken was started or let go again."""
-
-    kind: Kind
-    target: str
-    at_ms: int
-    until_ms: int = 0
-    queues: tuple[int, ...] = ()  # settled by the process that was hit
-    note: str = ""
-
-    @property
-    def seconds(self) -> float:
-        return (self.until_ms - self.at_ms) / 1_000
-
-
 class Stage(msgspec.Struct):
     """All that can be broken."""
 
@@ -49,6 +35,7 @@ class Stage(msgspec.Struct):
     fleet: Fleet
     clients: Sequence[ClientProcess]  # those that may be killed
     sql: PostgresServer
+    destinations: Destinations
     writer: str  # what the client ids of all transactional producers have in common
 
 
@@ -76,6 +63,7 @@ class Faults:
             Kind.SQL_KILL: self._kill_sql,
             Kind.SQL_FREEZE: self._freeze_sql,
             **dict.fromkeys(HELD_KINDS, self._hold),
+            **dict.fromkeys(DESTINATION_KINDS, self._trouble),
         }
 
     def run(self, faults: Sequence[Fault], seed: int) -> None:
@@ -220,6 +208,11 @@ class Faults:
             self._stage.sql.freeze()
             self._wait(fault.seconds)
             self._stage.sql.thaw()
+        return True
+
+    def _trouble(self, fault: Fault, _: random.Random) -> bool:
+        with self._noted(fault.kind, TOPIC_OF[fault.kind]) as done:
+            done.note = self._stage.destinations.do(fault.kind, fault.seconds, self._wait)
         return True
 
     # --- EndTxn ---

@@ -5,8 +5,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from tests.chaos.faults import Done
-from tests.chaos.schedule import BROKER_KINDS, HELD_KINDS, SESSION_S, Kind
+from tests.chaos.schedule import BROKER_KINDS, HELD_KINDS, SESSION_S, Done, Kind
 from tests.support.history.events import COMMITTING, Event, Invoke, Ok
 
 KILL_TO_COMMIT = "kill to first successful commit"

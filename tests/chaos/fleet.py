@@ -7,17 +7,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.broker.ports import choose_free_port
 from tests.support.bridge_process import Bridge, BridgeProcess
+from tests.support.memory_limit import MIB, memory_group, peak_bytes
 from tests.support.source_tree import ROOT
 
 ROLES = ("api", "settler", "projector")
 _KILLED = ("settler", "settler", "settler", "api", "api", "projector")  # the weights of roles among those killed
 _LOOK_S = 1.0
+SETTLER_BYTES = 512 * MIB
 
 
 @dataclass(slots=True)
@@ -29,6 +31,7 @@ class Slot:
     process: BridgeProcess
     is_wanted: bool = True  # False while somebody keeps it down
     log_from: int = 0  # where the log of this process begins
+    group: Path | None = None  # takes its id, and with it the limit of its memory
 
     @property
     def name(self) -> str:
@@ -37,6 +40,12 @@ class Slot:
     @property
     def lives(self) -> bool:
         return self.process.popen.poll() is None
+
+    def limit(self) -> None:
+        """Its memory, where there is a group for it. One that has ended already is left alone."""
+        if self.group is not None:
+            with suppress(OSError):
+                self.group.write_text(str(self.process.popen.pid))
 
     def owned_queues(self) -> list[int]:
         """The queues it said last that it settles."""
@@ -52,14 +61,21 @@ class Slot:
 
 
 class Fleet:
-    """Two processes of each role. One that ends by itself, because what it needs is away, is started again."""
+    """Two processes of each role. One that ends by itself, because what it needs is away, is started again.
 
-    def __init__(self, bridge: Bridge, kafka: str) -> None:
+    `groups`: those of the settlers; the kernel kills a settler above its limit. `peak_bytes`: the most that one had.
+    """
+
+    def __init__(self, bridge: Bridge, kafka: str, groups: Sequence[Path | None] = ()) -> None:
         self._bridge = bridge
         self._kafka = kafka
         self._stopping = threading.Event()
         self.exits = 0  # processes that ended by themselves
+        self.peak_bytes = 0
         self.slots = [self._make_slot(role) for role in ROLES for _ in range(2)]
+        for slot, group in zip(self._settlers(), groups, strict=False):
+            slot.group = group
+            slot.limit()
         self._keeper = threading.Thread(target=self._keep, daemon=True)
 
     @property
@@ -89,6 +105,7 @@ class Fleet:
         """Again, at the same port; not waited for."""
         slot.log_from = slot.process.log.stat().st_size
         slot.process = self._start(slot.role, slot.port)
+        slot.limit()
         slot.is_wanted = True
 
     def stop(self, *roles: str) -> None:
@@ -117,10 +134,19 @@ class Fleet:
     def _keep(self) -> None:
         """Not too often: a start costs seconds of a processor."""
         while not self._stopping.wait(_LOOK_S):
+            self._measure()
             for slot in self.slots:
                 if slot.is_wanted and not slot.lives:
                     self.exits += 1
                     self.start(slot)
+
+    def _settlers(self) -> list[Slot]:
+        return [slot for slot in self.slots if slot.role == "settler"]
+
+    def _measure(self) -> None:
+        for slot in self._settlers():
+            with suppress(OSError, StopIteration):  # one that is ending has no memory any more
+                self.peak_bytes = max(self.peak_bytes, peak_bytes(slot.process.popen.pid))
 
     def _make_slot(self, role: str) -> Slot:
         port = choose_free_port()
@@ -133,12 +159,12 @@ class Fleet:
 @contextmanager
 def running_fleet(bridge: Bridge, kafka: str) -> Iterator[Fleet]:
     """All ready; ended with the block."""
-    fleet = Fleet(bridge, kafka)
-    try:
+    with ExitStack() as stack:
+        groups = [stack.enter_context(memory_group(SETTLER_BYTES)) for _ in range(2)]
+        fleet = Fleet(bridge, kafka, groups)
+        stack.callback(fleet.close)
         fleet.wait_ready()
         yield fleet
-    finally:
-        fleet.close()
 
 
 class ClientProcess:

@@ -12,16 +12,21 @@ from tests.support.run_files import RunOrders
 _ENOUGH = {
     "ci": {
         "transactions": 8_000, "kills": 16, "broker_faults": 3, "held_ends": 12, "minutes": 2.3, "pending": 4_000,
-        "longest_hold_s": 10.0, "hold_skew": 4, "workers": 24, "singles": 0.75, "largest_batch": 20,
+        "destination_faults": 6, "longest_hold_s": 10.0, "hold_skew": 4, "workers": 24, "singles": 0.75,
+        "largest_batch": 20,
     },
     # one of the parts of a release: together 1,000,000 transactions, 300 kills, 60 broker faults, 500 held EndTxn
     "release": {
         "transactions": 250_000, "kills": 75, "broker_faults": 15, "held_ends": 125, "minutes": 22.0,
-        "pending": 100_000, "longest_hold_s": 60.0, "hold_skew": 12, "workers": 48, "singles": 0.4,
-        "largest_batch": 100,
+        "pending": 100_000, "destination_faults": 24, "longest_hold_s": 60.0, "hold_skew": 12, "workers": 48,
+        "singles": 0.4, "largest_batch": 100,
     },
 }  # fmt: skip
 RELEASE_PARTS = 4
+
+QUIET = {"orders": 3, "credits": 2, "line": 1}  # topics with their partitions
+GROWN, REMADE, SMALL, COMPACTED = "grown", "remade", "small", "compacted"
+TROUBLED = {GROWN: 1, REMADE: 2, SMALL: 2, COMPACTED: 2}  # what their names say happens to them
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,8 +43,14 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     workers: int  # threads of a producer: while one queue stands still, most of them wait for it
     singles: float  # share of the calls that are no batch
     largest_batch: int
+    destination_faults: int = 0
     brokers: int = 1
     producers: int = 2
+
+    @property
+    def topics(self) -> dict[str, int]:
+        """Real topics, with the partitions they have at first."""
+        return {**QUIET, **TROUBLED} if self.destination_faults else QUIET
 
     @property
     def sql_faults(self) -> int:
@@ -92,7 +103,7 @@ class RunFile(RunOrders, frozen=True, kw_only=True):
     """Of a chaos run."""
 
     kafka: str
-    topics: dict[str, int]  # with their partitions
+    topics: dict[str, int]  # with the partitions they have at first
     endpoint_ports: dict[str, tuple[int, ...]]  # of each group, one for each endpoint process
     rate: float  # transactions a second of each producer
     workers: int

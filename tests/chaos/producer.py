@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from tests.chaos.deeds import Deed, Fate, draft
 from tests.chaos.orders import DOUBTFUL, MOODY, STEADY, RunFile
-from tests.chaos.recorded_calls import BridgeClient, Recorder, Wanted, is_unknown
+from tests.chaos.recorded_calls import BridgeClient, Recorder, Wanted, is_unknown, may_succeed
 from tests.chaos.shop import COMMIT, ROLLBACK, UNKNOWN, Shop
 from tests.support.history.events import Call, End, Ok
 
@@ -106,7 +106,7 @@ class Worker:
                 deed.transaction_id = end.transaction_id
                 if end.state in _FINAL:
                     deed.resolution = _FINAL[end.state]  # a back-check was faster; nothing is left to run
-            deed.is_open = deed.is_keyed if is_unknown(end) else end.status == 503
+            deed.is_open = deed.is_keyed if is_unknown(end) else may_succeed(end)
 
     def _end(self, deeds: Sequence[Deed], client: BridgeClient) -> None:
         if len(deeds) == 1:

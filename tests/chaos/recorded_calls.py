@@ -10,11 +10,11 @@ import httpx2
 import msgspec
 
 from api.doorkeeper import MARK
-from tests.support.history.events import Call, End, Invoke, Unknown, make_end
+from tests.support.history.events import Call, End, Fail, Invoke, Unknown, make_end
 from tests.support.history.lines import LineWriter
 
 TIMEOUT_S = 15.0
-_EXPECTED = {200, 201, 202, 409, 503, 504}
+_EXPECTED = {200, 201, 202, 409, 413, 422, 503, 504}  # whether a refusal has its reason, the history checker knows
 
 
 def now_ms() -> int:
@@ -107,10 +107,12 @@ class BridgeClient:
         return self._send(lambda url: self._http.post(url + path, json=body, **options))
 
     def _send(self, send: Callable[[str], httpx2.Response]) -> tuple[int, dict[str, Any] | None]:
-        """Status 0: nobody answered."""
+        """Status 0: nobody answered; where nobody could be reached either, it was not applied."""
         try:
             reply = send(self._choice.choice(self._urls))
             return reply.status_code, reply.json()
+        except (httpx2.ConnectError, httpx2.ConnectTimeout):
+            return 0, {"type": "not-sent", "outcome": "not_applied"}
         except httpx2.TransportError:
             return 0, None
 
@@ -118,3 +120,8 @@ class BridgeClient:
 def is_unknown(end: End) -> bool:
     """Whether only a repeat tells the truth: nothing was heard, or it may come to be."""
     return isinstance(end, Unknown) and end.status in {0, 503, 504}
+
+
+def may_succeed(end: End) -> bool:
+    """Whether it was not applied now, and a repeat may be taken."""
+    return isinstance(end, Fail) and end.status in {0, 503}

@@ -28,6 +28,7 @@ class Report(RunReport, kw_only=True):
     looked_at: dict[str, int]
     decided_after_s: float | None
     figures: dict[str, dict[str, Distribution | None]]
+    settler_mib: int = 0  # the most memory that a settler had; the kernel kills it at 512, where we may tell it to
 
     def markdown(self) -> str:
         """The same for people."""
@@ -55,6 +56,7 @@ class Report(RunReport, kw_only=True):
             *([f"* {each}" for each in self.broken] or ["0 lost, 0 phantom, 0 duplicate, 0 torn, 0 contradictory."]),
             "",
             f"When faults and producers had ended, all that was due was decided in {_show(self.decided_after_s)} s.",
+            f"A settler had {self.settler_mib} MiB of memory at most.",
             "",
             "## Recovery, in seconds",
             "",

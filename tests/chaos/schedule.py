@@ -1,8 +1,10 @@
-"""PURE. The faults of a run, drawn from one seed: three lanes of faults that overlap each other."""
+"""PURE. The faults of a run, drawn from one seed: four lanes of faults that overlap each other."""
 
 import random
 from enum import StrEnum
 from typing import NamedTuple
+
+import msgspec
 
 from tests.chaos.orders import Size
 
@@ -27,12 +29,18 @@ class Kind(StrEnum):
     HOLD_REPLY = "EndTxn reply held"
     LATE_COPY = "EndTxn in the next Kafka transaction"
     FROZEN_OWNER = "EndTxn of a frozen settler after a take-over"
+    GROW = "topic grown"
+    REMAKE = "topic deleted and made again"
+    SHRINK = "topic takes small messages only"
+    COMPACT = "topic compacted"
 
 
 BROKER_KINDS = (Kind.BROKER_KILL, Kind.DISK_FULL, Kind.BROKER_PAUSE)
 _NETWORK_KINDS = (Kind.CUT, Kind.SLOW, Kind.REFUSE)
 _SQL_KINDS = (Kind.SQL_KILL, Kind.SQL_FREEZE)
 HELD_KINDS = (Kind.HOLD_REQUEST, Kind.HOLD_REPLY, Kind.LATE_COPY, Kind.FROZEN_OWNER)
+
+DESTINATION_KINDS = (Kind.REMAKE, Kind.SHRINK, Kind.GROW, Kind.COMPACT)
 
 
 class Fault(NamedTuple):
@@ -44,6 +52,21 @@ class Fault(NamedTuple):
     seconds: float
 
 
+class Done(msgspec.Struct, omit_defaults=True):
+    """A fault that was done. `until_ms`: when what was broken was started or let go again."""
+
+    kind: Kind
+    target: str
+    at_ms: int
+    until_ms: int = 0
+    queues: tuple[int, ...] = ()  # settled by the process that was hit
+    note: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return (self.until_ms - self.at_ms) / 1_000
+
+
 def make_lanes(size: Size, seed: int) -> dict[str, list[Fault]]:
     """The same for the same numbers. Each lane has its faults one after the other."""
     rng = random.Random(seed)
@@ -53,11 +76,13 @@ def make_lanes(size: Size, seed: int) -> dict[str, list[Fault]]:
         *_repeated(_NETWORK_KINDS, size.network_faults),
         *_repeated(_SQL_KINDS, size.sql_faults),
     ]
-    held = list(_repeated(HELD_KINDS, size.held_ends))
+    held = _repeated(HELD_KINDS, size.held_ends)
+    destinations = _repeated(DESTINATION_KINDS, size.destination_faults)
     return {
         "processes": _spread(processes, size, rng),
         "surroundings": _spread(surroundings, size, rng),
         "ends": _spread(held, size, rng),
+        **({"destinations": _spread(destinations, size, rng)} if destinations else {}),
     }
 
 

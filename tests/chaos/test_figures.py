@@ -1,6 +1,5 @@
 """Recovery figures by hand."""
 
-from tests.chaos.faults import Done
 from tests.chaos.figures import (
     ALONE,
     BROKER_BACK,
@@ -15,7 +14,7 @@ from tests.chaos.figures import (
     first_commit_after,
     read_commits,
 )
-from tests.chaos.schedule import Kind
+from tests.chaos.schedule import Done, Kind
 from tests.support.history.events import Call, Invoke, Ok, Unknown
 
 COMMITS = [Commit(900, 2_500, 0), Commit(1_000, 5_000, 1), Commit(1_500, 1_900, 0), Commit(4_000, 4_100, 1)]

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from tests.chaos.orders import make_size
-from tests.chaos.schedule import BROKER_KINDS, HELD_KINDS, Kind, make_lanes
+from tests.chaos.schedule import BROKER_KINDS, DESTINATION_KINDS, HELD_KINDS, Kind, make_lanes
 
 SIZE = make_size("ci")
 
@@ -22,6 +22,13 @@ def test_a_schedule_has_all_that_was_ordered() -> None:
     assert counts[Kind.KILL] == SIZE.kills
     assert sum(counts[kind] for kind in BROKER_KINDS) == SIZE.broker_faults
     assert sum(counts[kind] for kind in HELD_KINDS) == SIZE.held_ends
+    assert sum(counts[kind] for kind in DESTINATION_KINDS) == SIZE.destination_faults
     assert all(lane == sorted(lane) for lane in lanes.values())
     assert all(0 <= fault.at_s <= SIZE.minutes * 60 for fault in faults)
     assert all(1 <= fault.seconds <= SIZE.longest_hold_s for fault in faults if fault.kind in HELD_KINDS)
+
+
+def test_a_run_can_leave_the_destinations_alone() -> None:
+    """Then their lane is not there, and the others are what they were."""
+    lanes = make_lanes(make_size("ci", destination_faults=0), 7)
+    assert lanes == {name: lane for name, lane in make_lanes(SIZE, 7).items() if name != "destinations"}

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 from bridge.core.message import Message
 from tests.chaos.fleet import Fleet
-from tests.chaos.orders import WAITING, RunFile
-from tests.chaos.recorded_calls import BridgeClient, Recorder, Wanted, is_unknown, now_ms
+from tests.chaos.orders import QUIET, WAITING, RunFile
+from tests.chaos.recorded_calls import BridgeClient, Recorder, Wanted, is_unknown, may_succeed, now_ms
 from tests.support.history.content import make_content
 from tests.support.history.events import Call
 
@@ -19,7 +19,7 @@ class WaitingRoom:
     """A client that prepares in masses and rolls all back in the end. A call is repeated until its outcome is known."""
 
     def __init__(self, run: RunFile) -> None:
-        self._topics = list(run.topics)
+        self._topics = list(QUIET)
         self._client = BridgeClient(Recorder(run.folder, "waiting"), run.urls, random.Random(run.seed))
         self._ids: list[str] = []
 
@@ -30,7 +30,7 @@ class WaitingRoom:
             while asked and not is_stopping():
                 ends = self._client.batch("/v1/transactions/batch", "transactions", asked)
                 self._ids += [end.transaction_id for end in ends if end.transaction_id and end.status in {200, 201}]
-                asked = [each for each, end in zip(asked, ends, strict=True) if is_unknown(end) or end.status == 503]
+                asked = [each for each, end in zip(asked, ends, strict=True) if is_unknown(end) or may_succeed(end)]
                 time.sleep(_PAUSE_S if asked else 0)
         return len(self._ids)
 
@@ -41,7 +41,7 @@ class WaitingRoom:
             while asked:
                 wanted = [_roll_back(transaction_id) for transaction_id in asked]
                 ends = self._client.batch("/v1/resolutions", "resolutions", wanted)
-                asked = [each for each, end in zip(asked, ends, strict=True) if is_unknown(end) or end.status == 503]
+                asked = [each for each, end in zip(asked, ends, strict=True) if is_unknown(end) or may_succeed(end)]
                 time.sleep(_PAUSE_S if asked else 0)
 
     def close(self) -> None:

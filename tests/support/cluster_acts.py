@@ -15,6 +15,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigEntry,
     ConfigResource,
     ResourcePatternType,
+    NewPartitions,
     ResourceType,
 )
 
@@ -72,6 +73,16 @@ def allow_writes(kafka: str, topic: str) -> None:
     ]  # fmt: skip
     for future in admin.delete_acls(filters).values():
         future.result(_ANSWER_S)
+def grow_topic(kafka: str, topic: str, partitions: int) -> None:
+    """Gives a topic so many partitions; returns when everybody may see them."""
+    admin = AdminClient({"bootstrap.servers": kafka})
+    admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(_ANSWER_S)
+    wait_until(lambda: count_partitions(kafka, topic) == partitions, name=f"{partitions} partitions of {topic}")
+
+
+def count_partitions(kafka: str, topic: str) -> int:
+    """How many a topic has."""
+    return len(AdminClient({"bootstrap.servers": kafka}).list_topics(topic, timeout=_ANSWER_S).topics[topic].partitions)
 
 
 def reset_offsets(kafka: str, group: str, topic: str, offsets: Mapping[int, int]) -> bool:

@@ -234,7 +234,7 @@ class ModelBridge:
 
     def _write(self, name: str) -> None:
         made = self.made[name]
-        made.op = msgspec.structs.replace(made.op, offset=len(self.op))
+        made.op = msgspec.structs.replace(made.op, offset=len(self.op), stored_ms=self.now_ms)
         self.op.append(made.op)
 
     def unblock(self, name: str) -> None:

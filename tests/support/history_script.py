@@ -17,7 +17,11 @@ records to a consumer, `split:a,z` doubles a under another id, `alias:part,a,z` 
 check, `nameless:all` takes the id headers away, `half:a.member=value` and `park:...` change the message in journal and
 parked topic, `turn:journal` reverses the order of a part, `stray:x` lets nothing be foreign, `heard:c-2.state=X`
 changes an answer, `-heard:a` takes out all calls for a, `-heard:c-2` one call; `allow:pend,block` and
-`may:in_flight_ms=5` set the rules, `timeout:h=9000` those of a group.
+`may:in_flight_ms=5` set the rules, `timeout:h=9000` those of a group, `trouble:orders/CODE` what may be refused.
+
+Topic `orders` is deleted and made again: `gone:a` with a's records, `twice:a` the same, and they are in the new one
+too, `flight:a` while they are not committed, `unseen:a` when they came behind all that was read of it, `missed:a` with
+records that nobody found, though they must have been there.
 """
 
 import re
@@ -29,7 +33,7 @@ from msgspec import Struct
 
 from bridge.core.message import Receipt
 from tests.support.history.events import Call, Event, Fail, Ok
-from tests.support.history.evidence import CheckCall, Evidence, GroupRules, RealRecord, Rules
+from tests.support.history.evidence import CheckCall, Evidence, Gone, GroupRules, RealRecord, Rules, Trouble
 from tests.support.history.verdict import Verdict, judge
 from tests.support.history_model import Ask, Fate, ModelBridge
 
@@ -196,6 +200,25 @@ def _forget_calls(told: Told, name: str) -> None:
     """As if the calls for a transaction, or one call, had never been made."""
     ids = {name} | {event.call_id for event in told.events if event.transaction_id == name}
     told.events = [event for event in told.events if event.call_id not in ids]
+
+
+def _let_refuse(told: Told, text: str) -> None:
+    topic, _, problem = text.partition("/")
+    told.rules["troubles"] = (Trouble(topic, frozenset({problem}), 1_000_000, 1_100_000),)
+
+
+def _delete_orders(*levels: str, ends: int = 99, stays: bool = False) -> Callable[[Told, str], None]:
+    """`levels`: at which a transaction's records were found in it; `ends`: of both of its partitions."""
+
+    def change(told: Told, name: str) -> None:
+        is_own = lambda row: row.transaction_id == name and row.topic == "orders"  # noqa: E731
+        rows = {level: [row for row in told.parts[level] if is_own(row)] for level in ("committed", "uncommitted")}
+        for part in _RECORD_PARTS if not stays else ():
+            told.parts[part] = [row for row in told.parts[part] if not is_own(row)]
+        found = {level: rows[level] if level in levels else [] for level in rows}
+        told.parts["gone"].append(Gone("orders", 1_000_000, 1_100_000, {0: ends, 1: ends}, **found))
+
+    return change
 
 
 def _set_rule(told: Told, text: str) -> None:
@@ -390,4 +413,10 @@ _SPECIAL: dict[str, Callable[[Told, str], None]] = {
     "nameless": _drop_ids,
     "stray": _stray,
     "-heard": _forget_calls,
+    "trouble": _let_refuse,
+    "gone": _delete_orders("committed", "uncommitted"),
+    "twice": _delete_orders("committed", "uncommitted", stays=True),
+    "flight": _delete_orders("uncommitted"),
+    "unseen": _delete_orders(ends=0),
+    "missed": _delete_orders(),
 }

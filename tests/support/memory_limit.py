@@ -16,8 +16,8 @@ _GROUPS = {Path("/sys/fs/cgroup/memory"): "memory.limit_in_bytes", Path("/sys/fs
 
 
 @contextmanager
-def limited_memory(limit_bytes: int) -> Iterator[Sequence[str]]:
-    """What to put before a command, so that the kernel kills it above the limit; nothing where we may not set one."""
+def memory_group(limit_bytes: int) -> Iterator[Path | None]:
+    """A file that takes process ids: the kernel kills these above the limit. None where we may not set one."""
     for root, limit in _GROUPS.items():
         folder = root / f"outbox-bridge-{secrets.token_hex(4)}"
         try:
@@ -28,12 +28,19 @@ def limited_memory(limit_bytes: int) -> Iterator[Sequence[str]]:
                 folder.rmdir()
             continue
         try:
-            yield ("sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$@"', "sh")
+            yield folder / "cgroup.procs"
         finally:
             with suppress(OSError):
                 folder.rmdir()
         return
-    yield ()
+    yield None
+
+
+@contextmanager
+def limited_memory(limit_bytes: int) -> Iterator[Sequence[str]]:
+    """What to put before a command, so that the kernel kills it above the limit; nothing where we may not set one."""
+    with memory_group(limit_bytes) as group:
+        yield () if group is None else ("sh", "-c", f'echo $$ > {group} && exec "$@"', "sh")
 
 
 def peak_bytes(pid: int) -> int:

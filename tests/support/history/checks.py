@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tests.support.history.evidence import CheckCall, GroupRules
+from tests.support.history.evidence import CheckCall, GroupRules, OpRow
 from tests.support.history.facts import Facts
 from tests.support.history.joined import Joined
 from tests.support.history.violation import Kind, Violation
@@ -68,9 +68,34 @@ def find_miscounted_checks(joined: Joined, facts: Facts) -> Found:
             text = f"check {number} came, and nobody answered check {number - 1}"
             yield Violation(Kind.MISCOUNTED_CHECK, facts.transaction_id, text)
     counted = 0 if facts.op is None else facts.op.check_times
+    last = max((call.check_number for call in facts.checks), default=0)
+    if "op" in joined.has and counted < last - 1:
+        text = f"check {last} came, and {counted} answered checks are counted"
+        yield Violation(Kind.MISCOUNTED_CHECK, facts.transaction_id, text)
     if counted > max(answered, default=0):
         text = f"{counted} answered checks are counted, the endpoints answered {max(answered, default=0)}"
         yield Violation(Kind.MISCOUNTED_CHECK, facts.transaction_id, text)
+
+
+def find_groundless_parks(joined: Joined, facts: Facts) -> Found:
+    """Parked for a reason that was not there yet, or for none."""
+    for row in facts.parks:
+        if row.why is not None and (wrong := _find_wrong_reason(joined, facts, row)):
+            text = f"op offset {row.offset} parks it for {row.why}, {wrong}"
+            yield Violation(Kind.BAD_PARK, facts.transaction_id, text)
+
+
+def _find_wrong_reason(joined: Joined, facts: Facts, row: OpRow) -> str | None:
+    rules = _rules(joined, facts)
+    if row.why == "MAX_CHECKS":
+        allowed = facts.max_checks if facts.max_checks is not None else rules.max_checks
+        counted = row.check_times - row.base
+        return None if counted >= allowed else f"after {counted} of {allowed} answered checks"
+    if row.why in {"MAX_LIFE", "NO_ENDPOINT"}:
+        lived_ms = row.stored_ms - facts.appended_ms()
+        is_over = lived_ms + joined.rules.clock_slack_ms >= rules.max_life_ms
+        return None if is_over else f"after {lived_ms} ms of {rules.max_life_ms}"
+    return "which is no reason"
 
 
 def find_strange_checks(_: Joined, facts: Facts) -> Found:

@@ -1,6 +1,7 @@
 """History -> what clients asked and heard of each transaction."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -11,9 +12,20 @@ from tests.support.history.evidence import COMMITTED, PREPARED, ROLLED_BACK
 from tests.support.history.facts import Facts, Heard
 from tests.support.history.violation import Kind, Violation
 
+_FOR_NOW = frozenset({0, 429, 503})  # a repeat may be taken; 0: nobody was reached
+_OF_ENDS = frozenset({404, 409})  # what it says is judged by the transaction's state
+
+
+class Refusal(NamedTuple):
+    """A call that was not applied."""
+
+    invoke: Invoke
+    end: Fail
+
 
 class Told(Struct):
-    """What the clients tell. `nonces`: checks that were answered through the API."""
+    """What the clients tell. `nonces`: checks that were answered through the API. `refusals`: for a reason that a
+    repeat does not do away with."""
 
     transactions: dict[str, Facts]
     claims: Claims
@@ -21,6 +33,7 @@ class Told(Struct):
     violations: list[Violation]
     ids_of_keys: dict[tuple[str, str], str]
     unknown_keyed: list[Invoke]
+    refusals: list[Refusal]
     calls: int = 0
     unknown_calls: int = 0
 
@@ -34,7 +47,7 @@ class Told(Struct):
 
 def read_history(events: Iterable[Event]) -> Told:
     """Raises ValueError for an end without its invoke."""
-    told = Told({}, Claims(), set(), [], {}, [])
+    told = Told({}, Claims(), set(), [], {}, [], [])
     open_calls: dict[str, Invoke] = {}
     for event in events:
         if isinstance(event, Invoke):
@@ -70,6 +83,8 @@ def _note(told: Told, invoke: Invoke, end: End | None) -> None:
     facts = _note_making(told, invoke, end) if invoke.call in MAKING else told.find(invoke.transaction_id or "")
     if facts is None:
         return
+    if isinstance(end, Fail) and end.status not in _FOR_NOW | _OF_ENDS:
+        told.refusals.append(Refusal(invoke, end))
     _note_sides(facts, invoke, end)
     if isinstance(end, Ok | Fail):
         _note_answer(facts, invoke, end)
@@ -86,6 +101,8 @@ def _note_making(told: Told, invoke: Invoke, end: End | None) -> Facts | None:
         if isinstance(end, Ok):
             told.violations.append(Violation(Kind.FALSE_ACCEPT, None, f"{invoke.call_id} got 2xx without an id"))
         told.claims.add(invoke, is_refused=isinstance(end, Fail))
+        if isinstance(end, Fail) and end.status not in _FOR_NOW:
+            told.refusals.append(Refusal(invoke, end))
         if invoke.idempotency_key is not None and not isinstance(end, Fail):
             told.unknown_keyed.append(invoke)
         return None

@@ -67,7 +67,8 @@ JournalRow = HalfRow | EndRow
 
 
 class OpRow(Struct, frozen=True, gc=False):
-    """An op message that tells a transaction's state."""
+    """An op message that tells a transaction's state; appended itself at `stored_ms`. `why` it is parked or blocked;
+    `base`: answered checks of earlier lives."""
 
     queue_id: int
     offset: int
@@ -82,6 +83,9 @@ class OpRow(Struct, frozen=True, gc=False):
     by: str | None = None
     parked: int | None = None
     receipts: tuple[Receipt, ...] = ()
+    stored_ms: int = 0
+    why: str | None = None
+    base: int = 0
 
 
 class PositionRow(Struct, frozen=True, gc=False):
@@ -138,10 +142,23 @@ class CountsRow(Struct, frozen=True, gc=False, omit_defaults=True):
     is_last: bool = False
 
 
+class Gone(Struct, frozen=True):
+    """A real topic that was deleted, and made again under the same name. From `from_ms` on its partitions, which ended
+    at `ends` then, were read at both levels; by `until_ms` the new one was there."""
+
+    topic: str
+    from_ms: int
+    until_ms: int
+    ends: dict[int, int]
+    committed: list[RealRecord]
+    uncommitted: list[RealRecord]
+
+
 class Evidence(Struct, frozen=True):
     """All that was found. `committed`, `uncommitted`: every real topic at both isolation levels, whole. `consumed`:
     what committed readers got during the run, repeats and all. `op`: at least the last op message of each id;
-    `checks`: all calls of all endpoints, in the order in which each got them."""
+    `checks`: all calls of all endpoints, in the order in which each got them. `gone`: what the real topics of the other
+    parts held before they were deleted."""
 
     committed: Iterable[RealRecord]
     uncommitted: Iterable[RealRecord] | None = None
@@ -154,6 +171,7 @@ class Evidence(Struct, frozen=True):
     shown: Iterable[ShownRow] | None = None
     checks: Iterable[CheckCall] | None = None
     counts: Iterable[CountsRow] | None = None
+    gone: Iterable[Gone] = ()
 
 
 def nothing_is_foreign(_: RealRecord) -> bool:
@@ -167,6 +185,16 @@ class GroupRules(Struct, frozen=True, gc=False):
     timeout_ms: int = 6_000
     interval_ms: int = 30_000
     max_checks: int = 15
+    max_life_ms: int = 86_400_000
+
+
+class Trouble(Struct, frozen=True, gc=False):
+    """Meanwhile, and so long as somebody may remember it, calls for a real topic may be refused with these problems."""
+
+    topic: str
+    problems: frozenset[str]
+    from_ms: int
+    until_ms: int
 
 
 class Rules(Struct, frozen=True):
@@ -174,7 +202,8 @@ class Rules(Struct, frozen=True):
 
     `is_foreign`: records of other producers. `in_flight_ms`: a check may still arrive so long after a resolution was
     recorded. `clock_slack_ms`: how far the clients', endpoints' and brokers' clocks may be apart. `append_time`:
-    topics that overrule timestamps. `groups`: settings by name, the defaults for all others.
+    topics that overrule timestamps. `groups`: settings by name, the defaults for all others. `troubles`: all that can
+    have been wrong with real topics; None: nobody kept account of it.
     """
 
     is_foreign: Callable[[RealRecord], bool] = nothing_is_foreign
@@ -184,3 +213,4 @@ class Rules(Struct, frozen=True):
     clock_slack_ms: int = 0
     append_time: frozenset[str] = frozenset()
     groups: dict[str, GroupRules] = {}
+    troubles: tuple[Trouble, ...] | None = None

@@ -61,7 +61,8 @@ class Side(Struct, gc=False):
 
 class Facts(Struct, gc=False):
     """One transaction. `contents` None: nobody is known to have asked for it. The first group is what clients told,
-    the second what lies in Kafka and SQL; `state` is the truth that all views must share."""
+    the second what lies in Kafka and SQL; `state` is the truth that all views must share. `published_ms`: append time
+    of the first op message that says so."""
 
     transaction_id: str
     group: str | None = None
@@ -91,9 +92,11 @@ class Facts(Struct, gc=False):
     decided: HalfRow | EndRow | None = None
     op: OpRow | None = None
     op_odd: OpRow | None = None
+    published_ms: int | None = None
     sql: ShownRow | None = None
     shown: ShownRow | None = None
     parked: ParkedRow | None = None
+    parks: Sequence[OpRow] = ()
     records: Sequence[RealRecord] = ()
     aborted: RealRecord | None = None
     checks: Sequence[CheckCall] = ()
@@ -113,6 +116,10 @@ class Facts(Struct, gc=False):
     def add_record(self, record: RealRecord) -> None:
         """One more that can be read."""
         self.records = _extend(self.records, record)
+
+    def add_park(self, row: OpRow) -> None:
+        """One more op message that says PARKED."""
+        self.parks = _extend(self.parks, row)
 
     def add_check(self, call: CheckCall) -> None:
         """One more that reached an endpoint."""

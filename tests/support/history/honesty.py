@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from tests.support.history.evidence import COMMITTED, PARKED, PREPARED, ROLLED_BACK
+from tests.support.history.clients import Refusal
+from tests.support.history.evidence import COMMITTED, PARKED, PREPARED, ROLLED_BACK, Trouble
 from tests.support.history.facts import Facts, Side
 from tests.support.history.joined import Joined
 from tests.support.history.violation import Kind, Violation
@@ -28,6 +29,25 @@ def _blame(facts: Facts, state: str, side: Side | None) -> Violation:
         return Violation(Kind.FALSE_REFUSAL, facts.transaction_id, text)
     kind = Kind.PHANTOM if state == COMMITTED else Kind.CONTRADICTION
     return Violation(kind, facts.transaction_id, f"it is {state}, and nobody said so")
+
+
+def find_groundless_refusals(joined: Joined) -> Found:
+    """Refused for good, though nothing was wrong with a topic that it asked for."""
+    troubles = joined.rules.troubles
+    for refusal in joined.told.refusals if troubles is not None else ():
+        if not any(_explains(trouble, refusal, joined.rules.clock_slack_ms) for trouble in troubles or ()):
+            topics = ", ".join(sorted({content.topic for content in refusal.invoke.messages}))
+            text = f"{refusal.end.call_id} was refused at {refusal.end.at_ms} with {refusal.end.problem} for {topics}"
+            yield Violation(Kind.FALSE_REFUSAL, None, text)
+
+
+def _explains(trouble: Trouble, refusal: Refusal, slack_ms: int) -> bool:
+    return (
+        refusal.end.problem in trouble.problems
+        and any(content.topic == trouble.topic for content in refusal.invoke.messages)
+        and refusal.invoke.at_ms <= trouble.until_ms + slack_ms
+        and refusal.end.at_ms >= trouble.from_ms - slack_ms
+    )
 
 
 def find_false_accepts(_: Joined, facts: Facts) -> Found:

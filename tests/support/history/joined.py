@@ -1,6 +1,6 @@
 """What clients tell, joined with what the run left behind: all the facts of each transaction."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -12,11 +12,13 @@ from tests.support.history.events import Call, Event
 from tests.support.history.evidence import (
     COMMITTED,
     FINAL,
+    PARKED,
     PREPARED,
     CheckCall,
     CountsRow,
     EndRow,
     Evidence,
+    Gone,
     HalfRow,
     JournalRow,
     OpRow,
@@ -44,6 +46,7 @@ class Joined(Struct):
     found: list[Violation]
     foreign: int = 0
     aborted: int = 0
+    gone: Sequence[Gone] = ()
 
 
 def join(events: Iterable[Event], evidence: Evidence, rules: Rules) -> Joined:
@@ -60,6 +63,9 @@ def join(events: Iterable[Event], evidence: Evidence, rules: Rules) -> Joined:
     for parked in evidence.parked or ():
         told.find(parked.transaction_id).parked = parked
     _add_checks(joined, evidence.checks or ())
+    joined.gone = list(evidence.gone)
+    for number, gone in enumerate(joined.gone):
+        _add_visible(joined, gone.committed, name_gone(gone.topic, number))
     _add_visible(joined, evidence.committed)
     if evidence.uncommitted is not None:
         _compare_levels(joined, evidence.uncommitted)
@@ -106,6 +112,10 @@ def _add_op(joined: Joined, rows: Iterable[OpRow]) -> None:
         before = facts.op
         if before is not None and before.state in FINAL and row.state != before.state:
             facts.op_odd = facts.op_odd or before
+        if facts.published_ms is None and row.state == COMMITTED and not row.blocked:
+            facts.published_ms = row.stored_ms
+        if row.state == PARKED:
+            facts.add_park(row)
         facts.op = row
 
 
@@ -135,7 +145,13 @@ def _add_checks(joined: Joined, calls: Iterable[CheckCall]) -> None:
 # --- records ---
 
 
-def _add_visible(joined: Joined, records: Iterable[RealRecord]) -> None:
+def name_gone(topic: str, number: int) -> str:
+    """What `visible` calls the deleted topic with this number; no topic has such a name."""
+    return f"{topic} deleted {number}"
+
+
+def _add_visible(joined: Joined, records: Iterable[RealRecord], topic: str = "") -> None:
+    """`topic`: what it is called, if not by its name."""
     ids_of_places = _Places(joined)
     for record in records:
         if joined.rules.is_foreign(record):
@@ -149,7 +165,7 @@ def _add_visible(joined: Joined, records: Iterable[RealRecord]) -> None:
         facts = joined.told.find(transaction_id)
         kept = _share(facts, record)
         facts.add_record(kept)
-        joined.visible.setdefault((record.topic, record.partition), {})[record.offset] = kept
+        joined.visible.setdefault((topic or record.topic, record.partition), {})[record.offset] = kept
 
 
 def _share(facts: Facts, record: RealRecord) -> RealRecord:
@@ -193,7 +209,8 @@ class _Places:
 
 def _compare_levels(joined: Joined, records: Iterable[RealRecord]) -> None:
     """What committed readers see must be a part of what is there; the rest was aborted."""
-    unseen = {queue: set(offsets) for queue, offsets in joined.visible.items()}
+    deleted = {name_gone(gone.topic, number) for number, gone in enumerate(joined.gone)}
+    unseen = {queue: set(offsets) for queue, offsets in joined.visible.items() if queue[0] not in deleted}
     for record in records:
         if joined.rules.is_foreign(record):
             continue

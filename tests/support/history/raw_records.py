@@ -7,7 +7,16 @@ from typing import Any
 
 from bridge.core.message import BY_KEY, Header, Receipt, StoredMessage
 from tests.support.history.content import Content, mark, mark_headers
-from tests.support.history.evidence import EndRow, HalfRow, JournalRow, OpRow, ParkedRow, PositionRow, RealRecord
+from tests.support.history.evidence import (
+    PARKED,
+    EndRow,
+    HalfRow,
+    JournalRow,
+    OpRow,
+    ParkedRow,
+    PositionRow,
+    RealRecord,
+)
 
 _TRANSACTION_ID = "transaction-id"
 _LONGEST_LOOK_UP_MS = 30_000
@@ -97,6 +106,9 @@ def _op(queue_id: int, message: StoredMessage, members: dict[str, Any]) -> OpRow
         members.get("by"),
         members.get("parked"),
         tuple(Receipt(*receipt) for receipt in members.get("receipts", ())),
+        message.stored_ms,
+        members.get("why", "?" if members["state"] == PARKED else None),
+        members.get("base", 0),
     )
 
 

@@ -37,6 +37,7 @@ ON_EACH: Sequence[OnTransaction] = (
     checks.find_too_many_checks,
     checks.find_miscounted_checks,
     checks.find_strange_checks,
+    checks.find_groundless_parks,
     honesty.find_false_refusals,
     honesty.find_false_accepts,
     honesty.find_unrecovered,
@@ -44,7 +45,11 @@ ON_EACH: Sequence[OnTransaction] = (
     honesty.find_bad_parks,
     honesty.find_unsettled,
 )
-ON_ALL: Sequence[Callable[[Joined], Iterator[Violation]]] = (order.find_out_of_order, views.check_counts)
+ON_ALL: Sequence[Callable[[Joined], Iterator[Violation]]] = (
+    order.find_out_of_order,
+    views.check_counts,
+    honesty.find_groundless_refusals,
+)
 
 
 class Verdict(Struct):

@@ -15,6 +15,7 @@ from tests.support.history.evidence import (
     ShownRow,
 )
 from tests.support.history.facts import FINAL_OF, Facts, Heard, are_other_receipts
+from tests.support.history.incarnations import find_records, is_gone
 from tests.support.history.joined import Joined
 from tests.support.history.violation import Kind, Violation
 
@@ -117,9 +118,11 @@ def _find_wrong_receipt(joined: Joined, facts: Facts, receipts: tuple[tuple[str,
     for content, (topic, partition, offset) in zip(contents, receipts, strict=True):
         if offset is None:
             continue
-        record = joined.visible.get((topic, partition), {}).get(offset)
-        is_there = record is not None and record.transaction_id == facts.transaction_id
-        if not is_there or content.topic != topic or (record is not None and record.value != content.value):
+        records = find_records(joined, topic, partition, offset)
+        own = [record for record in records if record.transaction_id == facts.transaction_id]
+        if content.topic != topic or not any(record.value == content.value for record in own):
+            if not own and content.topic == topic and is_gone(joined, facts, content):
+                continue
             return f"names {topic}-{partition}@{offset}, where its message is not"
     return None
 

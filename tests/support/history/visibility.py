@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from tests.support.history.content import Content, show_mark
 from tests.support.history.evidence import COMMITTED, RealRecord
 from tests.support.history.facts import Facts
+from tests.support.history.incarnations import is_gone
 from tests.support.history.joined import Joined, show_place
 from tests.support.history.violation import Kind, Violation
 
@@ -31,9 +32,9 @@ def find_phantoms(joined: Joined, facts: Facts) -> Found:
         yield Violation(Kind.PHANTOM, facts.transaction_id, text)
 
 
-def find_lost(_: Joined, facts: Facts) -> Found:
+def find_lost(joined: Joined, facts: Facts) -> Found:
     """Committed by an answer or by the op topic, and nothing can be read."""
-    if facts.records:
+    if facts.records or (facts.contents and all(is_gone(joined, facts, content) for content in facts.contents)):
         return
     hint = "" if facts.aborted is None else f"; {show_place(facts.aborted)} was aborted"
     answers = [heard for heard in (facts.first_published, facts.odd) if heard is not None and heard.blocked is False]
@@ -57,6 +58,7 @@ def compare_messages(joined: Joined, facts: Facts) -> Found:
     for record in extra:
         text = f"{show_place(record)} is one more than the {len(facts.contents)} messages prepared"
         yield Violation(Kind.DUPLICATE, facts.transaction_id, text)
+    missing = [content for content in missing if not is_gone(joined, facts, content)]
     if missing and facts.is_published():
         text = f"{len(missing)} of {len(facts.contents)} messages cannot be read, first {_show(missing[0])}"
         yield Violation(Kind.TORN, facts.transaction_id, text)

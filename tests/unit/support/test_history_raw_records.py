@@ -63,7 +63,7 @@ def test_op_messages_and_positions_are_read() -> None:
     position = Message("op", b"~", encode_position(Position(12, 3, 4, "me")))
     answers = Message("op", b"?", b'{"v":1,"answers":[]}')
     states, positions = read_op([lie(state, 7, 41), lie(answers, 8, 41), lie(position, 9, 41)])
-    assert states == [OpRow(3, 7, ID, "COMMITTED", "g", 2, 30, 40, False, 1, "check", 6, receipts)]
+    assert states == [OpRow(3, 7, ID, "COMMITTED", "g", 2, 30, 40, False, 1, "check", 6, receipts, 41)]
     assert positions == [PositionRow(3, 9, 12)]
 
 
@@ -73,7 +73,19 @@ def test_blocked_op_message_is_read() -> None:
         ID, "g", 1, 30, 5, TransactionState.COMMITTED, 2, by="producer", end=2, ended_ms=40, blocked=True, why="SPLIT"
     )
     states, _ = read_op([lie(Message("op", ID.encode(), encode_op(OpMessage(transaction))), 7, 41)])
-    assert states == [OpRow(3, 7, ID, "COMMITTED", "g", 2, 30, 40, True, 0, "producer")]
+    assert states == [OpRow(3, 7, ID, "COMMITTED", "g", 2, 30, 40, True, 0, "producer", stored_ms=41, why="SPLIT")]
+
+
+def test_parked_op_message_says_why() -> None:
+    """And how many checks were answered in earlier lives; one without a reason is not taken for good."""
+    transaction = Transaction(ID, "g", 1, 30, 5, TransactionState.PARKED, 2, check_times=7, by="timer", base=4, why="X")
+    message = Message("op", ID.encode(), encode_op(OpMessage(transaction)))
+    unreasoned = Message("op", ID.encode(), (message.value or b"").replace(b'"why":"X",', b""))
+    states, _ = read_op([lie(message, 7, 41), lie(unreasoned, 8, 41)])
+    assert [(row.state, row.check_times, row.base, row.why) for row in states] == [
+        ("PARKED", 7, 4, "X"),
+        ("PARKED", 7, 4, "?"),
+    ]
 
 
 def test_parked_record_is_read() -> None:
