@@ -115,7 +115,7 @@ def _settings(part: Part) -> str:
         "source_paths": ["bridge", "checker", "api"],
         "only_mutate": part.modules,
         "do_not_mutate_patterns": [r"raise \w+\("],  # what an error says is promised nowhere
-        "also_copy": ["docs"],
+        "also_copy": ["alembic", "docs", "outbox"],
         "pytest_add_cli_args": [*(f"-p{name}" for name in plugins), "--hypothesis-profile=mutation", "-knot postgres"],
         "pytest_add_cli_args_test_selection": part.tests,
     }
