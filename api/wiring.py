@@ -94,16 +94,16 @@ class KafkaParts:
         self.destinations = Destinations(self.admin, SystemClock())
         self.keyring = Keyring()
         self.seal_watch = SealWatch(OpSeals(self.keyring))
-        self.unsealed = KafkaOwnerStore(config, self.destinations.max_message_bytes)
-        self.store = KafkaMessageStore(config, self.unsealed)
-        self.unsealed_gathering = KafkaOwnerStore(KafkaConfig({**settings.kafka, **_GATHERING}))
+        self.plain_owners = KafkaOwnerStore(config, self.destinations.max_message_bytes)
+        self.store = KafkaMessageStore(config, self.plain_owners)
+        self._gathering = KafkaOwnerStore(KafkaConfig({**settings.kafka, **_GATHERING}))
         op_topic = internal_topics(settings).op
-        self.owners = SealedOwnerStore(self.unsealed, op_topic, self.seal_watch)
-        self.gathering = SealedOwnerStore(self.unsealed_gathering, op_topic, self.seal_watch)
+        self.owners = SealedOwnerStore(self.plain_owners, op_topic, self.seal_watch)
+        self.gathering = SealedOwnerStore(self._gathering, op_topic, self.seal_watch)
 
     def last_error(self) -> str | None:
         """What the clients complained of, if nothing has worked since."""
-        return self.store.last_error or self.unsealed.last_error
+        return self.store.last_error or self.plain_owners.last_error
 
     async def load_seals(self, database: Database) -> None:
         """From now on op records are sealed, and believed only if they are. Raises ConfigError, SqlUnavailable."""
@@ -111,8 +111,8 @@ class KafkaParts:
 
     async def close(self) -> None:
         """Closes every client."""
-        await self.unsealed_gathering.close()
-        await self.unsealed.close()
+        await self._gathering.close()
+        await self.plain_owners.close()
         await self.store.close()
         await self.admin.close()
 
@@ -320,9 +320,9 @@ class _Process:
 
     def _make_node(self, stack: AsyncExitStack) -> Node:
         settings, kafka, clock = self._settings, self._kafka, self._clock
-        stores = Stores(kafka.store, kafka.unsealed, kafka.admin, self._database, self._find_refusal)
+        stores = Stores(kafka.store, kafka.plain_owners, kafka.admin, self._database, self._find_refusal)
         ports = NodePorts(
-            stores, kafka.unsealed_gathering, kafka.destinations, self._directory, clock, self._watch,
+            stores, kafka.owners, kafka.gathering, kafka.destinations, self._directory, clock, self._watch,
             lambda: HttpCaller(self._callbacks, clock), keyring=kafka.keyring,
         )  # fmt: skip
         chosen = settings.settler
