@@ -23,7 +23,6 @@ from bridge.settler.ports import SettlerConfig, SettlerPorts
 from bridge.settler.settler import Settler
 from bridge.sql.check_board import SqlCheckBoard
 from bridge.sql.directory import SqlDirectory
-from bridge.store.message_store import OwnerStore
 from bridge.store.sealed import SealedOwnerStore
 from checker.caller import CheckCaller
 from checker.check_service import CheckService
@@ -44,13 +43,16 @@ class Roles:
 
 @dataclass(frozen=True, slots=True)
 class NodePorts:
-    """What a process stands on. `gathering`: the projector's own reading of the log; `destinations`: the settler's.
+    """What a process stands on. `owners` seal op records: the settler's, and `gathering`, the projector's own reading
+    of the log; those of `stores` do not, for the follower opens only the few it waits for. `destinations`: the
+    settler's.
 
     `open_caller` is called by a process that checks; `keyring`: what proves its nonces.
     """
 
     stores: Stores
-    gathering: OwnerStore
+    owners: SealedOwnerStore
+    gathering: SealedOwnerStore
     destinations: Destinations
     directory: SqlDirectory
     clock: Clock
@@ -119,7 +121,7 @@ class Node:
     def _start_projector(self) -> None:
         stores, ports = self._ports.stores, self._ports
         own = ProjectorPorts(
-            self._seal(ports.gathering), stores.store, stores.admin, stores.database, ports.clock, self._times_of
+            ports.gathering, stores.store, stores.admin, stores.database, ports.clock, self._times_of
         )  # fmt: skip
         self.projector = Projector(self._topics, self._config.owner, own, self._config.projector)
         self.run("projector", self.projector.run_forever(), self.projector.stop)
@@ -134,16 +136,13 @@ class Node:
         )  # fmt: skip
         self.checks = CheckService(asking, self._topics, config.checker)
         own = SettlerPorts(
-            stores.store, self._seal(stores.owners), ports.destinations, self._times_of, self.checks, ports.clock,
+            stores.store, ports.owners, ports.destinations, self._times_of, self.checks, ports.clock,
             ports.log,
         )  # fmt: skip
         self.settler = Settler(self._topics, config.owner, own, config.settler, has_id_header=config.has_id_header)
         self.run("settler", self.settler.run_forever(), self.settler.stop)
         self.run("checks", self.checks.run_forever())
         self._stack.push_async_callback(self.checks.close)
-
-    def _seal(self, owners: OwnerStore) -> SealedOwnerStore:
-        return SealedOwnerStore(owners, self._topics.op, self._config.service.seal_watch)
 
     def _times_of(self, group: str) -> CheckTimes:
         return self._ports.directory.settings_of(group).times

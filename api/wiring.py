@@ -6,7 +6,7 @@ import os
 import resource
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -25,17 +25,15 @@ from api.services import Services, TransactionCalls
 from api.settings import Settings
 from bridge.clock import SystemClock
 from bridge.core.config import CheckTimes
-from bridge.core.errors import ConfigError, HaltKind, StoreError
+from bridge.core.errors import ConfigError
 from bridge.core.horizon import HorizonConfig
 from bridge.core.keyring import Keyring
-from bridge.core.op_message import LogTopics
 from bridge.core.op_seal import OpSeals
 from bridge.core.topics import InternalTopics, with_prefix
 from bridge.fault_points import FaultPoint, reach
-from bridge.giving_up import GivingUp, GivingUpPorts, Loss
-from bridge.log_watch import REMEDY, LogWatch
+from bridge.log_watch import LogWatch
 from bridge.projector import Projector, ProjectorPorts, RebuildProgress, rebuild
-from bridge.seals import is_op_topic_empty, is_sealed, load_seals, start_seals
+from bridge.seals import load_seals
 from bridge.service.assembly import ServiceConfig, Stores
 from bridge.service.destinations import DestinationsConfig
 from bridge.service.limits import Limits
@@ -43,13 +41,12 @@ from bridge.settler.destinations import Destinations
 from bridge.settler.ports import SettlerConfig
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
-from bridge.sql.migrate import read_revisions, upgrade
+from bridge.sql.migrate import read_revisions
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
-from bridge.store.positions import begin_queues
 from bridge.store.sealed import SealedOwnerStore, SealWatch
-from bridge.topology import TopologyConflict, TopologyGuard, create_missing, migrate_topics
+from bridge.topology import TopologyGuard
 from checker.desk import random_text
 from checker.endpoint_guard import CallbackPolicy, check_url, parse_networks
 from checker.http_caller import HttpCaller, resolve_name
@@ -58,13 +55,11 @@ from checker.nonce import Nonces
 _LOG = structlog.get_logger()
 _ROLES = ("api", "settler", "projector")
 _READY_POLL_MS = 50
-_COORDINATOR_TRIES, _COORDINATOR_PAUSE_S = 40, 0.25
 # The projector reads everything and nobody waits for a single record: fewer, fuller answers of the broker.
 _GATHERING = {"fetch.min.bytes": 64 * 1024, "fetch.wait.max.ms": 50}
 
 
 Face = Callable[[TransactionCalls], TransactionCalls]
-Confirm = Callable[[Sequence[Loss]], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +94,16 @@ class KafkaParts:
         self.destinations = Destinations(self.admin, SystemClock())
         self.keyring = Keyring()
         self.seal_watch = SealWatch(OpSeals(self.keyring))
-        self.unsealed = KafkaOwnerStore(config, self.destinations.max_message_bytes)
-        self.store = KafkaMessageStore(config, self.unsealed)
-        self.unsealed_gathering = KafkaOwnerStore(KafkaConfig({**settings.kafka, **_GATHERING}))
+        self.plain_owners = KafkaOwnerStore(config, self.destinations.max_message_bytes)
+        self.store = KafkaMessageStore(config, self.plain_owners)
+        self._gathering = KafkaOwnerStore(KafkaConfig({**settings.kafka, **_GATHERING}))
         op_topic = internal_topics(settings).op
-        self.owners = SealedOwnerStore(self.unsealed, op_topic, self.seal_watch)
-        self.gathering = SealedOwnerStore(self.unsealed_gathering, op_topic, self.seal_watch)
+        self.owners = SealedOwnerStore(self.plain_owners, op_topic, self.seal_watch)
+        self.gathering = SealedOwnerStore(self._gathering, op_topic, self.seal_watch)
 
     def last_error(self) -> str | None:
         """What the clients complained of, if nothing has worked since."""
-        return self.store.last_error or self.unsealed.last_error
+        return self.store.last_error or self.plain_owners.last_error
 
     async def load_seals(self, database: Database) -> None:
         """From now on op records are sealed, and believed only if they are. Raises ConfigError, SqlUnavailable."""
@@ -116,8 +111,8 @@ class KafkaParts:
 
     async def close(self) -> None:
         """Closes every client."""
-        await self.unsealed_gathering.close()
-        await self.unsealed.close()
+        await self._gathering.close()
+        await self.plain_owners.close()
         await self.store.close()
         await self.admin.close()
 
@@ -177,98 +172,18 @@ async def _tell_ready(
         on_ready(f"http://{host}:{server.port}")
 
 
-async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[str]:
-    """Tables to their newest form, internal topics and first positions where this bridge never ran; what was done,
-    line by line.
-
-    `confirm`: hears what would be given up of a log that is not what was left, and says whether it is; without it
-    such a log is refused. Raises ConfigError, StoreError, SqlUnavailable.
-    """
-    before = await asyncio.to_thread(upgrade, settings.sql_url())
-    topics, clock = internal_topics(settings), SystemClock()
-    done = ["tables are up to date" if before.is_current else f"tables were brought to revision {before.needed}"]
-    async with _open_stores(settings) as (kafka, database):
-        giving_up = GivingUp(GivingUpPorts(kafka.store, kafka.owners, kafka.admin, database, clock), topics)
-        is_new_key = not await is_sealed(database)
-        if not is_new_key:
-            await kafka.load_seals(database)
-
-        async def begin(log: LogTopics) -> None:
-            if is_new_key:
-                await _refuse_running(kafka, topics)
-            await begin_queues(kafka.store, kafka.owners, topics, log)
-
-        if confirm is not None:
-            done += await _give_up(kafka, database, giving_up, topics, confirm, is_new_key=is_new_key)
-        else:
-            created = await migrate_topics(kafka.admin, database, topics, clock.now_ms(), begin)
-            done += [f"topic {name} created" for name in created]
-            if faults := await giving_up.find_faults():
-                raise ConfigError(f"the log is not what was left: {_tell(faults)}; {REMEDY}")
-        if is_new_key:
-            await start_seals(kafka.store, database, topics, clock.now_ms())
-            done.append("op records are sealed from now on")
-        if found := await TopologyGuard(kafka.admin, database, topics, clock).run_once():
-            raise TopologyConflict(found)
-    return [*done, "internal topics are as they must be"]
-
-
-async def _give_up(
-    kafka: KafkaParts,
-    database: Database,
-    giving_up: GivingUp,
-    topics: InternalTopics,
-    confirm: Confirm,
-    *,
-    is_new_key: bool,
-) -> list[str]:
-    if not confirm(await giving_up.survey()):
-        raise ConfigError("nothing was given up")
-    created = await create_missing(kafka.admin, topics)
-    if is_new_key:
-        await _refuse_running(kafka, topics)
-    lost = await giving_up.act(_make_owner())
-    told = [f"queue {loss.queue_id} goes on from journal offset {loss.position.s}" for loss in lost]
-    return [*told, *[f"topic {name} created" for name in created]]
-
-
-async def _refuse_running(kafka: KafkaParts, topics: InternalTopics) -> None:
-    """Before the first key is made. Raises ConfigError and StoreError."""
-    if not await is_op_topic_empty(kafka.store, topics) and (members := await _count_members(kafka, topics.group)):
-        raise ConfigError(
-            f"{members} settlers are running (group {topics.group}), and what they write from now on would not be "
-            "believed; nothing was changed but tables and missing topics: stop them, wait until Kafka has noticed, and "
-            "migrate again"
-        )
-
-
-def _tell(faults: Mapping[int, HaltKind]) -> str:
-    return ", ".join(f"queue {queue_id} ({kind.value})" for queue_id, kind in faults.items())
-
-
-async def _count_members(kafka: KafkaParts, group: str) -> int:
-    """A broker that has just started answers only after a moment. Raises StoreError."""
-    for _ in range(_COORDINATOR_TRIES):
-        try:
-            return await kafka.admin.count_members(group)
-        except StoreError as error:
-            _LOG.info("group_not_described", reason=str(error))
-            await asyncio.sleep(_COORDINATOR_PAUSE_S)
-    return await kafka.admin.count_members(group)
-
-
 async def rebuild_projection(settings: Settings, on_progress: Callable[[int, int], None]) -> dict[str, int]:
     """The projection anew from Kafka, while the bridge runs; its counts at the end. Raises StoreError, SqlUnavailable.
 
     `on_progress` hears journal offsets applied and wanted, summed over the queues.
     """
     topics, clock = internal_topics(settings), SystemClock()
-    async with _open_stores(settings) as (kafka, database):
+    async with open_stores(settings) as (kafka, database):
         directory = SqlDirectory(database, clock)
         await directory.refresh()
         await kafka.load_seals(database)
         ports = _projector_ports(kafka, database, directory)
-        projector = Projector(topics, _make_owner(), ports)
+        projector = Projector(topics, make_owner(), ports)
 
         def tell(progress: RebuildProgress) -> None:
             on_progress(sum(progress.applied.values()), sum(progress.wanted.values()))
@@ -301,7 +216,8 @@ def _bootstrap_servers(settings: Settings) -> list[tuple[str, int]]:
     return parse_servers(",".join(str(text) for text in named if text))
 
 
-def _make_owner() -> str:
+def make_owner() -> str:
+    """The name of a process, which no other one has."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
@@ -405,9 +321,9 @@ class _Process:
 
     def _make_node(self, stack: AsyncExitStack) -> Node:
         settings, kafka, clock = self._settings, self._kafka, self._clock
-        stores = Stores(kafka.store, kafka.unsealed, kafka.admin, self._database)
+        stores = Stores(kafka.store, kafka.plain_owners, kafka.admin, self._database)
         ports = NodePorts(
-            stores, kafka.unsealed_gathering, kafka.destinations, self._directory, clock, self._watch,
+            stores, kafka.owners, kafka.gathering, kafka.destinations, self._directory, clock, self._watch,
             lambda: HttpCaller(self._callbacks, clock), keyring=kafka.keyring,
         )  # fmt: skip
         chosen = settings.settler
@@ -415,7 +331,7 @@ class _Process:
             max_body_bytes=chosen.held_body_bytes, horizon=HorizonConfig(journal_records=chosen.put_back_records)
         )
         has_id = settings.transaction_id_header
-        return Node(ports, NodeConfig(_make_owner(), self._make_config(), settler, has_id_header=has_id), stack)
+        return Node(ports, NodeConfig(make_owner(), self._make_config(), settler, has_id_header=has_id), stack)
 
     def _make_config(self) -> ServiceConfig:
         settings = self._settings
@@ -441,7 +357,8 @@ class _Process:
 
 
 @asynccontextmanager
-async def _open_stores(settings: Settings) -> AsyncIterator[tuple[KafkaParts, Database]]:
+async def open_stores(settings: Settings) -> AsyncIterator[tuple[KafkaParts, Database]]:
+    """Log and database of a command, until its block ends."""
     async with AsyncExitStack() as stack:
         database = Database(settings.sql_url())
         stack.push_async_callback(database.close)
@@ -453,5 +370,5 @@ async def _open_stores(settings: Settings) -> AsyncIterator[tuple[KafkaParts, Da
 @asynccontextmanager
 async def _open_process(settings: Settings) -> AsyncIterator[_Process]:
     gc.set_threshold(*GC_THRESHOLD)
-    async with _open_stores(settings) as (kafka, database), AsyncExitStack() as stack:
+    async with open_stores(settings) as (kafka, database), AsyncExitStack() as stack:
         yield _Process(settings, kafka, database, stack)

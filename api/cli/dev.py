@@ -107,7 +107,8 @@ def _run(wishes: DevWishes, folder: Path, stack: ExitStack, keeper: Keeper | Non
 
 
 async def _serve(settings: "Settings", broker: DevBroker | None, wishes: DevWishes, steps: Steps) -> None:
-    from api.wiring import migrate, parse_roles, run_roles  # noqa: PLC0415  # slow to import
+    from api.migration import migrate  # noqa: PLC0415  # slow to import
+    from api.wiring import parse_roles, run_roles  # noqa: PLC0415  # slow to import
 
     await migrate(settings)
     await _create_topics(settings, wishes.topics)
@@ -192,7 +193,9 @@ def _read_note(folder: Path) -> str:
 def _start_broker(wishes: DevWishes, folder: Path, steps: Steps, stack: ExitStack) -> DevBroker:
     broker = DevBroker(folder / "kafka", port=wishes.kafka_port or None)
     stack.callback(_stop_undisturbed, broker)
-    threading.Thread(target=importlib.import_module, args=("api.wiring",), daemon=True).start()  # slow; Kafka is slower
+    threading.Thread(
+        target=importlib.import_module, args=("api.migration",), daemon=True
+    ).start()  # slow; Kafka is slower
     steps.begin("Kafka")
     broker.start(steps.report_jars)
     steps.end(f"Kafka at {broker.bootstrap}")

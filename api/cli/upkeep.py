@@ -54,7 +54,7 @@ def migrate(
 
     Safe to run again, and by several at once.
     """
-    from api.wiring import migrate as run_migrations  # noqa: PLC0415  # slow to import
+    from api.migration import migrate as run_migrations  # noqa: PLC0415  # slow to import
 
     def confirm(losses: "Sequence[Loss]") -> bool:
         _show_losses(losses, output)

@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from api.migration import migrate
 from api.settings import CallbacksSettings, HttpSettings, Settings, TopicsSettings
 from api.testing.stand import LOOPBACK, QUEUES, Stand
-from api.wiring import Guest, KafkaParts, kafka_parts, migrate, parse_roles, run_roles
+from api.wiring import Guest, KafkaParts, kafka_parts, parse_roles, run_roles
 from bridge.broker.dev_broker import DevBroker
 from bridge.store.message_store import MessageStore, TopicAdmin
 

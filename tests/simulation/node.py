@@ -32,7 +32,7 @@ from bridge.sql.engine import Database
 from bridge.sql.errors import SqlUnavailable
 from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.process import MemoryProcess
-from bridge.store.sealed import SealWatch
+from bridge.store.sealed import SealedOwnerStore, SealWatch
 from checker.caller import Call, Reply
 from checker.config import CheckerConfig
 from tests.support.virtual_time import VirtualClock
@@ -239,16 +239,17 @@ class Node:
         await self._stack.aclose()
 
     def _put_together(self, surroundings: Surroundings, random: Random) -> BridgeNode:
-        process, clock = self.process, self.clock
+        process, clock, seal_watch = self.process, self.clock, SealWatch(OpSeals(KEYRING))
+        sealed = SealedOwnerStore(process.owners, surroundings.topics.op, seal_watch)
         ports = NodePorts(
             Stores(process.store, process.owners, process.admin, self._database),
-            process.owners, Destinations(process.admin, clock), self._directory, clock,
+            sealed, sealed, Destinations(process.admin, clock), self._directory, clock,
             LogWatch(process.admin, surroundings.topics, clock, self._database),
             lambda: _GatedCaller(process, surroundings.call, self.name),
             lambda: f"{random.getrandbits(64):016x}", random.random,
         )  # fmt: skip
         service = ServiceConfig(
-            lambda url: None, surroundings.topics, seal_watch=SealWatch(OpSeals(KEYRING)), prefix=f"r{self.name}-",
+            lambda url: None, surroundings.topics, seal_watch=seal_watch, prefix=f"r{self.name}-",
             random_bits=random.getrandbits,
         )  # fmt: skip
         return BridgeNode(ports, NodeConfig(self.name, service, SETTLER, CHECKER, PROJECTOR), self._stack)

@@ -14,8 +14,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
-    ResourcePatternType,
     NewPartitions,
+    ResourcePatternType,
     ResourceType,
 )
 
@@ -73,6 +73,8 @@ def allow_writes(kafka: str, topic: str) -> None:
     ]  # fmt: skip
     for future in admin.delete_acls(filters).values():
         future.result(_ANSWER_S)
+
+
 def grow_topic(kafka: str, topic: str, partitions: int) -> None:
     """Gives a topic so many partitions; returns when everybody may see them."""
     admin = AdminClient({"bootstrap.servers": kafka})

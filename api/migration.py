@@ -1,0 +1,105 @@
+"""What `outbox-bridge migrate` does: tables, internal topics and first positions, or what is given up of a log."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from api.settings import Settings
+from api.wiring import KafkaParts, internal_topics, make_owner, open_stores
+from bridge.clock import SystemClock
+from bridge.core.errors import ConfigError, HaltKind, StoreError
+from bridge.core.op_message import LogTopics
+from bridge.core.topics import InternalTopics
+from bridge.giving_up import GivingUp, GivingUpPorts, Loss
+from bridge.log_watch import REMEDY
+from bridge.seals import is_op_topic_empty, is_sealed, start_seals
+from bridge.sql.engine import Database
+from bridge.sql.migrate import upgrade
+from bridge.store.positions import begin_queues
+from bridge.topology import TopologyConflict, TopologyGuard, create_missing, migrate_topics
+
+_LOG = structlog.get_logger()
+_COORDINATOR_TRIES, _COORDINATOR_PAUSE_S = 40, 0.25
+
+Confirm = Callable[[Sequence[Loss]], bool]
+
+
+async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[str]:
+    """Tables to their newest form, internal topics and first positions where this bridge never ran; what was done,
+    line by line.
+
+    `confirm`: hears what would be given up of a log that is not what was left, and says whether it is; without it
+    such a log is refused. Raises ConfigError, StoreError, SqlUnavailable.
+    """
+    before = await asyncio.to_thread(upgrade, settings.sql_url())
+    topics, clock = internal_topics(settings), SystemClock()
+    done = ["tables are up to date" if before.is_current else f"tables were brought to revision {before.needed}"]
+    async with open_stores(settings) as (kafka, database):
+        giving_up = GivingUp(GivingUpPorts(kafka.store, kafka.owners, kafka.admin, database, clock), topics)
+        is_new_key = not await is_sealed(database)
+        if not is_new_key:
+            await kafka.load_seals(database)
+
+        async def begin(log: LogTopics) -> None:
+            if is_new_key:
+                await _refuse_running(kafka, topics)
+            await begin_queues(kafka.store, kafka.owners, topics, log)
+
+        if confirm is not None:
+            done += await _give_up(kafka, database, giving_up, topics, confirm, is_new_key=is_new_key)
+        else:
+            created = await migrate_topics(kafka.admin, database, topics, clock.now_ms(), begin)
+            done += [f"topic {name} created" for name in created]
+            if faults := await giving_up.find_faults():
+                raise ConfigError(f"the log is not what was left: {_tell(faults)}; {REMEDY}")
+        if is_new_key:
+            await start_seals(kafka.store, database, topics, clock.now_ms())
+            done.append("op records are sealed from now on")
+        if found := await TopologyGuard(kafka.admin, database, topics, clock).run_once():
+            raise TopologyConflict(found)
+    return [*done, "internal topics are as they must be"]
+
+
+async def _give_up(
+    kafka: KafkaParts,
+    database: Database,
+    giving_up: GivingUp,
+    topics: InternalTopics,
+    confirm: Confirm,
+    *,
+    is_new_key: bool,
+) -> list[str]:
+    if not confirm(await giving_up.survey()):
+        raise ConfigError("nothing was given up")
+    created = await create_missing(kafka.admin, topics)
+    if is_new_key:
+        await _refuse_running(kafka, topics)
+    lost = await giving_up.act(make_owner())
+    told = [f"queue {loss.queue_id} goes on from journal offset {loss.position.s}" for loss in lost]
+    return [*told, *[f"topic {name} created" for name in created]]
+
+
+async def _refuse_running(kafka: KafkaParts, topics: InternalTopics) -> None:
+    """Before the first key is made. Raises ConfigError and StoreError."""
+    if not await is_op_topic_empty(kafka.store, topics) and (members := await _count_members(kafka, topics.group)):
+        raise ConfigError(
+            f"{members} settlers are running (group {topics.group}), and what they write from now on would not be "
+            "believed; nothing was changed but tables and missing topics: stop them, wait until Kafka has noticed, and "
+            "migrate again"
+        )
+
+
+def _tell(faults: Mapping[int, HaltKind]) -> str:
+    return ", ".join(f"queue {queue_id} ({kind.value})" for queue_id, kind in faults.items())
+
+
+async def _count_members(kafka: KafkaParts, group: str) -> int:
+    """A broker that has just started answers only after a moment. Raises StoreError."""
+    for _ in range(_COORDINATOR_TRIES):
+        try:
+            return await kafka.admin.count_members(group)
+        except StoreError as error:
+            _LOG.info("group_not_described", reason=str(error))
+            await asyncio.sleep(_COORDINATOR_PAUSE_S)
+    return await kafka.admin.count_members(group)
