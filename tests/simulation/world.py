@@ -439,6 +439,9 @@ class World:
 
     # --- the end ---
 
+    def conclude(self) -> None:
+        """Before promises are checked; for worlds with rules of their own."""
+
     async def _wait_quiet(self) -> None:
         """Until everything due is decided, published and projected. Raises Finding if that never comes."""
         until_ms = self.clock.monotonic_ms() + _QUIET_LIMIT_MS
@@ -474,10 +477,10 @@ def _scale_times() -> None:
     record.SEEN_LIMIT_MS, repeats.NOTE_LIMIT_MS, repeats._RENEW_MS = 3_000, 6_000, 1_000
 
 
-def simulate(schedule: Schedule) -> Run:
-    """Runs a schedule to its end and checks every promise."""
+def simulate(schedule: Schedule, make: Callable[[Schedule], World] | None = None) -> Run:
+    """Runs a schedule to its end and checks every promise. `make`: another world than the usual one."""
     global_random.seed(schedule.seed)
-    world = World(schedule)
+    world = (make or World)(schedule)
     log_into(world.story, running_name)
     failed: list[Violation] = []
     gc.disable()
@@ -492,6 +495,7 @@ def simulate(schedule: Schedule) -> Run:
         gc.enable()
         structlog.reset_defaults()
     world.archive.keep()
+    world.conclude()
     evidence = Evidence(schedule, world.topics, world.archive, world.heard, world.endpoints.log, world.engine)
     evidence.healed_ms = world.healed_ms
     violations = failed + check_promises(evidence) + check_rules(evidence)
