@@ -36,6 +36,12 @@ class Destinations:
             described = await self._admin.describe_topics(stale, with_denied=True)
             self._known |= {topic: (described.get(topic), now) for topic in stale}
 
+    def doubt(self, topics: Iterable[str]) -> None:
+        """Something failed that touched these: what is known of them is too old for the next batch."""
+        for topic in topics:
+            if topic in self._known:
+                self._known[topic] = (self._known[topic][0], -self._max_age_ms - 1)
+
     def queues_of(self, topic: str) -> int:
         """Number of queues of a topic that was described; 1 for one that is gone."""
         described = self._known[topic][0]

@@ -1,6 +1,6 @@
 """One queue held by this process: take over, decide, write what follows, let go."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -268,6 +268,7 @@ class OwnedQueue(QueueOwner):
             if publishes:
                 self._memory.split_before = self._state.s
                 self._memory.schedule.doubt()
+                self._ports.destinations.doubt(self._topics_of(publishes))
             raise
         return effects
 
@@ -317,8 +318,10 @@ class OwnedQueue(QueueOwner):
         missing = [t for t in transactions if t.transaction_id not in self._batch_bodies]
         if missing:
             self._batch_bodies |= (await self._bodies.load(missing)).found
-        topics = {m.topic for t in transactions for m in self._batch_bodies[t.transaction_id].messages}
-        await self._ports.destinations.refresh(topics, is_forced=is_forced)
+        await self._ports.destinations.refresh(self._topics_of(transactions), is_forced=is_forced)
+
+    def _topics_of(self, transactions: Iterable[Transaction]) -> set[str]:
+        return {m.topic for t in transactions for m in self._batch_bodies[t.transaction_id].messages}
 
     def _reason_of(self, t: Transaction) -> str | None:
         if t.end is not None and t.end < self._memory.split_before:
@@ -467,6 +470,7 @@ class OwnedQueue(QueueOwner):
             await self._write(effects, BatchKind.BLOCK)
         except BatchOutcomeUnknown:
             self._memory.schedule.note_failure(attempt, "NO_ANSWER", now_ms)
+            self._ports.destinations.doubt(attempt.destinations)
             raise
         else:
             self._memory.schedule.note_success(attempt)

@@ -36,7 +36,7 @@ async def give_up(world: "World", fault: Fault) -> None:
 async def _ask(world: "World", instance: int, t: Transaction) -> None:
     first = find_truth(world.archive, world.topics)[t.transaction_id].messages[0].value or b""
     call = world.locals.calls[int(first.split(b"|", 1)[0])]
-    await world.do(call, Deed(0, Verb.ABANDON, instance), t.transaction_id)
+    await world.callers.do(call, Deed(0, Verb.ABANDON, instance), t.transaction_id)
 
 
 def _append(world: "World", t: Transaction) -> None:

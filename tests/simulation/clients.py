@@ -23,7 +23,7 @@ from bridge.service.operators import Who
 from checker.caller import Call as HttpCall
 from checker.caller import Failure, Reply, failure_of
 from tests.simulation.database import endpoint_of
-from tests.simulation.schedule import GROUPS, Call, Deed, Local, Manner, Verb
+from tests.simulation.schedule import CALM_GROUPS, Call, Deed, Local, Manner, Verb
 from tests.support.virtual_time import VirtualClock
 
 Answer = Prepared | TransactionView | Accepted | Refused
@@ -46,6 +46,7 @@ class Heard(Struct, frozen=True):
     view: TransactionView | None = None
     bodies: Sequence[Message] | None = None
     """What a look showed of the messages."""
+    prepared: Prepared | None = None
 
     def __str__(self) -> str:
         return " ".join(filter(None, [self.outcome, self.state.value if self.state else "", self.code]))
@@ -63,7 +64,10 @@ def understand(call: Call, verb: Verb | None, answer: Answer | None, began_ms: i
     if isinstance(answer, Accepted):
         return Heard(at_ms, call.number, verb, "ok", None, "accepted", answer.transaction_id, began_ms)
     view = answer if isinstance(answer, TransactionView) else None
-    return Heard(at_ms, call.number, verb, "ok", answer.state, "", answer.transaction_id, began_ms, view=view)
+    prepared = answer if isinstance(answer, Prepared) else None
+    return Heard(
+        at_ms, call.number, verb, "ok", answer.state, "", answer.transaction_id, began_ms, view=view, prepared=prepared
+    )
 
 
 def prepare_call(call: Call) -> PrepareCall:
@@ -74,6 +78,7 @@ def prepare_call(call: Call) -> PrepareCall:
         call.ordering_key,
         call.idempotency_key,
         call.immunity_s,
+        call.max_checks,
         is_published=call.is_published,
     )
 
@@ -133,6 +138,8 @@ class Asked(Struct, frozen=True):
     """Who asked."""
     strange: str | None = None
     """What the call showed otherwise than it was prepared."""
+    began_ms: int = 0
+    """Of a check that was claimed: when the claim was asked for."""
 
 
 class Endpoints:
@@ -147,7 +154,7 @@ class Endpoints:
 
     async def call(self, call: HttpCall, node: str) -> Reply:
         """One exchange."""
-        group = next(name for name in GROUPS if endpoint_of(name) == call.url)
+        group = next(name for name in CALM_GROUPS if endpoint_of(name) == call.url)
         manner = self.manners.get(group, Manner.HONEST)
         await self._clock.sleep_ms(self._random.randrange(3))
         if manner is Manner.REFUSES:
@@ -159,7 +166,7 @@ class Endpoints:
             return Reply(call.url, call.timeout_ms, failure=Failure.TIMEOUT)
         if manner is Manner.SLOW:
             await self._clock.sleep_ms(call.timeout_ms * 3 // 4)
-        words = {check["transaction_id"]: self._decide(check, manner) for check in checks}
+        words = {check["transaction_id"]: self.decide(number_of(check), manner) for check in checks}
         if manner in {Manner.ERROR, Manner.GARBAGE, Manner.WRONG_NONCE}:
             self._note(checks, {}, node)
         else:
@@ -169,8 +176,9 @@ class Endpoints:
         status = 500 if manner is Manner.ERROR else 200
         return Reply(call.url, 1, status, _write(checks, words, manner), failure=failure_of(status))
 
-    def _decide(self, check: Mapping[str, object], manner: Manner) -> Resolution:
-        honest = self._locals.look_up(number_of(check))
+    def decide(self, number: int, manner: Manner) -> Resolution:
+        """What is answered to a check of the transaction of this number."""
+        honest = self._locals.look_up(number)
         if manner is Manner.UNDECIDED:
             return Resolution.UNKNOWN
         if manner is Manner.LIES:
@@ -190,7 +198,21 @@ def number_of(check: Mapping[str, object]) -> int:
     """The number of the transaction a check is about, from its first message's value."""
     message = check["messages"][0]  # type: ignore[index]
     value = message["value"].encode() if "value" in message else base64.b64decode(message["value_base64"])
+    return number_of_value(value)
+
+
+def number_of_value(value: bytes) -> int:
+    """The same, of a value as bytes."""
     return int(value.split(b"|", 1)[0])
+
+
+def same_messages(left: Sequence[Message], right: Sequence[Message]) -> bool:
+    """Whether they are the same to the last byte."""
+
+    def parts(messages: Sequence[Message]) -> list[object]:
+        return [(m.topic, m.key, m.value, [tuple(h) for h in m.headers], m.queue_id, m.timestamp_ms) for m in messages]
+
+    return parts(left) == parts(right)
 
 
 def find_difference(check: Mapping[str, Any], prepared: Sequence[Message]) -> str | None:

@@ -8,15 +8,10 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.pool import StaticPool
 
-from bridge.core.config import CheckCalls, CheckTimes, GroupSettings
 from bridge.sql.groups import put_group
 from bridge.sql.tables import metadata
-from tests.simulation.schedule import GROUPS
-
-SETTINGS = GroupSettings(
-    CheckTimes(transaction_timeout_ms=1_000, interval_ms=1_000, max_checks=3, max_lifetime_ms=10_000),
-    CheckCalls(call_timeout_ms=800, batch_size=4, concurrency=2),
-)
+from tests.simulation.schedule import CALM_GROUPS
+from tests.simulation.situations import SETTINGS
 
 
 def endpoint_of(group: str) -> str:
@@ -29,6 +24,26 @@ def open_database() -> Engine:
     connection, engine = _open()
     _template().backup(connection)
     return engine
+
+
+def back_up(engine: Engine) -> sqlite3.Connection:
+    """A copy of the database as it is."""
+    copy = sqlite3.connect(":memory:", check_same_thread=False)
+    _dbapi(engine).backup(copy)
+    return copy
+
+
+def restore(copy: sqlite3.Connection, engine: Engine) -> None:
+    """Makes the database what it was, and gives the copy back."""
+    copy.backup(_dbapi(engine))
+    copy.close()
+
+
+def _dbapi(engine: Engine) -> sqlite3.Connection:
+    with engine.connect() as connection:
+        found = connection.connection.driver_connection
+    assert isinstance(found, sqlite3.Connection)
+    return found
 
 
 @cache
@@ -46,7 +61,7 @@ def _template() -> sqlite3.Connection:
     event.listen(engine, "begin", _begin)
     with engine.begin() as conn:
         metadata.create_all(conn)
-        for group in GROUPS:
+        for group in CALM_GROUPS:
             put_group(conn, group, SETTINGS, [endpoint_of(group)], 0)
     return connection
 

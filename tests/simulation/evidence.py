@@ -1,6 +1,6 @@
 """Everything that ever lay in the topics of a run, also what was deleted, compacted or outlived its retention."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
@@ -13,7 +13,8 @@ from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState
 from bridge.sql.tables import projection_positions
 from bridge.store.memory.log import MemoryLog
-from tests.simulation.truth import find_truth
+from tests.simulation.situations import Bad
+from tests.simulation.truth import Truth, find_truth
 
 Place = tuple[str, int]  # topic id, queue
 
@@ -76,8 +77,11 @@ class Archive:
         """The last op message of each id."""
         return {op.transaction.transaction_id: op for _, op in self.op_history(topics)}
 
-    def unquiet(self, topics: InternalTopics, engine: Engine | None) -> str | None:
-        """What is still to be done; None when everything is decided, published and, over SQL, projected."""
+    def unquiet(self, topics: InternalTopics, engine: Engine | None, bad: Bad | None = None) -> str | None:
+        """What is still to be done; None when everything is decided, published and, over SQL, projected.
+
+        What cannot be published because a destination stays bad, or is behind such a one, stays blocked.
+        """
         self.log.agenda.run_due()
         positions = self.last_positions(topics)
         applied = read_applied(engine) if engine is not None else None
@@ -92,19 +96,33 @@ class Archive:
             if partition.stable < partition.maximum:
                 return f"a Kafka transaction is open in {partition.queue}"
         self.keep()
-        for transaction_id, op in self.last_ops(topics).items():
-            if op.transaction.blocked:
+        truth, ops = find_truth(self, topics), self.last_ops(topics)
+        stuck = find_stuck(truth.values(), bad)
+        for transaction_id, op in ops.items():
+            if op.transaction.blocked and transaction_id not in stuck:
                 return f"{transaction_id} is blocked: {op.transaction.why}"
-        return self._pending(topics)
+        return _find_pending(truth, ops)
 
-    def _pending(self, topics: InternalTopics) -> str | None:
-        ops = self.last_ops(topics)
-        for truth in find_truth(self, topics).values():
-            op = ops.get(truth.transaction_id)
-            state = op.transaction.state if op else TransactionState.PREPARED
-            if state is TransactionState.PREPARED:
-                return f"{truth.transaction_id} is PREPARED"
-        return None
+
+def _find_pending(truths: Mapping[str, Truth], ops: Mapping[str, OpMessage]) -> str | None:
+    for transaction_id in truths:
+        op = ops.get(transaction_id)
+        if op is None or op.transaction.state is TransactionState.PREPARED:
+            return f"{transaction_id} is PREPARED"
+    return None
+
+
+def find_stuck(truths: Iterable[Truth], bad: Bad | None) -> set[str]:
+    """Who may stay blocked: commits to a destination that stays bad, and later ones of their ordering key."""
+    stuck: set[str] = set()
+    lanes: set[tuple[object, ...]] = set()
+    for t in sorted(truths, key=lambda t: t.decided_at) if bad is not None else ():
+        if t.state is TransactionState.COMMITTED:
+            lane = (t.queue_id, *t.ordering)
+            if lane in lanes or (bad is not None and any(bad.refuses(m) for m in t.messages)):
+                lanes.add(lane)
+                stuck.add(t.transaction_id)
+    return stuck
 
 
 def read_applied(engine: Engine) -> dict[int, int]:

@@ -121,9 +121,9 @@ class LosingWorld(World):
         """The usual promises hear nothing of what was given up."""
         self._note_gone()
         gone = self.archive.gone
-        self.all_heard = list(self.heard)
-        numbers = {one.number for one in self.heard if {one.transaction_id, one.asked_id} & gone}
-        self.heard[:] = [one for one in self.heard if one.number not in numbers]
+        self.all_heard = list(self.callers.heard)
+        numbers = {one.number for one in self.callers.heard if {one.transaction_id, one.asked_id} & gone}
+        self.callers.heard[:] = [one for one in self.callers.heard if one.number not in numbers]
         self.endpoints.log[:] = [asked for asked in self.endpoints.log if asked.transaction_id not in gone]
 
     async def _lose(self) -> None:

@@ -9,7 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from random import Random
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from bridge.core.topics import InternalTopics
 from bridge.log_watch import LogWatch
 from bridge.projector import ProjectorConfig
 from bridge.service.assembly import Service, ServiceConfig, Stores
+from bridge.service.redrive_loop import RedriveConfig
 from bridge.settler.destinations import Destinations
 from bridge.settler.ports import SettlerConfig
 from bridge.sql.directory import SqlDirectory
@@ -49,7 +51,9 @@ SETTLER = SettlerConfig(
     max_put_backs=3,
     horizon=HorizonConfig(remember_ended_ms=12_000, journal_records=6, journal_ms=4_000, op_messages=12, op_ms=10_000),
 )
-CHECKER = CheckerConfig(report_wait_ms=5_000, append_retry_ms=1_000, tick_ms=1_000)
+CHECKER = CheckerConfig(total_calls=4, report_wait_ms=5_000, append_retry_ms=1_000, tick_ms=1_000)
+CALM_SETTLER, CALM_CHECKER = replace(SETTLER, idle_wait_ms=100), replace(CHECKER, tick_ms=100)  # to measure lateness
+REDRIVE = RedriveConfig(idle_ms=1_000, lease_ms=6_000, step_wait_ms=2_000, max_step=3)
 KEYRING = Keyring([BridgeKey("1", b"k" * SECRET_BYTES)])
 PROJECTOR = ProjectorConfig(max_read_records=50, lease_ms=9_000, retry_ms=500, max_wait_ms=1_500, min_interval_ms=150)
 
@@ -90,32 +94,49 @@ class NodeClock:
             callback()
 
 
+class SqlFate(Enum):
+    """What becomes of one SQL transaction. Of the last two its process only hears that the connection broke."""
+
+    WORKS = "works"
+    DOWN = "SQL down"
+    APPLIED_UNKNOWN = "SQL commit applied, outcome unknown"
+    NOT_APPLIED_UNKNOWN = "SQL commit not applied, outcome unknown"
+
+
 class NodeDatabase(Database):
     """SQL of one process, run in the event loop: threads know no virtual time."""
 
     def __init__(
-        self, engine: Engine, process: MemoryProcess, clock: NodeClock, is_down: Callable[[], bool], random: Random
+        self, engine: Engine, process: MemoryProcess, clock: NodeClock, fate: Callable[..., SqlFate], random: Random
     ) -> None:
         self.engine = engine
         self.is_sqlite = True
         self._process = process
         self._clock = clock
-        self._is_down = is_down
+        self._fate = fate
         self._random = random
         self.is_away = False
         """It does not answer any more, to the end of the run."""
 
     async def run(self, work: Callable[[Connection], T], timeout_ms: int | None = None) -> T:
-        await self._clock.sleep_ms(self._random.randrange(5, 80))
-        if self.is_away or self._is_down():
-            raise SqlUnavailable("down")
-        with self.engine.begin() as connection:
-            result = work(connection)
-        await self._process.pause()
-        return result
+        return await self._call(work, is_write=True)
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        return await self.run(work)
+        return await self._call(work, is_write=False)
+
+    async def _call(self, work: Callable[[Connection], T], *, is_write: bool) -> T:
+        await self._clock.sleep_ms(self._random.randrange(5, 80))
+        fate = SqlFate.DOWN if self.is_away else self._fate(is_write=is_write)
+        if fate is SqlFate.DOWN:
+            raise SqlUnavailable("down")
+        with self.engine.connect() as connection, connection.begin() as transaction:
+            result = work(connection)
+            if fate is SqlFate.NOT_APPLIED_UNKNOWN:
+                transaction.rollback()
+        await self._process.pause()
+        if fate is not SqlFate.WORKS:
+            raise SqlUnavailable("the connection broke in COMMIT", is_outcome_unknown=True)
+        return result
 
 
 class _GatedCaller:
@@ -144,8 +165,10 @@ class Surroundings:
     engine: Engine
     has_sql: bool
     """False: it goes away once a process has begun: nobody projects, pulls checks or redrives."""
-    is_sql_down: Callable[[], bool]
+    sql_fate: Callable[..., SqlFate]
     call: Callable[[Call, str], Awaitable[Reply]]
+    is_calm: bool = False
+    """Whether what is due is looked at often."""
 
 
 class Node:
@@ -165,7 +188,7 @@ class Node:
         self.is_dead = False
         self.tasks: set[asyncio.Task[Any]] = set()
         self._has_sql = surroundings.has_sql
-        self._database = NodeDatabase(surroundings.engine, self.process, self.clock, surroundings.is_sql_down, random)
+        self._database = NodeDatabase(surroundings.engine, self.process, self.clock, surroundings.sql_fate, random)
         self._directory = SqlDirectory(self._database, self.clock, refresh_ms=2_000)
         self._stack = AsyncExitStack()
         self._requests = 0
@@ -173,6 +196,7 @@ class Node:
         """Whether it takes no requests: it is about to end."""
         self._node = self._put_together(surroundings, random)
         self.service = self._node.service
+        self.service.redrive_loop._config = REDRIVE
         self.failed = self._node.failed
 
     def start(self) -> None:
@@ -252,7 +276,8 @@ class Node:
             lambda url: None, surroundings.topics, seal_watch=seal_watch, prefix=f"r{self.name}-",
             random_bits=random.getrandbits,
         )  # fmt: skip
-        return BridgeNode(ports, NodeConfig(self.name, service, SETTLER, CHECKER, PROJECTOR), self._stack)
+        settler, checker = (CALM_SETTLER, CALM_CHECKER) if surroundings.is_calm else (SETTLER, CHECKER)
+        return BridgeNode(ports, NodeConfig(self.name, service, settler, checker, PROJECTOR), self._stack)
 
 
 def track_tasks(loop: asyncio.AbstractEventLoop) -> None:

@@ -4,23 +4,28 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from sqlalchemy import Engine
 
+from bridge.core.config import CheckTimes
 from bridge.core.message import Message, StoredMessage
 from bridge.core.op_message import OpMessage
 from bridge.core.properties import TRANSACTION_ID_HEADER
-from bridge.core.record import Source
+from bridge.core.record import ActRecord, Source
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState
 from bridge.sql.stats import read_stats
 from bridge.sql.transactions import find_many
 from tests.simulation.clients import Asked, Heard
-from tests.simulation.database import SETTINGS
-from tests.simulation.evidence import Archive
-from tests.simulation.schedule import START_MS, TOPICS, Schedule, Verb
-from tests.simulation.truth import Ended, Truth, find_ends, find_truth
+from tests.simulation.evidence import Archive, find_stuck
+from tests.simulation.schedule import START_MS, TOPICS, FaultKind, Schedule, Verb
+from tests.simulation.situations import possible_times
+from tests.simulation.truth import Ended, Truth, find_acts, find_ends, find_truth
+
+if TYPE_CHECKING:
+    from tests.simulation.operating import Operating
 
 _COMMITTED, _ROLLED_BACK, _PARKED, _PREPARED = (
     TransactionState.COMMITTED,
@@ -64,12 +69,45 @@ class Evidence:
         self.heard = heard
         self.asked = asked
         self.engine = engine
+        self._times: dict[str, list[CheckTimes]] = {}
         self.healed_ms = 0
         """When the last fault was over, by the monotonic clock; 0: never."""
+        self.operating: Operating | None = None
+
+    @cached_property
+    def clock_ms(self) -> int:
+        """By how much append times may differ from the time that there was, and from each other."""
+        faults = self.schedule.faults
+        return max((abs(f.delay_ms) for f in faults if f.kind is FaultKind.BROKER_CLOCK), default=0)
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether the database was set back: of what was compacted since nobody tells any more."""
+        return self.operating is not None and self.operating.is_restored
+
+    def times_of(self, group: str) -> list[CheckTimes]:
+        """All that the settings of a group may have said in the run."""
+        if group not in self._times:
+            self._times[group] = possible_times(group, self.schedule.situation)
+        return self._times[group]
+
+    def first_due_ms(self, truth: Truth) -> int:
+        """Nobody may be asked about it before."""
+        timeout_ms = min(times.transaction_timeout_ms for times in self.times_of(truth.group))
+        return truth.appended_ms + max(timeout_ms, truth.immunity_s * 1000)
+
+    def most_checks(self, truth: Truth) -> int:
+        """How many answered checks it may have in one life."""
+        return truth.max_checks or max(times.max_checks for times in self.times_of(truth.group))
 
     @cached_property
     def truth(self) -> Mapping[str, Truth]:
         return find_truth(self.archive, self.topics)
+
+    @cached_property
+    def stuck(self) -> set[str]:
+        """Commits that may stay blocked to the end."""
+        return find_stuck(self.truth.values(), self.schedule.situation.bad)
 
     @cached_property
     def ops(self) -> Mapping[str, OpMessage]:
@@ -88,6 +126,27 @@ class Evidence:
     @cached_property
     def ends(self) -> Sequence[Ended]:
         return find_ends(self.archive, self.topics)
+
+    @cached_property
+    def ends_of(self) -> Mapping[str, Sequence[Ended]]:
+        """Every end record by transaction id."""
+        found: dict[str, list[Ended]] = defaultdict(list)
+        for end in self.ends:
+            found[end.transaction_id].append(end)
+        return found
+
+    @cached_property
+    def acts(self) -> Sequence[tuple[int, ActRecord]]:
+        """Operators' acts with their append times."""
+        return find_acts(self.archive, self.topics)
+
+    @cached_property
+    def acts_of(self) -> Mapping[str, Sequence[ActRecord]]:
+        """Operators' acts by transaction id."""
+        found: dict[str, list[ActRecord]] = defaultdict(list)
+        for _, act in self.acts:
+            found[act.transaction_id].append(act)
+        return found
 
     @cached_property
     def answers(self) -> Mapping[str, Sequence[Ended]]:
@@ -131,12 +190,23 @@ def _published(evidence: Evidence) -> Iterator[Violation]:
             state = truth.state.value if truth else "never prepared"
             yield Violation("P", transaction_id, f"{len(records)} records are visible, but it is {state}")
     for transaction_id, truth in evidence.truth.items():
+        op = evidence.ops.get(transaction_id)
         if transaction_id in evidence.abandoned:
             if count := len(evidence.visible.get(transaction_id, [])):
                 yield Violation("P", transaction_id, f"{count} records are visible, but it is abandoned")
+        elif op is not None and op.transaction.blocked:
+            yield from _judge_blocked(evidence, truth)
         elif truth.state is _COMMITTED:
             buried = {topic for topic, of in evidence.archive.buried if of == transaction_id}
             yield from _compare(truth, evidence.visible.get(transaction_id, []), buried)
+
+
+def _judge_blocked(evidence: Evidence, truth: Truth) -> Iterator[Violation]:
+    """What stays blocked is where a destination stays bad, and nothing of it is seen."""
+    if truth.transaction_id not in evidence.stuck:
+        yield Violation("L", truth.transaction_id, "blocked to the end, although its destinations work")
+    if evidence.visible.get(truth.transaction_id):
+        yield Violation("D", truth.transaction_id, "blocked, and yet records of it are visible")
 
 
 def _compare(truth: Truth, records: Sequence[Visible], buried: Collection[str]) -> Iterator[Violation]:
@@ -187,11 +257,27 @@ def _ordered(evidence: Evidence) -> Iterator[Violation]:
             for r in records:
                 lane = (truth.queue_id, truth.ordering, r.topic_id, r.queue_id)
                 lanes[lane].append((r.stored.queue_offset, truth.decided_at, transaction_id))
+    blocked_at = _find_blocked_lanes(evidence)
     for lane, entries in lanes.items():
+        first_blocked = blocked_at.get((lane[0], lane[1]))
+        for _, decided_at, transaction_id in entries if first_blocked is not None else ():
+            if first_blocked is not None and decided_at > first_blocked:
+                yield Violation("O", transaction_id, f"published although an earlier commit of {lane[1]!r} is blocked")
         entries.sort()
         for (_, before, _), (_, after, transaction_id) in itertools.pairwise(entries):
             if after < before:
                 yield Violation("O", transaction_id, f"published behind a later commit of {lane[1]!r} in {lane[2:]}")
+
+
+def _find_blocked_lanes(evidence: Evidence) -> dict[tuple[object, ...], int]:
+    """Where the first blocked commit of each ordering key was recorded."""
+    found: dict[tuple[object, ...], int] = {}
+    for transaction_id, op in evidence.ops.items():
+        truth = evidence.truth.get(transaction_id)
+        if op.transaction.blocked and truth is not None:
+            lane = (truth.queue_id, truth.ordering)
+            found[lane] = min(found.get(lane, truth.decided_at), truth.decided_at)
+    return found
 
 
 def _agreed(evidence: Evidence) -> Iterator[Violation]:
@@ -244,7 +330,7 @@ def _answered(evidence: Evidence) -> Iterator[Violation]:
 def _judge_prepared(evidence: Evidence, heard: Heard) -> Iterator[Violation]:
     """PREPARED makes the caller run his local transaction: never told of one that had ended before he asked."""
     truth = evidence.truth.get(heard.transaction_id or "")
-    if truth is not None and truth.state in _FINAL and truth.decided_ms < START_MS + heard.began_ms:
+    if truth is not None and truth.state in _FINAL and truth.decided_ms + evidence.clock_ms < START_MS + heard.began_ms:
         yield Violation("A", truth.transaction_id, f"told PREPARED after it was {truth.state.value}")
 
 
@@ -270,28 +356,30 @@ def _conserved(evidence: Evidence) -> Iterator[Violation]:
             if truth.group == group
         )
         counted = stats.groups.get(group)
-        found = (counted.committed, counted.rolled_back, counted.parked, counted.pending) if counted else None
-        wanted = (states[_COMMITTED], states[_ROLLED_BACK], states[_PARKED], 0)
+        blocked = sum(op.transaction.blocked and op.transaction.group == group for op in evidence.ops.values())
         given_up = sum(evidence.truth[i].group == group for i in evidence.abandoned)
-        beside = (counted.blocked, counted.abandoned) if counted else None
-        if beside != (0, given_up):
-            yield Violation("C", group, f"blocked and abandoned are counted {beside}, not {(0, given_up)}")
+        found = None
+        if counted is not None:
+            c = counted
+            found = (c.committed, c.blocked, c.abandoned, c.rolled_back, c.parked, c.pending)
+        wanted = (states[_COMMITTED], blocked, given_up, states[_ROLLED_BACK], states[_PARKED], 0)
         if found != wanted:
-            yield Violation("C", group, f"committed, rolled back, parked, pending are counted {found}, not {wanted}")
+            what = f"committed, blocked, abandoned, rolled back, parked, pending are counted {found}, not {wanted}"
+            yield Violation("C", group, what)
 
 
 def _checked(evidence: Evidence) -> Iterator[Violation]:
     """K: none too early, none that was decided before it was due, no more answered ones than allowed."""
-    start_ms, times = START_MS, SETTINGS.times
+    start_ms, clock_ms = START_MS, evidence.clock_ms
     for asked in evidence.asked:
         truth = evidence.truth.get(asked.transaction_id)
         if truth is None:
             yield Violation("K", asked.transaction_id, "a check about a transaction that no journal holds")
             continue
-        due_ms = truth.appended_ms + max(times.transaction_timeout_ms, truth.immunity_s * 1000)
+        due_ms = evidence.first_due_ms(truth) - clock_ms
         if start_ms + asked.at_ms < due_ms:
             yield Violation("K", asked.transaction_id, f"asked {due_ms - start_ms - asked.at_ms} ms too early")
-        if truth.decided_at >= 0 and truth.decided_ms < due_ms:
+        if truth.decided_at >= 0 and truth.decided_ms < due_ms - clock_ms:
             yield Violation("K", asked.transaction_id, "asked about although it ended before its first check was due")
         if asked.check_number < 1:
             yield Violation("K", asked.transaction_id, f"check number {asked.check_number}")
@@ -301,8 +389,8 @@ def _checked(evidence: Evidence) -> Iterator[Violation]:
             what = f"{answer.resolution.name} is recorded for check {answer.check_number}; no endpoint said so"
             yield Violation("K", answer.transaction_id, what)
     for truth in evidence.truth.values():
-        if truth.most_answered > times.max_checks:
-            what = f"{truth.most_answered} answered checks, {times.max_checks} allowed"
+        if truth.most_answered > evidence.most_checks(truth):
+            what = f"{truth.most_answered} answered checks, {evidence.most_checks(truth)} allowed"
             yield Violation("K", truth.transaction_id, what)
 
 

@@ -7,17 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from bridge.core.message import Message
 from bridge.core.op_message import OpMessage
-from bridge.core.record import HalfMessage, Resolution, Source
+from bridge.core.record import Act, HalfMessage, Resolution, Source
 from bridge.core.record_codec import decode_body, decode_parked
 from bridge.core.transaction import MAX_CHECKS, MAX_LIFE, NO_ENDPOINT, Transaction, TransactionState
 from bridge.core.view import TimelineEvent, TransactionView
 from bridge.sql.timeline import read_timeline
 from bridge.sql.transactions import find_many
-from tests.simulation.clients import Asked
-from tests.simulation.database import SETTINGS
+from tests.simulation.clients import Asked, same_messages
+from tests.simulation.operating import PULLED
 from tests.simulation.promises import Evidence, Violation
 from tests.simulation.schedule import START_MS, Call, FaultKind, Verb
-from tests.simulation.truth import Ended, Truth
+from tests.simulation.truth import Truth
 
 _COMMITTED, _ROLLED_BACK, _PARKED, _PREPARED = (
     TransactionState.COMMITTED,
@@ -30,7 +30,6 @@ _ASKED = {Verb.COMMIT: Resolution.COMMIT, Verb.ROLLBACK: Resolution.ROLLBACK}
 _LATE_MS = 15_000  # after the last fault: take-overs and their back-offs are longer than an interval
 _STRAY_MS = 1_000
 _SPARE = 4  # rounds: a process that gets a queue back asks anew
-_TIMES = SETTINGS.times
 
 
 def check_rules(evidence: Evidence) -> list[Violation]:
@@ -45,7 +44,7 @@ def check_rules(evidence: Evidence) -> list[Violation]:
 def _parked(evidence: Evidence) -> Iterator[Violation]:
     """K: out of checks means that all were answered, and out of life that it is over."""
     for t, stored_ms in find_parkings(evidence):
-        yield from _judge_parking(t, stored_ms, evidence.answers[t.transaction_id])
+        yield from _judge_parking(evidence, t, stored_ms)
 
 
 def find_parkings(evidence: Evidence) -> Iterator[tuple[Transaction, int]]:
@@ -58,19 +57,21 @@ def find_parkings(evidence: Evidence) -> Iterator[tuple[Transaction, int]]:
             yield t, stored_ms
 
 
-def _judge_parking(t: Transaction, stored_ms: int, answers: Sequence[Ended]) -> Iterator[Violation]:
+def _judge_parking(evidence: Evidence, t: Transaction, stored_ms: int) -> Iterator[Violation]:
+    possible = evidence.times_of(t.group)
     if t.why in {MAX_LIFE, NO_ENDPOINT}:
-        if stored_ms < t.since_ms + _TIMES.max_lifetime_ms:
-            early_ms = t.since_ms + _TIMES.max_lifetime_ms - stored_ms
+        early_ms = t.since_ms + min(times.max_lifetime_ms for times in possible) - stored_ms - evidence.clock_ms
+        if early_ms > 0:
             yield Violation("K", t.transaction_id, f"parked as out of life {early_ms} ms too early")
         return
     if t.why != MAX_CHECKS:
         yield Violation("S", t.transaction_id, f"parked, and why is {t.why!r}")
         return
-    known = {a.check_number for a in answers if a.offset <= t.at}
+    known = {a.check_number for a in evidence.answers[t.transaction_id] if a.offset <= t.at}
     in_life = [number for number in range(t.base + 1, t.check_times + 1) if number in known]
-    if len(in_life) < _TIMES.max_checks:
-        what = f"parked as out of checks after {len(in_life)} answered ones of {_TIMES.max_checks}"
+    least = t.max_checks or min(times.max_checks for times in possible)
+    if len(in_life) < least:
+        what = f"parked as out of checks after {len(in_life)} answered ones of {least}"
         yield Violation("K", t.transaction_id, what)
 
 
@@ -82,7 +83,7 @@ def _asked(evidence: Evidence) -> Iterator[Violation]:
     by_id: dict[str, list[Asked]] = defaultdict(list)
     for asked in evidence.asked:
         by_id[asked.transaction_id].append(asked)
-    slack_ms = _STRAY_MS + _longest_pause_ms(evidence)
+    slack_ms = _STRAY_MS + longest_pause_ms(evidence) + evidence.clock_ms
     for transaction_id, asks in by_id.items():
         truth = evidence.truth.get(transaction_id)
         if truth is None:
@@ -98,10 +99,11 @@ def _asked(evidence: Evidence) -> Iterator[Violation]:
 
 def _judge_rhythm(evidence: Evidence, truth: Truth, asks: Sequence[Asked]) -> Iterator[Violation]:
     """One life of one process asks once an interval; another one may begin anew, and an operator may ask at once."""
-    for node in {a.node for a in asks}:
+    interval_ms = min(times.interval_ms for times in evidence.times_of(truth.group))
+    for node in {a.node for a in asks} - {PULLED}:
         times = [a.at_ms for a in asks if a.node == node]
         spare = _SPARE + _asked_by_hand(evidence, truth.transaction_id)
-        most = (times[-1] - times[0]) // _TIMES.interval_ms + spare
+        most = (times[-1] - times[0]) // interval_ms + spare
         if len(times) > most:
             what = f"{node} asked {len(times)} times in {times[-1] - times[0]} ms"
             yield Violation("K", truth.transaction_id, what)
@@ -118,8 +120,9 @@ def _neglected(evidence: Evidence, by_id: Mapping[str, Sequence[Asked]]) -> Iter
     if not evidence.healed_ms:
         return
     for truth in evidence.truth.values():
-        due_ms = truth.appended_ms + max(_TIMES.transaction_timeout_ms, truth.immunity_s * 1000)
-        until_ms = max(due_ms, healed_ms) + _LATE_MS
+        timeout_ms = max(times.transaction_timeout_ms for times in evidence.times_of(truth.group))
+        due_ms = truth.appended_ms + max(timeout_ms, truth.immunity_s * 1000)
+        until_ms = max(due_ms, healed_ms) + _LATE_MS + 2 * evidence.clock_ms
         op = evidence.ops.get(truth.transaction_id)
         has_ended = truth.decided_at >= 0 and truth.decided_ms <= until_ms
         was_parked = op is not None and op.transaction.parked is not None
@@ -128,7 +131,7 @@ def _neglected(evidence: Evidence, by_id: Mapping[str, Sequence[Asked]]) -> Iter
             yield Violation("T", truth.transaction_id, f"nobody was asked for {_LATE_MS} ms after it was due")
 
 
-def _longest_pause_ms(evidence: Evidence) -> int:
+def longest_pause_ms(evidence: Evidence) -> int:
     """For how long a round that had begun, or an end on its way, may have stood still."""
     still = {FaultKind.FREEZE, FaultKind.FREEZE_AT, FaultKind.LOSE_ANSWER, FaultKind.LOSE_REQUEST, FaultKind.LEADERLESS}
     return max(
@@ -152,7 +155,8 @@ def _refused_ends(evidence: Evidence) -> Iterator[Violation]:
             continue
         place = (heard.asked_id, _ASKED[heard.verb])
         possible[place] += not (heard.outcome == "fail" and heard.code in _NOT_WRITTEN)
-        if heard.code == "accepted" and first_ms.get(place, heard.at_ms + START_MS + 1) > START_MS + heard.at_ms:
+        latest_ms = START_MS + heard.at_ms + evidence.clock_ms
+        if heard.code == "accepted" and first_ms.get(place, latest_ms + 1) > latest_ms:
             yield Violation("L", heard.asked_id, f"{heard.verb} was accepted before it was in the journal")
     for place, count in written.items():
         if place[1] is not Resolution.UNKNOWN and count > possible[place]:
@@ -262,15 +266,6 @@ def _kept_whole(evidence: Evidence) -> Iterator[Violation]:
             yield Violation("I", asked.transaction_id, f"a check call shows {asked.strange}")
 
 
-def same_messages(left: Sequence[Message], right: Sequence[Message]) -> bool:
-    """Whether they are the same to the last byte."""
-
-    def parts(messages: Sequence[Message]) -> list[object]:
-        return [(m.topic, m.key, m.value, [tuple(h) for h in m.headers], m.queue_id, m.timestamp_ms) for m in messages]
-
-    return parts(left) == parts(right)
-
-
 def _call_of(calls: Mapping[bytes, Call], messages: Sequence[Message]) -> Call | None:
     return calls.get((messages[0].value or b"").split(b"|", 1)[0] + b"|")
 
@@ -297,25 +292,31 @@ def _projected(evidence: Evidence) -> Iterator[Violation]:
                 what = f"the projection says {(*said, row.receipts)}, the op message {(*wanted, op.receipts)}"
                 yield Violation("F", transaction_id, what)
         events = timelines[transaction_id]
-        yield from _judge_timeline(truth, op, events, evidence.answers[transaction_id], parkings[transaction_id])
+        yield from _judge_timeline(evidence, truth, events, parkings[transaction_id])
 
 
 def _judge_timeline(
-    truth: Truth, op: OpMessage | None, events: Sequence[TimelineEvent], answers: Sequence[Ended], parkings: int
+    evidence: Evidence, truth: Truth, events: Sequence[TimelineEvent], parkings: int
 ) -> Iterator[Violation]:
+    op, answers = evidence.ops.get(truth.transaction_id), evidence.answers[truth.transaction_id]
+
     def broken(what: str) -> Violation:
         return Violation("F", truth.transaction_id, f"the timeline {what}: {[(e.at_ms, e.type) for e in events]}")
 
     kinds = Counter(event.type for event in events)
     if [e.at_ms for e in events] != sorted(e.at_ms for e in events):
         yield broken("is out of order")
-    if kinds["prepared"] != 1 or events[0].type != "prepared" or events[0].at_ms != truth.appended_ms:
+    prepared = [e.at_ms for e in events if e.type == "prepared"]
+    is_first = events[0].type == "prepared" or evidence.clock_ms > 0
+    if prepared != [truth.appended_ms] or not is_first:
         yield broken("does not begin with one prepare")
-    if kinds["parked"] != parkings:
-        yield broken(f"tells of {kinds['parked']} parkings instead of {parkings}")
     told = Counter((e.members["number"], e.members["answer"]) for e in events if e.type == "check_answered")
-    if told != Counter((a.check_number, a.resolution.name) for a in answers):
+    given = Counter((a.check_number, a.resolution.name) for a in answers)
+    if told - given or (given - told and not evidence.is_restored):
         yield broken(f"tells of other answers than {answers}")
+    if kinds["parked"] > parkings or (kinds["parked"] < parkings and not evidence.is_restored):
+        yield broken(f"tells of {kinds['parked']} parkings instead of {parkings}")
+    yield from _judge_reasons(evidence, truth, events)
     if op is None or op.transaction.state not in {_COMMITTED, _ROLLED_BACK}:
         return
     decisive = [e for e in events if e.type == "end" and e.members.get("effective")]
@@ -325,5 +326,18 @@ def _judge_timeline(
     if kinds["published"] != (t.state is _COMMITTED and not t.blocked and not t.abandoned):
         yield broken(f"tells of {kinds['published']} publications")
     given_up = [e.members["effective"] for e in events if e.type == "abandoned"]
-    if len(given_up) != len(truth.given_up_at) or given_up.count(True) != t.abandoned:
+    is_whole = len(given_up) == len(truth.given_up_at) and given_up.count(True) == t.abandoned
+    if not is_whole and not evidence.is_restored:
         yield broken(f"tells {given_up} of acts at {truth.given_up_at}")
+
+
+def _judge_reasons(evidence: Evidence, truth: Truth, events: Sequence[TimelineEvent]) -> Iterator[Violation]:
+    """Who forced or resumed it, and why, is told as the journal holds it."""
+    told = Counter((e.type, e.members["actor"], e.members["reason"]) for e in events if e.type in {"forced", "resumed"})
+    given = Counter(
+        ("forced", e.actor, e.reason) for e in evidence.ends_of[truth.transaction_id] if e.source is Source.OPERATOR
+    )
+    given.update(("resumed", a.actor, a.reason) for a in evidence.acts_of[truth.transaction_id] if a.act is Act.RESUME)
+    if told - given or (given - told and not evidence.is_restored):
+        what = f"the timeline names {dict(told)} as its operators, the journal {dict(given)}"
+        yield Violation("F", truth.transaction_id, what)

@@ -15,12 +15,16 @@ from msgspec import Struct
 
 from bridge.core.message import Message
 from bridge.store.memory.link import StepKind
+from tests.simulation.situations import Situation, make_bad, make_situation, pick, resize
 
 CALLS_MS = 5_000  # producers begin transactions, and faults begin, within this time
 MIN_FAULTS = 5
 _DOOM_SHARE = 0.3
 _SQL_SHARE = 0.15  # of all runs; they cost twice as much
+_CALM_SHARE = 0.03
+_JUMPS_MS = 1_500  # of brokers' clocks in calm runs: when every queue has been taken over, whose owners believe them
 GROUPS = ("shop", "bank")
+CALM_GROUPS = (*GROUPS, "mill", "pier", "yard", "farm", "dock", "mine")  # more dead ones than slots for rounds
 TOPICS = {"orders": 2, "credits": 1}
 START_MS = 1_750_000_000_000  # of the virtual clock
 
@@ -73,6 +77,7 @@ class Call(Struct, frozen=True):
     local: Local
     decided_ms: int
     deeds: tuple[Deed, ...]
+    max_checks: int | None = None
 
     @property
     def marker(self) -> bytes:
@@ -106,6 +111,9 @@ class FaultKind(Enum):
     SQL_DOWN = "SQL down"  # for_ms
     ENDPOINT = "endpoint"  # group, manner, for_ms
     ABANDON = "an operator gives up what is blocked"  # instance, chance (at each look), for_ms
+    SQL_UNKNOWN = "SQL commits of unknown outcome"  # chance, for_ms
+    RESTORE_SQL = "restore a backup of SQL"  # for_ms (its age); chance (< 0.5: and rebuild)
+    BROKER_CLOCK = "set brokers' clocks"  # delay_ms (may be negative), for_ms; seed: of which topics
 
 
 class Manner(Enum):
@@ -149,21 +157,80 @@ class Schedule(Struct, frozen=True):
     has_sql: bool
     calls: tuple[Call, ...]
     faults: tuple[Fault, ...]
+    situation: Situation = Situation()
 
 
 def make_schedule(seed: int) -> Schedule:
     """The schedule of this number, always the same."""
-    random = Random(seed)
+    random, more = Random(seed), Random(f"{seed}/more")
     instances = random.choice((1, 1, 2, 2, 2, 3))
     queues = random.choice((1, 1, 2))
     has_sql = random.random() < _SQL_SHARE
+    if more.random() < _CALM_SHARE:
+        return _make_calm(seed, more, instances, queues)
     calls = [_make_call(random, number, instances, has_sql) for number in range(random.randint(5, 14))]
     faults = [_make_fault(random, instances) for _ in range(random.randint(MIN_FAULTS, 12))]
     faults += _make_doom(Random(seed ^ 0xD), instances)
+    situation = make_situation(more, instances, GROUPS, tuple(TOPICS), has_sql=has_sql)
+    faults += _make_later_faults(more, has_sql=has_sql)
+    calls = [_vary(more, call, situation.limit_bytes) for call in calls]
     return Schedule(
         seed, instances, queues, has_sql,
         tuple(sorted(calls, key=lambda call: call.at_ms)), tuple(sorted(faults, key=lambda fault: fault.at_ms)),
+        situation,
     )  # fmt: skip
+
+
+def _vary(more: Random, call: Call, limit_bytes: int) -> Call:
+    """Some have a limit of checks of their own, and some messages are about as large as can be."""
+    max_checks = pick(more, 0.1, lambda random: random.choice((1, 2, 5)))
+    messages = resize(more, call.messages, limit_bytes) if limit_bytes and more.random() < 0.5 else call.messages
+    return msgspec.structs.replace(call, max_checks=max_checks, messages=messages)
+
+
+def _make_calm(seed: int, random: Random, instances: int, queues: int) -> Schedule:
+    """Endpoints of two groups are dead, one destination is bad, or brokers' clocks jump: all else goes on (B)."""
+    what = random.choices(("endpoint", "topic", "clocks"), (4, 4, 2))[0]
+    is_endpoint = what == "endpoint"
+    calls = []
+    for number in range(random.randint(28, 36)):
+        call = _make_call(random, number, instances, False)
+        group = random.choice((GROUPS[0], *CALM_GROUPS) if is_endpoint else GROUPS)
+        deeds = [deed for deed in call.deeds if deed.verb in {Verb.COMMIT, Verb.ROLLBACK} and deed.group == call.group]
+        kept = deeds if not is_endpoint or (group == GROUPS[0] and random.random() < 0.5) else ()
+        deeds = [msgspec.structs.replace(deed, group=group) for deed in kept]
+        calls.append(msgspec.structs.replace(call, group=group, deeds=tuple(deeds)))
+    situation = Situation(is_calm=True)
+    if is_endpoint:
+        groups = CALM_GROUPS[1:]
+        faults = [_make_silence(random, group) for group in groups]
+    elif what == "clocks":
+        faults = [_make_jump(random) for _ in range(MIN_FAULTS)]
+    else:
+        bad = make_bad(random, tuple(TOPICS), 3_000)
+        situation = msgspec.structs.replace(situation, bad=bad if random.random() < 0.5 else None)
+        faults = [_make_badness(random, bad.topic) for _ in range(MIN_FAULTS)]
+    return Schedule(
+        seed, instances, queues, False, tuple(sorted(calls, key=lambda call: call.at_ms)),
+        tuple(sorted(faults, key=lambda fault: fault.at_ms)), situation,
+    )  # fmt: skip
+
+
+def _make_silence(random: Random, group: str) -> Fault:
+    manner = random.choice((*[Manner.HANGS] * 6, Manner.SLOW, Manner.REFUSES, Manner.ERROR, Manner.GARBAGE))
+    for_ms = random.randrange(6_000, 12_000)
+    return Fault(random.randrange(2_000), FaultKind.ENDPOINT, 0, group=group, manner=manner, for_ms=for_ms)
+
+
+def _make_jump(random: Random) -> Fault:
+    for_ms, ahead_ms = random.randrange(200, 3_000), random.choice((-20_000, -3_000, -400, 400, 3_000, 20_000))
+    at_ms, seed = random.randrange(_JUMPS_MS, CALLS_MS), random.getrandbits(32)
+    return Fault(at_ms, FaultKind.BROKER_CLOCK, seed, for_ms=for_ms, delay_ms=ahead_ms)
+
+
+def _make_badness(random: Random, topic: str) -> Fault:
+    kind = random.choice((FaultKind.DENY, FaultKind.SHRINK, FaultKind.DELETE_TOPIC))
+    return Fault(random.randrange(CALLS_MS), kind, 0, topic=topic, for_ms=random.randrange(200, 3_000))
 
 
 # --- what producers do ---
@@ -340,6 +407,26 @@ _MAKERS: dict[FaultKind, tuple[int, Callable[[Random], dict[str, object]]]] = {
     FaultKind.SQL_DOWN: (3, _of_instance),
     FaultKind.ENDPOINT: (5, _of_endpoint),
 }
+
+
+_CLOCK_SHARE, _UNKNOWN_SHARE, _RESTORE_SHARE = 0.12, 0.3, 0.15
+CLOCKS_AGREE_MS = 500  # a tenth of what brokers' clocks may differ by, as other times here
+
+
+def _make_later_faults(random: Random, *, has_sql: bool) -> list[Fault]:
+    faults = []
+
+    def add(kind: FaultKind, share: float, latest_ms: int, **members: object) -> None:
+        if random.random() < share:
+            faults.append(Fault(random.randrange(latest_ms), kind, random.getrandbits(32), **members))  # type: ignore[arg-type]
+
+    ahead_ms = random.choice((-20_000, -3_000, -400, -200, 200, 400, 3_000, 20_000))
+    add(FaultKind.BROKER_CLOCK, _CLOCK_SHARE, CALLS_MS, delay_ms=ahead_ms, for_ms=_lasting(random))
+    if has_sql:
+        chance = random.choice((0.2, 0.5, 1.0))
+        add(FaultKind.SQL_UNKNOWN, _UNKNOWN_SHARE, CALLS_MS, chance=chance, for_ms=random.randrange(500, 4_000))
+        add(FaultKind.RESTORE_SQL, _RESTORE_SHARE, 3_000, chance=random.random(), for_ms=random.randrange(200, 5_000))
+    return faults
 
 
 def shorten(schedule: Schedule, calls: Sequence[Call], faults: Sequence[Fault]) -> Schedule:

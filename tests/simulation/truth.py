@@ -34,6 +34,8 @@ class Truth(Struct):
     decided_ms: int = 0
     by: str | None = None
     immunity_s: int = 0
+    max_checks: int | None = None
+    """Its own; None: as its group's settings say."""
     check_times: int = 0
     base: int = 0
     most_answered: int = 0
@@ -51,16 +53,33 @@ class Ended(Struct, frozen=True):
     check_number: int
     offset: int
     stored_ms: int
+    actor: str | None = None
+    reason: str | None = None
 
 
 def find_ends(archive: "Archive", topics: InternalTopics) -> list[Ended]:
     """Every end that was recorded, in order of its queue."""
     records = ((stored, decode_record(stored)) for _, messages in archive.read(topics.half) for stored in messages)
     return [
-        Ended(r.transaction_id, r.resolution, r.source, r.check_number, stored.queue_offset, stored.stored_ms)
+        Ended(
+            r.transaction_id,
+            r.resolution,
+            r.source,
+            r.check_number,
+            stored.queue_offset,
+            stored.stored_ms,
+            r.actor,
+            r.reason,
+        )
         for stored, r in records
         if isinstance(r, EndRecord)
     ]
+
+
+def find_acts(archive: "Archive", topics: InternalTopics) -> list[tuple[int, ActRecord]]:
+    """Every operator's act with its append time."""
+    records = [(stored, decode_record(stored)) for _, messages in archive.read(topics.half) for stored in messages]
+    return [(stored.stored_ms, record) for stored, record in records if isinstance(record, ActRecord)]
 
 
 def find_truth(archive: "Archive", topics: InternalTopics) -> Mapping[str, Truth]:
@@ -86,7 +105,7 @@ def find_truth(archive: "Archive", topics: InternalTopics) -> Mapping[str, Truth
                 truth = known[record.transaction_id] = Truth(
                     record.transaction_id, record.group, queue_id, stored.queue_offset,
                     stored.stored_ms, bodies, ordering,
-                    immunity_s=record.immunity_s or 0,
+                    immunity_s=record.immunity_s or 0, max_checks=record.max_checks,
                 )  # fmt: skip
                 if record.is_published:
                     _decide(truth, TransactionState.COMMITTED, Source.PRODUCER, stored)

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
-import msgspec
 import structlog
 from msgspec import Struct
 
@@ -21,35 +20,34 @@ from bridge.core import record
 from bridge.core.message import Message, MessageQueue
 from bridge.core.op_seal import OpSeals
 from bridge.core.topics import InternalTopics
-from bridge.core.transaction import TransactionState
 from bridge.core.transaction_id import queue_of
 from bridge.service import repeats
-from bridge.service.contract import Outcome, RefusalCode, Refused
 from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.partition import Stamp
 from bridge.store.memory.retention import clean
 from tests.simulation.abandoning import give_up
-from tests.simulation.clients import WAIT_MS, Answer, Endpoints, Heard, Locals, perform, prepare_call, understand
+from tests.simulation.bulkhead import check_bulkhead
+from tests.simulation.callers import Callers, Finding
+from tests.simulation.clients import Endpoints, Locals
 from tests.simulation.database import open_database
 from tests.simulation.evidence import Archive, read_applied
 from tests.simulation.faults import FaultsInForce, instance_of
 from tests.simulation.loop import run_virtually
 from tests.simulation.node import KEYRING, Node, Surroundings, running_name, track_tasks
+from tests.simulation.operated import check_operated
+from tests.simulation.operating import Operating
 from tests.simulation.promises import Evidence, Violation, check_promises
 from tests.simulation.rules import check_rules
-from tests.simulation.schedule import CALLS_MS, TOPICS, Call, Deed, Fault, FaultKind, Manner, Schedule, Verb
+from tests.simulation.schedule import CALLS_MS, TOPICS, Call, Fault, FaultKind, Manner, Schedule
+from tests.simulation.situations import SHRUNK_BYTES, BadKind
 from tests.simulation.story import Story, log_into
 from tests.support.memory_world import HALF_CONFIG, OP_CONFIG, PARKED_CONFIG, append_first_positions
 from tests.support.virtual_time import NothingEverHappensError, VirtualClock
 
 _SESSION_MS = 2_000
 _QUIET_LIMIT_MS = 150_000
-_ASK_LIMIT_MS = WAIT_MS + 1_000
 _PROJECTED_MS = 3_000  # what timers decide moves no position to wait for
-_RETRIES = 4
-_LOOKED_AT = 4  # one transaction in so many is asked for at the end; the projection's rows are compared for all
-_RETRY_MS = 600
-_SMALL_BYTES = 1_000
+_KAFKAS_LIMIT_BYTES = 1_048_588
 _FOREIGN = 1_000_000  # producer ids of others
 
 
@@ -61,10 +59,6 @@ class Run(Struct):
     violations: list[Violation]
     evidence: Evidence
     struck: Counter[str]
-
-
-class Finding(Exception):
-    """The run itself came to an end that no promise allows."""
 
 
 class World:
@@ -79,16 +73,21 @@ class World:
         self.cluster = MemoryCluster(self.clock, self.faults, _SESSION_MS)
         self.archive = Archive(self.cluster.log)
         self.engine = open_database()
-        self.sql_down_until_ms = 0
         self.healed_ms = 0
         self.nodes: dict[int, Node] = {}
-        self.heard: list[Heard] = []
+        self.callers = Callers(self)
+        self.operating = Operating(self)
         self.locals = Locals(self.clock.monotonic_ms, calls={call.number: call for call in schedule.calls})
         self.endpoints = Endpoints(self.clock, self.locals, Random(schedule.seed ^ 0xE))
         self.struck: Counter[str] = Counter()
         self.unheard: list[dict[str, Any]] = []  # errors that nobody awaited
         self._surroundings = Surroundings(
-            self.topics, self.engine, schedule.has_sql, self._is_sql_down, self.endpoints.call
+            self.topics,
+            self.engine,
+            schedule.has_sql,
+            self.operating.sql_fate,
+            self.endpoints.call,
+            schedule.situation.is_calm,
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._lives: dict[int, int] = {}
@@ -104,19 +103,31 @@ class World:
         loop = asyncio.get_running_loop()
         track_tasks(loop)
         loop.set_exception_handler(lambda _, context: self.unheard.append(context))
+        self.operating.put_groups_back()
         for instance in range(self.schedule.instances):
             self._start(instance)
-        acting = [self._at(call.at_ms, self._follow, call) for call in self.schedule.calls]
+        situation = self.schedule.situation
+        acting = [self._at(call.at_ms, self.callers.follow, call) for call in self.schedule.calls]
+        acting += [self._at(chore.at_ms, self.operating.do, chore) for chore in situation.chores]
+        pulling = [
+            asyncio.create_task(self.operating.pull(group, n)) for group in situation.pull_groups for n in (0, 1)
+        ]
+        if situation.bad is not None:
+            self._tasks.add(self._at(situation.bad.at_ms, self._go_bad, None))
         failing = [self._at(fault.at_ms, self._inflict, fault) for fault in self.schedule.faults]
         await asyncio.gather(*failing)
         await self.clock.sleep_ms(max(0, CALLS_MS - self.clock.monotonic_ms()))
         self._heal()
         await asyncio.gather(*acting)
+        self.operating.put_groups_back()
         await self._wait_quiet()
         if self.schedule.has_sql:
-            await asyncio.gather(*[self._find_truth(call) for call in self.schedule.calls])
+            await asyncio.gather(*[self.callers.find_truth(call) for call in self.schedule.calls])
             await self._wait_quiet()
             await self.clock.sleep_ms(_PROJECTED_MS)
+            await self.operating.look_at_parked()
+        self.operating.stop()
+        await asyncio.gather(*pulling)
         self.story.tell("world", "quiet")
         for node in self.nodes.values():
             node.kill()
@@ -136,7 +147,12 @@ class World:
         log.create_topic(topics.parked, 1, PARKED_CONFIG)
         append_first_positions(self.cluster, topics, OpSeals(KEYRING))
         for name, queues in TOPICS.items():
-            log.create_topic(name, queues)
+            log.create_topic(name, queues, {"max.message.bytes": self._largest})
+
+    @property
+    def _largest(self) -> str:
+        """What real topics take."""
+        return str(self.schedule.situation.limit_bytes or _KAFKAS_LIMIT_BYTES)
 
     # --- processes ---
 
@@ -156,8 +172,9 @@ class World:
         if not node.is_dead:
             self.unheard.append({"exception": error})
 
-    def _is_sql_down(self) -> bool:
-        return self.clock.monotonic_ms() < self.sql_down_until_ms
+    def schedule_call(self, number: int) -> Call:
+        """The transaction of this number."""
+        return self.locals.calls[number]
 
     def _kill(self, instance: int, down_ms: int) -> None:
         node = self.nodes[instance]
@@ -241,7 +258,9 @@ class World:
             self._skews[fault.instance] = fault.delay_ms
             self.nodes[fault.instance].clock.skew_ms = fault.delay_ms
         elif kind is FaultKind.SQL_DOWN:
-            self.sql_down_until_ms = max(self.sql_down_until_ms, now + min(fault.for_ms, 3_000))
+            self.operating.take_down(min(fault.for_ms, 3_000))
+        elif kind in _OF_OPERATING:
+            await self.operating.inflict(fault)
         elif kind is FaultKind.ENDPOINT:
             self.endpoints.manners[fault.group] = fault.manner
             await self.clock.sleep_ms(fault.for_ms)
@@ -291,11 +310,12 @@ class World:
             self.archive.bury(name)
             log.delete_topic(name)
             await self.clock.sleep_ms(for_ms)
-            log.create_topic(name, TOPICS[name])
+            if name not in log.topics:
+                log.create_topic(name, TOPICS[name], {"max.message.bytes": self._largest})
         elif fault.kind is FaultKind.SHRINK:
-            topic.alter({"max.message.bytes": str(_SMALL_BYTES)})
+            topic.alter({"max.message.bytes": str(SHRUNK_BYTES)})
             await self.clock.sleep_ms(for_ms)
-            topic.alter({"max.message.bytes": "1048588"})
+            topic.alter({"max.message.bytes": self._largest})
         elif fault.kind is FaultKind.DENY:
             topic.is_denied = True
             await self.clock.sleep_ms(for_ms)
@@ -321,7 +341,8 @@ class World:
         self.story.tell("world", "heals")
         self.faults.clear()
         self.endpoints.manners.clear()
-        self.sql_down_until_ms = 0
+        self.operating.heal()
+        self.operating.put_groups_back()
         for instance, node in list(self.nodes.items()):
             if node.is_dead:
                 self._start(instance)
@@ -333,109 +354,28 @@ class World:
                 self.cluster.log.create_topic(name, queues)
             topic = self.cluster.log.topics[name]
             topic.is_denied = False
-            topic.alter({"max.message.bytes": "1048588"})
+            topic.alter({"max.message.bytes": self._largest})
             for partition in topic.partitions:
                 self.cluster.log.set_leader(partition.queue, has_leader=True)
+        self._spoil_for_good()
 
-    # --- clients ---
+    async def _go_bad(self, _: None) -> None:
+        self.struck["bad to the end"] += 1
+        self._spoil_for_good()
 
-    async def _follow(self, call: Call) -> None:
-        """One transaction's life as its producer leads it."""
-        heard = await self._prepare(call, call.instance)
-        for _ in range(_RETRIES):
-            if heard.outcome == "ok" or call.idempotency_key is None:
-                break
-            await self.clock.sleep_ms(_RETRY_MS)
-            heard = await self._prepare(call, call.instance)
-        if heard.outcome != "ok" or heard.transaction_id is None:
+    def _spoil_for_good(self) -> None:
+        """The destination that stays bad, if there is one, is bad now."""
+        bad, log = self.schedule.situation.bad, self.cluster.log
+        if bad is None or bad.topic not in log.topics:
             return
-        if heard.state is TransactionState.PREPARED:
-            self.locals.begin(call.number)
-        started = self.clock.monotonic_ms()
-        for deed in call.deeds:
-            await self.clock.sleep_ms(max(0, started + deed.after_ms - self.clock.monotonic_ms()))
-            await self.do(call, deed, heard.transaction_id)
-
-    async def _prepare(self, call: Call, instance: int) -> Heard:
-        return await self._ask(
-            call, None, instance, lambda service: service.transactions.prepare([prepare_call(call)], WAIT_MS)
-        )
-
-    async def do(self, call: Call, deed: Deed, transaction_id: str) -> Heard:
-        """One further call about a transaction."""
-        heard = await self._ask(
-            call, deed.verb, deed.instance, lambda service: perform(service, call, deed, transaction_id), transaction_id
-        )
-        if heard.view is None or deed.verb is not Verb.LOOK:
-            return heard
-        return await self._look_inside(heard, deed.instance)
-
-    async def _look_inside(self, heard: Heard, instance: int) -> Heard:
-        """The messages of one that was looked at."""
-        node, view = self.nodes[instance], heard.view
-        if node.is_dead or node.process.is_stopped or view is None:
-            return heard
-        asking = node.spawn(node.ask(lambda service: service.transactions.get_bodies(view)))
-        await asyncio.wait({asking})
-        found = None if asking.cancelled() else asking.result()
-        if isinstance(found, list):
-            heard = msgspec.structs.replace(heard, bodies=found)
-            self.heard.append(heard)
-        return heard
-
-    async def _ask(
-        self, call: Call, verb: Verb | None, instance: int, work: Any, transaction_id: str | None = None
-    ) -> Heard:
-        node, began = self.nodes[instance], self.clock.monotonic_ms()
-        what = verb.value if verb else "prepare"
-        if node.is_dead or node.is_closed:
-            heard = understand(call, verb, _no_connection(), began, began)
+        self.story.tell("world", f"{bad.topic} is {bad.kind.value} for good")
+        if bad.kind is BadKind.DENIED:
+            log.topics[bad.topic].is_denied = True
+        elif bad.kind is BadKind.SHRUNK:
+            log.topics[bad.topic].alter({"max.message.bytes": str(SHRUNK_BYTES)})
         else:
-            answering = node.spawn(node.ask(work))
-            limit = asyncio.ensure_future(self.clock.sleep_ms(_ASK_LIMIT_MS))
-            await asyncio.wait({answering, limit}, return_when=asyncio.FIRST_COMPLETED)
-            limit.cancel()
-            answer: Answer | None = None
-            if answering.done() and not answering.cancelled():
-                found = answering.result()
-                answer = found[0] if isinstance(found, list) else found
-            elif not answering.done():
-                answering.cancel()
-            heard = understand(call, verb, answer, began, self.clock.monotonic_ms())
-        heard = msgspec.structs.replace(heard, asked_id=transaction_id)
-        self.heard.append(heard)
-        self.story.tell(f"client {call.number}", f"{what} at {node.name} -> {heard} {heard.transaction_id or ''}")
-        return heard
-
-    async def _find_truth(self, call: Call) -> None:
-        """Repeats what is unknown until it is known, then looks."""
-        mine = [heard for heard in self.heard if heard.number == call.number]
-        instance = call.number % self.schedule.instances
-        last = {heard.verb: heard for heard in mine}
-        known = next((heard.transaction_id for heard in mine if heard.transaction_id), None)
-        if call.idempotency_key is not None and last[None].outcome != "ok":
-            heard = await self._insist(call, lambda: self._prepare(call, instance))
-            known = known or heard.transaction_id
-        if known is None:
-            return
-        for verb in (Verb.COMMIT, Verb.ROLLBACK):
-            if verb in last and last[verb].outcome == "unknown":
-                await self._insist(call, lambda verb=verb: self.do(call, Deed(0, verb, instance, call.group), known))
-        if call.number % _LOOKED_AT == 0:
-            await self._insist(call, lambda: self.do(call, Deed(0, Verb.LOOK, instance), known))
-
-    async def _insist(self, call: Call, ask: Callable[[], Awaitable[Heard]]) -> Heard:
-        """Asks until the answer is no doubt. T: it comes. A: all rests, so nobody hears "unknown" twice in a row."""
-        is_doubt = False
-        for _ in range(40):
-            heard = await ask()
-            if is_doubt and heard.outcome == "unknown":
-                raise Finding(f"client {call.number} was told {heard.code} twice in a row")
-            is_doubt = heard.outcome == "unknown"
-            if heard.outcome == "ok" or (heard.outcome == "fail" and heard.code not in _TRY_AGAIN):
-                return heard
-            await self.clock.sleep_ms(1_000)
-        raise Finding(f"client {call.number} never heard the truth")
+            self.archive.bury(bad.topic)
+            log.delete_topic(bad.topic)
 
     # --- the end ---
 
@@ -445,22 +385,24 @@ class World:
     async def _wait_quiet(self) -> None:
         """Until everything due is decided, published and projected. Raises Finding if that never comes."""
         until_ms = self.clock.monotonic_ms() + _QUIET_LIMIT_MS
-        while (why := self.archive.unquiet(self.topics, self.engine if self.schedule.has_sql else None)) is not None:
+        while (why := await self._find_unquiet()) is not None:
             if self.clock.monotonic_ms() > until_ms:
                 raise Finding(f"not at rest {_QUIET_LIMIT_MS} ms after the last fault: {why}")
             await self.clock.sleep_ms(1_000)
+
+    async def _find_unquiet(self) -> str | None:
+        has_sql = self.schedule.has_sql
+        why = self.archive.unquiet(self.topics, self.engine if has_sql else None, self.schedule.situation.bad)
+        return why or (await self.operating.find_unfinished() if has_sql else None)
 
 
 _AT_ONCE = {
     FaultKind.STOP, FaultKind.LATE_MARKERS, FaultKind.LEADERLESS, FaultKind.DELETE_TOPIC, FaultKind.SHRINK,
     FaultKind.DENY, FaultKind.HANGING, FaultKind.COMPACT, FaultKind.RETAIN, FaultKind.DELETE_OFFSETS,
-    FaultKind.SKEW, FaultKind.SQL_DOWN, FaultKind.ENDPOINT, FaultKind.ABANDON,
+    FaultKind.SKEW, FaultKind.SQL_DOWN, FaultKind.ENDPOINT, FaultKind.ABANDON, FaultKind.RESTORE_SQL,
+    FaultKind.BROKER_CLOCK,
 }  # fmt: skip
-_TRY_AGAIN = {RefusalCode.UNAVAILABLE.value, RefusalCode.PROJECTION_BEHIND.value, "connection refused"}
-
-
-def _no_connection() -> Refused:
-    return Refused(RefusalCode.UNAVAILABLE, "connection refused", Outcome.NOT_APPLIED)
+_OF_OPERATING = {FaultKind.SQL_UNKNOWN, FaultKind.RESTORE_SQL, FaultKind.BROKER_CLOCK}
 
 
 def _describe(fault: Fault) -> str:
@@ -495,8 +437,8 @@ def simulate(schedule: Schedule, make: Callable[[Schedule], World] | None = None
         gc.enable()
         structlog.reset_defaults()
     world.archive.keep()
-    world.conclude()
-    evidence = Evidence(schedule, world.topics, world.archive, world.heard, world.endpoints.log, world.engine)
-    evidence.healed_ms = world.healed_ms
+    evidence = Evidence(schedule, world.topics, world.archive, world.callers.heard, world.endpoints.log, world.engine)
+    evidence.healed_ms, evidence.operating = world.healed_ms, world.operating
     violations = failed + check_promises(evidence) + check_rules(evidence)
+    violations += check_operated(evidence) + check_bulkhead(evidence)
     return Run(schedule, world.story, violations, evidence, world.struck)

@@ -89,6 +89,8 @@ class Partition:
         self.acceptance = acceptance
         self.cleaning = cleaning
         self.has_leader = True
+        self.ahead_ms = 0
+        """What the clock of its leader shows more than the others."""
         self.records: list[Record] = []
         self.segments: list[Segment] = []
         self.minimum = 0
@@ -117,6 +119,7 @@ class Partition:
     def append(self, messages: Sequence[Message], stamp: Stamp | None, now_ms: int) -> list[Appended]:
         """All messages, or those before the first refused one, which is sent by itself. Raises BrokerError."""
         self.check_leader()
+        now_ms += self.ahead_ms
         known = None
         if stamp is not None:
             known = self._producers.setdefault(stamp.producer_id, ProducerState(stamp.epoch, stamp.sequence))
@@ -144,6 +147,7 @@ class Partition:
     def end(self, producer_id: int, epoch: int, is_commit: bool, now_ms: int) -> None:
         """Writes the marker that ends a producer's Kafka transaction here. Raises BrokerError without a leader."""
         self.check_leader()
+        now_ms += self.ahead_ms
         known = self._producers.setdefault(producer_id, ProducerState(epoch))
         if epoch > known.epoch:
             known.epoch, known.next_sequence = epoch, 0

@@ -98,6 +98,28 @@ def test_commit_to_a_deleted_topic_is_blocked_and_others_go_on() -> None:
     assert not world.op_of("a").transaction.blocked
 
 
+def test_topic_that_vanishes_costs_its_queue_one_time_out() -> None:
+    """What is known of a topic that was in an unknown batch is asked anew: the next batch does not run into it (B)."""
+    world = make_settler_world()
+
+    async def story() -> None:
+        async with world.settling():
+            for name, topic in (("a", "credits"), ("b", "credits"), ("c", "credits"), ("d", "orders")):
+                await world.prepare(name, Message(topic, name.encode(), name.encode()))
+            await world.commit("a")
+            await world.settled()
+            world.memory.cluster.log.delete_topic("credits")
+            await world.commit("b")
+            await world.memory.clock.sleep_ms(1_000)  # b's batch waits for the topic
+            await world.commit("c")
+            await world.commit("d")
+            await world.memory.clock.sleep_ms(2_000)
+            assert world.memory.visible("orders") == [b"d"]
+            assert world.op_of("c").transaction.why == "UNKNOWN_TOPIC"
+
+    world.run(story())
+
+
 def test_refused_destination_is_split_off_and_explained() -> None:
     """A topic the broker refuses fails its own commits only; callers are woken with the reason (B, T)."""
     world = make_settler_world()

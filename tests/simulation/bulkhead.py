@@ -1,0 +1,108 @@
+"""Promise B, measured where only endpoints of some groups fail, or one destination: bystanders go on as ever."""
+
+from collections.abc import Iterator
+
+from bridge.core.transaction import MAX_CHECKS
+from tests.simulation.clients import Heard
+from tests.simulation.promises import Evidence, Violation
+from tests.simulation.rules import find_parkings
+from tests.simulation.schedule import START_MS, Call, FaultKind, Schedule, Verb
+from tests.simulation.situations import SETTINGS
+
+_WARM_MS = 3_500  # take-overs at the start, and first looks
+_READY_MS = 2_000
+_ANSWER_MS = 300
+_ONE_TIMEOUT_MS = 2_400  # a destination that vanishes costs its queue one time-out; no second one
+_TAKEN_OVER_MS = 3_500  # and then the queue is taken over before anybody is asked
+_LATE_MS = 400  # measured: 250 where nothing fails
+_ENDS = {None, Verb.COMMIT, Verb.ROLLBACK}
+
+
+def check_bulkhead(evidence: Evidence) -> list[Violation]:
+    """All violations."""
+    if not evidence.schedule.situation.is_calm:
+        return []
+    return [*_answers(evidence), *_checks(evidence), *_clocks(evidence)]
+
+
+def find_bystanders(schedule: Schedule) -> dict[int, Call]:
+    """Transactions of groups that answer, to topics that work, that share no ordering key with others, by number."""
+    silent = {fault.group for fault in schedule.faults if fault.kind is FaultKind.ENDPOINT}
+    bad = {fault.topic for fault in schedule.faults if fault.topic}
+    bad |= {schedule.situation.bad.topic} if schedule.situation.bad is not None else set()
+    touched = {_lane_of(call) for call in schedule.calls if bad & {message.topic for message in call.messages}}
+    return {
+        call.number: call
+        for call in schedule.calls
+        if call.group not in silent
+        and not bad & {message.topic for message in call.messages}
+        and _lane_of(call) not in touched
+    }
+
+
+def _lane_of(call: Call) -> tuple[object, ...]:
+    """What it is kept in order with: its ordering key, else its first message's key within its topic, else nothing."""
+    first = call.messages[0]
+    if call.ordering_key is not None:
+        return call.group, call.ordering_key
+    return (call.group, first.topic, first.key) if first.key is not None else (call.number,)
+
+
+def _answers(evidence: Evidence) -> Iterator[Violation]:
+    """A bystander's calls are answered as soon as ever, and what it commits is published at once."""
+    bystanders = find_bystanders(evidence.schedule)
+    is_about_topics = any(fault.topic for fault in evidence.schedule.faults)
+    most_ms = _ONE_TIMEOUT_MS if is_about_topics else _ANSWER_MS
+    for heard in evidence.heard:
+        if heard.number not in bystanders or heard.verb not in _ENDS or heard.began_ms < _READY_MS:
+            continue
+        took_ms = heard.at_ms - heard.began_ms
+        if took_ms > most_ms or heard.outcome == "unknown" or heard.code == "unavailable":
+            what = f"{heard.verb} of a bystander: {heard} after {took_ms} ms"
+            yield Violation("B", heard.transaction_id or str(heard.number), what)
+        elif heard.view is not None and heard.view.blocked:
+            yield Violation("B", heard.transaction_id or "", f"a bystander's commit is blocked: {heard.view.why}")
+
+
+def _checks(evidence: Evidence) -> Iterator[Violation]:
+    """A bystander is asked about when it is due."""
+    bystanders = find_bystanders(evidence.schedule)
+    is_about_topics = any(fault.topic for fault in evidence.schedule.faults)
+    late_ms = _LATE_MS + (_TAKEN_OVER_MS if is_about_topics else 0) + 2 * evidence.clock_ms
+    firsts: dict[str, int] = {}
+    for asked in evidence.asked:
+        firsts.setdefault(asked.transaction_id, asked.at_ms + START_MS)
+    known: dict[str, Heard] = {h.transaction_id: h for h in evidence.heard if h.transaction_id is not None}
+    for transaction_id, heard in known.items():
+        truth = evidence.truth.get(transaction_id)
+        if heard.number not in bystanders or truth is None:
+            continue
+        due_ms = truth.appended_ms + max(SETTINGS.times.transaction_timeout_ms, truth.immunity_s * 1000)
+        ended_ms = truth.decided_ms if truth.decided_at >= 0 else due_ms + late_ms + 1
+        first_ms = firsts.get(transaction_id, ended_ms)
+        waited_ms = min(first_ms, ended_ms) - due_ms
+        if due_ms > START_MS + _WARM_MS and waited_ms > late_ms:
+            what = f"nobody was asked about a bystander for {waited_ms} ms after it was due"
+            yield Violation("B", transaction_id, what)
+
+
+def _clocks(evidence: Evidence) -> Iterator[Violation]:
+    """K: whatever brokers' clocks say, nobody is asked, and nothing is parked as out of life, before its real time.
+
+    Every owner has read these half messages itself; one that reads them back must believe the log.
+    """
+    if not evidence.clock_ms:
+        return
+    out_of_life = {t.transaction_id for t, _ in find_parkings(evidence) if t.why != MAX_CHECKS}
+    firsts: dict[str, int] = {}
+    for asked in evidence.asked:
+        firsts.setdefault(asked.transaction_id, asked.at_ms)
+    for heard in evidence.heard:
+        if heard.prepared is None or heard.transaction_id is None or heard.began_ms < _READY_MS:
+            continue
+        least_ms = heard.began_ms + SETTINGS.times.transaction_timeout_ms
+        if firsts.get(heard.transaction_id, least_ms) < least_ms:
+            early_ms = least_ms - firsts[heard.transaction_id]
+            yield Violation("K", heard.transaction_id, f"asked {early_ms} ms too early, by the time that there was")
+        if heard.transaction_id in out_of_life:  # all endpoints answer, so checks are over long before a life is
+            yield Violation("K", heard.transaction_id, "parked as out of life before that was over")
