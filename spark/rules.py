@@ -151,7 +151,8 @@ def _visible_without_commit(story: Story, scope: Scope) -> Iterator[Found]:
     is_unpublished = story.state in {OpState.BLOCKED, OpState.ABANDONED} and not is_out
     if _is_of_wrong_group(story) or (story.decision == OpState.COMMITTED and not is_unpublished):
         return
-    is_final = story.decision == OpState.ROLLED_BACK  # the first resolution wins: no later one commits
+    # the first resolution wins, and what was abandoned is never published: nothing later makes it right
+    is_final = story.decision == OpState.ROLLED_BACK or story.state == OpState.ABANDONED
     early = [record for record in story.visible if is_final or _was_seen(record, scope)]
     if early:
         told = story.state if is_unpublished else story.decision or story.state

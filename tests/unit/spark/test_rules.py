@@ -28,7 +28,7 @@ from tests.support.envelope_rows import (
     rollback,
     with_extent,
 )
-from tests.support.verdict_cases import COMMITTED, RIGHT, WRONG
+from tests.support.verdict_cases import ABANDONED, COMMITTED, GIVE_UP, RIGHT, WRONG
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -104,10 +104,14 @@ def test_what_happens_while_ends_are_noted_is_no_finding(events: list[Event]) ->
     assert kinds(events, live) == []
 
 
-def test_no_commit_can_come_after_a_rollback() -> None:
+def test_nothing_is_published_after_a_rollback_or_an_abandonment() -> None:
     """So what is visible of it is a finding at once: no later run would be told of it again."""
     live = with_extent(SCOPE, "orders", seen=990, end=100)
     assert kinds([half(), rollback(), op("ROLLED_BACK"), record(off=995)], live) == ["PHANTOM"]
+    assert kinds([half(), commit(), op("BLOCKED"), GIVE_UP, ABANDONED, record(off=995)], live) == ["PHANTOM"]
+    told_first = op("ABANDONED", cause=1_000, ms=NOW_MS)  # of its end and its act the journal shows nothing yet
+    assert kinds([half(), told_first, record(off=995)], live) == ["PHANTOM"]
+    assert kinds([half(), commit(), op("BLOCKED"), record(off=995)], live) == []
     assert kinds([half(), record(off=995)], live) == []
 
 
