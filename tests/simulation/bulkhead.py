@@ -1,9 +1,11 @@
 """Promise B, measured where only endpoints of some groups fail, or one destination: bystanders go on as ever."""
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 from bridge.core.transaction import MAX_CHECKS
-from tests.simulation.clients import Heard
+from tests.simulation.clients import Asked, Exchange, Heard
+from tests.simulation.node import CALM_CHECKER
 from tests.simulation.promises import Evidence, Violation
 from tests.simulation.rules import find_parkings
 from tests.simulation.schedule import START_MS, Call, FaultKind, Schedule, Verb
@@ -15,6 +17,7 @@ _ANSWER_MS = 300
 _ONE_TIMEOUT_MS = 2_400  # a destination that vanishes costs its queue one time-out; no second one
 _TAKEN_OVER_MS = 3_500  # and then the queue is taken over before anybody is asked
 _LATE_MS = 400  # measured: 250 where nothing fails
+_OPEN_SLOTS = CALM_CHECKER.total_calls - CALM_CHECKER.total_calls // 4  # of a process; silent groups have the others
 _ENDS = {None, Verb.COMMIT, Verb.ROLLBACK}
 
 
@@ -65,25 +68,67 @@ def _answers(evidence: Evidence) -> Iterator[Violation]:
 
 
 def _checks(evidence: Evidence) -> Iterator[Violation]:
-    """A bystander is asked about when it is due."""
+    """A bystander is asked about when it is due.
+
+    What is promised is that groups that do not answer hold up nobody: they share a quarter of a process's slots once
+    a round of theirs had no answer. Groups that answer, however slowly, and groups not yet known to be silent have
+    the others, first come, first served. So a bystander may wait while such rounds hold all of these, for as many of
+    the longest of them as its place in the line asks for; see `_full_ms`.
+    """
     bystanders = find_bystanders(evidence.schedule)
     is_about_topics = any(fault.topic for fault in evidence.schedule.faults)
     late_ms = _LATE_MS + (_TAKEN_OVER_MS if is_about_topics else 0) + 2 * evidence.clock_ms
-    firsts: dict[str, int] = {}
+    rounds = _find_open_rounds(evidence.exchanges)
+    firsts: dict[str, Asked] = {}
     for asked in evidence.asked:
-        firsts.setdefault(asked.transaction_id, asked.at_ms + START_MS)
+        firsts.setdefault(asked.transaction_id, asked)
     known: dict[str, Heard] = {h.transaction_id: h for h in evidence.heard if h.transaction_id is not None}
     for transaction_id, heard in known.items():
         truth = evidence.truth.get(transaction_id)
         if heard.number not in bystanders or truth is None:
             continue
         due_ms = truth.appended_ms + max(SETTINGS.times.transaction_timeout_ms, truth.immunity_s * 1000)
-        ended_ms = truth.decided_ms if truth.decided_at >= 0 else due_ms + late_ms + 1
-        first_ms = firsts.get(transaction_id, ended_ms)
-        waited_ms = min(first_ms, ended_ms) - due_ms
-        if due_ms > START_MS + _WARM_MS and waited_ms > late_ms:
-            what = f"nobody was asked about a bystander for {waited_ms} ms after it was due"
-            yield Violation("B", transaction_id, what)
+        ended_ms = truth.decided_ms if truth.decided_at >= 0 else due_ms + late_ms + SETTINGS.times.max_lifetime_ms
+        first = firsts.get(transaction_id)
+        until_ms = min(ended_ms, first.at_ms + START_MS if first is not None else ended_ms)
+        if due_ms <= START_MS + _WARM_MS or until_ms - due_ms <= late_ms:
+            continue
+        others = [each for each in rounds if each.group != bystanders[heard.number].group]
+        full_ms = _full_ms(others, first, due_ms - START_MS, until_ms - START_MS)
+        if until_ms - due_ms > late_ms + full_ms:
+            what = f"nobody was asked about a bystander for {until_ms - due_ms} ms after it was due"
+            yield Violation("B", transaction_id, f"{what}; slots were full for {full_ms} ms of them")
+
+
+def _find_open_rounds(exchanges: Sequence[Exchange]) -> list[Exchange]:
+    """Those that began before the group was known to be silent to the process that asked; in order of their ends."""
+    ended: dict[tuple[str, str], list[Exchange]] = defaultdict(list)
+    found = []
+    for exchange in exchanges:
+        before = [each for each in ended[exchange.node, exchange.group] if each.at_ms <= exchange.began_ms]
+        if not before or before[-1].was_answered:
+            found.append(exchange)
+        ended[exchange.node, exchange.group].append(exchange)
+    return found
+
+
+def _full_ms(rounds: Sequence[Exchange], first: Asked | None, due_ms: int, until_ms: int) -> int:
+    """How long rounds held all slots but the silent groups' quarter, within what a place in the line may cost.
+
+    Each group has at most one round in the line, so whoever comes waits until all slots became free once, and once
+    more for every so many groups. Who asked in the end is the process that counts; if none did, any.
+    """
+    longest = 0
+    for node in {first.node} if first is not None else {each.node for each in rounds}:
+        met = [each for each in rounds if each.node == node and each.began_ms < until_ms and each.at_ms > due_ms]
+        full_ms = sum(_held(met, ms) >= _OPEN_SLOTS for ms in range(due_ms, until_ms))
+        turns = len({each.group for each in met}) // _OPEN_SLOTS + 1
+        longest = max(longest, min(full_ms, turns * max((each.at_ms - each.began_ms for each in met), default=0)))
+    return longest
+
+
+def _held(rounds: Sequence[Exchange], at_ms: int) -> int:
+    return sum(each.began_ms <= at_ms < each.at_ms for each in rounds)
 
 
 def _clocks(evidence: Evidence) -> Iterator[Violation]:

@@ -142,6 +142,16 @@ class Asked(Struct, frozen=True):
     """Of a check that was claimed: when the claim was asked for."""
 
 
+class Exchange(Struct, frozen=True):
+    """One call of an endpoint, which holds a slot of the process that makes it for so long."""
+
+    began_ms: int
+    at_ms: int
+    group: str
+    node: str
+    was_answered: bool
+
+
 class Endpoints:
     """All producer groups' endpoints, with their own log."""
 
@@ -151,15 +161,23 @@ class Endpoints:
         self._random = random
         self.manners: dict[str, Manner] = {}
         self.log: list[Asked] = []
+        self.exchanges: list[Exchange] = []  # as they ended
 
     async def call(self, call: HttpCall, node: str) -> Reply:
         """One exchange."""
         group = next(name for name in CALM_GROUPS if endpoint_of(name) == call.url)
+        checks, began_ms, known = json.loads(call.body)["checks"], self._clock.monotonic_ms(), len(self.log)
+        reply = await self._answer(call, group, checks, node)
+        names = {check["transaction_id"] for check in checks}
+        was_answered = any(told.answer is not None for told in self.log[known:] if told.transaction_id in names)
+        self.exchanges.append(Exchange(began_ms, self._clock.monotonic_ms(), group, node, was_answered))
+        return reply
+
+    async def _answer(self, call: HttpCall, group: str, checks: list[dict[str, object]], node: str) -> Reply:
         manner = self.manners.get(group, Manner.HONEST)
         await self._clock.sleep_ms(self._random.randrange(3))
         if manner is Manner.REFUSES:
             return Reply(call.url, 1, failure=Failure.REFUSED)
-        checks = json.loads(call.body)["checks"]
         if manner is Manner.HANGS:
             self._note(checks, {}, node)
             await self._clock.sleep_ms(call.timeout_ms)

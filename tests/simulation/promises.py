@@ -18,7 +18,7 @@ from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState
 from bridge.sql.stats import read_stats
 from bridge.sql.transactions import find_many
-from tests.simulation.clients import Asked, Heard
+from tests.simulation.clients import Asked, Exchange, Heard
 from tests.simulation.evidence import Archive, find_stuck
 from tests.simulation.schedule import START_MS, TOPICS, FaultKind, Schedule, Verb
 from tests.simulation.situations import possible_times
@@ -73,6 +73,8 @@ class Evidence:
         self.healed_ms = 0
         """When the last fault was over, by the monotonic clock; 0: never."""
         self.operating: Operating | None = None
+        self.exchanges: Sequence[Exchange] = ()
+        """All calls of endpoints, as they ended."""
 
     @cached_property
     def clock_ms(self) -> int:

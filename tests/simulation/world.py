@@ -439,6 +439,7 @@ def simulate(schedule: Schedule, make: Callable[[Schedule], World] | None = None
     world.archive.keep()
     evidence = Evidence(schedule, world.topics, world.archive, world.callers.heard, world.endpoints.log, world.engine)
     evidence.healed_ms, evidence.operating = world.healed_ms, world.operating
+    evidence.exchanges = world.endpoints.exchanges
     violations = failed + check_promises(evidence) + check_rules(evidence)
     violations += check_operated(evidence) + check_bulkhead(evidence)
     return Run(schedule, world.story, violations, evidence, world.struck)
