@@ -33,15 +33,22 @@ PROJECTED = (transactions, transaction_keys, timeline_events, group_counts, chec
 
 
 class DatabaseThatFails(InlineDatabase):
-    """`fail_before`, `fail_after`: so many next writes fail, nothing or all of it applied."""
+    """`fail_before`, `fail_after`, `lose_before`: so many next writes fail, applied or not.
+
+    `fail_after` and `lose_before` leave the outcome unknown: the first was applied, the second was not.
+    """
 
     fail_before = 0
     fail_after = 0
+    lose_before = 0
 
     async def run(self, work: Callable[[Connection], T], timeout_ms: int | None = None) -> T:
         if self.fail_before:
             self.fail_before -= 1
             raise SqlUnavailable("down")
+        if self.lose_before:
+            self.lose_before -= 1
+            raise SqlUnavailable("lost before COMMIT", is_outcome_unknown=True)
         result = await super().run(work, timeout_ms)
         if self.fail_after:
             self.fail_after -= 1

@@ -281,7 +281,7 @@ def test_two_projectors_at_once_count_once(database_url: str) -> None:
     assert counts_of(world) == (2, 2, 0, 0, 0, 0)
 
 
-@pytest.mark.parametrize("point", ["fail_before", "fail_after"])
+@pytest.mark.parametrize("point", ["fail_before", "fail_after", "lose_before"])
 def test_crash_around_the_sql_transaction_counts_once(database_url: str, point: str) -> None:
     """Rows and positions are one: applied with both, or read again (11)."""
     world = make_projector_world(database_url)
