@@ -189,7 +189,7 @@ def _vary(more: Random, call: Call, limit_bytes: int) -> Call:
 
 
 def _make_calm(seed: int, random: Random, instances: int, queues: int) -> Schedule:
-    """Endpoints of all groups but one are dead or slow, one destination is bad, or brokers' clocks jump: all else goes on (B)."""
+    """B: endpoints of all groups but one are dead or slow, one destination is bad, or clocks jump: all else goes on."""
     what = random.choices(("endpoint", "topic", "clocks"), (4, 4, 2))[0]
     is_endpoint = what == "endpoint"
     calls = []
