@@ -11,7 +11,7 @@ from bridge.clock import KafkaTime
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, HaltKind, MalformedRecord, QueueHalted, StoreError
 from bridge.core.message import Message, MessageQueue
 from bridge.core.queue_state import QueueState, touched_by
-from bridge.core.record import HalfMessage, Resolution
+from bridge.core.record import HalfMessage
 from bridge.core.transaction import BODY_EXPIRED, PREPARED, SPLIT, Transaction
 from bridge.core.transition import Effect, Park, WriteOp
 from bridge.fault_points import FaultPoint, reach
@@ -28,7 +28,6 @@ from bridge.store.message_store import BatchWriter, QueueReader
 from bridge.store.results import BatchKind
 
 _LOG = structlog.get_logger()
-_COMMIT = Resolution.COMMIT
 
 
 class SettleResult(NamedTuple):
