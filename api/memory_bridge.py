@@ -9,30 +9,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from api.app import create_app
-from api.services import Services, TransactionCalls
+from api.web.app import create_app
+from api.web.services import Services, TransactionCalls
 from bridge.clock import Clock
-from bridge.core.config import CheckTimes
-from bridge.core.keyring import SECRET_BYTES, BridgeKey, Keyring
-from bridge.core.op_seal import OpSeals
+from bridge.core.check_rules import CheckTimes
+from bridge.core.keyring import SECRET_BYTES, BridgeKey, Keyring, OpSeals
 from bridge.core.topics import InternalTopics
 from bridge.log_watch import LogWatch
 from bridge.projector import Projector, ProjectorConfig, ProjectorPorts
 from bridge.service.assembly import Service, ServiceConfig, Stores, assemble
 from bridge.service.groups import UrlRule
-from bridge.settler.destinations import Destinations
+from bridge.settler.known_topics import KnownTopics
 from bridge.settler.ports import SettlerConfig, SettlerPorts
 from bridge.settler.settler import Settler
-from bridge.sql.check_board import SqlCheckBoard
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
+from bridge.sql.pull_checks import SqlPullCheckStore
 from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.sealed import SealedOwnerStore, SealWatch
+from checker.call import Nonces
 from checker.caller import CheckCaller
-from checker.check_service import CheckService
 from checker.desk import CheckPorts
-from checker.nonce import Nonces
+from checker.service import CheckService
 
 # One process writes alone and nothing fails here: what only looks after others need not look often.
 _RARELY_MS = 60_000
@@ -131,7 +130,7 @@ class MemoryBridge:
     def _make_checks(self) -> CheckService:
         ports = self._ports
         store = self._start_process("checker").store
-        board = SqlCheckBoard(ports.database)
+        board = SqlPullCheckStore(ports.database)
         own = CheckPorts(
             store,
             self._directory,
@@ -146,7 +145,7 @@ class MemoryBridge:
 
     def _make_settler(self) -> Settler:
         process, clock = self._start_process("settler"), self._ports.clock
-        destinations = Destinations(process.admin, clock)
+        destinations = KnownTopics(process.admin, clock)
         log = LogWatch(process.admin, self._ports.topics, clock, self._ports.database)
         owners = self._seal(process)
         ports = SettlerPorts(process.store, owners, destinations, self._times_of, self._checks, clock, log)

@@ -13,21 +13,21 @@ from typing import Any
 import structlog
 
 from bridge.clock import Clock
-from bridge.core.config import CheckTimes
+from bridge.core.check_rules import CheckTimes
 from bridge.core.keyring import Keyring
 from bridge.log_watch import LogWatch
 from bridge.projector import Projector, ProjectorConfig, ProjectorPorts
 from bridge.service.assembly import ServiceConfig, Stores, assemble
-from bridge.settler.destinations import Destinations
+from bridge.settler.known_topics import KnownTopics
 from bridge.settler.ports import SettlerConfig, SettlerPorts
 from bridge.settler.settler import Settler
-from bridge.sql.check_board import SqlCheckBoard
 from bridge.sql.directory import SqlDirectory
+from bridge.sql.pull_checks import SqlPullCheckStore
 from bridge.store.sealed import SealedOwnerStore
 from checker.caller import CheckCaller
-from checker.check_service import CheckService
 from checker.config import CheckerConfig
 from checker.desk import CheckPorts, random_text
+from checker.service import CheckService
 
 _LOG = structlog.get_logger()
 
@@ -53,7 +53,7 @@ class NodePorts:
     stores: Stores
     owners: SealedOwnerStore
     gathering: SealedOwnerStore
-    destinations: Destinations
+    destinations: KnownTopics
     directory: SqlDirectory
     clock: Clock
     log: LogWatch
@@ -130,7 +130,7 @@ class Node:
         stores, ports, config = self._ports.stores, self._ports, self._config
         caller = ports.open_caller()
         self._stack.push_async_callback(caller.close)
-        board = SqlCheckBoard(stores.database)
+        board = SqlPullCheckStore(stores.database)
         asking = CheckPorts(
             stores.store, ports.directory, caller, ports.clock, ports.random_text, ports.jitter, board, ports.keyring
         )  # fmt: skip

@@ -18,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, Valid
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
-from api.byte_budget import Budget
-from api.doorkeeper import is_loopback
 from api.log_setup import LogFormat, LogLevel
+from api.web.guard import is_loopback
+from api.web.limits import ByteBudget
 from bridge.core.errors import ConfigError
 
 SETTINGS_FILE = "outbox-bridge.toml"
@@ -212,7 +212,7 @@ def _check_exposure(settings: Settings) -> None:
 
 
 def _check_budget(limits: LimitsSettings) -> None:
-    if limits.body_bytes > Budget(limits.in_flight_bytes).for_large:
+    if limits.body_bytes > ByteBudget(limits.in_flight_bytes).for_large:
         raise ConfigError(
             "limits.in_flight_bytes has no room for one body of limits.body_bytes: a quarter of it is kept for small "
             f"requests; set it to {limits.body_bytes * 2} or more"

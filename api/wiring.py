@@ -12,32 +12,31 @@ from dataclasses import dataclass
 
 import structlog
 
-from api.app import create_app
-from api.bodies import MessageLimits
-from api.gauges import register_gauges
 from api.heap import GC_THRESHOLD, HeapLoop, make_heap_acts
-from api.limits import HttpLimits
 from api.node import Node, NodeConfig, NodePorts, Roles
 from api.own_addresses import OwnAddresses, parse_servers
-from api.readiness import Watched, make_readiness
-from api.server import ApiServer, ServeConfig, fit_connections, stop_at_signals
-from api.services import Services, TransactionCalls
 from api.settings import Settings
+from api.web.app import create_app
+from api.web.limits import HttpLimits
+from api.web.metrics import register_gauges
+from api.web.parse import MessageLimits
+from api.web.readiness import Watched, make_readiness
+from api.web.server import ApiServer, ServeConfig, fit_connections, stop_at_signals
+from api.web.services import Services, TransactionCalls
 from bridge.clock import SystemClock
-from bridge.core.config import CheckTimes
+from bridge.core.check_rules import CheckTimes
 from bridge.core.errors import ConfigError
-from bridge.core.horizon import HorizonConfig
-from bridge.core.keyring import Keyring
-from bridge.core.op_seal import OpSeals
+from bridge.core.keyring import Keyring, OpSeals
+from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.topics import InternalTopics, with_prefix
 from bridge.fault_points import FaultPoint, reach
 from bridge.log_watch import LogWatch
 from bridge.projector import Projector, ProjectorPorts, RebuildProgress, rebuild
 from bridge.seals import load_seals
 from bridge.service.assembly import ServiceConfig, Stores
-from bridge.service.destinations import DestinationsConfig
-from bridge.service.limits import Limits
-from bridge.settler.destinations import Destinations
+from bridge.service.contract import Limits
+from bridge.service.topics import TopicCacheConfig
+from bridge.settler.known_topics import KnownTopics
 from bridge.settler.ports import SettlerConfig
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
@@ -47,10 +46,10 @@ from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
 from bridge.store.sealed import SealedOwnerStore, SealWatch
 from bridge.topology import TopologyGuard
+from checker.call import Nonces
 from checker.desk import random_text
 from checker.endpoint_guard import CallbackPolicy, check_url, parse_networks
 from checker.http_caller import HttpCaller, resolve_name
-from checker.nonce import Nonces
 
 _LOG = structlog.get_logger()
 _ROLES = ("api", "settler", "projector")
@@ -63,7 +62,7 @@ Face = Callable[[TransactionCalls], TransactionCalls]
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class Embedding:
     """For a bridge in another program's process, whose signals are not its own.
 
     `face`: what stands between the HTTP application and the service.
@@ -91,7 +90,7 @@ class KafkaParts:
     def __init__(self, settings: Settings) -> None:
         config = KafkaConfig(dict(settings.kafka), session_timeout_ms=settings.settler.session_ms)
         self.admin = KafkaTopicAdmin(config)
-        self.destinations = Destinations(self.admin, SystemClock())
+        self.destinations = KnownTopics(self.admin, SystemClock())
         self.keyring = Keyring()
         self.seal_watch = SealWatch(OpSeals(self.keyring))
         self.plain_owners = KafkaOwnerStore(config, self.destinations.max_message_bytes)
@@ -133,7 +132,7 @@ async def run_roles(
     *,
     on_ready: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
-    guest: Guest | None = None,
+    guest: Embedding | None = None,
 ) -> None:
     """Runs the parts of the bridge until SIGTERM, SIGINT or `stop`. Raises ConfigError before anything began.
 
@@ -328,7 +327,7 @@ class _Process:
         )  # fmt: skip
         chosen = settings.settler
         settler = SettlerConfig(
-            max_body_bytes=chosen.held_body_bytes, horizon=HorizonConfig(journal_records=chosen.put_back_records)
+            max_body_bytes=chosen.held_body_bytes, horizon=LowWatermarkConfig(journal_records=chosen.put_back_records)
         )
         has_id = settings.transaction_id_header
         return Node(ports, NodeConfig(make_owner(), self._make_config(), settler, has_id_header=has_id), stack)
@@ -342,7 +341,7 @@ class _Process:
             refuse_url=self._refuse_url,
             topics=self._topics,
             limits=limits,
-            destinations=DestinationsConfig(has_id_header=settings.transaction_id_header),
+            destinations=TopicCacheConfig(has_id_header=settings.transaction_id_header),
             auto_create_groups=settings.auto_create_groups,
             seal_watch=self._kafka.seal_watch,
         )

@@ -9,22 +9,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from api.bodies import MessageLimits, parse_prepare_batch, parse_resolutions
-from api.routes.calls import show_all
+from api.web.calls import show_all
+from api.web.parse import MessageLimits, parse_prepare_batch, parse_resolutions
 from bridge.clock import SystemClock
 from bridge.core.message import Message, MessageQueue, Receipt, StoredMessage
 from bridge.core.op_message import OpMessage, encode_op
 from bridge.core.topics import InternalTopics
-from bridge.core.transaction import COMMITTED, Transaction
-from bridge.core.view import TransactionView
+from bridge.core.transaction import COMMITTED, Transaction, TransactionView
 from bridge.service.assembly import ServiceConfig, Stores, assemble
 from bridge.service.contract import EndCall, PrepareCall, Prepared, Wait
 from bridge.sql.directory import SqlDirectory
-from bridge.sql.inline_database import InlineDatabase
+from bridge.sql.engine import InlineDatabase
 from bridge.sql.tables import metadata
 from bridge.store.memory.process import MemoryProcess
-from bridge.store.message_store import BatchWriter, GroupMember, QueueReader
-from bridge.store.results import GetResult, GetStatus, PutResult, PutStatus
+from bridge.store.message_store import BatchWriter, GetResult, GetStatus, GroupMember, PutResult, PutStatus, QueueReader
 from tests.support.memory_world import make_cluster
 
 SIZE = 100

@@ -14,10 +14,10 @@ import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 
-from api.app import create_app
 from api.heap import GC_THRESHOLD
-from api.limits import HttpLimits
-from api.server import ApiServer, ServeConfig
+from api.web.app import create_app
+from api.web.limits import HttpLimits
+from api.web.server import ApiServer, ServeConfig
 from benchmarks import http_client
 from tests.support.api_fakes import FakeTransactions, make_services
 

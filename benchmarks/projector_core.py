@@ -12,18 +12,17 @@ from msgspec.structs import replace
 
 from benchmarks.outcome import LATEST, Values, conclude
 from benchmarks.stage import Shape
-from bridge.core.config import CheckTimes
+from bridge.core.check_rules import CheckTimes
 from bridge.core.message import Message, Receipt, StoredMessage
 from bridge.core.op_message import POSITION_KEY, OpMessage, Position, encode_op, encode_position
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
-from bridge.core.transaction import Transaction, TransactionState
-from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
+from bridge.core.transaction import Transaction, TransactionState, make_transaction_id, make_uuid7_bits
 from bridge.sql.chunking import JournalBuffer, OpBuffer, next_chunk
 from bridge.sql.engine import Database
 from bridge.sql.migrate import upgrade
-from bridge.sql.positions import AppliedPosition, LogIdentity, begin_position
 from bridge.sql.projection import Chunk, apply_chunk
+from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position
 from tests.support.postgres import PostgresServer
 
 CHUNK = 250

@@ -21,18 +21,18 @@ from typing import NamedTuple
 
 import psutil
 
-from api.cli.spark_jars import connector_jars
+from api.cli.reports import connector_jars
 from benchmarks.outcome import LATEST, Values, conclude, tell
 from benchmarks.stage import Shape
 from bridge.broker.java import find_java
-from spark.anomalies import BANK, Tale
-from spark.findings import CLEARED, FINDINGS_FILE, decode_findings, encode_findings
-from spark.offsets import take_window
-from spark.planted import Stage, make_tales
-from spark.report import MANIFEST
-from spark.scope import Extent, Place
-from spark.selftest import Injector, compare_truth, groups_document
-from spark.window import WINDOW_FILE, Window, encode_window
+from spark.judge.findings import CLEARED, FINDINGS_FILE, decode_findings, encode_findings
+from spark.read.offsets import take_window
+from spark.read.scope import OffsetRange, QueuePlace
+from spark.read.window import WINDOW_FILE, Window, encode_window
+from spark.report.files import MANIFEST
+from spark.selftest.anomalies import BANK, Scenario
+from spark.selftest.run import Injector, compare_truth, groups_document
+from spark.selftest.seeded import TestTopics, make_tales
 from tests.support.broker import running_broker
 from tests.support.source_tree import ROOT
 
@@ -49,7 +49,7 @@ class Scene(NamedTuple):
 
     kafka: str
     whole: Window
-    marks: Sequence[Mapping[Place, int]]
+    marks: Sequence[Mapping[QueuePlace, int]]
     truth: Sequence[tuple[str, str]]
     folder: Path
 
@@ -92,7 +92,7 @@ def _read_options() -> argparse.Namespace:
 
 def _write(kafka: str, options: argparse.Namespace, folder: Path, values: Values) -> Scene:
     """All portions, and the offsets between them."""
-    stage = Stage(_PREFIX)
+    stage = TestTopics(_PREFIX)
     now_ms = time.time_ns() // 1_000_000
     injector = Injector({"bootstrap.servers": kafka}, stage, now_ms)
     injector.create_topics()
@@ -113,12 +113,12 @@ def _write(kafka: str, options: argparse.Namespace, folder: Path, values: Values
     return Scene(kafka, whole, ends, sorted(truth), folder)
 
 
-def _tales(options: argparse.Namespace) -> Iterator[Tale]:
+def _tales(options: argparse.Namespace) -> Iterator[Scenario]:
     """Without those that are about a producer's table: there is none here."""
     return (tale for tale in make_tales(options.transactions, options.rounds) if tale.group != BANK)
 
 
-def _look(kafka: str, stage: Stage) -> Window:
+def _look(kafka: str, stage: TestTopics) -> Window:
     real = sorted(set(stage.topics) - {stage.internal.half, stage.internal.op, stage.internal.parked})
     return take_window({"bootstrap.servers": kafka}, stage.internal, real)
 
@@ -164,7 +164,7 @@ def _cut(scene: Scene, count: int) -> Iterator[Window]:
         starts = {place: extent.end for place, extent in extents.items()}
 
 
-def _share(extent: Extent, start: int, end: int) -> Extent:
+def _share(extent: OffsetRange, start: int, end: int) -> OffsetRange:
     return replace(extent, start=start, end=end, seen=end)
 
 

@@ -6,20 +6,27 @@ import time
 from collections.abc import Sequence
 
 from bridge.clock import SystemClock
-from bridge.core.config import CheckTimes
+from bridge.core.check_rules import CheckTimes
 from bridge.core.message import Message, MessageQueue, Receipt, StoredMessage
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.topics import InternalTopics
-from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
+from bridge.core.transaction import make_transaction_id, make_uuid7_bits
 from bridge.log_watch import LogWatch
 from bridge.settler.batch import BatchTarget
-from bridge.settler.destinations import Destinations
-from bridge.settler.owned_queue import OwnedQueue
+from bridge.settler.known_topics import KnownTopics
+from bridge.settler.owner import OwnedQueue
 from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
 from bridge.store.memory.process import MemoryProcess
-from bridge.store.message_store import BatchWriter, GroupMember, QueueReader
-from bridge.store.results import AtomicBatch, BatchResult, GetResult, GetStatus
+from bridge.store.message_store import (
+    AtomicBatch,
+    BatchResult,
+    BatchWriter,
+    GetResult,
+    GetStatus,
+    GroupMember,
+    QueueReader,
+)
 from tests.support.memory_world import make_cluster
 from tests.support.settler_world import RecordingObserver
 
@@ -100,7 +107,7 @@ async def measure(transactions: int) -> float:
     ports = SettlerPorts(
         process.store,
         _Owners(make_records(transactions)),
-        Destinations(process.admin, clock),
+        KnownTopics(process.admin, clock),
         lambda _: TIMES,
         RecordingObserver(),
         clock,

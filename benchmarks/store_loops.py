@@ -14,7 +14,7 @@ from bridge.core.message import Message, MessageQueue
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import ClientErrors, KafkaConfig, append_options, reader_options, transaction_options
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
-from bridge.store.results import AtomicBatch
+from bridge.store.message_store import AtomicBatch
 from tests.support.broker import running_broker
 
 HEADERS = [("properties", b"p" * 200)]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from bridge.core.config import GroupSettings
+from bridge.core.check_rules import GroupSettings
 
 DEFAULT_SETTINGS = GroupSettings()
 
@@ -101,7 +101,7 @@ class MemoryDirectory:
 LEASE_SLACK_MS = 2_000  # a queue's tick may be so far behind when a check lease begins
 
 
-class DueCheck(NamedTuple):
+class PullCheck(NamedTuple):
     """A check that lies ready for its group. `claims`: how often it was claimed, which names a check lease."""
 
     transaction_id: str
@@ -111,7 +111,7 @@ class DueCheck(NamedTuple):
     claims: int = 0
 
 
-class CheckBoard(Protocol):
+class PullCheckStore(Protocol):
     """Where due checks lie until somebody of their group claims them under a check lease.
 
     A queue's checks are its owner's, and so is the clock of their check leases: its ticks, written now and then.
@@ -123,7 +123,7 @@ class CheckBoard(Protocol):
         ...
 
     async def put(
-        self, queue_id: int, owner: str, tick_ms: int, checks: Sequence[DueCheck]
+        self, queue_id: int, owner: str, tick_ms: int, checks: Sequence[PullCheck]
     ) -> Mapping[str, int] | None:
         """Lays checks there; how often each was claimed by now. A check with the same number keeps its check lease,
         another number begins anew. None: the queue is another owner's, nothing was done."""
@@ -140,15 +140,15 @@ class CheckBoard(Protocol):
         """Lets the queue go, and removes what nobody holds."""
         ...
 
-    async def remove(self, checks: Collection[DueCheck]) -> None:
+    async def remove(self, checks: Collection[PullCheck]) -> None:
         """Takes checks away; those that lie there with another number stay."""
         ...
 
-    async def claim(self, group: str, limit: int, lease_ms: int) -> Sequence[DueCheck]:
+    async def claim(self, group: str, limit: int, lease_ms: int) -> Sequence[PullCheck]:
         """The longest due checks that nobody holds, held by the caller for `lease_ms` from now."""
         ...
 
-    async def release(self, checks: Collection[DueCheck]) -> None:
+    async def release(self, checks: Collection[PullCheck]) -> None:
         """Gives claimed checks back before their check leases are over."""
         ...
 
@@ -158,18 +158,18 @@ class CheckBoard(Protocol):
 
 
 @dataclass(slots=True)
-class _LyingCheck:
-    check: DueCheck
+class _StoredCheck:
+    check: PullCheck
     queue_id: int
     owner: str
     lease_until_ms: int = 0
 
 
 @dataclass(slots=True)
-class MemoryCheckBoard:
+class MemoryPullCheckStore:
     """A board that lives as long as its process."""
 
-    lying: dict[str, _LyingCheck] = field(default_factory=dict)
+    lying: dict[str, _StoredCheck] = field(default_factory=dict)
     owners: dict[int, str] = field(default_factory=dict)
     ticks: Counter[int] = field(default_factory=Counter)
 
@@ -178,7 +178,7 @@ class MemoryCheckBoard:
         return self.ticks[queue_id]
 
     async def put(
-        self, queue_id: int, owner: str, tick_ms: int, checks: Sequence[DueCheck]
+        self, queue_id: int, owner: str, tick_ms: int, checks: Sequence[PullCheck]
     ) -> Mapping[str, int] | None:
         if self.owners.get(queue_id) != owner:
             return None
@@ -186,7 +186,7 @@ class MemoryCheckBoard:
         for check in checks:
             found = self.lying.get(check.transaction_id)
             if found is None or found.check.check_number != check.check_number:
-                self.lying[check.transaction_id] = _LyingCheck(check._replace(claims=0), queue_id, owner)
+                self.lying[check.transaction_id] = _StoredCheck(check._replace(claims=0), queue_id, owner)
             else:
                 found.owner = owner
         return {check.transaction_id: self.lying[check.transaction_id].check.claims for check in checks}
@@ -203,20 +203,20 @@ class MemoryCheckBoard:
             self.owners[queue_id] = ""
         self._sweep(queue_id, lambda lying: lying.owner == owner)
 
-    async def remove(self, checks: Collection[DueCheck]) -> None:
+    async def remove(self, checks: Collection[PullCheck]) -> None:
         for check in checks:
             found = self.lying.get(check.transaction_id)
             if found is not None and found.check.check_number == check.check_number:
                 del self.lying[check.transaction_id]
 
-    async def claim(self, group: str, limit: int, lease_ms: int) -> Sequence[DueCheck]:
+    async def claim(self, group: str, limit: int, lease_ms: int) -> Sequence[PullCheck]:
         free = sorted(self._free({group}), key=lambda lying: (lying.check.due_ms, lying.check.transaction_id))[:limit]
         for lying in free:
             lying.check = lying.check._replace(claims=lying.check.claims + 1)
             lying.lease_until_ms = self.ticks[lying.queue_id] + lease_ms + LEASE_SLACK_MS
         return [lying.check for lying in free]
 
-    async def release(self, checks: Collection[DueCheck]) -> None:
+    async def release(self, checks: Collection[PullCheck]) -> None:
         for check in checks:
             found = self.lying.get(check.transaction_id)
             if found is not None and found.check == check:
@@ -225,17 +225,17 @@ class MemoryCheckBoard:
     async def count_free(self, groups: Collection[str]) -> Mapping[str, int]:
         return Counter(lying.check.group for lying in self._free(groups))
 
-    def _free(self, groups: Collection[str]) -> list[_LyingCheck]:
+    def _free(self, groups: Collection[str]) -> list[_StoredCheck]:
         return [
             lying
             for lying in self.lying.values()
             if lying.check.group in groups and lying.owner == self.owners.get(lying.queue_id) and self._is_free(lying)
         ]
 
-    def _is_free(self, lying: _LyingCheck) -> bool:
+    def _is_free(self, lying: _StoredCheck) -> bool:
         return lying.lease_until_ms <= self.ticks[lying.queue_id]
 
-    def _sweep(self, queue_id: int, is_meant: Callable[[_LyingCheck], bool]) -> None:
+    def _sweep(self, queue_id: int, is_meant: Callable[[_StoredCheck], bool]) -> None:
         for id_, lying in list(self.lying.items()):
             if lying.queue_id == queue_id and is_meant(lying) and self._is_free(lying):
                 del self.lying[id_]

@@ -23,12 +23,23 @@ from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState
 from bridge.sql.audit import ActEntry, record_act
 from bridge.sql.engine import Database
-from bridge.sql.given_up import Unproven, find_known_ids, give_up_queue, give_up_some, read_live
-from bridge.sql.halts import GIVE_UP, Halt, clear_halt, name_target, read_halts, store_halt
-from bridge.sql.identity import record_identity
-from bridge.sql.keys import believe_from
-from bridge.sql.positions import read_position
-from bridge.sql.rebuilding import allow_long_statements
+from bridge.sql.identity import (
+    GIVE_UP,
+    Halt,
+    Unproven,
+    believe_from,
+    clear_halt,
+    find_known_ids,
+    give_up_queue,
+    give_up_some,
+    name_target,
+    read_halts,
+    read_live,
+    record_identity,
+    store_halt,
+)
+from bridge.sql.projection import allow_long_statements
+from bridge.sql.rows import read_position
 from bridge.store.message_store import MessageStore, OwnerStore, TopicAdmin
 from bridge.store.positions import find_position, read_range, write_position
 from bridge.topology import identify

@@ -21,14 +21,20 @@ from bridge.core.op_message import LogStart
 from bridge.core.topics import InternalTopics
 from bridge.fault_points import FaultPoint, reach
 from bridge.sql.chunking import JournalBuffer, OpBuffer, Quarantined, next_chunk
-from bridge.sql.engine import Database
-from bridge.sql.errors import SqlUnavailable
+from bridge.sql.engine import Database, SqlUnavailable
 from bridge.sql.fold import TimesOf
 from bridge.sql.leases import LeaseWatch, release_lease, take_lease
-from bridge.sql.positions import AppliedPosition, LogIdentity, begin_position, read_position, read_positions
-from bridge.sql.projection import Chunk, apply_chunk
-from bridge.sql.purge import purge
-from bridge.sql.rebuilding import Orphan, allow_long_statements, clear_projection, forget_previous, read_orphans
+from bridge.sql.projection import (
+    Chunk,
+    Orphan,
+    allow_long_statements,
+    apply_chunk,
+    clear_projection,
+    forget_previous,
+    purge,
+    read_orphans,
+)
+from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position, read_position, read_positions
 from bridge.sql.stats import GroupStats, read_stats
 from bridge.store.message_store import MessageStore, OwnerStore, QueueReader, TopicAdmin
 from bridge.store.positions import find_position

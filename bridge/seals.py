@@ -3,12 +3,11 @@
 from functools import partial
 
 from bridge.core.errors import ConfigError
-from bridge.core.keyring import Keyring
+from bridge.core.keyring import Keyring, OpSeals
 from bridge.core.message import MessageQueue
-from bridge.core.op_seal import OpSeals
 from bridge.core.topics import InternalTopics
 from bridge.sql.engine import Database
-from bridge.sql.keys import begin_seals, read_beliefs, read_keys
+from bridge.sql.identity import begin_seals, read_beliefs, read_keys
 from bridge.store.message_store import MessageStore
 
 

@@ -16,8 +16,7 @@ from bridge.core.errors import BridgeError, StoreError
 from bridge.core.op_message import LogTopics
 from bridge.core.topics import InternalTopics
 from bridge.fault_points import FaultPoint, reach
-from bridge.sql.engine import Database
-from bridge.sql.errors import SqlUnavailable
+from bridge.sql.engine import Database, SqlUnavailable
 from bridge.sql.identity import TopicIdentity, read_identity, record_identity
 from bridge.store.message_store import ClusterDescription, TopicAdmin, TopicDescription
 

@@ -26,7 +26,7 @@ class _Group:
         self.is_silent = False
 
 
-class Slots:
+class ConcurrencyLimiter:
     """Slots for rounds; first come, first served among those that may."""
 
     def __init__(self, total: int) -> None:

@@ -6,11 +6,11 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from bridge.core.record import Resolution
-from checker.caller import Failure, Reply
-from checker.check_call import Check, decode_answers
+from checker.call import Check, decode_answers
+from checker.caller import EndpointReply, Failure
 
 
-class Verdict(StrEnum):
+class TrialVerdict(StrEnum):
     """SKIPPED: the trial needs something that was not given, or an endpoint that answers."""
 
     GOOD = "good"
@@ -38,12 +38,12 @@ class Trial(StrEnum):
     AFTER_RESTART = "after a restart"
 
 
-class Finding(NamedTuple):
+class TrialFinding(NamedTuple):
     """What one endpoint did in one trial. `remedy` is empty where nothing is wrong."""
 
     endpoint: str
     trial: Trial
-    verdict: Verdict
+    verdict: TrialVerdict
     found: str
     remedy: str = ""
     latency_ms: int = 0
@@ -52,7 +52,7 @@ class Finding(NamedTuple):
 class Judgement(NamedTuple):
     """A finding before it is known where."""
 
-    verdict: Verdict
+    verdict: TrialVerdict
     found: str
     remedy: str = ""
 
@@ -84,7 +84,7 @@ _DURABLE = "Answer from the database, not from the memory of a process."
 _TOOK_TOO_MUCH = "Serve calls side by side; lower check.concurrency of the group if that is not possible."
 
 
-def read_answer(reply: Reply, check: Check) -> Answer:
+def read_answer(reply: EndpointReply, check: Check) -> Answer:
     """The resolution of the one check that was asked, as strictly as the checker reads it."""
     if reply.failure is not None:
         return _no_answer(reply)
@@ -120,7 +120,7 @@ def judge_same(first: Answer, second: Answer) -> Judgement:
     return _bad(f"answers {first.name}, then {second.name}", _STABLE)
 
 
-def judge_refused(reply: Reply) -> Judgement:
+def judge_refused(reply: EndpointReply) -> Judgement:
     """Of a call that the bridge did not send: a status of 4xx, and no resolution."""
     if 400 <= reply.status < 500:
         return _good(f"refuses it with {reply.status}")
@@ -129,13 +129,13 @@ def judge_refused(reply: Reply) -> Judgement:
     return _bad(_describe(reply), _VERIFY)
 
 
-def judge_garbage(reply: Reply) -> Judgement:
+def judge_garbage(reply: EndpointReply) -> Judgement:
     """Of a signed body that is no call: refused with 4xx; neither answered nor a reason to fall over."""
     judged = judge_refused(reply)
     return judged._replace(remedy="Answer 400 to a body that is no call.") if judged.remedy else judged
 
 
-def judge_oversized(reply: Reply) -> Judgement:
+def judge_oversized(reply: EndpointReply) -> Judgement:
     """Of a body far too large: refused with 4xx, or cut off."""
     if reply.failure is Failure.CLOSED:
         return _good("cuts it off")
@@ -143,7 +143,7 @@ def judge_oversized(reply: Reply) -> Judgement:
     return judged._replace(remedy="Limit how much of a body is read.") if judged.remedy else judged
 
 
-def judge_many_checks(reply: Reply, checks: Sequence[Check]) -> Judgement:
+def judge_many_checks(reply: EndpointReply, checks: Sequence[Check]) -> Judgement:
     """Of one call about many: every one is answered, none with COMMIT."""
     if reply.failure is not None:
         return _no_answer(reply)
@@ -190,7 +190,7 @@ def judge_open(answer: Answer) -> Judgement:
 
 def skip(why: str) -> Judgement:
     """Not tried."""
-    return Judgement(Verdict.SKIPPED, why)
+    return Judgement(TrialVerdict.SKIPPED, why)
 
 
 def judge_restarted(before: Answer, after: Answer) -> Judgement:
@@ -201,18 +201,18 @@ def judge_restarted(before: Answer, after: Answer) -> Judgement:
     return judged
 
 
-def _no_answer(reply: Reply) -> Judgement:
+def _no_answer(reply: EndpointReply) -> Judgement:
     assert reply.failure is not None
     return _bad(f"no answer: {_describe(reply)}", REMEDIES.get(reply.failure, _SHAPE))
 
 
-def _describe(reply: Reply) -> str:
+def _describe(reply: EndpointReply) -> str:
     return f"{reply.failure} {reply.status}" if reply.status else f"{reply.failure}"
 
 
 def _good(found: str) -> Judgement:
-    return Judgement(Verdict.GOOD, found)
+    return Judgement(TrialVerdict.GOOD, found)
 
 
 def _bad(found: str, remedy: str) -> Judgement:
-    return Judgement(Verdict.BAD, found, remedy)
+    return Judgement(TrialVerdict.BAD, found, remedy)

@@ -1,9 +1,10 @@
-"""What the loops of all groups share."""
+"""What the loops of all groups share, and the recorder of rounds without an answer."""
 
 import asyncio
 import random
 import secrets
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import structlog
@@ -11,21 +12,85 @@ import structlog
 from bridge.clock import Clock
 from bridge.core.keyring import Keyring
 from bridge.core.topics import InternalTopics
-from bridge.directory import CheckBoard, MemoryCheckBoard, ProducerDirectory
-from bridge.settler.observer import QueueOwner
+from bridge.directory import MemoryPullCheckStore, ProducerDirectory, PullCheckStore, UnansweredRound
+from bridge.fault_points import FaultPoint, reach
+from bridge.settler.ports import QueueOwner
 from bridge.store.message_store import MessageStore
-from checker.board_keeper import BoardKeeper
+from checker.call import Nonces
 from checker.caller import CheckCaller
-from checker.config import CheckerConfig
-from checker.counts import CheckCounts
-from checker.lanes import Moment
-from checker.large_calls import LargeCalls
-from checker.nonce import Nonces
-from checker.round_recorder import RoundRecorder
-from checker.slot_gate import SlotGate
-from checker.timetable import Timetable
+from checker.config import CheckCounts, CheckerConfig
+from checker.gates import ConcurrencyGate, LargeCalls
+from checker.pull_publisher import PullCheckPublisher
+from checker.scheduler import CheckScheduler, QueueTime
 
 _LOG = structlog.get_logger()
+_INTERVAL_MS = 500
+_BACKOFF_MS = 5_000
+_MAX_WAITING = 20_000  # beyond it the oldest are dropped: they are for people
+_MAX_BATCH = 1_000
+
+
+class RoundRecorder:
+    """Takes notes at once, writes them when it can."""
+
+    def __init__(self, directory: ProducerDirectory, clock: Clock, counts: CheckCounts) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._counts = counts
+        self._rounds: deque[UnansweredRound] = deque(maxlen=_MAX_WAITING)
+        self._gone: dict[tuple[str, str], str] = {}
+        self._is_closing = False
+
+    def add(self, rounds: Iterable[UnansweredRound]) -> None:
+        """Never blocks."""
+        self._rounds.extend(rounds)
+
+    def disable(self, group: str, url: str, reason: str) -> None:
+        """Never blocks."""
+        self._gone[group, url] = reason
+
+    async def run_once(self) -> int:
+        """Writes up to one batch; what could not be written is kept."""
+        batch = [self._rounds.popleft() for _ in range(min(_MAX_BATCH, len(self._rounds)))]
+        if batch:
+            reach(FaultPoint.CHECK_UNANSWERED)
+            try:
+                await self._directory.record_rounds(batch)
+            except BaseException:
+                room = _MAX_WAITING - len(self._rounds)
+                self._rounds.extendleft(reversed(batch[-room:] if room else []))
+                raise
+        for (group, url), reason in list(self._gone.items()):
+            if self._directory.get(group) is not None:
+                await self._directory.disable_endpoint(group, url, reason)
+            self._gone.pop((group, url), None)
+        return len(batch)
+
+    async def run_forever(self) -> None:
+        """Until closed; the last notes are tried once more then."""
+        while True:
+            is_last = self._is_closing
+            pause_ms = _INTERVAL_MS
+            try:
+                while await self.run_once():
+                    pass
+            except Exception as error:  # noqa: BLE001 - the directory's own errors; the loop goes on
+                self._counts.errors += 1
+                _LOG.warning("rounds_not_recorded", waiting=len(self._rounds), error=type(error).__name__)
+                pause_ms = _BACKOFF_MS
+            if is_last:
+                return
+            await self._pause(pause_ms)
+
+    def close(self) -> None:
+        """Lets `run_forever` end."""
+        self._is_closing = True
+
+    async def _pause(self, pause_ms: int) -> None:
+        for _ in range(pause_ms // 100):
+            if self._is_closing:
+                return
+            await self._clock.sleep_ms(100)
 
 
 def random_text() -> str:
@@ -47,7 +112,7 @@ class CheckPorts:
     clock: Clock
     random_text: Callable[[], str] = random_text
     jitter: Callable[[], float] = random.random
-    board: CheckBoard = field(default_factory=MemoryCheckBoard)
+    board: PullCheckStore = field(default_factory=MemoryPullCheckStore)
     keyring: Keyring = field(default_factory=Keyring)
 
 
@@ -61,12 +126,12 @@ class Desk:
         self.counts = CheckCounts()
         self.owners: dict[int, QueueOwner] = {}
         self.nonces = Nonces(ports.keyring, ports.random_text)
-        self.gate = SlotGate(config.total_calls)
+        self.gate = ConcurrencyGate(config.total_calls)
         self.large_calls = LargeCalls(config.large_calls)
         self.rendering = asyncio.Lock()  # bodies of one round at a time are in memory
         self.recorder = RoundRecorder(ports.directory, ports.clock, self.counts)
-        self.keeper = BoardKeeper(ports.board, ports.clock, self.counts, ports.random_text)
-        self.timetable = Timetable(
+        self.keeper = PullCheckPublisher(ports.board, ports.clock, self.counts, ports.random_text)
+        self.timetable = CheckScheduler(
             lambda group: ports.directory.settings_of(group).times,
             report_wait_ms=config.report_wait_ms,
             max_lag_ms=config.max_lag_ms,
@@ -74,10 +139,10 @@ class Desk:
         self.is_closing = False
         self._alerts: set[tuple[str, str]] = set()
 
-    def moment_of(self, queue_id: int) -> Moment:
+    def moment_of(self, queue_id: int) -> QueueTime:
         """How a held queue stands now."""
         owner = self.owners[queue_id]
-        return Moment(owner.now_ms(), owner.read_through_ms(), self.ports.clock.monotonic_ms())
+        return QueueTime(owner.now_ms(), owner.read_through_ms(), self.ports.clock.monotonic_ms())
 
     def now_of(self, queue_id: int) -> int:
         """Kafka's time for a queue; of a queue let go meanwhile nothing needs it, so the wall clock will do."""

@@ -21,7 +21,7 @@ from aiohttp.tracing import Trace
 from yarl import URL
 
 from bridge.clock import Clock
-from checker.caller import Call, CheckCaller, Failure, Reply, failure_of
+from checker.caller import CheckCaller, EndpointCall, EndpointReply, Failure, failure_of
 from checker.endpoint_guard import CallbackPolicy, CheckedUrl, check_addresses, check_url
 
 _MAX_LINE_BYTES = 8_190
@@ -56,20 +56,20 @@ class HttpCaller(CheckCaller):
         self._resolve = resolve
         self._threads = ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="resolve-endpoint")
 
-    async def call(self, call: Call) -> Reply:
+    async def call(self, call: EndpointCall) -> EndpointReply:
         start_ms = self._clock.monotonic_ms()
         checked = check_url(call.url, self._policy)
         if isinstance(checked, str):
-            return Reply(call.url.partition("?")[0], 0, failure=Failure.FORBIDDEN)
+            return EndpointReply(call.url.partition("?")[0], 0, failure=Failure.FORBIDDEN)
         reply = await self._exchange(call, checked)
         latency_ms = self._clock.monotonic_ms() - start_ms
         status, body, retry_after, failure = reply
-        return Reply(checked.shown, latency_ms, status, body, retry_after, failure)
+        return EndpointReply(checked.shown, latency_ms, status, body, retry_after, failure)
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _exchange(self, call: Call, checked: CheckedUrl) -> "_Exchange":
+    async def _exchange(self, call: EndpointCall, checked: CheckedUrl) -> "_Exchange":
         try:
             async with asyncio.timeout(call.timeout_ms / 1000):
                 addresses = await self._addresses_of(checked)
@@ -94,7 +94,7 @@ class HttpCaller(CheckCaller):
 
     @asynccontextmanager
     async def _session(
-        self, call: Call, addresses: Sequence[str]
+        self, call: EndpointCall, addresses: Sequence[str]
     ) -> "AsyncIterator[tuple[aiohttp.ClientSession, _PinnedConnector]]":
         max_bytes = 2 * call.max_answer_bytes + _OVERHEAD_BYTES
         connector = _PinnedConnector(addresses, self._ssl, max_bytes)
@@ -123,7 +123,7 @@ def _failed(failure: Failure) -> _Exchange:
     return 0, b"", None, failure
 
 
-async def _post(session: aiohttp.ClientSession, call: Call) -> _Exchange:
+async def _post(session: aiohttp.ClientSession, call: EndpointCall) -> _Exchange:
     url = URL(call.url, encoded=True)
     headers = {**call.headers, "Content-Type": "application/json"}
     async with session.post(url, data=BytesIO(call.body), headers=headers, allow_redirects=False) as response:

@@ -6,11 +6,11 @@ from enum import Enum
 import structlog
 
 from bridge.core.errors import BridgeError
-from bridge.directory import DueCheck, UnansweredRound
+from bridge.directory import PullCheck, UnansweredRound
 from bridge.fault_points import FaultPoint, reach
 from checker.caller import Failure
 from checker.desk import Desk
-from checker.timetable import Ask
+from checker.scheduler import DueCheck
 
 _LOG = structlog.get_logger()
 _MAX_LYING = 10_000  # of a group, in one process
@@ -19,7 +19,7 @@ _QUIET_INTERVALS = 2
 _ALERT = "producer_group_claims_no_checks"
 
 
-class Look(Enum):
+class PullStatus(Enum):
     """What a look at a due check found."""
 
     NEW = "lies there from now on"
@@ -29,10 +29,10 @@ class Look(Enum):
     NOT_LAID = "the board cannot be reached, or another owner has the queue"
 
 
-_FAILURES = {Look.CLAIMED: Failure.NOT_ANSWERED, Look.UNCLAIMED: Failure.NOT_CLAIMED}
+_FAILURES = {PullStatus.CLAIMED: Failure.NOT_ANSWERED, PullStatus.UNCLAIMED: Failure.NOT_CLAIMED}
 
 
-class Offers:
+class PullDispatcher:
     """The looks of one group."""
 
     def __init__(self, desk: Desk, group: str) -> None:
@@ -40,7 +40,7 @@ class Offers:
         self._group = group
         self._unclaimed_ms: int | None = None  # when nobody had come last
 
-    async def offer(self, asks: Sequence[Ask]) -> None:
+    async def offer(self, asks: Sequence[DueCheck]) -> None:
         """Lays checks on the board, or finds them still lying; lands every ask, whatever happens."""
         flying = {ask.transaction.transaction_id: ask for ask in asks}
         try:
@@ -51,9 +51,9 @@ class Offers:
                     self._land(ask, look)
         finally:
             for ask in flying.values():
-                self._land(ask, Look.NOT_LAID)
+                self._land(ask, PullStatus.NOT_LAID)
 
-    async def _look(self, queue_id: int, asks: Sequence[Ask]) -> list[tuple[Ask, Look]]:
+    async def _look(self, queue_id: int, asks: Sequence[DueCheck]) -> list[tuple[DueCheck, PullStatus]]:
         keeper = self._desk.keeper
         before = [keeper.find(queue_id, _check_of(ask)) for ask in asks]
         room = max(0, _MAX_LYING - keeper.count_lying(self._group))
@@ -64,19 +64,21 @@ class Offers:
             _LOG.warning("checks_not_laid", group=self._group, queue=queue_id, error=type(error).__name__)
             claims = None
         if claims is None:
-            return [(ask, Look.NOT_LAID) for ask in asks]
+            return [(ask, PullStatus.NOT_LAID) for ask in asks]
         reach(FaultPoint.CHECKS_LAID)
         keeper.ended(queue_id, [_id_of(ask) for ask in laid if not self._desk.timetable.is_current(ask)])
         known = {check.transaction_id: check.claims for check in before if check is not None}
         looks = [(ask, _compare(known.get(_id_of(ask)), claims[_id_of(ask)])) for ask in laid]
         self._tell(looks)
-        return [*looks, *[(ask, Look.NO_ROOM) for ask in left]]
+        return [*looks, *[(ask, PullStatus.NO_ROOM) for ask in left]]
 
     @staticmethod
-    def _divide(asks: Sequence[Ask], before: Iterable[DueCheck | None], room: int) -> tuple[list[Ask], list[Ask]]:
+    def _divide(
+        asks: Sequence[DueCheck], before: Iterable[PullCheck | None], room: int
+    ) -> tuple[list[DueCheck], list[DueCheck]]:
         """Those that lie there already or find room, and the others."""
-        laid: list[Ask] = []
-        left: list[Ask] = []
+        laid: list[DueCheck] = []
+        left: list[DueCheck] = []
         for ask, known in zip(asks, before, strict=True):
             if known is None and room == 0:
                 left.append(ask)
@@ -85,25 +87,25 @@ class Offers:
             laid.append(ask)
         return laid, left
 
-    def _land(self, ask: Ask, look: Look) -> None:
+    def _land(self, ask: DueCheck, look: PullStatus) -> None:
         desk = self._desk
         now_ms = desk.now_of(ask.queue_id)
         interval_ms = desk.ports.directory.settings_of(self._group).times.interval_ms
         spread_ms = int(desk.ports.jitter() * _JITTER * interval_ms)
-        if look is Look.NOT_LAID:
+        if look is PullStatus.NOT_LAID:
             desk.timetable.set_postponed(ask, now_ms + desk.config.append_retry_ms, was_tried=False)
-        elif look is Look.NO_ROOM:
+        elif look is PullStatus.NO_ROOM:
             desk.timetable.set_postponed(ask, now_ms + interval_ms + spread_ms, was_tried=False)
         else:
-            desk.timetable.set_offered(ask, now_ms + interval_ms, found_nobody=look is Look.UNCLAIMED)
+            desk.timetable.set_offered(ask, now_ms + interval_ms, found_nobody=look is PullStatus.UNCLAIMED)
 
-    def _tell(self, looks: Sequence[tuple[Ask, Look]]) -> None:
+    def _tell(self, looks: Sequence[tuple[DueCheck, PullStatus]]) -> None:
         """Counts, notes of rounds without answer, and the alert that nobody comes."""
         desk = self._desk
         rounds = []
         for ask, look in looks:
             now_ms = desk.now_of(ask.queue_id)
-            if look is Look.NEW:
+            if look is PullStatus.NEW:
                 desk.counts.asked += 1
                 desk.counts.count_lateness(now_ms - ask.due_ms)
                 continue
@@ -111,7 +113,7 @@ class Offers:
             desk.counts.unanswered[failure.value] += 1
             rounds.append(UnansweredRound(_id_of(ask), self._group, now_ms, failure.value, None))
         desk.recorder.add(rounds)
-        self._alert(is_unclaimed=any(look is Look.UNCLAIMED for _, look in looks))
+        self._alert(is_unclaimed=any(look is PullStatus.UNCLAIMED for _, look in looks))
 
     def _alert(self, *, is_unclaimed: bool) -> None:
         """Over when for a while nothing was found unclaimed."""
@@ -126,16 +128,16 @@ class Offers:
                 self._desk.clear_alert(self._group, _ALERT)
 
 
-def _compare(before: int | None, claims: int) -> Look:
+def _compare(before: int | None, claims: int) -> PullStatus:
     if before is None:
-        return Look.NEW
-    return Look.CLAIMED if claims > before else Look.UNCLAIMED
+        return PullStatus.NEW
+    return PullStatus.CLAIMED if claims > before else PullStatus.UNCLAIMED
 
 
-def _check_of(ask: Ask) -> DueCheck:
+def _check_of(ask: DueCheck) -> PullCheck:
     transaction = ask.transaction
-    return DueCheck(transaction.transaction_id, transaction.group, transaction.check_times + 1, ask.due_ms)
+    return PullCheck(transaction.transaction_id, transaction.group, transaction.check_times + 1, ask.due_ms)
 
 
-def _id_of(ask: Ask) -> str:
+def _id_of(ask: DueCheck) -> str:
     return ask.transaction.transaction_id

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from outbox.check_handler import AsyncCheckHandler, CheckHandler, Reply
+from outbox.check_handler import AsyncCheckHandler, CheckHandler, CheckResponse
 
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
@@ -26,13 +26,13 @@ class CheckApp:
             body = await self._read(receive)
             if body is None:
                 return
-            reply = body if isinstance(body, Reply) else await self._respond(scope["method"], headers, body)
+            reply = body if isinstance(body, CheckResponse) else await self._respond(scope["method"], headers, body)
         await _send(reply, send)
 
-    async def _respond(self, method: str, headers: dict[str, str], body: bytes) -> Reply:
+    async def _respond(self, method: str, headers: dict[str, str], body: bytes) -> CheckResponse:
         return await self._handler.respond_async(method, headers, body)
 
-    async def _read(self, receive: Receive) -> bytes | Reply | None:
+    async def _read(self, receive: Receive) -> bytes | CheckResponse | None:
         """The body, or the reply to one that is too large; None if the caller has gone."""
         parts: list[bytes] = []
         size = 0
@@ -49,7 +49,7 @@ class CheckApp:
                 return b"".join(parts)
 
 
-async def _send(reply: Reply, send: Send) -> None:
+async def _send(reply: CheckResponse, send: Send) -> None:
     headers = [(name.encode(), value.encode()) for name, value in reply.headers]
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": reply.body})

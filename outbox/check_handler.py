@@ -17,10 +17,17 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
-from outbox.checks import Check, CheckCall, Tell, decode_call, encode_answer
-from outbox.errors import CallRefused, OutboxConfigError, SignatureRefused
-from outbox.listener import Resolution
-from outbox.signature import TOLERANCE_SECONDS, SignatureVerifier
+from outbox.client.checks import (
+    TOLERANCE_SECONDS,
+    Check,
+    CheckCall,
+    SignatureVerifier,
+    Tell,
+    decode_call,
+    encode_answer,
+)
+from outbox.client.errors import CallRefused, OutboxConfigError, SignatureRefused
+from outbox.client.listener import Resolution
 
 _LOG: Final = logging.getLogger("outbox")
 
@@ -42,7 +49,7 @@ class CheckConfig:
             raise OutboxConfigError("limits of the check endpoint must be above 0")
 
 
-class Reply(NamedTuple):
+class CheckResponse(NamedTuple):
     """What a mount sends."""
 
     status: int
@@ -56,7 +63,7 @@ class Reply(NamedTuple):
         return [("content-type", kind), ("content-length", str(len(self.body))), ("cache-control", "no-store"), *allow]
 
 
-class Gate:
+class CheckCallGuard:
     """What is the same for both colours: who may ask, how large, about which groups."""
 
     def __init__(self, secrets: Sequence[str], producer_groups: Sequence[str] | None, config: CheckConfig) -> None:
@@ -64,7 +71,7 @@ class Gate:
         self._groups = None if producer_groups is None else frozenset(producer_groups)
         self.config = config
 
-    def refuse_head(self, method: str, content_length: str | None) -> Reply | None:
+    def refuse_head(self, method: str, content_length: str | None) -> CheckResponse | None:
         """The reply that can be given before the body is read."""
         if method != "POST":
             return refuse(HTTPStatus.METHOD_NOT_ALLOWED, "checks are POSTed")
@@ -72,13 +79,13 @@ class Gate:
             return self.refuse_size(int(content_length))
         return None
 
-    def refuse_size(self, size: int) -> Reply | None:
+    def refuse_size(self, size: int) -> CheckResponse | None:
         """The reply to a body that is too large, as soon as that is known."""
         if size > self.config.max_body_bytes:
             return refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the call is too large")
         return None
 
-    def admit(self, method: str, headers: Mapping[str, str], body: bytes) -> CheckCall | Reply:
+    def admit(self, method: str, headers: Mapping[str, str], body: bytes) -> CheckCall | CheckResponse:
         """The call, or the reply that refuses it. Nothing in the body is read before its signature is verified."""
         refused = self.refuse_head(method, None) or self.refuse_size(len(body))
         if refused is not None:
@@ -110,14 +117,14 @@ class CheckHandler:
         config: CheckConfig | None = None,
     ) -> None:
         """`secrets`: all that sign now. `producer_groups`: None answers for any group they sign for."""
-        self.gate = Gate(secrets, producer_groups, config or CheckConfig())
+        self.gate = CheckCallGuard(secrets, producer_groups, config or CheckConfig())
         self._answer = answer
         self._pool = ThreadPoolExecutor(self.gate.config.max_calls_at_once, thread_name_prefix="outbox-check")
 
-    def respond(self, method: str, headers: Mapping[str, str], body: bytes) -> Reply:
+    def respond(self, method: str, headers: Mapping[str, str], body: bytes) -> CheckResponse:
         """The reply to one request; within the deadline, whatever the database does. Header names in lower case."""
         call = self.gate.admit(method, headers, body)
-        if isinstance(call, Reply):
+        if isinstance(call, CheckResponse):
             return call
         found = Findings(call)
         work = self._pool.submit(self._answer, call.checks, found.tell)
@@ -128,7 +135,7 @@ class CheckHandler:
             found.note(error)
         return found.reply()
 
-    async def respond_async(self, method: str, headers: Mapping[str, str], body: bytes) -> Reply:
+    async def respond_async(self, method: str, headers: Mapping[str, str], body: bytes) -> CheckResponse:
         """The same for an event loop, which goes on meanwhile."""
         return await asyncio.to_thread(self.respond, method, headers, body)
 
@@ -149,14 +156,14 @@ class AsyncCheckHandler:
         config: CheckConfig | None = None,
     ) -> None:
         """As CheckHandler."""
-        self.gate = Gate(secrets, producer_groups, config or CheckConfig())
+        self.gate = CheckCallGuard(secrets, producer_groups, config or CheckConfig())
         self._answer = answer
         self._turns = asyncio.Semaphore(self.gate.config.max_calls_at_once)
 
-    async def respond_async(self, method: str, headers: Mapping[str, str], body: bytes) -> Reply:
+    async def respond_async(self, method: str, headers: Mapping[str, str], body: bytes) -> CheckResponse:
         """As CheckHandler.respond."""
         call = self.gate.admit(method, headers, body)
-        if isinstance(call, Reply):
+        if isinstance(call, CheckResponse):
             return call
         found = Findings(call)
         try:
@@ -186,13 +193,13 @@ class Findings:
         self._error = error
         _LOG.warning("checks_left_out error=%s answered=%d", type(error).__name__, len(self._found))
 
-    def reply(self) -> Reply:
+    def reply(self) -> CheckResponse:
         """The answers; 503 if an error left none."""
         found = list(self._found.items())  # a thread that is late may still add to it
         if self._error is not None and not found:
             return refuse(HTTPStatus.SERVICE_UNAVAILABLE, "nothing could be looked up in time")
         answered = [(self._asked[transaction_id], resolution) for transaction_id, resolution in found]
-        return Reply(HTTPStatus.OK.value, encode_answer(answered))
+        return CheckResponse(HTTPStatus.OK.value, encode_answer(answered))
 
 
 def from_callable(answer: Callable[[Sequence[Check]], Sequence[Resolution | None]]) -> Answer:
@@ -213,10 +220,10 @@ def from_async_callable(answer: Callable[[Sequence[Check]], Awaitable[Sequence[R
     return tell_all
 
 
-def refuse(status: HTTPStatus, detail: str) -> Reply:
+def refuse(status: HTTPStatus, detail: str) -> CheckResponse:
     """A problem document: for the bridge, no answer."""
     problem = {"type": "about:blank", "title": status.phrase, "status": status.value, "detail": detail}
-    return Reply(status.value, json.dumps(problem).encode())
+    return CheckResponse(status.value, json.dumps(problem).encode())
 
 
 def _tell_each(checks: Sequence[Check], resolutions: Sequence[Resolution | None], tell: Tell) -> None:

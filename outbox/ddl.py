@@ -23,7 +23,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.dialects.mysql.base import MySQLDialect
 from sqlalchemy.schema import CreateIndex, CreateTable, DropTable, ExecutableDDLElement
 
-from outbox.errors import OutboxConfigError
+from outbox.client.errors import OutboxConfigError
 from outbox.tables import (
     LEASE_TABLE,
     OUTBOX_TABLE,

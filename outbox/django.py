@@ -8,7 +8,7 @@ from collections.abc import Callable
 from django.http import HttpRequest, HttpResponse  # type: ignore[import-untyped]
 from django.views.decorators.csrf import csrf_exempt  # type: ignore[import-untyped]
 
-from outbox.check_handler import CheckHandler, Reply
+from outbox.check_handler import CheckHandler, CheckResponse
 
 
 def check_view(handler: CheckHandler) -> Callable[[HttpRequest], HttpResponse]:
@@ -25,7 +25,7 @@ def check_view(handler: CheckHandler) -> Callable[[HttpRequest], HttpResponse]:
     return exempt
 
 
-def _respond(handler: CheckHandler, request: HttpRequest) -> Reply:
+def _respond(handler: CheckHandler, request: HttpRequest) -> CheckResponse:
     method = request.method or ""
     refused = handler.gate.refuse_head(method, request.META.get("CONTENT_LENGTH") or None)
     if refused is not None:

@@ -19,8 +19,8 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Executable
 from sqlalchemy.orm import Session
 
-from outbox.queries import DatabaseNow
 from outbox.tables import make_outbox_table
+from outbox.transaction_record import DatabaseNow
 
 if TYPE_CHECKING:  # at run time it needs greenlet, which comes with `sqlalchemy[asyncio]` only
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession

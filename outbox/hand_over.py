@@ -12,13 +12,13 @@ from typing import Final, NamedTuple, Protocol
 
 import httpx2
 
-from outbox.calls import JSON, PUBLISH, Call, PrepareOptions, check_group, is_batch, join, prepare_call
-from outbox.config import check_seconds, check_url
-from outbox.errors import HandOverUnavailable, InvalidMessage, Problem
-from outbox.listener import TransactionState
-from outbox.message import Message
-from outbox.replies import Answer, NoReply, Reply, TogetherRefused, Told, read_answer, read_answers
-from outbox.transport import NOT_SENT
+from outbox.client.calls import JSON, PUBLISH, Call, PrepareOptions, check_group, is_batch, join, prepare_call
+from outbox.client.config import check_seconds, check_url
+from outbox.client.errors import HandOverUnavailable, InvalidMessage, Problem
+from outbox.client.listener import TransactionState
+from outbox.client.message import Message
+from outbox.client.replies import Answer, BatchRejected, CallResult, NoReply, Reply, read_answer, read_answers
+from outbox.client.transport import NOT_SENT
 
 _TIMEOUT_S: Final = 15.0
 _WAITED_PART: Final = 2 / 3  # of it, until what the bridge recorded is settled; it waits 10 s at most
@@ -54,7 +54,7 @@ class OutboxRow:
     attempts: int = 0
 
 
-class Fate(Enum):
+class PublishStatus(Enum):
     """What became of a row that was handed over."""
 
     PUBLISHED = "published"  # recorded for good; at most its publication is being retried
@@ -62,17 +62,17 @@ class Fate(Enum):
     UNKNOWN = "unknown"  # not known; handing it over again tells
 
 
-class HandedOver(NamedTuple):
+class PublishResult(NamedTuple):
     """A row's fate. `reason`: the bridge's words, without anything of the row's content."""
 
-    fate: Fate
+    fate: PublishStatus
     reason: str = ""
 
 
 class HandOver(Protocol):
     """Takes rows and says what became of each."""
 
-    def publish(self, rows: Sequence[OutboxRow]) -> Sequence[HandedOver]:
+    def publish(self, rows: Sequence[OutboxRow]) -> Sequence[PublishResult]:
         """In the order of the rows. Raises HandOverUnavailable if nothing can be said of any of them."""
         ...
 
@@ -94,7 +94,7 @@ class HttpHandOver:
         self._is_own = client is None
         self._client = client or httpx2.Client(timeout=timeout_s)
 
-    def publish(self, rows: Sequence[OutboxRow]) -> Sequence[HandedOver]:
+    def publish(self, rows: Sequence[OutboxRow]) -> Sequence[PublishResult]:
         """As the port says."""
         calls = [call_of(row, self._group) for row in rows]
         fates = iter(self._send([call for call in calls if isinstance(call, Call)]))
@@ -105,24 +105,24 @@ class HttpHandOver:
         if self._is_own:
             self._client.close()
 
-    def _send(self, calls: Sequence[Call]) -> list[HandedOver]:
-        fates: list[HandedOver] = []
+    def _send(self, calls: Sequence[Call]) -> list[PublishResult]:
+        fates: list[PublishResult] = []
         for part in split_calls(calls, _MAX_REQUEST_BYTES, _MAX_ITEMS):
             try:
                 fates += self._send_part(part)
             except HandOverUnavailable as error:
                 if len(part) == len(calls) and (len(calls) > 1 or not error.is_sent):
                     raise  # of one alone it may be its own fault, and the others must go on
-                fates += [HandedOver(Fate.UNKNOWN, str(error))] * len(part)
+                fates += [PublishResult(PublishStatus.UNKNOWN, str(error))] * len(part)
         return fates
 
-    def _send_part(self, calls: Sequence[Call]) -> Sequence[HandedOver]:
+    def _send_part(self, calls: Sequence[Call]) -> Sequence[PublishResult]:
         answer = self._exchange(calls)
         if not is_batch(PUBLISH, len(calls)):
             return [decide(read_answer(answer, calls[0]))]
         told = read_answers(answer, list(calls))
         first = told[0]
-        if isinstance(first, TogetherRefused) and first.problem.status in _OF_THE_REQUEST:
+        if isinstance(first, BatchRejected) and first.problem.status in _OF_THE_REQUEST:
             middle = len(calls) // 2
             return [*self._send_part(calls[:middle]), *self._send_part(calls[middle:])]
         if answer.status != HTTPStatus.OK or all(isinstance(one, NoReply) for one in told):
@@ -153,27 +153,31 @@ class MemoryHandOver:
         self.is_away = False
         self._contents: dict[str, bytes] = {}
 
-    def publish(self, rows: Sequence[OutboxRow]) -> Sequence[HandedOver]:
+    def publish(self, rows: Sequence[OutboxRow]) -> Sequence[PublishResult]:
         """As the port says."""
         if self.is_away:
             raise HandOverUnavailable("away")
         return [self._publish(row) for row in rows]
 
-    def _publish(self, row: OutboxRow) -> HandedOver:
+    def _publish(self, row: OutboxRow) -> PublishResult:
         call = call_of(row, "memory")
-        if isinstance(call, HandedOver):
+        if isinstance(call, PublishResult):
             return call
         if row.topic in self.refused_topics:
-            return HandedOver(Fate.REFUSED, "422 unknown-topic")
+            return PublishResult(PublishStatus.REFUSED, "422 unknown-topic")
         if row.topic in self.unsure_topics:
-            return HandedOver(Fate.UNKNOWN, "504 outcome-unknown")
+            return PublishResult(PublishStatus.UNKNOWN, "504 outcome-unknown")
         known = self._contents.setdefault(row.idempotency_key, call.item)
         if known is call.item:
             self.published.append(row)
-        return HandedOver(Fate.PUBLISHED) if known == call.item else HandedOver(Fate.REFUSED, _KEY_REUSED)
+        return (
+            PublishResult(PublishStatus.PUBLISHED)
+            if known == call.item
+            else PublishResult(PublishStatus.REFUSED, _KEY_REUSED)
+        )
 
 
-def call_of(row: OutboxRow, producer_group: str) -> Call | HandedOver:
+def call_of(row: OutboxRow, producer_group: str) -> Call | PublishResult:
     """The call that publishes a row; its fate at once if no call could."""
     options: PrepareOptions = {"idempotency_key": row.idempotency_key, "ordering_key": row.ordering_key}
     try:
@@ -187,22 +191,22 @@ def call_of(row: OutboxRow, producer_group: str) -> Call | HandedOver:
         )
         return prepare_call(producer_group, [message], options, is_published=True)
     except InvalidMessage as error:
-        return HandedOver(Fate.REFUSED, f"no message: {error}")
+        return PublishResult(PublishStatus.REFUSED, f"no message: {error}")
 
 
-def decide(told: Told) -> HandedOver:
+def decide(told: CallResult) -> PublishResult:
     """What an answer says of its row. COMMITTED: the commit is recorded; a refusal: nothing is."""
     if isinstance(told, Reply):
         state = told.members["state"]
         if state == TransactionState.COMMITTED:
-            return HandedOver(Fate.PUBLISHED)
+            return PublishResult(PublishStatus.PUBLISHED)
         is_lost = state == TransactionState.ROLLED_BACK
-        return HandedOver(Fate.REFUSED if is_lost else Fate.UNKNOWN, f"{told.status} {state}")
+        return PublishResult(PublishStatus.REFUSED if is_lost else PublishStatus.UNKNOWN, f"{told.status} {state}")
     if isinstance(told, NoReply):
-        return HandedOver(Fate.UNKNOWN, told.why)
-    problem = told.problem if isinstance(told, TogetherRefused) else told
+        return PublishResult(PublishStatus.UNKNOWN, told.why)
+    problem = told.problem if isinstance(told, BatchRejected) else told
     is_of_row = problem.status in _OF_THE_ROW or problem.code == _RESERVED
-    return HandedOver(Fate.REFUSED if is_of_row else Fate.UNKNOWN, _words(problem))
+    return PublishResult(PublishStatus.REFUSED if is_of_row else PublishStatus.UNKNOWN, _words(problem))
 
 
 def split_calls(calls: Sequence[Call], max_bytes: int, max_items: int) -> Sequence[Sequence[Call]]:
@@ -219,13 +223,13 @@ def split_calls(calls: Sequence[Call], max_bytes: int, max_items: int) -> Sequen
     return parts
 
 
-def _unavailable(told: Told) -> HandOverUnavailable:
+def _unavailable(told: CallResult) -> HandOverUnavailable:
     """What nobody said anything of."""
     if isinstance(told, NoReply):
         return HandOverUnavailable(told.why, _milliseconds(told.retry_after_s))
     if isinstance(told, Reply):  # a success of another kind than the agreed one
         return HandOverUnavailable(f"status {told.status}")
-    problem = told.problem if isinstance(told, TogetherRefused) else told
+    problem = told.problem if isinstance(told, BatchRejected) else told
     return HandOverUnavailable(_words(problem), _milliseconds(problem.retry_after_s))
 
 

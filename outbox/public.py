@@ -1,11 +1,10 @@
 """What `import outbox` offers; the package loads it at the first use of one of these names."""
 
-from outbox.async_bridge import AsyncBridge, AsyncTransaction
-from outbox.async_producer import AsyncTransactionProducer
-from outbox.calls import PrepareOptions
-from outbox.config import BridgeConfig, HttpConfig
-from outbox.endpoint_lease import AsyncEndpointLease, EndpointLease
-from outbox.errors import (
+from outbox.client.bridge import AsyncBridge, AsyncTransaction, Bridge, Transaction
+from outbox.client.calls import PrepareOptions
+from outbox.client.config import BridgeConfig, HttpConfig
+from outbox.client.endpoint_lease import AsyncEndpointLease, EndpointLease
+from outbox.client.errors import (
     AlreadyEnded,
     AlreadyResolved,
     CheckEndpointRefused,
@@ -31,7 +30,7 @@ from outbox.errors import (
     RequestRefused,
     Unavailable,
 )
-from outbox.listener import (
+from outbox.client.listener import (
     AsyncTransactionListener,
     Check,
     CheckAnswer,
@@ -43,12 +42,11 @@ from outbox.listener import (
     TransactionSendResult,
     TransactionState,
 )
-from outbox.local_work import RecordWriter
-from outbox.message import Message
-from outbox.producer import TransactionProducer
-from outbox.pull_worker import AsyncPullWorker, PullConfig, PullWorker
-from outbox.replies import Prepared, TransactionView
-from outbox.sync_bridge import Bridge, Transaction
+from outbox.client.local_transaction import RecordWriter
+from outbox.client.message import Message
+from outbox.client.producer import AsyncTransactionProducer, TransactionProducer
+from outbox.client.pull_worker import AsyncPullWorker, PullConfig, PullWorker
+from outbox.client.replies import Prepared, TransactionView
 
 __all__ = [
     "AlreadyEnded",

@@ -13,18 +13,22 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
-from outbox.errors import HandOverUnavailable, OutboxConfigError
-from outbox.hand_over import Fate, HandedOver, HandOver, OutboxRow
-from outbox.lease_terms import PARKED, WAITING, Tables
+from outbox.client.errors import HandOverUnavailable, OutboxConfigError
+from outbox.enqueue import NOTIFY_CHANNEL
+from outbox.hand_over import HandOver, OutboxRow, PublishResult, PublishStatus
 from outbox.relay_queries import (
+    PARKED,
+    WAITING,
     Mark,
-    Place,
+    ReadPosition,
+    Tables,
     claim_rows,
     clean_leases,
     delete_published,
@@ -36,7 +40,47 @@ from outbox.relay_queries import (
     release_parked,
 )
 from outbox.sources import OutboxSource
-from outbox.wake import Waker
+
+_PSYCOPG: Final = ("postgresql", "psycopg")
+
+
+class Notifier:
+    """Listens on a connection of its own, for one thread; it is opened anew after it was lost."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._can_listen = (engine.dialect.name, engine.dialect.driver) == _PSYCOPG
+        self._connection: sa.PoolProxiedConnection | None = None
+
+    def wait(self, stop: threading.Event, timeout_ms: int) -> None:
+        """Returns at a notification, when the time is over, or soon after the stop; may return early."""
+        if not self._can_listen:
+            stop.wait(timeout_ms / 1000)
+            return
+        dbapi_error: type[Exception] = self._engine.dialect.loaded_dbapi.Error
+        try:
+            driver = self._listen()
+            for _ in driver.notifies(timeout=timeout_ms / 1000, stop_after=1):
+                return
+        except (dbapi_error, SQLAlchemyError):
+            self.close()
+            stop.wait(timeout_ms / 1000)
+
+    def close(self) -> None:
+        """Gives the connection up."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(Exception):  # whatever it is in, nobody needs it any more
+                connection.invalidate()
+
+    def _listen(self) -> Any:  # noqa: ANN401 - psycopg's own connection
+        if self._connection is None:
+            self._connection = self._engine.raw_connection()
+            driver: Any = self._connection.driver_connection
+            driver.autocommit = True
+            driver.execute(f"LISTEN {NOTIFY_CHANNEL}")
+        return self._connection.driver_connection
+
 
 _LOG: Final = logging.getLogger("outbox")
 _T = TypeVar("_T")
@@ -102,7 +146,7 @@ class Relay:
         self._config = config or RelayConfig()
         self._tables = Tables(source, leases, self._config.parked_holds)
         self._now_ms = monotonic_ms
-        self._place = Place()
+        self._place = ReadPosition()
         self._cleaned_after: str | None = None
         self._cleaned_ms = 0
 
@@ -114,7 +158,7 @@ class Relay:
     def run_forever(self, stop: threading.Event, note: Callable[[RelayCounts], object] = lambda _: None) -> None:
         """Rounds until `stop`; the last ones are carried out. No error ends it. `note` hears of each round."""
 
-        waker = Waker(self._engine)
+        waker = Notifier(self._engine)
         failures = 0
         self._cleaned_ms = self._now_ms()
         with ThreadPoolExecutor(self._config.max_requests, thread_name_prefix="outbox-relay") as pool:
@@ -167,7 +211,7 @@ class Relay:
         self,
         begin: Callable[[Claim], None],
         under_way: set[Future[RelayCounts]],
-        waker: Waker,
+        waker: Notifier,
         stop: threading.Event,
     ) -> int | None:
         """Begins one more round, or waits for one to end or rows to come; how long to pause, if that is known now."""
@@ -213,9 +257,9 @@ class Relay:
             return RelayCounts(len(claim.rows), wait_ms=max(error.retry_after_ms, self._config.min_delay_ms))
         return self._mark(claim, fates, stop)
 
-    def _mark(self, claim: Claim, fates: Sequence[HandedOver], stop: threading.Event | None) -> RelayCounts:
+    def _mark(self, claim: Claim, fates: Sequence[PublishResult], stop: threading.Event | None) -> RelayCounts:
         judged = list(zip(claim.rows, fates, strict=True))
-        published = [row for row, handed in judged if handed.fate is Fate.PUBLISHED]
+        published = [row for row, handed in judged if handed.fate is PublishStatus.PUBLISHED]
         marks = [mark for row, handed in judged if (mark := decide_mark(row, handed, self._config)) is not None]
         marks += claim.unread
 
@@ -259,11 +303,11 @@ class Relay:
                 )
 
 
-def decide_mark(row: OutboxRow, handed: HandedOver, config: RelayConfig) -> Mark | None:
+def decide_mark(row: OutboxRow, handed: PublishResult, config: RelayConfig) -> Mark | None:
     """What to note of a row; None if it was published. A refused one is parked, an unsure one tried again."""
-    if handed.fate is Fate.PUBLISHED:
+    if handed.fate is PublishStatus.PUBLISHED:
         return None
-    if handed.fate is Fate.REFUSED:
+    if handed.fate is PublishStatus.REFUSED:
         return Mark(row.row_id, PARKED, 0, handed.reason)
     return Mark(row.row_id, WAITING, delay_ms(row.attempts, config), handed.reason)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, NoSuchTableError, SQLAlchemyError
 
-from outbox.errors import DatabaseUnavailable, OutboxConfigError, TableMissing
+from outbox.client.errors import DatabaseUnavailable, OutboxConfigError, TableMissing
 from outbox.hand_over import HandOver
 from outbox.relay import Relay, RelayConfig, first_line
 from outbox.sources import ColumnMap, MappedSource, OutboxSource, OwnSource, debezium_source

@@ -1,18 +1,183 @@
-"""All SQL of relays: rows claimed by lease, marked, released. Nothing here waits for other relays."""
+"""All SQL of relays: rows claimed by lease, marked, released. Nothing here waits for other relays.
+
+Keys are visited in a ring: each claim goes on where the last one stopped, so every key has its turn.
+"""
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
 
 from outbox.hand_over import OutboxRow
-from outbox.key_walk import can_walk, find_heads
-from outbox.lease_terms import PARKED, WAITING, AsRowId, Tables, is_among, is_busy, is_parked, of_source, order_of
-from outbox.queries import DatabaseNow, make_insert_missing
+from outbox.sources import OutboxSource
+from outbox.transaction_record import DatabaseNow, make_insert_missing
+
+WAITING: Final = "waiting"
+PARKED: Final = "parked"
+
+
+class AsRowId(FunctionElement[str]):
+    """A key column as text, of the kind that `row_id` is, so that its index can be used."""
+
+    type = sa.String()
+    inherit_cache = True
+    name = "as_row_id"
+
+
+@compiles(AsRowId)
+def _plain_row_id(element: AsRowId, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - the compiler's own
+    return f"CAST({compiler.process(element.clauses, **options)} AS VARCHAR(64))"
+
+
+@compiles(AsRowId, "mysql")
+@compiles(AsRowId, "mariadb")
+def _mariadb_row_id(element: AsRowId, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - as above
+    return f"(CAST({compiler.process(element.clauses, **options)} AS CHAR(64) CHARACTER SET ascii) COLLATE ascii_bin)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tables:
+    """The rows, and the leases on them. `parked_holds`: whether a parked row holds back those after it.
+
+    Each is equal to itself alone, so that statements can be kept by it.
+    """
+
+    source: OutboxSource
+    leases: sa.Table
+    parked_holds: bool = True
+
+
+def of_source(tables: Tables) -> sa.ColumnElement[bool]:
+    """The leases on rows of this table."""
+    return tables.leases.c.source == tables.source.name
+
+
+def is_among(dialect: sa.Dialect, column: sa.ColumnElement[Any], values: Sequence[Any]) -> sa.ColumnElement[bool]:
+    """Whether it is one of these. On PostgreSQL they are one parameter: hundreds are slow to bind and to plan."""
+    if dialect.name != "postgresql":
+        return column.in_(values)
+    return column == sa.any_(sa.literal(list(values), sa.ARRAY(column.type)))
+
+
+def is_busy(tables: Tables, row_id: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    """Whether the row is leased, waits for its next try, or is parked."""
+    leases = tables.leases
+    is_held = sa.or_(leases.c.state != WAITING, leases.c.free_ms > DatabaseNow())
+    return sa.exists().where(of_source(tables), leases.c.row_id == row_id, is_held)
+
+
+def is_parked(tables: Tables, row_id: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    """Whether the bridge has refused the row."""
+    leases = tables.leases
+    return sa.exists().where(of_source(tables), leases.c.row_id == row_id, leases.c.state == PARKED)
+
+
+def order_of(source: OutboxSource, table: sa.FromClause) -> list[sa.ColumnElement[Any]]:
+    """The order of rows. Their keys decide only where the sequence may repeat itself: they are in no index with it."""
+    sequence = source.sequence_column
+    is_unique = sequence.unique or list(source.table.primary_key.columns) == [sequence]
+    columns = [sequence] if is_unique else [sequence, source.key_column]
+    return [table.c[column.name] for column in columns]
+
+
+_MAX_STEPS: Final = 8_000  # keys in one statement
+
+
+class Heads(NamedTuple):
+    """Keys of rows that are the first of their ordering key and free. `place`: the ordering key to go on after."""
+
+    keys: Sequence[Any]
+    place: Any = None
+
+
+def can_walk(source: OutboxSource) -> bool:
+    """Whether an index leads from each ordering key to its first row."""
+    if source.group_column is None:
+        return False
+    wanted = [source.group_column.name, source.sequence_column.name]
+    return any([column.name for column in index.columns][:2] == wanted for index in source.table.indexes)
+
+
+def find_heads(conn: Connection, tables: Tables, place: object, max_rows: int) -> Heads:
+    """At most so many, from behind `place` (None: from the beginning of the ring) to its end.
+
+    If there is none, once more from the beginning. Keys whose first row is leased, waiting or parked are stepped over,
+    ever more of them in one statement.
+    """
+    is_last_lap, max_steps = place is None, max_rows
+    while True:
+        visit = _make_visit(tables, conn.dialect.name, is_from_start=place is None)
+        visited = conn.execute(visit, {"place": place, "max_steps": max_steps}).all()
+        free = [(group, key) for group, key, is_taken in visited if key is not None and not is_taken][:max_rows]
+        is_end = len(visited) < max_steps
+        if len(free) == max_rows:
+            return Heads([key for _, key in free], free[-1][0])
+        if free:
+            return Heads([key for _, key in free], None if is_end else visited[-1][0])
+        if is_end and is_last_lap:
+            return Heads([])
+        is_last_lap = is_last_lap or is_end
+        place = None if is_end else visited[-1][0]
+        max_steps = min(2 * max_steps, _MAX_STEPS)
+
+
+@lru_cache(maxsize=32)  # building it takes longer than its answer
+def _make_visit(tables: Tables, dialect: str, *, is_from_start: bool) -> sa.Select[Any]:
+    """Rows: ordering key, key of its first row, whether that one is leased, waiting or parked."""
+    column = tables.source.group_column
+    assert column is not None
+    first = column.is_not(None) if is_from_start else column > sa.bindparam("place", type_=column.type)
+    make_groups = _hop_groups if dialect in {"postgresql", "sqlite"} else _skip_groups
+    groups = make_groups(tables.source.table, column, first).subquery("outbox_groups")
+    group = groups.c.group_value
+    heads = sa.select(group, _head_of(tables, group).label("head")).subquery("outbox_heads")
+    taken = is_busy(tables, AsRowId(heads.c.head))
+    return sa.select(heads.c.group_value, heads.c.head, taken).order_by(heads.c.group_value)
+
+
+def _skip_groups(_: sa.Table, column: sa.Column[Any], first: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    """MariaDB and MySQL hop over an index by themselves. Source: MariaDB, "Loose Index Scan"."""
+    groups = sa.select(column.label("group_value")).where(first).group_by(column).order_by(column)
+    return groups.limit(_max_steps())
+
+
+def _hop_groups(table: sa.Table, column: sa.Column[Any], first: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    """A look into the index for each. Source: PostgreSQL wiki, "Loose indexscan"."""
+    start = sa.select(column).where(first).order_by(column).limit(1).scalar_subquery()
+    walk = sa.select(start.label("group_value"), sa.literal(1).label("step")).cte("outbox_walk", recursive=True)
+    onward = table.alias("onward").c[column.name]
+    following = (
+        sa.select(onward).where(onward > walk.c.group_value).order_by(onward).limit(1).correlate(walk).scalar_subquery()
+    )
+    is_going = sa.and_(walk.c.group_value.is_not(None), walk.c.step < _max_steps())
+    walk = walk.union_all(sa.select(following, walk.c.step + 1).where(is_going))
+    return sa.select(walk.c.group_value).where(walk.c.group_value.is_not(None))
+
+
+def _max_steps() -> sa.BindParameter[int]:
+    return sa.bindparam("max_steps", type_=sa.Integer)
+
+
+def _head_of(tables: Tables, group: sa.ColumnElement[Any]) -> sa.ScalarSelect[Any]:
+    """The key of the row that is next in line."""
+    source = tables.source
+    rows = source.table.alias("line")
+    columns = [source.group_column, source.key_column]
+    its_group, key = [rows.c[column.name] for column in columns if column is not None]
+    query = sa.select(key).where(its_group == group)
+    if not tables.parked_holds:
+        query = query.where(sa.not_(is_parked(tables, AsRowId(key))))
+    return query.order_by(*order_of(source, rows)).limit(1).correlate_except(rows).scalar_subquery()
+
 
 _ROW_ID: Final = "outbox_row_id"
 _ATTEMPTS: Final = "outbox_attempts"
@@ -30,7 +195,7 @@ class Unread(NamedTuple):
     reason: str
 
 
-class Place(NamedTuple):
+class ReadPosition(NamedTuple):
     """Where claims go on: behind this ordering key; whether rows without one have the first choice."""
 
     after_group: Any = None
@@ -51,10 +216,12 @@ class Claimed(NamedTuple):
 
     rows: Sequence[OutboxRow]
     unread: Sequence[Unread]
-    place: Place
+    place: ReadPosition
 
 
-def claim_rows(conn: Connection, tables: Tables, token: str, lease_ms: int, max_rows: int, place: Place) -> Claimed:
+def claim_rows(
+    conn: Connection, tables: Tables, token: str, lease_ms: int, max_rows: int, place: ReadPosition
+) -> Claimed:
     """Leases the first row of each ordering key, and rows without one.
 
     Only the first: a row is published when all before it are gone, so neither a failure nor a relay that wakes
@@ -184,7 +351,9 @@ def relay_transaction(conn: Connection) -> Iterator[None]:
         yield
 
 
-def _find(conn: Connection, tables: Tables, max_rows: int, place: Place) -> tuple[list[dict[str, Any]], Place]:
+def _find(
+    conn: Connection, tables: Tables, max_rows: int, place: ReadPosition
+) -> tuple[list[dict[str, Any]], ReadPosition]:
     """Rows that may be leased, in order. Rows with an ordering key, and those without, choose first by turns."""
     group = tables.source.group_column
     if group is None:
@@ -202,7 +371,7 @@ def _find(conn: Connection, tables: Tables, max_rows: int, place: Place) -> tupl
     if not place.is_for_groupless and len(found) < max_rows:
         found += _read_free(conn, tables, group.is_(None), max_rows - len(found))
     found.sort(key=itemgetter(tables.source.sequence_column.name))
-    return found, Place(after, not place.is_for_groupless)
+    return found, ReadPosition(after, not place.is_for_groupless)
 
 
 def _read_free(

@@ -6,8 +6,8 @@ from typing import Any, Final, Protocol
 
 import sqlalchemy as sa
 
+from outbox.client.errors import OutboxConfigError
 from outbox.enqueue import decode_headers
-from outbox.errors import OutboxConfigError
 from outbox.hand_over import OutboxRow
 
 DEBEZIUM_TOPIC: Final = "outbox.event.{}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from outbox.check_handler import CheckHandler, Reply, refuse
+from outbox.check_handler import CheckHandler, CheckResponse, refuse
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -25,7 +25,7 @@ class CheckApp:
         start_response(f"{reply.status} {HTTPStatus(reply.status).phrase}", reply.headers)
         return [reply.body]
 
-    def _respond(self, environ: "WSGIEnvironment") -> Reply:
+    def _respond(self, environ: "WSGIEnvironment") -> CheckResponse:
         method, length = environ["REQUEST_METHOD"], environ.get("CONTENT_LENGTH") or None
         refused = self._handler.gate.refuse_head(method, length)
         if refused is not None:

@@ -20,16 +20,16 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from spark.errors import BadUsage
-from spark.history import EVENTS
-from spark.landed import complete_units, window_of
-from spark.ledger import hold, write_durably
-from spark.offsets import take_window
 from spark.options import Access, add_access, read_access
+from spark.read.events import EVENTS
+from spark.read.landed import complete_units, window_of
+from spark.read.offsets import take_window
+from spark.read.scope import QueuePlace
+from spark.read.sources import KafkaAccess, stream_kafka
+from spark.read.window import WINDOW_FILE, Window, encode_window
 from spark.reconcile import Tell, explained, run_command
-from spark.scope import Place
+from spark.report.run_index import hold, write_durably
 from spark.session import BRIEF_OFFSETS, running_session
-from spark.sources import KafkaAccess, stream_kafka
-from spark.window import WINDOW_FILE, Window, encode_window
 
 _PLAN, _CHECKPOINT = "plan.json", "checkpoint"
 _JOURNAL, _OTHERS = "journal", "others"
@@ -37,14 +37,14 @@ MAX_BATCH_OFFSETS = 2_000_000  # of a micro-batch: what a kill can cost
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
+class Ingested:
     """A complete landing."""
 
     unit: Path
     window: Window
 
 
-def land_once(spark: SparkSession, access: Access, tell: Tell, *, max_offsets: int = MAX_BATCH_OFFSETS) -> Landed:
+def land_once(spark: SparkSession, access: Access, tell: Tell, *, max_offsets: int = MAX_BATCH_OFFSETS) -> Ingested:
     """Lands what came since the last landing in `access.out`. Raises ReconcileError."""
     with explained(), hold(access.out):
         plan = _make_plan(access)
@@ -62,7 +62,7 @@ def land_once(spark: SparkSession, access: Access, tell: Tell, *, max_offsets: i
         write_durably(unit / WINDOW_FILE, encode_window(window))
         shutil.rmtree(unit / _CHECKPOINT, ignore_errors=True)
         (unit / _PLAN).unlink()
-        return Landed(unit, window)
+        return Ingested(unit, window)
 
 
 def _make_plan(access: Access) -> Window:
@@ -90,7 +90,7 @@ class _Streams:
     kafka: KafkaAccess
     max_offsets: int
 
-    def run(self, name: str) -> Mapping[Place, int]:
+    def run(self, name: str) -> Mapping[QueuePlace, int]:
         """Lands what is available of the journal, or of the others; where that ends."""
         events = stream_kafka(
             self.spark, self.plan, self.kafka, is_journal=name == _JOURNAL, max_offsets=self.max_offsets
@@ -108,7 +108,7 @@ class _Streams:
         return _read_ends(checkpoint)
 
 
-def _read_ends(checkpoint: Path) -> dict[Place, int]:
+def _read_ends(checkpoint: Path) -> dict[QueuePlace, int]:
     """Where the last batch ended, from Spark's log of offsets: version, settings, then a line for each source."""
     batches = [int(path.name) for path in (checkpoint / "offsets").glob("[0-9]*")]
     if not batches:
@@ -116,14 +116,14 @@ def _read_ends(checkpoint: Path) -> dict[Place, int]:
     lines = (checkpoint / "offsets" / str(max(batches))).read_text(encoding="utf-8").splitlines()[2:]
     sources: list[dict[str, dict[str, int]]] = [json.loads(line) for line in lines if line.startswith("{")]
     return {
-        Place(topic, int(part)): end
+        QueuePlace(topic, int(part)): end
         for source in sources
         for topic, parts in source.items()
         for part, end in parts.items()
     }
 
 
-def _with_ends(plan: Window, ends: Mapping[Place, int], taken_ms: int) -> Window:
+def _with_ends(plan: Window, ends: Mapping[QueuePlace, int], taken_ms: int) -> Window:
     """The window that was landed. What was seen before the journal's end is what the plan has noted."""
     extents = {
         place: replace(

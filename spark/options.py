@@ -8,11 +8,11 @@ from typing import Any
 
 from bridge.core.topics import InternalTopics, with_prefix
 from spark.errors import BadUsage
-from spark.findings import Thresholds, parse_thresholds
 from spark.json_file import read_json
-from spark.scope import GroupTimes
-from spark.sources import CONNECTOR, READERS
-from spark.table_list import Database, parse_tables
+from spark.judge.findings import Thresholds, parse_thresholds
+from spark.read.scope import GroupTimes
+from spark.read.sources import CONNECTOR, READERS
+from spark.read.table_list import JdbcDatabase, parse_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Options(Access):
     thresholds: Thresholds = field(default_factory=Thresholds)
     strict: bool = False
     by_receipts: bool = False
-    databases: Sequence[Database] = ()
+    databases: Sequence[JdbcDatabase] = ()
 
 
 def read_kafka_options(given: argparse.Namespace, *, is_needed: bool = True) -> dict[str, Any]:

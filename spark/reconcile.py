@@ -18,24 +18,24 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from spark import books
 from spark.errors import BadUsage, Indeterminate, ReconcileError, explain
-from spark.findings import CLEARED, FINDINGS_FILE, Finding, compare, decide_exit, decode_findings
-from spark.fold import fold_sql
-from spark.history import TRANSACTIONS, Landed, Late, fold_events, land, write_carry
-from spark.judging import Judged, find_out_of_order, find_unreadable, judge_suspects, keep_events
-from spark.landed import find_landed
-from spark.ledger import Entry, Ledger, hold
-from spark.offsets import look_for_topics, take_window
+from spark.judge import totals
+from spark.judge.findings import CLEARED, FINDINGS_FILE, Finding, compare, decide_exit, decode_findings
+from spark.judge.fold import fold_sql
+from spark.judge.judging import Judged, find_out_of_order, find_unreadable, judge_suspects, keep_events
+from spark.judge.producer_tables import ProducerTables
+from spark.judge.receipts import link_by_receipts
+from spark.judge.rules import FindingKind
 from spark.options import Options, parse_options
-from spark.receipts import link_by_receipts
-from spark.report import Measured, as_rows, count_unfinished, make_summary, write_report
-from spark.rules import Kind
-from spark.scope import Extent, Graces, Place, Scope
+from spark.read.events import TRANSACTIONS, IngestedEvents, Late, fold_events, land, write_carry
+from spark.read.landed import find_landed
+from spark.read.offsets import look_for_topics, take_window
+from spark.read.scope import OffsetRange, QueuePlace, Scope, Tolerances
+from spark.read.sources import KafkaAccess
+from spark.read.window import Window, read_window
+from spark.report.files import Measured, as_rows, count_unfinished, make_summary, write_report
+from spark.report.run_index import Run, RunIndex, hold
 from spark.session import BRIEF_OFFSETS, running_session
-from spark.sources import KafkaAccess
-from spark.tables import ProducerTables
-from spark.window import Window, read_window
 
 Tell = Callable[[str], None]
 _INTERRUPTED = 130  # as shells tell it
@@ -52,7 +52,7 @@ _FINDING = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """How a run ended and where its report is."""
 
     exit_code: int
@@ -60,7 +60,7 @@ class Outcome:
     sentence: str
 
 
-def reconcile(spark: SparkSession, options: Options, tell: Tell) -> Outcome:
+def reconcile(spark: SparkSession, options: Options, tell: Tell) -> RunOutcome:
     """One run. Raises ReconcileError."""
     with explained(), hold(options.out):
         return _run(spark, options, tell)
@@ -80,20 +80,22 @@ def explained() -> Iterator[None]:
         ) from error
 
 
-def _run(spark: SparkSession, options: Options, tell: Tell) -> Outcome:
-    ledger = Ledger.open(options.out)
+def _run(spark: SparkSession, options: Options, tell: Tell) -> RunOutcome:
+    ledger = RunIndex.open(options.out)
     last = ledger.last if options.since_last else None
     run, folder = ledger.make_folder()
     tables = _read_tables(spark, options, folder, None if last is None else ledger.folder_of(last.run), tell)
     window, units = _choose_window(options, ledger, last)
     tell(f"run {run}: {len(window.extents)} partitions, {window.offsets:,} offsets")
-    landed = Landed(folder, [] if last is None else [ledger.folder_of(known) for known in ledger.chain_of(last)])
+    landed = IngestedEvents(
+        folder, [] if last is None else [ledger.folder_of(known) for known in ledger.chain_of(last)]
+    )
     access = KafkaAccess(options.kafka, options.kafka_java, options.reader, options.by_receipts)
     land(spark, window, landed, access, units)
     if options.by_receipts:
         link_by_receipts(spark, window, folder, landed.before)
-    look = books.look_at(spark)
-    if not options.by_receipts and books.is_header_missing(spark, look, window):
+    look = totals.look_at(spark)
+    if not options.by_receipts and totals.is_header_missing(spark, look, window):
         raise Indeterminate(
             "no record of the real topics names its transaction: the header is off, or everything is missing",
             "If transaction_id_header is false, find records by their receipts: --by-receipts.",
@@ -113,7 +115,7 @@ def _run(spark: SparkSession, options: Options, tell: Tell) -> Outcome:
         else decode_findings((ledger.folder_of(last.run) / FINDINGS_FILE).read_text(encoding="utf-8"))
     )
     if tables is None:  # nobody has looked: what did not agree stays
-        judged.findings += [one for one in before if one.kind == Kind.TABLE_MISMATCH and one.state != CLEARED]
+        judged.findings += [one for one in before if one.kind == FindingKind.TABLE_MISMATCH and one.state != CLEARED]
     else:
         is_read_first = options.window is None and options.landed is None
         judged.findings += tables.judge(scope, landed.before, is_read_first=is_read_first)
@@ -138,14 +140,14 @@ class _Run:
     number: int
     folder: Path
     window: Window
-    look: books.Look
+    look: totals.PartitionStats
     late: Late
     findings: Sequence[Finding]
     judged: Judged
-    last: Entry | None
+    last: Run | None
 
 
-def _conclude(spark: SparkSession, options: Options, ledger: Ledger, run: _Run, tell: Tell) -> Outcome:
+def _conclude(spark: SparkSession, options: Options, ledger: RunIndex, run: _Run, tell: Tell) -> RunOutcome:
     """Files, then the ledger's line that makes them count."""
     tell("judged; adding up")
     measured = _measure(spark, run)
@@ -160,7 +162,7 @@ def _conclude(spark: SparkSession, options: Options, ledger: Ledger, run: _Run, 
         summary["sentence"] += _BY_RECEIPTS
     total, standing = summary["books"]["total"], summary["findings"]["total"]
     begins = run.number if run.last is None else run.last.begins
-    entry = Entry(
+    entry = Run(
         run.number,
         begins,
         summary["window"]["taken_at"],
@@ -177,10 +179,10 @@ def _conclude(spark: SparkSession, options: Options, ledger: Ledger, run: _Run, 
     write_report(run.folder, run.window, summary, run.findings, repairs=run.judged.repairs, drift=drift)
     tell("report written")
     ledger.add(entry)
-    return Outcome(exit_code, run.folder, summary["sentence"])
+    return RunOutcome(exit_code, run.folder, summary["sentence"])
 
 
-def _choose_window(options: Options, ledger: Ledger, last: Entry | None) -> tuple[Window, Sequence[Path]]:
+def _choose_window(options: Options, ledger: RunIndex, last: Run | None) -> tuple[Window, Sequence[Path]]:
     """The window, and where it was landed before; nowhere, if it is to be read from Kafka."""
     known = None if last is None else ledger.window_of(last.run)
     since = {} if known is None else {place: extent.end for place, extent in known.extents.items()}
@@ -193,7 +195,7 @@ def _choose_window(options: Options, ledger: Ledger, last: Entry | None) -> tupl
     return take_window(options.kafka, options.internal, options.topics, known), []
 
 
-def _read_window(path: Path, since: Mapping[Place, int]) -> Window:
+def _read_window(path: Path, since: Mapping[QueuePlace, int]) -> Window:
     try:
         window = read_window(path)
     except OSError as error:
@@ -204,12 +206,12 @@ def _read_window(path: Path, since: Mapping[Place, int]) -> Window:
     return window
 
 
-def _make_scope(window: Window, options: Options, ledger: Ledger, last: Entry | None) -> Scope:
+def _make_scope(window: Window, options: Options, ledger: RunIndex, last: Run | None) -> Scope:
     """What this run and those before it can prove together."""
-    scope = replace(window.make_scope(options.groups, Graces()), by_receipts=options.by_receipts)
+    scope = replace(window.make_scope(options.groups, Tolerances()), by_receipts=options.by_receipts)
     if last is None:
         return scope
-    origins: dict[Place, Extent] = {}
+    origins: dict[QueuePlace, OffsetRange] = {}
     for run in ledger.chain_of(last):
         origins = {**ledger.window_of(run).make_origins(), **origins}
         if origins.keys() >= window.extents.keys():  # nearly always the first run has read all partitions
@@ -223,27 +225,27 @@ def _make_scope(window: Window, options: Options, ledger: Ledger, last: Entry | 
     return replace(scope, extents=extents)
 
 
-def _fold(spark: SparkSession, scope: Scope, landed: Landed) -> Late:
+def _fold(spark: SparkSession, scope: Scope, landed: IngestedEvents) -> Late:
     shortest_ms = min([times.max_lifetime_ms for times in (*scope.groups.values(), scope.other_groups)])
     stale_before_ms = scope.now_ms - shortest_ms - scope.graces.stale_ms
     return fold_events(spark, landed, partial(fold_sql, stale_before_ms))
 
 
 def _measure(spark: SparkSession, run: _Run) -> Measured:
-    booked = books.open_books(spark, run.window, run.late.was_open)
-    tally = books.tally(spark, run.window.taken_ms)
+    booked = totals.open_books(spark, run.window, run.late.was_open)
+    tally = totals.tally(spark, run.window.taken_ms)
     return Measured(
         booked.count_groups(),
         booked.count_topics(),
         run.look.count_partitions(run.window),
         tally.compare_fingerprints(),
-        {**books.measure_times(spark), "buckets": tally.count_buckets()},
+        {**totals.measure_times(spark), "buckets": tally.count_buckets()},
         tally.count_checks(),
         tally.count_ages(),
     )
 
 
-def _write_tables(spark: SparkSession, run: _Run, entry: Entry) -> None:
+def _write_tables(spark: SparkSession, run: _Run, entry: Run) -> None:
     """Parquet: `findings/`, `transactions/` with verdicts, `windows/`; `carry/` for the next run."""
     found = spark.createDataFrame(pa.Table.from_pylist(as_rows(run.findings), _FINDING))
     found.createOrReplaceTempView("findings")
@@ -289,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _reconcile(arguments: Sequence[str], tell: Tell) -> int:
     options = parse_options(arguments)
     with explained():  # what cannot be is told before Spark starts, which takes its time
-        ledger = Ledger.open(options.out)
+        ledger = RunIndex.open(options.out)
         window, _ = _choose_window(options, ledger, ledger.last if options.since_last else None)
         if options.window is not None and options.landed is None:
             look_for_topics(options.kafka, sorted({place.topic for place in window.extents}))

@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.failures import CommandFailed, Exit
-from api.cli.keeper import Keeper
+from api.cli.demo_environment import Keeper, Steps
 from api.cli.local import ConfigOption, load, run_loop, sigterm_as_ctrl_c
-from api.cli.output import Output, OutputOption, encode, print_line, result_console, say
-from api.cli.steps import Steps
+from api.cli.output import CommandFailed, Exit, Output, OutputOption, encode, print_line, result_console, say
+from bridge.broker.broker_process import FileLock
 from bridge.broker.dev_broker import DevBroker
-from bridge.broker.file_lock import FileLock
 from bridge.broker.ports import check_port
 
 if TYPE_CHECKING:
@@ -46,7 +44,7 @@ TopicOption = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class DevWishes:
+class DevOptions:
     """What was asked for on the command line."""
 
     port: int | None
@@ -71,7 +69,7 @@ def dev(  # noqa: PLR0913, PLR0917 - a wish is an option
 
     Data stay in .outbox-bridge. The first start downloads Kafka (45 MB).
     """
-    wishes = DevWishes(port, kafka_port, kafka, topic, config, output)
+    wishes = DevOptions(port, kafka_port, kafka, topic, config, output)
     with sigterm_as_ctrl_c(), ExitStack() as stack:
         try:
             folder = _open_folder(stack, data, ephemeral, config)
@@ -84,7 +82,7 @@ def dev(  # noqa: PLR0913, PLR0917 - a wish is an option
             raise typer.Exit(Exit.FAILED) from None
 
 
-def _run(wishes: DevWishes, folder: Path, stack: ExitStack, keeper: Keeper | None) -> None:
+def _run(wishes: DevOptions, folder: Path, stack: ExitStack, keeper: Keeper | None) -> None:
     """The bridge ends first, then, with `stack`, the broker, then the data if they are not to be kept."""
     settings = _make_settings(wishes, folder, wishes.kafka or "")
     if settings.http.port:
@@ -106,7 +104,7 @@ def _run(wishes: DevWishes, folder: Path, stack: ExitStack, keeper: Keeper | Non
         raise CommandFailed(Exit.FAILED, "Kafka ended by itself", f"Read {broker.output_file}, then start again.")
 
 
-async def _serve(settings: "Settings", broker: DevBroker | None, wishes: DevWishes, steps: Steps) -> None:
+async def _serve(settings: "Settings", broker: DevBroker | None, wishes: DevOptions, steps: Steps) -> None:
     from api.migration import migrate  # noqa: PLC0415  # slow to import
     from api.wiring import parse_roles, run_roles  # noqa: PLC0415  # slow to import
 
@@ -143,7 +141,7 @@ async def _stop_with(broker: DevBroker, stop: asyncio.Event) -> None:
     stop.set()
 
 
-def _make_settings(wishes: DevWishes, folder: Path, bootstrap: str) -> "Settings":
+def _make_settings(wishes: DevOptions, folder: Path, bootstrap: str) -> "Settings":
     """The user's settings, with what `dev` decides; callbacks to this machine are allowed."""
     own = load(wishes.config)
     networks = tuple(dict.fromkeys((*own.callbacks.allow_networks, *LOOPBACK)))
@@ -190,7 +188,7 @@ def _read_note(folder: Path) -> str:
         return ""
 
 
-def _start_broker(wishes: DevWishes, folder: Path, steps: Steps, stack: ExitStack) -> DevBroker:
+def _start_broker(wishes: DevOptions, folder: Path, steps: Steps, stack: ExitStack) -> DevBroker:
     broker = DevBroker(folder / "kafka", port=wishes.kafka_port or None)
     stack.callback(_stop_undisturbed, broker)
     threading.Thread(
@@ -227,7 +225,7 @@ def _configure_logs(settings: "Settings", folder: Path) -> None:
     logging.getLogger().addHandler(terminal)
 
 
-def _welcome(url: str, settings: "Settings", wishes: DevWishes, steps: Steps) -> None:
+def _welcome(url: str, settings: "Settings", wishes: DevOptions, steps: Steps) -> None:
     """Says that it is ready, and where everything is."""
     steps.end(f"bridge at {url}")
     steps.close()

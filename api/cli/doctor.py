@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 import typer
 from rich.text import Text
 
-from api.cli.failures import Exit
 from api.cli.http_calls import DEFAULT_URL, UrlOption
 from api.cli.local import ConfigOption, load, run_loop
-from api.cli.output import Output, OutputOption, encode, printable, result_console, show_documents
+from api.cli.output import Exit, Output, OutputOption, encode, printable, result_console, show_documents
 
 if TYPE_CHECKING:
     from api.cli.examinations import Diagnosis

@@ -12,17 +12,17 @@ from typing import NamedTuple
 from bridge.clock import SystemClock
 from bridge.core.keyring import Keyring
 from bridge.core.message import Message
-from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
+from bridge.core.transaction import make_transaction_id, make_uuid7_bits
 from bridge.directory import ProducerGroup
-from checker.caller import Call, CheckCaller, Reply
-from checker.check_call import Check, Subject, encode_call, render_check
+from checker.call import Check, Nonces, Subject, can_sign, encode_call, render_check, sign_call
+from checker.caller import CheckCaller, EndpointCall, EndpointReply
 from checker.config import CheckerConfig
 from checker.conformance import (
     Answer,
-    Finding,
     Judgement,
     Trial,
-    Verdict,
+    TrialFinding,
+    TrialVerdict,
     judge_committed,
     judge_garbage,
     judge_many_calls,
@@ -38,8 +38,6 @@ from checker.conformance import (
 )
 from checker.endpoint_guard import CallbackPolicy, parse_networks
 from checker.http_caller import HttpCaller
-from checker.nonce import Nonces
-from checker.signing import can_sign, sign_call
 
 SAMPLE_TOPIC = "outbox-bridge.sample"
 _MANY = 100
@@ -64,7 +62,7 @@ class TrialPlan:
     restart: Act | None = None
 
 
-async def try_endpoints(group: ProducerGroup, networks: Sequence[str], plan: TrialPlan) -> list[Finding]:
+async def try_endpoints(group: ProducerGroup, networks: Sequence[str], plan: TrialPlan) -> list[TrialFinding]:
     """All trials at each endpoint, one endpoint after the other; those around a restart at all of them together.
 
     `networks`: may be called besides public addresses, as in the settings.
@@ -108,13 +106,13 @@ class _EndpointTrial:
         self._sample = make_sample(_now_ms())
         self._first: Answer = skip("not asked")
         self._while_open: Answer = skip("not asked")
-        self.findings: list[Finding] = []
+        self.findings: list[TrialFinding] = []
 
     async def attack(self, plan: TrialPlan) -> None:
         """Everything that needs no act of the user."""
         if not can_sign(self._group.secrets):
             remedy = f"Run `outbox-bridge group rotate-secret {self._group.name}`."
-            self._note(Trial.UNKNOWN_ID, Judgement(Verdict.BAD, "no secret to sign with", remedy))
+            self._note(Trial.UNKNOWN_ID, Judgement(TrialVerdict.BAD, "no secret to sign with", remedy))
             return
         self._first, reply = await self._ask(self._sample)
         self._note(Trial.UNKNOWN_ID, judge_unknown(self._first), reply)
@@ -197,11 +195,11 @@ class _EndpointTrial:
 
     # --- calls ---
 
-    async def _ask(self, check: Check) -> tuple[Answer, Reply]:
+    async def _ask(self, check: Check) -> tuple[Answer, EndpointReply]:
         reply = await self._send(self._sign(check))
         return read_answer(reply, check), reply
 
-    async def _ask_until_alive(self, check: Check) -> tuple[Answer, Reply]:
+    async def _ask_until_alive(self, check: Check) -> tuple[Answer, EndpointReply]:
         """A process that was just started may not listen yet."""
         end_ms = _now_ms() + _REVIVAL_MS
         while True:
@@ -219,19 +217,19 @@ class _EndpointTrial:
         assert headers is not None
         return _Sent(text, headers)
 
-    async def _send(self, sent: _Sent, timeout_ms: int = 0, checks: int = 1) -> Reply:
+    async def _send(self, sent: _Sent, timeout_ms: int = 0, checks: int = 1) -> EndpointReply:
         most = CheckerConfig().max_answer_bytes(checks)
         timeout_ms = timeout_ms or self._group.settings.calls.call_timeout_ms
-        return await self._caller.call(Call(self._url, sent.headers, sent.text.encode(), timeout_ms, most))
+        return await self._caller.call(EndpointCall(self._url, sent.headers, sent.text.encode(), timeout_ms, most))
 
     # --- findings ---
 
     def _is_answering(self) -> bool:
-        return len(self.findings) > 1 and self.findings[1].verdict is not Verdict.SKIPPED
+        return len(self.findings) > 1 and self.findings[1].verdict is not TrialVerdict.SKIPPED
 
-    def _note(self, trial: Trial, judged: Judgement, reply: Reply | None = None) -> None:
+    def _note(self, trial: Trial, judged: Judgement, reply: EndpointReply | None = None) -> None:
         endpoint, latency_ms = (reply.endpoint, reply.latency_ms) if reply else (self._url.partition("?")[0], 0)
-        self.findings.append(Finding(endpoint, trial, *judged, latency_ms))
+        self.findings.append(TrialFinding(endpoint, trial, *judged, latency_ms))
 
 
 def make_sample(now_ms: int, value: bytes = b'{"sample":true}') -> Check:

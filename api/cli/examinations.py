@@ -1,28 +1,181 @@
-"""What `doctor` looks at. Each examination ends with a finding, whatever it meets, and within its time."""
+"""What `doctor` looks at: Kafka's version, clocks, topics, rights, SQL, Java, the bridge, endpoints.
+
+A keyed half message that was seen before there was time is void for everybody, by a rule on the record alone
+(`docs/records.md`); each queue of the journal may lie on another broker.
+
+Kafka names no version anywhere, and no client shows what `ApiVersions` answers, so this asks itself. Only where the
+listener speaks neither TLS nor SASL. Source: KIP-511, KIP-584; the levels are Kafka's MetadataVersion.
+"""
 
 import asyncio
+import os
+import socket
+import struct
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx2
 
-from api.cli.broker_version import ask_version
-from api.cli.clock_probe import probe_clocks
 from api.settings import Settings
 from api.wiring import KafkaParts, kafka_parts
 from bridge.broker.errors import JavaMissing
 from bridge.broker.java import find_java
-from bridge.core.config import CheckMode
+from bridge.core.check_rules import CheckMode
 from bridge.core.errors import BridgeError, StoreError
+from bridge.core.message import Message, MessageQueue
+from bridge.core.record import HalfMessage
+from bridge.core.record_codec import encode_half
 from bridge.core.topics import InternalTopics, with_prefix
-from bridge.sql.engine import Database
-from bridge.sql.errors import SqlUnavailable
+from bridge.core.transaction import make_transaction_id, make_uuid7_bits
+from bridge.sql.engine import Database, SqlUnavailable
 from bridge.sql.groups import Snapshot, read_snapshot
 from bridge.sql.identity import read_identity
 from bridge.sql.migrate import read_revisions
+from bridge.store.message_store import MessageStore, PutStatus
 from bridge.topology import examine as find_faults
+
+GROUP = "outbox-bridge-doctor"
+
+
+async def probe_clocks(store: MessageStore, topics: InternalTopics, now_ns: Callable[[], int]) -> dict[int, int | str]:
+    """By queue: milliseconds its broker is ahead of `now_ns`, or why nothing could be appended."""
+    return {queue_id: await _probe(store, topics, queue_id, now_ns) for queue_id in range(topics.queues)}
+
+
+async def _probe(store: MessageStore, topics: InternalTopics, queue_id: int, now_ns: Callable[[], int]) -> int | str:
+    before_ms = now_ns() // 1_000_000
+    queue = MessageQueue(topics.half, queue_id)
+    result = await store.put(queue, make_void(topics.half, queue_id, before_ms))
+    if result.status is not PutStatus.PUT_OK:
+        return result.detail or result.status.value
+    return result.stored_ms - (before_ms + now_ns() // 1_000_000) // 2
+
+
+def make_void(topic: str, queue_id: int, now_ms: int) -> Message:
+    """A half message that no settler takes for one."""
+    transaction_id = make_transaction_id(queue_id, make_uuid7_bits(now_ms, int.from_bytes(os.urandom(10))))
+    half = HalfMessage(transaction_id, GROUP, 1, now_ms, GROUP, idempotency_key=transaction_id, seen_ms=0)
+    return encode_half(half, [Message(GROUP)], topic, queue_id)
+
+
+_VERSION_TIMEOUT_S = 5.0
+_MAX_ANSWER = 1_000_000
+_API_VERSIONS, _VERSION = 18, 3
+_FIRST_LEVEL_OF = {
+    30: "4.3", 28: "4.2", 26: "4.1", 22: "4.0", 21: "3.9", 20: "3.8", 15: "3.7", 12: "3.6", 9: "3.5", 8: "3.4",
+    7: "3.3",
+}  # fmt: skip
+_NEWEST_KNOWN = max(_FIRST_LEVEL_OF)
+
+
+def ask_version(address: str) -> str | None:
+    """The release of the broker at `host:port`, such as `4.3`; None if it does not say. Blocks; raises OSError."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), _VERSION_TIMEOUT_S) as connection:
+        connection.settimeout(_VERSION_TIMEOUT_S)
+        connection.sendall(make_request())
+        (length,) = struct.unpack(">i", _receive(connection, 4))
+        if not 0 < length <= _MAX_ANSWER:
+            return None
+        return name_release(read_features(_receive(connection, length)).get("metadata.version"))
+
+
+def make_request() -> bytes:
+    """ApiVersions version 3, with its length before it."""
+    name = b"outbox-bridge"
+    head = struct.pack(">hhih", _API_VERSIONS, _VERSION, 1, len(name)) + name + b"\x00"
+    body = bytes([len(name) + 1]) + name + b"\x02" + b"1" + b"\x00"
+    return struct.pack(">i", len(head) + len(body)) + head + body
+
+
+def read_features(answer: bytes) -> dict[str, int]:
+    """The highest level of each feature that the broker supports; none where the answer is not understood."""
+    reader = _Reader(answer)
+    try:
+        reader.skip(4)
+        if reader.integer(2) != 0:
+            return {}
+        for _ in range(reader.unsigned() - 1):
+            reader.skip(6)
+            reader.skip_tags()
+        reader.skip(4)
+        for _ in range(reader.unsigned()):
+            tag, size = reader.unsigned(), reader.unsigned()
+            if tag == 0:
+                return _read_ranges(reader)
+            reader.skip(size)
+    except (IndexError, UnicodeDecodeError):
+        return {}
+    return {}
+
+
+def name_release(level: int | None) -> str | None:
+    """The release that brought this metadata level."""
+    if level is None or level < min(_FIRST_LEVEL_OF):
+        return None
+    release = _FIRST_LEVEL_OF[max(first for first in _FIRST_LEVEL_OF if first <= level)]
+    return f"{release} or newer" if level > _NEWEST_KNOWN else release
+
+
+def _read_ranges(reader: "_Reader") -> dict[str, int]:
+    features = {}
+    for _ in range(reader.unsigned() - 1):
+        name = reader.text()
+        reader.skip(2)
+        features[name] = reader.integer(2)
+        reader.skip_tags()
+    return features
+
+
+def _receive(connection: socket.socket, length: int) -> bytes:
+    received = bytearray()
+    while len(received) < length:
+        part = connection.recv(length - len(received))
+        if not part:
+            raise ConnectionError("the broker closed the connection; does its listener want TLS or SASL?")
+        received += part
+    return bytes(received)
+
+
+class _Reader:
+    """Kafka's flexible encoding. Raises IndexError at the end."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+        self._at = 0
+
+    def skip(self, count: int) -> None:
+        self.take(count)
+
+    def take(self, count: int) -> bytes:
+        taken = self._raw[self._at : self._at + count]
+        if len(taken) != count:
+            raise IndexError
+        self._at += count
+        return taken
+
+    def integer(self, size: int) -> int:
+        return int.from_bytes(self.take(size), signed=True)
+
+    def unsigned(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self.take(1)[0]
+            value |= (byte & 0x7F) << shift
+            if not byte & 0x80:
+                return value
+            shift += 7
+
+    def text(self) -> str:
+        return self.take(self.unsigned() - 1).decode()
+
+    def skip_tags(self) -> None:
+        for _ in range(self.unsigned()):
+            self.unsigned()
+            self.skip(self.unsigned())
+
 
 OK, WARNING, BROKEN = "ok", "warning", "broken"
 MAX_SKEW_MS = 5_000

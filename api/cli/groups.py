@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from api.cli.dev import LOOPBACK
-from api.cli.failures import CommandFailed, Exit
-from api.cli.http_calls import DEFAULT_URL, Reply, UrlOption, call, find_all, quoted
+from api.cli.http_calls import DEFAULT_URL, HttpReply, UrlOption, call, find_all, quoted
 from api.cli.local import ConfigOption, load, run_loop
 from api.cli.output import (
     Column,
+    CommandFailed,
+    Exit,
     Output,
     OutputOption,
     Row,
@@ -32,7 +33,7 @@ from api.cli.output import (
 if TYPE_CHECKING:
     from api.settings import Settings
     from bridge.directory import ProducerGroup
-    from checker.conformance import Finding
+    from checker.conformance import TrialFinding
 
 group = typer.Typer(no_args_is_help=True, help="Producer groups: who may answer checks, and how they are asked.")
 
@@ -64,7 +65,7 @@ def list_groups(url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABL
         ("BLOCKED", lambda row: row["counts"]["blocked"]),
         ("PARKED", lambda row: row["counts"]["parked"]),
     ]
-    show_rows([Reply(200, bytes(document)).members for document in documents], columns)
+    show_rows([HttpReply(200, bytes(document)).members for document in documents], columns)
 
 
 @group.command(epilog="Example: outbox-bridge group get orders")
@@ -184,7 +185,7 @@ async def _read_group(settings: "Settings", name: str) -> "ProducerGroup | None"
         await database.close()
 
 
-def _show_findings(findings: "list[Finding]", output: Output) -> None:
+def _show_findings(findings: "list[TrialFinding]", output: Output) -> None:
     rows = [finding._asdict() for finding in findings]
     if output is not Output.TABLE:
         show_documents([encode(row) for row in rows], output)
@@ -200,7 +201,7 @@ def _show_findings(findings: "list[Finding]", output: Output) -> None:
     show_rows(rows, columns)
 
 
-def _show(reply: Reply, output: Output) -> None:
+def _show(reply: HttpReply, output: Output) -> None:
     if output is Output.TABLE:
         show_members(_describe(reply.members))
     else:

@@ -10,7 +10,7 @@ import httpx2
 import msgspec
 import typer
 
-from api.cli.failures import CommandFailed, Exit
+from api.cli.output import CommandFailed, Exit
 
 DEFAULT_URL = "http://127.0.0.1:8780"
 _TIMEOUT_S = 20.0  # an end waits 10 s at most
@@ -32,7 +32,7 @@ def _make_client(is_plain: bool) -> httpx2.Client:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpReply:
     """An answer that is no error. `raw`: the document as it came."""
 
     status: int
@@ -59,7 +59,7 @@ def call(
     query: Mapping[str, object] | None = None,
     body: object = None,
     headers: Mapping[str, str] | None = None,
-) -> Reply:
+) -> HttpReply:
     """One request. Raises CommandFailed for everything that is not a success."""
     params = {name: str(value) for name, value in (query or {}).items() if value is not None}
     content = None if body is None else msgspec.json.encode(body)
@@ -69,7 +69,7 @@ def call(
     except (httpx2.TransportError, httpx2.InvalidURL) as error:
         raise _unreachable(url, error) from error
     if answer.is_success:
-        return Reply(answer.status_code, answer.content)
+        return HttpReply(answer.status_code, answer.content)
     raise _refused(answer)
 
 
@@ -114,7 +114,7 @@ def _refused(answer: httpx2.Response) -> CommandFailed:
 
 def _remedy_of(slug: str) -> str:
     """The table of problems knows what to do about each."""
-    from api.problems import PROBLEMS  # noqa: PLC0415  # slow to import, needed for errors only
+    from api.web.problems import PROBLEMS  # noqa: PLC0415  # slow to import, needed for errors only
 
     row = PROBLEMS.get(slug)
     return row.remedy if row is not None else ""

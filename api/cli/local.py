@@ -1,4 +1,4 @@
-"""What commands that work on this machine share: settings, an event loop, Kafka."""
+"""Commands that use Kafka or SQL themselves: settings, loops, and the option that arms a fault."""
 
 import asyncio
 import signal
@@ -11,12 +11,56 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from api.cli.faults import arm_fault, refuse_fault
-from api.cli.output import say
+from api.cli.output import Column, Output, OutputOption, Row, encode, say, show_documents, show_rows
+from bridge.core.errors import ConfigError
+from bridge.fault_points import ArmedFault, FaultPoint, arm, parse_fault
 
 if TYPE_CHECKING:
     from api.settings import Settings
+if TYPE_CHECKING:
+    from api.settings import Settings
     from api.wiring import KafkaParts
+
+
+AllowFaultsOption = Annotated[
+    bool,
+    typer.Option("--allow-faults", help="Die where OUTBOX_BRIDGE_FAULT=NAME[:n] says. For tests of crashes only."),
+]
+
+
+def refuse_fault(settings: "Settings") -> None:
+    """Raises ConfigError if a fault is set: who set it must also say on the command line that it is meant."""
+    if settings.fault is not None:
+        raise ConfigError("OUTBOX_BRIDGE_FAULT is set, but only serve, migrate and projection rebuild with "
+                          "--allow-faults obey it; unset it, or give that flag")  # fmt: skip
+
+
+def arm_fault(settings: "Settings") -> ArmedFault | None:
+    """Arms what is set; None if nothing is. Raises ConfigError for an unknown name."""
+    if settings.fault is None:
+        return None
+    fault = parse_fault(settings.fault)
+    arm(fault)
+    return fault
+
+
+def fault_points(output: OutputOption = Output.TABLE) -> None:
+    """List the crash points at which a process can be told to die.
+
+    For tests of crashes: OUTBOX_BRIDGE_FAULT=NAME[:n] together with --allow-faults ends serve, migrate or
+    projection rebuild at the n-th passing of the point, as SIGKILL would.
+    """
+    rows: list[Row] = [{"name": p.name, "role": p.role, "meaning": p.meaning} for p in FaultPoint]
+    if output is not Output.TABLE:
+        show_documents([encode(row) for row in rows], output)
+        return
+    columns: list[Column] = [
+        ("POINT", lambda row: row["name"]),
+        ("PASSED BY", lambda row: row["role"]),
+        ("MEANING", lambda row: row["meaning"]),
+    ]
+    show_rows(rows, columns)
+
 
 T = TypeVar("T")
 

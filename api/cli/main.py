@@ -8,17 +8,15 @@ import typer
 from api.cli.demo import demo
 from api.cli.dev import dev
 from api.cli.doctor import doctor
-from api.cli.failures import Exit, explain
-from api.cli.faults import fault_points
 from api.cli.groups import group
-from api.cli.output import print_line, show_failure
+from api.cli.local import fault_points
+from api.cli.output import Exit, explain, print_line, show_failure
 from api.cli.parked import parked
 from api.cli.relay import relay
 from api.cli.reports import report
-from api.cli.serve import serve
 from api.cli.topics import topic
 from api.cli.transactions import tx
-from api.cli.upkeep import config, migrate, openapi, projection
+from api.cli.upkeep import config, migrate, openapi, projection, serve
 
 app = typer.Typer(
     name="outbox-bridge",

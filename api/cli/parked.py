@@ -7,10 +7,19 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from api.cli.failures import CommandFailed, Exit
-from api.cli.http_calls import DEFAULT_URL, Reply, UrlOption, call, find_all
+from api.cli.http_calls import DEFAULT_URL, HttpReply, UrlOption, call, find_all
 from api.cli.local import noticed_ctrl_c
-from api.cli.output import Output, OutputOption, message_console, say, show_document, show_members, show_rows
+from api.cli.output import (
+    CommandFailed,
+    Exit,
+    Output,
+    OutputOption,
+    message_console,
+    say,
+    show_document,
+    show_members,
+    show_rows,
+)
 from api.cli.transactions import (
     TRANSACTION_COLUMNS,
     AfterOption,
@@ -96,7 +105,7 @@ def _make_filter(
     return {name: value for name, value in filters.items() if value is not None}
 
 
-def _is_wanted(previewed: Reply, action: Action, yes: bool) -> bool:
+def _is_wanted(previewed: HttpReply, action: Action, yes: bool) -> bool:
     """Nothing is acted on that nobody has seen, unless that was asked for."""
     shown = previewed.members
     if shown["count"] == 0:
@@ -113,7 +122,7 @@ def _amount(shown: dict[str, Any]) -> str:
     return f"{shown['count']}{' or more' if shown['more'] else ''} transactions"
 
 
-def _show_preview(previewed: Reply, output: Output) -> None:
+def _show_preview(previewed: HttpReply, output: Output) -> None:
     if output is not Output.TABLE:
         show_document(previewed.raw, output)
         return
@@ -122,7 +131,7 @@ def _show_preview(previewed: Reply, output: Output) -> None:
     say(f"{_amount(shown)} match; {len(shown['sample'])} of them are shown")
 
 
-def _watch(url: str, job_id: str, count: int, is_more: bool) -> Reply:
+def _watch(url: str, job_id: str, count: int, is_more: bool) -> HttpReply:
     """The job at its end; stopped if we are interrupted."""
     columns = (TextColumn("redriving"), BarColumn(), MofNCompleteColumn())
     with noticed_ctrl_c() as noticed, Progress(*columns, console=message_console(), transient=True) as progress:
@@ -135,7 +144,7 @@ def _watch(url: str, job_id: str, count: int, is_more: bool) -> Reply:
         return call(url, "POST", f"/v1/parked/redrive/{job_id}/stop", body={"reason": _STOP_REASON})
 
 
-def _show_job(job: Reply, output: Output) -> None:
+def _show_job(job: HttpReply, output: Output) -> None:
     if output is not Output.TABLE:
         show_document(job.raw, output)
         return

@@ -11,9 +11,8 @@ from typing import IO, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from api.cli.failures import CommandFailed, Exit
 from api.cli.http_calls import call, quoted
-from api.cli.output import message_console
+from api.cli.output import CommandFailed, Exit, message_console
 
 WANTED, DONE, NOT_NEEDED = "wanted", "done", "not needed any more"
 AUDIT = "repaired.jsonl"

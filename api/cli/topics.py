@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.failures import CommandFailed, Exit
 from api.cli.local import ConfigOption, with_kafka
 from api.cli.output import (
     Column,
+    CommandFailed,
+    Exit,
     Output,
     OutputOption,
     Row,
@@ -24,7 +25,7 @@ from api.cli.output import (
 from bridge.core.message import Message, MessageQueue, StoredMessage
 from bridge.core.message_json import show_message, write_json
 from bridge.core.topics import InternalTopics, is_legal_topic, is_reserved_topic, with_prefix
-from checker.check_call import show_time
+from checker.call import show_time
 
 if TYPE_CHECKING:
     from api.settings import Settings

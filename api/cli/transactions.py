@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from api.cli.http_calls import DEFAULT_URL, Reply, UrlOption, call, find_all, quoted
+from api.cli.http_calls import DEFAULT_URL, HttpReply, UrlOption, call, find_all, quoted
 from api.cli.output import (
     Column,
     Output,
@@ -82,7 +82,7 @@ def show_page(found: tuple[list[Any], str | None], output: Output) -> None:
     """A list of transactions; says how to go on if there are more."""
     documents, following = found
     if output is Output.TABLE:
-        rows = [Reply(200, bytes(document)).members for document in documents]
+        rows = [HttpReply(200, bytes(document)).members for document in documents]
         show_rows(rows, TRANSACTION_COLUMNS) if rows else say("none found")
     else:
         show_documents(documents, output)
@@ -207,7 +207,7 @@ def abandon(
     show_transaction(call(url, "POST", f"/v1/transactions/{quoted(transaction_id)}/abandon", body=body), output)
 
 
-def show_transaction(reply: Reply, output: Output) -> None:
+def show_transaction(reply: HttpReply, output: Output) -> None:
     """One transaction, or an end that was accepted."""
     if output is Output.TABLE:
         show_members(_describe(reply.members))

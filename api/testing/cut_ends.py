@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from api.services import TransactionCalls
+from api.web.services import TransactionCalls
 from bridge.core.message import Message
 from bridge.core.record import Act, Resolution, Source
-from bridge.core.view import TimelineEvent, TransactionView
+from bridge.core.transaction import TimelineEvent, TransactionView
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, RefusalCode, Refused, Wait
-from bridge.service.operators import Who
+from bridge.service.operate import Who
 
 _LONG_S = 3_600  # nobody waits so long: a living producer gives up at once, and leaves it to the back-check
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from api.migration import migrate
 from api.settings import CallbacksSettings, HttpSettings, Settings, TopicsSettings
 from api.testing.stand import LOOPBACK, QUEUES, Stand
-from api.wiring import Guest, KafkaParts, kafka_parts, parse_roles, run_roles
+from api.wiring import Embedding, KafkaParts, kafka_parts, parse_roles, run_roles
 from bridge.broker.dev_broker import DevBroker
 from bridge.store.message_store import MessageStore, TopicAdmin
 
@@ -50,7 +50,7 @@ class KafkaStand(Stand):
         self._parts = kafka_parts(settings)
         try:
             roles = parse_roles("api,settler,projector")
-            guest = Guest(self._put_between)
+            guest = Embedding(self._put_between)
             await run_roles(settings, roles, on_ready=on_started, stop=self._stop, guest=guest)
         finally:
             await self._parts.close()

@@ -8,12 +8,12 @@ from random import SystemRandom
 from typing import Any
 
 from api.memory_bridge import MemoryBridge, MemoryPorts
-from api.server import ApiServer, ServeConfig
 from api.testing.clock import MovableClock, TrueDate
 from api.testing.stand import LOOPBACK, QUEUES, Stand
+from api.web.server import ApiServer, ServeConfig
 from bridge.core.op_message import LogTopics
 from bridge.core.topics import InternalTopics
-from bridge.sql.inline_database import open_new_database
+from bridge.sql.engine import open_new_database
 from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.message_store import MessageStore, TopicAdmin

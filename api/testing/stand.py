@@ -4,8 +4,8 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from api.services import TransactionCalls
 from api.testing.cut_ends import CutEnds
+from api.web.services import TransactionCalls
 from bridge.store.message_store import MessageStore, TopicAdmin
 
 QUEUES = 2

@@ -10,9 +10,9 @@ from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel, Field
 
 import api.wiring
-from api.app import create_app
 from api.cli.main import run
-from api.services import Services
+from api.web.app import create_app
+from api.web.services import Services
 from bridge.core.message import Message as StoreMessage
 from bridge.core.record import Resolution
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, Refused

@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 
 from benchmarks.producers.shop import METADATA, ORDERS, OUTBOX, Shop
 from benchmarks.rounds import Note
+from outbox.client.message import Message
 from outbox.enqueue import enqueue
-from outbox.message import Message
 
 _VALUE = b"x" * 300
 

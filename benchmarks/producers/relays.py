@@ -23,8 +23,8 @@ from benchmarks.outcome import tell
 from benchmarks.producers.shop import GROUP, OUTBOX, PLAIN_OUTBOX, Order, Shop, make_orders
 from benchmarks.rounds import Note
 from benchmarks.stage import QUEUES_OF_A_TOPIC, Stage
+from outbox.client.message import Message
 from outbox.enqueue import enqueue
-from outbox.message import Message
 from tests.support.bridge_process import create_topics
 from tests.support.source_tree import ROOT
 

@@ -1,17 +1,54 @@
-"""The operating system's side of a broker: its process, its pid file, its end."""
+"""The operating system's side of a broker: its process, its pid file, its lock, its end."""
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
+from types import TracebackType
+from typing import Self, TextIO
 
 import psutil
 
 from bridge.broker.errors import BrokerFailed
+
+
+class FileLock:
+    """Exclusive while held. The file stays behind: deleting it would let two processes hold it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: TextIO | None = None
+
+    def take(self, *, wait: bool = True) -> bool:
+        """Whether it is ours now; False only with `wait=False`, if another process holds it."""
+        file = self._path.open("a")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return False
+        self._file = file
+        return True
+
+    def free(self) -> None:
+        """Lets go; harmless if not held."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> Self:
+        self.take()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.free()
+
 
 _KILL_TIMEOUT_S = 10.0
 

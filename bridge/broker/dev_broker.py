@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bridge.broker.broker_process import (
+    FileLock,
     Lifeline,
     find_left_over,
     read_tail,
@@ -19,7 +20,6 @@ from bridge.broker.broker_process import (
     write_pid,
 )
 from bridge.broker.errors import BrokerFailed, DataFolderInUse, DataFolderUnusable, PortTaken
-from bridge.broker.file_lock import FileLock
 from bridge.broker.jars import Report, fetch_jars
 from bridge.broker.java import find_java
 from bridge.broker.ports import check_port, choose_free_port

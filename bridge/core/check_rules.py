@@ -1,10 +1,72 @@
-"""When a transaction is checked and when it is parked. Pure; times are Kafka's, in milliseconds."""
+"""Settings of checks and groups, and when a transaction is checked or parked. Pure; times are Kafka's."""
 
+import re
+from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
-from bridge.core.config import CheckTimes
+from bridge.core.errors import ConfigError
 from bridge.core.record import HalfMessage
 from bridge.core.transaction import MAX_CHECKS, MAX_LIFE, Transaction
+
+_GROUP = re.compile(r"[A-Za-z0-9._-]{1,120}")
+
+
+@lru_cache(maxsize=4_096)  # asked for every transaction, of few groups
+def is_group_name(group: str) -> bool:
+    """Whether a producer group can have this name."""
+    return _GROUP.fullmatch(group) is not None
+
+
+def _bounded(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise ConfigError(f"{name} must be {least}..{most}, not {value}")
+
+
+class CheckMode(Enum):
+    """push: the bridge calls an endpoint. pull: the group fetches its checks."""
+
+    PUSH = "push"
+    PULL = "pull"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckTimes:
+    """When and how often a group is asked. Defaults are RocketMQ's, but only answered checks count."""
+
+    transaction_timeout_ms: int = 6_000
+    interval_ms: int = 30_000
+    max_checks: int = 15
+    max_lifetime_ms: int = 86_400_000
+
+    def __post_init__(self) -> None:
+        _bounded("transaction_timeout_ms", self.transaction_timeout_ms, 1_000, 86_400_000)
+        _bounded("interval_ms", self.interval_ms, 1_000, 3_600_000)
+        _bounded("max_checks", self.max_checks, 1, 1_000)
+        _bounded("max_lifetime_ms", self.max_lifetime_ms, 1_000, 604_800_000)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckCalls:
+    """How a group is called."""
+
+    call_timeout_ms: int = 5_000
+    batch_size: int = 100
+    concurrency: int = 8
+    mode: CheckMode = CheckMode.PUSH
+
+    def __post_init__(self) -> None:
+        _bounded("call_timeout_ms", self.call_timeout_ms, 100, 60_000)
+        _bounded("batch_size", self.batch_size, 1, 1_000)
+        _bounded("concurrency", self.concurrency, 1, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """All settings of a producer group."""
+
+    times: CheckTimes = CheckTimes()
+    calls: CheckCalls = CheckCalls()
 
 
 class Due(Enum):

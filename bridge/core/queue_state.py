@@ -7,14 +7,14 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from bridge.core import transition
-from bridge.core.config import CheckTimes
+from bridge.core.check_rules import CheckTimes
 from bridge.core.errors import HaltKind, QueueHalted
-from bridge.core.horizon import Horizon, HorizonConfig
+from bridge.core.low_watermarks import LowWatermarkConfig, LowWatermarks
 from bridge.core.op_message import AnswerCode, LogStart, LogTopics, OpMessage, Position, decode_op, encode_op
-from bridge.core.queue_choice import choose_placing_key, hash_ordering_key
 from bridge.core.record import ActRecord, EndRecord, HalfMessage, Record, is_void
+from bridge.core.topics import choose_placing_key, hash_ordering_key
 from bridge.core.transaction import ORDER, PREPARED, Transaction
-from bridge.core.transition import Effect, Park, Place, Publish, Reply, Rewrite, Schedule, WriteOp
+from bridge.core.transition import Effect, LogPosition, Park, Publish, Reply, Rewrite, Schedule, WriteOp
 
 TimesOf = Callable[[str], CheckTimes]
 """Check times of a producer group by its name."""
@@ -23,7 +23,7 @@ NOBODY: Collection[str] = frozenset()
 _OF_TRANSACTIONS = (Schedule, Publish, WriteOp, Park)
 
 
-class RestoredOp(Struct, frozen=True, gc=False):
+class RecoveredOp(Struct, frozen=True, gc=False):
     """An op message with its offset and append time, decoded; `value`: as it lies there, of what has ended."""
 
     offset: int
@@ -32,7 +32,7 @@ class RestoredOp(Struct, frozen=True, gc=False):
     stored_ms: int
 
 
-class Restored(NamedTuple):
+class RecoveredState(NamedTuple):
     """What a take-over read. `ops`: the last op message of each id. `halves`: journal from L to S.
 
     `op_floor`: the op offset after the last position with s <= l, else the O read. `op_end`: the op
@@ -40,14 +40,14 @@ class Restored(NamedTuple):
     """
 
     position: Position
-    ops: Sequence[RestoredOp]
-    halves: Sequence[tuple[Place, HalfMessage, int]]
+    ops: Sequence[RecoveredOp]
+    halves: Sequence[tuple[LogPosition, HalfMessage, int]]
     op_floor: int
     op_end: int
     journal_ms: int
 
 
-class Sealed(Struct, frozen=True, gc=False):
+class WrittenOp(Struct, frozen=True, gc=False):
     """A transaction's op message as one Kafka transaction wrote it."""
 
     transaction: Transaction
@@ -69,7 +69,7 @@ class QueueState:
     when that is committed, `confirm`.
     """
 
-    def __init__(self, times_of: TimesOf, config: HorizonConfig) -> None:
+    def __init__(self, times_of: TimesOf, config: LowWatermarkConfig) -> None:
         self.live: dict[str, Transaction] = {}
         self.ended: dict[str, bytes] = {}
         self.chains: dict[int, list[str]] = {}  # okey -> blocked ones in the order of their ends
@@ -81,11 +81,11 @@ class QueueState:
         self._settling: dict[str, Transaction] = {}
         self._times_of = times_of
         self._config = config
-        self._horizon = Horizon(self.live, config)
+        self._horizon = LowWatermarks(self.live, config)
 
     @classmethod
     def restore(
-        cls, restored: Restored, times_of: TimesOf, config: HorizonConfig, monotonic_ms: int = 0
+        cls, restored: RecoveredState, times_of: TimesOf, config: LowWatermarkConfig, monotonic_ms: int = 0
     ) -> "QueueState":
         """The state an owner with this log would have, by its clock. Raises QueueHalted."""
         state = cls(times_of, config)
@@ -100,7 +100,9 @@ class QueueState:
             state._restore_half(place, half, okey)
         return state
 
-    def apply(self, place: Place, record: Record, okey: int, expired: Collection[str] = NOBODY) -> Sequence[Effect]:
+    def apply(
+        self, place: LogPosition, record: Record, okey: int, expired: Collection[str] = NOBODY
+    ) -> Sequence[Effect]:
         """Decides one journal record. `okey` matters for half messages; `expired`: ids whose body no log has."""
         if isinstance(record, EndRecord):
             return self._apply_end(place, record, expired)
@@ -175,7 +177,7 @@ class QueueState:
         first_op = self._horizon.first_op_offset(first_journal, self.op_start, self.journal_ms)
         return Position(self.s, first_journal, first_op, owner, topics, self.s_ms, self.log_start)
 
-    def confirm(self, sealed: Iterable[Sealed], last_op_offset: int | None) -> None:
+    def confirm(self, sealed: Iterable[WrittenOp], last_op_offset: int | None) -> None:
         """The Kafka transaction is committed: remember the op messages of what ended, forget what is too old."""
         for entry in sealed:
             transaction = entry.transaction
@@ -200,7 +202,7 @@ class QueueState:
             return encode_op(OpMessage(t))
         return value
 
-    def _apply_half(self, place: Place, half: HalfMessage, okey: int) -> Sequence[Effect]:
+    def _apply_half(self, place: LogPosition, half: HalfMessage, okey: int) -> Sequence[Effect]:
         if is_void(half, place.stored_ms):
             return ()
         transaction_id = half.transaction_id
@@ -212,14 +214,14 @@ class QueueState:
             self._horizon.add_half(made.transaction)
         return self._follow(made)
 
-    def _apply_end(self, place: Place, record: EndRecord, expired: Collection[str]) -> Sequence[Effect]:
+    def _apply_end(self, place: LogPosition, record: EndRecord, expired: Collection[str]) -> Sequence[Effect]:
         t = self._find(record.transaction_id)
         if t is None:
             return self._answer(record.request, record.transaction_id, AnswerCode.UNKNOWN_TRANSACTION)
         has_body = record.transaction_id not in expired
         return self._follow(transition.end(t, record, place, self._times_of(t.group), has_body=has_body))
 
-    def _apply_act(self, place: Place, record: ActRecord) -> Sequence[Effect]:
+    def _apply_act(self, place: LogPosition, record: ActRecord) -> Sequence[Effect]:
         t = self._find(record.transaction_id)
         if t is None:
             return self._answer(record.request, record.transaction_id, AnswerCode.UNKNOWN_TRANSACTION)
@@ -258,7 +260,7 @@ class QueueState:
     def _answer(request: str | None, transaction_id: str, code: AnswerCode) -> tuple[Effect, ...]:
         return () if request is None else (Reply(request, transaction_id, code),)
 
-    def _restore_half(self, place: Place, half: HalfMessage, okey: int) -> None:
+    def _restore_half(self, place: LogPosition, half: HalfMessage, okey: int) -> None:
         if half.transaction_id in self.live or half.transaction_id in self.ended or is_void(half, place.stored_ms):
             return
         if half.is_published:
@@ -268,7 +270,7 @@ class QueueState:
         self.live[half.transaction_id] = transaction
         self._horizon.add_half(transaction)
 
-    def _restore_ops(self, ops: Sequence[RestoredOp]) -> None:
+    def _restore_ops(self, ops: Sequence[RecoveredOp]) -> None:
         for op in sorted(ops, key=lambda op: op.offset):
             t = op.transaction
             if t.is_live:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from bridge.core.config import is_group_name
+from bridge.core.check_rules import is_group_name
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
 from bridge.core.message import Header, Message, StoredMessage
 from bridge.core.properties import (
@@ -21,7 +21,7 @@ from bridge.core.properties import (
 )
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Record, Resolution, Source
 from bridge.core.topics import is_legal_topic
-from bridge.core.transaction_id import is_transaction_id
+from bridge.core.transaction import is_transaction_id
 
 _PREFIX = b"KIND\x01"
 _BODIED = frozenset({"H", "D"})

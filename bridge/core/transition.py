@@ -3,8 +3,7 @@
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bridge.core.check_rules import first_check_ms
-from bridge.core.config import CheckTimes
+from bridge.core.check_rules import CheckTimes, first_check_ms
 from bridge.core.op_message import AnswerCode
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
 from bridge.core.transaction import COMMITTED, PARKED, PREPARED, STATE_AFTER, Transaction
@@ -51,7 +50,7 @@ class Schedule(Struct, frozen=True, gc=False):
 Effect = Publish | WriteOp | Park | Rewrite | Reply | Schedule
 
 
-class Place(Struct, frozen=True, gc=False):
+class LogPosition(Struct, frozen=True, gc=False):
     """Where and when a record was appended to the journal."""
 
     offset: int
@@ -69,7 +68,7 @@ _COMMIT, _UNKNOWN = Resolution.COMMIT, Resolution.UNKNOWN
 _BY = {Source.PRODUCER: "producer", Source.CHECK: "check", Source.OPERATOR: "operator"}
 
 
-def prepare(half: HalfMessage, place: Place, okey: int, times: CheckTimes) -> Transition:
+def prepare(half: HalfMessage, place: LogPosition, okey: int, times: CheckTimes) -> Transition:
     """A new half message, not void and not a repeat; published at once if it asks for it."""
     is_published = half.is_published
     transaction = Transaction(
@@ -96,7 +95,7 @@ def prepare(half: HalfMessage, place: Place, okey: int, times: CheckTimes) -> Tr
     return Transition(transaction, (Schedule(transaction), *replies))
 
 
-def end(t: Transaction, record: EndRecord, place: Place, times: CheckTimes, *, has_body: bool) -> Transition:
+def end(t: Transaction, record: EndRecord, place: LogPosition, times: CheckTimes, *, has_body: bool) -> Transition:
     """The first recorded resolution wins; later ends hear it. Source: design 1, F.
 
     `has_body` False: no log has the messages any more, so a COMMIT changes nothing.
@@ -113,7 +112,7 @@ def end(t: Transaction, record: EndRecord, place: Place, times: CheckTimes, *, h
     return Transition(ended, (Publish(ended) if record.resolution is _COMMIT else WriteOp(ended),))
 
 
-def _resolve(t: Transaction, record: EndRecord, place: Place) -> Transaction:
+def _resolve(t: Transaction, record: EndRecord, place: LogPosition) -> Transaction:
     return replace(
         t,
         state=STATE_AFTER[record.resolution],
@@ -127,7 +126,7 @@ def _resolve(t: Transaction, record: EndRecord, place: Place) -> Transaction:
     )
 
 
-def act(t: Transaction, record: ActRecord, place: Place) -> Transition:
+def act(t: Transaction, record: ActRecord, place: LogPosition) -> Transition:
     """An operator asks now, gives a parked transaction a new life, or gives a blocked commit up.
 
     Check numbers never restart.
@@ -158,7 +157,7 @@ def act(t: Transaction, record: ActRecord, place: Place) -> Transition:
     return Transition(resumed, (WriteOp(resumed), Schedule(resumed)))
 
 
-def _abandon(t: Transaction, record: ActRecord, place: Place) -> Transition:
+def _abandon(t: Transaction, record: ActRecord, place: LogPosition) -> Transition:
     """The resolution stands and nothing is published, ever; `why` keeps the reason of the block."""
     if not t.blocked:
         return Transition(t, _reply(record.request, t.transaction_id, AnswerCode.ALREADY))
@@ -196,7 +195,7 @@ def put_back(t: Transaction, *, is_old: bool) -> Transition:
     return Transition(again, (WriteOp(again),))
 
 
-def _count(t: Transaction, record: EndRecord, place: Place, times: CheckTimes) -> Transition:
+def _count(t: Transaction, record: EndRecord, place: LogPosition, times: CheckTimes) -> Transition:
     """UNKNOWN changes nothing; as the answer to the next check it is counted."""
     if t.state is not PREPARED or not _is_next_check(t, record):
         return Transition(t, _reply(record.request, t.transaction_id, AnswerCode.ALREADY))

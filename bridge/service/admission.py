@@ -4,17 +4,15 @@ from collections.abc import Collection, Iterable, Sequence
 
 import structlog
 
-from bridge.core.config import is_group_name
+from bridge.core.check_rules import is_group_name
 from bridge.core.message import Message
-from bridge.core.properties import NUL, RESERVED_HEADERS, is_property_text
-from bridge.core.record_size import count_body_bytes
+from bridge.core.properties import NUL, RESERVED_HEADERS, count_body_bytes, is_property_text
 from bridge.fault_points import FaultPoint, reach
 from bridge.service.answers import refuse_unavailable
-from bridge.service.contract import PrepareCall, RefusalCode, Refused
-from bridge.service.deadline import Deadline
-from bridge.service.limits import Limits
+from bridge.service.contract import Limits, PrepareCall, RefusalCode, Refused
+from bridge.service.journal import Deadline
 from bridge.service.ports import Door
-from bridge.sql.errors import SqlUnavailable
+from bridge.sql.engine import SqlUnavailable
 
 _LOG = structlog.get_logger()
 

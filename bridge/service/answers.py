@@ -4,12 +4,10 @@ from datetime import UTC, datetime
 
 from bridge.core.op_message import AnswerCode, OpMessage
 from bridge.core.record import Resolution
-from bridge.core.transaction import TransactionState
-from bridge.core.transaction_id import queue_of
-from bridge.core.view import TransactionView
+from bridge.core.transaction import TransactionState, TransactionView, queue_of
 from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
-from bridge.service.waiters import Heard
-from bridge.store.results import PutResult, PutStatus, Refusal
+from bridge.service.replies import ReceivedReply
+from bridge.store.message_store import PutResult, PutStatus, Refusal
 
 FINAL = frozenset({TransactionState.COMMITTED, TransactionState.ROLLED_BACK})
 
@@ -109,7 +107,7 @@ def refuse_missing(transaction_id: str, lost_ms: int | None = None) -> Refused:
     return Refused(RefusalCode.UNKNOWN_TRANSACTION, "no such transaction", transaction_id=transaction_id)
 
 
-def answer_end(call: EndCall, heard: Heard) -> TransactionView | Refused | None:
+def answer_end(call: EndCall, heard: ReceivedReply) -> TransactionView | Refused | None:
     """The answer to an end that its queue's owner has decided; None if the owner does not know the transaction."""
     if heard.op is None:
         return None

@@ -7,29 +7,24 @@ from dataclasses import dataclass, field
 
 from bridge.clock import Clock, KafkaTime
 from bridge.core.topics import InternalTopics
-from bridge.service.bodies import BodyReader
 from bridge.service.claims import ClaimPorts, ClaimService
-from bridge.service.current_reads import CurrentReads, ProjectionPositions
-from bridge.service.destinations import Destinations, DestinationsConfig
-from bridge.service.ending import Ender
+from bridge.service.contract import Limits
+from bridge.service.end import Ender
 from bridge.service.groups import GroupService, UrlRule
-from bridge.service.journal import Journal, LogState, SoundLog
-from bridge.service.lags import Lags
-from bridge.service.limits import Limits
-from bridge.service.op_follower import FollowerPorts, OpFollower
-from bridge.service.operators import AuditTrail, Operators
-from bridge.service.parked import ParkedService
+from bridge.service.journal import EndOffsets, Journal, LogState, SoundLog
+from bridge.service.operate import AuditTrail, Operators
 from bridge.service.pending import PendingGauge
 from bridge.service.ports import Door, GroupRegister, Hearing, Lookups, ServicePorts
-from bridge.service.queue_ends import QueueEnds
-from bridge.service.redrive_loop import RedriveLoop
-from bridge.service.repeats import KeyMemory, Repeats
+from bridge.service.reads import BodyReader, ConsumerLag, CurrentReads, ProjectionPositions
+from bridge.service.redrive import ParkedService, RedriveLoop
+from bridge.service.repeats import RecentKeys, Repeats
+from bridge.service.replies import FollowerPorts, OpFollower, PendingReplies
 from bridge.service.search import SearchService
+from bridge.service.topics import TopicCache, TopicCacheConfig
 from bridge.service.transactions import TransactionService
-from bridge.service.waiters import Waiters
-from bridge.sql.check_board import SqlCheckBoard
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
+from bridge.sql.pull_checks import SqlPullCheckStore
 from bridge.store.message_store import MessageStore, OwnerStore, TopicAdmin
 from bridge.store.sealed import SealWatch
 
@@ -60,7 +55,7 @@ class ServiceConfig:
     refuse_url: UrlRule
     topics: InternalTopics = field(default_factory=InternalTopics)
     limits: Limits = field(default_factory=Limits)
-    destinations: DestinationsConfig = field(default_factory=DestinationsConfig)
+    destinations: TopicCacheConfig = field(default_factory=TopicCacheConfig)
     auto_create_groups: bool = True
     seal_watch: SealWatch = field(default_factory=SealWatch)
     prefix: str = field(default_factory=make_prefix)
@@ -103,8 +98,8 @@ def assemble(stores: Stores, directory: SqlDirectory, clock: Clock, config: Serv
     ender = Ender(ports)
     operators = Operators(ports, ender, trail)
     bodies = BodyReader(stores.store, config.topics)
-    claims = ClaimPorts(SqlCheckBoard(database), directory, ports.lookups.reads, bodies, clock)
-    lags = Lags(stores.store, config.topics, ports.hearing.follower, ports.kafka_time)
+    claims = ClaimPorts(SqlPullCheckStore(database), directory, ports.lookups.reads, bodies, clock)
+    lags = ConsumerLag(stores.store, config.topics, ports.hearing.follower, ports.kafka_time)
     return Service(
         ports,
         TransactionService(ports, bodies, ender, operators),
@@ -119,11 +114,11 @@ def assemble(stores: Stores, directory: SqlDirectory, clock: Clock, config: Serv
 def make_ports(stores: Stores, directory: GroupRegister, clock: Clock, config: ServiceConfig) -> ServicePorts:
     """What the calls work with."""
     topics, limits = config.topics, config.limits
-    time, waiters = KafkaTime(clock), Waiters(config.prefix)
+    time, waiters = KafkaTime(clock), PendingReplies(config.prefix)
     follower = OpFollower(
         topics, FollowerPorts(stores.store, stores.owners, clock, time, waiters, config.seal_watch, stores.log)
     )
-    ends = QueueEnds(stores.store, topics.half)
+    ends = EndOffsets(stores.store, topics.half)
     positions = ProjectionPositions(stores.database, clock)
     reads = CurrentReads(stores.database, ends, positions, clock, limits.projection_wait_ms)
     return ServicePorts(
@@ -133,9 +128,9 @@ def make_ports(stores: Stores, directory: GroupRegister, clock: Clock, config: S
         limits,
         Journal(stores.store, time, limits.max_in_flight, stores.log),
         Hearing(follower, waiters),
-        Lookups(reads, Repeats(reads, ends, clock, limits.projection_wait_ms), KeyMemory(clock)),
+        Lookups(reads, Repeats(reads, ends, clock, limits.projection_wait_ms), RecentKeys(clock)),
         Door(
-            Destinations(stores.admin, clock, topics, time, config.destinations),
+            TopicCache(stores.admin, clock, topics, time, config.destinations),
             directory,
             PendingGauge(stores.database, clock, limits.max_pending),
             config.auto_create_groups,

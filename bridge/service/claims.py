@@ -1,31 +1,100 @@
-"""Pull mode: a group's live instances claim its due checks, and answer them as resolutions with their nonce."""
+"""Pull mode: live instances of a group claim its due checks, and answer them as resolutions with their nonce."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 import structlog
 
 from bridge.clock import Clock
-from bridge.core.config import CheckMode
+from bridge.core.check_rules import CheckMode
 from bridge.core.errors import StoreError
 from bridge.core.message import Message
-from bridge.core.transaction import TransactionState
-from bridge.core.view import TransactionView
-from bridge.directory import CheckBoard, DueCheck
+from bridge.core.transaction import TransactionState, TransactionView
+from bridge.directory import PullCheck, PullCheckStore
 from bridge.fault_points import FaultPoint, reach
 from bridge.service.admission import refuse_group
 from bridge.service.answers import refuse_unavailable
-from bridge.service.bodies import BodyReader
-from bridge.service.claim_watch import ClaimWatch, Waited
 from bridge.service.contract import RefusalCode, Refused
-from bridge.service.current_reads import CurrentReads, refuse_read
-from bridge.service.deadline import Deadline
 from bridge.service.groups import refuse_sql
+from bridge.service.journal import Deadline
 from bridge.service.ports import GroupRegister
-from bridge.sql.errors import SqlUnavailable
+from bridge.service.reads import BodyReader, CurrentReads, refuse_read
+from bridge.sql.engine import SqlUnavailable
 
 _LOG = structlog.get_logger()
+
+
+class Waited(Enum):
+    """Why a claim waits no more."""
+
+    FREE = "checks of the group are free"
+    OVER = "nothing came in time, or nobody wants it any more"
+    UNREACHABLE = "the board cannot be looked at"
+    CROWDED = "too many wait"
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    group: str
+    limit: int
+    is_wanted: Callable[[], bool]
+
+
+class ClaimWatch:
+    """Who came first is let go first; no more of a group's claims than its free checks can serve."""
+
+    def __init__(self, board: PullCheckStore, clock: Clock, *, poll_ms: int, max_waiting: int) -> None:
+        self._board = board
+        self._clock = clock
+        self._poll_ms = poll_ms
+        self._max_waiting = max_waiting
+        self._waiting: dict[asyncio.Future[Waited], _Waiting] = {}
+        self._poller: asyncio.Task[None] | None = None
+
+    async def wait(self, group: str, limit: int, deadline: Deadline, is_wanted: Callable[[], bool]) -> Waited:
+        """Waits until checks of the group are free. `is_wanted`: asked now and then whether to go on waiting."""
+        if not deadline.left_ms():
+            return Waited.OVER
+        if len(self._waiting) >= self._max_waiting:
+            return Waited.CROWDED
+        future: asyncio.Future[Waited] = asyncio.get_running_loop().create_future()
+        self._waiting[future] = _Waiting(group, limit, is_wanted)
+        if self._poller is None or self._poller.done():
+            self._poller = asyncio.ensure_future(self._poll())
+        try:
+            return future.result() if await deadline.wait(future) else Waited.OVER
+        finally:
+            self._waiting.pop(future, None)
+
+    async def _poll(self) -> None:
+        while self._waiting:
+            await self._clock.sleep_ms(self._poll_ms)
+            for future in [future for future, waiting in self._waiting.items() if not waiting.is_wanted()]:
+                self._let_go(future, Waited.OVER)
+            groups = {waiting.group for waiting in self._waiting.values()}
+            try:
+                free = await self._board.count_free(groups) if groups else {}
+            except SqlUnavailable as error:
+                _LOG.warning("check_board_unreachable", reason=str(error))
+                for future in list(self._waiting):
+                    self._let_go(future, Waited.UNREACHABLE)
+                return
+            self._wake(free)
+
+    def _wake(self, free: Mapping[str, int]) -> None:
+        left = dict(free)
+        for future, waiting in list(self._waiting.items()):
+            if left.get(waiting.group, 0) > 0:
+                left[waiting.group] -= waiting.limit
+                self._let_go(future, Waited.FREE)
+
+    def _let_go(self, future: "asyncio.Future[Waited]", why: Waited) -> None:
+        del self._waiting[future]
+        if not future.done():
+            future.set_result(why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +128,7 @@ class ClaimedCheck(NamedTuple):
 class ClaimPorts(NamedTuple):
     """What claims work with."""
 
-    board: CheckBoard
+    board: PullCheckStore
     directory: GroupRegister
     reads: CurrentReads
     bodies: BodyReader
@@ -124,7 +193,7 @@ class ClaimService:
             await self._give_back(checks)
             raise
 
-    async def _fill(self, checks: Sequence[DueCheck]) -> Sequence[ClaimedCheck] | Refused:
+    async def _fill(self, checks: Sequence[PullCheck]) -> Sequence[ClaimedCheck] | Refused:
         """The checks with what they ask about."""
         deadline = Deadline.after(self._ports.clock, self._config.read_wait_ms)
         read = await self._ports.reads.find([check.transaction_id for check in checks], deadline)
@@ -149,8 +218,8 @@ class ClaimService:
         ]
 
     def _take_as_many_as_fit(
-        self, checks: Sequence[DueCheck], views: Mapping[str, TransactionView]
-    ) -> Sequence[DueCheck]:
+        self, checks: Sequence[PullCheck], views: Mapping[str, TransactionView]
+    ) -> Sequence[PullCheck]:
         """Those of the first whose values fit into one answer, at least one."""
         used = 0
         for index, check in enumerate(checks):
@@ -159,7 +228,7 @@ class ClaimService:
                 return checks[:index]
         return checks
 
-    async def _give_back(self, checks: Sequence[DueCheck]) -> None:
+    async def _give_back(self, checks: Sequence[PullCheck]) -> None:
         """What cannot be given back now is free again when its check lease is over."""
         try:
             if checks:
@@ -167,7 +236,7 @@ class ClaimService:
         except SqlUnavailable as error:
             _LOG.warning("checks_not_given_back", count=len(checks), reason=str(error))
 
-    async def _remove(self, checks: Sequence[DueCheck]) -> None:
+    async def _remove(self, checks: Sequence[PullCheck]) -> None:
         """The owner of the queue is about to, or died before it could."""
         try:
             if checks:
@@ -176,7 +245,7 @@ class ClaimService:
             _LOG.warning("checks_not_removed", count=len(checks), reason=str(error))
 
 
-def _is_open(check: DueCheck, views: Mapping[str, TransactionView]) -> bool:
+def _is_open(check: PullCheck, views: Mapping[str, TransactionView]) -> bool:
     """Whether the transaction still waits for the answer to this very check."""
     view = views.get(check.transaction_id)
     return (

@@ -4,20 +4,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bridge.clock import Clock
-from bridge.core.config import GroupSettings, is_group_name
+from bridge.core.check_rules import GroupSettings, is_group_name
 from bridge.directory import ProducerGroup
 from bridge.service.admission import refuse_group
 from bridge.service.answers import refuse_unavailable
 from bridge.service.contract import Outcome, RefusalCode, Refused
-from bridge.service.current_reads import CurrentReads, refuse_read
-from bridge.service.deadline import Deadline
-from bridge.service.operators import Who
+from bridge.service.journal import Deadline
+from bridge.service.operate import Who
+from bridge.service.reads import CurrentReads, refuse_read
 from bridge.sql.audit import ActEntry
 from bridge.sql.directory import SqlDirectory
-from bridge.sql.endpoint_leases import EndpointLease, EndpointTerm, Registration
-from bridge.sql.errors import SqlUnavailable
-from bridge.sql.groups import GroupDeletion
-from bridge.sql.rounds import GroupHealth
+from bridge.sql.engine import SqlUnavailable
+from bridge.sql.groups import GroupDeletion, GroupHealth
+from bridge.sql.leases import EndpointLease, EndpointTerm, Registration
 from bridge.sql.transactions import count_live
 
 MAX_ENDPOINTS = 100

@@ -1,15 +1,84 @@
-"""Appends to the journal, whole or not at all also when nobody waits for it any more."""
+"""Appends to the journal, whole or not at all, and the ends of its queues."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
-from bridge.clock import KafkaTime
-from bridge.core.message import Message
+from bridge.clock import Clock, KafkaTime
+from bridge.core.errors import StoreTimeout
+from bridge.core.message import Message, MessageQueue
 from bridge.futures import take_error
-from bridge.service.deadline import Deadline
-from bridge.store.message_store import MessageStore
-from bridge.store.results import PutResult, PutStatus, Refusal
+from bridge.store.message_store import MessageStore, PutResult, PutStatus, Refusal
+
+
+class Deadline(NamedTuple):
+    """A moment of the monotonic clock after which nobody waits any more."""
+
+    clock: Clock
+    at_ms: int
+
+    @classmethod
+    def after(cls, clock: Clock, duration_ms: int) -> "Deadline":
+        """The moment `duration_ms` from now."""
+        return cls(clock, clock.monotonic_ms() + duration_ms)
+
+    def left_ms(self) -> int:
+        """What is left, never negative."""
+        return max(0, self.at_ms - self.clock.monotonic_ms())
+
+    def sooner(self, duration_ms: int) -> "Deadline":
+        """This one, or `duration_ms` from now if that is earlier."""
+        return self._replace(at_ms=min(self.at_ms, self.clock.monotonic_ms() + duration_ms))
+
+    async def wait(self, future: "asyncio.Future[Any]") -> bool:
+        """Whether `future` is done in time. It is never cancelled: not by the deadline, nor with the caller."""
+        if future.done():
+            return True
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def wake(_: object = None) -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        timer = self.clock.call_later(self.left_ms(), wake)
+        future.add_done_callback(wake)
+        try:
+            await woken
+        finally:
+            timer.cancel()
+            future.remove_done_callback(wake)
+        return future.done()
+
+
+class EndOffsets:
+    """A note answers everybody who asked before its request left, and nobody who asked after."""
+
+    def __init__(self, store: MessageStore, topic: str) -> None:
+        self._store = store
+        self._topic = topic
+        self._running: dict[int, asyncio.Task[int]] = {}
+        self._queued: dict[int, asyncio.Task[int]] = {}
+
+    async def note(self, queue_id: int, deadline: Deadline) -> int:
+        """An offset that no record appended before this call lies at or above. Raises StoreError."""
+        task = self._queued.get(queue_id)
+        if task is None:
+            task = asyncio.ensure_future(self._ask(queue_id, self._running.get(queue_id)))
+            task.add_done_callback(take_error)
+            self._queued[queue_id] = task
+        if not await deadline.wait(task):
+            raise StoreTimeout(f"no end of journal queue {queue_id} in time")
+        return task.result()
+
+    async def _ask(self, queue_id: int, earlier: "asyncio.Task[int] | None") -> int:
+        if earlier is not None:
+            await asyncio.wait((earlier,))
+        task = self._running[queue_id] = self._queued.pop(queue_id)
+        try:
+            return (await self._store.get_offsets(MessageQueue(self._topic, queue_id))).maximum
+        finally:
+            if self._running.get(queue_id) is task:
+                del self._running[queue_id]
 
 
 class LogState(Protocol):

@@ -3,9 +3,8 @@
 import structlog
 
 from bridge.clock import Clock
-from bridge.sql.engine import Database
-from bridge.sql.errors import SqlUnavailable
-from bridge.sql.pending import count_pending
+from bridge.sql.engine import Database, SqlUnavailable
+from bridge.sql.stats import count_pending
 
 _LOG = structlog.get_logger()
 

@@ -7,14 +7,13 @@ from typing import Protocol
 from bridge.clock import Clock, KafkaTime
 from bridge.core.topics import InternalTopics
 from bridge.directory import ProducerDirectory, ProducerGroup
-from bridge.service.current_reads import CurrentReads
-from bridge.service.destinations import Destinations
+from bridge.service.contract import Limits
 from bridge.service.journal import Journal
-from bridge.service.limits import Limits
-from bridge.service.op_follower import OpFollower
 from bridge.service.pending import PendingGauge
-from bridge.service.repeats import KeyMemory, Repeats
-from bridge.service.waiters import Waiters
+from bridge.service.reads import CurrentReads
+from bridge.service.repeats import RecentKeys, Repeats
+from bridge.service.replies import OpFollower, PendingReplies
+from bridge.service.topics import TopicCache
 from bridge.turns import Turns
 
 
@@ -34,7 +33,7 @@ class GroupRegister(ProducerDirectory, Protocol):
 class Door:
     """What decides whether a prepare may come in."""
 
-    destinations: Destinations
+    destinations: TopicCache
     directory: GroupRegister
     pending: PendingGauge
     auto_create_groups: bool = True
@@ -45,7 +44,7 @@ class Hearing:
     """Who is told what the settlers decided."""
 
     follower: OpFollower
-    waiters: Waiters
+    waiters: PendingReplies
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class Lookups:
 
     reads: CurrentReads
     repeats: Repeats
-    keys: KeyMemory
+    keys: RecentKeys
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,26 +6,23 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from bridge.core.check_rules import first_check_ms
-from bridge.core.config import CheckTimes
+from bridge.core.check_rules import CheckTimes, first_check_ms
 from bridge.core.message import Message
-from bridge.core.queue_choice import choose_half_queue, choose_placing_key, hash_effective_key, hash_ordering_key
+from bridge.core.properties import count_record_bytes
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source, is_void
 from bridge.core.record_codec import encode_end, encode_half
-from bridge.core.record_size import count_record_bytes
-from bridge.core.transaction import TransactionState
-from bridge.core.transaction_id import digest_bits, make_transaction_id, make_uuid7_bits
-from bridge.core.view import TransactionView
+from bridge.core.topics import choose_half_queue, choose_placing_key, hash_effective_key, hash_ordering_key
+from bridge.core.transaction import TransactionState, TransactionView, digest_bits, make_transaction_id, make_uuid7_bits
 from bridge.fault_points import FaultPoint, reach
 from bridge.service.admission import Admission
 from bridge.service.answers import FINAL, make_view, refuse_given_up, refuse_put, refuse_unavailable, refuse_unknown
 from bridge.service.contract import Outcome, PrepareCall, Prepared, RefusalCode, Refused
-from bridge.service.current_reads import refuse_read
-from bridge.service.deadline import Deadline
+from bridge.service.journal import Deadline
 from bridge.service.ports import ServicePorts
-from bridge.service.repeats import Claim, Keyed, Known
-from bridge.service.waiters import BatchWait, Heard
-from bridge.store.results import PutResult, PutStatus
+from bridge.service.reads import refuse_read
+from bridge.service.repeats import KeyClaim, Keyed, Known
+from bridge.service.replies import ReceivedReply, ReplyBatch
+from bridge.store.message_store import PutResult, PutStatus
 from bridge.turns import Pace
 
 PrepareAnswer = Prepared | TransactionView | Refused
@@ -207,13 +204,13 @@ class _Batch:
         if view is not None:
             return None
         claim = (
-            Claim.TAKEN
+            KeyClaim.TAKEN
             if wanted.key in known.by_key
             else self._ports.lookups.keys.claim(wanted.key, wanted.transaction_id)
         )
-        if claim is Claim.TAKEN:
+        if claim is KeyClaim.TAKEN:
             return Refused(RefusalCode.IDEMPOTENCY_KEY_REUSED, "the key was used with other content")
-        draft.is_claimed = draft.is_claimed or claim is Claim.MADE
+        draft.is_claimed = draft.is_claimed or claim is KeyClaim.MADE
         return None
 
     def _choose_waiting(self, drafts: Sequence[_Draft]) -> list[_Draft]:
@@ -226,7 +223,7 @@ class _Batch:
             self.answers[draft.index] = refuse_unavailable("answers of the settlers cannot be heard now")
         return []
 
-    async def _append(self, drafts: Sequence[_Draft], wait: BatchWait, seen: _Seen) -> list[_Draft]:
+    async def _append(self, drafts: Sequence[_Draft], wait: ReplyBatch, seen: _Seen) -> list[_Draft]:
         """Appends what has no answer yet; gives back what turned out to be void."""
         sent: list[_Draft] = []
         messages: list[Message] = []
@@ -252,7 +249,7 @@ class _Batch:
                 self._note_failure(draft, result, wait)
         return void
 
-    def _encode(self, draft: _Draft, wait: BatchWait, seen: _Seen) -> Message | None:
+    def _encode(self, draft: _Draft, wait: ReplyBatch, seen: _Seen) -> Message | None:
         topic, half = self._ports.topics.half, draft.half
         request = wait.requests[draft.place] if draft.place >= 0 else None
         if draft.is_asked_only:
@@ -268,7 +265,7 @@ class _Batch:
             return None
         return message
 
-    def _note_failure(self, draft: _Draft, result: PutResult, wait: BatchWait) -> None:
+    def _note_failure(self, draft: _Draft, result: PutResult, wait: ReplyBatch) -> None:
         """A refusal is the answer; of what may be written the settlers may still tell."""
         if result.status is PutStatus.OUTCOME_UNKNOWN and draft.is_waiting:
             return
@@ -276,7 +273,7 @@ class _Batch:
         if result.status is PutStatus.REFUSED:
             self._let_go(draft, wait)
 
-    def _let_go(self, draft: _Draft, wait: BatchWait) -> None:
+    def _let_go(self, draft: _Draft, wait: ReplyBatch) -> None:
         if draft.place >= 0:
             wait.drop(draft.place)
 
@@ -293,7 +290,7 @@ class _Batch:
             result.queue_offset,
         )
 
-    def _answer(self, draft: _Draft, heard: Heard | None) -> PrepareAnswer:
+    def _answer(self, draft: _Draft, heard: ReceivedReply | None) -> PrepareAnswer:
         """201 only for PREPARED: the local transaction must not run for anything else."""
         if heard is None or heard.op is None:
             return refuse_unknown(draft.half.transaction_id)

@@ -11,10 +11,9 @@ import structlog
 from bridge.clock import Clock
 from bridge.core.errors import StoreError
 from bridge.core.record import SEEN_LIMIT_MS
-from bridge.core.view import TransactionView
-from bridge.service.current_reads import Currency, CurrentReads
-from bridge.service.deadline import Deadline
-from bridge.service.queue_ends import QueueEnds
+from bridge.core.transaction import TransactionView
+from bridge.service.journal import Deadline, EndOffsets
+from bridge.service.reads import CurrentReads, Freshness
 from bridge.sql.transactions import find_many, find_many_by_key
 
 _LOG = structlog.get_logger()
@@ -37,14 +36,14 @@ class Keyed(NamedTuple):
 class Known(NamedTuple):
     """What the projection knows: transactions by id, and the newest that carries each key."""
 
-    currency: Currency
+    currency: Freshness
     by_id: Mapping[str, TransactionView] = {}
     by_key: Mapping[GroupKey, TransactionView] = {}
 
     @property
     def is_current(self) -> bool:
         """Whether the projection was new enough."""
-        return self.currency is Currency.CURRENT
+        return self.currency is Freshness.CURRENT
 
 
 class _Note(NamedTuple):
@@ -58,7 +57,7 @@ class Repeats:
     The notes are shared by all calls and renewed beside them, so that a look-up seldom waits.
     """
 
-    def __init__(self, reads: CurrentReads, ends: QueueEnds, clock: Clock, max_wait_ms: int) -> None:
+    def __init__(self, reads: CurrentReads, ends: EndOffsets, clock: Clock, max_wait_ms: int) -> None:
         self._reads = reads
         self._ends = ends
         self._clock = clock
@@ -76,7 +75,7 @@ class Repeats:
                 ends[queue_id] = await self._find_note(queue_id, seen_at_ms - NOTE_LIMIT_MS, bounded)
         except StoreError as error:
             _LOG.warning("journal_ends_unknown", reason=str(error))
-            return Known(Currency.UNREACHABLE)
+            return Known(Freshness.UNREACHABLE)
         ids, keys = [k.transaction_id for k in keyed], list(dict.fromkeys([k.key for k in keyed]))
         read = await self._reads.read_beyond(
             {queue_id: note.end for queue_id, note in ends.items()},
@@ -119,7 +118,7 @@ class Repeats:
         self._newest[queue_id] = _Note(await self._ends.note(queue_id, deadline), noted_ms)
 
 
-class Claim(Enum):
+class KeyClaim(Enum):
     """MADE: the key is this call's. HELD: by the same transaction. TAKEN: it names another one."""
 
     MADE = "made"
@@ -127,7 +126,7 @@ class Claim(Enum):
     TAKEN = "taken"
 
 
-class KeyMemory:
+class RecentKeys:
     """The keys this process used lately, so that a reuse with other content is known before it is in SQL.
 
     A claim lasts as long as the projection may not know what was appended under it; after that it is as good as SQL.
@@ -138,18 +137,18 @@ class KeyMemory:
         self._claims: OrderedDict[GroupKey, tuple[str, int]] = OrderedDict()  # id and time, oldest first
         self._max_keys = max_keys
 
-    def claim(self, key: GroupKey, transaction_id: str) -> Claim:
+    def claim(self, key: GroupKey, transaction_id: str) -> KeyClaim:
         """Takes the key for the transaction, or takes it again, unless it is known to name another one."""
         now = self._clock.monotonic_ms()
         self._drop_old(now)
         known = self._claims.get(key)
         if known is not None and known[0] != transaction_id:
-            return Claim.TAKEN
+            return KeyClaim.TAKEN
         self._claims[key] = transaction_id, now
         self._claims.move_to_end(key)
         if len(self._claims) > self._max_keys:
             self._claims.popitem(last=False)
-        return Claim.MADE if known is None else Claim.HELD
+        return KeyClaim.MADE if known is None else KeyClaim.HELD
 
     def forget(self, key: GroupKey) -> None:
         """What was claimed was certainly not stored after all."""

@@ -7,13 +7,12 @@ from typing import Any, TypeVar
 
 from bridge.clock import Clock, KafkaTime
 from bridge.core.errors import StoreError
-from bridge.core.view import TransactionView
+from bridge.core.transaction import TransactionView
 from bridge.service.answers import refuse_unavailable
 from bridge.service.contract import RefusalCode, Refused
-from bridge.service.lags import Lag, Lags
+from bridge.service.reads import ConsumerLag, Lag
 from bridge.sql.audit import ActEntry, read_audit
-from bridge.sql.engine import Database
-from bridge.sql.errors import MalformedCursor, SqlUnavailable
+from bridge.sql.engine import Database, MalformedCursor, SqlUnavailable
 from bridge.sql.transactions import (
     AppliedPosition,
     ProjectionStats,
@@ -29,7 +28,7 @@ _STATS_AGE_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class TransactionPage:
+class TransactionList:
     """Newest first. `next`: cursor of the next page, None on the last."""
 
     transactions: Sequence[TransactionView]
@@ -37,7 +36,7 @@ class TransactionPage:
 
 
 @dataclass(frozen=True, slots=True)
-class AuditPage:
+class AuditList:
     """Newest first. `next`: cursor of the next page, None on the last."""
 
     entries: Sequence[ActEntry]
@@ -56,7 +55,7 @@ class BridgeStats:
 class SearchService:
     """Reads that may be a moment old; none waits for the projection."""
 
-    def __init__(self, database: Database, clock: Clock, kafka_time: KafkaTime, lags: Lags) -> None:
+    def __init__(self, database: Database, clock: Clock, kafka_time: KafkaTime, lags: ConsumerLag) -> None:
         self._database = database
         self._clock = clock
         self._kafka_time = kafka_time
@@ -64,17 +63,17 @@ class SearchService:
         self._stats: tuple[int, BridgeStats] | None = None
         self._reading: asyncio.Task[BridgeStats | Refused] | None = None
 
-    async def search(self, wanted: SearchFilter, limit: int, cursor: str | None = None) -> TransactionPage | Refused:
+    async def search(self, wanted: SearchFilter, limit: int, cursor: str | None = None) -> TransactionList | Refused:
         """A page of transactions."""
         most = min(max(limit, 1), MAX_PAGE)
         read = await read_page(self._database, lambda c: search_transactions(c, wanted, most, cursor))
-        return read if isinstance(read, Refused) else TransactionPage(*read)
+        return read if isinstance(read, Refused) else TransactionList(*read)
 
-    async def audit(self, limit: int, cursor: str | None = None) -> AuditPage | Refused:
+    async def audit(self, limit: int, cursor: str | None = None) -> AuditList | Refused:
         """A page of the audit trail."""
         most = min(max(limit, 1), MAX_PAGE)
         read = await read_page(self._database, lambda c: read_audit(c, most, cursor))
-        return read if isinstance(read, Refused) else AuditPage(*read)
+        return read if isinstance(read, Refused) else AuditList(*read)
 
     async def stats(self) -> BridgeStats | Refused:
         """Counts and lags, read at most once a second whoever asks."""

@@ -5,17 +5,15 @@ from collections.abc import Sequence
 from bridge.core.errors import StoreError
 from bridge.core.message import Message
 from bridge.core.record import Act, Resolution
-from bridge.core.transaction_id import queue_of
-from bridge.core.view import TimelineEvent, TransactionView
+from bridge.core.transaction import TimelineEvent, TransactionView, queue_of
 from bridge.service.answers import refuse_missing, refuse_unavailable
-from bridge.service.bodies import BodyReader
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, Refused, Wait
-from bridge.service.current_reads import refuse_read
-from bridge.service.deadline import Deadline
-from bridge.service.ending import Ender, is_possible_id
-from bridge.service.operators import Operators, Who
+from bridge.service.end import Ender, is_possible_id
+from bridge.service.journal import Deadline
+from bridge.service.operate import Operators, Who
 from bridge.service.ports import ServicePorts
 from bridge.service.prepare import Preparer
+from bridge.service.reads import BodyReader, refuse_read
 from bridge.sql.transactions import read_timeline
 
 

@@ -18,14 +18,13 @@ from bridge.core.op_message import (
     encode_op,
     encode_position,
 )
-from bridge.core.queue_choice import choose_real_queue
-from bridge.core.queue_state import QueueState, Sealed
+from bridge.core.queue_state import QueueState, WrittenOp
 from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_body, encode_parked, encode_published
-from bridge.core.topics import PARKED_QUEUE, InternalTopics
+from bridge.core.topics import PARKED_QUEUE, InternalTopics, choose_real_queue
 from bridge.core.transaction import Transaction
 from bridge.core.transition import Effect, Park, Publish, Reply, Rewrite, Schedule, WriteOp
-from bridge.store.results import AtomicBatch, BatchKind
+from bridge.store.message_store import AtomicBatch, BatchKind
 
 
 class RealTopics(NamedTuple):
@@ -35,7 +34,7 @@ class RealTopics(NamedTuple):
     stamp_of: Callable[[str, int], int]
 
 
-class Held(Struct, frozen=True, gc=False):
+class LoadedHalf(Struct, frozen=True, gc=False):
     """A half message as the journal, or the parked topic, holds it, with the prepared messages."""
 
     half: HalfMessage
@@ -43,7 +42,7 @@ class Held(Struct, frozen=True, gc=False):
     messages: Sequence[Message]
 
     @classmethod
-    def decode(cls, half: HalfMessage, stored: StoredMessage) -> "Held":
+    def decode(cls, half: HalfMessage, stored: StoredMessage) -> "LoadedHalf":
         """Raises MalformedRecord."""
         return cls(half, stored, decode_body(half, stored))
 
@@ -105,11 +104,16 @@ class SealedBatch(NamedTuple):
     """A batch and, once its `finish` was called, the op messages it holds."""
 
     batch: AtomicBatch
-    sealed: list[Sealed]
+    sealed: list[WrittenOp]
 
 
 def make_batch(
-    plan: Plan, kind: BatchKind, state: QueueState, held: Mapping[str, Held], real: RealTopics, target: BatchTarget
+    plan: Plan,
+    kind: BatchKind,
+    state: QueueState,
+    held: Mapping[str, LoadedHalf],
+    real: RealTopics,
+    target: BatchTarget,
 ) -> SealedBatch:
     """The batch that makes `plan` a fact and moves the position to the state's."""
     messages: list[Message] = []
@@ -120,7 +124,7 @@ def make_batch(
         messages += [_real_message(message, t, real, target) for message in bodies]
     parked_from = len(messages)
     messages += [_parked_copy(held[t.transaction_id], t, target) for t in plan.parks.values()]
-    sealed: list[Sealed] = []
+    sealed: list[WrittenOp] = []
     position = encode_position(state.next_position(plan.ops.values(), target.owner, target.log))
 
     def finish(receipts: Sequence[Receipt]) -> list[Message]:
@@ -165,30 +169,30 @@ def _real_message(message: Message, t: Transaction, real: RealTopics, target: Ba
     return encode_published(message, t.transaction_id, queue_id, timestamp_ms, target.has_id_header)
 
 
-def _parked_copy(held: Held, t: Transaction, target: BatchTarget) -> Message:
+def _parked_copy(held: LoadedHalf, t: Transaction, target: BatchTarget) -> Message:
     return encode_parked(held.stored, t.check_times, t.why or "", target.topics.parked, PARKED_QUEUE)
 
 
-def _seal_published(spans: Iterable[tuple[Transaction, int]], receipts: Sequence[Receipt]) -> Iterable[Sealed]:
+def _seal_published(spans: Iterable[tuple[Transaction, int]], receipts: Sequence[Receipt]) -> Iterable[WrittenOp]:
     start = 0
     for t, count in spans:
-        yield Sealed(t, encode_op(OpMessage(t, receipts[start : start + count])))
+        yield WrittenOp(t, encode_op(OpMessage(t, receipts[start : start + count])))
         start += count
 
 
-def _seal_parked(plan: Plan, receipts: Sequence[Receipt]) -> Iterable[Sealed]:
+def _seal_parked(plan: Plan, receipts: Sequence[Receipt]) -> Iterable[WrittenOp]:
     for t, receipt in zip(plan.parks.values(), receipts, strict=True):
         kept = replace(t, parked=receipt.queue_offset)
-        yield Sealed(kept, encode_op(OpMessage(kept)))
+        yield WrittenOp(kept, encode_op(OpMessage(kept)))
 
 
-def _seal_rest(plan: Plan) -> Iterable[Sealed]:
+def _seal_rest(plan: Plan) -> Iterable[WrittenOp]:
     for transaction_id, t in plan.ops.items():
         if transaction_id not in plan.publishes and transaction_id not in plan.parks:
-            yield Sealed(t, encode_op(OpMessage(t)))
+            yield WrittenOp(t, encode_op(OpMessage(t)))
 
 
-def _encode_replies(replies: Sequence[Reply], state: QueueState, sealed: Iterable[Sealed]) -> list[bytes]:
+def _encode_replies(replies: Sequence[Reply], state: QueueState, sealed: Iterable[WrittenOp]) -> list[bytes]:
     if not replies:
         return []
     fresh = {s.transaction.transaction_id: s.value for s in sealed}

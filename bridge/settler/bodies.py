@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
 from bridge.core.message import MessageQueue, StoredMessage
+from bridge.core.properties import count_stored_bytes
 from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_parked, decode_record
-from bridge.core.record_size import count_stored_bytes
 from bridge.core.topics import PARKED_QUEUE, InternalTopics
 from bridge.core.transaction import Transaction
-from bridge.settler.batch import Held
+from bridge.settler.batch import LoadedHalf
 from bridge.store.message_store import MessageStore
 
 _FIRST_GUESS_BYTES = 2_048
@@ -19,7 +19,7 @@ _FIRST_GUESS_BYTES = 2_048
 class Loaded(NamedTuple):
     """Bodies by transaction id of the first `asked` transactions; what neither log has is left out."""
 
-    found: dict[str, Held]
+    found: dict[str, LoadedHalf]
     asked: int
 
 
@@ -84,12 +84,12 @@ class Bodies:
                 return count
         return len(transactions)
 
-    async def _try(self, transactions: Sequence[Transaction], max_bytes: int | None) -> dict[str, Held] | None:
+    async def _try(self, transactions: Sequence[Transaction], max_bytes: int | None) -> dict[str, LoadedHalf] | None:
         """None if they weigh more, and then nothing of them is kept."""
         kept = [held for t in transactions if (held := self._held.get(t.transaction_id)) is not None]
         room = None if max_bytes is None else max_bytes - sum([size for _, _, size in kept])
         missing = [t for t in transactions if t.transaction_id not in self._held]
-        found: dict[str, Held] = {}
+        found: dict[str, LoadedHalf] = {}
         if missing:
             read = await self._read(self._half_queue, {t.half: t.transaction_id for t in missing}, room)
             if read is None:
@@ -103,15 +103,17 @@ class Bodies:
                     return None
                 read |= copies
             found = read
-        return found | {half.transaction_id: Held.decode(half, stored) for half, stored, _ in kept}
+        return found | {half.transaction_id: LoadedHalf.decode(half, stored) for half, stored, _ in kept}
 
-    async def _read(self, queue: MessageQueue, wanted: Mapping[int, str], room: int | None) -> dict[str, Held] | None:
+    async def _read(
+        self, queue: MessageQueue, wanted: Mapping[int, str], room: int | None
+    ) -> dict[str, LoadedHalf] | None:
         stored = await self._store.get_each(queue, wanted.keys(), None if room is None else max(1, room))
         size = sum(map(count_stored_bytes, stored.values()))
         self._guess_bytes = size // len(stored) if stored else self._guess_bytes
         if room is not None and size >= room:
             return None
-        found: dict[str, Held] = {}
+        found: dict[str, LoadedHalf] = {}
         for offset, message in stored.items():
             held = _decode(message, is_parked=queue == self._parked_queue)
             if held is not None and held.half.transaction_id == wanted[offset]:
@@ -119,9 +121,9 @@ class Bodies:
         return found
 
 
-def _decode(stored: StoredMessage, *, is_parked: bool) -> Held | None:
+def _decode(stored: StoredMessage, *, is_parked: bool) -> LoadedHalf | None:
     try:
         record = decode_parked(stored) if is_parked else decode_record(stored)
-        return Held.decode(record, stored) if isinstance(record, HalfMessage) else None
+        return LoadedHalf.decode(record, stored) if isinstance(record, HalfMessage) else None
     except (MalformedRecord, UnknownRecordVersion):
         return None

@@ -5,16 +5,16 @@ from typing import NamedTuple
 
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
 from bridge.core.message import StoredMessage
+from bridge.core.properties import count_stored_bytes
 from bridge.core.queue_state import effective_okey
 from bridge.core.record import EndRecord, HalfMessage, Record, Resolution
 from bridge.core.record_codec import decode_record
-from bridge.core.record_size import count_stored_bytes
 from bridge.core.transaction import Transaction
-from bridge.core.transition import Place
-from bridge.settler.batch import Held
+from bridge.core.transition import LogPosition
+from bridge.settler.batch import LoadedHalf
 
 _COMMIT = Resolution.COMMIT
-ReadRecord = tuple[Place, Record, int]  # with the hash of the ordering key, plain because it is quicker to make
+ReadRecord = tuple[LogPosition, Record, int]  # with the hash of the ordering key, plain because it is quicker to make
 Live = Mapping[str, Transaction]
 
 
@@ -29,7 +29,7 @@ class Portion(NamedTuple):
     """Records in order, the bodies that came with them, and the offset up to which they decide the journal."""
 
     records: list[ReadRecord]
-    bodies: dict[str, Held]
+    bodies: dict[str, LoadedHalf]
     last_ms: int
     next_offset: int
     halted: Halted | None = None
@@ -40,15 +40,15 @@ def decode_portion(
 ) -> Portion:
     """The records in order, up to the first of an unknown version; unparsable ones are left out."""
     records: list[ReadRecord] = []
-    bodies: dict[str, Held] = {}
+    bodies: dict[str, LoadedHalf] = {}
     last_ms = 0
     for message in messages:
-        place = Place(message.queue_offset, message.stored_ms)
+        place = LogPosition(message.queue_offset, message.stored_ms)
         try:
             record = decode_record(message)
             okey = 0
             if isinstance(record, HalfMessage):
-                bodies[record.transaction_id] = held = Held.decode(record, message)
+                bodies[record.transaction_id] = held = LoadedHalf.decode(record, message)
                 okey = effective_okey(record, held.messages[0].key)
             records.append((place, record, okey))
         except MalformedRecord as error:
@@ -66,7 +66,7 @@ def find_commits(portion: Portion, live: Live) -> list[Transaction]:
 
 
 def divide(
-    portion: Portion, live: Live, bodies: Mapping[str, Held], unread: Container[str], max_bytes: int
+    portion: Portion, live: Live, bodies: Mapping[str, LoadedHalf], unread: Container[str], max_bytes: int
 ) -> tuple[Portion, Portion | None]:
     """The first records whose bodies weigh at most `max_bytes`, one at least, and the rest if there is one.
 
@@ -95,7 +95,7 @@ def _cut(portion: Portion, count: int) -> tuple[Portion, Portion]:
     )
 
 
-def _only(bodies: Mapping[str, Held], records: Sequence[ReadRecord]) -> dict[str, Held]:
+def _only(bodies: Mapping[str, LoadedHalf], records: Sequence[ReadRecord]) -> dict[str, LoadedHalf]:
     ids = {record.transaction_id for _, record, _ in records}
     return {i: held for i, held in bodies.items() if i in ids}
 

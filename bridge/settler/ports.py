@@ -1,19 +1,135 @@
-"""What an owner of a queue is given: bounds, ports, and what its process remembers of the queue."""
+"""What an owner of a queue is given, and what looks after due times hear of it."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from bridge.clock import Clock
-from bridge.core.config import CheckTimes
-from bridge.core.errors import QueueHalted
-from bridge.core.horizon import HorizonConfig
+from bridge.clock import Clock, KafkaTime
+from bridge.core.check_rules import CheckTimes
+from bridge.core.errors import QueueHalted, StoreError
 from bridge.core.log_facts import Witness
+from bridge.core.low_watermarks import LowWatermarkConfig
+from bridge.core.message import Message, MessageQueue
 from bridge.core.op_message import LogStart, LogTopics
-from bridge.settler.blocked import BlockedSchedule
-from bridge.settler.destinations import Destinations
-from bridge.settler.observer import SettlerObserver
+from bridge.core.record import HalfMessage
+from bridge.core.transaction import Transaction
+from bridge.settler.known_topics import KnownTopics
+from bridge.settler.retry import BlockedSchedule
 from bridge.store.message_store import MessageStore, OwnerStore
+
+
+class _Noted(NamedTuple):
+    at_ms: int
+    maximum: int
+
+
+class QueueEnd:
+    """Notes the end of a journal queue when asked, beside the settling, and says when it has been read."""
+
+    def __init__(self, store: MessageStore, queue: MessageQueue, time: KafkaTime) -> None:
+        self._store = store
+        self._queue = queue
+        self._time = time
+        self._is_wanted = False
+        self._noting: asyncio.Task[None] | None = None
+        self._noted: _Noted | None = None
+        self.read_through_ms = 0
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether somebody waits for `read_through_ms` to rise."""
+        return self._is_wanted or self._noted is not None or self._noting is not None
+
+    def ask(self) -> None:
+        """Asks for the end to be noted soon."""
+        self._is_wanted = True
+
+    def follow(self, s: int) -> None:
+        """All records below `s` have been decided."""
+        if self._noting is not None and self._noting.done():
+            self._noting = None
+        if self._noted is not None and s >= self._noted.maximum:
+            self.read_through_ms = max(self.read_through_ms, self._noted.at_ms)
+            self._noted = None
+        if self._is_wanted and self._noted is None and self._noting is None:
+            self._is_wanted = False
+            self._noting = asyncio.create_task(self._note())
+
+    def close(self) -> None:
+        """Stops noting."""
+        if self._noting is not None:
+            self._noting.cancel()
+
+    async def _note(self) -> None:
+        at_ms = self._time.now_ms()
+        try:
+            self._noted = _Noted(at_ms, (await self._store.get_offsets(self._queue)).maximum)
+        except StoreError:
+            self._is_wanted = True
+
+
+class HalfBody(NamedTuple):
+    """A half message with what it carries."""
+
+    half: HalfMessage
+    messages: Sequence[Message]
+
+
+class BodiesRead(NamedTuple):
+    """Bodies by transaction id of the first `asked` transactions; what no log has is left out."""
+
+    found: Mapping[str, HalfBody]
+    asked: int
+
+
+class QueueOwner(Protocol):
+    """A queue held by the settler in this process, as the checker sees it."""
+
+    @property
+    def queue_id(self) -> int:
+        """The queue."""
+        ...
+
+    def now_ms(self) -> int:
+        """Kafka's time: newest append time seen + monotonic time since."""
+        ...
+
+    def note_end(self) -> None:
+        """Asks the owner to note the queue's end, so that `read_through_ms` can pass the present moment."""
+        ...
+
+    def read_through_ms(self) -> int:
+        """The queue has been read to its end as noted at this moment of Kafka's time."""
+        ...
+
+    async def get_bodies(self, transactions: Sequence[Transaction], max_bytes: int) -> BodiesRead:
+        """Bodies from memory or re-read: of the first that weigh at most `max_bytes` together, of one at least."""
+        ...
+
+    def park(self, whys: Mapping[str, str]) -> None:
+        """Asks the owner to park transactions (id -> why); it does so if they are still PREPARED."""
+        ...
+
+
+class SettlerObserver(Protocol):
+    """Told after the Kafka transaction that made it a fact has been committed. Never blocks."""
+
+    def queue_taken(self, owner: QueueOwner, prepared: Iterable[Transaction]) -> None:
+        """A queue was taken over; these are its PREPARED transactions."""
+        ...
+
+    def prepared(self, queue_id: int, transactions: Sequence[Transaction], read_monotonic_ms: int) -> None:
+        """PREPARED transactions, new or changed (counted answer, resumed, asked for); read live at that moment."""
+        ...
+
+    def ended(self, queue_id: int, transaction_ids: Sequence[str]) -> None:
+        """Transactions that are no longer PREPARED."""
+        ...
+
+    def queue_released(self, queue_id: int) -> None:
+        """The queue is not ours any more: forget it, let calls in flight append their answers."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +146,10 @@ class SettlerConfig:
     max_put_backs: int = 1_000
     max_parks: int = 500
     park_backoff_ms: int = 5_000
-    horizon: HorizonConfig = field(default_factory=HorizonConfig)
+    horizon: LowWatermarkConfig = field(default_factory=LowWatermarkConfig)
 
 
-class LogWatch(Protocol):
+class LogWatchPort(Protocol):
     """What this process knows of the internal topics beside their records."""
 
     async def identify(self) -> LogTopics:
@@ -63,11 +179,11 @@ class SettlerPorts:
 
     store: MessageStore
     owners: OwnerStore
-    destinations: Destinations
+    destinations: KnownTopics
     times_of: Callable[[str], CheckTimes]
     observer: SettlerObserver
     clock: Clock
-    log: LogWatch
+    log: LogWatchPort
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from bridge.core.errors import BatchOutcomeUnknown, QueueHalted, StoreError, Sto
 from bridge.core.message import MessageQueue
 from bridge.core.topics import InternalTopics
 from bridge.settler.batch import BatchTarget
-from bridge.settler.owned_queue import OwnedQueue
+from bridge.settler.owner import OwnedQueue
 from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
 from bridge.store.message_store import GroupChange, GroupMember
 

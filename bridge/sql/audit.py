@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from bridge.sql.cursors import decode_cursor, encode_cursor
+from bridge.sql.rows import decode_cursor, encode_cursor
 from bridge.sql.tables import audit
 
 _CURSOR = "a"

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
 from bridge.core.message import StoredMessage
-from bridge.core.record_size import count_stored_bytes
-from bridge.sql.entries import HalfEntry, JournalEntry, OpEntry, PositionEntry, read_journal_entry, read_op_entry
-from bridge.sql.positions import AppliedPosition
+from bridge.core.properties import count_stored_bytes
+from bridge.sql.fold import HalfEntry, JournalEntry, OpEntry, PositionEntry, read_journal_entry, read_op_entry
 from bridge.sql.projection import Chunk
+from bridge.sql.rows import AppliedPosition
 
 MAX_WAITING_BYTES = 16 * 1024 * 1024
 

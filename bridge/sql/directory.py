@@ -10,13 +10,15 @@ import structlog
 from sqlalchemy import Connection
 
 from bridge.clock import Clock
-from bridge.core.config import GroupSettings
+from bridge.core.check_rules import GroupSettings
 from bridge.directory import DEFAULT_SETTINGS, ProducerGroup, UnansweredRound
 from bridge.fault_points import FaultPoint, reach
 from bridge.futures import take_error
 from bridge.sql import groups
 from bridge.sql.audit import ActEntry, record_act
-from bridge.sql.endpoint_leases import (
+from bridge.sql.engine import Database, SqlUnavailable
+from bridge.sql.groups import GroupDeletion, GroupHealth, GroupPut, Snapshot, read_health, record_rounds
+from bridge.sql.leases import (
     EndpointLease,
     EndpointTerm,
     LeaseTerms,
@@ -27,10 +29,6 @@ from bridge.sql.endpoint_leases import (
     remove_ended,
     remove_endpoint,
 )
-from bridge.sql.engine import Database
-from bridge.sql.errors import SqlUnavailable
-from bridge.sql.groups import GroupDeletion, GroupPut, Snapshot
-from bridge.sql.rounds import GroupHealth, read_health, record_rounds
 
 T = TypeVar("T")
 _LOG = structlog.get_logger()

@@ -1,4 +1,8 @@
-"""The database: short SQL transactions on its own threads, with bounded waits. SQLite or PostgreSQL."""
+"""The database: short SQL transactions on threads of its own, with bounded waits; errors of drivers translated.
+
+SqlUnavailable (a BridgeError)   the database cannot do it now; nothing was applied unless `is_outcome_unknown`
+MalformedCursor (a ValueError)   a page cursor that this bridge did not make
+"""
 
 import asyncio
 import math
@@ -10,16 +14,117 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from bridge.core.errors import ConfigError
-from bridge.sql.errors import SqlUnavailable
-from bridge.sql.translation import RepeatableError, translate_error
+from bridge.core.errors import BridgeError, ConfigError
+from bridge.sql.tables import metadata
+
+
+class SqlUnavailable(BridgeError):
+    """The database is not reachable, overloaded, read-only, or not migrated.
+
+    `retry_helps`: False where an operator is needed first. `is_outcome_unknown`: the connection broke
+    in COMMIT, so the work may have been applied; in every other case nothing was.
+    """
+
+    def __init__(self, reason: str, *, retry_helps: bool = True, is_outcome_unknown: bool = False) -> None:
+        super().__init__(reason)
+        self.retry_helps = retry_helps
+        self.is_outcome_unknown = is_outcome_unknown
+
+
+class MalformedCursor(ValueError):
+    """A cursor of a page that cannot be read."""
+
+
+_NOT_MIGRATED = "the database is not migrated: run `outbox-bridge migrate`"
+
+# SQLSTATE, or its class -> what it means. Source: PostgreSQL, appendix A.
+_POSTGRES: dict[str, SqlUnavailable] = {
+    "42P01": SqlUnavailable(_NOT_MIGRATED, retry_helps=False),
+    "42703": SqlUnavailable(_NOT_MIGRATED, retry_helps=False),
+    "42501": SqlUnavailable("the database refuses: privileges are missing", retry_helps=False),
+    "57014": SqlUnavailable("a statement took too long"),
+    "25006": SqlUnavailable("the database is read-only"),
+    "25P03": SqlUnavailable("the database ended an idle SQL transaction"),
+    "53": SqlUnavailable("the database is out of resources"),
+    "58": SqlUnavailable("the database has a system error"),
+    "28": SqlUnavailable("the database refuses the login", retry_helps=False),
+    "3D": SqlUnavailable("there is no such database", retry_helps=False),
+}
+_POSTGRES_REPEATABLE = {"40001", "40P01", "55P03"}
+
+_SQLITE_REPEATABLE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_SQLITE: dict[int, SqlUnavailable] = {
+    sqlite3.SQLITE_READONLY: SqlUnavailable("the database file is read-only"),
+    sqlite3.SQLITE_FULL: SqlUnavailable("the disk is full"),
+    sqlite3.SQLITE_IOERR: SqlUnavailable("the database file cannot be read or written"),
+    sqlite3.SQLITE_CANTOPEN: SqlUnavailable("the database file cannot be opened"),
+    sqlite3.SQLITE_INTERRUPT: SqlUnavailable("a read took too long"),
+    sqlite3.SQLITE_CORRUPT: SqlUnavailable("the database file is damaged", retry_helps=False),
+    sqlite3.SQLITE_NOTADB: SqlUnavailable("the file is not an SQLite database", retry_helps=False),
+}
+
+
+class RepeatableError(Exception):
+    """Nothing was applied, and the same work may well succeed now."""
+
+
+def translate_error(error: SQLAlchemyError, *, is_committing: bool) -> Exception:
+    """SqlUnavailable, RepeatableError, or the error itself where it is a bug or a broken constraint."""
+    if isinstance(error, PoolTimeoutError):
+        return SqlUnavailable("no database connection is free")
+    if not isinstance(error, DBAPIError) or isinstance(error, IntegrityError):
+        return error
+    if isinstance(error.orig, sqlite3.Error):
+        return _translate_sqlite(error, error.orig)
+    return _translate_postgres(error, is_committing=is_committing)
+
+
+def _translate_sqlite(error: DBAPIError, orig: sqlite3.Error) -> Exception:
+    code = getattr(orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the primary code of an extended one
+    if code in _SQLITE_REPEATABLE:
+        return RepeatableError("the database is busy")
+    if str(orig).startswith(("no such table", "no such column")):
+        return SqlUnavailable(_NOT_MIGRATED, retry_helps=False)
+    return _copy(_SQLITE[code]) if code in _SQLITE else error
+
+
+def _translate_postgres(error: DBAPIError, *, is_committing: bool) -> Exception:
+    state = getattr(error.orig, "sqlstate", None)
+    if state in _POSTGRES_REPEATABLE:
+        return RepeatableError(f"the database gave up ({state})")
+    is_lost = error.connection_invalidated or state is None or state[:2] == "08" or state[:3] == "57P"
+    if state is not None and not is_lost:
+        known = _POSTGRES.get(state) or _POSTGRES.get(state[:2])
+        return error if known is None else _copy(known)
+    if _is_connection_error(error):
+        return SqlUnavailable("the database cannot be reached", is_outcome_unknown=is_committing)
+    return error
+
+
+def _is_connection_error(error: DBAPIError) -> bool:
+    return error.connection_invalidated or type(error.orig).__name__ in {
+        "OperationalError",
+        "InterfaceError",
+        "ConnectionTimeout",
+        "AdminShutdown",
+        "CrashShutdown",
+        "CannotConnectNow",
+    }
+
+
+def _copy(known: SqlUnavailable) -> SqlUnavailable:
+    return SqlUnavailable(str(known), retry_helps=known.retry_helps)
+
 
 T = TypeVar("T")
 
@@ -253,3 +358,49 @@ def _make_postgres_engine(url: URL, config: SqlConfig) -> Engine:
         hide_parameters=True,
         connect_args={"options": options, "connect_timeout": 3, "tcp_user_timeout": 5 * timeout},
     )
+
+
+class InlineDatabase(Database):
+    """Each piece of work whole, at one moment of the clock."""
+
+    async def run(self, work: Callable[[Connection], T], timeout_ms: int | None = None) -> T:
+        return await self.read(work)
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        await asyncio.sleep(0)
+        with self.engine.begin() as connection:
+            return work(connection)
+
+    def dispose(self) -> None:
+        """Gives the file back."""
+        self.engine.dispose()
+        self._reader.dispose()
+
+
+class NewDatabase(InlineDatabase):
+    """A file of its own, which ends with it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"sqlite:///{path}")
+        self._path = path
+
+    def dispose(self) -> None:
+        """Nothing of it is left."""
+        super().dispose()
+        for file in self._path.parent.glob(f"{self._path.name}*"):
+            file.unlink()
+
+
+def open_new_database(folder: Path) -> NewDatabase:
+    """An empty database with the bridge's tables, in `folder`, beside those of others.
+
+    It is a copy of one empty database: making its tables anew each time would cost more than a test's story.
+    """
+    empty = folder / "empty.db"
+    if not empty.exists():
+        made = sa.create_engine(f"sqlite:///{empty}")
+        metadata.create_all(made)
+        made.dispose()
+    with NamedTemporaryFile(dir=folder, prefix="bridge-", suffix=".db", delete=False) as copy:
+        copy.write(empty.read_bytes())
+    return NewDatabase(Path(copy.name))

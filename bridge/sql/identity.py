@@ -1,13 +1,34 @@
-"""Which cluster and which topics this bridge's database belongs to."""
+"""What this bridge's database knows of its log: cluster, topics, keys, halts, and what was given up.
 
-from collections.abc import Mapping
-from typing import NamedTuple
+Rebuilding leaves it alone: a repeat of what may have been published must never be taken for new.
+"""
+
+import json
+import secrets
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from bridge.core.errors import HaltKind
+from bridge.core.keyring import SECRET_BYTES, BridgeKey
+from bridge.core.transaction import TransactionState, TransactionView
 from bridge.sql.bulk import make_upsert
-from bridge.sql.tables import cluster_identity
+from bridge.sql.search import chunks
+from bridge.sql.tables import (
+    audit,
+    bridge_keys,
+    cluster_identity,
+    given_up,
+    group_counts,
+    op_beliefs,
+    projection_positions,
+    queue_halts,
+    timeline_events,
+    transaction_keys,
+    transactions,
+)
 
 
 class TopicIdentity(NamedTuple):
@@ -28,3 +49,210 @@ def record_identity(conn: Connection, topics: Mapping[str, TopicIdentity], now_m
         values = {"topic_id": identity.topic_id, "cluster_id": identity.cluster_id, "recorded_ms": now_ms}
         upsert = make_upsert(conn, cluster_identity).values(topic=name, **values)
         conn.execute(upsert.on_conflict_do_update(index_elements=["topic"], set_=values))
+
+
+_FIRST = "1"
+
+
+def read_keys(conn: Connection) -> list[BridgeKey]:
+    """All that are valid, the one that makes new MACs first; none where `migrate` has not made one."""
+    c = bridge_keys.c
+    rows = conn.execute(sa.select(c.key_id, c.secret).order_by(c.signs.desc(), c.created_ms.desc(), c.key_id))
+    return [BridgeKey(row.key_id, bytes(row.secret)) for row in rows]
+
+
+def read_beliefs(conn: Connection) -> dict[int, int]:
+    """By queue, the op offset below which records need no seal."""
+    return {row.queue_id: row.op_offset for row in conn.execute(sa.select(op_beliefs))}
+
+
+def begin_seals(conn: Connection, believed: Mapping[int, int], now_ms: int) -> None:
+    """The first key if there is none, and what is believed without a seal; both or nothing."""
+    if not read_keys(conn):
+        values = {"key_id": _FIRST, "secret": secrets.token_bytes(SECRET_BYTES), "signs": 1, "created_ms": now_ms}
+        conn.execute(sa.insert(bridge_keys).values(values))
+    for queue_id, op_offset in sorted(believed.items()):
+        believe_from(conn, queue_id, op_offset)
+
+
+def believe_from(conn: Connection, queue_id: int, op_offset: int) -> None:
+    """From this offset on records need a seal."""
+    upsert = make_upsert(conn, op_beliefs).values(queue_id=queue_id, op_offset=op_offset)
+    conn.execute(upsert.on_conflict_do_update(index_elements=["queue_id"], set_={"op_offset": op_offset}))
+
+
+GIVE_UP = "queue.give-up"  # as the audit has it
+
+
+def name_target(queue_id: int) -> str:
+    """The queue as the audit has it."""
+    return f"queue {queue_id}"
+
+
+class Halt(NamedTuple):
+    """Why a queue halts, and since when."""
+
+    queue_id: int
+    kind: HaltKind
+    detail: str
+    since_ms: int
+
+
+def read_halts(conn: Connection) -> dict[int, Halt]:
+    """By queue; a handful of rows at most."""
+    rows = conn.execute(sa.select(queue_halts))
+    return {row.queue_id: Halt(row.queue_id, HaltKind(row.kind), row.detail, row.since_ms) for row in rows}
+
+
+def read_last_act(conn: Connection, queue_id: int) -> int:
+    """Which act gave up the queue's log last; 0 if none did."""
+    acts = sa.select(sa.func.max(audit.c.id)).where(audit.c.what == GIVE_UP, audit.c.target == name_target(queue_id))
+    return conn.execute(acts).scalar_one() or 0
+
+
+def find_loss(conn: Connection, queue_id: int, since_ms: int) -> int | None:
+    """When records of the queue's journal may have been lost that nobody else knew, if that was given up since then."""
+    acts = sa.select(audit.c.at_ms, audit.c.after).where(
+        audit.c.what == GIVE_UP, audit.c.target == name_target(queue_id), audit.c.at_ms >= since_ms
+    )
+    for at_ms, after in conn.execute(acts.order_by(audit.c.id.desc())):
+        if json.loads(after or "{}").get("kind") != HaltKind.OTHER_PARKED.value:
+            return int(at_ms)
+    return None
+
+
+def store_halt(conn: Connection, halt: Halt, last_act: int | None = None) -> bool:
+    """Keeps the first one: what is found later may follow from it. Whether a halt of the queue is stored now.
+
+    `last_act`: as it was when whoever found the halt took the queue over. After another act it speaks of what was
+    given up, and is not stored.
+    """
+    if last_act is not None and last_act != read_last_act(conn, halt.queue_id):
+        return False
+    upsert = make_upsert(conn, queue_halts).values(halt._asdict() | {"kind": halt.kind.value})
+    conn.execute(upsert.on_conflict_do_nothing(index_elements=["queue_id"]))
+    return True
+
+
+def clear_halt(conn: Connection, queue_id: int) -> None:
+    """An operator has said what is given up."""
+    conn.execute(sa.delete(queue_halts).where(queue_halts.c.queue_id == queue_id))
+
+
+GIVEN_UP = "GIVEN_UP"  # `why` of such a transaction
+_G, _T = given_up.c, transactions.c
+_SHARED = (
+    "transaction_id", "producer_group", "state", "blocked", "queue_id", "queue_offset", "born_ms", "appended_ms",
+    "check_times", "idempotency_key", "abandoned_ms",
+)  # fmt: skip
+
+
+class Unproven(NamedTuple):
+    """A transaction of which no log says any more how it ends. `state`: as it was known last."""
+
+    transaction_id: str
+    group: str
+    state: TransactionState
+    queue_offset: int
+    idempotency_key: str | None = None
+    blocked: bool = False
+
+
+def read_live(conn: Connection, queue_id: int) -> list[Unproven]:
+    """Transactions of a queue for which something was still to be done."""
+    columns = _T.transaction_id, _T.producer_group, _T.state, _T.queue_offset, _T.idempotency_key
+    query = sa.select(*columns).where(_T.queue_id == queue_id, _T.live == 1).order_by(_T.id)
+    return [Unproven(i, group, TransactionState(state), at, key) for i, group, state, at, key in conn.execute(query)]
+
+
+def find_known_ids(conn: Connection, transaction_ids: Collection[str]) -> set[str]:
+    """Those of the ids that the projection knows."""
+    found: set[str] = set()
+    for chunk in chunks(set(transaction_ids), 500):
+        found.update(conn.execute(sa.select(_T.transaction_id).where(_T.transaction_id.in_(chunk))).scalars())
+    return found
+
+
+def give_up_queue(conn: Connection, queue_id: int, unproven: Sequence[Unproven], now_ms: int) -> None:
+    """Takes a queue's transactions out of the projection, which begins the queue anew, and remembers them."""
+    is_here = _T.queue_id == queue_id
+    _keep(conn, is_here, now_ms)
+    _remember_others(conn, queue_id, unproven, now_ms)
+    _forget(conn, is_here)
+    conn.execute(sa.delete(projection_positions).where(projection_positions.c.queue_id == queue_id))
+
+
+def give_up_some(conn: Connection, unproven: Sequence[Unproven], now_ms: int) -> None:
+    """Takes these out of the projection, and remembers them; the rest of their queue goes on."""
+    for chunk in chunks([u.transaction_id for u in unproven], 500):
+        is_one = _T.transaction_id.in_(chunk)
+        _keep(conn, is_one, now_ms)
+        _forget(conn, is_one)
+
+
+def find_given_up(conn: Connection, transaction_ids: Iterable[str]) -> dict[str, TransactionView]:
+    """Those of the ids that were given up."""
+    found: dict[str, TransactionView] = {}
+    for chunk in chunks(set(transaction_ids), 500):
+        for row in conn.execute(sa.select(given_up).where(_G.transaction_id.in_(chunk))):
+            found[row.transaction_id] = _make_view(row)
+    return found
+
+
+def find_given_up_keys(
+    conn: Connection, group: str, keys: Collection[str]
+) -> Mapping[tuple[str, str], TransactionView]:
+    """The transactions of a group that were given up and carry one of these idempotency keys."""
+    query = sa.select(given_up).where(_G.producer_group == group, _G.idempotency_key.in_(keys)).order_by(_G.appended_ms)
+    return {(group, row.idempotency_key): _make_view(row) for row in conn.execute(query)}
+
+
+def _remember_others(conn: Connection, queue_id: int, unproven: Sequence[Unproven], now_ms: int) -> None:
+    """What the journal alone knows."""
+    known = find_known_ids(conn, [u.transaction_id for u in unproven])
+    known |= find_given_up(conn, [u.transaction_id for u in unproven]).keys()
+    rows = [
+        {
+            "transaction_id": u.transaction_id, "producer_group": u.group, "state": u.state.value,
+            "blocked": int(u.blocked), "queue_id": queue_id, "queue_offset": u.queue_offset, "born_ms": now_ms,
+            "appended_ms": now_ms, "check_times": 0, "idempotency_key": u.idempotency_key, "given_up_ms": now_ms,
+        }
+        for u in unproven
+        if u.transaction_id not in known
+    ]  # fmt: skip
+    if rows:
+        conn.execute(sa.insert(given_up), rows)
+
+
+def _keep(conn: Connection, is_given_up: sa.ColumnElement[bool], now_ms: int) -> None:
+    is_kept = sa.exists().where(_G.transaction_id == _T.transaction_id)
+    kept = sa.select(*[_T[name] for name in _SHARED], sa.literal(now_ms)).where(is_given_up, ~is_kept)
+    conn.execute(sa.insert(given_up).from_select([*_SHARED, "given_up_ms"], kept))
+
+
+def _forget(conn: Connection, is_given_up: sa.ColumnElement[bool]) -> None:
+    _correct_counts(conn, is_given_up)
+    ids = sa.select(_T.id).where(is_given_up)
+    for table in (transaction_keys, timeline_events):
+        conn.execute(sa.delete(table).where(table.c.id.in_(ids)))
+    conn.execute(sa.delete(transactions).where(is_given_up))
+
+
+def _correct_counts(conn: Connection, is_here: sa.ColumnElement[bool]) -> None:
+    """What ended stays counted; what nobody can prove is pending, parked and blocked no more (C)."""
+    query = sa.select(_T.producer_group, _T.state, sa.func.count()).where(is_here, _T.live == 1)
+    for group, state, count in conn.execute(query.group_by(_T.producer_group, _T.state)).all():
+        taken = {"prepared": group_counts.c.prepared - count}
+        if state == TransactionState.PARKED.value:
+            taken["parked"] = group_counts.c.parked - count
+        elif state == TransactionState.COMMITTED.value:
+            taken |= {"committed": group_counts.c.committed - count, "blocked": group_counts.c.blocked - count}
+        conn.execute(sa.update(group_counts).where(group_counts.c.producer_group == group).values(taken))
+
+
+def _make_view(row: sa.Row[Any]) -> TransactionView:
+    return TransactionView(
+        row.transaction_id, row.producer_group, TransactionState(row.state), row.queue_id, row.queue_offset,
+        row.born_ms, row.appended_ms, row.check_times, bool(row.blocked), GIVEN_UP,
+        idempotency_key=row.idempotency_key, given_up_ms=row.given_up_ms, abandoned=row.abandoned_ms is not None,
+    )  # fmt: skip

@@ -1,12 +1,18 @@
-"""Leases: one of many works, the others stand by. They save work only; nothing is safe because of them."""
+"""Leases in SQL: of loops of which one works, and of endpoints that live instances register.
 
+A lease is over for whoever has seen it unchanged for its whole length by the monotonic clock (docs/decisions/0010).
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from bridge.sql.bulk import make_upsert
-from bridge.sql.tables import leases
+from bridge.sql.tables import endpoints, leases, producer_groups
 
 
 class Lease(NamedTuple):
@@ -57,3 +63,114 @@ def take_lease(
 def release_lease(conn: Connection, name: str, owner: str) -> None:
     """Gives the lease back, if it is ours."""
     conn.execute(sa.delete(leases).where(leases.c.name == name, leases.c.owner == owner))
+
+
+_E = endpoints.c
+Place = tuple[str, str]
+"""A group and a URL."""
+
+
+class EndpointTerm(NamedTuple):
+    """A lease as it was taken or renewed last; `until_ms` by the wall clock of whoever wrote it."""
+
+    until_ms: int
+    lease_ms: int
+
+
+class Registration(Enum):
+    """STATIC: the URL is one of the group's settings and needs no lease."""
+
+    NEW = "new"
+    RENEWED = "renewed"
+    STATIC = "static"
+    UNKNOWN_GROUP = "unknown-group"
+    TOO_MANY = "too-many"
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointLease:
+    """What an instance asks for."""
+
+    group: str
+    url: str
+    term: EndpointTerm
+
+
+def register_endpoint(conn: Connection, wanted: EndpointLease, most: int) -> tuple[Registration, bool]:
+    """Takes or renews a lease; whether the rounds change by it: a new endpoint, or one that had said it was gone."""
+    place = (_E.producer_group == wanted.group, _E.url == wanted.url)
+    found = conn.execute(sa.select(_E.is_leased, _E.disabled_reason).where(*place)).one_or_none()
+    if found is None:
+        made = _insert(conn, wanted, most)
+        return made, made is Registration.NEW
+    if not found.is_leased:
+        return Registration.STATIC, False
+    values = {"lease_until_ms": wanted.term.until_ms, "lease_ms": wanted.term.lease_ms, "disabled_reason": None}
+    renewed = conn.execute(sa.update(endpoints).where(*place, _E.is_leased).values(**values)).rowcount
+    if not renewed:  # ended, or made static, in this very moment
+        return register_endpoint(conn, wanted, most)
+    return Registration.RENEWED, found.disabled_reason is not None
+
+
+def remove_endpoint(conn: Connection, group: str, url: str) -> bool:
+    """Ends a lease; False if there is none. What the group's settings name stays."""
+    gone = sa.delete(endpoints).where(_E.producer_group == group, _E.url == url, _E.is_leased)
+    return conn.execute(gone).rowcount > 0
+
+
+def read_terms(conn: Connection) -> dict[Place, EndpointTerm]:
+    """All leases."""
+    query = sa.select(_E.producer_group, _E.url, _E.lease_until_ms, _E.lease_ms)
+    rows = conn.execute(query.where(_E.is_leased, _E.lease_ms.is_not(None)))
+    return {(row.producer_group, row.url): EndpointTerm(row.lease_until_ms, row.lease_ms) for row in rows}
+
+
+def remove_ended(conn: Connection, ended: Mapping[Place, EndpointTerm]) -> int:
+    """Forgets leases that are over, unless they have been renewed meanwhile; how many."""
+    removed = 0
+    for (group, url), term in ended.items():
+        same = (_E.lease_until_ms == term.until_ms, _E.lease_ms == term.lease_ms)
+        gone = sa.delete(endpoints).where(_E.producer_group == group, _E.url == url, _E.is_leased, *same)
+        removed += conn.execute(gone).rowcount
+    return removed
+
+
+class LeaseTerms:
+    """Tells which leases are over, by the monotonic clock of this process."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Place, tuple[EndpointTerm, int]] = {}
+
+    def note(self, terms: Mapping[Place, EndpointTerm], monotonic_ms: int) -> dict[Place, EndpointTerm]:
+        """The leases as they stand; those of them that are over."""
+        self._forget(terms.keys())
+        ended: dict[Place, EndpointTerm] = {}
+        for place, term in terms.items():
+            seen, since_ms = self._seen.get(place, (None, 0))
+            if seen != term:
+                self._seen[place] = (term, monotonic_ms)
+            elif monotonic_ms - since_ms >= term.lease_ms:
+                ended[place] = term
+        return ended
+
+    def _forget(self, known: Collection[Place]) -> None:
+        for place in self._seen.keys() - set(known):
+            del self._seen[place]
+
+
+def _insert(conn: Connection, wanted: EndpointLease, most: int) -> Registration:
+    """The group's row is locked, so that two who come at once count each other."""
+    group = sa.select(producer_groups.c.name).where(producer_groups.c.name == wanted.group).with_for_update()
+    if conn.execute(group).one_or_none() is None:
+        return Registration.UNKNOWN_GROUP
+    of_group = (_E.producer_group == wanted.group, _E.is_leased)
+    if conn.execute(sa.select(sa.func.count()).select_from(endpoints).where(*of_group)).scalar_one() >= most:
+        return Registration.TOO_MANY
+    values = {"lease_until_ms": wanted.term.until_ms, "lease_ms": wanted.term.lease_ms}
+    place = {"producer_group": wanted.group, "url": wanted.url}
+    upsert = make_upsert(conn, endpoints).values(**place, **values, is_leased=True)
+    # the same URL registered twice at once: a renewal; put as a static one meanwhile: it stays one
+    conn.execute(
+        upsert.on_conflict_do_update(index_elements=["producer_group", "url"], set_=values, where=_E.is_leased)
+    )
+    return Registration.NEW

@@ -15,9 +15,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from bridge.fault_points import FaultPoint, reach
-from bridge.sql.engine import open_migration_engine
-from bridge.sql.errors import SqlUnavailable
-from bridge.sql.translation import RepeatableError, translate_error
+from bridge.sql.engine import RepeatableError, SqlUnavailable, open_migration_engine, translate_error
 
 _LOCK_KEY = 0x6F_75_74_62_6F_78  # any number, the same in every release
 _one_at_a_time = threading.Lock()  # alembic keeps its context in module globals

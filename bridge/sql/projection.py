@@ -1,28 +1,42 @@
-"""Writes of the projection: a chunk of a queue, and the queue's position, in one SQL transaction."""
+"""Writes of the projection: chunks and positions in one SQL transaction, purging, rebuilding."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from bridge.core.transaction import TransactionState
 from bridge.fault_points import FaultPoint, reach
 from bridge.sql.bulk import add_rows, insert_rows, make_upsert, select_many, update_rows
-from bridge.sql.entries import HalfEntry, OpEntry, RawEntry
-from bridge.sql.fold import COUNTS, EventRow, Fold, KeyRow, TimesOf
-from bridge.sql.positions import AppliedPosition, move_position
-from bridge.sql.projected_row import (
+from bridge.sql.fold import COUNTS, EventRow, Fold, HalfEntry, KeyRow, OpEntry, RawEntry, TimesOf
+from bridge.sql.rows import (
     ALL_COLUMNS,
     HALF_COLUMNS,
     LOADED_COLUMNS,
     STATE_COLUMNS,
+    AppliedPosition,
     ProjectedRow,
     all_values,
+    decode_messages,
     half_values,
     load_row,
+    move_position,
     state_values,
 )
-from bridge.sql.tables import check_results, group_counts, timeline_events, transaction_keys, transactions
+from bridge.sql.search import chunks
+from bridge.sql.tables import (
+    check_results,
+    group_counts,
+    projection_positions,
+    projection_previous,
+    pull_checks,
+    timeline_events,
+    transaction_keys,
+    transactions,
+    unanswered_rounds,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +124,91 @@ def _write_answers(conn: Connection, fold: Fold) -> None:
             "last_latency_ms": sa.case((is_later, new.last_latency_ms), else_=old.last_latency_ms),
         }
         conn.execute(upsert.on_conflict_do_update(index_elements=["producer_group", "endpoint"], set_=values), rows)
+
+
+_T = transactions.c
+_Ended = sa.Row[int, str, int, str | None]
+
+
+def purge(conn: Connection, before_ms: int, limit: int) -> int:
+    """Forgets at most `limit` transactions whose story ended before `before_ms`, oldest first; how many it forgot.
+
+    A commit's story ends when it is published or abandoned, which after a block is long after its end. The
+    running totals stay: they count what ever was.
+    """
+    found: list[_Ended] = []
+    for state in (TransactionState.COMMITTED, TransactionState.ROLLED_BACK):
+        query = (
+            sa.select(_T.id, _T.transaction_id, _T.born_ms, _T.messages)
+            .where(_T.live == 0, _T.state == state.value, _T.ended_ms < before_ms)
+            .where(sa.func.coalesce(_T.published_ms, _T.abandoned_ms, _T.ended_ms) < before_ms)
+            .order_by(_T.born_ms, _T.id)
+            .limit(limit - len(found))
+        )
+        found += conn.execute(query).all()
+    for chunk in chunks(found, 500):
+        _forget(conn, chunk)
+    return len(found)
+
+
+def _forget(conn: Connection, rows: list[_Ended]) -> None:
+    row_ids = [row.id for row in rows]
+    keys = [(m.topic, row.born_ms, row.id) for row in rows for m in decode_messages(row.messages)]
+    same = sa.tuple_(transaction_keys.c.topic, transaction_keys.c.born_ms, transaction_keys.c.id)
+    for chunk in chunks(set(keys), 300):
+        conn.execute(sa.delete(transaction_keys).where(same.in_(chunk)))
+    conn.execute(sa.delete(timeline_events).where(timeline_events.c.id.in_(row_ids)))
+    ids = [row.transaction_id for row in rows]
+    conn.execute(sa.delete(unanswered_rounds).where(unanswered_rounds.c.transaction_id.in_(ids)))
+    conn.execute(sa.delete(pull_checks).where(pull_checks.c.transaction_id.in_(ids)))  # an owner died with it
+    conn.execute(sa.delete(transactions).where(_T.id.in_(row_ids)))
+
+
+_PREVIOUS = projection_previous.c
+
+
+class Orphan(NamedTuple):
+    """A transaction that only the database knew."""
+
+    transaction_id: str
+    group: str
+    state: TransactionState
+
+
+def clear_projection(conn: Connection) -> None:
+    """Empties everything that comes from Kafka and remembers which transactions there were.
+
+    Positions go too: a projector at work fails its compare-and-set and begins anew. Groups, audit and
+    unanswered rounds stay. Readers keep their view until this is committed (so no TRUNCATE, which PostgreSQL
+    shows to views that are older).
+    """
+    allow_long_statements(conn)
+    if conn.dialect.name == "postgresql":  # no projector begins a queue meanwhile
+        conn.exec_driver_sql(f"LOCK TABLE {projection_positions.name} IN SHARE ROW EXCLUSIVE MODE")
+    conn.execute(sa.delete(projection_positions))
+    known = sa.select(_T.transaction_id, _T.producer_group, _T.state)
+    known = known.where(~sa.exists().where(_PREVIOUS.transaction_id == _T.transaction_id))
+    conn.execute(sa.insert(projection_previous).from_select(["transaction_id", "producer_group", "state"], known))
+    for table in (transactions, transaction_keys, timeline_events, group_counts):
+        conn.execute(sa.delete(table))
+    conn.execute(sa.update(check_results).values(answered=0, last_answered_ms=None, last_latency_ms=None))
+
+
+def read_orphans(conn: Connection, limit: int) -> tuple[int, list[Orphan]]:
+    """How many transactions Kafka does not know any more, and the first of them."""
+    is_unknown = ~sa.exists().where(_T.transaction_id == _PREVIOUS.transaction_id)
+    count = conn.execute(sa.select(sa.func.count()).select_from(projection_previous).where(is_unknown)).scalar_one()
+    query = sa.select(projection_previous).where(is_unknown).order_by(_PREVIOUS.transaction_id).limit(limit)
+    orphans = [Orphan(i, group, TransactionState(state)) for i, group, state in conn.execute(query)]
+    return count, orphans
+
+
+def forget_previous(conn: Connection) -> None:
+    """The rebuild is over."""
+    conn.execute(sa.delete(projection_previous))
+
+
+def allow_long_statements(conn: Connection) -> None:
+    """Millions of rows at once take longer than any statement of a service may."""
+    if conn.dialect.name == "postgresql":
+        conn.exec_driver_sql("SET LOCAL statement_timeout = 0")

@@ -1,22 +1,114 @@
-"""Rows of `transactions` <-> views: the JSON in its columns, and the order of pages."""
+"""Rows of the projection <-> views: JSON columns, pages and their cursors, positions, rows while they are folded."""
 
 import base64
 import json
 from binascii import b2a_base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
+from sqlalchemy import Connection
 
 from bridge.core.message import Receipt
-from bridge.core.transaction import TransactionState
-from bridge.core.view import MessageSummary, TransactionView
-from bridge.sql.tables import transactions
+from bridge.core.transaction import MessageSummary, TransactionState, TransactionView
+from bridge.sql.bulk import make_upsert
+from bridge.sql.engine import MalformedCursor
+from bridge.sql.tables import projection_positions, transactions
+
+_INT64 = 2**63
+
+
+def encode_cursor(kind: str, *numbers: int) -> str:
+    """URL-safe, without padding."""
+    text = ":".join([kind, *map(str, numbers)])
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def decode_cursor(kind: str, count: int, cursor: str) -> list[int]:
+    """So many numbers of 64 bits. Raises MalformedCursor at any text but the one that is made of them."""
+    try:
+        raw = base64.urlsafe_b64decode(cursor.encode("ascii") + b"=" * (-len(cursor) % 4))
+        numbers = [int(part) for part in raw.split(b":")[1:]]
+    except ValueError as error:
+        raise MalformedCursor("not a cursor of this bridge") from error
+    is_made = len(numbers) == count and encode_cursor(kind, *numbers) == cursor  # base64 and int() pass over much
+    if not is_made or not all(-_INT64 <= number < _INT64 for number in numbers):
+        raise MalformedCursor("not a cursor of this bridge")
+    return numbers
+
+
+_P = projection_positions.c
+
+
+class AppliedPosition(NamedTuple):
+    """`s`: everything the settler decided below this journal offset is in the rows.
+
+    `journal_next`, `op_next`: where the projector goes on reading. All are 0 or the logs' beginning at first.
+    """
+
+    s: int
+    journal_next: int
+    op_next: int
+
+
+class LogIdentity(NamedTuple):
+    """The log that offsets belong to; after a deleted and recreated topic they mean nothing."""
+
+    cluster_id: str
+    journal_topic_id: str
+    op_topic_id: str
+
+
+def read_positions(conn: Connection) -> dict[int, AppliedPosition]:
+    """Position of each queue that a projector has begun."""
+    query = sa.select(_P.queue_id, _P.s, _P.journal_next, _P.op_next)
+    return {row.queue_id: AppliedPosition(row.s, row.journal_next, row.op_next) for row in conn.execute(query)}
+
+
+def read_position(conn: Connection, queue_id: int) -> tuple[AppliedPosition, LogIdentity] | None:
+    """Position of a queue, and the log it belongs to."""
+    row = conn.execute(sa.select(projection_positions).where(_P.queue_id == queue_id)).one_or_none()
+    if row is None:
+        return None
+    identity = LogIdentity(row.cluster_id, row.journal_topic_id, row.op_topic_id)
+    return AppliedPosition(row.s, row.journal_next, row.op_next), identity
+
+
+def begin_position(conn: Connection, queue_id: int, position: AppliedPosition, identity: LogIdentity) -> None:
+    """Begins a queue that has no position; nothing if another projector did."""
+    values = {"queue_id": queue_id, **position._asdict(), **identity._asdict()}
+    upsert = make_upsert(conn, projection_positions).values(values)
+    conn.execute(upsert.on_conflict_do_nothing(index_elements=["queue_id"]))
+
+
+def move_position(conn: Connection, queue_id: int, before: AppliedPosition, after: AppliedPosition) -> bool:
+    """Moves the position if it is still `before`; locks it until the SQL transaction ends. Else False."""
+    return (
+        conn.execute(_MOVE, {"queue": queue_id, **_prefixed("before", before), **_prefixed("after", after)}).rowcount
+        == 1
+    )
+
+
+def _prefixed(prefix: str, position: AppliedPosition) -> dict[str, int]:
+    return {f"{prefix}_{name}": value for name, value in position._asdict().items()}
+
+
+# made once: to put it together takes longer than to run it
+_MOVE = (
+    sa.update(projection_positions)
+    .where(
+        _P.queue_id == sa.bindparam("queue"),
+        *[_P[name] == sa.bindparam(f"before_{name}") for name in AppliedPosition._fields],
+    )
+    .values({name: sa.bindparam(f"after_{name}") for name in AppliedPosition._fields})
+)
+
 
 QUEUES = 1024  # a row's id is the half message's offset * QUEUES + its queue
 
 
-class Place(NamedTuple):
+class PageKey(NamedTuple):
     """A row's place in the order of all pages: newest born first."""
 
     born_ms: int
@@ -86,3 +178,108 @@ def _encode_message(message: MessageSummary) -> str:
 
 def _number(value: int | None) -> str:
     return "null" if value is None else str(value)
+
+
+# Columns an op message decides, columns a half message decides, and those that never change.
+STATE_COLUMNS = (
+    "state", "live", "blocked", "queue_offset", "at_offset", "next_due_ms", "check_times", "base", "since_ms",
+    "resolved_by", "ended_ms", "published_ms", "why", "parked_offset", "receipts", "abandoned_ms",
+)  # fmt: skip
+HALF_COLUMNS = (
+    "has_half", "born_ms", "first_check_ms", "max_checks", "max_life_s", "idempotency_key", "ordering_key", "messages",
+)  # fmt: skip
+FIXED_COLUMNS = ("id", "transaction_id", "producer_group", "queue_id", "appended_ms")
+ALL_COLUMNS = (*FIXED_COLUMNS, *HALF_COLUMNS, *STATE_COLUMNS)
+LOADED_COLUMNS = (*FIXED_COLUMNS, "has_half", *STATE_COLUMNS)
+
+PREPARED = TransactionState.PREPARED.value
+
+
+class Counted(NamedTuple):
+    """What a transaction is counted as."""
+
+    state: str
+    blocked: int
+    abandoned: bool
+
+
+class ProjectedRow:
+    """Columns as attributes. `was`: state, blocked and abandoned as they are counted, None if not at all."""
+
+    __slots__ = (*ALL_COLUMNS, "is_new", "was")
+
+    id: int
+    transaction_id: str
+    producer_group: str
+    queue_id: int
+    appended_ms: int
+    has_half: int
+    born_ms: int
+    first_check_ms: int | None
+    max_checks: int | None
+    max_life_s: int | None
+    idempotency_key: str | None
+    ordering_key: str | None
+    messages: str | None
+    state: str
+    live: int
+    blocked: int
+    queue_offset: int
+    at_offset: int
+    next_due_ms: int | None
+    check_times: int
+    base: int
+    since_ms: int | None
+    resolved_by: str | None
+    ended_ms: int | None
+    published_ms: int | None
+    why: str | None
+    parked_offset: int | None
+    receipts: str | None
+    abandoned_ms: int | None
+    is_new: bool
+    was: Counted | None
+
+
+def make_row(transaction_id: str, group: str, queue_id: int, half: int, appended_ms: int) -> ProjectedRow:
+    """A PREPARED row of which only the half message's place is known."""
+    row = ProjectedRow()
+    row.id = make_row_id(queue_id, half)
+    row.transaction_id = transaction_id
+    row.producer_group = group
+    row.queue_id = queue_id
+    row.queue_offset = row.at_offset = half
+    row.appended_ms = row.born_ms = row.since_ms = appended_ms
+    row.has_half = row.blocked = row.check_times = row.base = 0
+    row.live = 1
+    row.state = PREPARED
+    row.first_check_ms = row.max_checks = row.max_life_s = row.next_due_ms = None
+    row.idempotency_key = row.ordering_key = row.messages = row.receipts = None
+    row.resolved_by = row.ended_ms = row.published_ms = row.abandoned_ms = row.why = row.parked_offset = None
+    row.is_new = True
+    row.was = None
+    return row
+
+
+def load_row(values: Iterable[Any]) -> ProjectedRow:
+    """A row read back in the order of LOADED_COLUMNS; the other columns are not known and not written."""
+    row = ProjectedRow()
+    (
+        row.id, row.transaction_id, row.producer_group, row.queue_id, row.appended_ms, row.has_half,
+        row.state, row.live, row.blocked, row.queue_offset, row.at_offset, row.next_due_ms, row.check_times,
+        row.base, row.since_ms, row.resolved_by, row.ended_ms, row.published_ms, row.why, row.parked_offset,
+        row.receipts, row.abandoned_ms,
+    ) = values  # fmt: skip
+    row.is_new = False
+    row.was = counted_as(row)
+    return row
+
+
+def counted_as(row: ProjectedRow) -> Counted:
+    """How a row is counted now."""
+    return Counted(row.state, row.blocked, row.abandoned_ms is not None)
+
+
+all_values = attrgetter(*ALL_COLUMNS)
+state_values = attrgetter(*STATE_COLUMNS, "id")
+half_values = attrgetter(*HALF_COLUMNS, "id")

@@ -8,15 +8,13 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from bridge.core.transaction import TransactionState
-from bridge.core.view import TransactionView
-from bridge.sql.cursors import decode_cursor, encode_cursor
-from bridge.sql.rows import Place, make_view, select_views
+from bridge.core.transaction import TransactionState, TransactionView
+from bridge.sql.rows import PageKey, decode_cursor, encode_cursor, make_view, select_views
 from bridge.sql.tables import transaction_keys, transactions
 
 _T = transactions.c
 _K = transaction_keys.c
-_FIRST = Place(2**63 - 1, 2**63 - 1)
+_FIRST = PageKey(2**63 - 1, 2**63 - 1)
 _CURSOR = "1"  # its version
 
 
@@ -40,7 +38,7 @@ def search_transactions(
 
     The cursor is a place in the order, not a snapshot: rows that move in before it do not shift pages.
     """
-    after = _FIRST if cursor is None else Place(*decode_cursor(_CURSOR, 2, cursor))
+    after = _FIRST if cursor is None else PageKey(*decode_cursor(_CURSOR, 2, cursor))
     if wanted.topic is None and wanted.key is None:
         places = _places_by_state(conn, wanted, after, limit + 1)
     else:
@@ -49,7 +47,7 @@ def search_transactions(
     return views, encode_cursor(_CURSOR, *places[limit - 1]) if len(places) > limit else None
 
 
-def _places_by_state(conn: Connection, wanted: SearchFilter, after: Place, most: int) -> list[Place]:
+def _places_by_state(conn: Connection, wanted: SearchFilter, after: PageKey, most: int) -> list[PageKey]:
     """One index scan for each kind of row that fits, merged."""
     parts = []
     for live, state in _kinds(wanted):
@@ -57,11 +55,11 @@ def _places_by_state(conn: Connection, wanted: SearchFilter, after: Place, most:
         if wanted.group is not None:
             query = query.where(_T.producer_group == wanted.group)
         query = _page(query, _T.born_ms, _T.id, wanted, after).limit(most)
-        parts.append([Place(*row) for row in conn.execute(query)])
+        parts.append([PageKey(*row) for row in conn.execute(query)])
     return list(heapq.merge(*parts, reverse=True))[:most]
 
 
-def _places_by_message(conn: Connection, wanted: SearchFilter, after: Place, most: int) -> list[Place]:
+def _places_by_message(conn: Connection, wanted: SearchFilter, after: PageKey, most: int) -> list[PageKey]:
     query = sa.select(_K.born_ms, _K.id)
     if wanted.topic is not None:
         query = query.where(_K.topic == wanted.topic)
@@ -73,7 +71,7 @@ def _places_by_message(conn: Connection, wanted: SearchFilter, after: Place, mos
         if wanted.group is not None:
             query = query.where(_T.producer_group == wanted.group)
     query = _page(query.group_by(_K.born_ms, _K.id), _K.born_ms, _K.id, wanted, after).limit(most)
-    return [Place(*row) for row in conn.execute(query)]
+    return [PageKey(*row) for row in conn.execute(query)]
 
 
 # (live, state) of every row there can be.
@@ -97,7 +95,7 @@ def _kinds(wanted: SearchFilter) -> list[tuple[int, str]]:
 
 
 def _page(
-    query: sa.Select[Any], born_ms: sa.Column[int], row_id: sa.Column[int], wanted: SearchFilter, after: Place
+    query: sa.Select[Any], born_ms: sa.Column[int], row_id: sa.Column[int], wanted: SearchFilter, after: PageKey
 ) -> sa.Select[Any]:
     query = query.where(sa.tuple_(born_ms, row_id) < sa.tuple_(*after))
     if wanted.born_after_ms is not None:
@@ -107,7 +105,7 @@ def _page(
     return query.order_by(born_ms.desc(), row_id.desc())
 
 
-def _read_views(conn: Connection, places: Collection[Place]) -> list[TransactionView]:
+def _read_views(conn: Connection, places: Collection[PageKey]) -> list[TransactionView]:
     found: dict[int, TransactionView] = {}
     for chunk in chunks([place.row_id for place in places], 500):
         for row in conn.execute(select_views().where(_T.id.in_(chunk))):

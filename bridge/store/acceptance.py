@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 from bridge.core.message import BY_KEY, Message
-from bridge.core.record_size import ID_HEADER_BYTES, count_record_bytes, measure_published
+from bridge.core.properties import ID_HEADER_BYTES, count_record_bytes, measure_published
 from bridge.store.message_store import TopicDescription
 
 

@@ -9,8 +9,7 @@ from bridge.core.log_facts import MIGRATE_OWNER
 from bridge.core.message import Message, MessageQueue, StoredMessage
 from bridge.core.op_message import POSITION_KEY, LogTopics, Position, decode_position, encode_position
 from bridge.core.topics import InternalTopics
-from bridge.store.message_store import MessageStore, OwnerStore
-from bridge.store.results import AtomicBatch, BatchKind
+from bridge.store.message_store import AtomicBatch, BatchKind, MessageStore, OwnerStore
 
 _READ_COUNT = 2_000
 _READ_WAIT_MS = 500

@@ -6,11 +6,18 @@ from dataclasses import replace
 import structlog
 from msgspec.structs import replace as replace_members
 
-from bridge.core.keyring import Keyring
+from bridge.core.keyring import Keyring, OpSeals
 from bridge.core.message import Message, MessageQueue, Receipt, StoredMessage
-from bridge.core.op_seal import OpSeals
-from bridge.store.message_store import BatchWriter, GroupMember, OwnerStore, QueueReader
-from bridge.store.results import AtomicBatch, BatchResult, GetResult, GetStatus
+from bridge.store.message_store import (
+    AtomicBatch,
+    BatchResult,
+    BatchWriter,
+    GetResult,
+    GetStatus,
+    GroupMember,
+    OwnerStore,
+    QueueReader,
+)
 
 _LOG = structlog.get_logger()
 _MOST_KNOWN = 10_000

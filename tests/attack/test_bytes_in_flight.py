@@ -5,8 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from api.byte_budget import Budget
-from api.limits import HttpLimits
+from api.web.limits import ByteBudget, HttpLimits
 from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.live_server import HOST, LiveServer, serve
 
@@ -25,12 +24,12 @@ def head(media_type: str, size: int) -> bytes:
     return (f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: {media_type}\r\nContent-Length: {size}\r\n\r\n").encode()
 
 
-def budget_of(live: LiveServer) -> Budget:
+def budget_of(live: LiveServer) -> ByteBudget:
     """What the server gives out."""
     return live.server._traffic.budget
 
 
-async def wait_for_none(budget: Budget) -> None:
+async def wait_for_none(budget: ByteBudget) -> None:
     """Until every byte has come back."""
     async with asyncio.timeout(20):
         while budget.used:  # noqa: ASYNC110 - nobody tells

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.core.keyring import SECRET_BYTES, BridgeKey, Keyring
+from bridge.core.keyring import SECRET_BYTES, BridgeKey, Keyring, OpSeals
 from bridge.core.message import Message, MessageQueue
 from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY
-from bridge.core.op_seal import OpSeals
 from bridge.core.transaction import TransactionState
 from bridge.seals import is_sealed, load_seals, start_seals
 from bridge.service.contract import Refused

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from api.server import ServeConfig, fit_connections
+from api.web.server import ServeConfig, fit_connections
 from tests.support.api_fakes import FakeTransactions, make_facts, make_services
 from tests.support.live_server import HOST, LiveServer, serve
 

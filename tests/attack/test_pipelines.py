@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from api.protocol import MAX_PIPELINED, BoundedProtocol
+from api.web.protocol import MAX_PIPELINED, BoundedProtocol
 from tests.support.api_fakes import FakeTransactions, make_facts, make_services
 from tests.support.live_server import HOST, LiveServer, serve
 

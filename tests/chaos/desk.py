@@ -9,7 +9,7 @@ import sys
 import threading
 from typing import Any
 
-from tests.chaos.deeds import ref_of
+from tests.chaos.operations import ref_of
 from tests.chaos.orders import RunFile
 from tests.chaos.recorded_calls import BridgeClient, Recorder, Wanted, is_unknown, now_ms
 from tests.chaos.shop import COMMIT, ROLLBACK, Shop

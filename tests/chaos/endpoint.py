@@ -11,7 +11,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tests.chaos.deeds import ref_of
+from tests.chaos.operations import ref_of
 from tests.chaos.orders import MOODY, WAITING, RunFile
 from tests.chaos.recorded_calls import now_ms
 from tests.chaos.shop import Shop

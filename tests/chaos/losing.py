@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx2
 
-from api.doorkeeper import MARK
+from api.web.guard import MARK
 from tests.support.bridge_process import Record, wait_until
 
 GROUP = "shop"

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from tests.chaos.deeds import Deed, Fate, draft
+from tests.chaos.operations import Fate, Operation, draft
 from tests.chaos.orders import DOUBTFUL, MOODY, STEADY, RunFile
 from tests.chaos.recorded_calls import BridgeClient, Recorder, Wanted, is_unknown, may_succeed
 from tests.chaos.shop import COMMIT, ROLLBACK, UNKNOWN, Shop
@@ -53,7 +53,7 @@ class Worker:
             self._stopping.wait(max(0.0, due - time.monotonic()))
         client.close()
 
-    def _do(self, deeds: Sequence[Deed], client: BridgeClient, shops: dict[str, Shop]) -> None:
+    def _do(self, deeds: Sequence[Operation], client: BridgeClient, shops: dict[str, Shop]) -> None:
         published = [deed for deed in deeds if deed.fate is Fate.PUBLISH]
         prepared = [deed for deed in deeds if deed.fate is not Fate.PUBLISH]
         for deed in prepared:
@@ -78,7 +78,7 @@ class Worker:
         if forgotten and self._rng.random() < _FORGETTING:
             self._make(Call.PREPARE, forgotten, client)  # it is told what became of them
 
-    def _until_known(self, deeds: Sequence[Deed], ask: Callable[[Sequence[Deed]], None]) -> None:
+    def _until_known(self, deeds: Sequence[Operation], ask: Callable[[Sequence[Operation]], None]) -> None:
         give_up_at = time.monotonic() + _PATIENCE_S
         is_repeated = self._rng.random() < _FORGETTING
         asked = list(deeds)
@@ -94,7 +94,7 @@ class Worker:
         if is_repeated and repeated:
             ask(repeated)
 
-    def _make(self, call: Call, deeds: Sequence[Deed], client: BridgeClient) -> None:
+    def _make(self, call: Call, deeds: Sequence[Operation], client: BridgeClient) -> None:
         """Prepares or publishes. One without a key is repeated only if it was refused; else its producer gives up."""
         path = "/v1/messages" if call is Call.PUBLISH else "/v1/transactions"
         wanted = [Wanted(call, deed.body, deed.members) for deed in deeds]
@@ -108,7 +108,7 @@ class Worker:
                     deed.resolution = _FINAL[end.state]  # a back-check was faster; nothing is left to run
             deed.is_open = deed.is_keyed if is_unknown(end) else may_succeed(end)
 
-    def _end(self, deeds: Sequence[Deed], client: BridgeClient) -> None:
+    def _end(self, deeds: Sequence[Operation], client: BridgeClient) -> None:
         if len(deeds) == 1:
             _note_end(deeds[0], self._end_one(deeds[0], deeds[0].resolution, client))
             return
@@ -120,16 +120,16 @@ class Worker:
         for deed, end in zip(deeds, client.batch("/v1/resolutions", "resolutions", wanted), strict=True):
             _note_end(deed, end)
 
-    def _end_one(self, deed: Deed, resolution: str, client: BridgeClient, **options: object) -> End:
+    def _end_one(self, deed: Operation, resolution: str, client: BridgeClient, **options: object) -> End:
         wanted = Wanted(_CALLS[resolution], {}, {"transaction_id": deed.transaction_id})
         return client.one(f"/v1/transactions/{deed.transaction_id}/{_WORDS[resolution]}", wanted, **options)
 
 
-def _note_end(deed: Deed, end: End) -> None:
+def _note_end(deed: Operation, end: End) -> None:
     deed.is_open = end.status in {0, 503, 504} or (end.status == 202 and not end.blocked)
 
 
-def _run_local(shop: Shop, deeds: Sequence[Deed]) -> None:
+def _run_local(shop: Shop, deeds: Sequence[Operation]) -> None:
     """The local transactions; one whose reference was barred, because a check came first, is rolled back."""
     running = [deed for deed in deeds if deed.fate is not Fate.FORGET]
     shop.note([(deed.ref, deed.resolution) for deed in running])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import httpx2
 import msgspec
 
-from api.doorkeeper import MARK
+from api.web.guard import MARK
 from tests.support.history.events import Call, End, Fail, Invoke, Unknown, make_end
 from tests.support.history.lines import LineWriter
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from bridge.core.message import Message, MessageQueue
 from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.link import PASSES, Fate, Faults, Step
-from bridge.store.memory.process import MemoryProcess
-from bridge.store.memory.retention import clean
-from bridge.store.memory.writer import MemoryProducer
+from bridge.store.memory.log import clean
+from bridge.store.memory.process import MemoryProcess, MemoryProducer
 from tests.contract.world import SWEEP_MS
 from tests.support.virtual_time import VirtualClock
 

@@ -8,8 +8,7 @@ import pytest
 
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreError, StoreFenced
 from bridge.core.message import Message, MessageQueue, Receipt
-from bridge.store.message_store import BatchWriter
-from bridge.store.results import AtomicBatch, ConsumeOffset
+from bridge.store.message_store import AtomicBatch, BatchWriter, ConsumeOffset
 from tests.contract.world import (
     DEADLINE_S,
     ContractWorld,

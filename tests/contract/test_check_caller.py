@@ -7,12 +7,11 @@ import pytest
 from aiohttp import web
 
 from bridge.clock import SystemClock
-from checker.caller import Call, CheckCaller, Failure
+from checker.caller import CheckCaller, EndpointCall, Failure, MemoryCaller, Response
 from checker.endpoint_guard import CallbackPolicy, parse_networks
 from checker.http_caller import HttpCaller
-from checker.memory_caller import MemoryCaller, Response
 
-Serve = Callable[[Callable[[Call], Awaitable[Response]]], Awaitable[str]]
+Serve = Callable[[Callable[[EndpointCall], Awaitable[Response]]], Awaitable[str]]
 
 
 class MemoryEndpoints:
@@ -21,7 +20,7 @@ class MemoryEndpoints:
     def __init__(self) -> None:
         self.caller: CheckCaller = MemoryCaller(SystemClock())
 
-    async def serve(self, handler: Callable[[Call], Awaitable[Response]]) -> str:
+    async def serve(self, handler: Callable[[EndpointCall], Awaitable[Response]]) -> str:
         assert isinstance(self.caller, MemoryCaller)
         self.caller.endpoints["https://shop.example/check?token=t"] = handler
         return "https://shop.example/check?token=t"
@@ -37,10 +36,10 @@ class HttpEndpoints:
         self.caller: CheckCaller = HttpCaller(CallbackPolicy(parse_networks(["127.0.0.0/8"])), SystemClock())
         self._runners: list[web.AppRunner] = []
 
-    async def serve(self, handler: Callable[[Call], Awaitable[Response]]) -> str:
+    async def serve(self, handler: Callable[[EndpointCall], Awaitable[Response]]) -> str:
         async def answer(request: web.Request) -> web.Response:
             body = await request.read()
-            response = await handler(Call(str(request.url), dict(request.headers), body, 0, 0))
+            response = await handler(EndpointCall(str(request.url), dict(request.headers), body, 0, 0))
             headers = {"Retry-After": response.retry_after} if response.retry_after else {}
             headers |= {"Content-Encoding": "gzip"} if response.is_compressed else {}
             return web.Response(status=response.status, body=response.body, headers=headers)
@@ -70,12 +69,12 @@ async def endpoints(request: pytest.FixtureRequest) -> AsyncIterator[Endpoints]:
     await opened.close()
 
 
-def make_call(url: str, *, timeout_ms: int = 10_000, most: int = 1_000) -> Call:
-    return Call(url, {"webhook-id": "check_1"}, b'{"checks":[]}', timeout_ms, most)
+def make_call(url: str, *, timeout_ms: int = 10_000, most: int = 1_000) -> EndpointCall:
+    return EndpointCall(url, {"webhook-id": "check_1"}, b'{"checks":[]}', timeout_ms, most)
 
 
-def sending(response: Response) -> Callable[[Call], Awaitable[Response]]:
-    async def handler(call: Call) -> Response:
+def sending(response: Response) -> Callable[[EndpointCall], Awaitable[Response]]:
+    async def handler(call: EndpointCall) -> Response:
         return response
 
     return handler
@@ -83,9 +82,9 @@ def sending(response: Response) -> Callable[[Call], Awaitable[Response]]:
 
 async def test_body_and_headers_go_there_and_the_answer_comes_back(endpoints: Endpoints) -> None:
     """Bytes as they are; the endpoint is named without its query."""
-    seen: list[Call] = []
+    seen: list[EndpointCall] = []
 
-    async def handler(call: Call) -> Response:
+    async def handler(call: EndpointCall) -> Response:
         seen.append(call)
         return Response(200, b'{"resolutions":[]}\n')
 
@@ -131,7 +130,7 @@ async def test_compressed_answers_are_none(endpoints: Endpoints) -> None:
 async def test_deadline_ends_the_call(endpoints: Endpoints) -> None:
     """An endpoint that never answers."""
 
-    async def hanging(call: Call) -> Response:
+    async def hanging(call: EndpointCall) -> Response:
         await asyncio.get_running_loop().create_future()
         raise AssertionError
 

@@ -1,7 +1,7 @@
 """What the log forgets: compaction keeps the last of each key, retention moves the minimum."""
 
 from bridge.core.message import MessageQueue
-from bridge.store.results import GetStatus
+from bridge.store.message_store import GetStatus
 from tests.contract.world import ContractWorld, make_queue, put_values, to, until
 
 COMPACTED = {

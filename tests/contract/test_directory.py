@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from bridge.clock import SystemClock
-from bridge.core.config import CheckCalls, CheckMode, CheckTimes, GroupSettings
+from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings
 from bridge.directory import (
     DEFAULT_SETTINGS,
     Endpoint,

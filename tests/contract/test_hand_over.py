@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 
 import pytest
 
-from outbox.errors import HandOverUnavailable
-from outbox.hand_over import Fate, HandOver, HttpHandOver, MemoryHandOver, OutboxRow
+from outbox.client.errors import HandOverUnavailable
+from outbox.hand_over import HandOver, HttpHandOver, MemoryHandOver, OutboxRow, PublishStatus
 from tests.support.socket_bridge import SocketBridge, socket_bridge
 
 TOPIC, UNKNOWN_TOPIC = "line", "no.such.topic"
@@ -101,7 +101,7 @@ def test_row_arrives_as_it_was_enqueued(world: HandOverWorld) -> None:
     row = replace(make_row(value=b"\xff\x00"), key=b"\xfe", headers=(("h", b"\x80"), ("h", None), ("é", b"")))
     null, empty = make_row(value=None), make_row(value=b"")
     for one in (row, null, empty):
-        assert [handed.fate for handed in world.hand_over.publish([one])] == [Fate.PUBLISHED]
+        assert [handed.fate for handed in world.hand_over.publish([one])] == [PublishStatus.PUBLISHED]
     assert world.read() == [
         Arrived(b"\xfe", b"\xff\x00", [("h", b"\x80"), ("h", None), ("é", b"")]),
         Arrived(None, None, []),
@@ -113,7 +113,7 @@ def test_handing_over_again_doubles_nothing(world: HandOverWorld) -> None:
     """In one call, in the next, and beside others; each time the row is told to be published."""
     first, second = make_row(value=b"1"), make_row(value=b"2")
     for rows in ([first], [first, second], [second, first]):
-        assert [handed.fate for handed in world.hand_over.publish(rows)] == [Fate.PUBLISHED] * len(rows)
+        assert [handed.fate for handed in world.hand_over.publish(rows)] == [PublishStatus.PUBLISHED] * len(rows)
     assert [arrived.value for arrived in world.read()] == [b"1", b"2"]
 
 
@@ -121,7 +121,12 @@ def test_refused_row_stops_no_other(world: HandOverWorld) -> None:
     """Fates come in the order of the rows, refusals with the bridge's words."""
     rows = [make_row(value=b"1", ordering_key=None), make_row(UNKNOWN_TOPIC), make_row("no topic"), make_row()]
     handed = world.hand_over.publish(rows)
-    assert [one.fate for one in handed] == [Fate.PUBLISHED, Fate.REFUSED, Fate.REFUSED, Fate.PUBLISHED]
+    assert [one.fate for one in handed] == [
+        PublishStatus.PUBLISHED,
+        PublishStatus.REFUSED,
+        PublishStatus.REFUSED,
+        PublishStatus.PUBLISHED,
+    ]
     assert handed[1].reason.startswith("422 unknown-topic")
     assert len(world.read()) == 2
 
@@ -131,7 +136,7 @@ def test_known_key_with_other_content_is_refused(world: HandOverWorld) -> None:
     row = make_row(value=b"1")
     world.hand_over.publish([row])
     (handed,) = world.hand_over.publish([replace(row, value=b"2")])
-    assert (handed.fate, handed.reason[:26]) == (Fate.REFUSED, "422 idempotency-key-reused")
+    assert (handed.fate, handed.reason[:26]) == (PublishStatus.REFUSED, "422 idempotency-key-reused")
     assert [arrived.value for arrived in world.read()] == [b"1"]
 
 

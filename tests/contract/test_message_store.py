@@ -1,7 +1,7 @@
 """MessageStore: plain puts, and what is refused."""
 
 from bridge.core.message import Message, MessageQueue
-from bridge.store.results import GetStatus, PutStatus, Refusal
+from bridge.store.message_store import GetStatus, PutStatus, Refusal
 from tests.contract.world import ContractWorld, fresh_name, make_queue, make_topic, put_values, read_until, to
 
 _HOUR_MS = 3_600_000

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from bridge.core.errors import QueueHalted, StoreError
-from bridge.store.message_store import QueueReader
-from bridge.store.results import GetStatus
+from bridge.store.message_store import GetStatus, QueueReader
 from tests.contract.world import (
     DEADLINE_S,
     ContractWorld,

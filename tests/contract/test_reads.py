@@ -4,7 +4,7 @@ import pytest
 
 from bridge.core.errors import StoreError
 from bridge.core.message import Message, MessageQueue
-from bridge.store.results import GetStatus
+from bridge.store.message_store import GetStatus
 from tests.contract.world import (
     ContractWorld,
     fresh_name,

@@ -15,8 +15,16 @@ from typing import Protocol
 from bridge.clock import Clock
 from bridge.core.errors import StoreError
 from bridge.core.message import Message, MessageQueue, Receipt, StoredMessage
-from bridge.store.message_store import GroupChange, GroupMember, MessageStore, OwnerStore, TopicAdmin
-from bridge.store.results import AtomicBatch, PutResult, PutStatus
+from bridge.store.message_store import (
+    AtomicBatch,
+    GroupChange,
+    GroupMember,
+    MessageStore,
+    OwnerStore,
+    PutResult,
+    PutStatus,
+    TopicAdmin,
+)
 
 DEADLINE_S = 30
 SWEEP_MS = 100

@@ -8,7 +8,7 @@ import httpx2
 
 from bridge.fault_points import FaultPoint as P
 from tests.support.bridge_process import BridgeProcess, CheckEndpoint, check_endpoint, wait_until
-from tests.support.crash_stage import GROUP, PATIENCE_S, Deed, Json, Stage
+from tests.support.crash_stage import GROUP, PATIENCE_S, Json, Operation, Stage
 
 
 def put_group(process: BridgeProcess, *endpoints: CheckEndpoint, **settings: Any) -> None:
@@ -81,13 +81,13 @@ def claim_checks(process: BridgeProcess) -> list[Json]:
     return [{name: check[name] for name in ("transaction_id", "nonce")} for check in reply.json().get("checks", ())]
 
 
-def at_least_checked(stage: Stage, process: BridgeProcess, deed: Deed, times: int) -> Json | None:
+def at_least_checked(stage: Stage, process: BridgeProcess, deed: Operation, times: int) -> Json | None:
     """The transaction once so many answers have counted."""
     told = stage.get(process, deed.transaction_id)
     return told if told["check_times"] >= times else None
 
 
-def verify_checks(stage: Stage, process: BridgeProcess, deed: Deed, times: int) -> None:
+def verify_checks(stage: Stage, process: BridgeProcess, deed: Operation, times: int) -> None:
     """Answers that count are numbered 1, 2, 3 ..., none twice."""
     events = process.get(f"/v1/transactions/{deed.transaction_id}/timeline").json()["events"]
     numbers = [event["number"] for event in events if event["type"] == "check_answered"]

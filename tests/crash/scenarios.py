@@ -11,7 +11,7 @@ from bridge.fault_points import FaultPoint as P
 from tests.crash.check_scenarios import check, die_asking, fetch, put_group
 from tests.support.bridge_process import BridgeProcess, check_endpoint, create_topics, wait_until
 from tests.support.cluster_acts import delete_topic, read_positions, read_states, set_topic_config
-from tests.support.crash_stage import GROUP, PATIENCE_S, Deed, Json, Scenario, Stage
+from tests.support.crash_stage import GROUP, PATIENCE_S, Json, Operation, Scenario, Stage
 
 Look = Callable[[Stage], None]
 _LARGE_BYTES = 2_000_000  # more than one request of a writer: its size is not lowered with the topic's
@@ -212,7 +212,7 @@ def set_limit(stage: Stage, max_message_bytes: int) -> None:
     set_topic_config(stage.kafka, stage.credits, {"max.message.bytes": str(max_message_bytes)})
 
 
-def make_large(deed: Deed, size: int) -> Deed:
+def make_large(deed: Operation, size: int) -> Operation:
     """The same with a longer value."""
     value = "x" * size
     deed.body["messages"][0]["value"] = value
@@ -324,7 +324,7 @@ def act(stage: Stage, point: P) -> None:
         stage.verify(successor)
 
 
-def ask_or_ended(stage: Stage, process: BridgeProcess, deed: Deed, ask: Callable[[BridgeProcess], bool]) -> bool:
+def ask_or_ended(stage: Stage, process: BridgeProcess, deed: Operation, ask: Callable[[BridgeProcess], bool]) -> bool:
     return stage.get(process, deed.transaction_id)["state"] == "COMMITTED" or ask(process)
 
 

@@ -12,7 +12,7 @@ from bridge.fault_points import FaultPoint
 from tests.crash.scenarios import SCENARIOS
 from tests.support.broker import running_broker
 from tests.support.crash_stage import Stage
-from tests.support.process_nursery import Nursery
+from tests.support.process_pool import ProcessPool
 from tests.support.source_tree import PACKAGES, ROOT, python_files
 
 _AT_ONCE = 4  # most of a scenario is waiting: for a dead member's session, for what is due
@@ -27,7 +27,7 @@ def sweep(
     chosen = [item.callspec.params["point"] for item in request.session.items if hasattr(item, "callspec")]
     with (
         running_broker({"group.min.session.timeout.ms": "1000"}, heap_mb=512) as broker,
-        Nursery() as nursery,
+        ProcessPool() as nursery,
         ThreadPoolExecutor(_AT_ONCE) as pool,
     ):
 

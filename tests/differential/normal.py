@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bridge.core.message import MessageQueue, Receipt, StoredMessage
-from bridge.store.results import BatchResult, GetResult, PutResult
+from bridge.store.message_store import BatchResult, GetResult, PutResult
 from tests.differential.program import QUEUES
 
 NOTHING = "done"

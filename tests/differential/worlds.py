@@ -13,11 +13,10 @@ from bridge.core.message import Message, MessageQueue, StoredMessage
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.look_up import make_stored
 from bridge.store.kafka.options import KafkaConfig
-from bridge.store.kafka.rounds import LimitOf
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
+from bridge.store.kafka.transactional_producer import LimitOf
 from bridge.store.memory.link import PASSES, Fate, Step, StepKind
-from bridge.store.memory.process import MemoryProcess
-from bridge.store.memory.writer import MemoryProducer
+from bridge.store.memory.process import MemoryProcess, MemoryProducer
 from tests.contract.kafka_world import KafkaContractWorld, KafkaTransaction, append_openly, transactional_producer
 from tests.contract.memory_adapter import LateMarkers, MemoryContractWorld
 from tests.contract.world import ContractWorld, Process, fresh_name

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from api.cli import story
-from api.cli.stage import Stage
+from api.cli import demo as story
+from api.cli.demo_environment import DemoEnvironment
 from bridge.broker.ports import choose_free_port
 from tests.support.cli_process import DEADLINE_S, environment, is_gone, run_command, wait_for
 
@@ -71,6 +71,6 @@ def test_demo_opens_elsewhere_when_its_ports_are_taken(monkeypatch: pytest.Monke
             return port
 
         monkeypatch.setattr(story, "choose_free_port", choose_and_lose)
-        with Stage() as stage:
-            assert story.Story(stage, is_broken=False).tell()
+        with DemoEnvironment() as stage:
+            assert story.DemoScript(stage, is_broken=False).tell()
     assert len(chosen) == 6

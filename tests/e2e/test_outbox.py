@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from outbox.check_handler import CheckHandler
-from outbox.errors import LocalTransactionBarred
-from outbox.hand_over import Fate, HttpHandOver, OutboxRow
+from outbox.client.errors import LocalTransactionBarred
+from outbox.hand_over import HttpHandOver, OutboxRow, PublishStatus
 from outbox.relay import RelayConfig
 from outbox.tables import make_record_table
 from outbox.transaction_record import TransactionRecord
@@ -91,7 +91,7 @@ def test_relay_publishes_through_the_bridge(service: RunningService, tmp_path: P
     assert [(row_id, reason[:17]) for row_id, reason in relay.read_parked()] == [(bad, "422 unknown-topic")]
     row = OutboxRow("1", "1", "the same key", topic, b"\xffkey", b"5")
     for _ in range(2):
-        assert [handed.fate for handed in hand_over.publish([row])] == [Fate.PUBLISHED]
+        assert [handed.fate for handed in hand_over.publish([row])] == [PublishStatus.PUBLISHED]
     hand_over.close()
     records = [record for record in read_committed(service.bridge.kafka, [topic]) if record.key == b"\xffkey"]
     assert [record.value for record in records] == [b"%d" % n for n in range(6)]

@@ -14,18 +14,18 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from checker.signing import sign_call
+from checker.call import sign_call
 from outbox.asgi import CheckApp as AsgiCheckApp
 from outbox.check_handler import (
     AsyncCheckHandler,
     CheckConfig,
     CheckHandler,
-    Reply,
+    CheckResponse,
     from_async_callable,
     from_callable,
 )
-from outbox.checks import Check, Tell
-from outbox.listener import Resolution
+from outbox.client.checks import Check, Tell
+from outbox.client.listener import Resolution
 from outbox.tables import make_record_table
 from outbox.transaction_record import AsyncTransactionRecord, TransactionRecord
 from outbox.wsgi import CheckApp as WsgiCheckApp
@@ -34,7 +34,7 @@ from tests.support.user_database import UserDatabase
 pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
 
 SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()
-Post = Callable[[str, dict[str, str], bytes], Awaitable[Reply]]
+Post = Callable[[str, dict[str, str], bytes], Awaitable[CheckResponse]]
 Mount = Callable[[CheckHandler], Post]
 
 
@@ -58,7 +58,7 @@ def sign(body: bytes, at_ms: int | None = None) -> dict[str, str]:
     return {"content-type": "application/json", **(headers or {})}
 
 
-def read(reply: Reply) -> dict[str, str]:
+def read(reply: CheckResponse) -> dict[str, str]:
     """Resolution by transaction id; the nonces must be right."""
     assert reply.status == 200, reply.body
     resolutions = json.loads(reply.body)["resolutions"]
@@ -67,7 +67,7 @@ def read(reply: Reply) -> dict[str, str]:
 
 
 def mount_asgi(handler: CheckHandler | AsyncCheckHandler) -> Post:
-    async def post(method: str, headers: dict[str, str], body: bytes) -> Reply:
+    async def post(method: str, headers: dict[str, str], body: bytes) -> CheckResponse:
         events = [{"type": "http.request", "body": part, "more_body": True} for part in (body[:7], body[7:])]
         events.append({"type": "http.request"})
         sent: list[Any] = []
@@ -81,7 +81,7 @@ def mount_asgi(handler: CheckHandler | AsyncCheckHandler) -> Post:
         raw = [(name.title().encode(), value.encode()) for name, value in headers.items()]
         await AsgiCheckApp(handler)({"type": "http", "method": method, "headers": raw}, receive, send)
         assert dict(sent[0]["headers"])[b"content-length"] == str(len(sent[1]["body"])).encode()
-        return Reply(sent[0]["status"], sent[1]["body"])
+        return CheckResponse(sent[0]["status"], sent[1]["body"])
 
     return post
 
@@ -94,13 +94,13 @@ def make_environ(method: str, headers: dict[str, str], body: bytes) -> dict[str,
 
 
 def mount_wsgi(handler: CheckHandler) -> Post:
-    async def post(method: str, headers: dict[str, str], body: bytes) -> Reply:
+    async def post(method: str, headers: dict[str, str], body: bytes) -> CheckResponse:
         started: list[str] = []
         app = WsgiCheckApp(handler)
         parts = await asyncio.to_thread(
             lambda: list(app(make_environ(method, headers, body), lambda status, _, __=None: started.append(status)))  # type: ignore[arg-type, return-value]
         )
-        return Reply(int(started[0][:3]), b"".join(parts))
+        return CheckResponse(int(started[0][:3]), b"".join(parts))
 
     return post
 
@@ -115,9 +115,9 @@ def mount_django(handler: CheckHandler) -> Post:
         settings.configure()
     view = check_view(handler)
 
-    async def post(method: str, headers: dict[str, str], body: bytes) -> Reply:
+    async def post(method: str, headers: dict[str, str], body: bytes) -> CheckResponse:
         response = await asyncio.to_thread(view, WSGIRequest(make_environ(method, headers, body)))
-        return Reply(response.status_code, response.content)
+        return CheckResponse(response.status_code, response.content)
 
     assert view.csrf_exempt  # type: ignore[attr-defined]
     return post

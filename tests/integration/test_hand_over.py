@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from outbox.errors import HandOverUnavailable
-from outbox.hand_over import Fate, HttpHandOver, OutboxRow
+from outbox.client.errors import HandOverUnavailable
+from outbox.hand_over import HttpHandOver, OutboxRow, PublishStatus
 from tests.support.canned_http import CannedServer, canned_server
 
 TOGETHER, ALONE = "/v1/messages/batch", "/v1/messages"
@@ -33,7 +33,7 @@ def test_refused_request_is_halved(canned: CannedServer, hand_over: HttpHandOver
     canned.refuse("POST", TOGETHER, status, slug, "no")
     canned.answer("POST", ALONE, 200, DONE)
     canned.refuse("POST", ALONE, status, slug, "no")
-    assert [handed.fate for handed in hand_over.publish(ROWS)] == [Fate.PUBLISHED, Fate.REFUSED]
+    assert [handed.fate for handed in hand_over.publish(ROWS)] == [PublishStatus.PUBLISHED, PublishStatus.REFUSED]
 
 
 @pytest.mark.parametrize(("status", "body"), [(502, b"<html>"), (413, b"<html>"), (200, b"<html>"), (200, ALL_DONE)])
@@ -45,7 +45,7 @@ def test_answer_that_judges_no_row_raises(
     canned.answer("POST", ALONE, status, body)
     with pytest.raises(HandOverUnavailable):
         hand_over.publish(ROWS)
-    assert [handed.fate for handed in hand_over.publish(ROWS[:1])] == [Fate.UNKNOWN]
+    assert [handed.fate for handed in hand_over.publish(ROWS[:1])] == [PublishStatus.UNKNOWN]
 
 
 @pytest.mark.parametrize(("status", "slug"), [(503, "unavailable"), (401, "unauthenticated"), (429, "rate-limited")])
@@ -62,7 +62,7 @@ def test_refusal_of_the_caller_judges_no_row(
 def test_unreadable_result_costs_its_own_row_alone(canned: CannedServer, hand_over: HttpHandOver) -> None:
     """The other one was published, whatever stands beside it."""
     canned.answer("POST", TOGETHER, 200, {"results": [{"status": 200}, {"status": 200, **DONE}]})
-    assert [handed.fate for handed in hand_over.publish(ROWS)] == [Fate.UNKNOWN, Fate.PUBLISHED]
+    assert [handed.fate for handed in hand_over.publish(ROWS)] == [PublishStatus.UNKNOWN, PublishStatus.PUBLISHED]
 
 
 def test_nobody_listening_is_unavailable() -> None:

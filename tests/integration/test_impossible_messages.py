@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import KafkaError, Producer
 
 from bridge.core.message import Message
-from bridge.core.record_size import measure_published
+from bridge.core.properties import measure_published
 from tests.support.bridge_process import Bridge, BridgeProcess, create_topics, read_committed, wait_until
 from tests.support.cluster_acts import set_topic_config
 

@@ -16,7 +16,7 @@ from bridge.core.record_codec import encode_half
 from bridge.settler.ports import SettlerConfig
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig
-from bridge.store.results import GetStatus
+from bridge.store.message_store import GetStatus
 from tests.support.bridge_process import BridgeProcess, read_committed, wait_until
 from tests.support.broker import BrokerFactory
 from tests.support.lone_settler import GROUP, LoneWorld

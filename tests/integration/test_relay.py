@@ -12,9 +12,9 @@ from sqlalchemy import orm
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from outbox.client.errors import HandOverUnavailable
 from outbox.enqueue import enqueue, enqueue_async
-from outbox.errors import HandOverUnavailable
-from outbox.hand_over import HandedOver, MemoryHandOver, OutboxRow
+from outbox.hand_over import MemoryHandOver, OutboxRow, PublishResult
 from outbox.relay import Relay, RelayConfig, RelayCounts
 from outbox.sources import ColumnMap, MappedSource, OwnSource, debezium_source
 from outbox.tables import make_outbox_table
@@ -39,7 +39,7 @@ class PausingHandOver:
         self._woken = threading.Event()
         self.paused = threading.Event()
 
-    def publish(self, rows: Sequence[OutboxRow]) -> Sequence[HandedOver]:
+    def publish(self, rows: Sequence[OutboxRow]) -> Sequence[PublishResult]:
         self.paused.set()
         assert self._woken.wait(30)
         return self._bridge.publish(rows)
@@ -54,7 +54,7 @@ class DyingHandOver:
     def __init__(self, bridge: MemoryHandOver) -> None:
         self._bridge = bridge
 
-    def publish(self, rows: Sequence[OutboxRow]) -> Sequence[HandedOver]:
+    def publish(self, rows: Sequence[OutboxRow]) -> Sequence[PublishResult]:
         self._bridge.publish(rows)
         raise Paused
 
@@ -62,7 +62,7 @@ class DyingHandOver:
 class AwayHandOver:
     """A bridge that cannot be reached."""
 
-    def publish(self, rows: Sequence[OutboxRow]) -> Sequence[HandedOver]:
+    def publish(self, rows: Sequence[OutboxRow]) -> Sequence[PublishResult]:
         raise HandOverUnavailable(f"away from {len(rows)} rows")
 
 
@@ -312,7 +312,7 @@ def test_many_relays_share_the_rows(world: OutboxWorld) -> None:
     handed: dict[str, int] = defaultdict(int)
 
     class Counting:
-        def publish(self, rows: Sequence[OutboxRow]) -> Sequence[HandedOver]:
+        def publish(self, rows: Sequence[OutboxRow]) -> Sequence[PublishResult]:
             with lock:
                 for row in rows:
                     handed[row.row_id] += 1
@@ -399,7 +399,7 @@ def test_postgres_wakes_a_sleeping_relay(world: OutboxWorld) -> None:
     published = threading.Event()
 
     class Telling(MemoryHandOver):
-        def publish(self, rows: Sequence[OutboxRow]) -> Sequence[HandedOver]:
+        def publish(self, rows: Sequence[OutboxRow]) -> Sequence[PublishResult]:
             fates = super().publish(rows)
             if any(row.topic == "wanted" for row in rows):
                 published.set()

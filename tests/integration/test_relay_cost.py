@@ -10,9 +10,8 @@ from sqlalchemy import event
 from sqlalchemy.engine.interfaces import CacheStats
 
 from outbox.hand_over import MemoryHandOver
-from outbox.key_walk import find_heads
-from outbox.lease_terms import Tables
 from outbox.relay import Relay, RelayConfig
+from outbox.relay_queries import Tables, find_heads
 from outbox.sources import ColumnMap, MappedSource, OwnSource
 from tests.support.outbox_world import OutboxWorld, Sent
 from tests.support.user_database import UserDatabase

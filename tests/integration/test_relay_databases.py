@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from outbox.hand_over import HandedOver, MemoryHandOver, OutboxRow
+from outbox.hand_over import MemoryHandOver, OutboxRow, PublishResult
 from outbox.relay import RelayConfig
 from tests.support.cli_process import wait_for
 from tests.support.outbox_world import OutboxWorld, Sent
@@ -27,7 +27,7 @@ class FatalHandOver:
         self.killed = threading.Event()
         self.values: list[bytes | None] = []
 
-    def publish(self, rows: Sequence[OutboxRow]) -> Sequence[HandedOver]:
+    def publish(self, rows: Sequence[OutboxRow]) -> Sequence[PublishResult]:
         self.values += [row.value for row in rows]
         fates = self._bridge.publish(rows)
         if not self.killed.is_set():

@@ -7,8 +7,8 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from outbox.errors import LocalTransactionBarred, OutboxConfigError
-from outbox.listener import Resolution
+from outbox.client.errors import LocalTransactionBarred, OutboxConfigError
+from outbox.client.listener import Resolution
 from outbox.tables import make_record_table
 from outbox.transaction_record import AsyncTransactionRecord, RecordConfig, TransactionRecord
 from tests.support.record_checks import ask, make_check

@@ -8,8 +8,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from outbox.errors import LocalTransactionBarred
-from outbox.listener import Resolution
+from outbox.client.errors import LocalTransactionBarred
+from outbox.client.listener import Resolution
 from outbox.tables import make_record_table
 from outbox.transaction_record import TransactionRecord
 from tests.support.local_transaction_process import CHECK_STEPS, WRITE_STEPS

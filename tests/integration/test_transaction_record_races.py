@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from outbox.errors import LocalTransactionBarred
-from outbox.listener import Resolution
+from outbox.client.errors import LocalTransactionBarred
+from outbox.client.listener import Resolution
 from outbox.tables import make_record_table
 from outbox.transaction_record import TransactionRecord
 from tests.support.record_checks import ask, ask_until_known

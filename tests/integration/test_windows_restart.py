@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from bridge.core.horizon import HorizonConfig
+from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.record import Resolution, Source
 from bridge.core.transaction import TransactionState
 from bridge.settler.ports import SettlerConfig
@@ -16,7 +16,7 @@ from tests.support.cluster_acts import delete_topic, read_last_position
 from tests.support.lone_settler import Known, LoneWorld, until
 
 GOOD, GONE = "restart.good", "restart.gone"
-SMALL = SettlerConfig(horizon=HorizonConfig(journal_records=30))
+SMALL = SettlerConfig(horizon=LowWatermarkConfig(journal_records=30))
 
 
 class Kinds(NamedTuple):

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from outbox import Check, Resolution
 from outbox.asgi import CheckApp
 from outbox.check_handler import Answer, CheckHandler
-from outbox.checks import Tell
+from outbox.client.checks import Tell
 from outbox.transaction_record import TransactionRecord
 from tests.kills.planted import MISSING_COMMITTED
 from tests.kills.run_file import RECORDS, RunFile

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import sqlalchemy as sa
 
-from outbox.hand_over import HandedOver, HandOver, HttpHandOver, OutboxRow
+from outbox.hand_over import HandOver, HttpHandOver, OutboxRow, PublishResult
 from outbox.relay import Relay, RelayConfig
 from outbox.sources import OwnSource
 from tests.kills.planted import DELETED_FIRST
@@ -30,7 +30,7 @@ class DeletingHandOver:
         self._engine = engine
         self._hand_over = hand_over
 
-    def publish(self, rows: Sequence[OutboxRow]) -> Sequence[HandedOver]:
+    def publish(self, rows: Sequence[OutboxRow]) -> Sequence[PublishResult]:
         with self._engine.begin() as conn:
             conn.execute(sa.delete(OUTBOX).where(OUTBOX.c.message_id.in_([row.idempotency_key for row in rows])))
         return self._hand_over.publish(rows)

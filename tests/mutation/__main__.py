@@ -51,8 +51,8 @@ _SCENARIOS = [  # those that take a few seconds
 PARTS = (
     Part("codecs", [f"bridge/core/{name}.py" for name in _CODECS], ["tests/unit/core"]),
     Part("rules", [f"bridge/core/{name}.py" for name in _RULES], ["tests/unit/core"]),
-    Part("cursors", ["bridge/sql/cursors.py"], ["tests/unit/sql/test_cursors.py"]),
-    Part("answers", ["checker/check_call.py", "checker/nonce.py"], ["tests/unit/checker"]),
+    Part("cursors", ["bridge/sql/rows.py"], ["tests/unit/sql/test_cursors.py"]),
+    Part("answers", ["checker/call.py", "checker/call.py"], ["tests/unit/checker"]),
     Part("guard", ["checker/endpoint_guard.py"], ["tests/unit/checker/test_endpoint_guard.py"]),
     Part(
         "turns",

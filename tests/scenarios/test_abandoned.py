@@ -8,10 +8,9 @@ import pytest
 
 from bridge.core.message import Message
 from bridge.core.record import Act, ActRecord, Resolution
-from bridge.core.transaction import BODY_EXPIRED, ORDER, TransactionState
-from bridge.core.view import TransactionView
+from bridge.core.transaction import BODY_EXPIRED, ORDER, TransactionState, TransactionView
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
-from bridge.service.operators import Who
+from bridge.service.operate import Who
 from bridge.sql.audit import read_audit
 from bridge.sql.stats import read_stats
 from bridge.store.memory.link import PASSES, Fate, NoFaults, Step

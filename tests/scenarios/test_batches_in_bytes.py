@@ -6,7 +6,7 @@ import pytest
 
 from bridge.core.message import Message, MessageQueue, StoredMessage
 from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, decode_op, decode_position
-from bridge.core.record_size import count_stored_bytes
+from bridge.core.properties import count_stored_bytes
 from bridge.core.transaction import TransactionState
 from bridge.settler.ports import SettlerConfig
 from bridge.store.memory.store import MemoryStore

@@ -10,12 +10,10 @@ import pytest
 
 from bridge.core.message import Message
 from bridge.core.record import Act, Resolution
-from bridge.core.transaction import TransactionState
-from bridge.core.view import TransactionView
+from bridge.core.transaction import TransactionState, TransactionView
 from bridge.service.contract import Prepared, RefusalCode, Refused
-from bridge.service.operators import Who
-from bridge.sql.halts import read_halts
-from bridge.sql.keys import believe_from
+from bridge.service.operate import Who
+from bridge.sql.identity import believe_from, read_halts
 from tests.support.lost_log_world import GROUP, LostLogWorld, make_lost_log_world
 
 

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from api.node import Node
-from bridge.core.transaction import TransactionState
-from bridge.core.view import TransactionView
+from bridge.core.transaction import TransactionState, TransactionView
 from bridge.service.contract import Outcome, Prepared, RefusalCode, Refused
-from bridge.sql.halts import read_halts
+from bridge.sql.identity import read_halts
 from tests.support.lost_log_world import LostLogWorld, make_lost_log_world
 
 TOPICS = ["half", "op", "parked"]

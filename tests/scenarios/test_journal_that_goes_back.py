@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from bridge.core.errors import HaltKind
-from bridge.core.view import TransactionView
+from bridge.core.transaction import TransactionView
 from bridge.service.contract import Outcome, Prepared, Refused
-from bridge.sql.halts import read_halts
+from bridge.sql.identity import read_halts
 from tests.support.lost_log_world import LostLogWorld, make_lost_log_world
 
 

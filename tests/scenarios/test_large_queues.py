@@ -9,8 +9,7 @@ from bridge.core.message import Message, MessageQueue
 from bridge.core.op_message import POSITION_KEY, AnswerCode, Position, decode_position
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
-from bridge.core.transaction import TransactionState
-from bridge.core.transaction_id import make_transaction_id
+from bridge.core.transaction import TransactionState, make_transaction_id
 from bridge.settler.ports import SettlerConfig
 from tests.support.settler_world import GROUP, SettlerWorld, make_settler_world
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bridge.core.config import CheckTimes
+from bridge.core.check_rules import CheckTimes
 from bridge.core.message import Message
 from bridge.core.record import Act, ActRecord, Resolution, Source
 from bridge.core.transaction import MAX_CHECKS, TransactionState

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 from bridge.core.message import Message
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
-from bridge.core.transaction_id import queue_of
-from bridge.core.view import TransactionView
+from bridge.core.transaction import TransactionView, queue_of
 from bridge.service.contract import EndCall, PrepareCall, Prepared
 from tests.support.service_world import ServiceProcess, ServiceWorld, make_service_world
 

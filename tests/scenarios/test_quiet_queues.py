@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from bridge.core.horizon import HorizonConfig
+from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.message import Message
 from bridge.core.record import Resolution
-from bridge.core.transaction import MAX_CHECKS, TransactionState
-from bridge.core.view import TransactionView
+from bridge.core.transaction import MAX_CHECKS, TransactionState, TransactionView
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
 from bridge.settler.ports import SettlerConfig
 from bridge.settler.settler import Hold
-from bridge.store.memory.retention import clean
+from bridge.store.memory.log import clean
 from tests.support.service_world import make_service_world
 from tests.support.settler_world import SettlerWorld, make_settler_world
 from tests.support.whole_service import projecting
@@ -25,7 +24,7 @@ MINUTE_MS = 60_000
 SHORT_DAYS = SettlerConfig(
     idle_wait_ms=5_000,
     idle_position_ms=MINUTE_MS,
-    horizon=HorizonConfig(op_ms=7 * MINUTE_MS),
+    horizon=LowWatermarkConfig(op_ms=7 * MINUTE_MS),
 )
 
 

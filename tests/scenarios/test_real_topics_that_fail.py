@@ -16,8 +16,7 @@ import pytest
 from api.node import Node
 from bridge.core.message import Message, MessageQueue
 from bridge.core.record import Resolution
-from bridge.core.transaction import TransactionState
-from bridge.core.view import TransactionView
+from bridge.core.transaction import TransactionState, TransactionView
 from bridge.service.contract import EndCall, PrepareCall, Prepared, RefusalCode, Refused
 from tests.support.lost_log_world import GROUP, LostLogWorld, make_lost_log_world
 

@@ -7,8 +7,7 @@ import pytest
 
 from bridge.core.message import Message
 from bridge.core.record import Resolution
-from bridge.core.transaction import TransactionState
-from bridge.core.view import TransactionView
+from bridge.core.transaction import TransactionState, TransactionView
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
 from bridge.store.memory.link import StepKind
 from tests.support.held_steps import HeldSteps

@@ -8,7 +8,7 @@ import pytest
 
 from bridge.core.message import Message, MessageQueue
 from bridge.core.record import Resolution
-from bridge.core.view import TransactionView
+from bridge.core.transaction import TransactionView
 from bridge.service.contract import EndCall, Outcome, PrepareCall, Prepared, RefusalCode, Refused
 from bridge.store.memory.link import PASSES, Fate, NoFaults, Step, StepKind
 from tests.support.service_world import ServiceProcess, ServiceWorld, make_service_world

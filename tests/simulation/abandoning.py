@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 from bridge.core.message import MessageQueue
 from bridge.core.record import Act, ActRecord
 from bridge.core.record_codec import encode_act
-from bridge.core.transaction import Transaction
-from bridge.core.transaction_id import queue_of
+from bridge.core.transaction import Transaction, queue_of
+from tests.simulation.oracle import find_truth
 from tests.simulation.schedule import Deed, Fault, Verb
-from tests.simulation.truth import find_truth
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -15,13 +15,12 @@ from msgspec import Struct
 
 from bridge.core.message import Message
 from bridge.core.record import Act, Resolution
-from bridge.core.transaction import TransactionState
-from bridge.core.view import TransactionView
+from bridge.core.transaction import TransactionState, TransactionView
 from bridge.service.assembly import Service
 from bridge.service.contract import Accepted, EndCall, Outcome, PrepareCall, Prepared, Refused, Wait
-from bridge.service.operators import Who
-from checker.caller import Call as HttpCall
-from checker.caller import Failure, Reply, failure_of
+from bridge.service.operate import Who
+from checker.caller import EndpointCall as HttpCall
+from checker.caller import EndpointReply, Failure, failure_of
 from tests.simulation.database import endpoint_of
 from tests.simulation.schedule import CALM_GROUPS, Call, Deed, Local, Manner, Verb
 from tests.support.virtual_time import VirtualClock
@@ -163,7 +162,7 @@ class Endpoints:
         self.log: list[Asked] = []
         self.exchanges: list[Exchange] = []  # as they ended
 
-    async def call(self, call: HttpCall, node: str) -> Reply:
+    async def call(self, call: HttpCall, node: str) -> EndpointReply:
         """One exchange."""
         group = next(name for name in CALM_GROUPS if endpoint_of(name) == call.url)
         checks, began_ms, known = json.loads(call.body)["checks"], self._clock.monotonic_ms(), len(self.log)
@@ -173,15 +172,15 @@ class Endpoints:
         self.exchanges.append(Exchange(began_ms, self._clock.monotonic_ms(), group, node, was_answered))
         return reply
 
-    async def _answer(self, call: HttpCall, group: str, checks: list[dict[str, object]], node: str) -> Reply:
+    async def _answer(self, call: HttpCall, group: str, checks: list[dict[str, object]], node: str) -> EndpointReply:
         manner = self.manners.get(group, Manner.HONEST)
         await self._clock.sleep_ms(self._random.randrange(3))
         if manner is Manner.REFUSES:
-            return Reply(call.url, 1, failure=Failure.REFUSED)
+            return EndpointReply(call.url, 1, failure=Failure.REFUSED)
         if manner is Manner.HANGS:
             self._note(checks, {}, node)
             await self._clock.sleep_ms(call.timeout_ms)
-            return Reply(call.url, call.timeout_ms, failure=Failure.TIMEOUT)
+            return EndpointReply(call.url, call.timeout_ms, failure=Failure.TIMEOUT)
         if manner is Manner.SLOW:
             await self._clock.sleep_ms(call.timeout_ms * 3 // 4)
         words = {check["transaction_id"]: self.decide(number_of(check), manner) for check in checks}
@@ -192,7 +191,7 @@ class Endpoints:
             words = {name: word for name, word in words.items() if name not in left_out}
             self._note(checks, words, node)
         status = 500 if manner is Manner.ERROR else 200
-        return Reply(call.url, 1, status, _write(checks, words, manner), failure=failure_of(status))
+        return EndpointReply(call.url, 1, status, _write(checks, words, manner), failure=failure_of(status))
 
     def decide(self, number: int, manner: Manner) -> Resolution:
         """What is answered to a check of the transaction of this number."""

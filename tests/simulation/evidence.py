@@ -13,8 +13,8 @@ from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState
 from bridge.sql.tables import projection_positions
 from bridge.store.memory.log import MemoryLog
+from tests.simulation.oracle import Truth, find_truth
 from tests.simulation.situations import Bad
-from tests.simulation.truth import Truth, find_truth
 
 Place = tuple[str, int]  # topic id, queue
 

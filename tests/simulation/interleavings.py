@@ -39,8 +39,8 @@ from bridge.core.message import Message
 from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, decode_op, decode_position
 from bridge.core.record import Resolution
 from bridge.core.transaction import Transaction
-from tests.simulation.contest import Choice, Contest, State
 from tests.simulation.evidence import Archive
+from tests.simulation.ownership_race import Choice, Contest, State
 from tests.simulation.promises import Evidence, Violation, check_records
 from tests.simulation.stepped_log import INTERNAL, Deal, Setting
 

@@ -19,15 +19,14 @@ import msgspec
 import sqlalchemy as sa
 
 from bridge.core.errors import MalformedRecord, StoreError, UnknownRecordVersion
+from bridge.core.keyring import OpSeals
 from bridge.core.message import StoredMessage
-from bridge.core.op_seal import OpSeals
 from bridge.core.properties import TRANSACTION_ID_HEADER
 from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_parked, decode_record
-from bridge.core.transaction import TransactionState
-from bridge.core.transaction_id import is_transaction_id
+from bridge.core.transaction import TransactionState, is_transaction_id
 from bridge.giving_up import GivingUp, GivingUpPorts
-from bridge.sql.errors import SqlUnavailable
+from bridge.sql.engine import SqlUnavailable
 from bridge.sql.identity import TopicIdentity, record_identity
 from bridge.sql.stats import read_stats
 from bridge.sql.tables import given_up
@@ -36,9 +35,9 @@ from bridge.store.sealed import SealedOwnerStore, SealWatch
 from tests.simulation.clients import Heard
 from tests.simulation.evidence import Archive, Place
 from tests.simulation.node import KEYRING, NodeClock, NodeDatabase
+from tests.simulation.oracle import find_truth
 from tests.simulation.promises import Violation
 from tests.simulation.schedule import CALLS_MS, FaultKind, Schedule, make_schedule
-from tests.simulation.truth import find_truth
 from tests.simulation.world import Run, World, simulate
 
 _SPARSE = 50  # seeds of ordinary schedules for one of these: most have no SQL

@@ -19,23 +19,21 @@ from sqlalchemy import Connection, Engine
 from api.node import Node as BridgeNode
 from api.node import NodeConfig, NodePorts, Roles
 from bridge.clock import Timer
-from bridge.core.horizon import HorizonConfig
-from bridge.core.keyring import SECRET_BYTES, BridgeKey, Keyring
-from bridge.core.op_seal import OpSeals
+from bridge.core.keyring import SECRET_BYTES, BridgeKey, Keyring, OpSeals
+from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.topics import InternalTopics
 from bridge.log_watch import LogWatch
 from bridge.projector import ProjectorConfig
 from bridge.service.assembly import Service, ServiceConfig, Stores
-from bridge.service.redrive_loop import RedriveConfig
-from bridge.settler.destinations import Destinations
+from bridge.service.redrive import RedriveConfig
+from bridge.settler.known_topics import KnownTopics
 from bridge.settler.ports import SettlerConfig
 from bridge.sql.directory import SqlDirectory
-from bridge.sql.engine import Database
-from bridge.sql.errors import SqlUnavailable
+from bridge.sql.engine import Database, SqlUnavailable
 from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.sealed import SealedOwnerStore, SealWatch
-from checker.caller import Call, Reply
+from checker.caller import EndpointCall, EndpointReply
 from checker.config import CheckerConfig
 from tests.support.virtual_time import VirtualClock
 
@@ -49,7 +47,9 @@ SETTLER = SettlerConfig(
     idle_wait_ms=800,
     position_delay_ms=100,
     max_put_backs=3,
-    horizon=HorizonConfig(remember_ended_ms=12_000, journal_records=6, journal_ms=4_000, op_messages=12, op_ms=10_000),
+    horizon=LowWatermarkConfig(
+        remember_ended_ms=12_000, journal_records=6, journal_ms=4_000, op_messages=12, op_ms=10_000
+    ),
 )
 CHECKER = CheckerConfig(total_calls=4, report_wait_ms=5_000, append_retry_ms=1_000, tick_ms=1_000)
 CALM_SETTLER, CALM_CHECKER = replace(SETTLER, idle_wait_ms=100), replace(CHECKER, tick_ms=100)  # to measure lateness
@@ -142,12 +142,14 @@ class NodeDatabase(Database):
 class _GatedCaller:
     """Port CheckCaller: the world's network, seen from a process that may stand still."""
 
-    def __init__(self, process: MemoryProcess, call: Callable[[Call, str], Awaitable[Reply]], name: str) -> None:
+    def __init__(
+        self, process: MemoryProcess, call: Callable[[EndpointCall, str], Awaitable[EndpointReply]], name: str
+    ) -> None:
         self._process = process
         self._call = call
         self._name = name
 
-    async def call(self, call: Call) -> Reply:
+    async def call(self, call: EndpointCall) -> EndpointReply:
         await self._process.pause()
         reply = await self._call(call, self._name)
         await self._process.pause()
@@ -166,7 +168,7 @@ class Surroundings:
     has_sql: bool
     """False: it goes away once a process has begun: nobody projects, pulls checks or redrives."""
     sql_fate: Callable[..., SqlFate]
-    call: Callable[[Call, str], Awaitable[Reply]]
+    call: Callable[[EndpointCall, str], Awaitable[EndpointReply]]
     is_calm: bool = False
     """Whether what is due is looked at often."""
 
@@ -267,7 +269,7 @@ class Node:
         sealed = SealedOwnerStore(process.owners, surroundings.topics.op, seal_watch)
         ports = NodePorts(
             Stores(process.store, process.owners, process.admin, self._database),
-            sealed, sealed, Destinations(process.admin, clock), self._directory, clock,
+            sealed, sealed, KnownTopics(process.admin, clock), self._directory, clock,
             LogWatch(process.admin, surroundings.topics, clock, self._database),
             lambda: _GatedCaller(process, surroundings.call, self.name),
             lambda: f"{random.getrandbits(64):016x}", random.random,

@@ -10,11 +10,11 @@ from bridge.sql.search import SearchFilter, search_transactions
 from bridge.store.acceptance import NotTaken
 from tests.simulation.clients import Asked
 from tests.simulation.operating import PULLED, Done
+from tests.simulation.oracle import Truth
 from tests.simulation.promises import Evidence, Violation
 from tests.simulation.rules import find_parkings, longest_pause_ms
 from tests.simulation.schedule import START_MS, FaultKind
 from tests.simulation.situations import PULL_LEASE_MS, BadKind, Chore, ChoreKind, is_surely_small
-from tests.simulation.truth import Truth
 
 _PARKED = TransactionState.PARKED
 _STEP_MS = 4_000  # for a step of a redrive that was on its way when it was stopped

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from bridge.core.errors import QueueHalted, StoreError
+from bridge.core.keyring import OpSeals
 from bridge.core.message import MessageQueue
-from bridge.core.op_seal import OpSeals
 from bridge.core.record import Resolution, Source
 from bridge.projector import PositionMoved, Projector, ProjectorPorts, rebuild
 from bridge.service.assembly import Service
 from bridge.service.claims import ClaimCall, ClaimedCheck
 from bridge.service.contract import EndCall, Refused
-from bridge.service.operators import Who
-from bridge.service.parked import RedriveAction, RedrivePreview
-from bridge.sql.errors import SqlUnavailable
+from bridge.service.operate import Who
+from bridge.service.redrive import RedriveAction, RedrivePreview
+from bridge.sql.engine import SqlUnavailable
 from bridge.sql.groups import put_group
 from bridge.sql.redrive import JobState, RedriveJob
 from bridge.sql.transactions import SearchFilter

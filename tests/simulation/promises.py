@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from sqlalchemy import Engine
 
-from bridge.core.config import CheckTimes
+from bridge.core.check_rules import CheckTimes
 from bridge.core.message import Message, StoredMessage
 from bridge.core.op_message import OpMessage
 from bridge.core.properties import TRANSACTION_ID_HEADER
@@ -20,9 +20,9 @@ from bridge.sql.stats import read_stats
 from bridge.sql.transactions import find_many
 from tests.simulation.clients import Asked, Exchange, Heard
 from tests.simulation.evidence import Archive, find_stuck
+from tests.simulation.oracle import Ended, Truth, find_acts, find_ends, find_truth
 from tests.simulation.schedule import START_MS, TOPICS, FaultKind, Schedule, Verb
 from tests.simulation.situations import possible_times
-from tests.simulation.truth import Ended, Truth, find_acts, find_ends, find_truth
 
 if TYPE_CHECKING:
     from tests.simulation.operating import Operating

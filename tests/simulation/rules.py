@@ -9,15 +9,21 @@ from bridge.core.message import Message
 from bridge.core.op_message import OpMessage
 from bridge.core.record import Act, HalfMessage, Resolution, Source
 from bridge.core.record_codec import decode_body, decode_parked
-from bridge.core.transaction import MAX_CHECKS, MAX_LIFE, NO_ENDPOINT, Transaction, TransactionState
-from bridge.core.view import TimelineEvent, TransactionView
-from bridge.sql.timeline import read_timeline
-from bridge.sql.transactions import find_many
+from bridge.core.transaction import (
+    MAX_CHECKS,
+    MAX_LIFE,
+    NO_ENDPOINT,
+    TimelineEvent,
+    Transaction,
+    TransactionState,
+    TransactionView,
+)
+from bridge.sql.transactions import find_many, read_timeline
 from tests.simulation.clients import Asked, same_messages
 from tests.simulation.operating import PULLED
+from tests.simulation.oracle import Truth
 from tests.simulation.promises import Evidence, Violation
 from tests.simulation.schedule import START_MS, Call, FaultKind, Verb
-from tests.simulation.truth import Truth
 
 _COMMITTED, _ROLLED_BACK, _PARKED, _PREPARED = (
     TransactionState.COMMITTED,

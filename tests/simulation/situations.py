@@ -8,7 +8,7 @@ from random import Random
 
 from msgspec import Struct
 
-from bridge.core.config import CheckCalls, CheckMode, CheckTimes, GroupSettings
+from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings
 from bridge.core.message import Message
 
 CHORES_MS = 16_000  # operators begin within this time

@@ -12,14 +12,14 @@ from bridge.core.op_message import POSITION_KEY, Position, encode_position
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.topics import InternalTopics
-from bridge.core.transaction_id import make_transaction_id
+from bridge.core.transaction import make_transaction_id
 from bridge.store.memory.cluster import MemoryCluster
-from bridge.store.memory.errors import BrokerError
+from bridge.store.memory.errors import LogError
 from bridge.store.memory.link import Link, Step, StepKind
 from bridge.store.memory.partition import Partition, ProducerState
 from bridge.store.memory.process import MemoryOwnerStore
-from bridge.store.memory.producers import Phase, Registration
-from bridge.store.results import GetResult, GetStatus
+from bridge.store.memory.producers import Phase, ProducerRegistration
+from bridge.store.message_store import GetResult, GetStatus
 from tests.simulation.schedule import TOPICS
 from tests.support.memory_world import create_internal_topics
 from tests.support.settler_world import GROUP
@@ -50,7 +50,7 @@ class Setting(Struct, frozen=True):
 
 
 class Turn:
-    """A request about to be sent. `ask` sends it to the log as it is then; a BrokerError is an answer too."""
+    """A request about to be sent. `ask` sends it to the log as it is then; a LogError is an answer too."""
 
     def __init__(self, step: Step, ask: Callable[[], Any], is_ready: Callable[[], bool]) -> None:
         self.step = step
@@ -59,7 +59,7 @@ class Turn:
 
     def __await__(self) -> Generator["Turn", Any, Any]:
         answer = yield self
-        if isinstance(answer, BrokerError):
+        if isinstance(answer, LogError):
             raise answer
         return answer
 
@@ -166,7 +166,7 @@ class World:
             self._now[place] = _UNKNOWN
         try:
             return turn.ask()
-        except BrokerError as error:
+        except LogError as error:
             return error
 
     def is_stale(self, transactional_id: str, epoch: int) -> bool:
@@ -207,7 +207,9 @@ class World:
         )
 
     def _restore_producers(self, noted: Any) -> None:
-        self.cluster.producers._by_id = {r[0]: Registration(*r[:-1], places=dict.fromkeys(r[-1])) for r in noted}
+        self.cluster.producers._by_id = {
+            r[0]: ProducerRegistration(*r[:-1], places=dict.fromkeys(r[-1])) for r in noted
+        }
 
 
 def _fill(cluster: MemoryCluster, deals: Sequence[Deal]) -> None:

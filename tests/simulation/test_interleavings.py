@@ -6,9 +6,9 @@ import pytest
 
 from bridge.core.message import Message
 from bridge.core.record import Resolution
-from bridge.store.memory.producers import Registration
-from tests.simulation.contest import Choice, Contest
+from bridge.store.memory.producers import ProducerRegistration
 from tests.simulation.interleavings import SETTINGS, describe, explore, tell
+from tests.simulation.ownership_race import Choice, Contest
 from tests.simulation.stepped_log import Deal, Setting
 
 _ALONE = Setting("one", (Deal((Message("orders", b"k", b"v"),), Resolution.COMMIT),), 1, can_crash=False)
@@ -53,7 +53,7 @@ def test_path_is_told_again_step_by_step() -> None:
 
 def test_broken_promise_is_told_with_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is ever refused: two owners publish, and the path that a reader gets shows it again."""
-    monkeypatch.setattr(Registration, "epoch", property(lambda _: 0, lambda *_: None))
+    monkeypatch.setattr(ProducerRegistration, "epoch", property(lambda _: 0, lambda *_: None))
     tally = explore(_ALONE)
     assert tally.broken is not None
     told = describe(tally)

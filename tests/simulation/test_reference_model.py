@@ -27,8 +27,7 @@ from hypothesis.stateful import (
 )
 
 from bridge.core.message import StoredMessage
-from checker.caller import Call
-from checker.memory_caller import Response
+from checker.caller import EndpointCall, Response
 from tests.support import reference_model as model
 from tests.support.reference_model import (
     Answer,
@@ -429,8 +428,8 @@ class BridgeMachine(RuleBasedStateMachine):
                 if earlier.rank < later.rank and earlier.ordering_key == later.ordering_key:
                     yield earlier, later
 
-    def endpoint(self, url: str) -> Callable[[Call], Any]:
-        async def answer(call: Call) -> Response:
+    def endpoint(self, url: str) -> Callable[[EndpointCall], Any]:
+        async def answer(call: EndpointCall) -> Response:
             checks = json.loads(call.body)["checks"]
             for check in checks:
                 self.note_check(check, call.headers["webhook-id"])

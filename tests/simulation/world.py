@@ -17,14 +17,14 @@ import structlog
 from msgspec import Struct
 
 from bridge.core import record
+from bridge.core.keyring import OpSeals
 from bridge.core.message import Message, MessageQueue
-from bridge.core.op_seal import OpSeals
 from bridge.core.topics import InternalTopics
-from bridge.core.transaction_id import queue_of
+from bridge.core.transaction import queue_of
 from bridge.service import repeats
 from bridge.store.memory.cluster import MemoryCluster
+from bridge.store.memory.log import clean
 from bridge.store.memory.partition import Stamp
-from bridge.store.memory.retention import clean
 from tests.simulation.abandoning import give_up
 from tests.simulation.bulkhead import check_bulkhead
 from tests.simulation.callers import Callers, Finding

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from api.cli.spark_jars import connector_jars, driver_jars
+from api.cli.reports import connector_jars, driver_jars
 from spark.session import start_session
 
 _PATIENCE_S = 300

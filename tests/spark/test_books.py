@@ -5,17 +5,17 @@ from dataclasses import replace
 import pytest
 from pyspark.sql import SparkSession
 
-from spark import books
-from spark.columns import Event, Leg, ReceiptRow
-from spark.scope import Extent, Place
-from spark.window import Window
+from spark.judge import totals
+from spark.read.envelope import Event, Evidence, ReceiptRow
+from spark.read.scope import OffsetRange, QueuePlace
+from spark.read.window import Window
 from tests.support.envelope_rows import HALF, NOW_MS, OP, PARKED, TWO, commit, half, op, record, rollback
 from tests.support.run_views import show_views
 
 BEFORE = ReceiptRow("orders", 1, 100)  # of another window
-FOREIGN = Event("", Leg.FOREIGN, "orders", 0, 101, NOW_MS)
+FOREIGN = Event("", Evidence.FOREIGN, "orders", 0, 101, NOW_MS)
 WINDOW = Window(
-    HALF, OP, PARKED, NOW_MS, {Place(topic, 0): Extent(0, 200, 200) for topic in (HALF, OP, PARKED, "orders")}
+    HALF, OP, PARKED, NOW_MS, {QueuePlace(topic, 0): OffsetRange(0, 200, 200) for topic in (HALF, OP, PARKED, "orders")}
 )
 
 
@@ -33,7 +33,7 @@ WINDOW = Window(
 def test_topics_without_the_header_are_noticed(spark: SparkSession, events: list[Event], is_missing: bool) -> None:
     """Else every commit there would be called missing."""
     show_views(spark, events)
-    assert books.is_header_missing(spark, books.look_at(spark), WINDOW) is is_missing
+    assert totals.is_header_missing(spark, totals.look_at(spark), WINDOW) is is_missing
 
 
 def test_books_count_every_transaction_once(spark: SparkSession) -> None:
@@ -41,23 +41,27 @@ def test_books_count_every_transaction_once(spark: SparkSession) -> None:
     others = [event._replace(tx=f"{number:028d}") for number, event in enumerate([half(), half(is_void=True)])]
     ended = [event._replace(tx=f"{9:028d}") for event in (half(off=4), rollback(), op("ROLLED_BACK", off=3))]
     show_views(spark, [half(), commit(), op("COMMITTED"), record(), *others, *ended])
-    began = {**WINDOW.extents, Place(HALF, 0): Extent(5, 200, 200), Place(OP, 0): Extent(4, 200, 200)}
+    began = {
+        **WINDOW.extents,
+        QueuePlace(HALF, 0): OffsetRange(5, 200, 200),
+        QueuePlace(OP, 0): OffsetRange(4, 200, 200),
+    }
     window = Window(HALF, OP, PARKED, NOW_MS, began)
-    (book,) = books.open_books(spark, window).count_groups().values()
-    assert book == {**dict.fromkeys(books.BOOK_COLUMNS, 0), "prepared": 2, "committed": 1, "open": 1}
+    (book,) = totals.open_books(spark, window).count_groups().values()
+    assert book == {**dict.fromkeys(totals.BOOK_COLUMNS, 0), "prepared": 2, "committed": 1, "open": 1}
 
 
 def test_final_transaction_is_in_the_books_of_one_window(spark: SparkSession) -> None:
     """Told again in a later one it was neither open before nor prepared now."""
     show_views(spark, [half(), commit(), op("COMMITTED", off=3), record(), op("COMMITTED", off=7)])
-    extents = {**WINDOW.extents, Place(OP, 0): Extent(4, 200, 200)}
-    later = replace(WINDOW, extents={**extents, Place(HALF, 0): Extent(11, 200, 200)})
-    booked = books.open_books(spark, later)
+    extents = {**WINDOW.extents, QueuePlace(OP, 0): OffsetRange(4, 200, 200)}
+    later = replace(WINDOW, extents={**extents, QueuePlace(HALF, 0): OffsetRange(11, 200, 200)})
+    booked = totals.open_books(spark, later)
     assert booked.count_groups() == {}
     assert booked.count_topics() == []
     half_was_late = replace(WINDOW, extents=extents)
     for window in (half_was_late, WINDOW):
-        assert books.open_books(spark, window).count_groups()["shop"]["committed"] == 1
+        assert totals.open_books(spark, window).count_groups()["shop"]["committed"] == 1
 
 
 def test_topics_are_booked_by_message(spark: SparkSession) -> None:
@@ -68,8 +72,8 @@ def test_topics_are_booked_by_message(spark: SparkSession) -> None:
     ]
     phantom = [event._replace(tx=f"{9:028d}") for event in (half(), rollback(), op("ROLLED_BACK"), record(102))]
     show_views(spark, [*right, *changed, *phantom])
-    told = {row.pop("topic"): row for row in books.open_books(spark, WINDOW).count_topics()}
-    none = {"group": "shop", **dict.fromkeys(books.BOOK_COLUMNS, 0)}
+    told = {row.pop("topic"): row for row in totals.open_books(spark, WINDOW).count_topics()}
+    none = {"group": "shop", **dict.fromkeys(totals.BOOK_COLUMNS, 0)}
     assert told == {
         "credits": {**none, "prepared": 1, "committed": 1, "visible": 1, "is_equal": True},
         "orders": {**none, "prepared": 3, "committed": 2, "rolled_back": 1, "visible": 2, "is_equal": False},
@@ -79,8 +83,8 @@ def test_topics_are_booked_by_message(spark: SparkSession) -> None:
 def test_partitions_that_were_not_read_as_they_should_are_named(spark: SparkSession) -> None:
     """An event twice, or one outside the window, and nothing can be said."""
     show_views(spark, [half(), record(), record(), op("COMMITTED", off=300)])
-    totals = {row["topic"]: row for row in books.look_at(spark).count_partitions(WINDOW)}
-    assert {topic: row["is_right"] for topic, row in totals.items()} == {
+    partitions = {row["topic"]: row for row in totals.look_at(spark).count_partitions(WINDOW)}
+    assert {topic: row["is_right"] for topic, row in partitions.items()} == {
         HALF: True, PARKED: True, OP: False, "orders": False,
     }  # fmt: skip
-    assert (totals[HALF]["rows"], totals[HALF]["holes"]) == (1, 199)
+    assert (partitions[HALF]["rows"], partitions[HALF]["holes"]) == (1, 199)

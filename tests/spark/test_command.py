@@ -11,7 +11,7 @@ from tests.support.source_tree import ROOT
 
 _RUN = """
 import json, sys, typer
-from api.cli.spark_job import run_job
+from api.cli.reports import run_job
 try:
     print(run_job("tests.support.ending_job", json.loads(sys.argv[1])).lines)
 except typer.Exit as done:

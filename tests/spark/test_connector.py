@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from api.cli.spark_jars import connector_jars
+from api.cli.reports import connector_jars
 from spark.errors import Indeterminate
-from spark.session import check_connector
-from spark.versions import SPARK_VERSION
+from spark.session import SPARK_VERSION, check_connector
 
 _MANIFEST = "META-INF/MANIFEST.MF"
 

@@ -16,9 +16,8 @@ from bridge.core.op_message import (
 )
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_act, encode_end, encode_half, encode_parked, encode_published
-from bridge.core.transaction import Transaction, TransactionState
-from bridge.core.transaction_id import make_transaction_id
-from spark.columns import (
+from bridge.core.transaction import Transaction, TransactionState, make_transaction_id
+from spark.read.envelope import (
     ACT_ABANDON,
     ACT_CHECK,
     ACT_RESUME,
@@ -27,10 +26,14 @@ from spark.columns import (
     OTHER_VERSION,
     UNKNOWN,
     EndSource,
-    Leg,
+    EnvelopeSql,
+    Evidence,
     OpState,
+    journal_sql,
+    op_sql,
+    parked_sql,
+    real_sql,
 )
-from spark.envelope import EnvelopeSql, journal_sql, op_sql, parked_sql, real_sql
 
 TX = make_transaction_id(0, 1)
 STORED_MS = 100_000
@@ -103,7 +106,7 @@ def test_one_content_has_one_hash_wherever_it_lies(spark: SparkSession) -> None:
     stored = [StoredMessage(0, half.key, half.value, tuple(half.headers), 9) for half in halves]
     parked = read(spark, parked_sql, [encode_parked(one, 3, "MAX_CHECKS", "parked", 0) for one in stored])
     assert [row.body for row in parked] == [journal[-2].body, journal[-1].body]
-    assert [(row.tx, row.leg, row.grp, row.num) for row in parked] == [(TX, Leg.PARKED, "shop", 3)] * 2
+    assert [(row.tx, row.leg, row.grp, row.num) for row in parked] == [(TX, Evidence.PARKED, "shop", 3)] * 2
 
 
 def test_effective_ordering_key_is_that_of_the_version_that_wrote_it(spark: SparkSession) -> None:
@@ -159,23 +162,23 @@ def test_journal_is_read(spark: SparkSession) -> None:
             Message("half", None, b"v", [("properties", version_2.replace(b"PGROUP", b"OTHER"))]),
         ],
     )
-    half = {"tx": TX, "leg": Leg.HALF, "grp": "shop", "n": 1, "code": UNKNOWN, "is_void": False, "asked": 0}
+    half = {"tx": TX, "leg": Evidence.HALF, "grp": "shop", "n": 1, "code": UNKNOWN, "is_void": False, "asked": 0}
     own = {"immunity_ms": 7_000, "max_checks": 3, "life_ms": 9_000}
     assert shown(rows[0]) == {**half, **own, "code": COMMIT, "asked": 1}
     assert [(m.topic, m.part, m.ts) for m in rows[0].messages] == [("orders", 2, 44)]
     assert [shown(row) for row in rows[1:3]] == [{**half, "is_void": True}, half]
     assert rows[0].okey == rows[1].okey  # an ordering key orders with an equal message key
     assert rows[2].okey is None
-    end = {"tx": TX, "leg": Leg.END, "is_void": False}
+    end = {"tx": TX, "leg": Evidence.END, "is_void": False}
     assert shown(rows[3]) == {**end, "code": 12, "src": EndSource.PRODUCER}
     check = {"code": UNKNOWN, "src": EndSource.CHECK, "num": 3, "latency_ms": 17, "grp": "shop"}
     assert shown(rows[4]) == {**end, **check}
     assert [(row.leg, row.code) for row in rows[5:8]] == [
-        (Leg.ACT, ACT_RESUME),
-        (Leg.ACT, ACT_CHECK),
-        (Leg.ACT, ACT_ABANDON),
+        (Evidence.ACT, ACT_RESUME),
+        (Evidence.ACT, ACT_CHECK),
+        (Evidence.ACT, ACT_ABANDON),
     ]
-    assert [row.leg for row in rows[8:]] == [Leg.UNREADABLE] * 8
+    assert [row.leg for row in rows[8:]] == [Evidence.UNREADABLE] * 8
     assert [row.code == OTHER_VERSION for row in rows[8:]] == [False, False, True, *[False] * 5]
 
 
@@ -204,7 +207,7 @@ def test_op_topic_is_read(spark: SparkSession) -> None:
             ),
         ],
     )
-    op = {"tx": TX, "leg": Leg.OP, "grp": "shop", "cause": 20, "half": 10}
+    op = {"tx": TX, "leg": Evidence.OP, "grp": "shop", "cause": 20, "half": 10}
     places = [{"topic": "orders", "part": 2, "off": 99}, {"topic": "credits", "part": 0, "off": None}]
     assert shown(rows[0]) == {**op, "code": OpState.COMMITTED, "num": 2, "n": 2, "receipts": places}
     assert shown(rows[1]) == {**op, "code": OpState.BLOCKED, "num": 0, "since_ms": 5}
@@ -212,8 +215,8 @@ def test_op_topic_is_read(spark: SparkSession) -> None:
     assert shown(rows[3]) == {**op, "code": OpState.PARKED, "num": 0, "parked": 4, "since_ms": 5}
     assert shown(rows[4]) == {**op, "code": OpState.PREPARED, "num": 0, "since_ms": 5}
     assert shown(rows[5]) == {**op, "code": OpState.ABANDONED, "num": 0, "cause": 21}
-    assert shown(rows[6]) == {"tx": "", "leg": Leg.POSITION, "cause": 31}
-    assert [row.leg for row in rows[7:]] == [Leg.ANSWERS, *[Leg.UNREADABLE] * 7, Leg.OP]
+    assert shown(rows[6]) == {"tx": "", "leg": Evidence.POSITION, "cause": 31}
+    assert [row.leg for row in rows[7:]] == [Evidence.ANSWERS, *[Evidence.UNREADABLE] * 7, Evidence.OP]
     assert [row.code for row in rows[8:10]] == [OTHER_VERSION, EMPTY]
 
 
@@ -230,4 +233,4 @@ def test_other_producers_records_are_foreign(spark: SparkSession) -> None:
     ours = ("transaction-id", TX.encode())
     headers = [[], [("x", b"1")], [ours, ("x", b"1")], [("transaction-id", b"t" * 28)], [("transaction-id", None)]]
     rows = read(spark, real_sql, [Message("orders", b"k", b"v", one) for one in headers])
-    assert [(row.tx, row.leg) for row in rows] == [("", Leg.FOREIGN)] * len(headers)
+    assert [(row.tx, row.leg) for row in rows] == [("", Evidence.FOREIGN)] * len(headers)

@@ -14,17 +14,17 @@ import jsonschema_rs
 import pytest
 from pyspark.sql import SparkSession
 
-from spark.anomalies import BANK, ORDERS, SHOP, Step
-from spark.columns import Leg
 from spark.errors import BadUsage, ReconcileError
-from spark.findings import CLEARED, decode_findings
+from spark.judge.findings import CLEARED, decode_findings
+from spark.judge.rules import FindingKind
 from spark.options import Options, parse_groups
-from spark.reconcile import Outcome, main, reconcile
-from spark.rules import Kind
-from spark.scope import Extent
-from spark.selftest import Checked, Stage, check_job, groups_document, make_tales
-from spark.table_list import Database, parse_tables
-from spark.window import Window, decode_window, encode_window
+from spark.read.envelope import Evidence
+from spark.read.scope import OffsetRange
+from spark.read.table_list import JdbcDatabase, parse_tables
+from spark.read.window import Window, decode_window, encode_window
+from spark.reconcile import RunOutcome, main, reconcile
+from spark.selftest.anomalies import BANK, ORDERS, SHOP, ScenarioStep
+from spark.selftest.run import Checked, TestTopics, check_job, groups_document, make_tales
 
 pytestmark = pytest.mark.timeout(300)  # one job takes seconds; the session and the broker start with the first
 ROUNDS = 2
@@ -42,7 +42,7 @@ def checked(spark: SparkSession, kafka: str, tmp_path_factory: pytest.TempPathFa
     return check_job(spark, {"bootstrap.servers": kafka}, make_tales(300, ROUNDS), folder, tell_nobody)
 
 
-def read_again(folder: Path) -> list[Database]:
+def read_again(folder: Path) -> list[JdbcDatabase]:
     """The producers' tables that the self-test has filled."""
     records = [{"groups": [BANK]}]
     return parse_tables(
@@ -50,10 +50,10 @@ def read_again(folder: Path) -> list[Database]:
     )
 
 
-def run_again(spark: SparkSession, checked: Checked, out: Path, **members: object) -> Outcome:
+def run_again(spark: SparkSession, checked: Checked, out: Path, **members: object) -> RunOutcome:
     """Another run on what the self-test has landed."""
     topics = decode_window((checked.outcome.folder / "window.json").read_text())
-    internal = Stage(topics.half.removesuffix("RMQ_SYS_TRANS_HALF_TOPIC")).internal
+    internal = TestTopics(topics.half.removesuffix("RMQ_SYS_TRANS_HALF_TOPIC")).internal
     landed = checked.outcome.folder
     options = Options(out, internal, {}, landed=landed, groups=parse_groups(groups_document()))
     options = replace(options, databases=read_again(landed.parent))
@@ -72,7 +72,7 @@ def test_everything_planted_is_found_and_nothing_else(checked: Checked) -> None:
     assert checked.outcome.exit_code == 1
 
 
-def _is_counted(step: Step) -> bool:
+def _is_counted(step: ScenarioStep) -> bool:
     return step.name == "half" and not step.options.get("is_void")
 
 
@@ -117,7 +117,7 @@ def test_tables_hold_a_verdict_for_every_transaction(spark: SparkSession, checke
     folder = checked.outcome.folder
     rows = spark.read.parquet(str(folder / "transactions")).where("verdict <> 'OK'").select("tx", "verdict").collect()
     found = decode_findings((folder / "findings.jsonl").read_text())
-    of_transactions = [one for one in found if one.detail != UNKNOWN_ROW and one.kind != Kind.UNREADABLE]
+    of_transactions = [one for one in found if one.detail != UNKNOWN_ROW and one.kind != FindingKind.UNREADABLE]
     assert {row.tx for row in rows} == {one.transaction_id for one in of_transactions}
     assert spark.read.parquet(str(folder / "findings")).count() == checked.planted
     assert spark.read.parquet(str(folder / "windows")).count() == 1
@@ -135,7 +135,7 @@ def test_two_runs_are_byte_equal(spark: SparkSession, checked: Checked, tmp_path
 def cut(window: Window, starts: dict[str, float], ends: dict[str, float]) -> Window:
     """Of every partition the part between two fractions; topics of no name are "real"."""
 
-    def share(topic: str, extent: Extent) -> Extent:
+    def share(topic: str, extent: OffsetRange) -> OffsetRange:
         name = {window.half: "half", window.op: "op", window.parked: "parked"}.get(topic, "real")
         size = extent.end - extent.start
         low, high = (extent.start + round(size * of[name]) for of in (starts, ends))
@@ -179,10 +179,10 @@ def test_windows_together_find_what_one_finds(spark: SparkSession, checked: Chec
         assert number == 1 or books["carried_over"]["is_right"]
         assert spark.read.parquet(str(last.folder / "transactions")).where("halves > 2").count() == 0
         found = decode_findings((last.folder / "findings.jsonl").read_text())
-        states.append({one.state for one in found if one.kind != Kind.UNREADABLE})  # these were written last
+        states.append({one.state for one in found if one.kind != FindingKind.UNREADABLE})  # these were written last
     assert standing(last.folder) == standing(checked.outcome.folder)
     assert states[-2:] == [{"STILL", "CLEARED"}, {"STILL"}]
-    carried = spark.read.parquet(str(last.folder / "carry")).where(f"leg = {Leg.HALF}").count()
+    carried = spark.read.parquet(str(last.folder / "carry")).where(f"leg = {Evidence.HALF}").count()
     assert carried < json.loads((last.folder / "summary.json").read_text())["books"]["total"]["prepared"] + 200
 
 
@@ -228,7 +228,7 @@ def test_what_cannot_be_is_one_line_and_an_exit_code(
     given = dict(zip(arguments[::2], arguments[1::2], strict=True))
     options = Options(
         tmp_path / "runs",
-        Stage(given.get("--prefix", "")).internal,
+        TestTopics(given.get("--prefix", "")).internal,
         {"bootstrap.servers": given.get("--kafka", kafka)},
         topics=[given["--topics"]] if "--topics" in given else [],
         window=Path(given["--window"]) if "--window" in given else None,

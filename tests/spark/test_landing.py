@@ -16,17 +16,17 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import Row, SparkSession
 
-from api.cli.spark_jars import connector_jars
+from api.cli.reports import connector_jars
 from spark.errors import Indeterminate
-from spark.findings import CLEARED, decode_findings
-from spark.history import EVENTS
-from spark.landed import find_landed
+from spark.judge.findings import CLEARED, decode_findings
 from spark.landing import land_once
 from spark.options import Access, Options, parse_groups
-from spark.reconcile import Outcome, Tell, reconcile
-from spark.selftest import Injector, Stage, groups_document, make_tales
-from spark.sources import KafkaAccess, read_kafka, read_landed
-from spark.window import Window, encode_window
+from spark.read.events import EVENTS
+from spark.read.landed import find_landed
+from spark.read.sources import KafkaAccess, read_kafka, read_landed
+from spark.read.window import Window, encode_window
+from spark.reconcile import RunOutcome, Tell, reconcile
+from spark.selftest.run import Injector, TestTopics, groups_document, make_tales
 from tests.support.bridge_process import wait_until
 from tests.support.cli_process import environment
 from tests.support.source_tree import ROOT
@@ -44,7 +44,7 @@ class World:
     """Topics with everything planted in two goes, each landed."""
 
     kafka: str
-    stage: Stage
+    stage: TestTopics
     landings: Path
     standing: set[tuple[str, str]] = field(default_factory=set)
 
@@ -54,7 +54,7 @@ class World:
         real.remove(self.stage.internal.parked)
         return Access(self.landings, self.stage.internal, {"bootstrap.servers": self.kafka}, topics=real)
 
-    def run(self, spark: SparkSession, out: Path, tell: Tell = lambda _: None, **members: object) -> Outcome:
+    def run(self, spark: SparkSession, out: Path, tell: Tell = lambda _: None, **members: object) -> RunOutcome:
         groups = parse_groups(groups_document())
         given: dict[str, object] = {"landed": self.landings, "groups": groups, **members}
         return reconcile(spark, Options(out, self.stage.internal, self.access.kafka, **given), tell)  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ def standing(folder: Path) -> set[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def world(spark: SparkSession, kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """The first landing was killed between two batches, and gone on with; the second met an open Kafka transaction."""
-    stage = Stage(f"landing-{time.time_ns()}.")
+    stage = TestTopics(f"landing-{time.time_ns()}.")
     made = World(kafka, stage, tmp_path_factory.mktemp("landed"))
     injector = Injector(made.access.kafka, stage, time.time_ns() // 1_000_000)
     injector.create_topics()
@@ -155,13 +155,13 @@ FILES = (
 
 
 @pytest.fixture(scope="module")
-def whole(spark: SparkSession, world: World, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def whole(spark: SparkSession, world: World, tmp_path_factory: pytest.TempPathFactory) -> RunOutcome:
     """One run on everything that was landed."""
     return world.run(spark, tmp_path_factory.mktemp("whole"))
 
 
 def test_report_on_landed_files_is_the_report_on_kafka(
-    spark: SparkSession, world: World, whole: Outcome, tmp_path: Path
+    spark: SparkSession, world: World, whole: RunOutcome, tmp_path: Path
 ) -> None:
     """Byte for byte, for the same window."""
     direct = world.run(spark, tmp_path, landed=None, window=whole.folder / "window.json")
@@ -193,7 +193,7 @@ def end_at(step: str) -> Tell:
 
 
 def test_runs_that_end_in_the_middle_count_for_nothing(
-    spark: SparkSession, world: World, whole: Outcome, tmp_path: Path
+    spark: SparkSession, world: World, whole: RunOutcome, tmp_path: Path
 ) -> None:
     """SIGKILL while the report is made, the end at any step, Ctrl-C (130): two windows find what one finds.
 

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from bridge.core.topics import with_prefix
 from spark.landing import land_once
 from spark.options import Access, Options
-from spark.reconcile import Outcome, reconcile
+from spark.reconcile import RunOutcome, reconcile
 from tests.support.bridge_process import Bridge, BridgeProcess, create_topics, wait_until
 
 pytestmark = pytest.mark.timeout(600)  # seconds where nothing else runs
@@ -64,11 +64,11 @@ class Traffic:
         return members
 
 
-def found(outcome: Outcome) -> str:
+def found(outcome: RunOutcome) -> str:
     return (outcome.folder / "findings.jsonl").read_text()
 
 
-def total(outcome: Outcome) -> dict[str, int]:
+def total(outcome: RunOutcome) -> dict[str, int]:
     summary = json.loads((outcome.folder / "summary.json").read_text())
     members: dict[str, int] = summary["books"]["total"]
     assert members["is_balanced"]

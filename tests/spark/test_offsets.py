@@ -9,9 +9,9 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from bridge.core.topics import InternalTopics, with_prefix
 from spark.errors import BadUsage
-from spark.offsets import take_window
-from spark.scope import Place
-from spark.window import Window
+from spark.read.offsets import take_window
+from spark.read.scope import QueuePlace
+from spark.read.window import Window
 from tests.support.bridge_process import create_topics, wait_until
 
 
@@ -63,7 +63,7 @@ def test_partitions_and_topics_that_were_added_are_read_from_their_beginning(clu
     cluster.put(3, part=1)
     cluster.put(1)
     extents = cluster.take(fresh, last=cluster.last).extents
-    read = [extents[Place(*place)] for place in ((cluster.orders, 0), (cluster.orders, 1), (fresh, 0))]
+    read = [extents[QueuePlace(*place)] for place in ((cluster.orders, 0), (cluster.orders, 1), (fresh, 0))]
     assert [(extent.start, extent.end) for extent in read] == [(5, 6), (0, 3), (0, 0)]
 
 
@@ -74,7 +74,7 @@ def test_records_that_retention_removed_are_told(cluster: Cluster) -> None:
         place = TopicPartition(cluster.orders, 0, end)
         cluster.admin.delete_records([place])[place].result(30)
         if reason is None:
-            assert cluster.take(last=cluster.last).extents[Place(cluster.orders, 0)].start == 5
+            assert cluster.take(last=cluster.last).extents[QueuePlace(cluster.orders, 0)].start == 5
         else:
             with pytest.raises(BadUsage, match=reason):
                 cluster.take(last=cluster.last)

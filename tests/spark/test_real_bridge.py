@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
+from bridge.core.transaction import make_transaction_id, make_uuid7_bits
 from tests.support.bridge_process import Bridge, BridgeProcess, check_endpoint, create_topics, wait_until
 from tests.support.cli_process import run_command
 

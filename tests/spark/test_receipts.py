@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
-from spark.anomalies import Step, Tale
-from spark.columns import Event, Leg, Prepared, ReceiptRow
-from spark.findings import decode_findings
-from spark.history import EVENTS
+from bridge.core.transaction import make_transaction_id, make_uuid7_bits
+from spark.judge.findings import decode_findings
+from spark.judge.receipts import link_by_receipts
+from spark.judge.rules import FindingKind, judge
 from spark.options import Options, parse_groups
-from spark.receipts import link_by_receipts
+from spark.read.envelope import Event, Evidence, PreparedMessage, ReceiptRow
+from spark.read.events import EVENTS
+from spark.read.window import Window
 from spark.reconcile import reconcile
-from spark.rules import Kind, judge
-from spark.selftest import Injector, Stage, compare_truth, groups_document, make_tales, write_records
-from spark.window import Window
+from spark.selftest.anomalies import Scenario, ScenarioStep
+from spark.selftest.run import Injector, TestTopics, compare_truth, groups_document, make_tales, write_records
 from tests.support.envelope_rows import END_MS, HALF, OP, PARKED, SCOPE, TX, commit, half, op, record, with_extent
 from tests.support.run_views import make_frame, show_views
 
@@ -30,11 +30,11 @@ UNSEEN = {"duplicate", "duplicate long after", "phantom of a rollback", "phantom
           "phantom of an undecided one", "phantom of a blocked one",
           "phantom of an abandoned one", "orphaned record"}  # fmt: skip
 # what its receipt does not find is nowhere
-TAKEN_FOR = {"wrong receipt": [Kind.MISSING]}
+TAKEN_FOR = {"wrong receipt": [FindingKind.MISSING]}
 BEYOND = 2**40  # an offset that is no record's, of whatever transaction
 FOUND = record()
 OTHER = make_transaction_id(0, make_uuid7_bits(END_MS, 2))
-NOBODYS = FOUND._replace(tx="", leg=Leg.FOREIGN)
+NOBODYS = FOUND._replace(tx="", leg=Evidence.FOREIGN)
 ANOTHERS = NOBODYS._replace(off=101)
 
 
@@ -42,14 +42,14 @@ def tell_nobody(_: str) -> None:
     """Nobody waits."""
 
 
-def tales() -> Iterator[Tale]:
+def tales() -> Iterator[Scenario]:
     """One round of everything, with what can be seen of it."""
     for tale in make_tales(30, 1):
         kinds = () if tale.name in UNSEEN else TAKEN_FOR.get(tale.name, tale.kinds)
         yield replace(tale, kinds=kinds, steps=[_misled(step) for step in tale.steps])
 
 
-def _misled(step: Step) -> Step:
+def _misled(step: ScenarioStep) -> ScenarioStep:
     """A receipt that should name nothing names nothing, where it might name what nobody else has told of."""
     given = dict(step.options)
     if "receipts" in given:
@@ -61,7 +61,7 @@ def _misled(step: Step) -> Step:
 
 def test_everything_that_receipts_can_show_is_found(spark: SparkSession, kafka: str, tmp_path: Path) -> None:
     """And nothing else: what was published rightly is nobody's duplicate, and nothing is missing."""
-    stage = Stage(f"receipts-{time.time_ns()}.", has_id_header=False)
+    stage = TestTopics(f"receipts-{time.time_ns()}.", has_id_header=False)
     options = {"bootstrap.servers": kafka}
     injector = Injector(options, stage, time.time_ns() // 1_000_000)
     injector.create_topics()
@@ -75,8 +75,8 @@ def test_everything_that_receipts_can_show_is_found(spark: SparkSession, kafka: 
     outcome = reconcile(spark, asked, tell_nobody)
     unseen, invented = compare_truth(truth, (outcome.folder / "findings.jsonl").read_text())
     assert (sorted(unseen), sorted(invented)) == ([], [])
-    assert {Kind.CORRUPT, Kind.WRONG_PLACE, Kind.OUT_OF_ORDER, Kind.UNPROVABLE} <= {
-        Kind(one.kind) for one in decode_findings((outcome.folder / "findings.jsonl").read_text())
+    assert {FindingKind.CORRUPT, FindingKind.WRONG_PLACE, FindingKind.OUT_OF_ORDER, FindingKind.UNPROVABLE} <= {
+        FindingKind(one.kind) for one in decode_findings((outcome.folder / "findings.jsonl").read_text())
     }
     assert outcome.sentence.endswith("so duplicates and phantoms cannot be seen.")
     partitions = json.loads((outcome.folder / "summary.json").read_text())["partitions"]
@@ -92,7 +92,7 @@ def link(spark: SparkSession, folder: Path, events: Sequence[Event], *before: Pa
     show_views(spark, events)
     scope = with_extent(SCOPE, "orders", start=start)
     link_by_receipts(spark, Window(HALF, OP, PARKED, scope.now_ms, scope.extents), folder, before)
-    rows = spark.table("events").where(f"leg = {Leg.VISIBLE}").collect()
+    rows = spark.table("events").where(f"leg = {Evidence.VISIBLE}").collect()
     return [Event(*row) for row in rows]
 
 
@@ -101,13 +101,13 @@ def test_records_of_receipts_are_the_transactions_own(spark: SparkSession, tmp_p
     events = [half(), commit(), op("COMMITTED"), NOBODYS, ANOTHERS]
     assert link(spark, tmp_path / "1", events) == [FOUND]
     told = {row.off: row.leg for row in spark.table("new_events").where("topic = 'orders'").collect()}
-    assert told == {FOUND.off: Leg.VISIBLE, ANOTHERS.off: Leg.FOREIGN}
+    assert told == {FOUND.off: Evidence.VISIBLE, ANOTHERS.off: Evidence.FOREIGN}
     nowhere = op("COMMITTED", receipts=[ReceiptRow("orders", 0, None)])
     assert link(spark, tmp_path / "2", [half(), commit(), nowhere, NOBODYS]) == []
     (found,) = judge(TX, [half(), commit(), nowhere], replace(SCOPE, by_receipts=True))
-    assert found.kind is Kind.UNPROVABLE
+    assert found.kind is FindingKind.UNPROVABLE
     (found,) = judge(TX, [half(), commit(), op("COMMITTED")], replace(SCOPE, by_receipts=True))
-    assert found.kind is Kind.MISSING
+    assert found.kind is FindingKind.MISSING
 
 
 def test_record_and_receipt_may_lie_in_two_windows(spark: SparkSession, tmp_path: Path) -> None:
@@ -131,6 +131,10 @@ def test_record_belongs_to_one_transaction(spark: SparkSession, tmp_path: Path) 
 
 def test_record_is_not_taken_from_who_has_prepared_it(spark: SparkSession, tmp_path: Path) -> None:
     """A false receipt that was told first: what lies there is not what the liar prepared, so it is not his."""
-    lie = [half([Prepared("orders", None, 999, None)], off=5), commit(6), op("COMMITTED", off=7, half=5, cause=6, ms=1)]
+    lie = [
+        half([PreparedMessage("orders", None, 999, None)], off=5),
+        commit(6),
+        op("COMMITTED", off=7, half=5, cause=6, ms=1),
+    ]
     lie = [event._replace(tx=OTHER) for event in lie]
     assert link(spark, tmp_path / "1", [*lie, half(), commit(), op("COMMITTED"), NOBODYS]) == [FOUND]

@@ -9,15 +9,14 @@ import pytest
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
-from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
-from outbox import queries
+from bridge.core.transaction import make_transaction_id, make_uuid7_bits
+from outbox import transaction_record
 from outbox.tables import make_record_table
-from spark import row_judging
-from spark.columns import COMMIT, Event, Prepared
-from spark.envelope import group_hash, key_hash
 from spark.errors import ReconcileError
-from spark.table_list import parse_tables
-from spark.tables import ProducerTables
+from spark.judge import tables as row_judging
+from spark.judge.producer_tables import ProducerTables
+from spark.read.envelope import COMMIT, Event, PreparedMessage, group_hash, key_hash
+from spark.read.table_list import parse_tables
 from tests.support.envelope_rows import HALF, HALF_MS, SCOPE, commit, half, op, record, rollback, with_extent
 from tests.support.run_views import show_views
 from tests.support.socket_front import tcp_front
@@ -80,8 +79,8 @@ def fill(engine: sa.Engine) -> sa.Table:
     metadata.create_all(engine)
     with engine.begin() as conn:
         for number in (1, 2, 5, 6, 10, 11):
-            queries.insert_record(conn, records, tx(number), "shop")
-        queries.insert_bars(conn, records, [tx(3), tx(4)], "shop")
+            transaction_record.insert_record(conn, records, tx(number), "shop")
+        transaction_record.insert_bars(conn, records, [tx(3), tx(4)], "shop")
         conn.execute(orders.insert(), [{"tx": tx(1)}, {"tx": tx(1)}, {"tx": tx(2)}, {"tx": None}, {"tx": "none"}])
         made = [{"number": 5_000_000_000 + n, "made": HALF_MS + n, "kind": "sent"} for n in range(3)]
         draft = {"number": 7, "made": HALF_MS, "kind": "draft"}
@@ -95,7 +94,7 @@ def happen(spark: SparkSession) -> None:
         f"SELECT {key_hash('CAST(text AS BINARY)')} AS key, {group_hash('text')} AS grp FROM VALUES {{}} AS t(text)"
     )
     keys = spark.sql(hashes.format("('5000000000'), ('9')")).collect()
-    there, nowhere = ((Prepared("orders", None, 111, None, one.key),) for one in keys)
+    there, nowhere = ((PreparedMessage("orders", None, 111, None, one.key),) for one in keys)
     group = {name: spark.sql(hashes.format(f"('{name}')")).collect()[0].grp for name in ("shop", "mail")}
     committed = [half(), commit(), op("COMMITTED"), record()]
     rolled_back = [half(), rollback(), op("ROLLED_BACK")]
@@ -157,7 +156,7 @@ def test_rows_and_transactions_are_compared(
         },
     }
     with user_database.engine().begin() as conn:  # it says that older records may have been deleted
-        queries.clean_records(conn, records, 1_000_000_000, 1_000, 10)
+        transaction_record.clean_records(conn, records, 1_000_000_000, 1_000, 10)
     assert compare(spark, {**access, "rows": []}, tmp_path / "2").keys() == {tx(2), tx(3), tx(6)}
 
 

@@ -8,28 +8,34 @@ from typing import Any
 
 from msgspec import structs
 
-from api.services import Services
-from bridge.core.config import GroupSettings
+from api.web.services import Services
+from bridge.core.check_rules import GroupSettings
 from bridge.core.keyring import Keyring
 from bridge.core.message import BY_KEY, Message, Receipt
 from bridge.core.record import Act, Resolution
-from bridge.core.transaction import STATE_AFTER, TransactionState
-from bridge.core.transaction_id import digest_bits, make_transaction_id
-from bridge.core.view import MessageSummary, TimelineEvent, TransactionView
+from bridge.core.transaction import (
+    STATE_AFTER,
+    MessageSummary,
+    TimelineEvent,
+    TransactionState,
+    TransactionView,
+    digest_bits,
+    make_transaction_id,
+)
 from bridge.directory import Endpoint, ProducerGroup
 from bridge.service.claims import ClaimCall, ClaimedCheck
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, RefusalCode, Refused, Wait
 from bridge.service.groups import EndpointRegistered, GroupSaved
-from bridge.service.lags import Lag
-from bridge.service.operators import Who
-from bridge.service.parked import RedriveAction, RedrivePreview, encode_filter, only_parked
-from bridge.service.search import AuditPage, BridgeStats, TransactionPage
+from bridge.service.operate import Who
+from bridge.service.reads import Lag
+from bridge.service.redrive import RedriveAction, RedrivePreview, encode_filter, only_parked
+from bridge.service.search import AuditList, BridgeStats, TransactionList
 from bridge.sql.audit import ActEntry
+from bridge.sql.groups import EndpointHealth, GroupHealth
 from bridge.sql.redrive import JobState, RedriveJob
-from bridge.sql.rounds import EndpointHealth, GroupHealth
 from bridge.sql.search import SearchFilter
 from bridge.sql.stats import GroupStats, ProjectionStats
-from checker.nonce import Nonces
+from checker.call import Nonces
 from tests.support.bad_requests import Facts
 
 BORN_MS = 1_769_860_800_123
@@ -194,7 +200,7 @@ class FakeSearch:
 
     transactions: FakeTransactions
 
-    async def search(self, wanted: SearchFilter, limit: int, cursor: str | None = None) -> TransactionPage | Refused:
+    async def search(self, wanted: SearchFilter, limit: int, cursor: str | None = None) -> TransactionList | Refused:
         """States and groups are filtered."""
         matching = [
             view
@@ -202,14 +208,14 @@ class FakeSearch:
             if (not wanted.states or view.state in wanted.states) and wanted.group in {None, view.group}
         ]
         start = 0 if cursor is None else int(cursor)
-        return TransactionPage(
+        return TransactionList(
             matching[start : start + limit], str(start + limit) if len(matching) > start + limit else None
         )
 
-    async def audit(self, limit: int, cursor: str | None = None) -> AuditPage | Refused:
+    async def audit(self, limit: int, cursor: str | None = None) -> AuditList | Refused:
         """One entry for each act."""
         entries = [ActEntry(BORN_MS, who.actor, "act", target, who.reason) for target, _, who in self.transactions.acts]
-        return AuditPage(entries[:limit], None)
+        return AuditList(entries[:limit], None)
 
     async def stats(self) -> BridgeStats | Refused:
         """One group with one pending transaction."""
@@ -224,7 +230,7 @@ class FakeParked:
     search: FakeSearch
     jobs: dict[str, RedriveJob] = field(default_factory=dict)
 
-    async def list(self, wanted: SearchFilter, limit: int, cursor: str | None = None) -> TransactionPage | Refused:
+    async def list(self, wanted: SearchFilter, limit: int, cursor: str | None = None) -> TransactionList | Refused:
         """Parked ones."""
         return await self.search.search(only_parked(wanted), limit, cursor)
 

@@ -26,7 +26,7 @@ import httpx2
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from api.doorkeeper import MARK
+from api.web.guard import MARK
 from bridge.broker.ports import choose_free_port
 
 READY_SECONDS = 60.0

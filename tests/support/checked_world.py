@@ -15,12 +15,11 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from bridge.core.config import CheckTimes, GroupSettings
+from bridge.core.check_rules import CheckTimes, GroupSettings
 from bridge.directory import Endpoint, MemoryDirectory, ProducerGroup
-from checker.caller import Call
-from checker.check_service import CheckService
+from checker.caller import EndpointCall, Handler, MemoryCaller, Response
 from checker.desk import CheckPorts
-from checker.memory_caller import Handler, MemoryCaller, Response
+from checker.service import CheckService
 from tests.support.settler_world import GROUP, SettlerWorld, make_settler_world
 
 URL = "https://shop.example/"
@@ -40,7 +39,7 @@ class CheckedWorld:
         self.calls: list[tuple[int, dict[str, object]]] = []
 
     def serve(self, handler: Handler) -> None:
-        async def noted(call: Call) -> Response:
+        async def noted(call: EndpointCall) -> Response:
             now_ms = self.world.memory.clock.now_ms()
             self.calls += [(now_ms, check) for check in json.loads(call.body)["checks"]]
             return await handler(call)

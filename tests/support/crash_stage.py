@@ -27,11 +27,11 @@ from confluent_kafka import Producer
 from bridge.broker.ports import choose_free_port
 from bridge.core.record import EndRecord, Resolution, Source
 from bridge.core.record_codec import encode_end
-from bridge.core.transaction_id import queue_of
+from bridge.core.transaction import queue_of
 from bridge.fault_points import EXIT_KILLED, FaultPoint
 from tests.support.bridge_process import Bridge, BridgeProcess, Record, create_topics, read_committed, wait_until
 from tests.support.cluster_acts import read_positions, read_states
-from tests.support.process_nursery import Child, Nursery
+from tests.support.process_pool import Child, ProcessPool
 
 GROUP = "shop"
 PATIENCE_S = 60.0
@@ -47,7 +47,7 @@ Content = tuple[str, bytes | None, bytes | None, tuple[tuple[str, bytes | None],
 
 
 @dataclass(slots=True)
-class Deed:
+class Operation:
     """One transaction as its producer knows it. `wish` None: it leaves the decision to checks, or to nobody.
 
     `state`: what somebody was told, and so what it must be for ever; None: PREPARED, or not known yet.
@@ -71,14 +71,14 @@ class Stage:
 
     name: str
     bridge: Bridge
-    nursery: Nursery
-    deeds: list[Deed] = field(default_factory=list)
+    nursery: ProcessPool
+    deeds: list[Operation] = field(default_factory=list)
     _count: int = 0
     _processes: list[BridgeProcess] = field(default_factory=list)
 
     @classmethod
     @contextmanager
-    def open(cls, kafka: str, nursery: Nursery, folder: Path, name: str) -> Iterator["Stage"]:
+    def open(cls, kafka: str, nursery: ProcessPool, folder: Path, name: str) -> Iterator["Stage"]:
         """Topics of its own; nothing is migrated."""
         prefix = f"{name.lower()}.{secrets.token_hex(2)}."
         stage = cls(name, Bridge(kafka, folder, prefix, f"sqlite:///{folder / 'bridge.db'}", dict(_SETTINGS)), nursery)
@@ -168,7 +168,7 @@ class Stage:
 
     # --- producers ---
 
-    def draft(self, wish: str | None, *topics: str, keyed: bool = True, published: bool = False) -> Deed:
+    def draft(self, wish: str | None, *topics: str, keyed: bool = True, published: bool = False) -> Operation:
         """A transaction with a message to each topic."""
         self._count += 1
         contents: list[Content] = [
@@ -187,11 +187,11 @@ class Stage:
         body: Json = {"producer_group": GROUP, "messages": messages}
         if keyed:
             body["idempotency_key"] = f"key-{self._count}"
-        deed = Deed(body, contents, wish, published)
+        deed = Operation(body, contents, wish, published)
         self.deeds.append(deed)
         return deed
 
-    def undecided(self, count: int, process: BridgeProcess) -> list[Deed]:
+    def undecided(self, count: int, process: BridgeProcess) -> list[Operation]:
         """Prepared at once, with nobody to end them."""
         deeds = [self.draft(None) for _ in range(count)]
         assert self.prepare(process, deeds), "the process died too early"
@@ -216,7 +216,7 @@ class Stage:
         published = self.draft("COMMIT", self.credits, published=True)
         return self.prepare(process, deeds) and self.end(process, deeds) and self.publish(process, [published])
 
-    def prepare(self, process: BridgeProcess, deeds: Sequence[Deed]) -> bool:
+    def prepare(self, process: BridgeProcess, deeds: Sequence[Operation]) -> bool:
         """One call; False if nobody answered."""
         results = self._call(process, "/v1/transactions/batch", {"transactions": [deed.body for deed in deeds]})
         for deed, result in zip(deeds, results, strict=False):
@@ -225,7 +225,7 @@ class Stage:
                 deed.transaction_id = result["transaction_id"]
         return bool(results)
 
-    def end(self, process: BridgeProcess, deeds: Sequence[Deed]) -> bool:
+    def end(self, process: BridgeProcess, deeds: Sequence[Operation]) -> bool:
         """One call for all that are prepared and have a wish; False if nobody answered."""
         wished = [deed for deed in deeds if deed.wish is not None and deed.transaction_id is not None]
         ends = [{"transaction_id": deed.transaction_id, "resolution": deed.wish} for deed in wished]
@@ -234,7 +234,7 @@ class Stage:
             self._note(deed, result)
         return bool(results)
 
-    def publish(self, process: BridgeProcess, deeds: Sequence[Deed]) -> bool:
+    def publish(self, process: BridgeProcess, deeds: Sequence[Operation]) -> bool:
         """One call; False if nobody answered."""
         results = self._call(process, "/v1/messages/batch", {"transactions": [deed.body for deed in deeds]})
         for deed, result in zip(deeds, results, strict=False):
@@ -244,7 +244,7 @@ class Stage:
     def repeat(self, process: BridgeProcess) -> None:
         """Asks again until everything is known. What has no key and no answer cannot be asked about."""
 
-        def open_deeds() -> list[Deed]:
+        def open_deeds() -> list[Operation]:
             self.prepare_again(process)
             self.publish_again(process)
             left = [deed for deed in self.deeds if deed.transaction_id and deed.wish and deed.state is None]
@@ -265,7 +265,7 @@ class Stage:
         if unknown:
             self.publish(process, unknown)
 
-    def _note(self, deed: Deed, result: Json) -> None:
+    def _note(self, deed: Operation, result: Json) -> None:
         if result["status"] == 200 or (result["status"] == 202 and result.get("blocked")):
             assert deed.transaction_id in {None, result["transaction_id"]}, (deed.transaction_id, result)
             assert result["state"] == _FINAL[deed.wish or ""], result
@@ -317,7 +317,7 @@ class Stage:
                 found.setdefault(properties["UNIQ_KEY"], state)
         return found
 
-    def append_end(self, deed: Deed) -> None:
+    def append_end(self, deed: Operation) -> None:
         """The end of a transaction, as an api that died at once would have appended it."""
         transaction_id = deed.transaction_id or ""
         record = EndRecord(transaction_id, Resolution[deed.wish or ""], Source.PRODUCER, int(time.time() * 1_000))
@@ -361,7 +361,7 @@ class Stage:
         told: Json = wait_until(answer, PATIENCE_S, f"{transaction_id} in the projection")
         return told
 
-    def wait_state(self, process: BridgeProcess, deed: Deed, state: str) -> Json:
+    def wait_state(self, process: BridgeProcess, deed: Operation, state: str) -> Json:
         """Until the transaction has it; from then on it is what must be."""
 
         def there() -> Json | None:
@@ -407,7 +407,7 @@ class Stage:
 
         wait_until(is_decided, PATIENCE_S, "S at the journal's end")
 
-    def _verify_topics(self, known: Sequence[Deed], told: dict[str | None, Json]) -> None:
+    def _verify_topics(self, known: Sequence[Operation], told: dict[str | None, Json]) -> None:
         """Each commit once, byte for byte, where its receipts say; nothing else."""
         records = self.visible()
         seen: dict[str | None, Counter[Content]] = {}

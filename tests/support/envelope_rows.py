@@ -11,24 +11,35 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
-from spark.columns import COMMIT, ROLLBACK, UNKNOWN, EndSource, Event, Leg, OpState, Prepared, ReceiptRow
-from spark.rules import judge
-from spark.scope import Extent, GroupTimes, Place, Scope
+from bridge.core.transaction import make_transaction_id, make_uuid7_bits
+from spark.judge.rules import judge
+from spark.read.envelope import (
+    COMMIT,
+    ROLLBACK,
+    UNKNOWN,
+    EndSource,
+    Event,
+    Evidence,
+    OpState,
+    PreparedMessage,
+    ReceiptRow,
+)
+from spark.read.scope import GroupTimes, OffsetRange, QueuePlace, Scope
 
 HALF, OP, PARKED = "half", "op", "parked"
 HALF_MS, END_MS, NOW_MS = 1_000_000_000, 1_000_001_000, 1_001_000_000
 HOUR_MS = 3_600_000
 TX = make_transaction_id(0, make_uuid7_bits(HALF_MS, 1))
-ONE = (Prepared("orders", None, 111, None),)
-TWO = (Prepared("orders", None, 111, None), Prepared("credits", None, 222, None))
+ONE = (PreparedMessage("orders", None, 111, None),)
+TWO = (PreparedMessage("orders", None, 111, None), PreparedMessage("credits", None, 222, None))
 
-_WHOLE = Extent(0, 1_000, 1_000)
+_WHOLE = OffsetRange(0, 1_000, 1_000)
 SCOPE = Scope(
     HALF,
     OP,
     PARKED,
-    {Place(topic, part): _WHOLE for topic, parts in ((HALF, 2), (OP, 2), (PARKED, 1), ("orders", 3), ("credits", 1))
+    {QueuePlace(topic, part): _WHOLE
+     for topic, parts in ((HALF, 2), (OP, 2), (PARKED, 1), ("orders", 3), ("credits", 1))
      for part in range(parts)},
     NOW_MS,
     {"shop": GroupTimes(6_000, 15, 24 * HOUR_MS)},
@@ -52,11 +63,11 @@ def digest(*parts: object) -> int:
     return zlib.crc32(text) << 20 | zlib.crc32(text[::-1]) & 0xFFFFF
 
 
-def half(messages: Sequence[Prepared] = ONE, **members: Any) -> Event:
+def half(messages: Sequence[PreparedMessage] = ONE, **members: Any) -> Event:
     """A half message at journal offset 10."""
     made = Event(
         TX,
-        Leg.HALF,
+        Evidence.HALF,
         HALF,
         0,
         10,
@@ -75,7 +86,7 @@ def half(messages: Sequence[Prepared] = ONE, **members: Any) -> Event:
 
 def end(code: int, off: int = 20, ms: int = END_MS, **members: Any) -> Event:
     """An end by the producer, who names no group."""
-    return _made(Event(TX, Leg.END, HALF, 0, off, ms, code=code, src=EndSource.PRODUCER), members)
+    return _made(Event(TX, Evidence.END, HALF, 0, off, ms, code=code, src=EndSource.PRODUCER), members)
 
 
 def commit(off: int = 20, **members: Any) -> Event:
@@ -102,7 +113,7 @@ def op(
         receipts = (ReceiptRow("orders", 0, 100),) if code == OpState.COMMITTED else ()
     made = Event(
         TX,
-        Leg.OP,
+        Evidence.OP,
         OP,
         0,
         off,
@@ -122,24 +133,24 @@ def op(
 def record(off: int = 100, content: int = 111, topic: str = "orders", part: int = 0, **members: Any) -> Event:
     """A visible record with our id."""
     made = Event(
-        TX, Leg.VISIBLE, topic, part, off, END_MS, content=content, body=digest(topic, content),
+        TX, Evidence.VISIBLE, topic, part, off, END_MS, content=content, body=digest(topic, content),
         place=digest(topic, part, off), topic_id=digest(topic),
     )  # fmt: skip
     return _made(made, members)
 
 
-def copy(off: int = 5, messages: Sequence[Prepared] = ONE, **members: Any) -> Event:
+def copy(off: int = 5, messages: Sequence[PreparedMessage] = ONE, **members: Any) -> Event:
     """A parked message."""
-    made = Event(TX, Leg.PARKED, PARKED, 0, off, END_MS, "shop", n=len(messages), body=body_of(messages))
+    made = Event(TX, Evidence.PARKED, PARKED, 0, off, END_MS, "shop", n=len(messages), body=body_of(messages))
     return _made(made, members)
 
 
-def body_of(messages: Sequence[Prepared]) -> int:
+def body_of(messages: Sequence[PreparedMessage]) -> int:
     """The sum of hashes a half message shows."""
     return sum(body_of_each(messages) or [])
 
 
-def body_of_each(messages: Sequence[Prepared] | None) -> list[int] | None:
+def body_of_each(messages: Sequence[PreparedMessage] | None) -> list[int] | None:
     """The hash of each."""
     return None if messages is None else [digest(message.topic, message.content) for message in messages]
 
@@ -151,10 +162,10 @@ def place_of_each(receipts: Sequence[ReceiptRow] | None) -> list[int] | None:
 
 def hashed(event: Event) -> Event:
     """The event with the hashes of what it says."""
-    if event.leg == Leg.OP:
+    if event.leg == Evidence.OP:
         places = place_of_each(event.receipts) or []
         event = event._replace(n=len(places), place=sum(places), receipts=tuple(event.receipts or ()))
-    if event.leg == Leg.VISIBLE:
+    if event.leg == Evidence.VISIBLE:
         place = digest(event.topic, event.part, event.off)
         event = event._replace(place=place, body=digest(event.topic, event.content))
     return event if event.grp is None else event._replace(grp_id=digest(event.grp))

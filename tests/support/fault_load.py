@@ -27,7 +27,7 @@ Content = tuple[str, bytes | None, bytes | None, tuple[tuple[str, bytes | None],
 
 
 @dataclass(slots=True)
-class Deed:
+class Operation:
     """One transaction as its producer knows it."""
 
     body: dict[str, Any]
@@ -41,7 +41,7 @@ class Deed:
 class Ledger:
     """What all producers know."""
 
-    deeds: list[Deed] = field(default_factory=list)
+    deeds: list[Operation] = field(default_factory=list)
     surprises: list[str] = field(default_factory=list)
     repeats: int = 0  # calls whose outcome was unknown or refused, and were made again
 
@@ -128,7 +128,7 @@ class _Producer:
         self._name = name
         self._count = 0
 
-    def draft(self, topics: Sequence[str]) -> Deed:
+    def draft(self, topics: Sequence[str]) -> Operation:
         """One to three messages with everything that could be mixed up."""
         rng = self._rng
         self._count += 1
@@ -138,9 +138,9 @@ class _Producer:
             "messages": [_message(content) for content in contents],
             "idempotency_key": f"{self._name}-{self._count}",
         }
-        return Deed(body, contents, rng.choices(("COMMIT", "ROLLBACK", None), (75, 20, 5))[0])
+        return Operation(body, contents, rng.choices(("COMMIT", "ROLLBACK", None), (75, 20, 5))[0])
 
-    def prepare(self, deeds: Sequence[Deed]) -> None:
+    def prepare(self, deeds: Sequence[Operation]) -> None:
         """Until each has its id; some ask once more although they know."""
         open_deeds = list(deeds)
         repeated = self._rng.sample(open_deeds, len(open_deeds) // 5)
@@ -153,7 +153,7 @@ class _Producer:
         if repeated:
             self._prepare_once(repeated)
 
-    def _prepare_once(self, deeds: Sequence[Deed]) -> None:
+    def _prepare_once(self, deeds: Sequence[Operation]) -> None:
         """The key makes the call repeatable: the same transaction, wherever it is asked."""
         results = self._call("/v1/transactions/batch", {"transactions": [deed.body for deed in deeds]})
         for deed, result in zip(deeds, results, strict=True):
@@ -163,7 +163,7 @@ class _Producer:
             else:
                 assert result["status"] in {503, 504}, result
 
-    def end(self, deeds: Sequence[Deed]) -> None:
+    def end(self, deeds: Sequence[Operation]) -> None:
         """Until each has its end; some ask once more although they know."""
         open_deeds = [deed for deed in deeds if deed.resolution is not None]
         repeated = self._rng.sample(open_deeds, len(open_deeds) // 5)
@@ -176,12 +176,12 @@ class _Producer:
         if repeated:
             self._end_once(repeated)
 
-    def _end_once(self, deeds: Sequence[Deed]) -> None:
+    def _end_once(self, deeds: Sequence[Operation]) -> None:
         ends = [{"transaction_id": deed.transaction_id, "resolution": deed.resolution} for deed in deeds]
         for deed, result in zip(deeds, self._call("/v1/resolutions", {"resolutions": ends}), strict=True):
             self._note(deed, result)
 
-    def _note(self, deed: Deed, result: dict[str, Any]) -> None:
+    def _note(self, deed: Operation, result: dict[str, Any]) -> None:
         if result["status"] == 200:
             wanted = "COMMITTED" if deed.resolution == "COMMIT" else "ROLLED_BACK"
             assert result["state"] == wanted, result

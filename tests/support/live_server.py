@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import httpx2
 from fastapi import FastAPI
 
-from api.app import create_app
-from api.doorkeeper import MARK
-from api.server import ApiServer, ServeConfig
-from api.services import Services
+from api.web.app import create_app
+from api.web.guard import MARK
+from api.web.server import ApiServer, ServeConfig
+from api.web.services import Services
 from tests.support.documented import Documented
 
 HOST = "127.0.0.1"

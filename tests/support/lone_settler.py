@@ -14,24 +14,22 @@ from typing import Any, NamedTuple, Self
 from msgspec.structs import replace
 
 from bridge.clock import SystemClock
-from bridge.core.config import CheckTimes
+from bridge.core.check_rules import CheckTimes
 from bridge.core.message import Message, MessageQueue
 from bridge.core.record import EndRecord, HalfMessage, Record, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.topics import InternalTopics, with_prefix
-from bridge.core.transaction import Transaction, TransactionState
-from bridge.core.transaction_id import make_transaction_id
+from bridge.core.transaction import Transaction, TransactionState, make_transaction_id
 from bridge.log_watch import LogWatch
-from bridge.settler.destinations import Destinations
-from bridge.settler.observer import QueueOwner
-from bridge.settler.owned_queue import OwnedQueue
-from bridge.settler.ports import SettlerConfig, SettlerPorts
+from bridge.settler.known_topics import KnownTopics
+from bridge.settler.owner import OwnedQueue
+from bridge.settler.ports import QueueOwner, SettlerConfig, SettlerPorts
 from bridge.settler.settler import Settler
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
+from bridge.store.message_store import PutStatus
 from bridge.store.positions import begin_queues
-from bridge.store.results import PutStatus
 from tests.support.settler_world import RecordingObserver
 
 GROUP = "shop"
@@ -117,7 +115,7 @@ class LoneWorld:
             KafkaTopicAdmin(self._kafka),
         )
         ports = SettlerPorts(
-            store, owners, Destinations(admin, self._clock, max_age_ms=100), lambda _: CheckTimes(),
+            store, owners, KnownTopics(admin, self._clock, max_age_ms=100), lambda _: CheckTimes(),
             self.observer, self._clock, LogWatch(admin, self.topics, self._clock),
         )  # fmt: skip
         settler = Settler(self.topics, "lone", ports, self._config)

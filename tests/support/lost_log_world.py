@@ -22,9 +22,8 @@ from random import Random
 from typing import Any
 
 from api.node import Node, NodeConfig, NodePorts, Roles
-from bridge.core.keyring import Keyring
+from bridge.core.keyring import Keyring, OpSeals
 from bridge.core.message import Message
-from bridge.core.op_seal import OpSeals
 from bridge.core.record import Resolution
 from bridge.core.topics import InternalTopics
 from bridge.giving_up import GivingUp, GivingUpPorts, Loss
@@ -32,15 +31,15 @@ from bridge.log_watch import LogWatch
 from bridge.seals import load_seals, start_seals
 from bridge.service.assembly import ServiceConfig, Stores
 from bridge.service.contract import EndCall, Outcome, PrepareCall, Prepared, Refused
-from bridge.settler.destinations import Destinations
+from bridge.settler.known_topics import KnownTopics
 from bridge.sql.directory import SqlDirectory
-from bridge.sql.inline_database import InlineDatabase, open_new_database
+from bridge.sql.engine import InlineDatabase, open_new_database
 from bridge.store.memory.log import Topic
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.positions import begin_queues
 from bridge.store.sealed import SealedOwnerStore, SealWatch
 from bridge.topology import TopologyGuard, create_missing, migrate_topics
-from checker.memory_caller import MemoryCaller
+from checker.caller import MemoryCaller
 from tests.support.memory_world import MemoryWorld, make_memory_world
 
 GROUP = "shop"
@@ -168,7 +167,7 @@ class LostLogWorld:
         log = LogWatch(process.admin, self.topics, clock, database, seals=seal_watch.seals, guard=guard)
         ports = NodePorts(
             Stores(process.store, process.owners, process.admin, database), process.owners,
-            Destinations(process.admin, clock), directory, clock, log, lambda: MemoryCaller(clock),
+            KnownTopics(process.admin, clock), directory, clock, log, lambda: MemoryCaller(clock),
             lambda: f"{random.getrandbits(72):022d}", random.random,
         )  # fmt: skip
         service = ServiceConfig(

@@ -9,22 +9,21 @@
 Faults: `tests.support.memory_faults.ScriptedFaults`, or any object with the methods of
 `bridge.store.memory.link.Faults`; `process.freeze()`, `.thaw()`, `.kill()`. From outside
 `world.cluster.log` has delete_topic, create_topic, set_leader, add_queues, topics[name].alter({...})
-and topics[name].is_denied; `bridge.store.memory.retention.clean(world.cluster.log)` runs the cleaner.
+and topics[name].is_denied; `bridge.store.memory.log.clean(world.cluster.log)` runs the cleaner.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bridge.clock import Clock
+from bridge.core.keyring import OpSeals
 from bridge.core.message import Message, StoredMessage
 from bridge.core.op_message import LogTopics
-from bridge.core.op_seal import OpSeals
 from bridge.core.topics import InternalTopics
-from bridge.store.memory.admin import MemoryTopicAdmin
 from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.link import Faults
 from bridge.store.memory.process import MemoryOwnerStore, MemoryProcess
-from bridge.store.memory.store import MemoryStore
+from bridge.store.memory.store import MemoryStore, MemoryTopicAdmin
 from bridge.store.positions import make_first_position, make_position_message
 from tests.support.virtual_time import VirtualClock
 

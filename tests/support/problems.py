@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx2
 
-from api.problems import PROBLEMS, TYPE_PREFIX
+from api.web.problems import PROBLEMS, TYPE_PREFIX
 
 
 def check_problem(response: httpx2.Response, status: int, code: str) -> Mapping[str, Any]:

@@ -18,10 +18,9 @@ from sqlalchemy import Connection
 
 from bridge.core.message import MessageQueue
 from bridge.core.topics import InternalTopics
-from bridge.core.view import TimelineEvent, TransactionView
+from bridge.core.transaction import TimelineEvent, TransactionView
 from bridge.projector import Projector, ProjectorConfig, ProjectorPorts
-from bridge.sql.errors import SqlUnavailable
-from bridge.sql.inline_database import InlineDatabase
+from bridge.sql.engine import InlineDatabase, SqlUnavailable
 from bridge.sql.stats import ProjectionStats, read_stats
 from bridge.sql.tables import check_results, group_counts, timeline_events, transaction_keys, transactions
 from bridge.sql.transactions import find_transaction, read_timeline

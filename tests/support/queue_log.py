@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bridge.core.config import CheckTimes
-from bridge.core.horizon import HorizonConfig
+from bridge.core.check_rules import CheckTimes
+from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.message import Message, Receipt, StoredMessage
 from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, Position, decode_op, decode_position
-from bridge.core.queue_state import QueueState, Restored, RestoredOp, effective_okey
+from bridge.core.queue_state import QueueState, RecoveredOp, RecoveredState, effective_okey
 from bridge.core.record import EndRecord, HalfMessage, Record
 from bridge.core.record_codec import decode_record, encode_half
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction
-from bridge.core.transition import Effect, Place
-from bridge.settler.batch import BatchTarget, Held, RealTopics, make_batch, make_plan
-from bridge.store.results import BatchKind
+from bridge.core.transition import Effect, LogPosition
+from bridge.settler.batch import BatchTarget, LoadedHalf, RealTopics, make_batch, make_plan
+from bridge.store.message_store import BatchKind
 
 TOPICS = InternalTopics(queues=1)
 TARGET = BatchTarget(TOPICS, 0, "test")
@@ -24,8 +24,8 @@ TARGET = BatchTarget(TOPICS, 0, "test")
 class QueueLog:
     """One queue: `journal` holds (place, record, held or None), `op` (offset, key, value) with gaps for markers."""
 
-    config: HorizonConfig
-    journal: list[tuple[Place, Record, Held | None]] = field(default_factory=list)
+    config: LowWatermarkConfig
+    journal: list[tuple[LogPosition, Record, LoadedHalf | None]] = field(default_factory=list)
     op: list[tuple[int, bytes, bytes]] = field(default_factory=list)
     published: list[tuple[str, int]] = field(default_factory=list)  # transaction id, message number
     abandoned: set[str] = field(default_factory=set)
@@ -34,16 +34,16 @@ class QueueLog:
     position: Position = field(default_factory=lambda: Position(0, 0, 0, ""))
     now_ms: int = 1_000_000
 
-    def append(self, record: Record, messages: Sequence[Message] = ()) -> Place:
+    def append(self, record: Record, messages: Sequence[Message] = ()) -> LogPosition:
         """Appends to the journal; time moves on by a millisecond."""
         self.now_ms += 1
-        place = Place(len(self.journal), self.now_ms)
+        place = LogPosition(len(self.journal), self.now_ms)
         held = None
         if isinstance(record, HalfMessage):
             raw = encode_half(record, messages, TOPICS.half, 0)
             stored = StoredMessage(place.offset, raw.key, raw.value, raw.headers, place.stored_ms)
             assert decode_record(stored) == record
-            held = Held.decode(record, stored)
+            held = LoadedHalf.decode(record, stored)
         self.journal.append((place, record, held))
         return place
 
@@ -65,10 +65,10 @@ class QueueLog:
             for place, record, held in self.journal[position.l : position.s]
             if isinstance(record, HalfMessage) and held is not None
         ]
-        restored = Restored(
+        restored = RecoveredState(
             position,
             [
-                RestoredOp(offset, decode_op(key, value).transaction, value, self.op_ms[offset])
+                RecoveredOp(offset, decode_op(key, value).transaction, value, self.op_ms[offset])
                 for key, (offset, value) in ops.items()
             ],
             halves,

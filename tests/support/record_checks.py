@@ -4,8 +4,8 @@ import threading
 
 import sqlalchemy as sa
 
-from outbox.checks import Check
-from outbox.listener import Resolution
+from outbox.client.checks import Check
+from outbox.client.listener import Resolution
 from outbox.transaction_record import TransactionRecord
 
 YOUNG_MS = 4_000_000_000_000  # born after any cleaning

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from spark.books import BOOK_COLUMNS
-from spark.findings import FINDINGS, NEW, PASS, STILL, Finding, ReportedLeg
-from spark.page import make_page
-from spark.report import Measured, make_summary
-from spark.rules import Kind
-from spark.scope import Extent, Place
-from spark.window import Window
+from spark.judge.findings import FINDINGS, NEW, PASS, STILL, Finding, ReportedEvidence
+from spark.judge.rules import FindingKind
+from spark.judge.totals import BOOK_COLUMNS
+from spark.read.scope import OffsetRange, QueuePlace
+from spark.read.window import Window
+from spark.report.files import Measured, make_summary
+from spark.report.page import make_page
 
 HALF, OP, PARKED = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC"
 HOSTILE = '<script>document.title="mine"</script>"\'&<img src=x onerror=alert(1)>'
@@ -21,8 +21,8 @@ _AGES = (60, 600, 3_600, 21_600, 86_400, None)
 
 def make_window(topics: Sequence[str], parts: int, end: int) -> Window:
     """Each topic with so many partitions; `end` 0: nothing was read."""
-    places = [Place(topic, part) for topic in (HALF, OP, PARKED, *topics) for part in range(parts)]
-    extents = {place: Extent(0, end, end, first_ms=end and TAKEN_MS - 86_400_000) for place in places}
+    places = [QueuePlace(topic, part) for topic in (HALF, OP, PARKED, *topics) for part in range(parts)]
+    extents = {place: OffsetRange(0, end, end, first_ms=end and TAKEN_MS - 86_400_000) for place in places}
     return Window(HALF, OP, PARKED, TAKEN_MS, extents)
 
 
@@ -61,10 +61,10 @@ def make_measured(window: Window, groups: Sequence[str], prepared: int) -> Measu
     )
 
 
-def make_finding(number: int, kind: Kind, group: str | None, topic: str | None) -> Finding:
+def make_finding(number: int, kind: FindingKind, group: str | None, topic: str | None) -> Finding:
     """One with three records for evidence."""
-    legs = [ReportedLeg("half", HALF, 1, 999_999_999), ReportedLeg("op", OP, 0, number)]
-    shown = [*legs, ReportedLeg("visible", topic, 0, number)] if topic else legs
+    legs = [ReportedEvidence("half", HALF, 1, 999_999_999), ReportedEvidence("op", OP, 0, number)]
+    shown = [*legs, ReportedEvidence("visible", topic, 0, number)] if topic else legs
     state = NEW if number % 3 else STILL
     detail = f"1 of 1 messages, by their receipts at {topic or 'no receipt'}-0@{number}, ended by {group}"
     return Finding(f"0006h0813u19o01000000{number:08d}", kind.value, detail, group, topic, shown, AT, state)
@@ -95,7 +95,7 @@ def every_kind() -> str:
     topics, groups = ["t" * 249, "orders", "a.b_c-d"], [HOSTILE, "g" * 255, "קבוצה", "turned\u202eround\x1b[31m"]
     findings = [
         make_finding(number, kind, (*groups, None)[number % 5], (*topics, None)[number % 4])
-        for number, kind in enumerate([*Kind, *Kind])
+        for number, kind in enumerate([*FindingKind, *FindingKind])
     ]
     return _page(topics, groups, findings, 1_234_567, runs=3)
 
@@ -113,7 +113,7 @@ def nothing_there() -> str:
 def very_much() -> str:
     """200 topics, 30 groups, 10,000 findings, the last of 500 runs."""
     topics, groups = [f"orders.region-{number}.v2" for number in range(200)], [f"group-{n}" for n in range(30)]
-    kinds = [*[Kind.MISSING] * 10, *Kind]
+    kinds = [*[FindingKind.MISSING] * 10, *FindingKind]
     findings = [
         make_finding(number, kinds[number % len(kinds)], groups[number % 30], topics[number % 200])
         for number in range(10_000)

@@ -5,8 +5,8 @@ from enum import IntEnum
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.columns import EVENT_SCHEMA, Event
-from spark.fold import fold_sql
+from spark.judge.fold import fold_sql
+from spark.read.envelope import EVENT_SCHEMA, Event
 
 
 def make_frame(spark: SparkSession, events: Sequence[Event]) -> DataFrame:

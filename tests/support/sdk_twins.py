@@ -18,7 +18,7 @@ from outbox import (
     TransactionListener,
     TransactionProducer,
 )
-from outbox.block import TransactionBlock
+from outbox.client.block import TransactionBlock
 
 Body = Callable[[TransactionBlock], None]
 Local = Callable[[HalfMessage, object], Any]

@@ -27,19 +27,15 @@ from bridge.core.op_message import OpMessage
 from bridge.core.record import HalfMessage, Record, is_void
 from bridge.core.record_codec import decode_record
 from bridge.core.topics import InternalTopics
-from bridge.core.transaction import TransactionState
-from bridge.core.view import TransactionView
+from bridge.core.transaction import TransactionState, TransactionView
 from bridge.service.answers import make_view
 from bridge.service.assembly import Service, ServiceConfig, Stores, assemble
-from bridge.service.contract import PrepareCall
-from bridge.service.limits import Limits
-from bridge.service.op_follower import OpFollower
+from bridge.service.contract import Limits, PrepareCall
 from bridge.service.ports import ServicePorts
+from bridge.service.replies import OpFollower, PendingReplies
 from bridge.service.transactions import TransactionService
-from bridge.service.waiters import Waiters
 from bridge.sql.directory import SqlDirectory
-from bridge.sql.errors import SqlUnavailable
-from bridge.sql.inline_database import InlineDatabase
+from bridge.sql.engine import InlineDatabase, SqlUnavailable
 from bridge.sql.rows import encode_receipts, make_row_id
 from bridge.sql.tables import metadata, projection_positions, transactions
 from bridge.store.memory.process import MemoryProcess
@@ -81,7 +77,7 @@ class ServiceProcess:
         return self.ports.hearing.follower
 
     @property
-    def waiters(self) -> Waiters:
+    def waiters(self) -> PendingReplies:
         return self.ports.hearing.waiters
 
 

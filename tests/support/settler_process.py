@@ -14,13 +14,12 @@ import sys
 import structlog
 
 from bridge.clock import SystemClock
-from bridge.core.config import CheckTimes
-from bridge.core.keyring import Keyring
-from bridge.core.op_seal import OpSeals
+from bridge.core.check_rules import CheckTimes
+from bridge.core.keyring import Keyring, OpSeals
 from bridge.core.topics import with_prefix
 from bridge.log_watch import LogWatch
 from bridge.seals import load_seals
-from bridge.settler.destinations import Destinations
+from bridge.settler.known_topics import KnownTopics
 from bridge.settler.ports import SettlerConfig, SettlerPorts
 from bridge.settler.settler import Settler
 from bridge.sql.engine import Database
@@ -37,7 +36,7 @@ async def run(bootstrap: str, prefix: str, queues: int, database_url: str | None
     """Settles until SIGTERM."""
     config, clock = KafkaConfig({"bootstrap.servers": bootstrap}, session_timeout_ms=SESSION_MS), SystemClock()
     admin = KafkaTopicAdmin(config)
-    destinations = Destinations(admin, clock)
+    destinations = KnownTopics(admin, clock)
     owners = KafkaOwnerStore(config, destinations.max_message_bytes)
     store = KafkaMessageStore(config, owners)
     keyring, topics = Keyring(), with_prefix(prefix, queues)

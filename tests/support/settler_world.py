@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.core.config import CheckTimes
+from bridge.core.check_rules import CheckTimes
 from bridge.core.message import Message, MessageQueue
 from bridge.core.op_message import (
     ANSWERS_KEY,
@@ -29,16 +29,13 @@ from bridge.core.op_message import (
 from bridge.core.record import ActRecord, EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_act, encode_end, encode_half
 from bridge.core.topics import InternalTopics
-from bridge.core.transaction import Transaction
-from bridge.core.transaction_id import make_transaction_id
+from bridge.core.transaction import Transaction, make_transaction_id
 from bridge.log_watch import LogWatch
-from bridge.settler.destinations import Destinations
-from bridge.settler.observer import QueueOwner
-from bridge.settler.ports import SettlerConfig, SettlerPorts
+from bridge.settler.known_topics import KnownTopics
+from bridge.settler.ports import QueueOwner, SettlerConfig, SettlerPorts
 from bridge.settler.settler import Settler
 from bridge.store.memory.process import MemoryOwnerStore, MemoryProcess
-from bridge.store.message_store import OwnerStore
-from bridge.store.results import PutResult
+from bridge.store.message_store import OwnerStore, PutResult
 from bridge.store.sealed import SealedOwnerStore, SealWatch
 from tests.support.memory_world import MemoryWorld, make_memory_world
 
@@ -110,7 +107,7 @@ class SettlerWorld:
         ports = SettlerPorts(
             process.store,
             self.seal(owners(process.owners)),
-            Destinations(process.admin, clock),
+            KnownTopics(process.admin, clock),
             lambda _: self.times,
             self.observer,
             clock,

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import httpx2
 
-from api.server import ApiServer, ServeConfig
+from api.web.server import ApiServer, ServeConfig
 from bridge.clock import SystemClock
 from bridge.core.message import StoredMessage
 from tests.support.virtual_time import VirtualClock

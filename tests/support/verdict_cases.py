@@ -1,6 +1,6 @@
 """Transactions by what they show: every kind of finding, and beside each what looks like it and is right."""
 
-from spark.columns import ACT_ABANDON, ACT_RESUME, COMMIT, Event, Leg, Prepared, ReceiptRow
+from spark.read.envelope import ACT_ABANDON, ACT_RESUME, COMMIT, Event, Evidence, PreparedMessage, ReceiptRow
 from tests.support.envelope_rows import (
     END_MS,
     HALF,
@@ -20,8 +20,8 @@ from tests.support.envelope_rows import (
 )
 
 BOTH = (ReceiptRow("orders", 0, 100), ReceiptRow("credits", 0, 7))
-RESUME = Event(TX, Leg.ACT, HALF, 0, 40, END_MS + 1_000, code=ACT_RESUME)
-GIVE_UP = Event(TX, Leg.ACT, HALF, 0, 40, END_MS + 1_000, code=ACT_ABANDON)
+RESUME = Event(TX, Evidence.ACT, HALF, 0, 40, END_MS + 1_000, code=ACT_RESUME)
+GIVE_UP = Event(TX, Evidence.ACT, HALF, 0, 40, END_MS + 1_000, code=ACT_ABANDON)
 COMMITTED, ABANDONED = op("COMMITTED"), op("ABANDONED", off=45, cause=40)
 
 RIGHT = {
@@ -67,7 +67,7 @@ RIGHT = {
         op("PREPARED", 45, 40), check(2, 50, END_MS + 9_000), op("PREPARED", 46, 50),
     ],
     "partition and time as asked": [
-        half([Prepared("orders", 0, 111, 77)]), commit(), COMMITTED, record(ms=77),
+        half([PreparedMessage("orders", 0, 111, 77)]), commit(), COMMITTED, record(ms=77),
     ],
 }  # fmt: skip
 
@@ -87,21 +87,22 @@ WRONG = {
     "void half, and yet settled": ([half(is_void=True), commit(), COMMITTED, record()], "ORPHAN"),
     "another content": ([half(), commit(), COMMITTED, record(content=112)], "CORRUPT"),
     "another time": (
-        [half([Prepared("orders", None, 111, 77)]), commit(), COMMITTED, record(ms=78)], "CORRUPT",
+        [half([PreparedMessage("orders", None, 111, 77)]), commit(), COMMITTED, record(ms=78)], "CORRUPT",
     ),
     "another topic": (
         [half(), commit(), op("COMMITTED", receipts=[ReceiptRow("credits", 0, 7)]), record(7, 111, "credits")],
         "WRONG_PLACE",
     ),
     "another topic than the receipt says": ([half(), commit(), COMMITTED, record(7, 111, "credits")], "WRONG_PLACE"),
-    "another partition": ([half([Prepared("orders", 2, 111, None)]), commit(), COMMITTED, record()], "WRONG_PLACE"),
+    "another partition": (
+        [half([PreparedMessage("orders", 2, 111, None)]), commit(), COMMITTED, record()], "WRONG_PLACE"),
     "elsewhere than the receipt": ([half(), commit(), COMMITTED, record(101)], "WRONG_RECEIPT"),
     "receipts in another order": (
         [half(TWO), commit(), op("COMMITTED", receipts=BOTH[::-1]), record(), record(7, 222, "credits")],
         "WRONG_RECEIPT",
     ),
     "receipts of one topic exchanged": (
-        [half((*ONE, Prepared("orders", None, 112, None))), commit(), record(), record(101, 112),
+        [half((*ONE, PreparedMessage("orders", None, 112, None))), commit(), record(), record(101, 112),
          op("COMMITTED", receipts=[ReceiptRow("orders", 0, 101), ReceiptRow("orders", 0, 100)])], "WRONG_RECEIPT",
     ),
     "more receipts than messages": ([half(), commit(), op("COMMITTED", receipts=BOTH), record()], "WRONG_RECEIPT"),

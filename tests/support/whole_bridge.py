@@ -22,8 +22,8 @@ from starlette.types import Message, Receive
 from api.memory_bridge import MemoryBridge, MemoryPorts
 from bridge.core.message import StoredMessage
 from bridge.core.topics import InternalTopics
-from bridge.sql.inline_database import open_new_database
-from checker.memory_caller import Handler, MemoryCaller
+from bridge.sql.engine import open_new_database
+from checker.caller import Handler, MemoryCaller
 from tests.support.memory_world import make_memory_world
 from tests.support.virtual_time import VirtualClock
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from api.cli.spark_jars import connector_jars
+from api.cli.reports import connector_jars
 from spark.session import start_session
 from tests.chaos.orders import make_size
 from tests.chaos.report import Report as ChaosReport

@@ -13,7 +13,7 @@ from bridge.core.topics import with_prefix
 from spark.errors import Indeterminate
 from spark.options import Options, parse_groups
 from spark.reconcile import reconcile
-from spark.selftest import groups_document
+from spark.selftest.run import groups_document
 from tests.support.bridge_process import Bridge
 from tests.traffic.ink import Truth
 

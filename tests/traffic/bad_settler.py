@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import httpx2
 
-from api.doorkeeper import MARK
+from api.web.guard import MARK
 from bridge.core.message import Header
 from bridge.core.record import EndRecord, Resolution, Source
 from bridge.core.record_codec import encode_end

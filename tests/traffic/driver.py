@@ -8,8 +8,8 @@ from typing import Any
 import httpx2
 from pyspark.sql import SparkSession
 
-from spark.scope import Place
-from spark.window import decode_window
+from spark.read.scope import QueuePlace
+from spark.read.window import decode_window
 from tests.chaos.collect import get
 from tests.chaos.driver import Run, Tell
 from tests.chaos.fleet import Fleet
@@ -101,4 +101,4 @@ class TrafficRun(Run):
 
 
 def _end_of(audit: Audit, topic: str) -> int:
-    return decode_window(audit.window.read_text()).extents[Place(topic, 0)].end
+    return decode_window(audit.window.read_text()).extents[QueuePlace(topic, 0)].end

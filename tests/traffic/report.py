@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from spark.rules import Kind
+from spark.judge.rules import FindingKind
 from tests.support.run_files import RunReport
 from tests.traffic.audits import Audit
 
@@ -38,7 +38,7 @@ class Report(RunReport, kw_only=True):
         """The same for people."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         looked_at = ", ".join(f"{name} {count:,}" for name, count in self.looked_at.items())
-        kinds = [(str(kind), self.planted.get(kind, 0), self.found.get(kind, 0)) for kind in Kind]
+        kinds = [(str(kind), self.planted.get(kind, 0), self.found.get(kind, 0)) for kind in FindingKind]
         reached = [(name, *both) for name, both in self.reached.items()]
         lines = [
             "# Reconciliation of a real bridge's traffic, with chaos",

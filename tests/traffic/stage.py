@@ -12,9 +12,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from spark.anomalies import BANK, CREDITS, EXPIRED, ORDERS, Tale
-from spark.planted import Stage, make_tales
-from spark.selftest import Injector
+from spark.selftest.anomalies import BANK, CREDITS, EXPIRED, ORDERS, Scenario
+from spark.selftest.run import Injector
+from spark.selftest.seeded import TestTopics, make_tales
 from tests.support.bridge_process import create_topics
 from tests.traffic.ink import Ink
 
@@ -23,7 +23,7 @@ _HASTY = "decided now"  # right for a minute only, and there are several reports
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedStage(Stage):
+class SharedStage(TestTopics):
     """`real_prefix`: of the real topics; `parts`: their partitions."""
 
     real_prefix: str
@@ -54,7 +54,7 @@ def plant_tales(ink: Ink, real_prefix: str, ordinary: int, rounds: int) -> None:
     ink.truth |= set(injector.plant(_lasting(ordinary, rounds)))
 
 
-def _lasting(ordinary: int, rounds: int) -> Iterator[Tale]:
+def _lasting(ordinary: int, rounds: int) -> Iterator[Scenario]:
     """Those of the bank are left out: it has a table, which no bridge writes."""
     return (tale for tale in make_tales(ordinary, rounds) if tale.name != _HASTY and tale.group != BANK)
 

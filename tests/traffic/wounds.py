@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 from bridge.core.message import StoredMessage
 from bridge.core.record import EndRecord, Resolution, Source
 from bridge.core.record_codec import encode_end
-from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
+from bridge.core.transaction import make_transaction_id, make_uuid7_bits
 from tests.chaos.dump import read_topic
 from tests.support.history.raw_records import split_id
 from tests.traffic.ink import Ink, Json, queue_of

@@ -1,4 +1,4 @@
-"""bridge.giving_up and bridge.sql.halts: what an operator is told of a lost log, and how its queue goes on."""
+"""bridge.giving_up and bridge.sql.identity: what an operator is told of a lost log, and how its queue goes on."""
 
 from functools import partial
 
@@ -7,8 +7,8 @@ import pytest
 from bridge.core.errors import HaltKind
 from bridge.core.message import Message
 from bridge.giving_up import GivingUp, GivingUpPorts
-from bridge.sql.errors import SqlUnavailable
-from bridge.sql.halts import Halt, clear_halt, read_halts, store_halt
+from bridge.sql.engine import SqlUnavailable
+from bridge.sql.identity import Halt, clear_halt, read_halts, store_halt
 from tests.support.projector_world import ProjectorWorld, make_projector_world
 
 pytest_plugins = ["tests.support.postgres"]

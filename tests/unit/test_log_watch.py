@@ -8,9 +8,8 @@ from sqlalchemy import Connection
 
 from bridge.core.errors import HaltKind, QueueHalted
 from bridge.log_watch import LogWatch
-from bridge.sql.errors import SqlUnavailable
-from bridge.sql.halts import read_halts
-from bridge.sql.inline_database import InlineDatabase
+from bridge.sql.engine import InlineDatabase, SqlUnavailable
+from bridge.sql.identity import read_halts
 from tests.support.memory_world import make_memory_world
 
 pytest_plugins = ["tests.support.postgres"]

@@ -11,10 +11,10 @@ from bridge.core.record import Act, ActRecord, Resolution, Source
 from bridge.core.transaction import TransactionState
 from bridge.projector import Projector, ProjectorConfig, RebuildProgress, rebuild
 from bridge.sql.bulk import insert_rows
-from bridge.sql.projected_row import ALL_COLUMNS, all_values, make_row
-from bridge.sql.rebuilding import Orphan
+from bridge.sql.projection import Orphan
+from bridge.sql.rows import ALL_COLUMNS, all_values, make_row
 from bridge.sql.tables import transactions
-from bridge.store.memory.retention import clean
+from bridge.store.memory.log import clean
 from tests.support.projector_world import ProjectorWorld, make_projector_world
 
 pytest_plugins = ["tests.support.postgres"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bridge.core.topics import InternalTopics
+from bridge.sql.engine import InlineDatabase
 from bridge.sql.identity import TopicIdentity
-from bridge.sql.inline_database import InlineDatabase
 from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.message_store import ClusterDescription, TopicDescription

@@ -13,7 +13,7 @@ from bridge.store.kafka.client_thread import ClientThread
 from bridge.store.kafka.errors import CLIENT_ERRORS, GONE, OUTSIDE_THE_LOG, describe, error_of, make_store_error
 from bridge.store.kafka.look_up import make_stored
 from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, reader_options
-from bridge.store.results import GetResult, GetStatus
+from bridge.store.message_store import GetResult, GetStatus
 
 
 class KafkaQueueReader:

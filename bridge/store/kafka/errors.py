@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from confluent_kafka import KafkaError, KafkaException
 
 from bridge.core.errors import BatchOutcomeUnknown, StoreError, StoreFenced, StoreTimeout, StoreUnavailable
-from bridge.store.results import PutResult, PutStatus, Refusal
+from bridge.store.message_store import PutResult, PutStatus, Refusal
 
 # Certainly not written. Whatever is not here may have been, or may be still: a time-out, a broken connection,
 # NOT_ENOUGH_REPLICAS_AFTER_APPEND (which was appended), a purge of requests in flight, a fatal error.

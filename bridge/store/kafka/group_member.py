@@ -14,8 +14,7 @@ from bridge.core.message import MessageQueue
 from bridge.store.kafka.client_thread import CLOSE_TIMEOUT_S
 from bridge.store.kafka.errors import CLIENT_ERRORS, describe, error_of, make_store_error
 from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, member_options
-from bridge.store.message_store import GroupChange
-from bridge.store.results import GroupGeneration
+from bridge.store.message_store import GroupChange, GroupGeneration
 
 _NONE: frozenset[int] = frozenset()
 _LEAVE_POLLS = 40

@@ -10,11 +10,10 @@ from confluent_kafka import Message as Record
 
 from bridge.core.errors import StoreTimeout, StoreUnavailable
 from bridge.core.message import MessageQueue, StoredMessage
-from bridge.core.record_size import count_stored_bytes
-from bridge.store.kafka.client_thread import ClientThread
+from bridge.core.properties import count_stored_bytes
+from bridge.store.kafka.client_thread import ClientThread, Silence, let_go
 from bridge.store.kafka.errors import CLIENT_ERRORS, GONE, OUTSIDE_THE_LOG, describe, error_of, make_store_error
 from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, look_up_options
-from bridge.store.kafka.silence import Silence, let_go
 
 T = TypeVar("T")
 _LOG = structlog.get_logger()

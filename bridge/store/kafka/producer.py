@@ -14,10 +14,10 @@ from confluent_kafka import Message as Report
 
 from bridge.core.message import Message
 from bridge.fault_points import FaultPoint, reach
+from bridge.store.kafka.client_thread import Silence, let_go
 from bridge.store.kafka.errors import CLIENT_ERRORS, SILENCE, WHOLE_REQUEST_REFUSALS, error_of, make_failed_put
 from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, Manner, ProducerFactory, append_options
-from bridge.store.kafka.silence import Silence, let_go
-from bridge.store.results import PutResult, PutStatus, Refusal
+from bridge.store.message_store import PutResult, PutStatus, Refusal
 
 ROOM_WAIT_S = 1.0  # for a place in the client's queue
 _ROOM_STEP_S = 0.002

@@ -13,9 +13,8 @@ from bridge.store.kafka.look_up import LookUpClient
 from bridge.store.kafka.offsets import OffsetClient
 from bridge.store.kafka.options import ClientErrors, KafkaConfig, Manner
 from bridge.store.kafka.producer import AppendClient
-from bridge.store.kafka.rounds import LimitOf, no_limit
-from bridge.store.kafka.transactions import KafkaBatchWriter
-from bridge.store.results import GetResult, GetStatus, PutResult, PutStatus, QueueOffsets
+from bridge.store.kafka.transactional_producer import KafkaBatchWriter, LimitOf, no_limit
+from bridge.store.message_store import GetResult, GetStatus, PutResult, PutStatus, QueueOffsets
 
 MANY = 20  # messages of one call for which fuller requests are worth a wait
 

@@ -1,21 +1,81 @@
-"""One transactional producer of a queue. Blocking; every call gives up after its time-out."""
+"""Atomic batches: two transactional producers in strict turns, each call with a time-out."""
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, NoReturn, TypeVar
 
 from confluent_kafka import KafkaError, Producer, TopicPartition
 from confluent_kafka import Message as Report
 
-from bridge.core.errors import BatchAborted, BatchOutcomeUnknown
+from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreUnavailable
 from bridge.core.message import Message, Receipt
-from bridge.fault_points import reach
-from bridge.store.kafka.batch_points import POINTS_OF
+from bridge.core.properties import count_record_bytes
+from bridge.fault_points import FaultPoint, reach
+from bridge.store.kafka.client_thread import ClientThread
 from bridge.store.kafka.errors import CLIENT_ERRORS, describe, error_of, is_abortable, make_fatal
 from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, ProducerFactory, transaction_options
-from bridge.store.kafka.rounds import MOST_ROUNDS, REQUEST_BYTES, LimitOf, split_rounds
-from bridge.store.results import AtomicBatch, BatchResult
+from bridge.store.message_store import AtomicBatch, BatchKind, BatchResult
+
+
+class BatchPoints(NamedTuple):
+    """In the order in which they are passed; `sent_real` None: such a batch has no messages before its op messages."""
+
+    sent_real: FaultPoint | None
+    sent_all: FaultPoint
+    committed: FaultPoint
+
+
+POINTS_OF: Mapping[BatchKind, BatchPoints] = {
+    BatchKind.SETTLE: BatchPoints(FaultPoint.SETTLE_SENT_REAL, FaultPoint.SETTLE_SENT_ALL, FaultPoint.SETTLE_COMMITTED),
+    BatchKind.BLOCK: BatchPoints(None, FaultPoint.BLOCK_SENT_ALL, FaultPoint.BLOCK_COMMITTED),
+    BatchKind.RETRY: BatchPoints(FaultPoint.RETRY_SENT_REAL, FaultPoint.RETRY_SENT_ALL, FaultPoint.RETRY_COMMITTED),
+    BatchKind.PARK: BatchPoints(FaultPoint.PARK_SENT_COPY, FaultPoint.PARK_SENT_ALL, FaultPoint.PARK_COMMITTED),
+    BatchKind.PUT_BACK: BatchPoints(None, FaultPoint.PUT_BACK_SENT_ALL, FaultPoint.PUT_BACK_COMMITTED),
+    BatchKind.POSITION: BatchPoints(None, FaultPoint.POSITION_SENT_ALL, FaultPoint.POSITION_COMMITTED),
+    BatchKind.TAKE_OVER: BatchPoints(None, FaultPoint.TAKE_OVER_SENT_ALL, FaultPoint.TAKE_OVER_COMMITTED),
+}
+
+
+REQUEST_BYTES = 900_000  # of one request to one queue; below Kafka's default `max.message.bytes`
+MOST_ROUNDS = 200  # more than the messages of one transaction, and far within the time-out of a Kafka transaction
+
+LimitOf = Callable[[str], int | None]
+"""`max.message.bytes` of a topic; None if it is not known."""
+
+
+def no_limit(_: str) -> int | None:
+    """Where nobody knows of a topic with a limit of its own."""
+    return None
+
+
+def split_rounds(messages: Sequence[Message], limit_of: LimitOf) -> list[list[Message]]:
+    """Rounds to be sent one after the other; order within each queue is kept.
+
+    The client fills requests up to one size, whatever the topic, and a topic that takes less refuses such a request
+    whole. Of each queue of such a topic a round holds no more than one request may; all others go with the first.
+    """
+    limits = {topic: limit_of(topic) for topic in {message.topic for message in messages}}
+    small = {topic: limit for topic, limit in limits.items() if limit is not None and limit < REQUEST_BYTES}
+    if not small:
+        return [list(messages)]
+    rounds: list[list[Message]] = [[]]
+    filled: dict[tuple[str, int], tuple[int, int]] = {}
+    for message in messages:
+        limit = small.get(message.topic)
+        number = 0
+        if limit is not None:
+            place, size = (message.topic, message.queue_id), count_record_bytes(message)
+            number, used = filled.get(place, (0, 0))
+            if used and used + size > limit:
+                number, used = number + 1, 0
+            filled[place] = number, used + size
+            if number == len(rounds):
+                rounds.append([])
+        rounds[number].append(message)
+    return rounds
+
 
 DeliveryCallback = Callable[[KafkaError | None, Report], None]
 
@@ -275,3 +335,73 @@ def _make_result(receipts: Sequence[Receipt], last: Report | None) -> BatchResul
         return BatchResult(receipts, None, -1)
     offset = last.offset()
     return BatchResult(receipts, None if offset is None or offset < 0 else offset, last.timestamp()[1])
+
+
+T = TypeVar("T")
+
+_CALLS_OF_A_BATCH = 2 * (1 + MOST_FLUSHES) + 4  # twice produce and flushes, offsets, commit, abort; one for luck
+FENCE_TIMEOUT_S = 10.0  # the broker may first have to end what it finds open
+
+
+class KafkaBatchWriter:
+    """BatchWriter. `limit_of`: `max.message.bytes` of a topic, as far as known."""
+
+    def __init__(self, config: KafkaConfig, transactional_ids: tuple[str, str], limit_of: LimitOf = no_limit) -> None:
+        self.errors = ClientErrors()
+        first, second = transactional_ids
+        self._producers = (
+            TransactionalProducer(config, first, limit_of, self.errors),
+            TransactionalProducer(config, second, limit_of, self.errors),
+        )
+        self._watch_s = _CALLS_OF_A_BATCH * config.call_timeout_ms / 1000
+        self._turn = 0
+        self._is_usable = False
+        self._thread = ClientThread(f"kafka-writer-{first}")
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._thread.is_closed
+
+    async def fence(self) -> None:
+        self._is_usable = False
+        await self._watch(self._fence, 2 * FENCE_TIMEOUT_S)
+        self._turn = 0
+        self._is_usable = True
+
+    async def put_all(self, batch: AtomicBatch) -> BatchResult:
+        if not self._is_usable:
+            raise StoreUnavailable("the writer is not fenced, at work, or dead")
+        self._is_usable = False  # for good, if this task is cancelled below
+        producer = self._producers[self._turn]
+        try:
+            result = await self._watch(lambda: producer.write(batch), self._watch_s)
+        except BatchAborted:
+            self._is_usable = True
+            raise
+        self._turn = 1 - self._turn
+        self._is_usable = True
+        self.errors.clear()
+        return result
+
+    async def close(self) -> None:
+        self._is_usable = False
+        await self._thread.close(self._close)
+
+    async def _watch(self, call: Callable[[], T], limit_s: float) -> T:
+        """A call that hangs in spite of its time-outs kills the writer, not the loop."""
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._thread.submit(call)
+        except TimeoutError:
+            raise BatchOutcomeUnknown(f"no answer from the client within {limit_s:.0f} s") from None
+
+    def _fence(self) -> None:
+        first, second = self._producers
+        first.init(FENCE_TIMEOUT_S)
+        reach(FaultPoint.TAKE_OVER_HALF_FENCED)
+        second.init(FENCE_TIMEOUT_S)
+
+    def _close(self) -> None:
+        for producer in self._producers:
+            producer.close()

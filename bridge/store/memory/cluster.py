@@ -1,9 +1,8 @@
 """A whole in-memory cluster: topics, transaction coordinator, group coordinator, and time."""
 
 from bridge.clock import Clock
-from bridge.store.memory.agenda import Agenda
 from bridge.store.memory.groups import GroupCoordinator
-from bridge.store.memory.link import Faults, Link, NoFaults
+from bridge.store.memory.link import Agenda, Faults, Link, NoFaults
 from bridge.store.memory.log import MemoryLog
 from bridge.store.memory.producers import TransactionCoordinator
 

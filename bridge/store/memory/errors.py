@@ -3,7 +3,7 @@
 from enum import Enum
 
 from bridge.core.errors import StoreError, StoreTimeout, StoreUnavailable
-from bridge.store.results import PutResult, PutStatus, Refusal
+from bridge.store.message_store import PutResult, PutStatus, Refusal
 
 
 class Code(Enum):
@@ -51,7 +51,7 @@ REFUSALS = {
 }
 
 
-class BrokerError(Exception):
+class LogError(Exception):
     """The log answered no. `topic` where it names one."""
 
     def __init__(self, code: Code, topic: str | None = None) -> None:
@@ -64,15 +64,15 @@ class NoAnswerError(Exception):
     """No answer in time: the request may have been carried out, or may be later."""
 
 
-def make_store_error(error: BrokerError | NoAnswerError) -> StoreError:
+def make_store_error(error: LogError | NoAnswerError) -> StoreError:
     """What a read, or a plain commit of an offset, raises."""
     if isinstance(error, NoAnswerError) or error.code is Code.LEADER_NOT_AVAILABLE:
         return StoreTimeout(str(error))
     return StoreUnavailable(str(error))
 
 
-def make_refused_put(error: BrokerError | NoAnswerError) -> PutResult:
+def make_refused_put(error: LogError | NoAnswerError) -> PutResult:
     """What a put answers. A leaderless queue is a time-out for the client, so the outcome is unknown."""
-    refusal = REFUSALS.get(error.code) if isinstance(error, BrokerError) else None
+    refusal = REFUSALS.get(error.code) if isinstance(error, LogError) else None
     status = PutStatus.OUTCOME_UNKNOWN if refusal is None else PutStatus.REFUSED
     return PutResult(status, refusal=refusal, detail=str(error))

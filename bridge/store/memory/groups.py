@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bridge.core.message import MessageQueue
-from bridge.store.memory.agenda import Agenda, Waiters
-from bridge.store.memory.errors import BrokerError, Code
+from bridge.store.memory.errors import Code, LogError
+from bridge.store.memory.link import Agenda, Waiters
 from bridge.store.memory.log import MemoryLog
-from bridge.store.message_store import GroupChange
-from bridge.store.results import ConsumeOffset, GroupGeneration
+from bridge.store.message_store import ConsumeOffset, GroupChange, GroupGeneration
 
 NOTHING: frozenset[int] = frozenset()
 
@@ -70,7 +69,7 @@ class GroupCoordinator:
     # members
 
     def join(self, group: str, topic: str, client: str) -> Membership:
-        """A new member; the queues are shared anew. Raises BrokerError for an unknown topic."""
+        """A new member; the queues are shared anew. Raises LogError for an unknown topic."""
         self._log.find(MessageQueue(topic, 0))
         member = Membership(self._next_member_id(client), client, topic)
         self._enter(group, member)
@@ -189,21 +188,21 @@ class GroupCoordinator:
         return self._group(group).offsets.get(queue, -1)
 
     def put_offset(self, group: str, queue: MessageQueue, offset: int, client: str) -> None:
-        """Commits plainly. Raises BrokerError for an unknown queue, or if the group's members are of others."""
+        """Commits plainly. Raises LogError for an unknown queue, or if the group's members are of others."""
         self._log.find(queue)
         known = self._group(group)
         if known.members and all(member.client != client for member in known.members.values()):
-            raise BrokerError(Code.UNKNOWN_MEMBER_ID)
+            raise LogError(Code.UNKNOWN_MEMBER_ID)
         known.offsets[queue] = offset
 
     def put_pending(self, generation: GroupGeneration, producer_id: int, offsets: Sequence[ConsumeOffset]) -> None:
-        """Offsets of an open Kafka transaction. Raises BrokerError when member or generation is not of now."""
+        """Offsets of an open Kafka transaction. Raises LogError when member or generation is not of now."""
         group = self._group(generation.group)
         token = generation.token
         if not isinstance(token, MemberToken) or token.member_id not in group.members:
-            raise BrokerError(Code.UNKNOWN_MEMBER_ID)
+            raise LogError(Code.UNKNOWN_MEMBER_ID)
         if token.generation != group.generation:
-            raise BrokerError(Code.ILLEGAL_GENERATION)
+            raise LogError(Code.ILLEGAL_GENERATION)
         group.pending.setdefault(producer_id, []).extend(offsets)
 
     def end_pending(self, group: str, producer_id: int, is_commit: bool) -> None:

@@ -1,13 +1,12 @@
-"""The topics of the in-memory log."""
+"""The topics of the in-memory log, and what retention and compaction remove from them."""
 
 from collections.abc import Callable, Iterator, Mapping
 
 from bridge.core.message import MessageQueue
 from bridge.core.topics import is_legal_topic
-from bridge.store.memory.agenda import Agenda
-from bridge.store.memory.errors import BrokerError, Code
-from bridge.store.memory.partition import Partition
-from bridge.store.memory.policy import complete_config, make_acceptance, make_cleaning
+from bridge.store.memory.errors import Code, LogError
+from bridge.store.memory.link import Agenda
+from bridge.store.memory.partition import Partition, Record, complete_config, make_acceptance, make_cleaning
 from bridge.store.message_store import TopicDescription
 
 
@@ -58,11 +57,11 @@ class MemoryLog:
         """Told of each topic that is created, deleted or grown."""
 
     def create_topic(self, name: str, queues: int = 1, config: Mapping[str, str] | None = None) -> Topic:
-        """Raises BrokerError if the topic exists, or name, number of queues or settings are illegal."""
+        """Raises LogError if the topic exists, or name, number of queues or settings are illegal."""
         if name in self.topics:
-            raise BrokerError(Code.TOPIC_ALREADY_EXISTS, name)
+            raise LogError(Code.TOPIC_ALREADY_EXISTS, name)
         if not is_legal_topic(name) or queues < 1:
-            raise BrokerError(Code.INVALID_TOPIC, name)
+            raise LogError(Code.INVALID_TOPIC, name)
         self._created += 1
         self.topics[name] = Topic(name, f"topic-id-{self._created}", queues, config or {})
         self.on_change(name)
@@ -90,17 +89,17 @@ class MemoryLog:
         partition.waiters.wake()
 
     def find(self, queue: MessageQueue) -> Partition:
-        """Raises BrokerError if there is no such topic or queue."""
+        """Raises LogError if there is no such topic or queue."""
         topic = self.topics.get(queue.topic)
         if topic is None or not 0 <= queue.queue_id < len(topic.partitions):
-            raise BrokerError(Code.UNKNOWN_TOPIC_OR_PARTITION, queue.topic)
+            raise LogError(Code.UNKNOWN_TOPIC_OR_PARTITION, queue.topic)
         return topic.partitions[queue.queue_id]
 
     def find_writable(self, queue: MessageQueue) -> Partition:
-        """Raises BrokerError also where an ACL refuses writes."""
+        """Raises LogError also where an ACL refuses writes."""
         partition = self.find(queue)
         if self.topics[queue.topic].is_denied:
-            raise BrokerError(Code.TOPIC_AUTHORIZATION_FAILED, queue.topic)
+            raise LogError(Code.TOPIC_AUTHORIZATION_FAILED, queue.topic)
         return partition
 
     def each_partition(self, accepts: Callable[[Topic], bool] = lambda topic: True) -> Iterator[Partition]:
@@ -108,3 +107,75 @@ class MemoryLog:
         for topic in self.topics.values():
             if accepts(topic):
                 yield from topic.partitions
+
+
+def clean(log: MemoryLog) -> None:
+    """One run of retention and cleaner over all topics, at the log's present time."""
+    now_ms = log.agenda.now_ms()
+    for partition in log.each_partition():
+        if partition.cleaning.is_deleted:
+            retain(partition, now_ms)
+        if partition.cleaning.is_compacted:
+            compact(partition, now_ms)
+
+
+def retain(partition: Partition, now_ms: int) -> None:
+    """Drops whole segments from the front: those too old, then those above the size. Ages are record timestamps."""
+    rules = partition.cleaning
+    if partition.segments and 0 <= rules.retention_ms < now_ms - partition.segments[-1].newest_ms:
+        partition.roll(now_ms)  # even the active segment goes when everything in it is too old
+    kept = 0
+    while kept < len(partition.segments) - 1 and _is_expired(partition, kept, now_ms):
+        kept += 1
+    if kept:
+        partition.drop_below(partition.segments[kept].base_offset)
+
+
+def _is_expired(partition: Partition, index: int, now_ms: int) -> bool:
+    rules = partition.cleaning
+    segments = partition.segments[index:]
+    if rules.retention_ms >= 0 and now_ms - segments[0].newest_ms > rules.retention_ms:
+        return True
+    return rules.retention_bytes >= 0 and sum(s.size for s in segments[1:]) >= rules.retention_bytes
+
+
+def compact(partition: Partition, now_ms: int) -> None:
+    """Keeps the last record of each key, its offset and the order.
+
+    Never touches the active segment, anything from the last stable offset on, or a segment with a
+    record younger than the compaction lag. A tombstone goes when it has been the last one for the
+    topic's delete retention.
+    """
+    end = _find_cleanable_end(partition, now_ms)
+    last = {
+        record.stored.key: record.stored.queue_offset
+        for record in partition.records
+        if record.stored.queue_offset < end and partition.is_visible(record)
+    }
+    kept = []
+    for record in partition.records:
+        if record.stored.queue_offset >= end or _is_kept(partition, record, last, now_ms):
+            kept.append(record)
+        else:
+            partition.forget(record.stored.queue_offset)
+    partition.records = kept
+
+
+def _find_cleanable_end(partition: Partition, now_ms: int) -> int:
+    lag_ms = partition.cleaning.min_compaction_lag_ms
+    for segment in partition.segments[:-1]:
+        if now_ms - segment.newest_ms < lag_ms:
+            return min(segment.base_offset, partition.stable)
+    if not partition.segments:
+        return 0
+    return min(partition.segments[-1].base_offset, partition.stable)
+
+
+def _is_kept(partition: Partition, record: Record, last: dict[bytes | None, int], now_ms: int) -> bool:
+    offset = record.stored.queue_offset
+    if not partition.is_visible(record) or last[record.stored.key] != offset:
+        return False
+    if record.stored.value is not None:
+        return True
+    seen_ms = partition.tombstones_seen_ms.setdefault(offset, now_ms)
+    return now_ms - seen_ms <= partition.cleaning.delete_retention_ms

@@ -1,17 +1,106 @@
-"""One queue of the in-memory log: offsets, control records, last stable offset, producers' epochs and sequences."""
+"""One queue of the in-memory log: settings, offsets, control records, last stable offset, epochs and sequences."""
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bridge.core.message import Message, MessageQueue, StoredMessage
-from bridge.core.record_size import BATCH_HEADER_BYTES, measure_record
-from bridge.store.memory.agenda import Waiters
-from bridge.store.memory.errors import BrokerError, Code
-from bridge.store.memory.policy import Acceptance, Cleaning
-from bridge.store.results import QueueOffsets
+from bridge.core.properties import BATCH_HEADER_BYTES, measure_record
+from bridge.store.memory.errors import Code, LogError
+from bridge.store.memory.link import Waiters
+from bridge.store.message_store import QueueOffsets
+
+_FOR_EVER = str(2**63 - 1)
+DEFAULTS: Mapping[str, str] = {
+    "cleanup.policy": "delete",
+    "compression.type": "producer",
+    "delete.retention.ms": "86400000",
+    "file.delete.delay.ms": "60000",
+    "flush.messages": _FOR_EVER,
+    "flush.ms": _FOR_EVER,
+    "index.interval.bytes": "4096",
+    "max.compaction.lag.ms": _FOR_EVER,
+    "max.message.bytes": "1048588",
+    "message.timestamp.after.max.ms": "3600000",
+    "message.timestamp.before.max.ms": _FOR_EVER,
+    "message.timestamp.type": "CreateTime",
+    "min.cleanable.dirty.ratio": "0.5",
+    "min.compaction.lag.ms": "0",
+    "min.insync.replicas": "1",
+    "preallocate": "false",
+    "retention.bytes": "-1",
+    "retention.ms": "604800000",
+    "segment.bytes": "1073741824",
+    "segment.index.bytes": "10485760",
+    "segment.jitter.ms": "0",
+    "segment.ms": "604800000",
+    "unclean.leader.election.enable": "false",
+}
+_POLICIES = {"delete", "compact"}
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Which records a topic takes."""
+
+    max_message_bytes: int
+    is_log_append_time: bool
+    timestamp_before_max_ms: int
+    timestamp_after_max_ms: int
+    is_key_required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaning:
+    """What a topic forgets, and when."""
+
+    is_compacted: bool
+    is_deleted: bool
+    retention_ms: int
+    retention_bytes: int
+    delete_retention_ms: int
+    min_compaction_lag_ms: int
+    segment_ms: int
+    segment_bytes: int
+
+
+def complete_config(config: Mapping[str, str]) -> dict[str, str]:
+    """All settings of a topic. Raises LogError for a name or policy that Kafka does not know."""
+    merged = {**DEFAULTS, **config}
+    policies = set(merged["cleanup.policy"].replace(" ", "").split(","))
+    if len(merged) != len(DEFAULTS) or not policies <= _POLICIES:
+        raise LogError(Code.INVALID_CONFIG)
+    return merged
+
+
+def make_acceptance(config: Mapping[str, str]) -> Acceptance:
+    """The rules for records, of a complete config."""
+    return Acceptance(
+        max_message_bytes=int(config["max.message.bytes"]),
+        is_log_append_time=config["message.timestamp.type"] == "LogAppendTime",
+        timestamp_before_max_ms=int(config["message.timestamp.before.max.ms"]),
+        timestamp_after_max_ms=int(config["message.timestamp.after.max.ms"]),
+        is_key_required="compact" in config["cleanup.policy"],
+    )
+
+
+def make_cleaning(config: Mapping[str, str]) -> Cleaning:
+    """The rules for forgetting, of a complete config. A compacted topic's segments also end with the largest lag."""
+    is_compacted = "compact" in config["cleanup.policy"]
+    segment_ms = int(config["segment.ms"])
+    return Cleaning(
+        is_compacted=is_compacted,
+        is_deleted="delete" in config["cleanup.policy"],
+        retention_ms=int(config["retention.ms"]),
+        retention_bytes=int(config["retention.bytes"]),
+        delete_retention_ms=int(config["delete.retention.ms"]),
+        min_compaction_lag_ms=int(config["min.compaction.lag.ms"]),
+        segment_ms=min(segment_ms, int(config["max.compaction.lag.ms"])) if is_compacted else segment_ms,
+        segment_bytes=int(config["segment.bytes"]),
+    )
+
 
 PLAIN = -1  # the producer id of records outside of Kafka transactions
 _MARKER_BYTES = 17
@@ -61,12 +150,12 @@ class ProducerState:
     recent: deque[tuple[int, list[Appended]]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_BATCHES))
 
     def find_repeat(self, stamp: Stamp, count: int) -> list[Appended] | None:
-        """The answer to a repeated batch; None for a new one. Raises BrokerError when fenced or out of order."""
+        """The answer to a repeated batch; None for a new one. Raises LogError when fenced or out of order."""
         if stamp.epoch < self.epoch:
-            raise BrokerError(Code.INVALID_PRODUCER_EPOCH)
+            raise LogError(Code.INVALID_PRODUCER_EPOCH)
         expected = self.next_sequence if stamp.epoch == self.epoch else 0
         if stamp.sequence > expected:
-            raise BrokerError(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
+            raise LogError(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
         if stamp.sequence == expected:
             return None
         known = dict(self.recent)
@@ -108,16 +197,16 @@ class Partition:
         return max(self.minimum, oldest)
 
     def get_offsets(self) -> QueueOffsets:
-        """Raises BrokerError without a leader."""
+        """Raises LogError without a leader."""
         self.check_leader()
         return QueueOffsets(self.minimum, self.stable, self.maximum)
 
     def check_leader(self) -> None:
         if not self.has_leader:
-            raise BrokerError(Code.LEADER_NOT_AVAILABLE, self.queue.topic)
+            raise LogError(Code.LEADER_NOT_AVAILABLE, self.queue.topic)
 
     def append(self, messages: Sequence[Message], stamp: Stamp | None, now_ms: int) -> list[Appended]:
-        """All messages, or those before the first refused one, which is sent by itself. Raises BrokerError."""
+        """All messages, or those before the first refused one, which is sent by itself. Raises LogError."""
         self.check_leader()
         now_ms += self.ahead_ms
         known = None
@@ -145,7 +234,7 @@ class Partition:
         return known.next_sequence if known is not None and known.epoch == stamp.epoch else 0
 
     def end(self, producer_id: int, epoch: int, is_commit: bool, now_ms: int) -> None:
-        """Writes the marker that ends a producer's Kafka transaction here. Raises BrokerError without a leader."""
+        """Writes the marker that ends a producer's Kafka transaction here. Raises LogError without a leader."""
         self.check_leader()
         now_ms += self.ahead_ms
         known = self._producers.setdefault(producer_id, ProducerState(epoch))
@@ -216,28 +305,28 @@ class Partition:
         """Begins a new segment."""
         self.segments.append(Segment(self.maximum, now_ms))
 
-    def _check_each(self, messages: Sequence[Message], now_ms: int) -> tuple[list[int], BrokerError | None]:
+    def _check_each(self, messages: Sequence[Message], now_ms: int) -> tuple[list[int], LogError | None]:
         """The sizes of those before the first that is refused, and why it is."""
         sizes: list[int] = []
         for message in messages:
             try:
                 sizes.append(self._check(message, now_ms))
-            except BrokerError as error:
+            except LogError as error:
                 return sizes, error
         return sizes, None
 
     def _check(self, message: Message, now_ms: int) -> int:
         rules = self.acceptance
         if rules.is_key_required and message.key is None:
-            raise BrokerError(Code.INVALID_RECORD, self.queue.topic)
+            raise LogError(Code.INVALID_RECORD, self.queue.topic)
         size = measure_record(message.key, message.value, message.headers)
         if size + BATCH_HEADER_BYTES > rules.max_message_bytes:
-            raise BrokerError(Code.MESSAGE_TOO_LARGE, self.queue.topic)
+            raise LogError(Code.MESSAGE_TOO_LARGE, self.queue.topic)
         if not message.timestamp_ms or rules.is_log_append_time:
             return size
         asked = message.timestamp_ms
         if not now_ms - rules.timestamp_before_max_ms <= asked <= now_ms + rules.timestamp_after_max_ms:
-            raise BrokerError(Code.INVALID_TIMESTAMP, self.queue.topic)
+            raise LogError(Code.INVALID_TIMESTAMP, self.queue.topic)
         return size
 
     def _add(self, message: Message, size: int, producer_id: int, now_ms: int) -> Appended:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from bridge.core.message import Message, MessageQueue
-from bridge.store.memory.errors import BrokerError, Code
+from bridge.store.memory.errors import Code, LogError
 from bridge.store.memory.groups import GroupCoordinator
 from bridge.store.memory.log import MemoryLog
 from bridge.store.memory.partition import Appended, Stamp
-from bridge.store.results import ConsumeOffset, GroupGeneration
+from bridge.store.message_store import ConsumeOffset, GroupGeneration
 
 _MARKER_RETRY_MS = 100
 
@@ -30,7 +30,7 @@ class Phase(Enum):
 
 
 @dataclass(slots=True)
-class Registration:
+class ProducerRegistration:
     """A transactional id as its coordinator knows it."""
 
     transactional_id: str
@@ -52,33 +52,35 @@ class TransactionCoordinator:
         self._log = log
         self._groups = groups
         self._marker_delay_ms = marker_delay_ms
-        self._by_id: dict[str, Registration] = {}
+        self._by_id: dict[str, ProducerRegistration] = {}
 
-    def describe(self, transactional_id: str) -> Registration | None:
+    def describe(self, transactional_id: str) -> ProducerRegistration | None:
         """The id's state, for those who look on from outside."""
         return self._by_id.get(transactional_id)
 
     def init(self, transactional_id: str, timeout_ms: int) -> tuple[int, int]:
         """A new epoch of the id: fences the old one and aborts what it has open.
 
-        Raises BrokerError CONCURRENT_TRANSACTIONS while markers of the last Kafka transaction are missing.
+        Raises LogError CONCURRENT_TRANSACTIONS while markers of the last Kafka transaction are missing.
         """
         known = self._by_id.get(transactional_id)
         if known is None:
-            known = self._by_id[transactional_id] = Registration(transactional_id, len(self._by_id) + 1, timeout_ms)
+            known = self._by_id[transactional_id] = ProducerRegistration(
+                transactional_id, len(self._by_id) + 1, timeout_ms
+            )
             return known.producer_id, known.epoch
         if known.phase is Phase.ONGOING:
             known.epoch += 1
             self._decide(known, is_commit=False)
         if known.phase is Phase.ENDING:
-            raise BrokerError(Code.CONCURRENT_TRANSACTIONS)
+            raise LogError(Code.CONCURRENT_TRANSACTIONS)
         known.epoch += 1
         known.timeout_ms = timeout_ms
         known.phase = Phase.EMPTY
         return known.producer_id, known.epoch
 
     def add_queues(self, transactional_id: str, stamp: Stamp, queues: Sequence[MessageQueue]) -> None:
-        """All queues, or none, belong to the Kafka transaction, which begins here. Raises BrokerError."""
+        """All queues, or none, belong to the Kafka transaction, which begins here. Raises LogError."""
         known = self._check(transactional_id, stamp)
         for queue in queues:
             self._log.find_writable(queue).check_leader()
@@ -88,11 +90,11 @@ class TransactionCoordinator:
     def append(
         self, transactional_id: str, stamp: Stamp, queue: MessageQueue, messages: Sequence[Message]
     ) -> list[Appended]:
-        """Appends inside the open Kafka transaction; the queue must belong to it. Raises BrokerError."""
+        """Appends inside the open Kafka transaction; the queue must belong to it. Raises LogError."""
         known = self._check(transactional_id, stamp)
         partition = self._log.find_writable(queue)
         if known.phase is not Phase.ONGOING or queue not in known.places:
-            raise BrokerError(Code.INVALID_TXN_STATE)
+            raise LogError(Code.INVALID_TXN_STATE)
         return partition.append(messages, stamp, self._log.agenda.now_ms())
 
     def add_offsets(
@@ -110,21 +112,21 @@ class TransactionCoordinator:
         if known.phase is Phase.ONGOING:
             self._decide(known, is_commit)
         elif known.phase is Phase.EMPTY or known.is_commit is not is_commit:
-            raise BrokerError(Code.INVALID_TXN_STATE)
+            raise LogError(Code.INVALID_TXN_STATE)
         elif known.phase is Phase.ENDING:
-            raise BrokerError(Code.CONCURRENT_TRANSACTIONS)
+            raise LogError(Code.CONCURRENT_TRANSACTIONS)
 
-    def _check(self, transactional_id: str, stamp: Stamp) -> Registration:
+    def _check(self, transactional_id: str, stamp: Stamp) -> ProducerRegistration:
         known = self._by_id.get(transactional_id)
         if known is None or known.producer_id != stamp.producer_id:
-            raise BrokerError(Code.INVALID_PRODUCER_ID_MAPPING)
+            raise LogError(Code.INVALID_PRODUCER_ID_MAPPING)
         if known.epoch != stamp.epoch:
-            raise BrokerError(Code.PRODUCER_FENCED)
+            raise LogError(Code.PRODUCER_FENCED)
         return known
 
-    def _begin(self, known: Registration) -> None:
+    def _begin(self, known: ProducerRegistration) -> None:
         if known.phase is Phase.ENDING:
-            raise BrokerError(Code.CONCURRENT_TRANSACTIONS)
+            raise LogError(Code.CONCURRENT_TRANSACTIONS)
         if known.phase is Phase.ONGOING:
             return
         known.phase = Phase.ONGOING
@@ -132,12 +134,12 @@ class TransactionCoordinator:
         number = known.transactions
         self._log.agenda.later(known.timeout_ms, lambda: self._time_out(known, number))
 
-    def _time_out(self, known: Registration, number: int) -> None:
+    def _time_out(self, known: ProducerRegistration, number: int) -> None:
         if known.phase is Phase.ONGOING and known.transactions == number:
             known.epoch += 1  # the producer that slept is fenced
             self._decide(known, is_commit=False)
 
-    def _decide(self, known: Registration, is_commit: bool) -> None:
+    def _decide(self, known: ProducerRegistration, is_commit: bool) -> None:
         known.phase = Phase.ENDING
         known.is_commit = is_commit
         for place in tuple(known.places):
@@ -147,10 +149,10 @@ class TransactionCoordinator:
             else:
                 self._write_marker(known, place)
 
-    def _later(self, known: Registration, place: Place, delay_ms: int) -> None:
+    def _later(self, known: ProducerRegistration, place: Place, delay_ms: int) -> None:
         self._log.agenda.later(delay_ms, lambda: self._write_marker(known, place))
 
-    def _write_marker(self, known: Registration, place: Place) -> None:
+    def _write_marker(self, known: ProducerRegistration, place: Place) -> None:
         """A queue without a leader holds the Kafka transaction until it has one; a deleted one does not."""
         if isinstance(place, str):
             self._groups.end_pending(place, known.producer_id, known.is_commit)
@@ -158,7 +160,7 @@ class TransactionCoordinator:
             try:
                 now_ms = self._log.agenda.now_ms()
                 self._log.find(place).end(known.producer_id, known.epoch, known.is_commit, now_ms)
-            except BrokerError as error:
+            except LogError as error:
                 if error.code is Code.LEADER_NOT_AVAILABLE:
                     self._later(known, place, _MARKER_RETRY_MS)
                     return

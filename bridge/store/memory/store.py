@@ -1,17 +1,137 @@
-"""MessageStore over the in-memory log."""
+"""MessageStore, QueueReader, GroupMember and TopicAdmin over the in-memory log."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
+from bridge.core.errors import QueueHalted, StoreUnavailable
 from bridge.core.message import Message, MessageQueue, StoredMessage
-from bridge.core.record_size import count_stored_bytes
+from bridge.core.properties import count_stored_bytes
 from bridge.store.memory.cluster import MemoryCluster
-from bridge.store.memory.errors import BrokerError, NoAnswerError, make_refused_put, make_store_error
-from bridge.store.memory.link import Link, Step, StepKind
-from bridge.store.memory.partition import Appended
-from bridge.store.memory.reader import get_from
-from bridge.store.results import GetResult, PutResult, PutStatus, QueueOffsets
+from bridge.store.memory.errors import Code, LogError, NoAnswerError, make_refused_put, make_store_error
+from bridge.store.memory.groups import Membership, MemberToken
+from bridge.store.memory.link import NEVER, Link, Step, StepKind
+from bridge.store.memory.partition import Appended, Partition
+from bridge.store.message_store import (
+    ClusterDescription,
+    GetResult,
+    GetStatus,
+    GroupChange,
+    GroupGeneration,
+    PutResult,
+    PutStatus,
+    QueueOffsets,
+    TopicDescription,
+)
+
+
+class MemoryQueueReader:
+    """A committed reader with a position of its own."""
+
+    def __init__(self, cluster: MemoryCluster, link: Link, queue: MessageQueue, offset: int) -> None:
+        self._cluster = cluster
+        self._link = link
+        self._queue = queue
+        self._offset = offset
+
+    async def get(self, max_count: int, max_wait_ms: int) -> GetResult:
+        agenda = self._cluster.agenda
+        until_ms = agenda.monotonic_ms() + max_wait_ms
+        await self._link.pause()
+        while True:
+            agenda.run_due()
+            partition = self._find()
+            if partition.has_leader:
+                result = self._read(partition, max_count)
+                if result.messages:
+                    return result
+            if agenda.monotonic_ms() >= until_ms:
+                return GetResult(GetStatus.NO_NEW_MSG, (), self._offset, partition.minimum, partition.maximum)
+            await agenda.wait(partition.waiters, until_ms)
+            if self._link.is_stopped:
+                await self._link.pause()
+
+    async def close(self) -> None:
+        """Nothing to give back; kept so that a closed reader and a closed client behave alike."""
+
+    def _find(self) -> Partition:
+        try:
+            return self._cluster.log.find(self._queue)
+        except LogError as error:
+            raise make_store_error(error) from error
+
+    def _read(self, partition: Partition, max_count: int) -> GetResult:
+        if not partition.minimum <= self._offset <= partition.maximum:
+            held = f"{partition.minimum}..{partition.maximum}"
+            raise QueueHalted(f"{self._queue}: offset {self._offset} is outside of {held}")
+        messages, self._offset = partition.read(self._offset, max_count)
+        status = GetStatus.FOUND if messages else GetStatus.NO_NEW_MSG
+        return GetResult(status, messages, self._offset, partition.minimum, partition.maximum)
+
+
+def get_from(partition: Partition, offset: int, max_count: int) -> GetResult:
+    """One look at the log from `offset` on. Raises LogError without a leader."""
+    minimum, stable, maximum = partition.get_offsets()
+    if not minimum <= offset <= maximum:
+        nearest = minimum if offset < minimum else maximum
+        return GetResult(GetStatus.OFFSET_ILLEGAL, (), nearest, minimum, maximum)
+    if offset >= stable:
+        return GetResult(GetStatus.NO_NEW_MSG, (), offset, minimum, maximum)
+    messages, next_offset = partition.read(offset, max_count)
+    status = GetStatus.FOUND if messages else GetStatus.NO_MATCHED_MSG
+    return GetResult(status, messages, next_offset, minimum, maximum)
+
+
+class MemoryGroupMember:
+    """A member of a group; it heartbeats for as long as its process is not frozen."""
+
+    def __init__(self, cluster: MemoryCluster, link: Link, group: str, topic: str) -> None:
+        self._cluster = cluster
+        self._link = link
+        self._group = group
+        self._is_closed = False
+        try:
+            self._membership: Membership = cluster.groups.join(group, topic, link.client)
+        except LogError as error:
+            raise make_store_error(error) from error
+
+    async def next_change(self) -> GroupChange:
+        agenda = self._cluster.agenda
+        await self._link.pause()
+        while True:
+            agenda.run_due()
+            if self._is_closed:
+                raise StoreUnavailable("the member has left its group")
+            if self._membership.changes and not self._link.is_stopped:
+                return self._membership.changes.popleft()
+            await agenda.wait(self._membership.waiters, NEVER)
+            await self._link.pause()
+
+    def release(self, queue_ids: Collection[int]) -> None:
+        if not self._link.is_dead:
+            self._cluster.groups.release(self._group, self._membership, queue_ids)
+
+    def is_owned(self, queue_id: int) -> bool:
+        return queue_id in self._membership.owned
+
+    def get_generation(self) -> GroupGeneration:
+        return GroupGeneration(self._group, MemberToken(self._membership.member_id, self._membership.generation))
+
+    async def close(self) -> None:
+        self._is_closed = True
+        await self._link.pause()
+        self._cluster.groups.leave(self._group, self._membership)
+        self._membership.waiters.wake()
+
+    def freeze(self) -> None:
+        """No more heartbeats; also what becomes of a killed process."""
+        self._cluster.groups.freeze(self._group, self._membership)
+
+    def thaw(self) -> None:
+        """Heartbeats again."""
+        self._cluster.agenda.run_due()
+        self._cluster.groups.thaw(self._group, self._membership)
+
 
 T = TypeVar("T")
 
@@ -103,7 +223,7 @@ class MemoryStore:
         try:
             partition = self._cluster.log.find_writable(queue)
             appended: Appended = partition.append([message], None, self._cluster.agenda.now_ms())[0]
-        except BrokerError as error:
+        except LogError as error:
             return make_refused_put(error)
         return PutResult(PutStatus.PUT_OK, appended.queue_offset, appended.stored_ms)
 
@@ -113,5 +233,60 @@ class MemoryStore:
     async def _ask(self, step: Step, request: Callable[[], T]) -> T:
         try:
             return await self._link.call(step, request, READ_TIMEOUT_MS)
-        except (BrokerError, NoAnswerError) as error:
+        except (LogError, NoAnswerError) as error:
+            raise make_store_error(error) from error
+
+
+_TIMEOUT_MS = 5_000
+
+
+class MemoryTopicAdmin:
+    """What the in-memory cluster says of its topics."""
+
+    def __init__(self, cluster: MemoryCluster, link: Link) -> None:
+        self._cluster = cluster
+        self._link = link
+
+    async def ping(self) -> None:
+        await self._ask("", lambda: None)
+
+    async def describe_cluster(self) -> ClusterDescription:
+        description = ClusterDescription(self._cluster.cluster_id, ("memory:0",))
+        return await self._ask("", lambda: description)
+
+    async def describe_topics(
+        self, names: Collection[str], *, with_denied: bool = False
+    ) -> dict[str, TopicDescription | None]:
+        topics = self._cluster.log.topics
+        return await self._ask(
+            ",".join(names), lambda: {name: topics[name].describe() if name in topics else None for name in names}
+        )
+
+    async def identify_topics(self, names: Collection[str]) -> dict[str, str | None]:
+        topics = self._cluster.log.topics
+        return await self._ask(
+            ",".join(names), lambda: {name: topics[name].topic_id if name in topics else None for name in names}
+        )
+
+    async def list_topics(self) -> list[str]:
+        return await self._ask("", lambda: [name for name in self._cluster.log.topics if not name.startswith("__")])
+
+    async def create_topic(self, name: str, queues: int, replication_factor: int, config: Mapping[str, str]) -> bool:
+        def create() -> bool:
+            if replication_factor != 1:
+                raise LogError(Code.INVALID_REPLICATION_FACTOR, name)
+            try:
+                self._cluster.log.create_topic(name, queues, config)
+            except LogError as error:
+                if error.code is Code.TOPIC_ALREADY_EXISTS:
+                    return False
+                raise
+            return True
+
+        return await self._ask(name, create)
+
+    async def _ask(self, subject: str, request: Callable[[], T]) -> T:
+        try:
+            return await self._link.call(Step(StepKind.DESCRIBE, self._link.client, subject), request, _TIMEOUT_MS)
+        except (LogError, NoAnswerError) as error:
             raise make_store_error(error) from error

@@ -3,9 +3,9 @@
 import pytest
 
 from api.cli.endpoint_trial import TrialPlan, make_sample, try_endpoints
-from bridge.core.config import CheckCalls, GroupSettings
+from bridge.core.check_rules import CheckCalls, GroupSettings
 from bridge.directory import Endpoint, ProducerGroup
-from checker.conformance import Finding, Trial, Verdict
+from checker.conformance import Trial, TrialFinding, TrialVerdict
 from tests.support.trial_endpoint import SECRET, TrialEndpoint, trial_endpoint
 
 LOOPBACK = ("127.0.0.0/8",)
@@ -18,11 +18,11 @@ def make_group(*urls: str, secrets: tuple[str, ...] = (SECRET,)) -> ProducerGrou
     return ProducerGroup("orders", PATIENT, tuple(Endpoint(url) for url in urls), secrets)
 
 
-def verdicts(findings: list[Finding], verdict: Verdict) -> set[Trial]:
+def verdicts(findings: list[TrialFinding], verdict: TrialVerdict) -> set[Trial]:
     return {finding.trial for finding in findings if finding.verdict is verdict}
 
 
-async def attack(endpoint: TrialEndpoint) -> list[Finding]:
+async def attack(endpoint: TrialEndpoint) -> list[TrialFinding]:
     """With all that a user can give: two transactions, an end of the open one, a restart."""
     endpoint.states |= {KNOWN: "COMMIT", OPEN: "OPEN"}
 
@@ -40,7 +40,7 @@ async def test_good_endpoint_passes_every_trial() -> None:
     with trial_endpoint() as endpoint:
         findings = await attack(endpoint)
     assert [finding.trial for finding in findings] == list(Trial)
-    assert verdicts(findings, Verdict.GOOD) == set(Trial), findings
+    assert verdicts(findings, TrialVerdict.GOOD) == set(Trial), findings
     assert {finding.endpoint for finding in findings} == {endpoint.url.partition("?")[0]}
 
 
@@ -62,15 +62,15 @@ async def test_defect_is_found_by_its_trials_alone(defect: str, found: set[Trial
     """Each finding has a remedy, and names nothing that is right."""
     with trial_endpoint(defect) as endpoint:
         findings = await attack(endpoint)
-    assert verdicts(findings, Verdict.BAD) == found, findings
-    assert all(finding.remedy for finding in findings if finding.verdict is Verdict.BAD)
+    assert verdicts(findings, TrialVerdict.BAD) == found, findings
+    assert all(finding.remedy for finding in findings if finding.verdict is TrialVerdict.BAD)
 
 
 async def test_what_was_not_given_is_skipped_and_said() -> None:
     """Trials that need a transaction or a restart."""
     with trial_endpoint() as endpoint:
         findings = await try_endpoints(make_group(endpoint.url), LOOPBACK, TrialPlan())
-    skipped = {finding.trial: finding.found for finding in findings if finding.verdict is Verdict.SKIPPED}
+    skipped = {finding.trial: finding.found for finding in findings if finding.verdict is TrialVerdict.SKIPPED}
     assert skipped == {
         Trial.COMMITTED: "needs --committed ID",
         Trial.OPEN: "needs --open ID",
@@ -85,16 +85,16 @@ async def test_dead_endpoint_is_told_once() -> None:
         dead = "http://127.0.0.1:1/check"
         findings = await try_endpoints(make_group(dead, endpoint.url), LOOPBACK, TrialPlan())
     of_dead = [finding for finding in findings if finding.endpoint == dead]
-    assert [finding.verdict for finding in of_dead] == [Verdict.BAD, *[Verdict.SKIPPED] * (len(Trial) - 1)]
+    assert [finding.verdict for finding in of_dead] == [TrialVerdict.BAD, *[TrialVerdict.SKIPPED] * (len(Trial) - 1)]
     assert of_dead[0].found == "no answer: refused"
-    assert not verdicts([finding for finding in findings if finding.endpoint != dead], Verdict.BAD)
+    assert not verdicts([finding for finding in findings if finding.endpoint != dead], TrialVerdict.BAD)
 
 
 async def test_group_without_secret_cannot_be_tried() -> None:
     """Nothing goes out unsigned but what is meant to be."""
     with trial_endpoint() as endpoint:
         (finding,) = await try_endpoints(make_group(endpoint.url, secrets=()), LOOPBACK, TrialPlan())
-    assert (finding.verdict, finding.found) == (Verdict.BAD, "no secret to sign with")
+    assert (finding.verdict, finding.found) == (TrialVerdict.BAD, "no secret to sign with")
     assert endpoint.states == {}
 
 

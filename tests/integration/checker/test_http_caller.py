@@ -12,7 +12,7 @@ from api.own_addresses import OwnAddresses
 from bridge.clock import SystemClock
 from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.process import MemoryProcess
-from checker.caller import Call, Failure, Reply
+from checker.caller import EndpointCall, EndpointReply, Failure
 from checker.endpoint_guard import CallbackPolicy, parse_networks
 from checker.http_caller import HttpCaller, resolve_name
 from tests.integration.checker.hostile import (
@@ -59,12 +59,12 @@ async def call(
     resolve: Callable[[str, int], Sequence[str]] | None = None,
     trust: bool = True,
     body: bytes = b"{}",
-) -> Reply:
+) -> EndpointReply:
     """One call by a caller of its own."""
     context = trusting_context() if trust else None
     caller = HttpCaller(policy, SystemClock(), ssl_context=context, resolve=resolve or (lambda host, port: [host]))
     try:
-        return await caller.call(Call(url, {"webhook-id": "check_1"}, body, timeout_ms, 1_000))
+        return await caller.call(EndpointCall(url, {"webhook-id": "check_1"}, body, timeout_ms, 1_000))
     finally:
         await caller.close()
 
@@ -190,7 +190,7 @@ async def test_cookies_are_not_kept(start: Start) -> None:
     )
     caller = HttpCaller(LOOPBACK, SystemClock())
     for _ in range(2):
-        reply = await caller.call(Call(url_of(server), {}, b"{}", PATIENT_MS, 1_000))
+        reply = await caller.call(EndpointCall(url_of(server), {}, b"{}", PATIENT_MS, 1_000))
         assert reply.failure is None
     await caller.close()
     assert server.connections == 2
@@ -333,13 +333,13 @@ async def test_system_resolver_and_ipv6(start: Start) -> None:
     """`localhost` as the machine knows it; an address of version 6 in brackets."""
     server = await start(answering(b"{}"))
     caller = HttpCaller(LOOPBACK, SystemClock())
-    reply = await caller.call(Call(url_of(server, "localhost"), {}, b"{}", PATIENT_MS, 1_000))
+    reply = await caller.call(EndpointCall(url_of(server, "localhost"), {}, b"{}", PATIENT_MS, 1_000))
     assert reply.failure is None
     try:
         six = await start(answering(b"{}"), None, "::1")
     except OSError:
         return  # a machine without IPv6
-    reply = await caller.call(Call(url_of(six, "[::1]"), {}, b"{}", PATIENT_MS, 1_000))
+    reply = await caller.call(EndpointCall(url_of(six, "[::1]"), {}, b"{}", PATIENT_MS, 1_000))
     assert reply.failure is None
     await caller.close()
 
@@ -349,7 +349,7 @@ async def test_many_hostile_calls_leave_nothing_open(start: Start) -> None:
     server = await start(repeating(OK_HEAD + b"\r\n", b"x" * 500))
     before = len(asyncio.all_tasks())
     caller = HttpCaller(LOOPBACK, SystemClock())
-    calls = [caller.call(Call(url_of(server), {}, b"{}", PATIENT_MS, 1_000)) for _ in range(50)]
+    calls = [caller.call(EndpointCall(url_of(server), {}, b"{}", PATIENT_MS, 1_000)) for _ in range(50)]
     replies = await asyncio.gather(*calls)
     assert {reply.failure for reply in replies} == {Failure.TOO_LARGE}
     async with asyncio.timeout(10):

@@ -5,8 +5,7 @@ import json
 from datetime import datetime
 from typing import Any
 
-from checker.caller import Call
-from checker.memory_caller import Response
+from checker.caller import EndpointCall, Response
 from outbox import HalfMessage, LocalTransactionState, Message
 from tests.support.bridge_process import wait_until
 from tests.support.sdk_messages import Asked
@@ -37,7 +36,7 @@ async def test_listener_decides_what_its_send_left_open(bridge: SocketBridge, ma
 
     twin = make_twin(bridge.url, group, execute=lambda *_: None, check=check)
 
-    async def answer(call: Call) -> Response:
+    async def answer(call: EndpointCall) -> Response:
         asked = asyncio.run_coroutine_threadsafe(twin.do("answer_checks", read_call(call.body), 4.0), loop)
         answers = await asyncio.wrap_future(asked)
         resolutions = [

@@ -11,8 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from bridge.core.errors import ConfigError
-from bridge.sql.engine import Database, SqlConfig
-from bridge.sql.errors import SqlUnavailable
+from bridge.sql.engine import Database, SqlConfig, SqlUnavailable
 from bridge.sql.tables import group_counts, leases
 
 pytest_plugins = ["tests.support.postgres"]

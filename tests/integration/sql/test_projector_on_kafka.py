@@ -9,22 +9,22 @@ from uuid import uuid4
 import pytest_asyncio
 
 from bridge.clock import SystemClock
-from bridge.core.config import CheckTimes
+from bridge.core.check_rules import CheckTimes
 from bridge.core.message import Message
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.topics import InternalTopics, with_prefix
-from bridge.core.transaction_id import make_transaction_id
+from bridge.core.transaction import make_transaction_id
 from bridge.log_watch import LogWatch
 from bridge.projector import Projector, ProjectorPorts, RebuildProgress, rebuild
-from bridge.settler.destinations import Destinations
+from bridge.settler.known_topics import KnownTopics
 from bridge.settler.ports import SettlerConfig, SettlerPorts
 from bridge.settler.settler import Settler
 from bridge.sql.engine import Database
 from bridge.sql.search import SearchFilter, search_transactions
 from bridge.sql.stats import GroupStats, read_stats
+from bridge.store.message_store import PutStatus
 from bridge.store.positions import begin_queues
-from bridge.store.results import PutStatus
 from bridge.topology import TopologyGuard, migrate_topics
 from tests.contract.kafka_adapter import KafkaProcess, open_process
 from tests.support.settler_world import RecordingObserver
@@ -53,7 +53,7 @@ class KafkaBridge:
 
     def make_settler(self) -> Settler:
         process = self.process
-        destinations = Destinations(process.admin, self.clock)
+        destinations = KnownTopics(process.admin, self.clock)
         times = CheckTimes()
         ports = SettlerPorts(
             process.store, process.owners, destinations, lambda _: times, RecordingObserver(), self.clock,

@@ -9,25 +9,23 @@ import pytest_asyncio
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from bridge.core.config import CheckTimes, GroupSettings
+from bridge.core.check_rules import CheckTimes, GroupSettings
 from bridge.directory import DEFAULT_SETTINGS, UnansweredRound
 from bridge.sql.audit import ActEntry, read_audit
 from bridge.sql.bulk import insert_rows
 from bridge.sql.directory import SqlDirectory
-from bridge.sql.engine import Database
-from bridge.sql.errors import MalformedCursor
+from bridge.sql.engine import Database, MalformedCursor
 from bridge.sql.groups import GroupDeletion
 from bridge.sql.identity import TopicIdentity, read_identity, record_identity
 from bridge.sql.leases import LeaseWatch, release_lease, take_lease
-from bridge.sql.positions import AppliedPosition, LogIdentity, begin_position
-from bridge.sql.projected_row import ALL_COLUMNS, all_values, make_row
-from bridge.sql.rebuilding import clear_projection
+from bridge.sql.projection import clear_projection
 from bridge.sql.redrive import JobState, RedriveJob, advance_job, claim_job, create_job, find_job, list_jobs, stop_job
+from bridge.sql.rows import ALL_COLUMNS, AppliedPosition, LogIdentity, all_values, begin_position, make_row
 from bridge.sql.stats import AGE_BOUNDS_S, read_stats
 from bridge.sql.tables import endpoints, group_counts, transactions
 from bridge.sql.transactions import find_many, read_positions, read_timeline
-from checker.signing import sign_call
-from outbox.signature import SignatureVerifier
+from checker.call import sign_call
+from outbox.client.checks import SignatureVerifier
 from tests.support.virtual_time import VirtualClock
 
 pytest_plugins = ["tests.support.postgres"]

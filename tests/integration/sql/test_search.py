@@ -7,16 +7,13 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from bridge.core.transaction import TransactionState
-from bridge.core.view import MessageSummary
-from bridge.directory import DueCheck
+from bridge.core.transaction import MessageSummary, TransactionState
+from bridge.directory import PullCheck
 from bridge.sql.bulk import insert_rows
-from bridge.sql.check_board import SqlCheckBoard
-from bridge.sql.engine import Database
-from bridge.sql.errors import MalformedCursor
+from bridge.sql.engine import Database, MalformedCursor
 from bridge.sql.fold import KeyRow
-from bridge.sql.projected_row import ALL_COLUMNS, ProjectedRow, all_values, make_row
-from bridge.sql.rows import encode_messages
+from bridge.sql.pull_checks import SqlPullCheckStore
+from bridge.sql.rows import ALL_COLUMNS, ProjectedRow, all_values, encode_messages, make_row
 from bridge.sql.search import SearchFilter, search_transactions
 from bridge.sql.tables import transaction_keys, transactions
 from bridge.sql.transactions import (
@@ -161,9 +158,9 @@ async def test_live_ones_are_pending_parked_and_blocked(database: Database) -> N
 
 async def test_purge_takes_checks_that_a_dead_owner_left(database: Database) -> None:
     """Nobody takes them from the board any more; those of pending transactions stay."""
-    board = SqlCheckBoard(database)
+    board = SqlPullCheckStore(database)
     await board.take_queue(0, "dead")
-    await board.put(0, "dead", 0, [DueCheck(id_of(n), "shop", 1, 1) for n in (0, 6)])
+    await board.put(0, "dead", 0, [PullCheck(id_of(n), "shop", 1, 1) for n in (0, 6)])
     await database.run(lambda conn: put(conn, [make(0, state=COMMITTED), make(6)]))
     await database.run(lambda conn: purge(conn, 5, 3))
     assert [check.transaction_id for check in await board.claim("shop", 9, 1)] == [id_of(6)]

@@ -11,9 +11,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreFenced, StoreUnavailable
 from bridge.core.message import Message, MessageQueue, Receipt
 from bridge.store.kafka.options import KafkaConfig
-from bridge.store.kafka.rounds import MOST_ROUNDS, LimitOf, no_limit
-from bridge.store.kafka.transactions import KafkaBatchWriter
-from bridge.store.results import AtomicBatch
+from bridge.store.kafka.transactional_producer import MOST_ROUNDS, KafkaBatchWriter, LimitOf, no_limit
+from bridge.store.message_store import AtomicBatch
 from tests.contract.kafka_world import KafkaContractWorld
 from tests.contract.world import (
     DEADLINE_S,

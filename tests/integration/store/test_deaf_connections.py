@@ -11,7 +11,7 @@ from bridge.store.kafka.look_up import LookUpClient
 from bridge.store.kafka.offsets import OffsetClient
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.producer import AppendClient
-from bridge.store.results import PutStatus
+from bridge.store.message_store import PutStatus
 from tests.support.bridge_process import create_topics, read_committed
 from tests.support.kafka_proxy import ProxiedBroker, proxied_broker
 

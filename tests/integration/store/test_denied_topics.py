@@ -17,8 +17,8 @@ from bridge.core.errors import StoreUnavailable
 from bridge.core.message import Message
 from bridge.core.topics import InternalTopics
 from bridge.service.contract import Outcome, RefusalCode
-from bridge.service.deadline import Deadline
-from bridge.service.destinations import Destinations
+from bridge.service.journal import Deadline
+from bridge.service.topics import TopicCache
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.message_store import TopicDescription
@@ -57,7 +57,7 @@ async def test_prepare_for_a_topic_that_we_may_not_write_is_refused(broker_facto
     allow(kafka, "readable", "ANONYMOUS", *readable)
     allow(kafka, "hidden", "somebody", AclOperation.ALL)
     admin, clock = KafkaTopicAdmin(KafkaConfig({"bootstrap.servers": kafka})), SystemClock()
-    destinations = Destinations(admin, clock, InternalTopics(), KafkaTime(clock))
+    destinations = TopicCache(admin, clock, InternalTopics(), KafkaTime(clock))
     try:
         for _ in range(600):  # the broker's authorizer hears of rules a little later
             if not any(t is not None and t.is_writable for t in (await _describe(admin)).values()):

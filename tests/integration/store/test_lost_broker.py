@@ -15,7 +15,7 @@ from bridge.core.message import MessageQueue
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
-from bridge.store.results import PutStatus
+from bridge.store.message_store import PutStatus
 from tests.contract.world import DEADLINE_S, batch_of, fresh_name, to
 from tests.support.broker import BrokerFactory
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from bridge.core.errors import QueueHalted, StoreUnavailable
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
-from bridge.store.results import GetStatus, PutStatus
+from bridge.store.message_store import GetStatus, PutStatus
 from tests.contract.kafka_world import KafkaContractWorld
 from tests.contract.world import DEADLINE_S, batch_of, fresh_name, make_queue, put_values, to, until_stable
 

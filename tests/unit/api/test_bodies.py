@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.bodies import (
+from api.web.parse import (
     MessageLimits,
     NoncedEnd,
     parse_end,
@@ -19,7 +19,7 @@ from api.bodies import (
     parse_resolution,
     parse_resolutions,
 )
-from api.problems import Problem, Rejected
+from api.web.problems import Problem, Rejected
 from bridge.core.message import BY_KEY, Message
 from bridge.core.record import Resolution
 from bridge.service.contract import EndCall, PrepareCall

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from api.byte_budget import SMALL_BYTES, Budget, Lease
 from api.settings import load_settings
+from api.web.limits import SMALL_BYTES, ByteBudget, ByteLease
 from bridge.core.errors import ConfigError
 
 TOTAL = SMALL_BYTES * 8
@@ -13,8 +13,8 @@ TOTAL = SMALL_BYTES * 8
 
 def test_large_ones_leave_the_last_quarter() -> None:
     """A small request is served beside large ones that hold all they can."""
-    budget = Budget(TOTAL)
-    large, small, late = Lease(budget), Lease(budget), Lease(budget)
+    budget = ByteBudget(TOTAL)
+    large, small, late = ByteLease(budget), ByteLease(budget), ByteLease(budget)
     assert large.grow(TOTAL * 3 // 4)
     assert not late.grow(SMALL_BYTES + 1)
     assert small.grow(SMALL_BYTES)
@@ -24,16 +24,16 @@ def test_large_ones_leave_the_last_quarter() -> None:
 
 def test_small_ones_together_stay_below_the_whole() -> None:
     """To the byte."""
-    budget = Budget(TOTAL)
-    leases = [Lease(budget) for _ in range(9)]
+    budget = ByteBudget(TOTAL)
+    leases = [ByteLease(budget) for _ in range(9)]
     assert [lease.grow(SMALL_BYTES) for lease in leases] == [True] * 8 + [False]
     assert budget.used == TOTAL
 
 
 def test_refused_lease_takes_nothing_more() -> None:
     """A later piece would stand in the place of the missing one."""
-    budget = Budget(TOTAL)
-    other, lease = Lease(budget), Lease(budget)
+    budget = ByteBudget(TOTAL)
+    other, lease = ByteLease(budget), ByteLease(budget)
     assert lease.grow(10)
     assert other.grow(TOTAL * 3 // 4 - 10)
     assert not lease.grow(SMALL_BYTES)
@@ -45,8 +45,8 @@ def test_refused_lease_takes_nothing_more() -> None:
 
 def test_bytes_come_back_once() -> None:
     """However often a request ends, and whatever arrives afterwards."""
-    budget = Budget(TOTAL)
-    lease = Lease(budget)
+    budget = ByteBudget(TOTAL)
+    lease = ByteLease(budget)
     lease.grow(100)
     lease.shrink(30)
     assert budget.used == 70

@@ -6,8 +6,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from api.bodies import MessageLimits, parse_end, parse_prepare, parse_prepare_batch, parse_resolution, parse_resolutions
-from api.problems import Problem, Rejected
+from api.web.parse import (
+    MessageLimits,
+    parse_end,
+    parse_prepare,
+    parse_prepare_batch,
+    parse_resolution,
+    parse_resolutions,
+)
+from api.web.problems import Problem, Rejected
 from bridge.core.record import Resolution
 from bridge.service.contract import PrepareCall
 from tests.support.api_fakes import FakeTransactions, make_services

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from api.app import create_app
-from api.doorkeeper import MARK, Doorkeeper
-from api.problems import Problem
-from api.server import ServeConfig
+from api.web.app import create_app
+from api.web.guard import MARK, Doorkeeper
+from api.web.problems import Problem
+from api.web.server import ServeConfig
 from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.bad_requests import UNKNOWN_ID
 from tests.support.live_server import LiveServer, serve

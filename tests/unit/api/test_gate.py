@@ -9,7 +9,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from api.limits import HttpLimits
+from api.web.limits import HttpLimits
 from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.bad_requests import JSON, Facts
 from tests.support.live_server import LiveServer, serve

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from api.services import CheckResult, Services
+from api.web.services import CheckResult, Services
 from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.live_server import serve
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.app import create_app
+from api.web.app import create_app
 from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.bad_requests import UNKNOWN_ID
 from tests.support.documented import Documented

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.bodies import MessageLimits, parse_prepare, parse_prepare_batch, parse_resolution, parse_resolutions
-from api.large_bodies import (
+from api.web.large_bodies import (
     LARGE_BYTES,
     prepare_batch_in_steps,
     prepare_in_steps,
     resolution_in_steps,
     resolutions_in_steps,
 )
-from api.problems import Problem, Rejected
+from api.web.parse import MessageLimits, parse_prepare, parse_prepare_batch, parse_resolution, parse_resolutions
+from api.web.problems import Problem, Rejected
 from bridge.turns import Steps, Turns
 from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.bad_requests import NDJSON, UNKNOWN_ID

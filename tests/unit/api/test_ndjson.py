@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.limits import HttpLimits
-from api.ndjson import MAX_LINES, Line, LineSplitter
-from api.problems import Problem
-from api.server import ServeConfig
+from api.web.limits import HttpLimits
+from api.web.ndjson import MAX_LINES, Line, LineSplitter
+from api.web.problems import Problem
+from api.web.server import ServeConfig
 from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.bad_requests import NDJSON
 from tests.support.live_server import HOST, LiveServer, serve

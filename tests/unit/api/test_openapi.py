@@ -7,9 +7,9 @@ import jsonschema_rs
 import pytest
 from fastapi.routing import APIRoute
 
-from api.app import create_app
-from api.openapi.document import make_schemas
-from api.problems import PROBLEMS
+from api.web.app import create_app
+from api.web.document import make_schemas
+from api.web.problems import PROBLEMS
 from tests.support.api_fakes import FakeTransactions, make_services
 
 CONTRACT = {

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.plain_bodies import read_plain_prepare, read_plain_prepares, read_plain_resolutions
-from api.schemas.requests import Prepare
-from api.strict_json import MAX_DEPTH, read_strict
+from api.web.bodies import Prepare, read_plain_prepare, read_plain_prepares, read_plain_resolutions
+from api.web.json import MAX_DEPTH, read_strict
 
 ID = "00" + "7" * 25 + "0"
 GOOD = '{"producer_group":"g","messages":[{"topic":"t","key":"k","value":"v: {[,"}]}'

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from api.problems import (
+from api.web.problems import (
     INVALID_REQUEST,
     PROBLEMS,
     UNAVAILABLE,

@@ -12,9 +12,8 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import Connection
 
-from api.readiness import check_sql
-from bridge.sql.engine import Database, SqlConfig
-from bridge.sql.errors import SqlUnavailable
+from api.web.readiness import check_sql
+from bridge.sql.engine import Database, SqlConfig, SqlUnavailable
 from bridge.sql.tables import metadata
 from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.live_server import serve

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from api.doorkeeper import MARK
-from api.limits import HttpLimits
-from api.server import ApiServer, ServeConfig, bind
+from api.web.guard import MARK
+from api.web.limits import HttpLimits
+from api.web.server import ApiServer, ServeConfig, bind
 from bridge.core.errors import ConfigError
 from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.bad_requests import GOOD, Facts

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from api.doorkeeper import is_loopback
 from api.settings import SETTINGS_FILE, Origin, load_settings, show_settings
+from api.web.guard import is_loopback
 from bridge.core.errors import ConfigError
 
 

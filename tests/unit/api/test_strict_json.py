@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.problems import Rejected
-from api.strict_json import MAX_DEPTH, read_strict
+from api.web.json import MAX_DEPTH, read_strict
+from api.web.problems import Rejected
 
 _TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 _DOCUMENTS = st.recursive(

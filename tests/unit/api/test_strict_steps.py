@@ -7,9 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from api.problems import Rejected
-from api.strict_json import read_strict
-from api.strict_steps import Steps, read_strict_in_steps
+from api.web.json import Steps, read_strict, read_strict_in_steps
+from api.web.problems import Rejected
 
 DEPTH = 4
 TEXTS = st.text(alphabet='ab",:[]{}\\ \u00e9\ud7ff\U0001f600\n', max_size=12)

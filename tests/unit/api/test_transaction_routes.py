@@ -7,7 +7,7 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from api.hot_path import HotPath
+from api.web.hot_path import HotPath
 from bridge.core.record import Act, Resolution, Source
 from bridge.core.transaction import TransactionState
 from bridge.service.contract import Outcome, RefusalCode, Refused

@@ -18,13 +18,13 @@ from bridge.broker.errors import CacheUnusable, JarCorrupt, JarsUnavailable
 from bridge.broker.jars import (
     FetchProgress,
     JarSet,
+    MavenRepository,
     PinnedJar,
     default_jar_folder,
     fetch_jars,
     kafka_jars,
     parse_pins,
 )
-from bridge.broker.maven import MavenRepository
 from bridge.broker.ports import choose_free_port
 
 CONTENTS = {"org/one/alpha/1.0/alpha-1.0.jar": b"first jar", "org/two/beta/2.1/beta-2.1.jar": b"second jar" * 1000}
@@ -196,7 +196,7 @@ FETCH_AND_STALL = """
 import sys
 from pathlib import Path
 from bridge.broker.jars import JarSet, PinnedJar, fetch_jars
-from bridge.broker.maven import MavenRepository
+from bridge.broker.jars import MavenRepository
 folder, url, path, digest, absent = sys.argv[1:]
 def stall(_):
     print("first jar is there", flush=True)

@@ -6,12 +6,11 @@ import pytest
 import structlog
 from standardwebhooks.webhooks import Webhook
 
-from bridge.core.config import CheckCalls, CheckTimes
+from bridge.core.check_rules import CheckCalls, CheckTimes
 from bridge.core.record import EndRecord, Resolution, Source
 from bridge.core.transaction import MAX_CHECKS, MAX_LIFE, NO_ENDPOINT
-from bridge.store.results import PutStatus
-from checker.caller import Call
-from checker.memory_caller import Response
+from bridge.store.message_store import PutStatus
+from checker.caller import EndpointCall, Response
 from tests.unit.checker.world import FIRST_MS, SECRET, World, hanging, saying, sending
 
 A, B, C = "https://a.example/", "https://b.example/", "https://c.example/"
@@ -252,7 +251,7 @@ async def test_end_of_a_check_says_how_long_the_answer_took(world: World) -> Non
     """Operators see it in the timeline."""
     answer = saying("COMMIT")
 
-    async def slow(call: Call) -> Response:
+    async def slow(call: EndpointCall) -> Response:
         await world.clock.sleep_ms(250)
         return await answer(call)
 
@@ -330,7 +329,7 @@ async def test_late_answer_is_ignored(world: World) -> None:
     world.add_group("shop", A, calls=CheckCalls(call_timeout_ms=1_000))
     commit = saying("COMMIT")
 
-    async def late(call: Call) -> Response:
+    async def late(call: EndpointCall) -> Response:
         await world.clock.sleep_ms(1_500)
         return await commit(call)
 
@@ -345,7 +344,7 @@ async def test_ended_during_a_call_is_left_to_the_journal(world: World) -> None:
     world.add_group("shop", A)
     commit = saying("COMMIT")
 
-    async def slow(call: Call) -> Response:
+    async def slow(call: EndpointCall) -> Response:
         await world.clock.sleep_ms(1_000)
         return await commit(call)
 
@@ -387,7 +386,7 @@ async def test_released_queue_appends_what_was_in_flight(world: World) -> None:
     world.add_group("shop", A)
     commit = saying("COMMIT")
 
-    async def slow(call: Call) -> Response:
+    async def slow(call: EndpointCall) -> Response:
         await world.clock.sleep_ms(2_000)
         return await commit(call)
 

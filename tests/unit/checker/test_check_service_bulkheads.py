@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import structlog
 
-from bridge.core.config import CheckCalls, CheckMode
-from checker.caller import Call
-from checker.memory_caller import Response
+from bridge.core.check_rules import CheckCalls, CheckMode
+from checker.caller import EndpointCall, Response
 from tests.unit.checker.world import FIRST_MS, Seen, World, hanging, make_world, saying, sending
 
 A, B, C = "https://a.example/", "https://b.example/", "https://c.example/"
@@ -86,7 +85,7 @@ async def test_ten_thousand_due_at_once(world: World) -> None:
     world.add_group("shop", A)
     commit = saying("COMMIT")
 
-    async def slow(call: Call) -> Response:
+    async def slow(call: EndpointCall) -> Response:
         await world.clock.sleep_ms(20)
         return await commit(call)
 
@@ -105,7 +104,7 @@ async def test_one_group_never_has_all_calls(world: World) -> None:
     world.add_group("greedy", A, calls=CheckCalls(concurrency=256, batch_size=1))
     commit = saying("COMMIT")
 
-    async def slow(call: Call) -> Response:
+    async def slow(call: EndpointCall) -> Response:
         await world.clock.sleep_ms(1_000)
         return await commit(call)
 
@@ -154,7 +153,7 @@ async def test_errors_of_one_group_stay_its_own(world: World) -> None:
     world.add_group("bad", A)
     world.add_group("good", B)
 
-    async def broken(call: Call) -> Response:
+    async def broken(call: EndpointCall) -> Response:
         raise ZeroDivisionError
 
     world.serve(A, broken)
@@ -219,7 +218,7 @@ async def test_close_lets_calls_in_flight_end() -> None:
     world.add_group("shop", A, calls=CheckCalls(batch_size=1))
     commit = saying("COMMIT")
 
-    async def slow(call: Call) -> Response:
+    async def slow(call: EndpointCall) -> Response:
         await world.clock.sleep_ms(2_000)
         return await commit(call)
 

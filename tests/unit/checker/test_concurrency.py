@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checker.concurrency import Slots
+from checker.concurrency import ConcurrencyLimiter
 
 
-def start_all(slots: Slots, group: str, most: int) -> int:
+def start_all(slots: ConcurrencyLimiter, group: str, most: int) -> int:
     """Rounds the group can have at once now."""
     count = 0
     while True:
@@ -21,7 +21,7 @@ def start_all(slots: Slots, group: str, most: int) -> int:
         count += 1
 
 
-def teach(slots: Slots, group: str, *answers: bool, most: int = 8) -> None:
+def teach(slots: ConcurrencyLimiter, group: str, *answers: bool, most: int = 8) -> None:
     for was_answered in answers:
         slots.want(group, most)
         assert slots.grant() == [group]
@@ -30,12 +30,12 @@ def teach(slots: Slots, group: str, *answers: bool, most: int = 8) -> None:
 
 def test_a_new_group_begins_with_one() -> None:
     """Nobody is flooded before he has answered once."""
-    assert start_all(Slots(64), "g", 8) == 1
+    assert start_all(ConcurrencyLimiter(64), "g", 8) == 1
 
 
 def test_limit_grows_with_answers_up_to_the_setting() -> None:
     """One more with each answered round; a group nobody knows begins with one too."""
-    slots = Slots(64)
+    slots = ConcurrencyLimiter(64)
     assert slots.limit_of("g") == 1
     for limit in (2, 3, 4, 5, 6, 7, 8, 8, 8):
         teach(slots, "g", True)
@@ -45,7 +45,7 @@ def test_limit_grows_with_answers_up_to_the_setting() -> None:
 
 def test_limit_halves_without_answer() -> None:
     """Down to one, never to none."""
-    slots = Slots(64)
+    slots = ConcurrencyLimiter(64)
     teach(slots, "g", *[True] * 6, False)
     assert slots.limit_of("g") == 3
     teach(slots, "g", False, False, False, False)
@@ -54,14 +54,14 @@ def test_limit_halves_without_answer() -> None:
 
 def test_lower_setting_holds_at_once() -> None:
     """A group that is put again with less concurrency."""
-    slots = Slots(64)
+    slots = ConcurrencyLimiter(64)
     teach(slots, "g", *[True] * 7)
     assert start_all(slots, "g", 2) == 2
 
 
 def test_silent_groups_share_a_quarter() -> None:
     """Dead endpoints, however many, leave three quarters to the others (B)."""
-    slots = Slots(64)
+    slots = ConcurrencyLimiter(64)
     dead = [f"dead{i}" for i in range(100)]
     for group in dead:
         teach(slots, group, False)
@@ -74,7 +74,7 @@ def test_silent_groups_share_a_quarter() -> None:
 
 def test_no_group_has_more_than_half() -> None:
     """Whatever its settings say."""
-    slots = Slots(64)
+    slots = ConcurrencyLimiter(64)
     teach(slots, "greedy", *[True] * 100, most=256)
     assert start_all(slots, "greedy", 256) == 32
 
@@ -82,7 +82,7 @@ def test_no_group_has_more_than_half() -> None:
 @pytest.mark.parametrize(("total", "most", "limit"), [(1, 8, 1), (3, 8, 1), (9, 8, 4), (64, 1, 1), (64, 0, 1)])
 def test_half_is_rounded_down_but_never_to_nothing(total: int, most: int, limit: int) -> None:
     """Few slots, or a setting of one, still let a group be asked."""
-    slots = Slots(total)
+    slots = ConcurrencyLimiter(total)
     teach(slots, "g", *[True] * 9, most=most)
     assert slots.limit_of("g") == limit
     assert start_all(slots, "g", most) == limit
@@ -90,7 +90,7 @@ def test_half_is_rounded_down_but_never_to_nothing(total: int, most: int, limit:
 
 def test_withdrawn_round_is_not_granted() -> None:
     """Its place in the line is lost, also when the group comes again."""
-    slots = Slots(1)
+    slots = ConcurrencyLimiter(1)
     slots.want("g", 1)
     slots.withdraw("g")
     slots.withdraw("nobody")
@@ -102,7 +102,7 @@ def test_withdrawn_round_is_not_granted() -> None:
 
 def test_wanting_again_goes_to_the_end_of_the_line() -> None:
     """One round waits for each group, and it is the latest."""
-    slots = Slots(1)
+    slots = ConcurrencyLimiter(1)
     for group in ("g", "other", "g"):
         slots.want(group, 1)
     assert slots.grant() == ["other"]
@@ -112,7 +112,7 @@ def test_wanting_again_goes_to_the_end_of_the_line() -> None:
     assert slots.grant() == []
 
 
-def running(slots: Slots, group: str, rounds: int) -> None:
+def running(slots: ConcurrencyLimiter, group: str, rounds: int) -> None:
     """So many rounds of a group that has learnt to have as many."""
     teach(slots, group, *[True] * (rounds - 1))
     assert start_all(slots, group, rounds) == rounds
@@ -120,7 +120,7 @@ def running(slots: Slots, group: str, rounds: int) -> None:
 
 def test_rounds_that_run_when_a_group_falls_silent_use_up_the_quarter() -> None:
     """And leave it when the group answers again, all of them at once."""
-    slots = Slots(12)  # a quarter: 3
+    slots = ConcurrencyLimiter(12)  # a quarter: 3
     running(slots, "failing", 4)
     teach(slots, "dead", False)
     slots.want("dead", 1)
@@ -136,7 +136,7 @@ def test_rounds_that_run_when_a_group_falls_silent_use_up_the_quarter() -> None:
 
 def test_every_silent_round_that_ends_makes_room_for_one() -> None:
     """Not for more: the quarter stays full."""
-    slots = Slots(8)
+    slots = ConcurrencyLimiter(8)
     dead = ["d1", "d2", "d3", "d4"]
     for group in dead:
         teach(slots, group, False)
@@ -152,7 +152,7 @@ def test_every_silent_round_that_ends_makes_room_for_one() -> None:
 
 def test_a_quarter_is_rounded_down() -> None:
     """Of seven slots one."""
-    slots = Slots(7)
+    slots = ConcurrencyLimiter(7)
     for group in ("d1", "d2"):
         teach(slots, group, False)
     for group in ("d1", "d2"):
@@ -162,7 +162,7 @@ def test_a_quarter_is_rounded_down() -> None:
 
 def test_place_in_the_line_is_worth_nothing_at_a_limit_that_sank() -> None:
     """Two rounds went unanswered while the next one waited: two that run are enough now."""
-    slots = Slots(16)
+    slots = ConcurrencyLimiter(16)
     running(slots, "g", 8)
     for _ in range(4):
         slots.give_back("g", was_answered=None)
@@ -177,7 +177,7 @@ def test_place_in_the_line_is_worth_nothing_at_a_limit_that_sank() -> None:
 
 def test_group_that_fell_silent_while_it_waited_waits_among_the_silent() -> None:
     """Its place among the others is worth nothing."""
-    slots = Slots(4)  # a quarter: 1
+    slots = ConcurrencyLimiter(4)  # a quarter: 1
     running(slots, "g", 2)
     teach(slots, "dead", False)
     slots.want("dead", 1)
@@ -196,7 +196,7 @@ def test_group_that_fell_silent_while_it_waited_waits_among_the_silent() -> None
 
 def test_group_at_its_limit_has_no_place_in_the_line() -> None:
     """Who may start is served before who might not."""
-    slots = Slots(2)
+    slots = ConcurrencyLimiter(2)
     for group in ("g", "x"):
         slots.want(group, 1)
     assert slots.grant() == ["g", "x"]
@@ -208,7 +208,7 @@ def test_group_at_its_limit_has_no_place_in_the_line() -> None:
 
 def test_first_come_first_served() -> None:
     """When all slots are taken, the longest waiting gets the next."""
-    slots = Slots(4)
+    slots = ConcurrencyLimiter(4)
     groups = [f"g{i}" for i in range(6)]
     for group in groups:
         slots.want(group, 1)
@@ -221,7 +221,7 @@ def test_first_come_first_served() -> None:
 
 def test_silent_group_gets_its_turn_among_busy_ones() -> None:
     """The order of asking holds over both kinds, so a recovered endpoint is found out."""
-    slots = Slots(4)
+    slots = ConcurrencyLimiter(4)
     teach(slots, "silent", False)
     for group in ("a", "b", "c", "d"):
         slots.want(group, 1)
@@ -234,7 +234,7 @@ def test_silent_group_gets_its_turn_among_busy_ones() -> None:
 
 def test_group_at_its_limit_waits_aside() -> None:
     """It holds up nobody, and goes on when a round of its own ends."""
-    slots = Slots(4)
+    slots = ConcurrencyLimiter(4)
     slots.want("g", 1)
     assert slots.grant() == ["g"]
     slots.want("g", 1)
@@ -246,7 +246,7 @@ def test_group_at_its_limit_waits_aside() -> None:
 
 def test_forgetting_starts_anew() -> None:
     """A group in use is not forgotten."""
-    slots = Slots(4)
+    slots = ConcurrencyLimiter(4)
     teach(slots, "g", False)
     assert slots.is_silent("g")
     slots.forget("g")
@@ -265,7 +265,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 7), st.sampled_from([None, True, False
 @given(STEPS, st.integers(4, 12))
 def test_limits_hold_whatever_happens(steps: Sequence[tuple[int, bool | None]], total: int) -> None:
     """All slots, a group's own, the quarter: no sequence breaks them, and none is lost."""
-    slots = Slots(total)
+    slots = ConcurrencyLimiter(total)
     holding: Counter[str] = Counter()
     for number, was_answered in steps:
         group = f"g{number}"

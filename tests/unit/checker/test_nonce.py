@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.core.keyring import BridgeKey, Keyring
+from checker.call import Nonces
 from checker.desk import random_text
-from checker.nonce import Nonces
 
 OLD, NEW = BridgeKey("1", b"o" * 32), BridgeKey("2", b"n" * 32)
 

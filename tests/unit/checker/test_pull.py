@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import structlog
 
-from bridge.core.config import CheckCalls, CheckMode, CheckTimes
+from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes
 from bridge.core.transaction import Transaction
 from bridge.directory import LEASE_SLACK_MS
 from tests.unit.checker.world import FIRST_MS, World

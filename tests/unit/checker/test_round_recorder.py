@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from bridge.directory import Endpoint, MemoryDirectory, ProducerGroup, UnansweredRound
-from checker.counts import CheckCounts
-from checker.round_recorder import RoundRecorder
+from checker.config import CheckCounts
+from checker.desk import RoundRecorder
 from tests.support.virtual_time import VirtualClock
 
 URL = "https://a.example/"

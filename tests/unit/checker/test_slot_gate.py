@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from checker.slot_gate import SlotGate
+from checker.gates import ConcurrencyGate
 from tests.support.virtual_time import settle
 
 
 async def test_waits_until_a_slot_is_free() -> None:
     """In the order of asking."""
-    gate = SlotGate(4)
+    gate = ConcurrencyGate(4)
     assert all([await gate.take(f"g{number}", 1) for number in range(4)])
     waiting = [asyncio.ensure_future(gate.take(group, 1)) for group in ("a", "b")]
     await settle()
@@ -23,7 +23,7 @@ async def test_waits_until_a_slot_is_free() -> None:
 
 async def test_cancelled_waiter_leaves_its_place() -> None:
     """The next one gets the slot."""
-    gate = SlotGate(4)
+    gate = ConcurrencyGate(4)
     for number in range(4):
         await gate.take(f"g{number}", 1)
     first, second = (asyncio.ensure_future(gate.take(group, 1)) for group in ("a", "b"))
@@ -38,7 +38,7 @@ async def test_cancelled_waiter_leaves_its_place() -> None:
 async def test_slot_given_to_a_cancelled_waiter_goes_back() -> None:
     """Granted and cancelled in the same step: nothing is lost, either way round."""
     for order in ("cancel first", "grant first"):
-        gate = SlotGate(4)
+        gate = ConcurrencyGate(4)
         for number in range(4):
             await gate.take(f"g{number}", 1)
         waiter = asyncio.ensure_future(gate.take("a", 1))
@@ -54,7 +54,7 @@ async def test_slot_given_to_a_cancelled_waiter_goes_back() -> None:
 
 async def test_closed_gate_lets_nobody_in() -> None:
     """Neither those who wait nor those who come."""
-    gate = SlotGate(4)
+    gate = ConcurrencyGate(4)
     for number in range(4):
         await gate.take(f"g{number}", 1)
     waiter = asyncio.ensure_future(gate.take("a", 1))

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bridge.core.config import CheckTimes
+from bridge.core.check_rules import CheckTimes
 from bridge.core.transaction import MAX_CHECKS, MAX_LIFE, NO_ENDPOINT, Transaction
-from checker.lanes import Moment
-from checker.timetable import Ask, Taken, Timetable
+from checker.scheduler import CheckScheduler, DueCheck, InFlight, QueueTime
 
 TIMES = CheckTimes()
 T0 = 1_000_000
@@ -19,8 +18,10 @@ FIRST = T0 + 6_000
 DAY = 86_400_000
 
 
-def make_table(times: CheckTimes = TIMES) -> Timetable:
-    return Timetable(dict.fromkeys(["g", "a", "b", "big"], times).__getitem__, report_wait_ms=30_000, max_lag_ms=15_000)
+def make_table(times: CheckTimes = TIMES) -> CheckScheduler:
+    return CheckScheduler(
+        dict.fromkeys(["g", "a", "b", "big"], times).__getitem__, report_wait_ms=30_000, max_lag_ms=15_000
+    )
 
 
 def make_transaction(name: str, due_ms: int = FIRST, group: str = "g", **members: Any) -> Transaction:
@@ -29,19 +30,19 @@ def make_transaction(name: str, due_ms: int = FIRST, group: str = "g", **members
     return replace(made, **members)
 
 
-def at(now_ms: int, read_ms: int | None = None, monotonic_ms: int = 10**9) -> Moment:
-    return Moment(now_ms, now_ms if read_ms is None else read_ms, monotonic_ms)
+def at(now_ms: int, read_ms: int | None = None, monotonic_ms: int = 10**9) -> QueueTime:
+    return QueueTime(now_ms, now_ms if read_ms is None else read_ms, monotonic_ms)
 
 
-def take(table: Timetable, moment: Moment, most: int = 100, group: str = "g") -> Taken:
+def take(table: CheckScheduler, moment: QueueTime, most: int = 100, group: str = "g") -> InFlight:
     return table.take(group, lambda queue_id: moment, most)
 
 
-def names(asks: Sequence[Ask]) -> list[str]:
+def names(asks: Sequence[DueCheck]) -> list[str]:
     return [ask.transaction.transaction_id for ask in asks]
 
 
-def table_with(*transactions: Transaction, times: CheckTimes = TIMES) -> Timetable:
+def table_with(*transactions: Transaction, times: CheckTimes = TIMES) -> CheckScheduler:
     table = make_table(times)
     table.add_queue(0, transactions)
     assert not table.tidy(1_000_000)
@@ -53,7 +54,7 @@ def test_nothing_before_the_first_due_time() -> None:
     table = table_with(make_transaction("a"))
     assert take(table, at(FIRST - 1)).asks == []
     (ask,) = take(table, at(FIRST)).asks
-    assert ask == Ask(make_transaction("a"), 0, FIRST)
+    assert ask == DueCheck(make_transaction("a"), 0, FIRST)
 
 
 def test_longest_due_queue_first() -> None:
@@ -217,7 +218,7 @@ def test_not_asked_is_not_a_round() -> None:
 def test_longer_life_puts_parking_off() -> None:
     """A setting that was raised meanwhile holds; nothing spins."""
     settings = [CheckTimes(max_lifetime_ms=20_000)]
-    table = Timetable(lambda group: settings[0], report_wait_ms=30_000, max_lag_ms=15_000)
+    table = CheckScheduler(lambda group: settings[0], report_wait_ms=30_000, max_lag_ms=15_000)
     table.add_queue(0, [make_transaction("a")])
     table.tidy(10)
     (ask,) = take(table, at(FIRST)).asks
@@ -230,14 +231,14 @@ def test_longer_life_puts_parking_off() -> None:
 def test_longer_life_does_not_bring_the_next_check_forward() -> None:
     """What was to be parked now, and is not, is due when it would have been."""
     settings = [CheckTimes(max_lifetime_ms=20_000)]
-    table = Timetable(lambda group: settings[0], report_wait_ms=30_000, max_lag_ms=15_000)
+    table = CheckScheduler(lambda group: settings[0], report_wait_ms=30_000, max_lag_ms=15_000)
     table.add_queue(0, [make_transaction("a")])
     table.tidy(10)
     (ask,) = take(table, at(FIRST)).asks
     table.set_answered(ask, FIRST)
     table.set_prepared(0, [make_transaction("a", T0 + 50_000, check_times=1, at=9)], 0)
     settings[0] = TIMES
-    assert take(table, at(T0 + 20_000)) == Taken([], {}, [])
+    assert take(table, at(T0 + 20_000)) == InFlight([], {}, [])
     assert take(table, at(T0 + 49_999)).asks == []
     assert names(take(table, at(T0 + 50_000)).asks) == ["a"]
 
@@ -460,7 +461,7 @@ def test_takes_exactly_what_a_plain_list_would(events: Sequence[tuple[str, int, 
     """Heaps with lazy deletion give what a search through everything gives."""
     table = table_with()
     due: dict[str, int] = {}
-    flying: dict[str, Ask] = {}
+    flying: dict[str, DueCheck] = {}
     answered: set[str] = set()  # what the settler says of them is older than their answer
     now = FIRST
     for event, number, step in events:

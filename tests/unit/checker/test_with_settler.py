@@ -2,7 +2,7 @@
 
 import pytest
 
-from bridge.core.config import CheckTimes, GroupSettings
+from bridge.core.check_rules import CheckTimes, GroupSettings
 from bridge.core.message import Message
 from bridge.core.record import Act, ActRecord
 from bridge.core.transaction import MAX_CHECKS, NO_ENDPOINT, TransactionState

@@ -15,24 +15,22 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
-from bridge.core.config import CheckCalls, CheckTimes, GroupSettings
+from bridge.core.check_rules import CheckCalls, CheckTimes, GroupSettings
 from bridge.core.errors import StoreTimeout
 from bridge.core.message import Message
+from bridge.core.properties import count_body_bytes
 from bridge.core.record import EndRecord, HalfMessage
 from bridge.core.record_codec import decode_record
-from bridge.core.record_size import count_body_bytes
-from bridge.core.transaction import Transaction
-from bridge.core.transaction_id import make_transaction_id, queue_of
-from bridge.directory import DueCheck, Endpoint, MemoryCheckBoard, MemoryDirectory, ProducerGroup, UnansweredRound
-from bridge.settler.observer import BodiesRead, Body, QueueOwner
-from bridge.sql.errors import SqlUnavailable
+from bridge.core.transaction import Transaction, make_transaction_id, queue_of
+from bridge.directory import Endpoint, MemoryDirectory, MemoryPullCheckStore, ProducerGroup, PullCheck, UnansweredRound
+from bridge.settler.ports import BodiesRead, HalfBody, QueueOwner
+from bridge.sql.engine import SqlUnavailable
 from bridge.store.memory.store import MemoryStore
-from bridge.store.results import PutResult, PutStatus
-from checker.caller import Call
-from checker.check_service import CheckService
+from bridge.store.message_store import PutResult, PutStatus
+from checker.caller import EndpointCall, Handler, MemoryCaller, Response
 from checker.config import CheckerConfig
 from checker.desk import CheckPorts
-from checker.memory_caller import Handler, MemoryCaller, Response
+from checker.service import CheckService
 from tests.support.memory_world import MemoryWorld, make_memory_world
 from tests.support.virtual_time import VirtualClock
 
@@ -50,7 +48,7 @@ class StandInOwner(QueueOwner):
         self.is_lagging = False
         self.is_unreadable = False
         self.notes = 0
-        self.bodies: dict[str, Body] = {}
+        self.bodies: dict[str, HalfBody] = {}
         self.parked: dict[str, str] = {}
 
     @property
@@ -71,7 +69,7 @@ class StandInOwner(QueueOwner):
     async def get_bodies(self, transactions: Sequence[Transaction], max_bytes: int) -> BodiesRead:
         if self.is_unreadable:
             raise StoreTimeout("no leader")
-        found: dict[str, Body] = {}
+        found: dict[str, HalfBody] = {}
         size = 0
         for count, t in enumerate(transactions):
             body = self.bodies.get(t.transaction_id)
@@ -112,7 +110,7 @@ class FlakyDirectory(MemoryDirectory):
 
 
 @dataclass(slots=True)
-class FlakyBoard(MemoryCheckBoard):
+class FlakyBoard(MemoryPullCheckStore):
     """A board whose database may be down; `put_slowly`: a put is done, and its answer is held until it is set."""
 
     is_down: bool = False
@@ -120,7 +118,7 @@ class FlakyBoard(MemoryCheckBoard):
     ticks_written: list[tuple[int, int]] = field(default_factory=list)
 
     async def put(
-        self, queue_id: int, owner: str, tick_ms: int, checks: Sequence[DueCheck]
+        self, queue_id: int, owner: str, tick_ms: int, checks: Sequence[PullCheck]
     ) -> Mapping[str, int] | None:
         self._reach()
         done = await super(FlakyBoard, self).put(queue_id, owner, tick_ms, checks)
@@ -133,7 +131,7 @@ class FlakyBoard(MemoryCheckBoard):
         self.ticks_written.append((queue_id, tick_ms))
         return await super(FlakyBoard, self).tick(queue_id, owner, tick_ms)
 
-    async def remove(self, checks: Collection[DueCheck]) -> None:
+    async def remove(self, checks: Collection[PullCheck]) -> None:
         self._reach()
         await super(FlakyBoard, self).remove(checks)
 
@@ -193,10 +191,10 @@ class World:
     def remove_endpoints(self, name: str) -> None:
         self.directory.groups[name] = replace(self.directory.groups[name], endpoints=())
 
-    def serve(self, url: str, answer: Callable[[Call], Awaitable[Response]]) -> None:
+    def serve(self, url: str, answer: Callable[[EndpointCall], Awaitable[Response]]) -> None:
         """What an endpoint does from now on."""
 
-        async def noted(call: Call) -> Response:
+        async def noted(call: EndpointCall) -> Response:
             self.calls.append(Seen(url, self.clock.now_ms(), dict(call.headers), call.body))
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
@@ -282,15 +280,15 @@ class Texts:
         return f"{self._count:022d}"
 
 
-def make_body(transaction: Transaction, value: bytes = b'{"n":1}') -> Body:
+def make_body(transaction: Transaction, value: bytes = b'{"n":1}') -> HalfBody:
     half = HalfMessage(transaction.transaction_id, transaction.group, 1, transaction.appended_ms, "orders")
-    return Body(half, [Message("orders", b"42", value)])
+    return HalfBody(half, [Message("orders", b"42", value)])
 
 
 def saying(word: object, *, only: int | None = None) -> Handler:
     """An endpoint that answers `word` to every check, or to the first `only`."""
 
-    async def answer(call: Call) -> Response:
+    async def answer(call: EndpointCall) -> Response:
         checks = json.loads(call.body)["checks"][:only]
         said = [{"transaction_id": c["transaction_id"], "nonce": c["nonce"], "resolution": word} for c in checks]
         return Response(200, json.dumps({"resolutions": said}).encode())
@@ -301,13 +299,13 @@ def saying(word: object, *, only: int | None = None) -> Handler:
 def sending(status: int, body: bytes = b"", retry_after: str | None = None) -> Handler:
     """An endpoint that sends always the same."""
 
-    async def answer(call: Call) -> Response:
+    async def answer(call: EndpointCall) -> Response:
         return Response(status, body, retry_after)
 
     return answer
 
 
-async def hanging(call: Call) -> Response:
+async def hanging(call: EndpointCall) -> Response:
     """An endpoint that never answers."""
     await asyncio.get_running_loop().create_future()
     raise AssertionError

@@ -1,10 +1,10 @@
-"""api.cli.broker_version: the release of a broker from what it says."""
+"""api.cli.examinations: the release of a broker from what it says."""
 
 import struct
 
 import pytest
 
-from api.cli.broker_version import make_request, name_release, read_features
+from api.cli.examinations import make_request, name_release, read_features
 
 
 def answer(level: int) -> bytes:

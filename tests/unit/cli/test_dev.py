@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.broker.file_lock import FileLock
+from bridge.broker.broker_process import FileLock
 
 TIMEOUT_S = 60
 

@@ -1,11 +1,11 @@
-"""api.cli.failures: exit codes scripts may rely on."""
+"""api.cli.output: exit codes scripts may rely on."""
 
 import pytest
 
-from api.cli.failures import CommandFailed, Exit, explain
+from api.cli.output import CommandFailed, Exit, explain
 from bridge.broker.errors import JarsUnavailable, PortTaken
 from bridge.core.errors import ConfigError, QueueHalted, StoreTimeout, StoreUnavailable
-from bridge.sql.errors import SqlUnavailable
+from bridge.sql.engine import SqlUnavailable
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bridge.clock import SystemClock
-from bridge.core.config import CheckCalls, CheckMode, GroupSettings
+from bridge.core.check_rules import CheckCalls, CheckMode, GroupSettings
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
 from bridge.sql.tables import secrets

@@ -2,8 +2,8 @@
 
 import pytest
 
-from api.cli.failures import CommandFailed, Exit
 from api.cli.http_calls import call, find_all
+from api.cli.output import CommandFailed, Exit
 from bridge.broker.ports import choose_free_port
 from tests.support.canned_http import CannedServer
 

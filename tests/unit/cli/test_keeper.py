@@ -1,4 +1,4 @@
-"""api.cli.keeper: a command's children do not outlive it."""
+"""api.cli.demo_environment: a command's children do not outlive it."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from api.cli.keeper import Keeper, stop_all
+from api.cli.demo_environment import Keeper, stop_all
 
 DEADLINE_S = 20.0
 
@@ -17,7 +17,7 @@ DEAF_SLEEPER = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {
 PARENT = f"""
 import subprocess, sys, time
 from pathlib import Path
-from api.cli.keeper import Keeper
+from api.cli.demo_environment import Keeper
 keeper = Keeper(Path(sys.argv[1]))
 child = subprocess.Popen([sys.executable, "-c", {SLEEPER!r}], start_new_session=True, stdout=subprocess.DEVNULL)
 keeper.keep(child.pid)

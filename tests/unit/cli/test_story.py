@@ -1,10 +1,10 @@
-"""api.cli.story: events of a timeline in words."""
+"""api.cli.demo: events of a timeline in words."""
 
 from typing import Any
 
 import pytest
 
-from api.cli.story import describe
+from api.cli.demo import describe
 
 
 @pytest.mark.parametrize(

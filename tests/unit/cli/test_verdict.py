@@ -1,9 +1,9 @@
-"""api.cli.verdict: each defect is counted as what it is."""
+"""api.cli.demo: each defect is counted as what it is."""
 
-from api.cli.verdict import Fact, judge
+from api.cli.demo import VerdictLine, judge
 
 ORDERS = {"A": 10, "B": 20}
-GOOD = [Fact("A", 10), Fact("B", 20)]
+GOOD = [VerdictLine("A", 10), VerdictLine("B", 20)]
 
 
 def test_each_order_once_is_clean() -> None:
@@ -21,7 +21,7 @@ def test_missing_order_is_lost() -> None:
 
 def test_order_of_nobody_is_invented() -> None:
     """A message without an order in the producer's database."""
-    verdict = judge(ORDERS, [*GOOD, Fact("C", 1)])
+    verdict = judge(ORDERS, [*GOOD, VerdictLine("C", 1)])
     assert verdict.invented == ["C"]
     assert verdict.summary == "0 lost, 1 invented, 0 twice"
 
@@ -35,6 +35,6 @@ def test_second_reading_is_twice() -> None:
 
 def test_other_content_is_altered() -> None:
     """Exactly once is not enough: it must be the same."""
-    verdict = judge(ORDERS, [Fact("A", 11), Fact("B", 20)])
+    verdict = judge(ORDERS, [VerdictLine("A", 11), VerdictLine("B", 20)])
     assert verdict.altered == ["A"]
     assert verdict.summary == "0 lost, 0 invented, 0 twice, 1 altered"

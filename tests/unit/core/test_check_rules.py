@@ -3,8 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from bridge.core.check_rules import Due, decide_due, first_check_ms
-from bridge.core.config import CheckTimes
+from bridge.core.check_rules import CheckTimes, Due, decide_due, first_check_ms
 from bridge.core.record import HalfMessage
 from bridge.core.transaction import MAX_CHECKS, MAX_LIFE, Transaction
 

@@ -15,8 +15,7 @@ from bridge.core.op_message import OpMessage, decode_answers, decode_op, decode_
 from bridge.core.properties import decode_properties, encode_properties
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Record, Resolution, Source
 from bridge.core.record_codec import decode_body, decode_record, encode_act, encode_end, encode_half
-from bridge.core.transaction import Transaction, TransactionState
-from bridge.core.transaction_id import make_transaction_id
+from bridge.core.transaction import Transaction, TransactionState, make_transaction_id
 
 ID = make_transaction_id(3, 99)
 ONE = Message("orders", b"k", b"v", (("h", b"1"), ("h", None)), 2, 17)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bridge.core.config import CheckCalls, CheckTimes, is_group_name
+from bridge.core.check_rules import CheckCalls, CheckTimes, is_group_name
 from bridge.core.errors import ConfigError
 
 

@@ -1,19 +1,19 @@
 """How far back a successor must read, and what is put back so that it need not."""
 
-from bridge.core.horizon import Horizon, HorizonConfig
+from bridge.core.low_watermarks import LowWatermarkConfig, LowWatermarks
 from bridge.core.transaction import COMMITTED, Transaction
 
-CONFIG = HorizonConfig(remember_ended_ms=100, journal_records=10, journal_ms=1_000, op_messages=20, op_ms=5_000)
+CONFIG = LowWatermarkConfig(remember_ended_ms=100, journal_records=10, journal_ms=1_000, op_messages=20, op_ms=5_000)
 
 
 def live_one(number: int, half: int = 0, appended_ms: int = 0) -> Transaction:
     return Transaction(f"{number}", "g", half, appended_ms, 0)
 
 
-def horizon_of(*transactions: Transaction) -> tuple[Horizon, dict[str, Transaction]]:
+def horizon_of(*transactions: Transaction) -> tuple[LowWatermarks, dict[str, Transaction]]:
     """A horizon that knows these as live ones without op message, and the owner's table."""
     live = {t.transaction_id: t for t in transactions}
-    horizon = Horizon(live, CONFIG)
+    horizon = LowWatermarks(live, CONFIG)
     for t in transactions:
         horizon.add_half(t)
     return horizon, live

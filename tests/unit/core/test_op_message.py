@@ -22,8 +22,7 @@ from bridge.core.op_message import (
     encode_op,
     encode_position,
 )
-from bridge.core.transaction import Transaction, TransactionState
-from bridge.core.transaction_id import make_transaction_id
+from bridge.core.transaction import Transaction, TransactionState, make_transaction_id
 
 ID = make_transaction_id(1, 99)
 TIMES = st.integers(0, 2**41)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.core.keyring import BridgeKey, Keyring
-from bridge.core.op_seal import OpSeals
+from bridge.core.keyring import BridgeKey, Keyring, OpSeals
 
 OLD, NEW = BridgeKey("1", b"o" * 32), BridgeKey("2", b"n" * 32)
 VALUE = b'{"v":1,"state":"COMMITTED","at":7}'

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.core import queue_choice
-from bridge.core.queue_choice import (
+from bridge.core import topics
+from bridge.core.topics import (
     choose_half_queue,
     choose_placing_key,
     choose_real_queue,
@@ -22,8 +22,8 @@ from bridge.core.queue_choice import (
 @pytest.fixture(autouse=True)
 def nothing_is_remembered() -> None:
     """A hash that was remembered before would hide that it is another now."""
-    queue_choice._known_hash.cache_clear()
-    queue_choice._known_murmur2.cache_clear()
+    topics._known_hash.cache_clear()
+    topics._known_murmur2.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_hash_of_the_ordering_key_is_frozen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hash_of", "known"), [(hash_ordering_key, queue_choice._known_hash), (murmur2, queue_choice._known_murmur2)]
+    ("hash_of", "known"), [(hash_ordering_key, topics._known_hash), (murmur2, topics._known_murmur2)]
 )
 def test_only_short_keys_are_remembered(hash_of: Callable[[bytes], int], known: Any) -> None:
     """Up to 64 bytes: what is remembered stays small whatever keys are sent."""

@@ -4,20 +4,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bridge.core.config import CheckTimes
-from bridge.core.horizon import HorizonConfig
+from bridge.core.check_rules import CheckTimes
+from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.message import Message
 from bridge.core.op_message import AnswerCode, OpMessage, Position, encode_op
-from bridge.core.queue_choice import hash_ordering_key
-from bridge.core.queue_state import QueueState, Restored, RestoredOp, Sealed, effective_okey
+from bridge.core.queue_state import QueueState, RecoveredOp, RecoveredState, WrittenOp, effective_okey
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
-from bridge.core.transaction import COMMITTED, PARKED, PREPARED, Transaction, TransactionState
-from bridge.core.transaction_id import make_transaction_id
-from bridge.core.transition import Park, Place, Publish, Reply, Rewrite, Schedule, WriteOp
+from bridge.core.topics import hash_ordering_key
+from bridge.core.transaction import COMMITTED, PARKED, PREPARED, Transaction, TransactionState, make_transaction_id
+from bridge.core.transition import LogPosition, Park, Publish, Reply, Rewrite, Schedule, WriteOp
 from tests.support.queue_log import QueueLog, ends_of, essence
 
 IDS = [make_transaction_id(0, n + 1) for n in range(12)]
-TIGHT = HorizonConfig(remember_ended_ms=15, journal_records=6, journal_ms=40, op_messages=5, op_ms=60)
+TIGHT = LowWatermarkConfig(remember_ended_ms=15, journal_records=6, journal_ms=40, op_messages=5, op_ms=60)
 
 
 def make_half(n: int, *, keyed: bool, published: bool, count: int) -> tuple[HalfMessage, list[Message]]:
@@ -185,7 +184,7 @@ def state_with(*numbers: int) -> QueueState:
     """A queue whose journal begins with these half messages, each with the ordering key 7."""
     state = QueueState(TIMES_OF, TIGHT)
     for offset, n in enumerate(numbers):
-        state.apply(Place(offset, 100 + offset), half_of(n), 7)
+        state.apply(LogPosition(offset, 100 + offset), half_of(n), 7)
         state.advance(offset + 1, 100 + offset)
     return state
 
@@ -194,14 +193,14 @@ def seal(state: QueueState, *transactions: Transaction) -> Position:
     """Writes these as op messages in one Kafka transaction."""
     position = state.next_position(transactions, "me")
     state.keep_time(state.journal_ms)  # the owner's clock, which goes as journal time goes here
-    state.confirm([Sealed(t, encode_op(OpMessage(t))) for t in transactions], state.op_start + len(transactions))
+    state.confirm([WrittenOp(t, encode_op(OpMessage(t))) for t in transactions], state.op_start + len(transactions))
     return position
 
 
 def blocked_pair() -> tuple[QueueState, Transaction, Transaction]:
     """Two commits of one ordering key, the first refused by its topic."""
     state = state_with(0, 1)
-    effects = [*state.apply(Place(2, 102), commit_of(0), 0), *state.apply(Place(3, 103), commit_of(1), 0)]
+    effects = [*state.apply(LogPosition(2, 102), commit_of(0), 0), *state.apply(LogPosition(3, 103), commit_of(1), 0)]
     state.advance(4, 103)
     kept = state.withhold(effects, lambda t: "REFUSED" if t.transaction_id == IDS[0] else None)
     first, second = state.live[IDS[0]], state.live[IDS[1]]
@@ -233,11 +232,13 @@ def test_empty_queue_begins_at_nothing() -> None:
 def test_half_message_is_scheduled_by_its_group_and_its_own_wishes() -> None:
     """Now, and by a successor that reads it again."""
     state = QueueState(TIMES_OF, TIGHT)
-    [effect] = state.apply(Place(0, 100), half_of(0, immunity_s=60), 7)
+    [effect] = state.apply(LogPosition(0, 100), half_of(0, immunity_s=60), 7)
     t = state.live[IDS[0]]
     assert (effect, t.next_due_ms, t.okey) == (Schedule(t), 60_100, 7)
     assert list(state.prepared()) == [t]
-    restored = Restored(Position(1, 0, 0, ""), [], [(Place(0, 100), half_of(0, immunity_s=60), 7)], 0, 0, 100)
+    restored = RecoveredState(
+        Position(1, 0, 0, ""), [], [(LogPosition(0, 100), half_of(0, immunity_s=60), 7)], 0, 0, 100
+    )
     assert QueueState.restore(restored, TIMES_OF, TIGHT).live == {IDS[0]: t}
 
 
@@ -245,21 +246,21 @@ def test_repeat_of_a_half_message_is_answered_with_what_is_known() -> None:
     """Live, just ended, or ended and remembered: then its op message is written again."""
     state = state_with(0)
     already = Reply("a", IDS[0], AnswerCode.ALREADY)
-    assert state.apply(Place(1, 101), half_of(0, request="a"), 7) == (already,)
-    assert state.apply(Place(1, 101), half_of(0), 7) == ()
-    [publish] = state.apply(Place(2, 102), commit_of(0), 0)
+    assert state.apply(LogPosition(1, 101), half_of(0, request="a"), 7) == (already,)
+    assert state.apply(LogPosition(1, 101), half_of(0), 7) == ()
+    [publish] = state.apply(LogPosition(2, 102), commit_of(0), 0)
     assert isinstance(publish, Publish)
-    assert state.apply(Place(3, 103), half_of(0, request="a"), 7) == (already,)
+    assert state.apply(LogPosition(3, 103), half_of(0, request="a"), 7) == (already,)
     seal(state, publish.transaction)
-    assert state.apply(Place(4, 104), half_of(0, request="a"), 7) == (Rewrite(IDS[0]), already)
-    assert state.apply(Place(4, 104), half_of(0), 7) == (Rewrite(IDS[0]),)
+    assert state.apply(LogPosition(4, 104), half_of(0, request="a"), 7) == (Rewrite(IDS[0]), already)
+    assert state.apply(LogPosition(4, 104), half_of(0), 7) == (Rewrite(IDS[0]),)
     assert state.live == {}
 
 
 def test_op_message_written_twice_is_forgotten_once() -> None:
     """A repeat has it written again, and its time begins anew each time."""
     state = state_with(0)
-    [publish] = state.apply(Place(1, 101), commit_of(0), 0)
+    [publish] = state.apply(LogPosition(1, 101), commit_of(0), 0)
     assert isinstance(publish, Publish)
     for _ in range(2):
         seal(state, publish.transaction)
@@ -272,21 +273,21 @@ def test_records_about_nobody_are_answered_if_somebody_waits() -> None:
     """An end and an act for an id the queue does not know."""
     state = state_with(0)
     unknown = (Reply("a", IDS[5], AnswerCode.UNKNOWN_TRANSACTION),)
-    assert state.apply(Place(1, 101), commit_of(5, "a"), 0) == unknown
-    assert state.apply(Place(1, 101), commit_of(5), 0) == ()
-    assert state.apply(Place(1, 101), act_of(5), 0) == unknown
-    assert state.apply(Place(1, 101), replace(act_of(5), request=None), 0) == ()
+    assert state.apply(LogPosition(1, 101), commit_of(5, "a"), 0) == unknown
+    assert state.apply(LogPosition(1, 101), commit_of(5), 0) == ()
+    assert state.apply(LogPosition(1, 101), act_of(5), 0) == unknown
+    assert state.apply(LogPosition(1, 101), replace(act_of(5), request=None), 0) == ()
 
 
 def test_records_find_their_transaction_live_just_ended_or_remembered() -> None:
     """Nobody hears that a transaction is unknown which has only ended."""
     state = state_with(0)
     already = (Reply("a", IDS[0], AnswerCode.ALREADY),)
-    [publish] = state.apply(Place(2, 102), commit_of(0), 0)
+    [publish] = state.apply(LogPosition(2, 102), commit_of(0), 0)
     assert isinstance(publish, Publish)
     for _ in ("just ended", "remembered"):
-        assert state.apply(Place(3, 103), commit_of(0, "a"), 0) == already
-        assert state.apply(Place(3, 103), act_of(0), 0) == already
+        assert state.apply(LogPosition(3, 103), commit_of(0, "a"), 0) == already
+        assert state.apply(LogPosition(3, 103), act_of(0), 0) == already
         seal(state, publish.transaction)
 
 
@@ -294,10 +295,10 @@ def test_unknown_is_counted_by_the_interval_of_the_group() -> None:
     """And acts reach the transaction that is live."""
     state = state_with(0)
     unknown = EndRecord(IDS[0], Resolution.UNKNOWN, Source.CHECK, 0, check_number=1)
-    effects = state.apply(Place(1, 9_000), unknown, 0)
+    effects = state.apply(LogPosition(1, 9_000), unknown, 0)
     t = state.live[IDS[0]]
     assert (t.check_times, t.next_due_ms, effects) == (1, 39_000, (WriteOp(t), Schedule(t)))
-    state.apply(Place(2, 20_000), act_of(0), 0)
+    state.apply(LogPosition(2, 20_000), act_of(0), 0)
     assert (state.live[IDS[0]].at, state.live[IDS[0]].next_due_ms) == (2, 20_000)
 
 
@@ -311,7 +312,7 @@ def test_only_what_is_prepared_is_parked() -> None:
     assert state.park(IDS[0], "MAX_LIFE") == ()
     assert state.park(IDS[5], "MAX_LIFE") == ()
     assert [t.transaction_id for t in state.prepared()] == [IDS[1]]
-    state.apply(Place(2, 102), act_of(0, Act.RESUME), 0)
+    state.apply(LogPosition(2, 102), act_of(0, Act.RESUME), 0)
     assert state.live[IDS[0]].state is PREPARED
 
 
@@ -336,7 +337,7 @@ def test_withholding_leaves_everything_else_as_it_was() -> None:
     """What is no commit, and commits of other ordering keys, in their order."""
     state = state_with(0)
     others = [Reply("a", IDS[5], AnswerCode.ALREADY), Publish(Transaction(IDS[4], "g", 0, 0, 8, COMMITTED))]
-    [publish] = state.apply(Place(1, 101), commit_of(0), 0)
+    [publish] = state.apply(LogPosition(1, 101), commit_of(0), 0)
     kept = state.withhold([others[0], publish, others[1]], lambda t: "REFUSED" if t.okey == 7 else None)
     assert kept == [others[0], WriteOp(state.live[IDS[0]]), others[1]]
 
@@ -354,7 +355,7 @@ def test_old_blocked_ones_are_put_back_with_a_copy_of_their_body() -> None:
 def test_op_value_is_what_the_op_topic_says_or_would_say() -> None:
     """Of ended ones as written; of live ones as they are; of others nothing."""
     state = state_with(0, 1)
-    [publish] = state.apply(Place(2, 102), commit_of(0), 0)
+    [publish] = state.apply(LogPosition(2, 102), commit_of(0), 0)
     assert isinstance(publish, Publish)
     seal(state, publish.transaction)
     assert state.get_op_value(IDS[0]) == encode_op(OpMessage(publish.transaction))
@@ -367,9 +368,9 @@ def test_successor_reads_op_messages_in_any_order() -> None:
     state, first, second = blocked_pair()
     ended = Transaction(IDS[2], "g", 0, 0, 0, COMMITTED, by="check", ended_ms=95)
     ops = [
-        RestoredOp(offset, t, encode_op(OpMessage(t)), 103) for offset, t in ((50, first), (40, second), (45, ended))
+        RecoveredOp(offset, t, encode_op(OpMessage(t)), 103) for offset, t in ((50, first), (40, second), (45, ended))
     ]
-    successor = QueueState.restore(Restored(Position(4, 4, 40, ""), ops, [], 60, 70, 103), TIMES_OF, TIGHT)
+    successor = QueueState.restore(RecoveredState(Position(4, 4, 40, ""), ops, [], 60, 70, 103), TIMES_OF, TIGHT)
     assert successor.live == {IDS[0]: first, IDS[1]: second}
     assert successor.chains == state.chains
     assert successor.ended == {IDS[2]: ops[2].value}
@@ -400,7 +401,7 @@ def test_abandoned_one_frees_its_ordering_key() -> None:
     state, first, second = blocked_pair()
     for n, t, rest in ((0, first, {7: [IDS[1]]}), (1, second, {})):
         given_up = replace(t, blocked=False, abandoned=True, at=5 + n, requests=("a",))
-        assert state.apply(Place(5 + n, 105 + n), act_of(n, Act.ABANDON), 0) == (WriteOp(given_up),)
+        assert state.apply(LogPosition(5 + n, 105 + n), act_of(n, Act.ABANDON), 0) == (WriteOp(given_up),)
         assert state.chains == rest
         assert t.transaction_id not in state.live
         seal(state, given_up)
@@ -410,9 +411,9 @@ def test_abandoned_one_frees_its_ordering_key() -> None:
 def test_commit_behind_an_abandoned_one_is_published_in_the_same_batch() -> None:
     """The journal's order decides: the key was free when it was committed."""
     state, _, _ = blocked_pair()
-    state.apply(Place(4, 104), half_of(2), 7)
-    effects = [e for n in (0, 1) for e in state.apply(Place(5 + n, 105 + n), act_of(n, Act.ABANDON), 0)]
-    effects += state.apply(Place(7, 107), commit_of(2), 0)
+    state.apply(LogPosition(4, 104), half_of(2), 7)
+    effects = [e for n in (0, 1) for e in state.apply(LogPosition(5 + n, 105 + n), act_of(n, Act.ABANDON), 0)]
+    effects += state.apply(LogPosition(7, 107), commit_of(2), 0)
     kept = state.withhold(effects, lambda _: None)
     assert [type(effect) for effect in kept] == [WriteOp, WriteOp, Publish]
 
@@ -422,9 +423,9 @@ def test_successor_does_not_hold_what_was_abandoned() -> None:
     _, first, second = blocked_pair()
     given_up = replace(first, blocked=False, abandoned=True, at=5)
     values = [(40, given_up), (41, second)]
-    ops = [RestoredOp(offset, t, encode_op(OpMessage(t)), 103) for offset, t in values]
-    successor = QueueState.restore(Restored(Position(6, 6, 40, ""), ops, [], 60, 70, 105), TIMES_OF, TIGHT)
+    ops = [RecoveredOp(offset, t, encode_op(OpMessage(t)), 103) for offset, t in values]
+    successor = QueueState.restore(RecoveredState(Position(6, 6, 40, ""), ops, [], 60, 70, 105), TIMES_OF, TIGHT)
     assert successor.live == {IDS[1]: second}
     assert successor.chains == {7: [IDS[1]]}
-    [reply] = successor.apply(Place(6, 106), act_of(0, Act.ABANDON), 0)
+    [reply] = successor.apply(LogPosition(6, 106), act_of(0, Act.ABANDON), 0)
     assert reply == Reply("a", IDS[0], AnswerCode.ALREADY)

@@ -21,7 +21,7 @@ from bridge.core.record_codec import (
     encode_parked,
     encode_published,
 )
-from bridge.core.transaction_id import make_transaction_id
+from bridge.core.transaction import make_transaction_id
 
 IDS = st.builds(make_transaction_id, st.integers(0, 1023), st.integers(0, 2**128 - 1))
 TEXTS = st.text(max_size=20).filter(is_property_text)

@@ -1,7 +1,7 @@
 """How large a message becomes."""
 
 from bridge.core.message import Message
-from bridge.core.record_size import ID_HEADER_BYTES, count_body_bytes, count_record_bytes, measure_published
+from bridge.core.properties import ID_HEADER_BYTES, count_body_bytes, count_record_bytes, measure_published
 
 
 def test_body_is_what_was_given() -> None:

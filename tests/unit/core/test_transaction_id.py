@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bridge.core.message import Message
-from bridge.core.transaction_id import digest_bits, is_transaction_id, make_transaction_id, make_uuid7_bits, queue_of
+from bridge.core.transaction import digest_bits, is_transaction_id, make_transaction_id, make_uuid7_bits, queue_of
 
 
 @given(st.integers(0, 1023), st.integers(0, 2**128 - 1))

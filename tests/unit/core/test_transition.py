@@ -6,8 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from bridge.core import transition
-from bridge.core.check_rules import is_exhausted
-from bridge.core.config import CheckTimes
+from bridge.core.check_rules import CheckTimes, is_exhausted
 from bridge.core.op_message import AnswerCode
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
 from bridge.core.transaction import (
@@ -19,20 +18,20 @@ from bridge.core.transaction import (
     Transaction,
     TransactionState,
 )
-from bridge.core.transition import Effect, Park, Place, Publish, Reply, Schedule, Transition, WriteOp
+from bridge.core.transition import Effect, LogPosition, Park, Publish, Reply, Schedule, Transition, WriteOp
 
 ID = "0" * 28
 TIMES = CheckTimes(max_checks=2)
 
 
 def prepared() -> Transaction:
-    return transition.prepare(HalfMessage(ID, "g", 1, 0), Place(0, 1_000), 0, TIMES).transaction
+    return transition.prepare(HalfMessage(ID, "g", 1, 0), LogPosition(0, 1_000), 0, TIMES).transaction
 
 
 def answer(t: Transaction, number: int, source: Source = Source.CHECK) -> Transaction:
     """The transaction after an UNKNOWN with this check number."""
     record = EndRecord(ID, Resolution.UNKNOWN, source, 0, check_number=number)
-    return transition.end(t, record, Place(t.at + 1, 2_000), TIMES, has_body=True).transaction
+    return transition.end(t, record, LogPosition(t.at + 1, 2_000), TIMES, has_body=True).transaction
 
 
 @pytest.mark.parametrize(("number", "source"), [(0, Source.CHECK), (2, Source.CHECK), (1, Source.PRODUCER)])
@@ -54,14 +53,14 @@ def test_resumed_transaction_has_all_its_checks_again() -> None:
     assert is_exhausted(asked, TIMES)
     parked = transition.park(asked, MAX_CHECKS, asked.at).transaction
     resume = ActRecord(ID, Act.RESUME, "me", "because", 0, "a")
-    resumed = transition.act(parked, resume, Place(9, 9_000)).transaction
+    resumed = transition.act(parked, resume, LogPosition(9, 9_000)).transaction
     assert resumed.state is PREPARED
     assert not is_exhausted(resumed, TIMES)
     assert answer(resumed, 3).check_times == 3
 
 
 T = Transaction(ID, "g", 3, 1_000, 77, PREPARED, 3, 1_000, 7_000, max_checks=5, max_life_s=60, requests=("old",))
-PLACE = Place(9, 9_000)
+PLACE = LogPosition(9, 9_000)
 
 
 def follow(made: Transition) -> tuple[Transaction, list[Effect]]:

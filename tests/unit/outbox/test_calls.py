@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from api.bodies import MessageLimits, NoncedEnd, parse_prepare, parse_prepare_batch, parse_resolutions
+from api.web.parse import MessageLimits, NoncedEnd, parse_prepare, parse_prepare_batch, parse_resolutions
 from bridge.core.record import Resolution as Recorded
-from outbox.calls import (
+from outbox.client.calls import (
     END,
     PREPARE,
     PUBLISH,
@@ -21,9 +21,9 @@ from outbox.calls import (
     prepare_call,
     register_call,
 )
-from outbox.errors import InvalidMessage, OutboxConfigError
-from outbox.listener import Resolution
-from outbox.message import Message
+from outbox.client.errors import InvalidMessage, OutboxConfigError
+from outbox.client.listener import Resolution
+from outbox.client.message import Message
 
 LIMITS = MessageLimits()
 ID = "0206k8e9s5ta7vo3q1m4c8b2h6dg"

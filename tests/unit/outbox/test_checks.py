@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checker.check_call import Check as AskedCheck
-from checker.check_call import decode_answers, encode_call, show_time
-from outbox.checks import Check, decode_call, encode_answer
-from outbox.errors import CallRefused
-from outbox.listener import Resolution
+from checker.call import Check as AskedCheck
+from checker.call import decode_answers, encode_call, show_time
+from outbox.client.checks import Check, decode_call, encode_answer
+from outbox.client.errors import CallRefused
+from outbox.client.listener import Resolution
 
 NONCE = "1-abcdefghijklmnopqrst"
 IDS = st.text("0123456789abcdefghijklmnopqrstuv", min_size=28, max_size=28)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from outbox import AsyncBridge, Bridge, BridgeConfig, HttpConfig, Message, Misuse, OutboxConfigError
-from outbox.config import check_url
+from outbox.client.config import check_url
 from tests.support.canned_http import canned_server
 from tests.support.sdk_twins import AwaitedSession, Session
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from outbox import AsyncBridge, Bridge, CheckEndpointRefused, OutboxConfigError
-from outbox.endpoint_lease import LeaseKeeper
-from outbox.errors import Problem, Unavailable, refusal_of
+from outbox.client.endpoint_lease import LeaseKeeper
+from outbox.client.errors import Problem, Unavailable, refusal_of
 from tests.support.bridge_process import wait_until
 from tests.support.canned_http import CannedServer, canned_server
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from outbox.flows import run_now
+from outbox.client.connection import run_now
 
 
 async def add(first: int, second: int) -> int:

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.bodies import MessageLimits, parse_prepare_batch
-from outbox.calls import PUBLISH, Call, join
+from api.web.parse import MessageLimits, parse_prepare_batch
+from outbox.client.calls import PUBLISH, Call, join
+from outbox.client.errors import Problem
+from outbox.client.replies import CallResult, NoReply, Reply
 from outbox.enqueue import decode_headers, encode_headers
-from outbox.errors import Problem
-from outbox.hand_over import Fate, HandedOver, OutboxRow, call_of, decide, split_calls
-from outbox.replies import NoReply, Reply, Told
+from outbox.hand_over import OutboxRow, PublishResult, PublishStatus, call_of, decide, split_calls
 
 BYTES = st.none() | st.binary(max_size=20)
 
@@ -21,23 +21,23 @@ def reply(status: int, state: str, **members: object) -> Reply:
 @pytest.mark.parametrize(
     ("told", "fate"),
     [
-        (reply(200, "COMMITTED"), Fate.PUBLISHED),
-        (reply(202, "COMMITTED", blocked=True), Fate.PUBLISHED),
-        (reply(200, "ROLLED_BACK"), Fate.REFUSED),
-        (reply(200, "PREPARED"), Fate.UNKNOWN),
-        (Problem("unknown-topic", 422), Fate.REFUSED),
-        (Problem("message-too-large", 413), Fate.REFUSED),
-        (Problem("already-resolved", 409), Fate.REFUSED),
-        (Problem("reserved-topic", 403), Fate.REFUSED),
-        (Problem("forbidden", 403), Fate.UNKNOWN),
-        (Problem("unknown-producer-group", 404), Fate.UNKNOWN),
-        (Problem("rate-limited", 429), Fate.UNKNOWN),
-        (Problem("unavailable", 503), Fate.UNKNOWN),
-        (Problem("outcome-unknown", 504), Fate.UNKNOWN),
-        (NoReply("cut off"), Fate.UNKNOWN),
+        (reply(200, "COMMITTED"), PublishStatus.PUBLISHED),
+        (reply(202, "COMMITTED", blocked=True), PublishStatus.PUBLISHED),
+        (reply(200, "ROLLED_BACK"), PublishStatus.REFUSED),
+        (reply(200, "PREPARED"), PublishStatus.UNKNOWN),
+        (Problem("unknown-topic", 422), PublishStatus.REFUSED),
+        (Problem("message-too-large", 413), PublishStatus.REFUSED),
+        (Problem("already-resolved", 409), PublishStatus.REFUSED),
+        (Problem("reserved-topic", 403), PublishStatus.REFUSED),
+        (Problem("forbidden", 403), PublishStatus.UNKNOWN),
+        (Problem("unknown-producer-group", 404), PublishStatus.UNKNOWN),
+        (Problem("rate-limited", 429), PublishStatus.UNKNOWN),
+        (Problem("unavailable", 503), PublishStatus.UNKNOWN),
+        (Problem("outcome-unknown", 504), PublishStatus.UNKNOWN),
+        (NoReply("cut off"), PublishStatus.UNKNOWN),
     ],
 )
-def test_only_a_recorded_commit_is_published(told: Told, fate: Fate) -> None:
+def test_only_a_recorded_commit_is_published(told: CallResult, fate: PublishStatus) -> None:
     """A row is given up only where the bridge refuses the row itself: a missing grant must not park a whole outbox."""
     assert decide(told).fate is fate
 
@@ -54,8 +54,8 @@ def test_only_a_recorded_commit_is_published(told: Told, fate: Fate) -> None:
 def test_row_that_no_call_can_carry_is_refused_unsent(row: OutboxRow) -> None:
     """It would spoil a request for the others; the reason holds nothing of its content."""
     handed = call_of(row, "orders")
-    assert isinstance(handed, HandedOver)
-    assert (handed.fate, handed.reason[:11]) == (Fate.REFUSED, "no message:")
+    assert isinstance(handed, PublishResult)
+    assert (handed.fate, handed.reason[:11]) == (PublishStatus.REFUSED, "no message:")
 
 
 @given(st.lists(st.tuples(st.text(max_size=5), BYTES)))

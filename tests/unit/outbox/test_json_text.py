@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.errors import InvalidMessage
-from outbox.json_text import write_json
+from outbox.client.errors import InvalidMessage
+from outbox.client.message import write_json
 from tests.support.sdk_messages import DOCUMENTS
 
 

@@ -6,7 +6,7 @@ import psycopg.errors
 import pytest
 import sqlalchemy.exc
 
-from outbox.local_commit import is_surely_not_committed
+from outbox.client.errors import is_surely_not_committed
 
 
 def wrapped(

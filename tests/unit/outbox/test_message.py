@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.bodies import MessageLimits, parse_prepare
+from api.web.parse import MessageLimits, parse_prepare
 from bridge.core.message import BY_KEY
-from outbox.calls import prepare_call
-from outbox.errors import InvalidMessage
-from outbox.message import Message, as_messages, encode_message, read_message
+from outbox.client.calls import prepare_call
+from outbox.client.errors import InvalidMessage
+from outbox.client.message import Message, as_messages, encode_message, read_message
 from tests.support.sdk_messages import messages
 
 MESSAGES = messages(

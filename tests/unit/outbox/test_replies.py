@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.problems import PROBLEMS, Problem, encode_problem
+from api.web.problems import PROBLEMS, Problem, encode_problem
 from bridge.service.contract import Outcome as Recorded
-from outbox.calls import Call, end_call, get_call, leave_call, prepare_call
-from outbox.errors import Outcome
-from outbox.errors import Problem as Told
-from outbox.listener import Resolution, TransactionState
-from outbox.message import Message
-from outbox.replies import (
+from outbox.client.calls import Call, end_call, get_call, leave_call, prepare_call
+from outbox.client.errors import Outcome
+from outbox.client.errors import Problem as Told
+from outbox.client.listener import Resolution, TransactionState
+from outbox.client.message import Message
+from outbox.client.replies import (
     Answer,
+    BatchRejected,
     NoReply,
     Reply,
-    TogetherRefused,
     read_answer,
     read_answers,
     read_prepared,
@@ -115,7 +115,7 @@ def test_batch_answer_of_another_length_is_none(document: object) -> None:
     assert [type(one) for one in read_answers(said(200, document), [END, END])] == [NoReply, NoReply]
 
 
-@pytest.mark.parametrize(("status", "kind"), [(413, TogetherRefused), (400, TogetherRefused), (503, Told), (429, Told)])
+@pytest.mark.parametrize(("status", "kind"), [(413, BatchRejected), (400, BatchRejected), (503, Told), (429, Told)])
 def test_refusal_of_a_batch_is_not_that_of_its_calls(status: int, kind: type) -> None:
     """One of them spoils it, unless the bridge is only busy."""
     document = {"type": "https://outbox-bridge.dev/problems/body-too-large", "status": status}

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.calls import end_call, get_call, prepare_call
-from outbox.errors import (
+from outbox.client.calls import end_call, get_call, prepare_call
+from outbox.client.errors import (
     AlreadyResolved,
     OutboxError,
     Outcome,
@@ -16,10 +16,9 @@ from outbox.errors import (
     RequestRefused,
     Unavailable,
 )
-from outbox.listener import Resolution
-from outbox.message import Message
-from outbox.replies import NoReply, Reply, TogetherRefused, Told
-from outbox.retrying import MAX_PAUSE_S, Again, Course
+from outbox.client.listener import Resolution
+from outbox.client.message import Message
+from outbox.client.replies import MAX_PAUSE_S, BatchRejected, CallResult, NoReply, Reply, RetryAfter, RetryPolicy
 
 ID = "0206k8e9s5ta7vo3q1m4c8b2h6dg"
 KEYED = prepare_call("shop", [Message("orders")], {"idempotency_key": "k"})
@@ -35,15 +34,15 @@ BUG = Problem("internal", 500, outcome=Outcome.UNKNOWN)
 WRONG = Problem("invalid-request", 422, outcome=Outcome.NOT_APPLIED)
 RESOLVED = Problem("already-resolved", 409, outcome=Outcome.NOT_APPLIED, state="ROLLED_BACK")
 DONE = Reply(200, {})
-TELLING = [LOST, UNSENT, BUSY, DOUBTFUL, UNSETTLED, BUG, WRONG, RESOLVED, DONE, TogetherRefused(WRONG)]
+TELLING = [LOST, UNSENT, BUSY, DOUBTFUL, UNSETTLED, BUG, WRONG, RESOLVED, DONE, BatchRejected(WRONG)]
 MAY_BE_APPLIED = (LOST, DOUBTFUL, UNSETTLED, BUG)
 
 
-def course(call: Any, deadline_s: float = 100.0, chance: float = 0.5) -> Course:
-    return Course(call, deadline_s, lambda: chance)
+def course(call: Any, deadline_s: float = 100.0, chance: float = 0.5) -> RetryPolicy:
+    return RetryPolicy(call, deadline_s, lambda: chance)
 
 
-def fate(call: Any, *told: Told) -> Any:
+def fate(call: Any, *told: CallResult) -> Any:
     """What the caller hears if the bridge says this, and nothing more until the deadline."""
     its_course = course(call)
     try:
@@ -67,8 +66,8 @@ def fate(call: Any, *told: Told) -> Any:
         (KEYED, [BUSY, WRONG], RequestRefused),
         (KEYED, [LOST, WRONG], OutcomeUnknown),
         (KEYED, [UNSETTLED, UNSETTLED], OutcomeUnknown),
-        (KEYED, [TogetherRefused(WRONG), DONE], Reply),
-        (KEYED, [TogetherRefused(WRONG), WRONG], RequestRefused),
+        (KEYED, [BatchRejected(WRONG), DONE], Reply),
+        (KEYED, [BatchRejected(WRONG), WRONG], RequestRefused),
         (UNKEYED, [LOST, DONE], OutcomeUnknown),
         (UNKEYED, [BUG, DONE], OutcomeUnknown),
         (UNKEYED, [UNSENT, BUSY, DONE], Reply),
@@ -78,15 +77,15 @@ def fate(call: Any, *told: Told) -> Any:
         (GET, [Problem("projection-behind", 503)], Unavailable),
     ],
 )
-def test_caller_hears_the_truth(call: Any, told: list[Told], expected: type) -> None:
+def test_caller_hears_the_truth(call: Any, told: list[CallResult], expected: type) -> None:
     """A try that may have been applied is never forgotten; only an end's refusal tells what is recorded."""
     assert type(fate(call, *told)) is expected
 
 
 @given(st.sampled_from([KEYED, UNKEYED, END]), st.lists(st.sampled_from(TELLING), max_size=6))
-def test_nothing_applied_is_said_only_when_nothing_can_be(call: Any, told: list[Told]) -> None:
+def test_nothing_applied_is_said_only_when_nothing_can_be(call: Any, told: list[CallResult]) -> None:
     """By hand: doubt arises with the first try that may have arrived, and stays."""
-    heard: list[Told] = []
+    heard: list[CallResult] = []
     for one in told:
         heard.append(one)
         if one is DONE or one in (WRONG, RESOLVED) or (call is UNKEYED and one in MAY_BE_APPLIED):
@@ -103,14 +102,14 @@ def test_nothing_applied_is_said_only_when_nothing_can_be(call: Any, told: list[
 def test_pauses_grow_with_chance_and_have_an_end(chance: float, tries: int) -> None:
     """Full jitter: between nothing and twice as much each time, at most two seconds."""
     its_course = course(KEYED, deadline_s=1e9, chance=chance)
-    pauses = [step.pause_s for _ in range(tries) if isinstance(step := its_course.take(UNSENT, 0.0), Again)]
+    pauses = [step.pause_s for _ in range(tries) if isinstance(step := its_course.take(UNSENT, 0.0), RetryAfter)]
     assert pauses == [min(0.05 * 2**n, MAX_PAUSE_S) * chance for n in range(tries)]
 
 
 def test_time_of_retry_after_is_waited_for() -> None:
     """And a little more, so that not all come back at once."""
     step = course(KEYED).take(BUSY, 0.0)
-    assert step == Again(1.0 + 0.05 * 0.5)
+    assert step == RetryAfter(1.0 + 0.05 * 0.5)
 
 
 def test_pause_beyond_the_deadline_is_not_begun() -> None:
@@ -124,7 +123,7 @@ def test_call_of_a_spoilt_batch_goes_alone_at_once() -> None:
     """Without counting as a failure of its own."""
     its_course = course(KEYED)
     assert not its_course.is_alone
-    assert its_course.take(TogetherRefused(WRONG), 0.0) == Again(0.0)
+    assert its_course.take(BatchRejected(WRONG), 0.0) == RetryAfter(0.0)
     assert its_course.is_alone
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checker.signing import sign_call
-from outbox.errors import OutboxConfigError, SignatureRefused
-from outbox.signature import SignatureVerifier
+from checker.call import sign_call
+from outbox.client.checks import SignatureVerifier
+from outbox.client.errors import OutboxConfigError, SignatureRefused
 
 NOW_MS = 1_750_000_000_000
 OLD, NEW, OTHER = ["whsec_" + base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2, 3)]

@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from bridge.core.config import CheckCalls, CheckMode, GroupSettings
+from bridge.core.check_rules import CheckCalls, CheckMode, GroupSettings
 from bridge.core.errors import StoreTimeout
 from bridge.core.message import MessageQueue, StoredMessage
 from bridge.core.record import Resolution
-from bridge.directory import DueCheck, MemoryCheckBoard
-from bridge.service.bodies import BodyReader
+from bridge.directory import MemoryPullCheckStore, PullCheck
 from bridge.service.claims import ClaimCall, ClaimedCheck, ClaimPorts, ClaimsConfig, ClaimService
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
-from bridge.service.operators import Who
+from bridge.service.operate import Who
+from bridge.service.reads import BodyReader
 from bridge.sql.directory import SqlDirectory
 from bridge.store.memory.store import MemoryStore
 from tests.support.service_world import GROUP, ServiceProcess, ServiceWorld, make_service_world
@@ -22,7 +22,7 @@ WHO = Who("ada", "why")
 LEASE_MS = 60_000
 
 
-class CountingBoard(MemoryCheckBoard):
+class CountingBoard(MemoryPullCheckStore):
     """Counts looks; the queue is `ann`'s."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class CountingBoard(MemoryCheckBoard):
 
     async def lay(self, *ids: str, number: int = 1) -> None:
         """As the checker does when they are due."""
-        await self.put(0, "ann", 0, [DueCheck(id_, GROUP, number, due_ms) for due_ms, id_ in enumerate(ids)])
+        await self.put(0, "ann", 0, [PullCheck(id_, GROUP, number, due_ms) for due_ms, id_ in enumerate(ids)])
 
     def free(self) -> list[str]:
         """What nobody holds."""

@@ -8,10 +8,9 @@ from typing import TypeVar
 from sqlalchemy import Connection
 
 from bridge.core.message import Message, MessageQueue
-from bridge.service.current_reads import Currency, CurrentReads, ProjectionPositions
-from bridge.service.deadline import Deadline
-from bridge.service.queue_ends import QueueEnds
-from bridge.sql.inline_database import InlineDatabase
+from bridge.service.journal import Deadline, EndOffsets
+from bridge.service.reads import CurrentReads, Freshness, ProjectionPositions
+from bridge.sql.engine import InlineDatabase
 from bridge.store.memory.link import Fate, StepKind
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.service_world import ServiceWorld, make_service_world
@@ -31,7 +30,7 @@ class CountingDatabase(InlineDatabase):
 
 def make_reads(world: ServiceWorld, database: InlineDatabase) -> CurrentReads:
     clock = world.settlers.memory.clock
-    ends = QueueEnds(world.settlers.memory.store, world.topics.half)
+    ends = EndOffsets(world.settlers.memory.store, world.topics.half)
     return CurrentReads(database, ends, ProjectionPositions(database, clock), clock, 2_000)
 
 
@@ -56,7 +55,7 @@ def test_many_waiters_share_one_poller_and_one_note(tmp_path: Path) -> None:
         assert len([step for step in faults.steps if step.kind is StepKind.GET]) == 1
         world.put_position(0, 1)
         answers = await asyncio.gather(*tasks)
-        assert {(answer.currency, answer.value) for answer in answers} == {(Currency.CURRENT, 7)}
+        assert {(answer.currency, answer.value) for answer in answers} == {(Freshness.CURRENT, 7)}
         assert database.reads < 100 + 15 + 100
         before = database.reads
         await world.sleep(1_000)
@@ -72,7 +71,7 @@ def test_note_is_never_older_than_the_question(tmp_path: Path) -> None:
 
     async def story() -> None:
         clock = world.settlers.memory.clock
-        ends = QueueEnds(world.settlers.memory.store, world.topics.half)
+        ends = EndOffsets(world.settlers.memory.store, world.topics.half)
         faults.give(StepKind.GET, Fate(answer_ms=100))
         first = asyncio.create_task(ends.note(0, Deadline.after(clock, 1_000)))
         await world.sleep(50)
@@ -95,12 +94,12 @@ def test_unreachable_log_or_database_is_not_behind(tmp_path: Path) -> None:
         faults.give(StepKind.GET, Fate(answer_ms=None))
         start = clock.monotonic_ms()
         answer = await reads.read([0], lambda connection: 7, Deadline.after(clock, 500))
-        assert (answer.currency, clock.monotonic_ms() - start) == (Currency.UNREACHABLE, 500)
+        assert (answer.currency, clock.monotonic_ms() - start) == (Freshness.UNREACHABLE, 500)
         await world.sleep(10_000)
         await append(world)
         task = asyncio.create_task(reads.read([0], lambda connection: 7, Deadline.after(clock, 500)))
         await world.sleep(100)
         world.database.is_down = True
-        assert (await task).currency is Currency.UNREACHABLE
+        assert (await task).currency is Freshness.UNREACHABLE
 
     world.run(story())

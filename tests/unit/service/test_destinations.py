@@ -11,11 +11,10 @@ from bridge.core.errors import StoreUnavailable
 from bridge.core.message import Message, MessageQueue
 from bridge.core.record_codec import encode_published
 from bridge.service.contract import RefusalCode, Refused
-from bridge.service.deadline import Deadline
-from bridge.service.destinations import Destinations, DestinationsConfig
-from bridge.store.memory.admin import MemoryTopicAdmin
-from bridge.store.message_store import TopicDescription
-from bridge.store.results import PutStatus
+from bridge.service.journal import Deadline
+from bridge.service.topics import TopicCache, TopicCacheConfig
+from bridge.store.memory.store import MemoryTopicAdmin
+from bridge.store.message_store import PutStatus, TopicDescription
 from tests.support.memory_world import MemoryWorld, make_memory_world
 
 HOUR_MS = 3_600_000
@@ -57,7 +56,7 @@ class Preflight:
         clock = self.memory.clock
         time = KafkaTime(clock)
         time.observe(clock.now_ms())
-        self.destinations = Destinations(self.admin, clock, self.memory.topics, time, DestinationsConfig(**config))
+        self.destinations = TopicCache(self.admin, clock, self.memory.topics, time, TopicCacheConfig(**config))
 
     async def check(self, *messages: Message, group: str = "shop") -> Refused | None:
         deadline = Deadline.after(self.memory.clock, 5_000)

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from bridge.core.message import Message, MessageQueue
 from bridge.core.op_message import ANSWERS_KEY, Answer, AnswerCode, OpMessage, encode_answers, encode_op
 from bridge.core.record import EndRecord, Resolution, Source
-from bridge.core.transaction import SPLIT, Transaction, TransactionState
-from bridge.core.view import TransactionView
+from bridge.core.transaction import SPLIT, Transaction, TransactionState, TransactionView
 from bridge.service.contract import Accepted, EndCall, Outcome, Prepared, RefusalCode, Refused, Wait
 from bridge.store.memory.link import Fate, StepKind
 from tests.support.memory_faults import ScriptedFaults

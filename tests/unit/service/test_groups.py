@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from bridge.core.config import CheckTimes, GroupSettings
+from bridge.core.check_rules import CheckTimes, GroupSettings
 from bridge.core.record import Resolution
 from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
 from bridge.service.groups import MAX_LEASED_ENDPOINTS, EndpointRegistered, GroupSaved
-from bridge.service.operators import Who
-from bridge.service.search import AuditPage
-from bridge.sql.rounds import GroupHealth
+from bridge.service.operate import Who
+from bridge.service.search import AuditList
+from bridge.sql.groups import GroupHealth
 from tests.support.service_world import make_service_world
 
 WHO = Who("ada", "why")
@@ -33,7 +33,7 @@ def test_put_creates_once_and_tells_its_secret_once(tmp_path: Path) -> None:
             assert isinstance(rotated, str)
             assert api.directory.groups["shop"].secrets == (rotated, first.secret)
             audit = await api.service.search.audit(10)
-            assert isinstance(audit, AuditPage)
+            assert isinstance(audit, AuditList)
             whats = [(entry.what, entry.actor, entry.target) for entry in audit.entries]
             assert whats == [
                 ("producer-group.rotate-secret", "ada", "shop"),
@@ -94,7 +94,7 @@ def test_delete_waits_for_what_is_pending(tmp_path: Path) -> None:
                 assert isinstance(gone, Refused)
                 assert gone.code is RefusalCode.UNKNOWN_PRODUCER_GROUP
                 audit = await api.service.search.audit(10)
-                assert isinstance(audit, AuditPage)
+                assert isinstance(audit, AuditList)
                 assert [entry.what for entry in audit.entries] == ["producer-group.delete"]
 
     world.run(story())
@@ -165,7 +165,7 @@ def test_leased_endpoints_are_audited_once(tmp_path: Path) -> None:
             assert await groups.remove_endpoint("shop", url, WHO) is True
             assert await groups.remove_endpoint("shop", url, WHO) is False
             audit = await api.service.search.audit(10)
-            assert isinstance(audit, AuditPage)
+            assert isinstance(audit, AuditList)
             assert [entry.what for entry in audit.entries] == [
                 "producer-group.remove-endpoint",
                 "producer-group.register-endpoint",

@@ -4,9 +4,8 @@ import asyncio
 
 from bridge.clock import KafkaTime
 from bridge.core.message import Message
-from bridge.service.deadline import Deadline
-from bridge.service.journal import Journal, SoundLog
-from bridge.store.results import PutStatus, Refusal
+from bridge.service.journal import Deadline, Journal, SoundLog
+from bridge.store.message_store import PutStatus, Refusal
 from tests.support.memory_world import make_memory_world
 
 

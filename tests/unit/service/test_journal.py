@@ -5,10 +5,9 @@ import asyncio
 from bridge.clock import KafkaTime
 from bridge.core.message import Message
 from bridge.core.topics import InternalTopics
-from bridge.service.deadline import Deadline
-from bridge.service.journal import Journal
+from bridge.service.journal import Deadline, Journal
 from bridge.store.memory.link import Fate, StepKind
-from bridge.store.results import PutStatus, Refusal
+from bridge.store.message_store import PutStatus, Refusal
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.memory_world import make_memory_world
 

@@ -12,9 +12,8 @@ from bridge.core.message import Message, MessageQueue
 from bridge.core.op_message import ANSWERS_KEY, Answer, AnswerCode, OpMessage, encode_answers, encode_op
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction, TransactionState
-from bridge.service.deadline import Deadline
-from bridge.service.op_follower import FollowerPorts, OpFollower
-from bridge.service.waiters import BatchWait, Waiters
+from bridge.service.journal import Deadline
+from bridge.service.replies import FollowerPorts, OpFollower, PendingReplies, ReplyBatch
 from tests.support.memory_world import MemoryWorld, make_memory_world
 
 ID = "00" + "0" * 26
@@ -25,7 +24,7 @@ TOPICS = InternalTopics(queues=2)
 class Following:
     memory: MemoryWorld
     follower: OpFollower
-    waiters: Waiters
+    waiters: PendingReplies
     time: KafkaTime
 
     async def put(self, key: bytes, value: bytes) -> None:
@@ -35,14 +34,14 @@ class Following:
         transaction = replace(Transaction(ID, "shop", 5, 1_000, 0), state=state)
         await self.put(ID.encode(), encode_op(OpMessage(transaction)))
 
-    async def wait(self, wait: BatchWait) -> bool:
+    async def wait(self, wait: ReplyBatch) -> bool:
         await wait.until(Deadline.after(self.memory.clock, 20_000))
         return wait.heard[0] is not None
 
 
 @asynccontextmanager
 async def following(memory: MemoryWorld, *, is_ready: bool = True) -> AsyncIterator[Following]:
-    time, waiters = KafkaTime(memory.clock), Waiters("p-")
+    time, waiters = KafkaTime(memory.clock), PendingReplies("p-")
     ports = FollowerPorts(memory.store, memory.owners, memory.clock, time, waiters)
     follower = OpFollower(TOPICS, ports)
     task = asyncio.create_task(follower.run_forever())
@@ -78,7 +77,7 @@ def test_what_was_there_before_wakes_nobody() -> None:
     """It begins at the end: states from before the process started are not read."""
 
     async def story(memory: MemoryWorld) -> None:
-        early = Following(memory, None, Waiters(""), KafkaTime(memory.clock))  # type: ignore[arg-type]
+        early = Following(memory, None, PendingReplies(""), KafkaTime(memory.clock))  # type: ignore[arg-type]
         await early.put_state()
         async with following(memory) as f:
             assert not await f.wait(f.waiters.open([ID]))

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from bridge.core.record import Act, EndRecord, Resolution, Source
-from bridge.core.transaction import TransactionState
-from bridge.core.view import TransactionView
+from bridge.core.transaction import TransactionState, TransactionView
 from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
-from bridge.service.operators import Who
+from bridge.service.operate import Who
 from bridge.sql.audit import read_audit
 from tests.support.service_world import ServiceProcess, ServiceWorld, make_service_world
 

@@ -5,15 +5,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bridge.core.config import CheckTimes, GroupSettings
+from bridge.core.check_rules import CheckTimes, GroupSettings
 from bridge.core.message import Message
 from bridge.core.record import HalfMessage
-from bridge.core.transaction import TransactionState
-from bridge.core.transaction_id import queue_of
-from bridge.core.view import TransactionView
+from bridge.core.transaction import TransactionState, TransactionView, queue_of
 from bridge.directory import DEFAULT_SETTINGS
-from bridge.service.contract import Outcome, PrepareCall, Prepared, RefusalCode, Refused
-from bridge.service.limits import Limits
+from bridge.service.contract import Limits, Outcome, PrepareCall, Prepared, RefusalCode, Refused
 from bridge.store.memory.link import Fate, StepKind
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.service_world import make_service_world

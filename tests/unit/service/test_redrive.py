@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from bridge.core.record import Resolution
-from bridge.core.transaction import TransactionState
-from bridge.core.view import TransactionView
+from bridge.core.transaction import TransactionState, TransactionView
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
-from bridge.service.operators import Who
-from bridge.service.parked import RedriveAction, RedrivePreview
-from bridge.service.search import AuditPage, TransactionPage
+from bridge.service.operate import Who
+from bridge.service.redrive import RedriveAction, RedrivePreview
+from bridge.service.search import AuditList, TransactionList
 from bridge.sql.redrive import JobState, RedriveJob
 from bridge.sql.transactions import SearchFilter
 from bridge.store.memory.link import Fate, StepKind
@@ -33,7 +32,7 @@ async def park_some(world: ServiceWorld, api: ServiceProcess, count: int, group:
 
 async def list_parked(api: ServiceProcess, wanted: SearchFilter) -> list[str]:
     page = await api.service.parked.list(wanted, 500)
-    assert isinstance(page, TransactionPage)
+    assert isinstance(page, TransactionList)
     return [view.transaction_id for view in page.transactions]
 
 
@@ -75,7 +74,7 @@ def test_job_acts_on_what_matches(tmp_path: Path, action: RedriveAction, state: 
             assert await states_of(api, mine) == {state}
             assert await states_of(api, others) == {TransactionState.PARKED}
             audit = await api.service.search.audit(10)
-            assert isinstance(audit, AuditPage)
+            assert isinstance(audit, AuditList)
             assert [(e.what, e.target, e.reason) for e in audit.entries] == [
                 ("redrive.end", done.job_id, "why"),
                 ("redrive.start", done.job_id, "why"),

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.core.record import EndRecord, HalfMessage, Resolution
-from bridge.core.transaction import TransactionState
-from bridge.core.view import TransactionView
+from bridge.core.transaction import TransactionState, TransactionView
 from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
 from bridge.store.memory.link import Fate, StepKind
 from tests.support.memory_faults import ScriptedFaults

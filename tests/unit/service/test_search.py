@@ -5,8 +5,8 @@ from pathlib import Path
 from bridge.core.record import Resolution
 from bridge.core.transaction import TransactionState
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
-from bridge.service.operators import Who
-from bridge.service.search import AuditPage, BridgeStats, TransactionPage
+from bridge.service.operate import Who
+from bridge.service.search import AuditList, BridgeStats, TransactionList
 from bridge.sql.transactions import SearchFilter
 from tests.support.service_world import make_service_world
 
@@ -29,7 +29,7 @@ def test_pages_are_newest_first(tmp_path: Path) -> None:
             cursor = None
             while True:
                 page = await api.service.search.search(SearchFilter(states=(TransactionState.PREPARED,)), 2, cursor)
-                assert isinstance(page, TransactionPage)
+                assert isinstance(page, TransactionList)
                 found += [view.transaction_id for view in page.transactions]
                 cursor = page.next
                 if cursor is None:
@@ -95,9 +95,9 @@ def test_audit_is_paged(tmp_path: Path) -> None:
             assert isinstance(prepared, Prepared)
             await api.transactions.force(prepared.transaction_id, Resolution.COMMIT, Who("ada", "why"))
             first = await api.service.search.audit(1)
-            assert isinstance(first, AuditPage)
+            assert isinstance(first, AuditList)
             second = await api.service.search.audit(1, first.next)
-            assert isinstance(second, AuditPage)
+            assert isinstance(second, AuditList)
             assert [entry.what for entry in (*first.entries, *second.entries)] == [
                 "transaction.force.answered",
                 "transaction.force",

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from bridge.core.op_message import Answer, AnswerCode, OpMessage
 from bridge.core.transaction import SPLIT, Transaction, TransactionState
-from bridge.service.deadline import Deadline
-from bridge.service.waiters import BatchWait, Waiters
+from bridge.service.journal import Deadline
+from bridge.service.replies import PendingReplies, ReplyBatch
 from tests.support.virtual_time import VirtualClock
 
 ID, OTHER = "00" + "0" * 26, "00" + "1" * 25 + "0"
@@ -38,7 +38,7 @@ async def test_only_final_states_and_named_requests_wake(
     state: TransactionState, members: dict[str, Any], is_woken: bool
 ) -> None:
     """SPLIT, another id, another REQUEST and states that are not final wake nobody (design section 6)."""
-    waiters = Waiters("p-")
+    waiters = PendingReplies("p-")
     wait = waiters.open([ID])
     waiters.hear_state(op(state, **members))
     assert wait.done.done() is is_woken
@@ -48,7 +48,7 @@ async def test_only_final_states_and_named_requests_wake(
 
 async def test_answer_wakes_the_one_who_asked() -> None:
     """An answer names one REQUEST; others that wait for the same id go on waiting."""
-    waiters = Waiters("p-")
+    waiters = PendingReplies("p-")
     first, second = waiters.open([ID]), waiters.open([ID])
     waiters.hear_answers([Answer(second.requests[0], ID, AnswerCode.UNKNOWN_TRANSACTION, None)])
     assert not first.done.done()
@@ -60,7 +60,7 @@ async def test_answer_wakes_the_one_who_asked() -> None:
 
 async def test_answer_with_a_split_state_wakes_nobody() -> None:
     """A repeated commit must hear receipts, which follow at once, and not an interim state."""
-    waiters = Waiters("p-")
+    waiters = PendingReplies("p-")
     wait = waiters.open([ID])
     split = op(TransactionState.COMMITTED, blocked=True, why=SPLIT)
     waiters.hear_answers([Answer(wait.requests[0], ID, AnswerCode.ALREADY, split)])
@@ -69,7 +69,7 @@ async def test_answer_with_a_split_state_wakes_nobody() -> None:
 
 async def test_duplicate_ids_of_one_list_each_hear() -> None:
     """One final state answers every call for the id."""
-    waiters = Waiters("p-")
+    waiters = PendingReplies("p-")
     wait = waiters.open([ID, OTHER, ID])
     assert len(set(wait.requests)) == 3
     waiters.hear_state(op(TransactionState.COMMITTED))
@@ -81,9 +81,9 @@ async def test_duplicate_ids_of_one_list_each_hear() -> None:
 
 async def test_deadline_leaves_no_waiter_behind() -> None:
     """What timed out is forgotten, also where a part was heard."""
-    clock, waiters = VirtualClock(), Waiters("p-")
+    clock, waiters = VirtualClock(), PendingReplies("p-")
 
-    async def story() -> BatchWait:
+    async def story() -> ReplyBatch:
         wait = waiters.open([ID, OTHER])
         waiters.hear_state(op(TransactionState.COMMITTED))
         await wait.until(Deadline.after(clock, 500))
@@ -97,7 +97,7 @@ async def test_deadline_leaves_no_waiter_behind() -> None:
 
 async def test_cancelled_caller_leaves_no_waiter_behind() -> None:
     """A client that went away must not cost memory."""
-    clock, waiters = VirtualClock(), Waiters("p-")
+    clock, waiters = VirtualClock(), PendingReplies("p-")
     wait = waiters.open([ID, OTHER])
     task = asyncio.create_task(wait.until(Deadline.after(clock, 500)))
     await asyncio.sleep(0)
@@ -108,7 +108,7 @@ async def test_cancelled_caller_leaves_no_waiter_behind() -> None:
 
 async def test_all_dropped_is_done() -> None:
     """Refused records wait for nothing."""
-    waiters = Waiters("p-")
+    waiters = PendingReplies("p-")
     wait = waiters.open([ID, ID])
     wait.drop(0)
     wait.drop(0)
@@ -119,7 +119,7 @@ async def test_all_dropped_is_done() -> None:
 
 async def test_room_is_bounded() -> None:
     """Waiters are limited."""
-    waiters = Waiters("p-", max_waiting=2)
+    waiters = PendingReplies("p-", max_waiting=2)
     waiters.open([ID])
     assert waiters.has_room(1)
     assert not waiters.has_room(2)

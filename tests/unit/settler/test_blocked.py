@@ -3,17 +3,17 @@
 from msgspec.structs import replace
 
 from bridge.core import transition
-from bridge.core.config import CheckTimes
+from bridge.core.check_rules import CheckTimes
 from bridge.core.record import HalfMessage
 from bridge.core.transaction import Transaction
-from bridge.core.transition import Place
-from bridge.settler.blocked import BlockedSchedule, Try
+from bridge.core.transition import LogPosition
+from bridge.settler.retry import BlockedSchedule, Try
 
 TO = frozenset({"orders"})
 
 
 def blocked(name: str, okey: int, end: int) -> Transaction:
-    made = transition.prepare(HalfMessage(name, "g", 1, 0), Place(0, 0), okey, CheckTimes()).transaction
+    made = transition.prepare(HalfMessage(name, "g", 1, 0), LogPosition(0, 0), okey, CheckTimes()).transaction
     return replace(made, end=end, blocked=True)
 
 

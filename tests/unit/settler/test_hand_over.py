@@ -10,8 +10,7 @@ from bridge.core.message import Message, MessageQueue
 from bridge.settler.settler import Hold, Settler
 from bridge.store.memory.link import PASSES, Fate, NoFaults, Step, StepKind
 from bridge.store.memory.process import MemoryOwnerStore
-from bridge.store.message_store import BatchWriter, GroupChange, GroupMember, QueueReader
-from bridge.store.results import GroupGeneration
+from bridge.store.message_store import BatchWriter, GroupChange, GroupGeneration, GroupMember, QueueReader
 from tests.support.settler_world import SettlerWorld, make_settler_world
 
 NONE: frozenset[int] = frozenset()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bridge.core.horizon import HorizonConfig
+from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.message import Message, MessageQueue, Receipt
 from bridge.core.op_message import AnswerCode
 from bridge.core.properties import decode_properties, encode_properties
@@ -13,7 +13,7 @@ from bridge.core.transaction import TransactionState
 from bridge.settler.ports import SettlerConfig
 from bridge.settler.settler import Hold
 from bridge.store.memory.link import PASSES, Fate, NoFaults, Step, StepKind
-from bridge.store.memory.retention import clean
+from bridge.store.memory.log import clean
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.settler_world import make_settler_world
 
@@ -390,7 +390,7 @@ def test_record_of_a_newer_version_halts_the_queue() -> None:
 
 def test_blocked_commit_outlives_the_journal_in_the_parked_topic() -> None:
     """The body of a commit blocked for longer than the journal keeps it is published all the same (L)."""
-    config = SettlerConfig(horizon=HorizonConfig(journal_records=1, journal_ms=1_000, op_messages=1, op_ms=20_000))
+    config = SettlerConfig(horizon=LowWatermarkConfig(journal_records=1, journal_ms=1_000, op_messages=1, op_ms=20_000))
     world = make_settler_world(config=config)
 
     async def story() -> None:

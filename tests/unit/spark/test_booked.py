@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spark.books import booked_sql
-from spark.columns import EVENT_TYPES, Event, OpState
-from spark.fold import fold_sql
-from spark.scope import Extent, Place
-from spark.window import Window
+from spark.judge.fold import fold_sql
+from spark.judge.totals import booked_sql
+from spark.read.envelope import EVENT_TYPES, Event, OpState
+from spark.read.scope import OffsetRange, QueuePlace
+from spark.read.window import Window
 from tests.support.envelope_rows import HALF, NOW_MS, OP, PARKED, commit, half, op, record
 
 duckdb = pytest.importorskip("duckdb", reason="DuckDB is not installed")
@@ -34,8 +34,8 @@ def database() -> Iterator[Any]:
 
 def make_window(start: int) -> Window:
     """From offset `start` of journal and op topic on."""
-    places = [Place(topic, part) for topic in (HALF, OP) for part in (0, 1)]
-    return Window(HALF, OP, PARKED, NOW_MS, dict.fromkeys(places, Extent(start, 1_000, 1_000)))
+    places = [QueuePlace(topic, part) for topic in (HALF, OP) for part in (0, 1)]
+    return Window(HALF, OP, PARKED, NOW_MS, dict.fromkeys(places, OffsetRange(start, 1_000, 1_000)))
 
 
 def book(database: Any, events: Sequence[Event], window: Window) -> list[tuple[str, bool]]:
@@ -67,5 +67,5 @@ def test_next_window_begins_with_what_one_leaves_not_final(database: Any, ops: l
 def test_half_message_read_after_its_op_message_is_booked_with_it(database: Any) -> None:
     """It was in no book before."""
     window = make_window(0)
-    later = replace(window, extents={**window.extents, Place(OP, 0): Extent(40, 1_000, 1_000)})
+    later = replace(window, extents={**window.extents, QueuePlace(OP, 0): OffsetRange(40, 1_000, 1_000)})
     assert book(database, [*_START, op("COMMITTED"), op("PREPARED", off=50)], later) == [("committed", False)]

@@ -3,7 +3,7 @@
 import pytest
 
 from spark.errors import BadUsage
-from spark.findings import (
+from spark.judge.findings import (
     CLEARED,
     NEW,
     STILL,
@@ -16,7 +16,7 @@ from spark.findings import (
     parse_thresholds,
     report,
 )
-from spark.rules import judge
+from spark.judge.rules import judge
 from tests.support.envelope_rows import NOW_MS, SCOPE, TX, commit, half, op
 
 

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
-from spark.columns import COMMIT, EVENT_TYPES, Event, Leg, OpState, Prepared, ReceiptRow, pair_product
-from spark.fold import (
+from bridge.core.transaction import make_transaction_id, make_uuid7_bits
+from spark.judge.fold import (
     CHAINED_SQL,
     KEPT_SQL,
     OVERTAKING_SQL,
@@ -19,6 +18,7 @@ from spark.fold import (
     exchanged_sql,
     fold_sql,
 )
+from spark.read.envelope import COMMIT, EVENT_TYPES, Event, Evidence, OpState, PreparedMessage, ReceiptRow, pair_product
 from tests.support.envelope_rows import (
     HALF_MS,
     HOUR_MS,
@@ -60,7 +60,9 @@ def database() -> Iterator[Any]:
         connection.execute(f"CREATE VIEW several AS {SEVERAL_SQL}")
         connection.execute(f"CREATE VIEW shared AS {SHARED_SQL}")
         connection.execute(f"CREATE VIEW chained AS {CHAINED_SQL}")
-        records = f"SELECT tx, topic_id, part, off FROM events WHERE leg = {Leg.VISIBLE:d} AND tx IN ({SCATTERED_SQL})"
+        records = (
+            f"SELECT tx, topic_id, part, off FROM events WHERE leg = {Evidence.VISIBLE:d} AND tx IN ({SCATTERED_SQL})"
+        )
         connection.execute(f"CREATE VIEW scattered AS {records}")
         yield connection
 
@@ -96,7 +98,7 @@ PLAIN = {
     "two equal messages": (RIGHT["two equal messages"], OpState.COMMITTED),
     "several of one topic": (
         [
-            half((*ONE, Prepared("orders", None, 112, None))),
+            half((*ONE, PreparedMessage("orders", None, 112, None))),
             commit(),
             record(),
             record(101, 112),
@@ -131,7 +133,7 @@ def test_nothing_wrong_is_plain(database: Any) -> None:
 
 _ENDS = st.sampled_from([8, 12, 0])
 _OFFSETS = st.integers(10, 60)
-_MESSAGES = st.sampled_from([ONE, TWO, (*ONE, *ONE), (Prepared("orders", 1, 111, None),)])
+_MESSAGES = st.sampled_from([ONE, TWO, (*ONE, *ONE), (PreparedMessage("orders", 1, 111, None),)])
 _RECEIPTS = st.lists(st.sampled_from([ReceiptRow("orders", 0, 100), ReceiptRow("credits", 0, 7)]), max_size=2)
 _EVENTS = st.one_of(
     st.builds(half, _MESSAGES, off=st.integers(10, 12), is_void=st.booleans(), life_ms=st.sampled_from([None, 1_000])),
@@ -148,9 +150,9 @@ _EVENTS = st.one_of(
 # what may be said otherwise by a record that is there
 _PLACES = [ReceiptRow("orders", 0, 100), ReceiptRow("orders", 0, 101), ReceiptRow("credits", 0, 7)]
 _CHANGES: dict[int, dict[str, st.SearchStrategy[Any]]] = {
-    Leg.HALF: {"grp": st.sampled_from(["thief"]), "part": st.just(1), "off": st.sampled_from([11, 25])},
-    Leg.END: {"grp": st.sampled_from(["shop", "thief"]), "part": st.just(1), "code": _ENDS, "off": st.just(5)},
-    Leg.OP: {
+    Evidence.HALF: {"grp": st.sampled_from(["thief"]), "part": st.just(1), "off": st.sampled_from([11, 25])},
+    Evidence.END: {"grp": st.sampled_from(["shop", "thief"]), "part": st.just(1), "code": _ENDS, "off": st.just(5)},
+    Evidence.OP: {
         "grp": st.sampled_from(["thief"]),
         "part": st.just(1),
         "half": st.sampled_from([9, 11, 1_000]),
@@ -160,7 +162,8 @@ _CHANGES: dict[int, dict[str, st.SearchStrategy[Any]]] = {
             st.permutations(_PLACES), st.permutations(_PLACES[:2]), st.permutations(_PLACES[::2])
         ),
     },
-    Leg.VISIBLE: {"part": st.just(1), "off": st.sampled_from([7, 100, 101]), "content": st.sampled_from([111, 112])},
+    Evidence.VISIBLE: {
+        "part": st.just(1), "off": st.sampled_from([7, 100, 101]), "content": st.sampled_from([111, 112])},
 }  # fmt: skip
 
 
@@ -239,7 +242,7 @@ def test_order_is_asked_for_only_where_it_was_promised(
 def test_void_publication_decides_nothing(database: Any) -> None:
     """What came too late and was sent again is decided where the second half message lies."""
     between = keyed(1, 7, 20, 100)
-    published = [event for event in keyed(2, 7, 22, 101) if event.leg != Leg.END]
+    published = [event for event in keyed(2, 7, 22, 101) if event.leg != Evidence.END]
     void, again = (published[0]._replace(off=off, code=COMMIT, is_void=off == 15) for off in (15, 22))
     assert overtaken(database, between, [void, again, *published[1:]]) == []
     (row,) = fold(database, [void, again]).values()

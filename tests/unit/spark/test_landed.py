@@ -11,16 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark.errors import BadUsage, Indeterminate
-from spark.landed import find_landed
-from spark.scope import Extent, Place
-from spark.window import Window, encode_window
+from spark.read.landed import find_landed
+from spark.read.scope import OffsetRange, QueuePlace
+from spark.read.window import Window, encode_window
 
-JOURNAL, ORDERS = Place("half", 0), Place("orders", 1)
+JOURNAL, ORDERS = QueuePlace("half", 0), QueuePlace("orders", 1)
 Marks = list[tuple[int, int]]
 
 
 def window(start: tuple[int, int], end: tuple[int, int]) -> Window:
-    extents = {place: Extent(low, high, high) for place, low, high in zip((JOURNAL, ORDERS), start, end, strict=True)}
+    extents = {
+        place: OffsetRange(low, high, high) for place, low, high in zip((JOURNAL, ORDERS), start, end, strict=True)
+    }
     return Window("half", "op", "parked", end[0], extents)
 
 
@@ -71,7 +73,7 @@ def test_what_was_not_landed_is_told(tmp_path: Path) -> None:
     with pytest.raises(Indeterminate, match="landed up to 9; the last run has read up to 10"):
         find_landed(tmp_path, {JOURNAL: 10, ORDERS: 3})
     with pytest.raises(BadUsage, match="nothing of orders-7"):
-        find_landed(tmp_path, {Place("orders", 7): 0})
+        find_landed(tmp_path, {QueuePlace("orders", 7): 0})
     wanted = window((1, 0), (9, 4))
     with pytest.raises(BadUsage, match="holds orders-1 up to 3, the window ends at 4"):
         find_landed(tmp_path, window=wanted)

@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 
 from spark.errors import BadUsage
-from spark.ledger import Entry, Ledger
+from spark.report.run_index import Run, RunIndex
 
-ENTRY = Entry(1, 1, "2026-11-22T18:08:55.058Z", 3, 2, 1, 0, closing=1, p95_ms=None)
+ENTRY = Run(1, 1, "2026-11-22T18:08:55.058Z", 3, 2, 1, 0, closing=1, p95_ms=None)
 
 
-def write(folder: Path, **changed: object) -> Ledger:
+def write(folder: Path, **changed: object) -> RunIndex:
     members = {name: value for name, value in (asdict(ENTRY) | changed).items() if value != "absent"}
     (folder / "ledger.json").write_text(json.dumps({"v": 1, "runs": [members]}))
-    return Ledger.open(folder)
+    return RunIndex.open(folder)
 
 
 def test_run_without_ended_transactions_is_read_again(tmp_path: Path) -> None:
     """It has no times; the next run must not take it for damaged."""
-    Ledger.open(tmp_path).add(ENTRY)
-    assert Ledger.open(tmp_path).entries == [ENTRY]
+    RunIndex.open(tmp_path).add(ENTRY)
+    assert RunIndex.open(tmp_path).entries == [ENTRY]
 
 
 def test_ledger_of_an_earlier_version_is_read(tmp_path: Path) -> None:

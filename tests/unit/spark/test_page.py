@@ -1,8 +1,8 @@
 """The page, from numbers made by hand; how it looks is seen in tests/e2e/test_report_page.py."""
 
-from spark.advice import ADVICE
-from spark.page import show_duration, show_plain
-from spark.rules import Kind
+from spark.judge.rules import FindingKind
+from spark.report.advice import ADVICE
+from spark.report.page import show_duration, show_plain
 from tests.support.report_pages import HOSTILE, PAGES
 
 
@@ -30,14 +30,14 @@ def test_same_numbers_make_the_same_bytes() -> None:
 def test_no_kind_hides_another() -> None:
     """Thousands of one kind leave room for the only one of another."""
     page = PAGES["very_much"]()
-    assert page.count('<tr><th scope="row" class="name"><code') == len(Kind) * (200 // len(Kind))
-    assert all(f'<h3 id="{kind}">' in page for kind in Kind)
+    assert page.count('<tr><th scope="row" class="name"><code') == len(FindingKind) * (200 // len(FindingKind))
+    assert all(f'<h3 id="{kind}">' in page for kind in FindingKind)
     assert len(page) < 2_000_000
 
 
 def test_every_kind_says_what_to_do() -> None:
     """Whoever is woken has read no manual."""
-    assert ADVICE.keys() == set(Kind)
+    assert ADVICE.keys() == set(FindingKind)
     assert all(sentence.endswith((".", "?")) for advice in ADVICE.values() for sentence in advice)
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from spark.columns import Event, Leg, OpState
-from spark.findings import report
-from spark.proposals import propose_repair
-from spark.rules import Found, Kind, judge
-from spark.scope import Scope
-from spark.story import tell
+from spark.judge.findings import report
+from spark.judge.history import replay
+from spark.judge.proposals import propose_repair
+from spark.judge.rules import FindingKind, Found, judge
+from spark.read.envelope import Event, Evidence, OpState
+from spark.read.scope import Scope
 from tests.support.envelope_rows import (
     HALF,
     HALF_MS,
@@ -33,9 +33,9 @@ NOT_READ = replace(SCOPE, extents={p: e for p, e in SCOPE.extents.items() if p.t
 NEVER_PUBLISHED = [half(), commit()]
 
 
-def proposals(events: Sequence[Event], scope: Scope = SCOPE) -> Iterator[tuple[Kind, dict[str, Any]]]:
+def proposals(events: Sequence[Event], scope: Scope = SCOPE) -> Iterator[tuple[FindingKind, dict[str, Any]]]:
     """What would be proposed for each kind, whether it was found or not."""
-    for kind in Kind:
+    for kind in FindingKind:
         finding = report(TX, events, Found(kind, "of a test", tuple(events)), NOW_MS)
         proposal = propose_repair(finding, events, scope)
         if proposal is not None:
@@ -58,9 +58,9 @@ def beyond(topics: str) -> Scope:
 
 def losses(events: Sequence[Event]) -> Iterator[tuple[list[Event], Scope]]:
     """What may be left of a transaction, with a window that admits it: any op messages lost, and records removed."""
-    ops = [event for event in events if event.leg == Leg.OP]
-    others = [event for event in events if event.leg != Leg.OP]
-    hidden = [event for event in others if event.leg != Leg.VISIBLE]
+    ops = [event for event in events if event.leg == Evidence.OP]
+    others = [event for event in events if event.leg != Evidence.OP]
+    hidden = [event for event in others if event.leg != Evidence.VISIBLE]
     compacted = with_extent(with_extent(SCOPE, "orders", is_compacted=True), "credits", is_compacted=True)
     for count in range(len(ops) + 1):
         for left in combinations(ops, count):
@@ -80,11 +80,13 @@ def test_nothing_is_proposed_that_publishes_what_was_published(name: str) -> Non
     A phantom that retention has removed was published by nobody: the journal knows of no commit.
     """
     events = CASES[name]
-    is_commit = tell(TX, events).decision == OpState.COMMITTED and any(event.leg == Leg.VISIBLE for event in events)
+    is_commit = replay(TX, events).decision == OpState.COMMITTED and any(
+        event.leg == Evidence.VISIBLE for event in events
+    )
     for left, scope in losses(events):
-        was_published = is_commit or any(event.leg == Leg.VISIBLE for event in left)
+        was_published = is_commit or any(event.leg == Evidence.VISIBLE for event in left)
         for kind, proposal in proposals(left, scope):
-            assert kind in {Kind.STALE, Kind.UNSETTLED}
+            assert kind in {FindingKind.STALE, FindingKind.UNSETTLED}
             assert not (was_published and may_publish(proposal)), (kind, proposal, left)
             assert proposal["precondition"] == {"state": ["PREPARED"], "published": False}
 
@@ -93,9 +95,9 @@ def test_lost_op_message_of_a_visible_commit_is_told_as_such() -> None:
     """The journal says commit, the record is there, nothing has followed: it is published, and no end is missing."""
     events = [half(), commit(), record()]
     (found,) = judge(TX, events, SCOPE)
-    assert found.kind is Kind.UNSETTLED
+    assert found.kind is FindingKind.UNSETTLED
     assert "it was published, its op message is gone" in found.detail
-    assert [leg.leg for leg in found.legs] == [Leg.HALF, Leg.END, Leg.VISIBLE]
+    assert [leg.leg for leg in found.legs] == [Evidence.HALF, Evidence.END, Evidence.VISIBLE]
     assert propose_repair(report(TX, events, found, NOW_MS), events, SCOPE) is None
 
 
@@ -111,7 +113,7 @@ def test_lost_op_message_of_a_visible_commit_is_told_as_such() -> None:
 )
 def test_commit_is_not_sent_again_where_nobody_can_say_that_it_was_not_published(scope: Scope, reason: str) -> None:
     """An absence proves something only where a record would have been read; the finding says what is unknown."""
-    found = next(found for found in judge(TX, NEVER_PUBLISHED, scope) if found.kind is Kind.UNSETTLED)
+    found = next(found for found in judge(TX, NEVER_PUBLISHED, scope) if found.kind is FindingKind.UNSETTLED)
     assert reason in found.detail
     assert propose_repair(report(TX, NEVER_PUBLISHED, found, NOW_MS), NEVER_PUBLISHED, scope) is None
 
@@ -119,14 +121,17 @@ def test_commit_is_not_sent_again_where_nobody_can_say_that_it_was_not_published
 def test_rollback_is_proposed_also_where_nothing_can_be_said_of_records() -> None:
     """It publishes nothing; but a visible record is for people."""
     assert [kind for kind, one in proposals([half(), rollback()], beyond("orders")) if not may_publish(one)] == [
-        Kind.UNSETTLED
+        FindingKind.UNSETTLED
     ]
     assert list(proposals([half(), rollback(), record()])) == []
 
 
 def test_what_was_never_published_is_still_repaired() -> None:
     """By a forced end where one is recorded, by a check where none is; records of other topics do not matter."""
-    for events, kind, verb in ((NEVER_PUBLISHED, Kind.UNSETTLED, "force"), ([half()], Kind.STALE, "check")):
+    for events, kind, verb in (
+        (NEVER_PUBLISHED, FindingKind.UNSETTLED, "force"),
+        ([half()], FindingKind.STALE, "check"),
+    ):
         for scope in (SCOPE, beyond("credits")):
             assert [(kind, one["path"].rpartition("/")[2]) for kind, one in proposals(events, scope)] == [(kind, verb)]
 
@@ -146,5 +151,5 @@ def test_what_is_missing_or_there_twice_is_for_people() -> None:
     """It was published once."""
     for events in ([half(), commit(), op("COMMITTED")], [half(), commit(), op("COMMITTED"), record(), record(900)]):
         for found in judge(TX, events, SCOPE):
-            assert found.kind in {Kind.MISSING, Kind.DUPLICATE}
+            assert found.kind in {FindingKind.MISSING, FindingKind.DUPLICATE}
             assert propose_repair(report(TX, events, found, NOW_MS), events, SCOPE) is None

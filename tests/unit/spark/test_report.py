@@ -2,13 +2,13 @@
 
 import pytest
 
-from spark.books import BOOK_COLUMNS
-from spark.findings import CLEARED, FINDINGS, NEW, PASS, STILL, WARNINGS, Finding
-from spark.report import Measured, make_metrics, make_summary
-from spark.scope import Extent, Place
-from spark.window import Window
+from spark.judge.findings import CLEARED, FINDINGS, NEW, PASS, STILL, WARNINGS, Finding
+from spark.judge.totals import BOOK_COLUMNS
+from spark.read.scope import OffsetRange, QueuePlace
+from spark.read.window import Window
+from spark.report.files import Measured, make_metrics, make_summary
 
-WINDOW = Window("half", "op", "parked", 0, {Place("orders", 0): Extent(0, 9, 9)})
+WINDOW = Window("half", "op", "parked", 0, {QueuePlace("orders", 0): OffsetRange(0, 9, 9)})
 BOOK = {**dict.fromkeys(BOOK_COLUMNS, 0), "prepared": 3, "committed": 2, "open": 1}
 TIMES = {"prepared_to_ended": None, "ended_to_visible": None, "prepared_to_visible": None, "buckets": []}
 FINGERPRINT = {"prepared": 2, "visible": 2, "is_equal": True}

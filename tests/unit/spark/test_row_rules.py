@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
-from spark.columns import COMMIT, EndSource, Event, OpState
-from spark.row_rules import Row, fate_of, judge_row, judge_rowless
-from spark.scope import Extent, GroupTimes, Scope
-from spark.story import tell
-from spark.table_list import Link, Table
+from bridge.core.transaction import make_transaction_id, make_uuid7_bits
+from spark.judge.history import replay
+from spark.judge.row_rules import Row, fate_of, judge_row, judge_rowless
+from spark.read.envelope import COMMIT, EndSource, Event, OpState
+from spark.read.scope import GroupTimes, OffsetRange, Scope
+from spark.read.table_list import JdbcLink, Table
 from tests.support.envelope_rows import (
     END_MS,
     HALF,
@@ -33,9 +33,9 @@ from tests.support.envelope_rows import (
 )
 
 DAY_MS = 24 * HOUR_MS
-RECORDS = Table("shop", "records", Link.RECORD, "transaction_id", at_ms="at_ms", groups=("shop",))
-ORDERS = Table("shop", "orders", Link.ID, "tx", shown="id")
-INVOICES = Table("shop", "invoices", Link.KEY, "number", topic="orders", at_ms="made")
+RECORDS = Table("shop", "records", JdbcLink.RECORD, "transaction_id", at_ms="at_ms", groups=("shop",))
+ORDERS = Table("shop", "orders", JdbcLink.ID, "tx", shown="id")
+INVOICES = Table("shop", "invoices", JdbcLink.KEY, "number", topic="orders", at_ms="made")
 WRITTEN = Row(TX, None, "written", END_MS)
 BARRED = Row(TX, None, "barred", END_MS)
 KEYED = Row(None, "42", None, END_MS)
@@ -49,7 +49,7 @@ def found(
     table: Table, row: Row, *transactions: Sequence[Event], scope: Scope = BEGUN, is_read_first: bool = True
 ) -> str:
     """What is told of the row, "" for nothing."""
-    stories = [tell(events[0].tx, events) for events in transactions]
+    stories = [replay(events[0].tx, events) for events in transactions]
     one = judge_row(table, row, stories, scope, is_read_first=is_read_first)
     return "" if one is None else one.detail
 
@@ -101,7 +101,7 @@ def test_row_that_agrees_is_no_finding(table: Table, row: Row, events: list[Even
 def test_row_that_contradicts_is_told(table: Table, row: Row, events: list[Event], detail: str) -> None:
     """With who decided, and the records that prove it."""
     assert found(table, row, events) == detail
-    one = judge_row(table, row, [tell(TX, events)], BEGUN)
+    one = judge_row(table, row, [replay(TX, events)], BEGUN)
     assert one is not None
     assert {leg.leg for leg in one.legs} >= {event.leg for event in events[:1]}
 
@@ -163,7 +163,7 @@ def test_key_is_right_if_any_of_its_transactions_is() -> None:
 )
 def test_committed_transaction_needs_its_row(table: Table, events: list[Event], detail: str) -> None:
     """What was published at once has no transaction record, but a relay's messages have a row with their key."""
-    one = judge_rowless([table], tell(TX, events))
+    one = judge_rowless([table], replay(TX, events))
     assert ("" if one is None else one.detail) == detail
 
 
@@ -177,7 +177,7 @@ _EVENTS = st.lists(
 @given(_EVENTS, st.sampled_from([WRITTEN, BARRED]), st.booleans())
 def test_one_row_and_no_row_are_never_both_wrong(events: list[Event], row: Row, is_read_first: bool) -> None:
     """A transaction with a fate is right with a row, or without one, or waits; it is never wrong either way."""
-    story = tell(TX, events)
+    story = replay(TX, events)
     fate = fate_of(story)
     one = judge_row(RECORDS, row, [story], BEGUN, is_read_first=is_read_first)
     none = judge_rowless([RECORDS], story)
@@ -198,7 +198,7 @@ def test_no_clock_makes_a_young_row_a_finding(skew_ms: int, is_whole: bool, is_r
 
 def test_groups_of_the_scope_bound_a_life() -> None:
     """A keyed row is judged a day after the longest life of the groups that are known."""
-    journal = {place: Extent(5, 1_000, 1_000, first_ms=END_MS - DAY_MS - 2 * HOUR_MS, is_whole=False)
+    journal = {place: OffsetRange(5, 1_000, 1_000, first_ms=END_MS - DAY_MS - 2 * HOUR_MS, is_whole=False)
                if place.topic == HALF else extent for place, extent in SCOPE.extents.items()}  # fmt: skip
     short = replace(SCOPE, extents=journal, groups={"shop": GroupTimes(6_000, 15, HOUR_MS)})
     assert found(INVOICES, KEYED, scope=short) != ""

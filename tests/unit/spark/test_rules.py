@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.core.transaction_id import make_transaction_id, make_uuid7_bits
-from spark.columns import EndSource, Event, Prepared, ReceiptRow
-from spark.rules import Kind, judge
-from spark.scope import Graces
+from bridge.core.transaction import make_transaction_id, make_uuid7_bits
+from spark.judge.rules import FindingKind, judge
+from spark.read.envelope import EndSource, Event, PreparedMessage, ReceiptRow
+from spark.read.scope import Tolerances
 from tests.support.envelope_rows import (
     END_MS,
     HALF,
@@ -46,8 +46,8 @@ def test_what_is_wrong_is_found_by_its_kind(name: str) -> None:
 
 def test_every_kind_of_one_transaction_is_tried() -> None:
     """Others need more than one transaction's events, or none; unprovable ones have tests of their own."""
-    elsewhere = {Kind.OUT_OF_ORDER, Kind.TABLE_MISMATCH, Kind.UNREADABLE, Kind.UNPROVABLE}
-    assert {kind for _, expected in WRONG.values() for kind in expected.split()} == set(Kind) - elsewhere
+    elsewhere = {FindingKind.OUT_OF_ORDER, FindingKind.TABLE_MISMATCH, FindingKind.UNREADABLE, FindingKind.UNPROVABLE}
+    assert {kind for _, expected in WRONG.values() for kind in expected.split()} == set(FindingKind) - elsewhere
 
 
 @pytest.mark.parametrize(
@@ -123,15 +123,15 @@ def test_unreadable_record_becomes_a_finding_with_time() -> None:
 
 def test_topic_with_append_time_may_change_the_timestamp() -> None:
     """Its own clock overrules what was asked for."""
-    events = [half([Prepared("orders", None, 111, 77)]), commit(), COMMITTED, record()]
+    events = [half([PreparedMessage("orders", None, 111, 77)]), commit(), COMMITTED, record()]
     assert kinds(events, with_extent(SCOPE, "orders", has_append_time=True)) == []
 
 
 def test_unknown_group_is_judged_by_the_bounds() -> None:
     """Its settings may be anything that is allowed: nobody is accused by a default."""
     early = [half(grp="new"), check(1, 15, HALF_MS + 1_500), op("PREPARED", cause=15, grp="new")]
-    assert kinds(early, replace(SCOPE, graces=Graces(slack_ms=0))) == []
-    assert kinds([half(), early[1], op("PREPARED", cause=15)], replace(SCOPE, graces=Graces(slack_ms=0))) == [
+    assert kinds(early, replace(SCOPE, graces=Tolerances(slack_ms=0))) == []
+    assert kinds([half(), early[1], op("PREPARED", cause=15)], replace(SCOPE, graces=Tolerances(slack_ms=0))) == [
         "BAD_CHECK"
     ]
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from spark.errors import BadUsage
-from spark.table_list import MARIADB, POSTGRESQL, SQLITE, Link, Table, kinds_of, parse_tables
+from spark.read.table_list import MARIADB, POSTGRESQL, SQLITE, JdbcLink, Table, kinds_of, parse_tables
 
 RECORDS = {"table": "outbox_transaction", "groups": ["orders"]}
 
@@ -30,9 +30,9 @@ def test_everything_that_can_be_said_is_understood() -> None:
     )
     assert kinds_of(databases) == {POSTGRESQL, SQLITE, MARIADB}
     assert list(databases[0].tables) == [
-        Table("shop", "outbox_transaction", Link.RECORD, "transaction_id", at_ms="at_ms"),
-        Table("shop", "orders", Link.ID, "tx", groups=("a", "b")),
-        Table("shop", "orders", Link.KEY, "id", "o", "at", "x", (), "id", 30),
+        Table("shop", "outbox_transaction", JdbcLink.RECORD, "transaction_id", at_ms="at_ms"),
+        Table("shop", "orders", JdbcLink.ID, "tx", groups=("a", "b")),
+        Table("shop", "orders", JdbcLink.KEY, "id", "o", "at", "x", (), "id", 30),
     ]
 
 

@@ -6,13 +6,19 @@ from pathlib import Path
 import pytest
 
 from spark.errors import BadUsage
-from spark.ledger import Entry, Ledger
-from spark.offsets import java_options
 from spark.options import parse_groups
-from spark.scope import Extent, GroupTimes, Place
-from spark.window import Window, decode_window, encode_window
+from spark.read.offsets import java_options
+from spark.read.scope import GroupTimes, OffsetRange, QueuePlace
+from spark.read.window import Window, decode_window, encode_window
+from spark.report.run_index import Run, RunIndex
 
-WINDOW = Window("half", "op", "parked", 5, {Place("orders", 1): Extent(3, 9, 8), Place("half", 0): Extent(0, 4, 4)})
+WINDOW = Window(
+    "half",
+    "op",
+    "parked",
+    5,
+    {QueuePlace("orders", 1): OffsetRange(3, 9, 8), QueuePlace("half", 0): OffsetRange(0, 4, 4)},
+)
 
 
 def test_window_survives_its_file() -> None:
@@ -23,7 +29,10 @@ def test_window_survives_its_file() -> None:
 
 def test_queue_that_held_nothing_is_known_from_its_window_on() -> None:
     """Of another queue everything is known from its first record on."""
-    window = replace(WINDOW, extents={Place("half", 0): Extent(4, 4, 4), Place("half", 1): Extent(4, 9, 9, first_ms=3)})
+    window = replace(
+        WINDOW,
+        extents={QueuePlace("half", 0): OffsetRange(4, 4, 4), QueuePlace("half", 1): OffsetRange(4, 9, 9, first_ms=3)},
+    )
     assert [extent.first_ms for extent in window.make_origins().values()] == [5, 3]
 
 
@@ -38,21 +47,21 @@ def test_bad_window_is_refused(text: str) -> None:
 
 def test_killed_run_leaves_its_number_to_the_next(tmp_path: Path) -> None:
     """Only what the ledger names counts."""
-    ledger = Ledger.open(tmp_path)
+    ledger = RunIndex.open(tmp_path)
     run, folder = ledger.make_folder()
     (folder / "half-written").write_text("x")
-    again, folder = Ledger.open(tmp_path).make_folder()
+    again, folder = RunIndex.open(tmp_path).make_folder()
     assert (run, again, list(folder.iterdir())) == (1, 1, [])
-    ledger.add(Entry(1, 1, "t", 2, 1, 1, 0))
-    known = Ledger.open(tmp_path)
-    assert known.last == Entry(1, 1, "t", 2, 1, 1, 0)
+    ledger.add(Run(1, 1, "t", 2, 1, 1, 0))
+    known = RunIndex.open(tmp_path)
+    assert known.last == Run(1, 1, "t", 2, 1, 1, 0)
     assert known.make_folder()[0] == 2
 
 
 def test_chain_holds_the_windows_that_lie_one_behind_the_other(tmp_path: Path) -> None:
     """A run from the beginning starts a new one."""
-    entries = [Entry(run, begins, "t", 0, 0, 0, 0) for run, begins in ((1, 1), (2, 1), (3, 3), (4, 3))]
-    ledger = Ledger(tmp_path, entries)
+    entries = [Run(run, begins, "t", 0, 0, 0, 0) for run, begins in ((1, 1), (2, 1), (3, 3), (4, 3))]
+    ledger = RunIndex(tmp_path, entries)
     assert ledger.chain_of(entries[1]) == [1, 2]
     assert ledger.chain_of(entries[3]) == [3, 4]
 
@@ -61,7 +70,7 @@ def test_damaged_ledger_is_refused(tmp_path: Path) -> None:
     """Reading on from a guess would hide what lies between."""
     (tmp_path / "ledger.json").write_text("{")
     with pytest.raises(BadUsage):
-        Ledger.open(tmp_path)
+        RunIndex.open(tmp_path)
 
 
 def test_security_options_are_translated() -> None:

@@ -7,10 +7,9 @@ from bridge.core.message import Message, StoredMessage
 from bridge.core.op_message import ANSWERS_KEY, OpMessage, Position, encode_op, encode_position
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
-from bridge.core.transaction import Transaction
-from bridge.core.transaction_id import make_transaction_id
+from bridge.core.transaction import Transaction, make_transaction_id
 from bridge.sql.chunking import JournalBuffer, OpBuffer, next_chunk
-from bridge.sql.positions import AppliedPosition
+from bridge.sql.rows import AppliedPosition
 
 START = AppliedPosition(0, 0, 0)
 

@@ -4,17 +4,14 @@ import json
 
 from msgspec.structs import replace
 
-from bridge.core.config import CheckTimes
+from bridge.core.check_rules import CheckTimes
 from bridge.core.message import Message, Receipt, StoredMessage
 from bridge.core.op_message import OpMessage
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_act, encode_end
-from bridge.core.transaction import Transaction, TransactionState
-from bridge.core.transaction_id import make_transaction_id
-from bridge.core.view import MessageSummary
-from bridge.sql.entries import HalfEntry, OpEntry, RawEntry
-from bridge.sql.fold import Fold
-from bridge.sql.projected_row import ProjectedRow, counted_as, make_row
+from bridge.core.transaction import MessageSummary, Transaction, TransactionState, make_transaction_id
+from bridge.sql.fold import Fold, HalfEntry, OpEntry, RawEntry
+from bridge.sql.rows import ProjectedRow, counted_as, make_row
 
 ID = make_transaction_id(3, 7)
 PREPARED = Transaction(ID, "shop", 10, 1_000, 1, at=10)

@@ -7,8 +7,7 @@ import pytest
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from bridge.sql.errors import SqlUnavailable
-from bridge.sql.translation import RepeatableError, translate_error
+from bridge.sql.engine import RepeatableError, SqlUnavailable, translate_error
 
 
 def wrap(orig: Exception, *, is_lost: bool = False) -> DBAPIError:

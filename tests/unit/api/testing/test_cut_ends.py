@@ -4,8 +4,7 @@ from pathlib import Path
 
 from api.testing.cut_ends import CutEnds
 from bridge.core.record import Resolution
-from bridge.core.transaction import TransactionState
-from bridge.core.view import TransactionView
+from bridge.core.transaction import TransactionState, TransactionView
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
 from tests.support.service_world import make_service_world
 

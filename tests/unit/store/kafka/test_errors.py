@@ -5,7 +5,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from bridge.core.errors import BatchOutcomeUnknown, StoreFenced, StoreTimeout, StoreUnavailable
 from bridge.store.kafka.errors import error_of, is_abortable, make_failed_put, make_fatal, make_store_error
-from bridge.store.results import PutStatus, Refusal
+from bridge.store.message_store import PutStatus, Refusal
 
 DEFINITE = {
     "MSG_SIZE_TOO_LARGE": Refusal.MESSAGE_TOO_LARGE,

@@ -9,10 +9,10 @@ import pytest
 from confluent_kafka import KafkaError
 
 from bridge.core.message import Message
+from bridge.store.kafka.client_thread import Silence
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.producer import AppendClient
-from bridge.store.kafka.silence import Silence
-from bridge.store.results import PutResult, PutStatus, Refusal
+from bridge.store.message_store import PutResult, PutStatus, Refusal
 from tests.unit.store.kafka.fake_producer import FENCED, TOO_LARGE, FakeProducer
 
 MESSAGES = [Message("orders", b"k", b"%d" % n, (), 0) for n in range(3)]

@@ -1,8 +1,8 @@
 """Messages of one Kafka transaction in rounds."""
 
 from bridge.core.message import Message
-from bridge.core.record_size import count_record_bytes
-from bridge.store.kafka.rounds import REQUEST_BYTES, split_rounds
+from bridge.core.properties import count_record_bytes
+from bridge.store.kafka.transactional_producer import REQUEST_BYTES, split_rounds
 
 LIMITS = {"small": 1_000, "exact": REQUEST_BYTES}
 VALUE = b"v" * 300

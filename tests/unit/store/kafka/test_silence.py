@@ -1,6 +1,6 @@
 """When a client has been silent for too long."""
 
-from bridge.store.kafka.silence import Silence
+from bridge.store.kafka.client_thread import Silence
 
 
 class Now:

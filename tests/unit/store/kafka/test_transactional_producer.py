@@ -9,9 +9,8 @@ from confluent_kafka import KafkaError
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreFenced
 from bridge.core.message import Message
 from bridge.store.kafka.options import ClientErrors, KafkaConfig
-from bridge.store.kafka.rounds import no_limit
-from bridge.store.kafka.transactional_producer import TransactionalProducer
-from bridge.store.results import AtomicBatch, ConsumeOffset, GroupGeneration, Receipt
+from bridge.store.kafka.transactional_producer import TransactionalProducer, no_limit
+from bridge.store.message_store import AtomicBatch, ConsumeOffset, GroupGeneration, Receipt
 from tests.unit.store.kafka.fake_producer import FENCED, PURGED, TIMED_OUT, TOO_LARGE, FakeProducer
 
 ORDER, CREDIT = Message("orders", b"k", b"v", (), 0), Message("credits", b"k", b"v", (), 1)

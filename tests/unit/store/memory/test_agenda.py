@@ -2,7 +2,7 @@
 
 import asyncio
 
-from bridge.store.memory.agenda import Agenda, Waiters
+from bridge.store.memory.link import Agenda, Waiters
 from tests.support.virtual_time import VirtualClock
 
 

@@ -6,10 +6,9 @@ import pytest
 
 from bridge.core.errors import BatchAborted, StoreUnavailable
 from bridge.core.message import Message, MessageQueue
-from bridge.store.memory.member import MemoryGroupMember
 from bridge.store.memory.process import MemoryProcess
-from bridge.store.message_store import GroupChange
-from bridge.store.results import AtomicBatch, ConsumeOffset
+from bridge.store.memory.store import MemoryGroupMember
+from bridge.store.message_store import AtomicBatch, ConsumeOffset, GroupChange
 from tests.support.memory_world import MemoryWorld, make_memory_world
 
 GROUP = "settlers"

@@ -4,7 +4,7 @@ import asyncio
 
 from bridge.core.message import Message, MessageQueue
 from bridge.store.memory.link import Fate, StepKind
-from bridge.store.results import GetStatus, PutStatus
+from bridge.store.message_store import GetStatus, PutStatus
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.memory_world import MemoryWorld, make_memory_world
 

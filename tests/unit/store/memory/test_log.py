@@ -4,8 +4,8 @@ import pytest
 
 from bridge.core.errors import StoreTimeout, StoreUnavailable
 from bridge.core.message import Message, MessageQueue
-from bridge.store.memory.errors import BrokerError, Code
-from bridge.store.results import PutStatus, Refusal
+from bridge.store.memory.errors import Code, LogError
+from bridge.store.message_store import PutStatus, Refusal
 from tests.support.memory_world import make_memory_world
 
 ORDERS = MessageQueue("orders", 0)
@@ -67,6 +67,6 @@ def test_settings_that_kafka_does_not_know_are_refused() -> None:
     """A typing error in a setting or policy is no topic."""
     world = make_memory_world()
     for config in ({"retention": "1"}, {"cleanup.policy": "keep"}):
-        with pytest.raises(BrokerError) as refused:
+        with pytest.raises(LogError) as refused:
             world.cluster.log.create_topic("new", 1, config)
         assert refused.value.code is Code.INVALID_CONFIG

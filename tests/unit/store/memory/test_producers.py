@@ -6,11 +6,11 @@ import pytest
 
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreFenced
 from bridge.core.message import Message, MessageQueue
-from bridge.store.memory.errors import BrokerError, Code
+from bridge.store.memory.errors import Code, LogError
 from bridge.store.memory.link import Fate, StepKind
 from bridge.store.memory.partition import Stamp
-from bridge.store.memory.writer import MemoryBatchWriter
-from bridge.store.results import AtomicBatch
+from bridge.store.memory.process import MemoryBatchWriter
+from bridge.store.message_store import AtomicBatch
 from tests.support.memory_faults import ProcessKilled, ScriptedFaults
 from tests.support.memory_world import MemoryWorld, make_memory_world
 
@@ -239,13 +239,13 @@ def test_same_end_twice_is_fine_but_not_the_opposite() -> None:
     world = make_world()[0]
     producers = world.cluster.producers
     stamp = Stamp(*producers.init("id", 10_000), 0)
-    with pytest.raises(BrokerError) as nothing:
+    with pytest.raises(LogError) as nothing:
         producers.end("id", stamp, is_commit=True)
     assert nothing.value.code is Code.INVALID_TXN_STATE
     producers.add_queues("id", stamp, [ORDERS])
     producers.end("id", stamp, is_commit=True)
     producers.end("id", stamp, is_commit=True)
-    with pytest.raises(BrokerError) as contradiction:
+    with pytest.raises(LogError) as contradiction:
         producers.end("id", stamp, is_commit=False)
     assert contradiction.value.code is Code.INVALID_TXN_STATE
 
@@ -256,7 +256,7 @@ def test_append_outside_of_the_transaction_is_refused() -> None:
     producers = world.cluster.producers
     stamp = Stamp(*producers.init("id", 10_000), 0)
     producers.add_queues("id", stamp, [ORDERS])
-    with pytest.raises(BrokerError) as refused:
+    with pytest.raises(LogError) as refused:
         producers.append("id", stamp, CREDITS, [Message("credits", b"k", b"v")])
     assert refused.value.code is Code.INVALID_TXN_STATE
     assert world.cluster.log.find(CREDITS).maximum == 0
@@ -272,6 +272,6 @@ def test_repeated_append_keeps_its_offset() -> None:
     first = producers.append("id", stamp, ORDERS, messages)
     assert producers.append("id", stamp, ORDERS, messages) == first
     assert world.cluster.log.find(ORDERS).maximum == 2
-    with pytest.raises(BrokerError) as gap:
+    with pytest.raises(LogError) as gap:
         producers.append("id", stamp._replace(sequence=5), ORDERS, messages)
     assert gap.value.code is Code.OUT_OF_ORDER_SEQUENCE_NUMBER

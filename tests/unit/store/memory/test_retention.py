@@ -4,8 +4,8 @@ import pytest
 
 from bridge.core.errors import QueueHalted
 from bridge.core.message import Message, MessageQueue
+from bridge.store.memory.log import clean
 from bridge.store.memory.partition import Partition, Stamp
-from bridge.store.memory.retention import clean
 from tests.support.memory_world import MemoryWorld, make_memory_world
 
 QUEUE = MessageQueue("log", 0)

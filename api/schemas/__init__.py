@@ -1,1 +1,0 @@
-"""What goes in and out as JSON; one definition for reading, writing and the OpenAPI document."""

@@ -1,0 +1,131 @@
+"""Checks that are claimed, and the callback: bodies, routes, answers and their description."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+from fastapi import APIRouter
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.web.bodies import GroupName, TransactionId
+from api.web.groups import (
+    _TAG,
+)
+from api.web.guard import Traffic
+from api.web.openapi import GROUP, Body, Operation
+from api.web.parse import check_group
+from api.web.request import JSON, Query, read_json, refuse, services_of
+from api.web.views import MessageAnswer, Time
+from bridge.futures import take_error
+from bridge.service.claims import ClaimCall, ClaimedCheck
+from bridge.service.contract import Refused
+from checker.call import NonceMaker, Subject, encode_call, render_check
+
+
+class ClaimChecks(Struct, frozen=True, forbid_unknown_fields=True):
+    """Due checks of a group that fetches them, leased to the caller: nobody else gets them until the lease is over."""
+
+    limit: Annotated[int, Meta(ge=1, le=1_000, description="How many at most.")] = 100
+    wait_seconds: Annotated[float, Meta(ge=0, le=60, description="How long to wait if nothing is due.")] = 30
+    lease_seconds: Annotated[float, Meta(ge=1, le=3_600, description="Answer within.")] = 60
+
+
+Nonce = Annotated[str, Meta(description="Goes back with the answer.", examples=["1-p7Yw0b2cQm3dEf4g"])]
+
+
+class CheckItem(Struct):
+    """A transaction whose end is missing. `check_number` counts answered checks, from 1."""
+
+    transaction_id: TransactionId
+    check_number: int
+    nonce: Nonce
+    born_time: Time
+    idempotency_key: str | None
+    messages: list[MessageAnswer]
+
+
+class CheckCall(Struct):
+    """One call about many transactions of one group."""
+
+    type: Literal["transaction.check"]
+    producer_group: GroupName
+    checks: list[CheckItem]
+
+
+class CheckResolution(Struct):
+    """What became of one transaction."""
+
+    transaction_id: TransactionId
+    nonce: Nonce
+    resolution: Literal["COMMIT", "ROLLBACK", "UNKNOWN"]
+
+
+class CheckAnswer(Struct):
+    """The answer to a call."""
+
+    resolutions: list[CheckResolution]
+
+
+CLAIM_CHECKS = Operation(
+    _TAG,
+    {200: (CheckCall, "The checks, leased to the caller; none if none came due in time. As a call would send them.")},
+    ("unknown-producer-group", "not-pull-mode", "projection-behind"),
+    Body(
+        ClaimChecks,
+        is_required=False,
+        examples={
+            "wait for some": {"limit": 100, "wait_seconds": 30, "lease_seconds": 60},
+            "look once": {"wait_seconds": 0},
+        },
+    ),
+    (GROUP,),
+).arguments()
+
+
+def render_claimed(group: str, claimed: Sequence[ClaimedCheck], make_nonce: NonceMaker) -> bytes:
+    """Claimed checks as the body of a call."""
+    checks = [
+        render_check(Subject(v.transaction_id, number, v.born_ms, v.idempotency_key, messages), make_nonce)
+        for v, number, messages in claimed
+    ]
+    return encode_call(group, checks).encode()
+
+
+router = APIRouter()
+
+_claim = msgspec.json.Decoder(ClaimChecks)
+
+
+@router.post("/v1/producer-groups/{group}/checks/claim", **CLAIM_CHECKS)
+async def claim(request: Request, group: str) -> Response:
+    """Due checks of a group that fetches them, as a call would send them; to be answered as resolutions."""
+    check_group(group, "?group")
+    Query(request.query_params, ())
+    body = await read_json(request, _claim, is_optional=True)
+    traffic: Traffic = request.app.state.traffic
+    leaving = asyncio.ensure_future(_wait_gone(request))
+    leaving.add_done_callback(take_error)
+    call = ClaimCall(
+        group,
+        body.limit,
+        round(body.wait_seconds * 1000),
+        round(body.lease_seconds * 1000),
+        lambda: not (leaving.done() or traffic.is_draining),
+    )
+    try:
+        claimed = await services_of(request).claims.claim(call)
+    finally:
+        leaving.cancel()
+    if isinstance(claimed, Refused):
+        raise refuse(claimed)
+    shown = render_claimed(group, claimed, services_of(request).nonces.make)
+    return Response(shown, 200, {"Cache-Control": "no-store"}, JSON)
+
+
+async def _wait_gone(request: Request) -> None:
+    """Returns when the caller has hung up: what would be claimed for it would only be held."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

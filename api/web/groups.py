@@ -1,0 +1,400 @@
+"""Producer groups: bodies, routes, answers and their description."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from fastapi import APIRouter
+from msgspec import UNSET, Meta, Struct, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.web.bodies import GroupName, Nothing
+from api.web.openapi import CURSOR, GROUP, LIMIT, Body, Operation, query_parameter
+from api.web.parse import check_group
+from api.web.problems import invalid
+from api.web.request import Query, json_answer, read_json, refuse, services_of, who_is
+from api.web.search import PAGE_PARAMETERS, GroupCountsAnswer, link_header, page_of, render_counts
+from api.web.views import Time, render_optional_time, render_time
+from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings
+from bridge.directory import Endpoint
+from bridge.service.contract import Refused
+from bridge.service.groups import EndpointRegistered, GroupSaved
+from bridge.sql.groups import EndpointHealth, GroupHealth
+
+CallbackUrl = Annotated[str, Meta(min_length=1, max_length=2_000, examples=["https://orders.example.com/check"])]
+
+
+class CheckSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """How a group is asked about transactions whose end is missing."""
+
+    transaction_timeout_seconds: Annotated[float, Meta(ge=1, le=86_400, description="No check before.")] = 6
+    interval_seconds: Annotated[float, Meta(ge=1, le=3_600, description="Between two checks.")] = 30
+    max_checks: Annotated[int, Meta(ge=1, le=1_000, description="Answered ones, then it is parked.")] = 15
+    max_lifetime_seconds: Annotated[float, Meta(ge=1, le=604_800, description="Then it is parked.")] = 86_400
+    call_timeout_seconds: Annotated[float, Meta(ge=0.1, le=60, description="For the whole exchange.")] = 5
+    batch_size: Annotated[int, Meta(ge=1, le=1_000, description="Transactions in one call.")] = 100
+    concurrency: Annotated[int, Meta(ge=1, le=256, description="Calls at once.")] = 8
+    mode: Annotated[
+        Literal["push", "pull"], Meta(description="`pull`: the group fetches its checks; no endpoint is called.")
+    ] = "push"
+
+
+class EndpointUrl(Struct, forbid_unknown_fields=True):
+    """Where a group answers checks."""
+
+    url: CallbackUrl
+
+
+class RegisterEndpoint(Struct, forbid_unknown_fields=True):
+    """A live instance that can be asked at this URL until the lease is over; said again, the lease begins anew."""
+
+    url: CallbackUrl
+    lease_seconds: Annotated[float, Meta(ge=1, le=86_400, description="Renew it at about a third.")] = 60
+
+
+class PutGroup(Struct, forbid_unknown_fields=True):
+    """Settings and static endpoints of a producer group; replaces what was there."""
+
+    endpoints: Annotated[list[EndpointUrl], Meta(max_length=100)] = []
+    check: CheckSettings = CheckSettings()
+
+
+class EndpointAnswer(Struct):
+    """A callback URL, and what became of its rounds. `disabled_reason`: it said that it is gone; asked no more."""
+
+    url: str
+    leased: bool
+    lease_until: Time | None
+    disabled_reason: str | None
+    answered: int = 0
+    last_answered_at: Time | None = None
+    last_latency_ms: int | None = None
+    unanswered: int = 0
+    last_unanswered_at: Time | None = None
+    last_failure: str | None = None
+
+
+class UnaskedAnswer(Struct):
+    """Rounds in which the group had no endpoint to ask, or nobody fetched or answered its checks."""
+
+    count: int
+    last_at: Time | None
+
+
+class FetchedAnswer(Struct):
+    """Checks that the group fetched and answered."""
+
+    answered: int
+    last_answered_at: Time | None
+
+
+class GroupSavedAnswer(Struct, omit_defaults=True):
+    """A producer group. `secret` signs the bridge's calls; it is shown once, when a PUT created the group."""
+
+    name: GroupName
+    endpoints: list[EndpointAnswer]
+    check: CheckSettings
+    created_at: Time
+    secret: Annotated[str, Meta(examples=["whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"])] | UnsetType = UNSET
+
+
+class GroupAnswer(Struct, kw_only=True):
+    """A producer group with the results of its rounds and its counts."""
+
+    name: GroupName
+    endpoints: list[EndpointAnswer]
+    check: CheckSettings
+    created_at: Time
+    unasked: UnaskedAnswer
+    fetched: FetchedAnswer
+    counts: GroupCountsAnswer
+
+
+class GroupList(Struct):
+    """In the order of their names. `next`: cursor of the next page, null on the last."""
+
+    producer_groups: list[GroupAnswer]
+    next: str | None
+
+
+class GroupRemoved(Struct):
+    """A group that is no more."""
+
+    name: GroupName
+
+
+class EndpointRegisteredAnswer(Struct):
+    """An endpoint of the group. `lease_until` is null for one that a PUT named: it needs no lease."""
+
+    url: str
+    leased: bool
+    lease_until: Time | None
+
+
+class EndpointRemovedAnswer(Struct):
+    """`removed`: whether there was a lease to end. What a PUT named stays until the next PUT."""
+
+    url: str
+    removed: bool
+
+
+class SecretAnswer(Struct):
+    """A new signing secret, shown once. Each one before it signs for 24 h after it was replaced."""
+
+    name: GroupName
+    secret: str
+
+
+_TAG = "producer groups"
+_LOCATION = {"Location": "Path of the group."}
+
+PUT_GROUP = Operation(
+    _TAG,
+    {
+        201: (GroupSavedAnswer, "Created; with its signing secret, shown this once."),
+        200: (GroupSavedAnswer, "Replaced; leased endpoints stay."),
+    },
+    ("callback-url-forbidden",),
+    Body(
+        PutGroup,
+        examples={
+            "an endpoint": {"endpoints": [{"url": "https://orders.example.com/check"}]},
+            "patient": {
+                "endpoints": [{"url": "https://orders.example.com/check"}],
+                "check": {"transaction_timeout_seconds": 60, "interval_seconds": 120, "max_checks": 30},
+            },
+            "fetches its checks": {"check": {"mode": "pull"}},
+        },
+    ),
+    (GROUP,),
+    headers={201: _LOCATION, 200: _LOCATION},
+).arguments()
+GET_GROUP = Operation(
+    _TAG, {200: (GroupAnswer, "The group.")}, ("unknown-producer-group",), parameters=(GROUP,)
+).arguments()
+LIST_GROUPS = Operation(
+    _TAG,
+    {200: (GroupList, "A page.")},
+    parameters=(LIMIT, CURSOR),
+    headers={200: {"Link": 'Where the next page is (`rel="next"`), if there is one.'}},
+).arguments()
+DELETE_GROUP = Operation(
+    _TAG,
+    {200: (GroupRemoved, "Removed.")},
+    ("unknown-producer-group", "producer-group-in-use", "projection-behind"),
+    Body(Nothing, is_required=False),
+    (GROUP,),
+).arguments()
+ROTATE_SECRET = Operation(
+    _TAG,
+    {200: (SecretAnswer, "The new secret, shown this once.")},
+    ("unknown-producer-group",),
+    Body(Nothing, is_required=False),
+    (GROUP,),
+).arguments()
+REGISTER_ENDPOINT = Operation(
+    _TAG,
+    {200: (EndpointRegisteredAnswer, "Asked from now on, or for longer.")},
+    ("unknown-producer-group", "callback-url-forbidden", "too-many-endpoints"),
+    Body(
+        RegisterEndpoint,
+        examples={"an instance": {"url": "https://orders-7.example.com/check", "lease_seconds": 60}},
+    ),
+    (GROUP,),
+).arguments()
+REMOVE_ENDPOINT = Operation(
+    _TAG,
+    {200: (EndpointRemovedAnswer, "Asked no more, unless a PUT named it.")},
+    ("unknown-producer-group",),
+    Body(Nothing, is_required=False),
+    (
+        GROUP,
+        query_parameter("url", "As it was registered.", {"type": "string", "minLength": 1}) | {"required": True},
+    ),
+).arguments()
+
+
+def make_group(body: PutGroup) -> tuple[GroupSettings, list[str]]:
+    """Settings and callback URLs of a producer group. Raises Rejected."""
+    urls = [endpoint.url for endpoint in body.endpoints]
+    if len(set(urls)) < len(urls):
+        raise invalid("/endpoints", "a URL is given twice")
+    return _make_settings(body.check), urls
+
+
+def _make_settings(check: CheckSettings) -> GroupSettings:
+    return GroupSettings(
+        CheckTimes(
+            round(check.transaction_timeout_seconds * 1000),
+            round(check.interval_seconds * 1000),
+            check.max_checks,
+            round(check.max_lifetime_seconds * 1000),
+        ),
+        CheckCalls(
+            round(check.call_timeout_seconds * 1000), check.batch_size, check.concurrency, CheckMode(check.mode)
+        ),
+    )
+
+
+_NOTHING = EndpointHealth(Endpoint(""))  # rounds without an endpoint, and fetched checks, are kept under no URL
+
+
+def render_group(health: GroupHealth, now_ms: int) -> GroupAnswer:
+    """A group; ages at `now_ms`."""
+    group = health.group
+    unnamed = next((endpoint for endpoint in health.endpoints if not endpoint.endpoint.url), _NOTHING)
+    return GroupAnswer(
+        name=group.name,
+        endpoints=[_render_health(endpoint) for endpoint in health.endpoints if endpoint.endpoint.url],
+        check=render_settings(group.settings),
+        created_at=render_time(group.created_ms),
+        unasked=UnaskedAnswer(unnamed.unanswered, render_optional_time(unnamed.last_unanswered_ms)),
+        fetched=FetchedAnswer(unnamed.answered, render_optional_time(unnamed.last_answered_ms)),
+        counts=render_counts(health.stats, now_ms),
+    )
+
+
+def render_saved(saved: GroupSaved) -> GroupSavedAnswer:
+    """A group that was put."""
+    return GroupSavedAnswer(
+        saved.group.name,
+        [_render_endpoint(endpoint) for endpoint in saved.group.endpoints],
+        render_settings(saved.group.settings),
+        render_time(saved.group.created_ms),
+        msgspec.UNSET if saved.secret is None else saved.secret,
+    )
+
+
+def render_registered(registered: EndpointRegistered) -> EndpointRegisteredAnswer:
+    """An endpoint that was registered."""
+    until_ms = registered.lease_until_ms
+    return EndpointRegisteredAnswer(registered.url, until_ms is not None, render_optional_time(until_ms))
+
+
+def render_settings(settings: GroupSettings) -> CheckSettings:
+    """Settings as they were put: in seconds."""
+    times, calls = settings.times, settings.calls
+    return CheckSettings(
+        times.transaction_timeout_ms / 1000,
+        times.interval_ms / 1000,
+        times.max_checks,
+        times.max_lifetime_ms / 1000,
+        calls.call_timeout_ms / 1000,
+        calls.batch_size,
+        calls.concurrency,
+        calls.mode.value,
+    )
+
+
+def _render_endpoint(endpoint: Endpoint) -> EndpointAnswer:
+    until = render_optional_time(endpoint.lease_until_ms)
+    return EndpointAnswer(endpoint.url, endpoint.is_leased, until, endpoint.disabled_reason)
+
+
+def _render_health(health: EndpointHealth) -> EndpointAnswer:
+    shown = _render_endpoint(health.endpoint)
+    shown.answered = health.answered
+    shown.last_answered_at = render_optional_time(health.last_answered_ms)
+    shown.last_latency_ms = health.last_latency_ms
+    shown.unanswered = health.unanswered
+    shown.last_unanswered_at = render_optional_time(health.last_unanswered_ms)
+    shown.last_failure = health.last_failure
+    return shown
+
+
+router = APIRouter()
+
+_group = msgspec.json.Decoder(PutGroup)
+_nothing = msgspec.json.Decoder(Nothing)
+_endpoint = msgspec.json.Decoder(RegisterEndpoint)
+
+
+@router.put("/v1/producer-groups/{group}", **PUT_GROUP)
+async def put(request: Request, group: str) -> Response:
+    """Creates a group, or replaces its settings and static endpoints."""
+    check_group(group, "?group")
+    settings, urls = make_group(await read_json(request, _group))
+    saved = await services_of(request).groups.put(group, settings, urls, who_is(request, ""))
+    if isinstance(saved, Refused):
+        raise refuse(saved)
+    headers = {"Location": f"/v1/producer-groups/{group}", "Cache-Control": "no-store"}
+    return json_answer(201 if saved.is_created else 200, render_saved(saved), headers)
+
+
+@router.get("/v1/producer-groups/{group}", **GET_GROUP)
+async def get(request: Request, group: str) -> Response:
+    """Settings, endpoints with their health, counts."""
+    check_group(group, "?group")
+    Query(request.query_params, ())
+    services = services_of(request)
+    health = await services.groups.get(group)
+    if isinstance(health, Refused):
+        raise refuse(health)
+    return json_answer(200, render_group(health, services.now_ms()))
+
+
+@router.get("/v1/producer-groups", **LIST_GROUPS)
+async def list_groups(request: Request) -> Response:
+    """Groups in the order of their names."""
+    services = services_of(request)
+    limit, cursor = page_of(Query(request.query_params, PAGE_PARAMETERS), services.limits.page)
+    if cursor is not None:
+        check_group(cursor, "?cursor")
+    found = await services.groups.list(limit, cursor or "")
+    if isinstance(found, Refused):
+        raise refuse(found)
+    following = found[-1].group.name if len(found) == limit else None
+    now_ms = services.now_ms()
+    page = GroupList([render_group(health, now_ms) for health in found], following)
+    return json_answer(200, page, link_header(request, following))
+
+
+@router.delete("/v1/producer-groups/{group}", **DELETE_GROUP)
+async def delete(request: Request, group: str) -> Response:
+    """Removes a group without pending, parked or blocked transactions."""
+    check_group(group, "?group")
+    Query(request.query_params, ())
+    await read_json(request, _nothing, is_optional=True)
+    refused = await services_of(request).groups.delete(group, who_is(request, ""))
+    if refused is not None:
+        raise refuse(refused)
+    return json_answer(200, GroupRemoved(group))
+
+
+@router.post("/v1/producer-groups/{group}/rotate-secret", **ROTATE_SECRET)
+async def rotate_secret(request: Request, group: str) -> Response:
+    """Makes a new signing secret, shown once; the old one signs too for 24 h."""
+    check_group(group, "?group")
+    Query(request.query_params, ())
+    await read_json(request, _nothing, is_optional=True)
+    secret = await services_of(request).groups.rotate_secret(group, who_is(request, ""))
+    if isinstance(secret, Refused):
+        raise refuse(secret)
+    return json_answer(200, SecretAnswer(group, secret), {"Cache-Control": "no-store"})
+
+
+@router.post("/v1/producer-groups/{group}/endpoints", **REGISTER_ENDPOINT)
+async def register_endpoint(request: Request, group: str) -> Response:
+    """A live instance can be asked at its URL for the length of a lease; repeat it to renew."""
+    check_group(group, "?group")
+    Query(request.query_params, ())
+    body = await read_json(request, _endpoint)
+    lease_ms = round(body.lease_seconds * 1000)
+    registered = await services_of(request).groups.register_endpoint(group, body.url, lease_ms, who_is(request, ""))
+    if isinstance(registered, Refused):
+        raise refuse(registered)
+    return json_answer(200, render_registered(registered))
+
+
+@router.delete("/v1/producer-groups/{group}/endpoints", **REMOVE_ENDPOINT)
+async def remove_endpoint(request: Request, group: str) -> Response:
+    """Ends the lease of an endpoint. Repeating it changes nothing."""
+    check_group(group, "?group")
+    url = Query(request.query_params, {"url"}).text("url")
+    if not url:
+        raise invalid("?url", "which endpoint?")
+    await read_json(request, _nothing, is_optional=True)
+    removed = await services_of(request).groups.remove_endpoint(group, url, who_is(request, ""))
+    if isinstance(removed, Refused):
+        raise refuse(removed)
+    return json_answer(200, EndpointRemovedAnswer(url, removed))

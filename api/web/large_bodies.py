@@ -1,0 +1,134 @@
+"""Large bodies read in short steps, with the results that `api.web.parse` has for small ones.
+
+First the whole document is read strictly; then its parts are made into calls, one after another.
+"""
+
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from api.web.bodies import MAX_BATCH, MAX_MESSAGES, Message, Prepare, PrepareBatch, ResolutionItem, Resolutions
+from api.web.json import WINDOW, read_strict_in_steps
+from api.web.parse import (
+    MessageLimits,
+    NoncedEnd,
+    check_call,
+    decode_body,
+    make_call,
+    make_message,
+    make_resolution,
+    refuse_headers,
+)
+from api.web.problems import Problem, Rejected
+from bridge.core import message as core
+from bridge.service.contract import EndCall, PrepareCall
+from bridge.turns import Pace, Steps
+
+T = TypeVar("T")
+
+LARGE_BYTES = 64 * 1024
+_QUOTES_A_HEADER = 4
+
+
+class _PrepareParts(Prepare, forbid_unknown_fields=True):
+    """A prepare whose messages are not read yet."""
+
+    messages: Annotated[list[Raw], Meta(min_length=1, max_length=MAX_MESSAGES)]  # type: ignore[assignment]
+
+
+class _MessageParts(Message, forbid_unknown_fields=True):
+    """A message whose headers are not read yet."""
+
+    headers: Raw | UnsetType = UNSET  # type: ignore[assignment]
+    headers_base64: Raw | UnsetType = UNSET  # type: ignore[assignment]
+
+
+_prepare_parts = msgspec.json.Decoder(_PrepareParts)
+_message_parts = msgspec.json.Decoder(_MessageParts)
+_message = msgspec.json.Decoder(Message)
+_batch = msgspec.json.Decoder(PrepareBatch)
+_resolution = msgspec.json.Decoder(ResolutionItem)
+_resolutions = msgspec.json.Decoder(Resolutions)
+
+
+def body_in_steps(raw: bytes, decoder: "msgspec.json.Decoder[T]") -> Steps[T]:
+    """As `parse_body`."""
+    return decode_body((yield from read_strict_in_steps(raw, most=(MAX_BATCH,))), decoder)
+
+
+def prepare_in_steps(
+    raw: bytes, limits: MessageLimits, *, header_key: str | None = None, is_published: bool = False
+) -> Steps[PrepareCall]:
+    """As `parse_prepare`."""
+    compact = yield from read_strict_in_steps(raw, most=(MAX_MESSAGES,))
+    return (yield from _make_prepare(compact, limits, header_key, is_published=is_published))
+
+
+def prepare_batch_in_steps(
+    raw: bytes, limits: MessageLimits, *, is_published: bool = False
+) -> Steps[list[PrepareCall | Problem]]:
+    """As `parse_prepare_batch`."""
+    compact = yield from read_strict_in_steps(raw, most=(MAX_BATCH, MAX_MESSAGES))
+    calls: list[PrepareCall | Problem] = []
+    pace = Pace(WINDOW)
+    for index, item in enumerate(decode_body(compact, _batch).transactions):
+        try:
+            calls.append((yield from _make_prepare(item, limits, None, is_published=is_published)))
+        except Rejected as rejected:
+            calls.append(rejected.problem.at(f"/transactions/{index}"))
+        if pace.spend(len(memoryview(item))):
+            yield
+    return calls
+
+
+def resolutions_in_steps(raw: bytes) -> Steps[list[EndCall | NoncedEnd | Problem]]:
+    """As `parse_resolutions`."""
+    compact = yield from read_strict_in_steps(raw, most=(MAX_BATCH,))
+    calls: list[EndCall | NoncedEnd | Problem] = []
+    pace = Pace(WINDOW)
+    for index, item in enumerate(decode_body(compact, _resolutions).resolutions):
+        try:
+            calls.append(make_resolution(decode_body(item, _resolution)))
+        except Rejected as rejected:
+            calls.append(rejected.problem.at(f"/resolutions/{index}"))
+        if pace.spend(len(memoryview(item))):
+            yield
+    return calls
+
+
+def resolution_in_steps(raw: bytes) -> Steps[EndCall | NoncedEnd]:
+    """As `parse_resolution`."""
+    return make_resolution((yield from body_in_steps(raw, _resolution)))
+
+
+def _make_prepare(
+    raw: bytes | Raw, limits: MessageLimits, header_key: str | None, *, is_published: bool
+) -> Steps[PrepareCall]:
+    body = decode_body(raw, _prepare_parts)
+    check_call(body)
+    messages: list[core.Message] = []
+    pace = Pace(WINDOW)
+    for index, part in enumerate(body.messages):
+        messages.append(_make_message(part, limits, index))
+        if pace.spend(len(memoryview(part))):
+            yield
+    return make_call(body, messages, header_key, is_published=is_published)
+
+
+def _make_message(raw: Raw, limits: MessageLimits, index: int) -> core.Message:
+    try:
+        if len(memoryview(raw)) > WINDOW:
+            parts = decode_body(raw, _message_parts)
+            for where, headers in (("/headers", parts.headers), ("/headers_base64", parts.headers_base64)):
+                if isinstance(headers, Raw) and _count_quotes(bytes(headers)) > _QUOTES_A_HEADER * limits.headers:
+                    raise refuse_headers(where, limits)
+        body = decode_body(raw, _message)
+    except Rejected as rejected:
+        raise Rejected(rejected.problem.at(f"/messages/{index}")) from None
+    return make_message(body, limits, index)
+
+
+def _count_quotes(raw: bytes) -> int:
+    """At most so many quotes of texts as there are, and at least half of them."""
+    return raw.count(b'"') - raw.count(b'\\"')

@@ -1,0 +1,254 @@
+"""Parked transactions and redrive jobs: bodies, routes, answers and their description."""
+
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.web.bodies import Base64, GroupName, Reason, RequestTime
+from api.web.openapi import LIMIT, Body, Operation, path_parameter
+from api.web.parse import check_group, check_property
+from api.web.problems import NOT_FOUND, Problem, Rejected, invalid
+from api.web.request import (
+    Query,
+    check_reason,
+    json_answer,
+    read_json,
+    refuse,
+    services_of,
+    who_is,
+)
+from api.web.search import (
+    _FILTER,
+    _LINK,
+    _TAG,
+    PARKED_PARAMETERS,
+    TransactionPage,
+    _key,
+    _time,
+    link_header,
+    page_of,
+    render_page,
+    search_filter,
+)
+from api.web.views import (
+    Time,
+    TransactionAnswer,
+    render_time,
+    render_transaction,
+)
+from bridge.service.contract import Refused
+from bridge.service.redrive import RedriveAction
+from bridge.sql.redrive import RedriveJob
+from bridge.sql.search import SearchFilter
+
+
+class ParkedFilter(Struct, forbid_unknown_fields=True):
+    """Which parked transactions; an empty filter matches all."""
+
+    producer_group: GroupName | None = None
+    topic: str | None = None
+    key: str | None = None
+    key_base64: Base64 | None = None
+    born_after: RequestTime | None = None
+    born_before: RequestTime | None = None
+
+
+class Redrive(Struct, forbid_unknown_fields=True):
+    """An act on all parked transactions that match; audited. `preview`: only counts them."""
+
+    action: Literal["resume", "commit", "rollback"]
+    filter: ParkedFilter
+    reason: Reason | None = None
+    rate_per_second: Annotated[int, Meta(ge=1, le=1_000, description="At most so many a second.")] = 50
+    preview: bool = False
+
+
+class StopRedrive(Struct, forbid_unknown_fields=True):
+    """Stops a job after its present step; audited."""
+
+    reason: Reason
+
+
+class RedriveJobAnswer(Struct):
+    """A job and how far it is: `counts` by what became of each transaction."""
+
+    job_id: str
+    state: Annotated[str, Meta(extra_json_schema={"enum": ["running", "done", "stopped", "failed"]})]
+    action: Annotated[str, Meta(extra_json_schema={"enum": ["resume", "commit", "rollback"]})]
+    filter: dict[str, Any]
+    actor: str
+    reason: str
+    rate_per_second: int
+    counts: dict[str, int]
+    created_at: Time
+    updated_at: Time
+
+
+class RedriveJobList(Struct):
+    """Newest first."""
+
+    jobs: list[RedriveJobAnswer]
+
+
+class RedrivePreviewAnswer(Struct):
+    """What a job would act on. `more`: counting stopped at `count`."""
+
+    count: int
+    more: bool
+    sample: list[TransactionAnswer]
+
+
+_JOB_ID_PARAMETER = path_parameter("job_id", "Id of a job.", "r-1", "^[A-Za-z0-9_-]{1,64}$")
+PARKED = Operation(_TAG, {200: (TransactionPage, "A page.")}, parameters=_FILTER, headers=_LINK).arguments()
+REDRIVE = Operation(
+    _TAG,
+    {
+        202: (RedriveJobAnswer, "The job has begun."),
+        200: (RedrivePreviewAnswer, "With `preview`: what a job would act on."),
+    },
+    body=Body(
+        Redrive,
+        examples={
+            "look first": {"action": "resume", "filter": {"producer_group": "orders"}, "preview": True},
+            "then act": {
+                "action": "resume",
+                "filter": {"producer_group": "orders"},
+                "reason": "the shop answers again",
+                "rate_per_second": 50,
+            },
+        },
+    ),
+    headers={202: {"Location": "Path of the job."}},
+).arguments()
+JOBS = Operation(_TAG, {200: (RedriveJobList, "Newest first.")}, parameters=(LIMIT,)).arguments()
+JOB = Operation(
+    _TAG, {200: (RedriveJobAnswer, "The job.")}, ("not-found",), parameters=(_JOB_ID_PARAMETER,)
+).arguments()
+STOP_JOB = Operation(
+    _TAG,
+    {200: (RedriveJobAnswer, "The job as it stands.")},
+    ("not-found",),
+    Body(StopRedrive, examples={"too fast": {"reason": "the shop is overloaded"}}),
+    (_JOB_ID_PARAMETER,),
+).arguments()
+
+
+def render_job(job: RedriveJob) -> RedriveJobAnswer:
+    """A redrive job; times in its filter as elsewhere."""
+    shown = {
+        name.removesuffix("_ms"): render_time(value) if name.endswith("_ms") else value
+        for name, value in job.filter.items()
+    }
+    return RedriveJobAnswer(
+        job_id=job.job_id,
+        state=job.state.value,
+        action=job.action,
+        filter=shown,
+        actor=job.actor,
+        reason=job.reason,
+        rate_per_second=job.rate_per_s,
+        counts=dict(job.counts),
+        created_at=render_time(job.created_ms),
+        updated_at=render_time(job.updated_ms),
+    )
+
+
+def parked_filter(body: ParkedFilter) -> SearchFilter:
+    """The filter of a redrive."""
+    if body.producer_group is not None:
+        check_group(body.producer_group, "/filter/producer_group")
+    check_property(body.topic, "/filter/topic")
+    return SearchFilter(
+        group=body.producer_group,
+        topic=body.topic,
+        key=_key(body.key, body.key_base64, "/filter/"),
+        born_after_ms=_time(body.born_after, "/filter/born_after"),
+        born_before_ms=_time(body.born_before, "/filter/born_before"),
+    )
+
+
+router = APIRouter()
+
+_redrive = msgspec.json.Decoder(Redrive)
+_stop = msgspec.json.Decoder(StopRedrive)
+_JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@router.get("/v1/parked", **PARKED)
+async def list_parked(request: Request) -> Response:
+    """Parked transactions that match, newest first."""
+    services = services_of(request)
+    query = Query(request.query_params, PARKED_PARAMETERS)
+    limit, cursor = page_of(query, services.limits.page)
+    page = await services.parked.list(search_filter(query), limit, cursor)
+    if isinstance(page, Refused):
+        raise refuse(page)
+    return json_answer(200, render_page(page), link_header(request, page.next))
+
+
+@router.post("/v1/parked/redrive", **REDRIVE)
+async def redrive(request: Request) -> Response:
+    """Resumes, commits or rolls back all that match, as a job. With `preview`, only tells what it would act on."""
+    body = await read_json(request, _redrive)
+    wanted = parked_filter(body.filter)
+    if body.preview:
+        return await _preview(request, wanted)
+    if body.reason is None:
+        raise invalid("/reason", "a reason is needed")
+    who = who_is(request, check_reason(body.reason))
+    action = RedriveAction(body.action)
+    job = _found(await services_of(request).parked.redrive(wanted, action, body.rate_per_second, who))
+    return json_answer(202, render_job(job), {"Location": f"/v1/parked/redrive/{job.job_id}"})
+
+
+@router.get("/v1/parked/redrive", **JOBS)
+async def list_jobs(request: Request) -> Response:
+    """The newest jobs."""
+    services = services_of(request)
+    limit = Query(request.query_params, {"limit"}).integer("limit", 100, 1, services.limits.page)
+    jobs = await services.parked.list_jobs(limit)
+    if isinstance(jobs, Refused):
+        raise refuse(jobs)
+    return json_answer(200, RedriveJobList([render_job(job) for job in jobs]))
+
+
+@router.get("/v1/parked/redrive/{job_id}", **JOB)
+async def get_job(request: Request, job_id: str) -> Response:
+    """How far a job is."""
+    Query(request.query_params, ())
+    return json_answer(200, render_job(_found(await services_of(request).parked.get_job(_checked(job_id)))))
+
+
+@router.post("/v1/parked/redrive/{job_id}/stop", **STOP_JOB)
+async def stop_job(request: Request, job_id: str) -> Response:
+    """Stops a job after its present step. Stopping it again changes nothing."""
+    body = await read_json(request, _stop)
+    who = who_is(request, check_reason(body.reason))
+    return json_answer(200, render_job(_found(await services_of(request).parked.stop(_checked(job_id), who))))
+
+
+async def _preview(request: Request, wanted: SearchFilter) -> Response:
+    preview = await services_of(request).parked.preview(wanted)
+    if isinstance(preview, Refused):
+        raise refuse(preview)
+    sample = [render_transaction(view) for view in preview.sample]
+    return json_answer(200, RedrivePreviewAnswer(preview.count, preview.is_more, sample))
+
+
+def _checked(job_id: str) -> str:
+    if _JOB_ID.fullmatch(job_id) is None:
+        raise Rejected(Problem(NOT_FOUND, "no such job"))
+    return job_id
+
+
+def _found(job: RedriveJob | Refused | None) -> RedriveJob:
+    if job is None:
+        raise Rejected(Problem(NOT_FOUND, "no such job"))
+    if isinstance(job, Refused):
+        raise refuse(job)
+    return job

@@ -1,0 +1,306 @@
+"""Request bodies read strictly into the service's calls. Pure: bytes in, a call out, or Rejected.
+
+Nothing here knows of HTTP frameworks, so that a leaner dispatcher can stand before them one day.
+"""
+
+import binascii
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+from msgspec import UNSET
+
+from api.web.bodies import (
+    EndTransaction,
+    Headers,
+    Prepare,
+    PrepareBatch,
+    ResolutionItem,
+    Resolutions,
+    read_plain_prepare,
+    read_plain_prepares,
+    read_plain_resolutions,
+)
+from api.web.bodies import Message as MessageBody
+from api.web.json import escape_pointer, read_strict
+from api.web.problems import (
+    INVALID_REQUEST,
+    INVALID_TIMESTAMP,
+    MESSAGE_TOO_LARGE,
+    Problem,
+    Rejected,
+    invalid,
+    reject,
+)
+from bridge.core.check_rules import is_group_name
+from bridge.core.message import BY_KEY, Header, Message
+from bridge.core.properties import NUL, RESERVED_HEADERS, is_property_text
+from bridge.core.record import Resolution
+from bridge.core.transaction import is_transaction_id
+from bridge.service.contract import EndCall, PrepareCall
+
+T = TypeVar("T")
+
+_IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,200}")
+_NAMED_FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(.*)`$", re.DOTALL)
+_WORDS = {"COMMIT": Resolution.COMMIT, "ROLLBACK": Resolution.ROLLBACK, "UNKNOWN": Resolution.UNKNOWN}
+_JSON_WORDS = {"`str`": "`string`", "`int`": "`integer`", "`float`": "`number`", "`bool`": "`boolean`"}
+_MAX_DETAIL = 200
+
+_prepare = msgspec.json.Decoder(Prepare)
+_prepare_batch = msgspec.json.Decoder(PrepareBatch)
+_end = msgspec.json.Decoder(EndTransaction)
+_resolution = msgspec.json.Decoder(ResolutionItem)
+_resolutions = msgspec.json.Decoder(Resolutions)
+_text = msgspec.json.Decoder(str)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageLimits:
+    """What one message may be, whatever its topic takes."""
+
+    message_bytes: int = 1_048_576
+    headers: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class NoncedEnd:
+    """An end that answers a check: its nonce is still to be looked at."""
+
+    call: EndCall
+    nonce: str
+
+
+def parse_body(raw: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
+    """A body of a route without a parser of its own. Raises Rejected."""
+    return decode_body(read_strict(raw), decoder)
+
+
+def parse_prepare(
+    raw: bytes, limits: MessageLimits, *, header_key: str | None = None, is_published: bool = False
+) -> PrepareCall:
+    """A prepare, or a publish. `header_key`: the `Idempotency-Key` header. Raises Rejected."""
+    body = read_plain_prepare(raw) or decode_body(read_strict(raw), _prepare)
+    return _make_prepare(body, limits, header_key, is_published=is_published)
+
+
+def parse_prepare_batch(
+    raw: bytes, limits: MessageLimits, *, is_published: bool = False
+) -> list[PrepareCall | Problem]:
+    """Every transaction of a batch, or what is wrong with it. Raises Rejected if it is no batch."""
+    calls: list[PrepareCall | Problem] = []
+    items: Sequence[Prepare | msgspec.Raw] = (
+        read_plain_prepares(raw) or decode_body(read_strict(raw), _prepare_batch).transactions
+    )
+    for index, item in enumerate(items):
+        try:
+            body = item if isinstance(item, Prepare) else decode_body(item, _prepare)
+            calls.append(_make_prepare(body, limits, None, is_published=is_published))
+        except Rejected as rejected:
+            calls.append(rejected.problem.at(f"/transactions/{index}"))
+    return calls
+
+
+def parse_end(raw: bytes, transaction_id: str, resolution: Resolution) -> EndCall:
+    """An end transaction of the id in the path; the body may be empty. Raises Rejected."""
+    check_transaction_id(transaction_id, "?transaction_id")
+    if not raw:
+        return EndCall(transaction_id, resolution)
+    body = decode_body(read_strict(raw), _end)
+    if body.producer_group is not None:
+        check_group(body.producer_group, "/producer_group")
+    return EndCall(transaction_id, resolution, body.producer_group)
+
+
+def parse_resolution(raw: bytes) -> EndCall | NoncedEnd:
+    """One resolution: a line of NDJSON. Raises Rejected."""
+    return make_resolution(decode_body(read_strict(raw), _resolution))
+
+
+def parse_resolutions(raw: bytes) -> list[EndCall | NoncedEnd | Problem]:
+    """Every resolution of a batch, or what is wrong with it. Raises Rejected if it is no batch."""
+    calls: list[EndCall | NoncedEnd | Problem] = []
+    items: Sequence[ResolutionItem | msgspec.Raw] = (
+        read_plain_resolutions(raw) or decode_body(read_strict(raw), _resolutions).resolutions
+    )
+    for index, item in enumerate(items):
+        try:
+            calls.append(make_resolution(item if isinstance(item, ResolutionItem) else decode_body(item, _resolution)))
+        except Rejected as rejected:
+            calls.append(rejected.problem.at(f"/resolutions/{index}"))
+    return calls
+
+
+def check_group(name: str, where: str) -> None:
+    """Raises Rejected unless it is a legal name of a producer group."""
+    if not is_group_name(name):
+        raise invalid(where, "a group name has 1..120 characters of A-Z a-z 0-9 . _ -")
+
+
+def check_transaction_id(text: str, where: str) -> None:
+    """Raises Rejected unless it has the form of a transaction id."""
+    if not is_transaction_id(text):
+        raise invalid(where, "not a transaction id: 28 characters as the bridge gave them")
+
+
+def check_property(text: str | None, where: str) -> None:
+    """Raises Rejected for a text that cannot stand in a record's properties."""
+    if text is not None and not is_property_text(text):
+        raise invalid(where, "the bytes 0x00, 0x01 and 0x02 are not allowed here")
+
+
+def decode_body(raw: bytes | msgspec.Raw, decoder: "msgspec.json.Decoder[T]") -> T:
+    """What is strict JSON already, so that only its shape can be wrong. Raises Rejected."""
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).rpartition(" - at `")
+        raise _violation(what or path, path[1:-1] if what else "") from None
+
+
+def _violation(what: str, path: str) -> Rejected:
+    """A violation as msgspec words it, at `.messages[0].topic`, with a JSON pointer."""
+    pointer = path.partition("[...]")[0].replace(".", "/").replace("[", "/").replace("]", "")
+    named = _NAMED_FIELD.match(what)
+    if named:
+        pointer = f"{pointer}/{escape_pointer(named[1][:_MAX_DETAIL])}"
+    for python, json_word in _JSON_WORDS.items():
+        what = what.replace(python, json_word)
+    return invalid(pointer, what[:_MAX_DETAIL])
+
+
+def _make_prepare(body: Prepare, limits: MessageLimits, header_key: str | None, *, is_published: bool) -> PrepareCall:
+    check_call(body)
+    messages = [make_message(message, limits, index) for index, message in enumerate(body.messages)]
+    return make_call(body, messages, header_key, is_published=is_published)
+
+
+def check_call(body: Prepare) -> None:
+    """Raises Rejected for a name or key that cannot be."""
+    check_group(body.producer_group, "/producer_group")
+    if body.ordering_key is not None:
+        check_property(body.ordering_key, "/ordering_key")
+
+
+def make_call(body: Prepare, messages: list[Message], header_key: str | None, *, is_published: bool) -> PrepareCall:
+    """A checked prepare with its messages. Raises Rejected for its idempotency key."""
+    is_keyed = body.idempotency_key is not None or header_key is not None
+    return PrepareCall(
+        body.producer_group,
+        messages,
+        body.ordering_key,
+        _idempotency_key(body.idempotency_key, header_key) if is_keyed else None,
+        body.check_immunity_seconds,
+        body.max_checks,
+        body.max_lifetime_seconds,
+        is_published,
+    )
+
+
+def _idempotency_key(in_body: str | None, in_header: str | None) -> str | None:
+    if in_body is not None and in_header is not None and in_body != in_header:
+        raise reject(
+            INVALID_REQUEST,
+            "two idempotency keys",
+            ("/idempotency_key", "differs from the header Idempotency-Key"),
+        )
+    key = in_header if in_body is None else in_body
+    if key is not None and _IDEMPOTENCY_KEY.fullmatch(key) is None:
+        raise invalid("/idempotency_key", "1..200 printable ASCII characters")
+    return key
+
+
+def make_message(body: MessageBody, limits: MessageLimits, index: int) -> Message:
+    """Message number `index` of a prepare. Raises Rejected."""
+    try:
+        key, value, headers = _key(body), _value(body), _headers(body, limits)
+        _check_size(key, value, headers, limits)
+        if body.timestamp_ms is not None and body.timestamp_ms <= 0:
+            raise reject(INVALID_TIMESTAMP, "timestamp_ms is not above 0", ("/timestamp_ms", "must be above 0"))
+    except Rejected as rejected:
+        raise Rejected(rejected.problem.at(f"/messages/{index}")) from None
+    partition = BY_KEY if body.partition is None else body.partition
+    return Message(body.topic, key, value, headers, partition, body.timestamp_ms)
+
+
+def _key(body: MessageBody) -> bytes | None:
+    if isinstance(body.key_base64, str):
+        if body.key is not UNSET:
+            raise invalid("/key_base64", "key and key_base64 are both given")
+        return parse_base64(body.key_base64, "/key_base64")
+    return body.key.encode() if isinstance(body.key, str) else None
+
+
+def _value(body: MessageBody) -> bytes | None:
+    if isinstance(body.value_base64, str):
+        if body.value is not UNSET:
+            raise invalid("/value_base64", "value and value_base64 are both given")
+        return parse_base64(body.value_base64, "/value_base64")
+    raw = bytes(body.value) if isinstance(body.value, msgspec.Raw) else b"null"
+    if raw[:1] == b'"':
+        return raw[1:-1] if b"\\" not in raw else _text.decode(raw).encode()
+    return None if raw == b"null" else raw
+
+
+def _headers(body: MessageBody, limits: MessageLimits) -> Sequence[Header]:
+    if body.headers is UNSET and body.headers_base64 is UNSET:
+        return ()
+    if body.headers is not UNSET and body.headers_base64 is not UNSET:
+        raise invalid("/headers_base64", "headers and headers_base64 are both given")
+    if not isinstance(body.headers_base64, msgspec.UnsetType):
+        pairs = _pairs(body.headers_base64, "/headers_base64", limits)
+        return [
+            (name, None if text is None else parse_base64(text, f"/headers_base64/{n}"))
+            for n, (name, text) in enumerate(pairs)
+        ]
+    if isinstance(body.headers, msgspec.UnsetType):
+        return ()
+    return [(name, None if text is None else text.encode()) for name, text in _pairs(body.headers, "/headers", limits)]
+
+
+def _pairs(headers: Headers, where: str, limits: MessageLimits) -> Sequence[tuple[str, str | None]]:
+    pairs = list(headers.items()) if isinstance(headers, dict) else headers
+    if len(pairs) > limits.headers:
+        raise refuse_headers(where, limits)
+    for name, _ in pairs:
+        if name in RESERVED_HEADERS:
+            raise invalid(where, f"the header name {name} is reserved")
+        if NUL in name:  # it would arrive cut off, and could be a reserved one then
+            raise invalid(where, "the byte 0x00 is not allowed in a header name")
+    return pairs
+
+
+def refuse_headers(where: str, limits: MessageLimits) -> Rejected:
+    """There are too many."""
+    return invalid(where, f"more than {limits.headers} headers")
+
+
+def parse_base64(text: str, where: str) -> bytes:
+    """Standard base64 with padding. Raises Rejected."""
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:
+        raise invalid(where, "not base64 (RFC 4648 section 4, padded)") from None
+
+
+def _check_size(key: bytes | None, value: bytes | None, headers: Sequence[Header], limits: MessageLimits) -> None:
+    size = (len(key) if key else 0) + (len(value) if value else 0)
+    for name, text in headers:
+        size += len(name.encode()) + len(text or b"")
+    if size > limits.message_bytes:
+        detail = f"key, value and headers have {size} bytes, the limit is {limits.message_bytes}"
+        raise reject(MESSAGE_TOO_LARGE, detail, ("", detail))
+
+
+def make_resolution(body: ResolutionItem) -> EndCall | NoncedEnd:
+    """A resolution. Raises Rejected."""
+    check_transaction_id(body.transaction_id, "/transaction_id")
+    if body.producer_group is not None:
+        check_group(body.producer_group, "/producer_group")
+    word = body.resolution
+    call = EndCall(
+        body.transaction_id, _WORDS[word] if isinstance(word, str) else Resolution(word), body.producer_group
+    )
+    return call if body.nonce is None else NoncedEnd(call, body.nonce)

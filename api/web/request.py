@@ -1,0 +1,300 @@
+"""A request as the calls see it, whoever received it: body, query, services, who asks."""
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Protocol, TypeVar
+
+import msgspec
+from starlette.datastructures import Headers, QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.web.large_bodies import LARGE_BYTES, body_in_steps
+from api.web.limits import HttpLimits, overloaded, read_body, too_large
+from api.web.parse import check_property, parse_body
+from api.web.problems import (
+    INVALID_REQUEST,
+    UNSUPPORTED_MEDIA_TYPE,
+    Problem,
+    Rejected,
+    invalid,
+    problem_members,
+    problem_of,
+    reject,
+)
+from api.web.services import Services
+from api.web.views import encode_json
+from bridge.core.properties import is_property_text
+from bridge.service.contract import Refused
+from bridge.service.operate import Who
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+_NOTHING = QueryParams()
+
+
+class ApiRequest(Protocol):
+    """A request whose head is there, and whose body may still be on its way."""
+
+    @property
+    def headers(self) -> Headers:
+        """Names in lower case."""
+        ...
+
+    @property
+    def query(self) -> QueryParams:
+        """What stands behind the question mark."""
+        ...
+
+    @property
+    def request_id(self) -> str:
+        """The id that the answer carries too."""
+        ...
+
+    async def body(self) -> bytes:
+        """The whole body. Raises Rejected if it is too large, too slow or cut off."""
+        ...
+
+
+class RoutedRequest:
+    """One that the framework has routed."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self.headers = request.headers
+        self.request_id: str = request.state.request_id
+
+    @property
+    def query(self) -> QueryParams:
+        return self._request.query_params
+
+    async def body(self) -> bytes:
+        limits: HttpLimits = self._request.app.state.services.limits
+        return await read_body(self._request, limits)
+
+
+class WholeRequest:
+    """One that came in one piece. `body` None: there was no room for it."""
+
+    __slots__ = ("_body", "_limits", "headers", "query", "request_id")
+
+    def __init__(
+        self, headers: list[tuple[bytes, bytes]], query: bytes, body: bytes | None, request_id: str, limits: HttpLimits
+    ) -> None:
+        self.headers = Headers(raw=headers)
+        self.query = QueryParams(query) if query else _NOTHING
+        self.request_id = request_id
+        self._body = body
+        self._limits = limits
+
+    async def body(self) -> bytes:
+        if self._body is None:
+            raise overloaded(is_read=True)
+        if len(self._body) > self._limits.body_bytes:
+            raise too_large(self._limits)
+        return self._body
+
+
+def media_type(headers: Headers, *allowed: str) -> str:
+    """The media type of the body. Raises Rejected for any other, any charset but UTF-8, any encoding."""
+    if "content-encoding" in headers:
+        raise reject(UNSUPPORTED_MEDIA_TYPE, "Content-Encoding is not taken")
+    kinds = headers.getlist("content-type")
+    if len(kinds) != 1:
+        raise reject(UNSUPPORTED_MEDIA_TYPE, f"one Content-Type is needed: {' or '.join(allowed)}")
+    if kinds[0] in allowed:
+        return kinds[0]
+    kind, *parameters = [part.strip().lower() for part in kinds[0].split(";")]
+    if kind not in allowed or not all(part in {"", "charset=utf-8", 'charset="utf-8"'} for part in parameters):
+        raise reject(UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be {' or '.join(allowed)}, in UTF-8")
+    return kind
+
+
+async def json_body(arrival: ApiRequest) -> bytes:
+    """The body of a request that must have one."""
+    media_type(arrival.headers, JSON)
+    return await arrival.body()
+
+
+async def optional_body(arrival: ApiRequest) -> bytes:
+    """The body of a request that may have one; the media type counts only if there is one."""
+    headers = arrival.headers
+    has_type = "content-type" in headers
+    if has_type or "content-encoding" in headers:
+        media_type(headers, JSON)
+    raw = await arrival.body()
+    if raw and not has_type:
+        raise reject(UNSUPPORTED_MEDIA_TYPE, f"one Content-Type is needed: {JSON}")
+    return raw
+
+
+T = TypeVar("T")
+
+_RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)")
+_INTEGER = re.compile(r"\d{1,9}")
+TIME_EXPECTED = "a time as 2026-01-31T12:00:00.000Z"
+_NUMBER = re.compile(r"\d{1,9}(\.\d{1,30})?([eE]-\d{1,3})?")
+
+
+class Query:
+    """The parameters of a request. Raises Rejected for one that is unknown, repeated or malformed."""
+
+    def __init__(self, params: QueryParams, known: Collection[str], repeatable: Collection[str] = ()) -> None:
+        self._params = params
+        for name in params:
+            if name not in known:
+                raise _invalid(name, f"unknown parameter; known here: {', '.join(sorted(known)) or 'none'}")
+            if name not in repeatable and len(params.getlist(name)) > 1:
+                raise _invalid(name, "given more than once")
+
+    def text(self, name: str) -> str | None:
+        """A text that can be written as UTF-8."""
+        value = self._params.get(name)
+        if value is not None and not is_property_text(value):
+            raise _invalid(name, "holds a byte that is not allowed")
+        return value
+
+    def words(self, name: str, parse: Callable[[str], T], allowed: str) -> list[T]:
+        """Words from a closed list; repeated, or with commas between."""
+        try:
+            return [parse(word) for value in self._params.getlist(name) for word in value.split(",") if word]
+        except ValueError:
+            raise _invalid(name, f"one of {allowed}") from None
+
+    def integer(self, name: str, default: int, least: int, most: int) -> int:
+        """A number within its bounds."""
+        value = self._params.get(name)
+        if value is None:
+            return default
+        if not _INTEGER.fullmatch(value) or not least <= int(value) <= most:
+            raise _invalid(name, f"an integer from {least} to {most}")
+        return int(value)
+
+    def seconds_as_ms(self, name: str, default_s: float, most_s: float) -> int:
+        """A time-out, in milliseconds."""
+        value = self._params.get(name)
+        if value is None:
+            return int(default_s * 1000)
+        if not _NUMBER.fullmatch(value) or float(value) > most_s:
+            raise _invalid(name, f"seconds from 0 to {most_s:g}")
+        return math.ceil(float(value) * 1000)
+
+    def time_ms(self, name: str) -> int | None:
+        """A moment in RFC 3339."""
+        value = self._params.get(name)
+        if value is None:
+            return None
+        try:
+            return parse_time_ms(value)
+        except ValueError:
+            raise _invalid(name, TIME_EXPECTED) from None
+
+    def optional_flag(self, name: str) -> bool | None:
+        """None if it is not given."""
+        return self.flag(name) if name in self._params else None
+
+    def flag(self, name: str) -> bool:
+        """True for a bare name or `true`."""
+        value = self._params.get(name)
+        if value is None or value in {"false", "0"}:
+            return False
+        if value not in {"", "true", "1"}:
+            raise _invalid(name, "true or false")
+        return True
+
+
+def parse_time_ms(text: str) -> int:
+    """A moment in RFC 3339. Raises ValueError."""
+    try:
+        moment = datetime.fromisoformat(text.upper() if _RFC3339.fullmatch(text) else "")
+        return (moment - _EPOCH) // timedelta(milliseconds=1)
+    except OverflowError as error:
+        raise ValueError("outside the calendar") from error
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def prefers_async(headers: Headers) -> bool:
+    """Whether the caller does not want to wait for the end to be settled. Source: RFC 7240 section 4.1."""
+    preferences = [
+        part.split(";")[0].strip().lower() for value in headers.getlist("prefer") for part in value.split(",")
+    ]
+    return "respond-async" in preferences
+
+
+def idempotency_key(headers: Headers) -> str | None:
+    """The `Idempotency-Key` header; its value may be quoted as a structured field is."""
+    values = headers.getlist("idempotency-key")
+    if not values:
+        return None
+    if len(values) > 1:
+        raise reject(INVALID_REQUEST, "two Idempotency-Key headers", ("?Idempotency-Key", "given more than once"))
+    value = values[0]
+    return value[1:-1] if len(value) >= 2 and value[0] == value[-1] == '"' else value
+
+
+def _invalid(name: str, what: str) -> Rejected:
+    return reject(INVALID_REQUEST, what, (f"?{name}", what))
+
+
+_STATUSES = {status: b'{"status":%d,' % status for status in (200, 201, 202)}
+
+
+def services_of(request: Request) -> Services:
+    """What the application was made with."""
+    services: Services = request.app.state.services
+    return services
+
+
+def arrival_of(request: Request) -> RoutedRequest:
+    """The request as the calls see it."""
+    return RoutedRequest(request)
+
+
+async def read_json(request: Request, decoder: "msgspec.json.Decoder[T]", *, is_optional: bool = False) -> T:
+    """The body; an empty object where none came and none is needed. Raises Rejected."""
+    arrival = arrival_of(request)
+    raw = (await optional_body(arrival) or b"{}") if is_optional else await json_body(arrival)
+    if len(raw) > LARGE_BYTES:
+        return await services_of(request).turns.run(body_in_steps(raw, decoder))
+    return parse_body(raw, decoder)
+
+
+def json_answer(status: int, body: object, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer from a struct or plain values."""
+    return Response(encode_json(body), status, headers, JSON)
+
+
+def refuse(refused: Refused) -> Rejected:
+    """A refusal of the service, as an exception that becomes the answer."""
+    return Rejected(problem_of(refused))
+
+
+def item(status: int, body: object) -> bytes:
+    """A result in a batch: the status, then the members of the single call's answer."""
+    return _STATUSES[status] + encode_json(body)[1:]
+
+
+def problem_item(problem: Problem, request_id: str) -> bytes:
+    """A refused result in a batch."""
+    return b'{"status":%d,"problem":%b}' % (problem.type.status, encode_json(problem_members(problem, request_id)))
+
+
+ANONYMOUS = "anonymous"
+
+
+def who_is(request: Request, reason: str) -> Who:
+    """The caller as the audit knows him. Without keys that is no more than his address."""
+    host = request.client.host if request.client else "unknown"
+    return Who(f"{ANONYMOUS}@{host}", reason)
+
+
+def check_reason(reason: str) -> str:
+    """The reason. Raises Rejected if it is blank or cannot be kept."""
+    check_property(reason, "/reason")
+    if not reason.strip():
+        raise invalid("/reason", "must not be blank")
+    return reason

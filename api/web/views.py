@@ -1,0 +1,275 @@
+"""Transactions and problems as answers show them. Times are RFC 3339 in UTC with milliseconds."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from api.web.bodies import GroupName, TransactionId
+from bridge.core.message import Message
+from bridge.core.message_json import JsonText, show_message
+from bridge.core.transaction import MessageSummary, TimelineEvent, TransactionState, TransactionView
+from bridge.service.contract import Accepted, Prepared
+
+Time = Annotated[
+    str, Meta(examples=["2026-01-31T12:00:00.000Z"], extra_json_schema={"format": "date-time"}, description="UTC.")
+]
+State = Annotated[TransactionState, Meta(description="A fact: the transaction's state.")]
+By = Annotated[str, Meta(extra_json_schema={"enum": ["producer", "check", "operator"]})]
+EventType = Annotated[
+    str,
+    Meta(
+        extra_json_schema={
+            "enum": [
+                "prepared", "check_answered", "check_unanswered", "end", "parked", "resumed", "forced", "published",
+                "blocked", "abandoned", "given_up",
+            ]
+        }
+    ),
+]  # fmt: skip
+
+
+class PreparedAnswer(Struct):
+    """A stored half message. `queue_id` and `queue_offset`: its place in the journal."""
+
+    transaction_id: TransactionId
+    producer_group: GroupName
+    state: State
+    born_time: Time
+    first_check_at: Time
+    queue_id: int
+    queue_offset: int
+
+
+class ReceiptAnswer(Struct):
+    """Where a message was published. `offset` is null where the log no longer knows it."""
+
+    topic: str
+    partition: int
+    offset: int | None
+
+
+class MessageAnswer(Struct, omit_defaults=True):
+    """A prepared message. Without `include=messages` its value is left out and `value_bytes` tells its size."""
+
+    topic: str
+    key: str | UnsetType | None = UNSET
+    key_base64: str | UnsetType = UNSET
+    value: Annotated[Raw, Meta(description="JSON or text.")] | UnsetType = UNSET
+    value_base64: str | UnsetType = UNSET
+    value_bytes: int | UnsetType | None = UNSET
+    headers: list[tuple[str, str | None]] | UnsetType = UNSET
+    headers_base64: list[tuple[str, str | None]] | UnsetType = UNSET
+    partition: int | None = None
+    timestamp_ms: int | None = None
+
+
+class TransactionAnswer(Struct):
+    """A transaction as it is recorded. `blocked`: committed, its publication is being retried, for `reason`.
+    `abandoned`, true or left out: committed, and given up by an operator while it was blocked; never published.
+
+    Answers to ends leave out what only a look at the transaction tells: the members from `born_time` on.
+    """
+
+    transaction_id: TransactionId
+    producer_group: GroupName
+    state: State
+    blocked: bool
+    reason: str | None
+    resolved_by: By | None
+    resolved_at: Time | None
+    receipts: Annotated[list[ReceiptAnswer], Meta(description="In message order; empty until it is published.")]
+    next_check_at: Time | None
+    check_times: Annotated[int, Meta(description="Answered checks.")]
+    queue_id: int
+    queue_offset: int
+    born_time: Time | UnsetType = UNSET
+    first_check_at: Time | UnsetType | None = UNSET
+    ordering_key: str | UnsetType | None = UNSET
+    idempotency_key: str | UnsetType | None = UNSET
+    messages: list[MessageAnswer] | UnsetType = UNSET
+    given_up_at: (
+        Annotated[
+            Time, Meta(description="When an operator gave up the log that held it; shown is what was known before.")
+        ]
+        | UnsetType
+    ) = UNSET
+    abandoned: bool | UnsetType = UNSET
+
+
+class AcceptedAnswer(Struct):
+    """An end that is durable; not waited for."""
+
+    transaction_id: TransactionId
+    resolution: Annotated[str, Meta(extra_json_schema={"enum": ["COMMIT", "ROLLBACK", "UNKNOWN"]})]
+
+
+class AskedAnswer(Struct):
+    """A check that was asked for."""
+
+    transaction_id: TransactionId
+
+
+class ProblemError(Struct, omit_defaults=True):
+    """A place in the request, as a JSON pointer into the body or the name of a parameter."""
+
+    detail: str
+    pointer: str | UnsetType = UNSET
+    parameter: str | UnsetType = UNSET
+
+
+class ProblemAnswer(Struct, omit_defaults=True):
+    """An error. Source: RFC 9457. `outcome` says whether the call changed anything; `unknown`: repeat it; absent: it
+    changes nothing, or nobody can say any more (`given-up`).
+    """
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: Annotated[str, Meta(description="The request id, also in X-Request-Id.")]
+    outcome: Literal["not_applied", "unknown"] | UnsetType = UNSET
+    transaction_id: TransactionId | UnsetType = UNSET
+    state: State | UnsetType = UNSET
+    errors: list[ProblemError] | UnsetType = UNSET
+    retry_after: Annotated[int, Meta(description="Seconds.")] | UnsetType = UNSET
+
+
+class BatchItem(Struct, omit_defaults=True):
+    """One result: `status` and the members of the single call's answer, or `status` and `problem`."""
+
+    status: int
+    problem: ProblemAnswer | UnsetType = UNSET
+    transaction_id: TransactionId | UnsetType = UNSET
+    state: State | UnsetType = UNSET
+
+
+class BatchAnswer(Struct):
+    """Results in the order of the request."""
+
+    results: list[BatchItem]
+
+
+class TimelineEventAnswer(Struct):
+    """Something that happened; further members depend on the type."""
+
+    at: Time
+    type: EventType
+    by: str | None
+
+
+class TimelineAnswer(Struct):
+    """What happened to a transaction, oldest first."""
+
+    events: list[TimelineEventAnswer]
+
+
+# Python finds the members of an enum only slowly.
+_PREPARED, _PARKED = TransactionState.PREPARED, TransactionState.PARKED
+_MAX_SECOND = 253_402_300_799  # the last one of the year 9999
+
+encode_json = msgspec.json.Encoder().encode
+
+
+@lru_cache(maxsize=1024)
+def _render_second(second: int) -> str:
+    return datetime.fromtimestamp(min(max(second, 0), _MAX_SECOND), UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+@lru_cache(maxsize=4096)  # what is in one batch often has one time
+def render_time(time_ms: int) -> str:
+    """RFC 3339 in UTC with milliseconds."""
+    second, rest = divmod(time_ms, 1000)
+    return f"{_render_second(second)}.{rest:03d}Z"
+
+
+def render_optional_time(time_ms: int | None) -> str | None:
+    """The same, where there may be none."""
+    return None if time_ms is None else render_time(time_ms)
+
+
+def render_prepared(prepared: Prepared) -> PreparedAnswer:
+    """A stored half message."""
+    return PreparedAnswer(
+        prepared.transaction_id,
+        prepared.group,
+        prepared.state,
+        render_time(prepared.born_ms),
+        render_time(prepared.first_check_ms),
+        prepared.queue_id,
+        prepared.queue_offset,
+    )
+
+
+def render_accepted(accepted: Accepted) -> AcceptedAnswer:
+    """An end that is durable."""
+    return AcceptedAnswer(accepted.transaction_id, accepted.resolution.name)
+
+
+def render_transaction(view: TransactionView, bodies: Sequence[Message] | None = None) -> TransactionAnswer:
+    """A transaction; with `bodies`, its messages are shown whole."""
+    state, ended_ms, due_ms = view.state, view.ended_ms, view.next_due_ms
+    is_resolved = state is not _PREPARED and state is not _PARKED
+    shown = TransactionAnswer(
+        view.transaction_id,
+        view.group,
+        state,
+        view.blocked,
+        view.why,
+        view.by if is_resolved else None,
+        None if ended_ms is None or not is_resolved else render_time(ended_ms),
+        [ReceiptAnswer(r.topic, r.queue_id, r.queue_offset) for r in view.receipts],
+        None if due_ms is None or state is not _PREPARED else render_time(due_ms),
+        view.check_times,
+        view.queue_id,
+        view.queue_offset,
+    )
+    if view.abandoned:
+        shown.abandoned = True
+    if view.messages or bodies is not None:  # else it was made of an op message, which does not tell more
+        shown.born_time = render_time(view.born_ms)
+        shown.first_check_at = render_optional_time(view.first_check_ms)
+        shown.ordering_key, shown.idempotency_key = view.ordering_key, view.idempotency_key
+        shown.messages = _render_messages(view.messages, bodies)
+    if view.given_up_ms is not None:
+        shown.given_up_at = render_time(view.given_up_ms)
+    return shown
+
+
+def _render_messages(
+    summaries: Iterable[MessageSummary], bodies: Sequence[Message] | None
+) -> list[MessageAnswer] | msgspec.UnsetType:
+    if bodies is not None:
+        return [_render_body(message) for message in bodies]
+    shown = [_render_summary(summary) for summary in summaries]
+    return shown or msgspec.UNSET
+
+
+def _render_summary(summary: MessageSummary) -> MessageAnswer:
+    members = show_message(Message(summary.topic, summary.key, None, (), summary.queue_id, summary.timestamp_ms))
+    del members["value"], members["headers"]
+    return MessageAnswer(value_bytes=summary.value_bytes, **members)  # type: ignore[arg-type]
+
+
+def _render_body(message: Message) -> MessageAnswer:
+    members = show_message(message)
+    if "value" in members:
+        value = members["value"]
+        members["value"] = msgspec.Raw(str(value).encode() if isinstance(value, JsonText) else encode_json(value))
+    return MessageAnswer(**members)  # type: ignore[arg-type]
+
+
+def render_event(event: TimelineEvent) -> dict[str, object]:
+    """An event of a timeline with the members of its type."""
+    shown = msgspec.structs.asdict(TimelineEventAnswer(render_time(event.at_ms), event.type, event.by))
+    for name, value in event.members.items():
+        if name in {"first_ms", "last_ms"}:
+            shown[name.removesuffix("_ms")] = render_time(int(str(value)))
+        elif name == "receipts" and isinstance(value, list):
+            shown[name] = [ReceiptAnswer(*receipt) for receipt in value]
+        else:
+            shown[name] = value
+    return shown

@@ -1,0 +1,201 @@
+"""Operators' acts on one transaction: ask now, resume, force, abandon. Audited before and after."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+from msgspec.structs import replace
+
+from bridge.core.op_message import AnswerCode
+from bridge.core.record import Act, ActRecord, Resolution, Source
+from bridge.core.record_codec import encode_act
+from bridge.core.transaction import TransactionState, TransactionView, queue_of
+from bridge.fault_points import FaultPoint, reach
+from bridge.service.admission import is_text
+from bridge.service.answers import (
+    FINAL,
+    make_view,
+    refuse_given_up,
+    refuse_missing,
+    refuse_put,
+    refuse_unavailable,
+    refuse_unknown,
+)
+from bridge.service.contract import Accepted, EndCall, Outcome, RefusalCode, Refused
+from bridge.service.end import Ender, is_possible_id
+from bridge.service.journal import Deadline
+from bridge.service.ports import ServicePorts
+from bridge.service.reads import refuse_read
+from bridge.service.replies import ReceivedReply
+from bridge.sql.audit import ActEntry, record_act
+from bridge.sql.engine import Database, SqlUnavailable
+from bridge.store.message_store import PutStatus
+
+_LOG = structlog.get_logger()
+Members = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """An operator and his reason."""
+
+    actor: str
+    reason: str
+
+
+class AuditTrail:
+    """Keeps who did what."""
+
+    def __init__(self, database: Database, now_ms: Callable[[], int]) -> None:
+        self._database = database
+        self._now_ms = now_ms
+
+    async def record(self, who: Who, what: str, target: str, before: Members | None, after: Members | None) -> bool:
+        """Whether the entry is kept."""
+        entry = ActEntry(self._now_ms(), who.actor, what, target, who.reason or None, before, after)
+        try:
+            await self._database.run(lambda connection: record_act(connection, entry))
+        except SqlUnavailable as error:
+            _LOG.error("audit_not_kept", what=what, target=target, reason=str(error))
+            return False
+        return True
+
+
+class Operators:
+    """What an operator may do to a transaction. Nothing is done that cannot be audited first."""
+
+    def __init__(self, ports: ServicePorts, ender: Ender, trail: AuditTrail) -> None:
+        self._ports = ports
+        self._ender = ender
+        self._trail = trail
+
+    async def act(self, transaction_id: str, act: Act, who: Who, deadline: Deadline) -> TransactionView | Refused:
+        """Asks the group now (CHECK), gives a parked transaction a new life (RESUME), a blocked commit up (ABANDON)."""
+        if act is Act.ABANDON and not who.reason.strip():
+            return Refused(RefusalCode.INVALID_REQUEST, "abandon needs a reason", transaction_id=transaction_id)
+        view = await self._find(transaction_id, who, deadline)
+        if isinstance(view, Refused):
+            return view
+        if (refused := self._refuse_act(act, view)) is not None:
+            return refused
+        what = f"transaction.{act.value.lower()}"
+        if not await self._trail.record(who, what, transaction_id, describe(view), None):
+            return refuse_unavailable("the act could not be audited", transaction_id)
+        reach(FaultPoint.ACT_AUDITED)
+        record = ActRecord(transaction_id, act, who.actor, who.reason, self._now_ms())
+        answer = (await self.append_acts([record], deadline))[0]
+        await self._trail.record(who, f"{what}.answered", transaction_id, describe(view), describe(answer))
+        return answer
+
+    async def force(
+        self, transaction_id: str, resolution: Resolution, who: Who, deadline: Deadline
+    ) -> TransactionView | Refused:
+        """Ends the transaction in the operator's name."""
+        if not who.reason.strip() or resolution is Resolution.UNKNOWN:
+            detail = "force needs COMMIT or ROLLBACK, and a reason"
+            return Refused(RefusalCode.INVALID_REQUEST, detail, transaction_id=transaction_id)
+        view = await self._find(transaction_id, who, deadline)
+        if isinstance(view, Refused):
+            return view
+        if not await self._trail.record(who, "transaction.force", transaction_id, describe(view), None):
+            return refuse_unavailable("the act could not be audited", transaction_id)
+        call = EndCall(transaction_id, resolution, source=Source.OPERATOR, actor=who.actor, reason=who.reason)
+        answer = (await self._ender.end([call], deadline, is_awaited=True))[0]
+        await self._trail.record(who, "transaction.force.answered", transaction_id, describe(view), describe(answer))
+        return refuse_unknown(transaction_id) if isinstance(answer, Accepted) else answer
+
+    async def _find(self, transaction_id: str, who: Who, deadline: Deadline) -> TransactionView | Refused:
+        if not is_possible_id(transaction_id, self._ports.topics.queues):
+            return refuse_missing(transaction_id)
+        if not all(is_text(text, self._ports.limits.max_text_chars) for text in (who.actor, who.reason)):
+            return Refused(RefusalCode.INVALID_REQUEST, "actor or reason cannot be used", transaction_id=transaction_id)
+        read = await self._ports.lookups.reads.find([transaction_id], deadline)
+        if read.value is None:
+            return refuse_read(read.currency, transaction_id)
+        return read.value.get(transaction_id) or await self._ports.lookups.reads.refuse_missing(transaction_id)
+
+    def _refuse_act(self, act: Act, view: TransactionView) -> Refused | None:
+        if view.is_unproven:
+            return refuse_given_up(view)
+        if act is Act.ABANDON:
+            return None if view.blocked else _refuse_not_blocked(view)
+        if act is Act.RESUME:
+            return (
+                None if view.state is TransactionState.PARKED else _refuse_not_parked(view.transaction_id, view.state)
+            )
+        if view.state is not TransactionState.PREPARED:
+            detail = f"the transaction is {view.state.value}; only a PREPARED one is asked about"
+            return Refused(RefusalCode.ALREADY_RESOLVED, detail, transaction_id=view.transaction_id, state=view.state)
+        early_ms = (view.first_check_ms or 0) - (self._ports.kafka_time.now_ms() or self._now_ms())
+        if view.check_times == 0 and early_ms > 0:
+            detail = "the first check is not due yet"
+            code, again_s = RefusalCode.TOO_EARLY, early_ms // 1000 + 1
+            return Refused(code, detail, transaction_id=view.transaction_id, state=view.state, retry_after_s=again_s)
+        return None
+
+    async def append_acts(self, records: Sequence[ActRecord], deadline: Deadline) -> list[TransactionView | Refused]:
+        """Appends acts and hears what became of each, same order. Neither checked nor audited here."""
+        hearing = self._ports.hearing
+        if not (hearing.follower.is_ready and hearing.waiters.has_room(len(records))):
+            detail = "answers of the settlers cannot be heard now"
+            return [refuse_unavailable(detail, record.transaction_id) for record in records]
+        refused: dict[int, Refused] = {}
+        wait = hearing.waiters.open([record.transaction_id for record in records], is_named=True)
+        try:
+            messages = [
+                encode_act(replace(record, request=request), self._ports.topics.half, queue_of(record.transaction_id))
+                for record, request in zip(records, wait.requests, strict=True)
+            ]
+            results = await self._ports.journal.append(messages, deadline)
+            reach(FaultPoint.ACT_ACKED)
+            for place, result in enumerate(results):
+                refusal = refuse_put(result, records[place].transaction_id)
+                if refusal is not None and result.status is PutStatus.REFUSED:
+                    refused[place] = refusal
+                    wait.drop(place)
+            await wait.until(deadline)
+        finally:
+            wait.close()
+        return [refused.get(n) or _answer_act(record, wait.heard[n]) for n, record in enumerate(records)]
+
+    def _now_ms(self) -> int:
+        return self._ports.clock.now_ms()
+
+
+def describe(answer: TransactionView | Accepted | Refused) -> Members:
+    """What an audit entry says of a transaction, or of why nothing came of it."""
+    if isinstance(answer, Refused):
+        outcome = answer.outcome or Outcome.NOT_APPLIED
+        return {"refused": answer.code.value, "outcome": outcome.value}
+    if isinstance(answer, Accepted):
+        return {"resolution": answer.resolution.name}
+    members = {"state": answer.state.value, "blocked": answer.blocked, "check_times": answer.check_times}
+    return members | {"by": answer.by} | ({"abandoned": True} if answer.abandoned else {})
+
+
+def _answer_act(record: ActRecord, heard: ReceivedReply | None) -> TransactionView | Refused:
+    if heard is None:
+        return refuse_unknown(record.transaction_id)
+    if heard.op is None:
+        return refuse_missing(record.transaction_id)
+    t = heard.op.transaction
+    if heard.code is AnswerCode.NOT_PARKED:
+        return _refuse_not_parked(t.transaction_id, t.state)
+    if record.act is Act.ABANDON:
+        # without a code it is what our act has made of it
+        return make_view(heard.op) if heard.code is None else _refuse_not_blocked(make_view(heard.op))
+    if t.state in FINAL:
+        detail = f"the transaction is {t.state.value}"
+        return Refused(RefusalCode.ALREADY_RESOLVED, detail, transaction_id=t.transaction_id, state=t.state)
+    return make_view(heard.op)
+
+
+def _refuse_not_blocked(view: TransactionView) -> Refused:
+    now = "abandoned already" if view.abandoned else f"{view.state.value}, not a blocked commit"
+    detail = f"the transaction is {now}; only a commit that cannot be published can be abandoned"
+    return Refused(RefusalCode.NOT_BLOCKED, detail, transaction_id=view.transaction_id, state=view.state)
+
+
+def _refuse_not_parked(transaction_id: str, state: TransactionState) -> Refused:
+    detail = f"the transaction is {state.value}, not PARKED"
+    return Refused(RefusalCode.NOT_PARKED, detail, transaction_id=transaction_id, state=state)

@@ -1,0 +1,257 @@
+"""Reads of the projection that see everything decided before they began, bodies from the logs, lags."""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import structlog
+
+from bridge.clock import Clock, KafkaTime
+from bridge.core.errors import MalformedRecord, StoreError, UnknownRecordVersion
+from bridge.core.message import Message, MessageQueue, StoredMessage
+from bridge.core.record import HalfMessage
+from bridge.core.record_codec import decode_body, decode_parked, decode_record
+from bridge.core.topics import PARKED_QUEUE, InternalTopics
+from bridge.core.transaction import TransactionView, queue_of
+from bridge.futures import take_error
+from bridge.service.answers import refuse_missing
+from bridge.service.contract import Outcome, RefusalCode, Refused
+from bridge.service.journal import Deadline, EndOffsets
+from bridge.service.replies import OpFollower
+from bridge.sql.engine import Database, SqlUnavailable
+from bridge.sql.identity import find_loss
+from bridge.sql.transactions import AppliedPosition, find_many, read_positions
+from bridge.store.message_store import GetStatus, MessageStore
+
+
+class Lag(NamedTuple):
+    """Ages of the oldest journal record not decided, and of the oldest one not in the projection; 0 if none."""
+
+    settle_ms: int
+    projection_ms: int
+
+
+class ConsumerLag:
+    """Looks at the journal where settlers and projection stand."""
+
+    def __init__(
+        self, store: MessageStore, topics: InternalTopics, follower: OpFollower, kafka_time: KafkaTime
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._follower = follower
+        self._kafka_time = kafka_time
+
+    async def read(self, applied: Mapping[int, int]) -> Lag:
+        """`applied`: S of each queue in the projection. Raises StoreError."""
+        settle_ms = projection_ms = 0
+        decided = self._follower.positions()
+        for queue_id in range(self._topics.queues):
+            s = applied.get(queue_id, 0)
+            projection_ms = max(projection_ms, await self._age_at(queue_id, s))
+            settle_ms = max(settle_ms, await self._age_at(queue_id, max(s, decided.get(queue_id, 0))))
+        return Lag(settle_ms, projection_ms)
+
+    async def _age_at(self, queue_id: int, offset: int) -> int:
+        queue = MessageQueue(self._topics.half, queue_id)
+        got = await self._store.get(queue, offset, 1)
+        if got.status is GetStatus.OFFSET_ILLEGAL and got.next_begin_offset > offset:
+            got = await self._store.get(queue, got.next_begin_offset, 1)
+        if not got.messages:
+            return 0
+        return max(1, self._kafka_time.now_ms() - got.messages[0].stored_ms)
+
+
+Bodies = dict[str, list[Message]]
+
+
+class BodyReader:
+    """Reads by offset, all that is wanted of a queue at once."""
+
+    def __init__(self, store: MessageStore, topics: InternalTopics) -> None:
+        self._store = store
+        self._topics = topics
+
+    async def read(self, views: Sequence[TransactionView]) -> Bodies:
+        """Messages by transaction id: from the journal, else from the parked topic; what no log has is left out.
+
+        Raises StoreError.
+        """
+        found: Bodies = {}
+        for queue_id in {view.queue_id for view in views}:
+            queue = MessageQueue(self._topics.half, queue_id)
+            found |= await self._read(queue, {v.queue_offset: v for v in views if v.queue_id == queue_id})
+        missing = [view for view in views if view.transaction_id not in found]
+        copies = {view.parked_offset: view for view in missing if view.parked_offset is not None}
+        if copies:
+            found |= await self._read(MessageQueue(self._topics.parked, PARKED_QUEUE), copies)
+        return found
+
+    async def _read(self, queue: MessageQueue, places: Mapping[int, TransactionView]) -> Bodies:
+        records = await self._store.get_each(queue, sorted(places))
+        is_parked = queue.topic == self._topics.parked
+        pairs = [(places[offset], stored) for offset, stored in records.items()]
+        return dict(_decode(pairs, is_parked=is_parked))
+
+
+def _decode(
+    records: Iterable[tuple[TransactionView, StoredMessage]], *, is_parked: bool
+) -> Iterable[tuple[str, list[Message]]]:
+    """Those that are half messages of the transactions they should be of."""
+    for view, stored in records:
+        try:
+            half = decode_parked(stored) if is_parked else _decode_half(stored)
+            if half is not None and half.transaction_id == view.transaction_id:
+                yield view.transaction_id, decode_body(half, stored)
+        except (MalformedRecord, UnknownRecordVersion):
+            continue
+
+
+def _decode_half(stored: StoredMessage) -> HalfMessage | None:
+    record = decode_record(stored)
+    return record if isinstance(record, HalfMessage) else None
+
+
+T = TypeVar("T")
+Work = Callable[[Any], T]
+Ends = Mapping[int, int]  # journal offset by queue
+_LOG = structlog.get_logger()
+_LOSS_MS = 14 * 86_400_000  # the journal's retention: what is older had ended, or was told
+
+
+class Freshness(Enum):
+    """Whether a read is current."""
+
+    CURRENT = "current"
+    BEHIND = "behind"
+    UNREACHABLE = "unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentRead(Generic[T]):
+    """What was read; `value` is None unless `currency` is CURRENT."""
+
+    currency: Freshness
+    value: T | None = None
+
+
+class ProjectionPositions:
+    """Waits until the projection has applied journal positions; one poller for all who wait."""
+
+    def __init__(self, database: Database, clock: Clock, poll_ms: int = 20) -> None:
+        self._database = database
+        self._clock = clock
+        self._poll_ms = poll_ms
+        self._waiting: dict[asyncio.Future[bool], Ends] = {}
+        self._poller: asyncio.Task[None] | None = None
+
+    async def wait_for(self, ends: Ends, deadline: Deadline) -> Freshness:
+        """Returns when every queue's S is at or beyond its end, or at the deadline."""
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting[future] = ends
+        if self._poller is None or self._poller.done():
+            self._poller = asyncio.ensure_future(self._poll())
+        try:
+            is_done = await deadline.wait(future)
+        finally:
+            self._waiting.pop(future, None)
+        if not is_done:
+            return Freshness.BEHIND
+        return Freshness.CURRENT if future.result() else Freshness.UNREACHABLE
+
+    async def _poll(self) -> None:
+        while self._waiting:
+            try:
+                positions = await self._database.read(read_positions)
+            except SqlUnavailable as error:
+                _LOG.warning("projection_unreachable", reason=str(error))
+                self._wake(lambda ends: False, is_reached=False)
+                return
+            self._wake(partial(is_behind, positions), is_reached=True)
+            if self._waiting:
+                await self._clock.sleep_ms(self._poll_ms)
+
+    def _wake(self, is_to_wait: Callable[[Ends], bool], *, is_reached: bool) -> None:
+        for future in [f for f, ends in self._waiting.items() if not is_to_wait(ends)]:
+            del self._waiting[future]
+            if not future.done():
+                future.set_result(is_reached)
+
+
+class CurrentReads:
+    """Reads that wait for the projection."""
+
+    def __init__(
+        self, database: Database, ends: EndOffsets, positions: ProjectionPositions, clock: Clock, max_wait_ms: int
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._ends = ends
+        self._positions = positions
+        self._max_wait_ms = max_wait_ms
+
+    async def find(self, ids: Collection[str], deadline: Deadline) -> CurrentRead[Mapping[str, TransactionView]]:
+        """The transactions with these ids that there are."""
+        wanted = list(ids)
+        return await self.read(
+            {queue_of(i) for i in wanted}, lambda connection: find_many(connection, wanted), deadline
+        )
+
+    async def refuse_missing(self, transaction_id: str) -> Refused:
+        """What is said of an id that nobody knows: what its journal lost a while ago may have held it."""
+        work = partial(find_loss, queue_id=queue_of(transaction_id), since_ms=self._clock.now_ms() - _LOSS_MS)
+        try:
+            return refuse_missing(transaction_id, await self._database.read(work))
+        except SqlUnavailable as error:
+            _LOG.warning("projection_unreachable", reason=str(error))
+            return refuse_read(Freshness.UNREACHABLE, transaction_id)
+
+    async def read(self, queues: Collection[int], work: Work[T], deadline: Deadline) -> CurrentRead[T]:
+        """What `work` reads when everything appended to these queues before this call is in the projection."""
+        bounded = deadline.sooner(self._max_wait_ms)
+        try:
+            noted = [(queue_id, self._ends.note(queue_id, bounded)) for queue_id in queues]
+            ends = dict(zip([q for q, _ in noted], await asyncio.gather(*[note for _, note in noted]), strict=True))
+        except StoreError as error:
+            _LOG.warning("journal_ends_unknown", reason=str(error))
+            return CurrentRead(Freshness.UNREACHABLE)
+        return await self.read_beyond(ends, work, bounded)
+
+    async def read_beyond(self, ends: Ends, work: Work[T], deadline: Deadline) -> CurrentRead[T]:
+        """What `work` reads when the projection has applied these positions.
+
+        Positions and rows are read together: a projection that is being rebuilt begins again at 0.
+        """
+        try:
+            while True:
+                task = asyncio.ensure_future(self._database.read(lambda c: (read_positions(c), work(c))))
+                task.add_done_callback(take_error)
+                if not await deadline.wait(task):
+                    task.cancel()
+                    return CurrentRead(Freshness.UNREACHABLE)
+                at, value = task.result()
+                if not is_behind(at, ends):
+                    return CurrentRead(Freshness.CURRENT, value)
+                waited = await self._positions.wait_for(ends, deadline)
+                if waited is not Freshness.CURRENT:
+                    return CurrentRead(waited)
+        except SqlUnavailable as error:
+            _LOG.warning("projection_unreachable", reason=str(error))
+            return CurrentRead(Freshness.UNREACHABLE)
+
+
+def is_behind(applied: Mapping[int, AppliedPosition], ends: Ends) -> bool:
+    """Whether a position is below what is wanted of it. An empty queue needs no position."""
+    return any(end > (applied[queue_id].s if queue_id in applied else 0) for queue_id, end in ends.items())
+
+
+def refuse_read(currency: Freshness, transaction_id: str | None = None) -> Refused:
+    """The refusal of a read that is not current."""
+    if currency is Freshness.BEHIND:
+        code, detail = RefusalCode.PROJECTION_BEHIND, "the projection has not caught up yet"
+    else:
+        code, detail = RefusalCode.UNAVAILABLE, "Kafka or the database cannot be read now"
+    return Refused(code, detail, Outcome.NOT_APPLIED, transaction_id, retry_after_s=1)

@@ -1,0 +1,333 @@
+"""Callers that wait for settlers: their slots, and the follower of the op topic that completes them."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+from msgspec import Struct
+
+from bridge.clock import Clock, KafkaTime
+from bridge.core.errors import MalformedRecord, QueueHalted, StoreError, UnknownRecordVersion
+from bridge.core.message import MessageQueue, StoredMessage
+from bridge.core.op_message import (
+    ANSWERS_KEY,
+    POSITION_KEY,
+    Answer,
+    AnswerCode,
+    OpMessage,
+    decode_answers,
+    decode_op,
+    decode_position,
+)
+from bridge.core.topics import InternalTopics
+from bridge.core.transaction import SPLIT, Transaction, TransactionState
+from bridge.service.journal import Deadline, LogState, SoundLog
+from bridge.store.message_store import MessageStore, OwnerStore, QueueReader
+from bridge.store.sealed import SealWatch
+
+_COMMITTED, _ROLLED_BACK = TransactionState.COMMITTED, TransactionState.ROLLED_BACK
+
+
+class ReceivedReply(Struct, frozen=True, gc=False):
+    """What woke a waiter: a state (`code` None), or an answer to its REQUEST with the state as it stood, if any."""
+
+    code: AnswerCode | None
+    op: OpMessage | None
+
+
+@dataclass(slots=True, eq=False)
+class ReplyBatch:
+    """The answers a list of calls waits for. `requests[i]` goes into the record of `transaction_ids[i]`.
+
+    `is_named`: only what names its request is an answer, since a final state may be the one before it.
+    """
+
+    transaction_ids: Sequence[str]
+    requests: Sequence[str]
+    waiters: "PendingReplies"
+    is_named: bool = False
+    heard: list[ReceivedReply | None] = field(init=False)
+    done: "asyncio.Future[None]" = field(init=False)
+    _left: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._left = len(self.requests)
+        self.heard = [None] * self._left
+        self.done = asyncio.get_running_loop().create_future()
+        if not self._left:
+            self.done.set_result(None)
+
+    def drop(self, index: int) -> None:
+        """Nobody waits for this one any more."""
+        if self.waiters.discard(self.transaction_ids[index], self.requests[index]):
+            self.count_down()
+
+    async def until(self, deadline: Deadline) -> None:
+        """Returns when all have been heard or dropped, or at the deadline; leaves no waiter behind either way."""
+        try:
+            await deadline.wait(self.done)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Nobody waits for any of them any more."""
+        if self._left:
+            for index in range(len(self.requests)):
+                self.drop(index)
+
+    def count_down(self) -> None:
+        """One waits no more."""
+        self._left -= 1
+        if not self._left and not self.done.done():
+            self.done.set_result(None)
+
+
+_Slot = tuple[ReplyBatch, int, str]  # who waits, at which place, for which REQUEST; plain because it is quicker to make
+
+
+class PendingReplies:
+    """All that this process waits for. `prefix`: random, so that no other process ever makes the same REQUEST."""
+
+    def __init__(self, prefix: str, max_waiting: int = 200_000) -> None:
+        self.prefix = prefix.encode()
+        self.by_id: dict[bytes, list[_Slot]] = {}
+        self._prefix = prefix
+        self._max_waiting = max_waiting
+        self._count = 0
+        self._made = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def has_room(self, count: int) -> bool:
+        """Whether `count` more may wait."""
+        return self._count + count <= self._max_waiting
+
+    def open(self, transaction_ids: Sequence[str], *, is_named: bool = False) -> ReplyBatch:
+        """Begins to wait for each of the ids. Before their records are produced, or an answer could be missed."""
+        made, prefix = self._made, self._prefix
+        self._made += len(transaction_ids)
+        requests = [f"{prefix}{made + n:x}" for n in range(len(transaction_ids))]
+        wait = ReplyBatch(transaction_ids, requests, self, is_named)
+        by_id = self.by_id
+        for index, transaction_id in enumerate(transaction_ids):
+            slot = (wait, index, requests[index])
+            key = transaction_id.encode()
+            if key in by_id:
+                by_id[key].append(slot)
+            else:
+                by_id[key] = [slot]
+        self._count += len(transaction_ids)
+        return wait
+
+    def discard(self, transaction_id: str, request: str) -> bool:
+        """Whether somebody did wait for it."""
+        key = transaction_id.encode()
+        slots = self.by_id.get(key, ())
+        kept = [slot for slot in slots if slot[2] != request]
+        self._keep(key, kept)
+        self._count -= len(slots) - len(kept)
+        return len(kept) < len(slots)
+
+    def hear_state(self, op: OpMessage) -> None:
+        """A state of an id: final ones wake all that wait for the id, others those they name; SPLIT wakes nobody."""
+        t = op.transaction
+        if is_interim(t):
+            return
+        is_final = t.state is _COMMITTED or t.state is _ROLLED_BACK
+        self._wake(t.transaction_id, ReceivedReply(None, op), t.requests, is_for_all=is_final)
+
+    def hear_answers(self, answers: Iterable[Answer]) -> None:
+        """Answers wake whoever asked."""
+        for answer in answers:
+            if answer.op is None or not is_interim(answer.op.transaction):
+                self._wake(answer.transaction_id, ReceivedReply(answer.code, answer.op), (answer.request,))
+
+    def _wake(
+        self, transaction_id: str, heard: ReceivedReply, requests: Sequence[str], *, is_for_all: bool = False
+    ) -> None:
+        key = transaction_id.encode()
+        slots = self.by_id.pop(key, None)
+        if slots is None:
+            return
+        kept: list[_Slot] = []
+        for slot in slots:
+            wait, place, request = slot
+            if request not in requests and (wait.is_named or not is_for_all):
+                kept.append(slot)
+                continue
+            wait.heard[place] = heard
+            wait.count_down()
+            self._count -= 1
+        if kept:
+            self.by_id[key] = kept
+
+    def _keep(self, key: bytes, kept: list[_Slot]) -> None:
+        if kept:
+            self.by_id[key] = kept
+        else:
+            self.by_id.pop(key, None)
+
+
+def is_interim(t: Transaction) -> bool:
+    """Whether the next op message of the transaction is about to follow: decided, tried again apart from others."""
+    return t.blocked and t.why == SPLIT
+
+
+_LOG = structlog.get_logger()
+
+FIRST_BACKOFF_MS = 100
+LONGEST_BACKOFF_MS = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerConfig:
+    """Bounds of one read."""
+
+    max_records: int = 2_000
+    max_wait_ms: int = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerPorts:
+    """What the follower works with."""
+
+    store: MessageStore
+    owners: OwnerStore
+    clock: Clock
+    kafka_time: KafkaTime
+    waiters: PendingReplies
+    seal_watch: SealWatch = field(default_factory=SealWatch)
+    log: LogState = field(default_factory=SoundLog)
+
+
+class OpFollower:
+    """All queues of the op topic, from their ends at the start of the process on.
+
+    Ready only when every end is known: a record produced before could be answered below it.
+    """
+
+    def __init__(self, topics: InternalTopics, ports: FollowerPorts, config: FollowerConfig | None = None) -> None:
+        self._topics = topics
+        self._ports = ports
+        self._config = config or FollowerConfig()
+        self._tails = [_QueueTail(MessageQueue(topics.op, n), ports, self._config) for n in range(topics.queues)]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether answers to what is appended from now on will be heard."""
+        return all(tail.is_started for tail in self._tails)
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether a queue cannot be read now, so that its answers are late."""
+        return any(tail.is_failing for tail in self._tails)
+
+    def positions(self) -> dict[int, int]:
+        """S of each queue, as far as a position was seen since the start."""
+        found = {tail.queue_id: tail.read_s() for tail in self._tails}
+        return {queue_id: s for queue_id, s in found.items() if s is not None}
+
+    async def run_forever(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tails:
+            for tail in self._tails:
+                tails.create_task(tail.run_forever())
+
+
+class _QueueTail:
+    """One queue of the op topic."""
+
+    def __init__(self, queue: MessageQueue, ports: FollowerPorts, config: FollowerConfig) -> None:
+        self._queue = queue
+        self._ports = ports
+        self._config = config
+        self._next_offset = -1
+        self._reader: QueueReader | None = None
+        self._backoff_ms = 0
+        self.is_failing = False
+        self._position: bytes | None = None  # the last one, not parsed before somebody asks
+
+    @property
+    def queue_id(self) -> int:
+        return self._queue.queue_id
+
+    @property
+    def is_started(self) -> bool:
+        return self._next_offset >= 0
+
+    def read_s(self) -> int | None:
+        """S of the last position seen, if one was that can be read."""
+        try:
+            return None if self._position is None else decode_position(self._position).s
+        except (MalformedRecord, UnknownRecordVersion):
+            return None
+
+    async def run_forever(self) -> None:
+        """Goes on from its last position after an error."""
+        try:
+            while True:
+                try:
+                    await self.run_once()
+                except Exception as error:  # noqa: BLE001 - a loop that lives as long as the process
+                    await self._back_off(error)
+        finally:
+            await self._close()
+
+    async def run_once(self) -> int:
+        """Reads what has come, waiting a little for the first; how many records there were. Raises StoreError."""
+        if self._reader is None:
+            self._reader = await self._open()
+        got = await self._reader.get(self._config.max_records, self._config.max_wait_ms)
+        self._next_offset = got.next_begin_offset
+        self._backoff_ms, self.is_failing = 0, False
+        if got.messages:
+            self._ports.kafka_time.observe(got.messages[-1].stored_ms)
+            self._hear(got.messages)
+        return len(got.messages)
+
+    async def _open(self) -> QueueReader:
+        if not self.is_started:
+            self._next_offset = (await self._ports.store.get_offsets(self._queue)).stable
+        return self._ports.owners.open_reader(self._queue, self._next_offset)
+
+    def _hear(self, messages: Iterable[StoredMessage]) -> None:
+        waiters = self._ports.waiters
+        wanted, prefix = waiters.by_id, waiters.prefix
+        for message in messages:
+            key, value = message.key, message.value
+            if key is None or value is None:
+                continue
+            if key not in wanted and key != POSITION_KEY and not (key == ANSWERS_KEY and prefix in value):
+                continue  # most of them: for others
+            opened = self._ports.seal_watch.open(self._queue.queue_id, message)
+            if opened is None:
+                continue
+            try:
+                if key == POSITION_KEY:
+                    self._position = opened
+                elif key == ANSWERS_KEY:
+                    waiters.hear_answers(decode_answers(opened))
+                else:
+                    waiters.hear_state(decode_op(key.decode(), opened))
+            except (MalformedRecord, UnknownRecordVersion) as error:
+                # whoever waits for it is told "unknown" at its deadline; the owner of the queue halts or quarantines
+                _LOG.warning("op_message_unreadable", queue=self._queue.queue_id, reason=type(error).__name__)
+
+    async def _back_off(self, error: Exception) -> None:
+        self.is_failing = True
+        self._backoff_ms = min(LONGEST_BACKOFF_MS, self._backoff_ms * 2 or FIRST_BACKOFF_MS)
+        expected = isinstance(error, StoreError | QueueHalted)
+        log = _LOG.warning if expected else _LOG.exception
+        log("op_topic_unreadable", queue=self._queue.queue_id, reason=str(error), retry_ms=self._backoff_ms)
+        if isinstance(error, QueueHalted):
+            self._ports.log.doubt(self.queue_id)
+            self._next_offset = -1  # the log does not reach back so far any more: those who wait hear "unknown"
+        await self._close()
+        await self._ports.clock.sleep_ms(self._backoff_ms)
+
+    async def _close(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            await reader.close()

@@ -1,0 +1,201 @@
+"""What a successor reads before it decides anything. Source: design section 5, take over a queue."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import structlog
+
+from bridge.clock import Clock
+from bridge.core.errors import MalformedRecord, StoreTimeout
+from bridge.core.log_facts import LogFacts, Span, Witness, check_position
+from bridge.core.message import MessageQueue, StoredMessage
+from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, LogTopics, Position, decode_op, decode_position
+from bridge.core.properties import count_stored_bytes
+from bridge.core.queue_state import RecoveredOp, RecoveredState, effective_okey
+from bridge.core.record import HalfMessage
+from bridge.core.record_codec import decode_record
+from bridge.core.topics import InternalTopics
+from bridge.core.transition import LogPosition
+from bridge.fault_points import FaultPoint, reach
+from bridge.settler.batch import LoadedHalf
+from bridge.settler.ports import LogWatchPort, QueueMemory
+from bridge.store.message_store import MessageStore, OwnerStore, QueueOffsets
+
+_LOG = structlog.get_logger()
+_READ_COUNT = 5_000
+_READ_WAIT_MS = 500
+_STALL_LIMIT_MS = 30_000
+_HELD_BYTES = 64 * 1024 * 1024  # of bodies: others are read again when they are needed
+_TAIL = 200  # records looked at first for the last position
+
+
+class Seen(NamedTuple):
+    """What is known from elsewhere: the topics there are now, and who has seen which S committed."""
+
+    log: LogTopics
+    witnesses: Sequence[Witness] = ()
+
+
+class Recovery(NamedTuple):
+    """What was read: for the state machine, and the bodies met on the way."""
+
+    restored: RecoveredState
+    held: Sequence[LoadedHalf]
+
+
+@dataclass(slots=True)
+class _OpTail:
+    """The last op message of each id, and the positions: op offset, s."""
+
+    last: dict[str, RecoveredOp] = field(default_factory=dict)
+    positions: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, message: StoredMessage) -> None:
+        """A foreign record in the topic is quarantined, as in the journal."""
+        if message.key is None or message.value is None or message.key == ANSWERS_KEY:
+            return
+        try:
+            if message.key == POSITION_KEY:
+                self.positions.append((message.queue_offset, decode_position(message.value).s))
+                return
+            t = decode_op(message.key.decode(), message.value).transaction
+        except (MalformedRecord, UnicodeDecodeError) as error:
+            _LOG.error("op_message_quarantined", offset=message.queue_offset, reason=str(error))
+            return
+        value = b"" if t.is_live else message.value
+        self.last[t.transaction_id] = RecoveredOp(message.queue_offset, t, value, message.stored_ms)
+
+
+@dataclass(slots=True)
+class _JournalTail:
+    """The half messages, bodies of those that have not ended, and the append time of the last record."""
+
+    ops: Mapping[str, RecoveredOp]
+    room: int = _HELD_BYTES
+    halves: list[tuple[LogPosition, HalfMessage, int]] = field(default_factory=list)
+    held: list[LoadedHalf] = field(default_factory=list)
+    last_ms: int | None = None
+
+    def add(self, message: StoredMessage) -> None:
+        """What cannot be read was quarantined by whoever decided it."""
+        self.last_ms = message.stored_ms
+        with suppress(MalformedRecord):
+            record = decode_record(message)
+            if isinstance(record, HalfMessage):
+                body = LoadedHalf.decode(record, message)
+                okey = effective_okey(record, body.messages[0].key)
+                self.halves.append((LogPosition(message.queue_offset, message.stored_ms), record, okey))
+                self._hold(body)
+
+    def _hold(self, body: LoadedHalf) -> None:
+        op = self.ops.get(body.half.transaction_id)
+        size = count_stored_bytes(body.stored)
+        if size <= self.room and (op is None or op.transaction.is_live):
+            self.held.append(body)
+            self.room -= size
+
+
+async def look_around(log: LogWatchPort, memory: QueueMemory, queue_id: int) -> Seen:
+    """Asks for the topics there are now, and for who else knows how far the queue was decided. Raises StoreError."""
+    witnesses = [memory.confirmed, await log.find_witness(queue_id)]
+    return Seen(await log.identify(), [witness for witness in witnesses if witness is not None])
+
+
+async def read_back(
+    store: MessageStore, owners: OwnerStore, topics: InternalTopics, queue_id: int, clock: Clock, seen: Seen
+) -> Recovery:
+    """Reads position, op messages from O and half messages from L to S, after the writer has fenced.
+
+    Raises StoreError, and QueueHalted when the log is not what was left: no position is never a beginning.
+    """
+    reader = _LogReader(owners, clock)
+    op_queue, half_queue = MessageQueue(topics.op, queue_id), MessageQueue(topics.half, queue_id)
+    op, journal = await store.get_offsets(op_queue), await store.get_offsets(half_queue)
+    found = await _find_position(reader, op_queue, op)
+    reach(FaultPoint.TAKE_OVER_READ_POSITION)
+    last_ms = await _find_last_ms(store, half_queue, found, journal)
+    journal_span, op_span = Span(journal.minimum, journal.maximum), Span(op.minimum, op.maximum)
+    position = check_position(found, LogFacts(seen.log, journal_span, op_span, last_ms, seen.witnesses))
+    position = position._replace(s_ms=last_ms if position.s_ms is None else position.s_ms)
+    ops = _OpTail()
+    await reader.read(op_queue, position.o, op.maximum, ops.add)
+    reach(FaultPoint.TAKE_OVER_READ_OP)
+    journal_tail = _JournalTail(ops.last)
+    await reader.read(half_queue, position.l, position.s, journal_tail.add)
+    return Recovery(
+        RecoveredState(
+            position,
+            list(ops.last.values()),
+            journal_tail.halves,
+            _op_floor(ops.positions, position),
+            op.maximum,
+            journal_tail.last_ms or last_ms or 0,
+        ),
+        journal_tail.held,
+    )
+
+
+class _LogReader:
+    """Reads a range of a queue that is known to be complete."""
+
+    def __init__(self, owners: OwnerStore, clock: Clock) -> None:
+        self._owners = owners
+        self._clock = clock
+
+    async def read(self, queue: MessageQueue, start: int, end: int, take: Callable[[StoredMessage], None]) -> None:
+        """Gives all committed messages from `start` to before `end`, never holding more than a portion of them.
+
+        Raises StoreTimeout when they do not come.
+        """
+        if start >= end:
+            return
+        reader = self._owners.open_reader(queue, start)
+        try:
+            offset, moved_ms = start, self._clock.monotonic_ms()
+            while offset < end:
+                result = await reader.get(_READ_COUNT, _READ_WAIT_MS)
+                for message in result.messages:
+                    if message.queue_offset < end:
+                        take(message)
+                if result.next_begin_offset > offset:
+                    offset, moved_ms = result.next_begin_offset, self._clock.monotonic_ms()
+                elif self._clock.monotonic_ms() - moved_ms > _STALL_LIMIT_MS:
+                    raise StoreTimeout(f"{queue.topic}[{queue.queue_id}] is not readable from {offset} to {end}")
+        finally:
+            await reader.close()
+
+
+async def _find_position(reader: _LogReader, queue: MessageQueue, offsets: QueueOffsets) -> Position | None:
+    count = _TAIL
+    while True:
+        start = max(offsets.minimum, offsets.maximum - count)
+        found: list[Position] = []
+
+        def take(message: StoredMessage, found: list[Position] = found) -> None:
+            if message.key == POSITION_KEY and message.value is not None:
+                with suppress(MalformedRecord):
+                    found[:] = [decode_position(message.value)]
+
+        await reader.read(queue, start, offsets.maximum, take)
+        if found:
+            return found[0]
+        if start == offsets.minimum:
+            return None
+        count *= 8
+
+
+def _op_floor(positions: Sequence[tuple[int, int]], position: Position) -> int:
+    before = [offset for offset, s in positions if s <= position.l]
+    return before[-1] + 1 if before else position.o
+
+
+async def _find_last_ms(
+    store: MessageStore, queue: MessageQueue, position: Position | None, journal: QueueOffsets
+) -> int | None:
+    """Append time of the record at S-1; None if the journal has none there any more."""
+    if position is None or not journal.minimum < position.s <= journal.maximum:
+        return None
+    last = await store.get_each(queue, [position.s - 1])
+    return next((message.stored_ms for message in last.values()), None)

@@ -1,0 +1,202 @@
+"""Checks and answers on the wire: `transaction.check`, its nonce, its signature. Strict both ways."""
+
+import base64
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from hmac import compare_digest
+from typing import NamedTuple
+
+from standardwebhooks.webhooks import EmptyWebhookSecretError, Webhook
+
+from bridge.core.keyring import Keyring
+from bridge.core.message import Message
+from bridge.core.message_json import show_message, write_json
+from bridge.core.record import Resolution
+from bridge.core.transaction import Transaction
+from bridge.settler.ports import HalfBody
+
+NonceMaker = Callable[[str, int], str]
+"""Transaction id and check number -> a nonce."""
+
+_PURPOSE = b"check nonce"
+_NONCE = re.compile(r"([1-9][0-9]{0,8})-([0-9A-Za-z_-]{16,64})")
+_MAC_CHARACTERS = 22
+
+
+class Nonces:
+    """Makes and reads nonces. `random_text`: URL-safe base64, so that each asking has another one.
+
+    Without keys nothing is proved, only the form is read: for tests and trials.
+    """
+
+    def __init__(self, keyring: Keyring, random_text: Callable[[], str]) -> None:
+        self._keyring = keyring
+        self._random_text = random_text
+
+    def make(self, transaction_id: str, check_number: int) -> str:
+        """The nonce of one asking of a transaction's check."""
+        text = self._random_text()
+        key_ids = self._keyring.key_ids[:1]
+        return f"{check_number}-{text}" + "".join([self._mac(k, transaction_id, check_number, text) for k in key_ids])
+
+    def read(self, nonce: str, transaction_id: str) -> int | None:
+        """The check number; None for what was never given out for this transaction."""
+        match = _NONCE.fullmatch(nonce)
+        if match is None:
+            return None
+        number, text, mac = int(match[1]), match[2][:-_MAC_CHARACTERS], match[2][-_MAC_CHARACTERS:]
+        valid = [self._mac(key_id, transaction_id, number, text) for key_id in self._keyring.key_ids]
+        return number if not valid or any(compare_digest(mac, one) for one in valid) else None
+
+    def _mac(self, key_id: str, transaction_id: str, check_number: int, text: str) -> str:
+        mac = self._keyring.begin(key_id, _PURPOSE)
+        mac.update(f"{transaction_id}\0{check_number}\0{text}".encode())
+        return base64.urlsafe_b64encode(mac.digest()).decode().rstrip("=")
+
+
+_WORDS: Mapping[object, Resolution] = {word.name: word for word in Resolution}
+_NUMBERS: Mapping[object, Resolution] = {int(word): word for word in Resolution}
+_LAST_MS = 253_402_300_799_999  # the year 9999
+_MEMBERS = frozenset({"transaction_id", "nonce", "resolution"})
+
+
+class Check(NamedTuple):
+    """One transaction's check, rendered once for all endpoints of a round."""
+
+    transaction_id: str
+    number: int
+    nonce: str
+    text: str
+
+
+class Subject(NamedTuple):
+    """What a check asks about. `number`: one more than the transaction's answered checks."""
+
+    transaction_id: str
+    number: int
+    born_ms: int
+    idempotency_key: str | None
+    messages: Sequence[Message]
+
+
+class Answers(NamedTuple):
+    """What an endpoint said. `is_well_formed` False: nothing in it counts; `strange`: entries that do not count."""
+
+    resolutions: Mapping[str, Resolution]
+    is_well_formed: bool = True
+    strange: int = 0
+
+
+def make_check(transaction: Transaction, body: HalfBody, make_nonce: NonceMaker) -> Check:
+    """The check that follows the transaction's last answered one."""
+    half = body.half
+    number = transaction.check_times + 1
+    subject = Subject(transaction.transaction_id, number, half.born_ms, half.idempotency_key, body.messages)
+    return render_check(subject, make_nonce)
+
+
+def render_check(subject: Subject, make_nonce: NonceMaker) -> Check:
+    """The check as it goes out, sent or fetched."""
+    nonce = make_nonce(subject.transaction_id, subject.number)
+    text = write_json(
+        {
+            "transaction_id": subject.transaction_id,
+            "check_number": subject.number,
+            "nonce": nonce,
+            "born_time": show_time(subject.born_ms),
+            "idempotency_key": subject.idempotency_key,
+            "messages": [show_message(message) for message in subject.messages],
+        }
+    )
+    return Check(subject.transaction_id, subject.number, nonce, text)
+
+
+def encode_call(group: str, checks: Sequence[Check]) -> str:
+    """The body of a call."""
+    texts = ",".join([check.text for check in checks])
+    return f'{{"type":"transaction.check","producer_group":{write_json(group)},"checks":[{texts}]}}'
+
+
+def decode_answers(body: bytes, asked: Mapping[str, str]) -> Answers:
+    """The resolutions that count. `asked`: nonce by transaction id. Never raises.
+
+    A transaction that is missing from the result was not answered: left out, named twice, with another
+    nonce, an unknown word or further members.
+    """
+    try:
+        document = json.loads(body.decode(), object_pairs_hook=_unique, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return Answers({}, is_well_formed=False)
+    if not isinstance(document, dict) or document.keys() != {"resolutions"}:
+        return Answers({}, is_well_formed=False)
+    entries = document["resolutions"]
+    if not isinstance(entries, list):
+        return Answers({}, is_well_formed=False)
+    return _read_entries(entries, asked)
+
+
+def show_time(time_ms: int) -> str:
+    """RFC 3339 with Z, millisecond precision."""
+    seconds, millis = divmod(min(max(time_ms, 0), _LAST_MS), 1000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{millis:03d}Z"
+
+
+def _read_entries(entries: Sequence[object], asked: Mapping[str, str]) -> Answers:
+    found: dict[str, Resolution | None] = {}
+    strange = 0
+    for entry in entries:
+        transaction_id = entry.get("transaction_id") if isinstance(entry, dict) else None
+        if not isinstance(entry, dict) or not isinstance(transaction_id, str) or transaction_id not in asked:
+            strange += 1
+            continue
+        resolution = _read_resolution(entry, asked[transaction_id])
+        found[transaction_id] = None if transaction_id in found else resolution
+    resolutions = {transaction_id: word for transaction_id, word in found.items() if word is not None}
+    return Answers(resolutions, strange=strange + len(found) - len(resolutions))
+
+
+def _read_resolution(entry: Mapping[str, object], nonce: str) -> Resolution | None:
+    if entry.keys() != _MEMBERS or entry["nonce"] != nonce:
+        return None
+    word = entry["resolution"]
+    if isinstance(word, str):
+        return _WORDS.get(word)
+    return _NUMBERS.get(word) if type(word) is int else None  # neither false nor 8.0
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("repeated name")
+    return members
+
+
+def _refuse(word: str) -> object:
+    raise ValueError(f"{word} is not JSON")
+
+
+def sign_call(secrets: Sequence[str], webhook_id: str, now_ms: int, body: str) -> Mapping[str, str] | None:
+    """The three headers of a signed call; None if no secret can be used. `now_ms`: wall clock."""
+    timestamp = datetime.fromtimestamp(now_ms // 1000, UTC)
+    signatures = [webhook.sign(webhook_id, timestamp, body) for secret in secrets if (webhook := _open(secret))]
+    if not signatures:
+        return None
+    return {
+        "webhook-id": webhook_id,
+        "webhook-timestamp": str(now_ms // 1000),
+        "webhook-signature": " ".join(signatures),
+    }
+
+
+def can_sign(secrets: Sequence[str]) -> bool:
+    """Whether any secret can be used."""
+    return any(_open(secret) for secret in secrets)
+
+
+def _open(secret: str) -> Webhook | None:
+    try:
+        return Webhook(secret)
+    except (ValueError, EmptyWebhookSecretError):
+        return None

@@ -1,0 +1,435 @@
+"""Which transactions are due, in order, per queue and producer group. Pure: every time is an argument.
+
+Due times are Kafka's. Nothing scans what is not due, and one group's backlog is never between another group
+and its work. A group is either at rest (`wake` finds it when something is due), or awake: then it takes by
+itself until it `rest`s.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from bridge.core.check_rules import CheckTimes, Due, decide_due, is_exhausted, life_end_ms
+from bridge.core.transaction import MAX_LIFE, NO_ENDPOINT, Transaction
+
+_SPARE = 1_024
+
+
+class QueueTime(NamedTuple):
+    """How a queue stands: Kafka's time, until when it has been read to its end, and the monotonic time."""
+
+    now_ms: int
+    read_through_ms: int
+    monotonic_ms: int
+
+
+class PopResult(Enum):
+    """Why the head of a lane is no entry to be looked at."""
+
+    NOTHING = "nothing due"
+    UNREAD = "due, but its queue must be read further first"
+    PASSED = "stale, or put off by the monotonic clock"
+
+
+class HeapItem(Struct, gc=False, eq=False):
+    """A PREPARED transaction. `is_waiting`: its due time is in the heap; `answered`: number of the check whose
+    answer is in the journal and not yet reported; `not_before_ms`: by the monotonic clock. `since_ms`: by it too, when
+    its life was seen to begin, None if it was read back; `life_end_ms`: Kafka's time before which that is not over."""
+
+    transaction: Transaction
+    answered: int = 0
+    due_ms: int = 0
+    not_before_ms: int = 0
+    since_ms: int | None = None
+    life_end_ms: int = 0
+    is_waiting: bool = False
+    had_round: bool = False
+    found_no_endpoint: bool = False
+
+
+class _GroupHeap:
+    """One group's due times. `live`: items that are not stale; `front_ms`: where the lane is registered."""
+
+    __slots__ = ("front_ms", "heap", "live")
+
+    def __init__(self) -> None:
+        self.heap: list[tuple[int, str]] = []
+        self.live = 0
+        self.front_ms: int | None = None
+
+
+class QueueSchedule:
+    """The transactions of one queue. Lanes at rest are registered with their earliest due time in `_fronts`.
+
+    `taken`: how the queue stood when it was taken over; ages of what was read back are believed as they were then.
+    """
+
+    def __init__(self, queue_id: int, prepared: Iterable[Transaction], taken: QueueTime | None = None) -> None:
+        self.queue_id = queue_id
+        self.taken = taken
+        self.unsorted = {t.transaction_id: t for t in reversed(list(prepared))}  # popitem gives the first one first
+        self.entries: dict[str, HeapItem] = {}
+        self._lanes: dict[str, _GroupHeap] = {}
+        self._fronts: list[tuple[int, str]] = []
+        self._outgrown: dict[str, None] = {}  # groups whose lane holds more stale items than others
+
+    def schedule(self, entry: HeapItem, due_ms: int) -> None:
+        """Puts an entry into its group's lane, or moves it there."""
+        group = entry.transaction.group
+        lane = self._lanes.get(group)
+        if lane is None:
+            lane = self._lanes[group] = _GroupHeap()
+        if not entry.is_waiting:
+            lane.live += 1
+            entry.is_waiting = True
+        elif entry.due_ms == due_ms:
+            return
+        entry.due_ms = due_ms
+        heappush(lane.heap, (due_ms, entry.transaction.transaction_id))
+        self._register(group, lane, due_ms)
+        self._note_size(group, lane)
+
+    def remove(self, transaction_id: str) -> None:
+        """Forgets a transaction; its due time is dropped when it comes."""
+        self.unsorted.pop(transaction_id, None)
+        entry = self.entries.pop(transaction_id, None)
+        if entry is not None and entry.is_waiting:
+            group = entry.transaction.group
+            lane = self._lanes[group]
+            lane.live -= 1
+            self._note_size(group, lane)
+
+    def compact_one(self) -> bool:
+        """Drops what is stale from one lane that holds too much of it; False if there is none."""
+        if not self._outgrown:
+            return False
+        lane = self._lanes.get(self._outgrown.popitem()[0])
+        if lane is not None:
+            lane.heap = [item for item in lane.heap if self._is_current(item)]
+            heapify(lane.heap)
+        return True
+
+    def wake(self, now_ms: int) -> set[str]:
+        """Groups at rest that have something due; they are registered no more."""
+        woken = set()
+        while self._fronts and self._fronts[0][0] <= now_ms:
+            front_ms, group = heappop(self._fronts)
+            lane = self._lanes.get(group)
+            if lane is not None and lane.front_ms == front_ms:
+                lane.front_ms = None
+                woken.add(group)
+        return woken
+
+    def rest(self, group: str) -> None:
+        """Registers the group's lane again."""
+        lane = self._lanes.get(group)
+        if lane is not None and lane.heap:
+            self._register(group, lane, lane.heap[0][0])
+        elif lane is not None:
+            del self._lanes[group]
+
+    def next_front_ms(self) -> int | None:
+        """The earliest due time of lanes at rest."""
+        return self._fronts[0][0] if self._fronts else None
+
+    def head_ms(self, group: str) -> int | None:
+        """The group's earliest due time, perhaps a stale one."""
+        lane = self._lanes.get(group)
+        return lane.heap[0][0] if lane is not None and lane.heap else None
+
+    def pop(self, group: str, moment: QueueTime, max_lag_ms: int) -> HeapItem | PopResult:
+        """Takes the group's next due entry out of its lane."""
+        lane = self._lanes[group]
+        if not lane.heap or lane.heap[0][0] > moment.now_ms:
+            return PopResult.NOTHING
+        due_ms, transaction_id = lane.heap[0]
+        if not self._is_current(lane.heap[0]):
+            heappop(lane.heap)
+            return PopResult.PASSED
+        is_lagging = moment.now_ms - moment.read_through_ms > max_lag_ms
+        if is_lagging or due_ms > moment.read_through_ms:
+            return PopResult.UNREAD
+        heappop(lane.heap)
+        lane.live -= 1
+        entry = self.entries[transaction_id]
+        entry.is_waiting = False
+        rest_ms = entry.not_before_ms - moment.monotonic_ms
+        if rest_ms <= 0:
+            return entry
+        self.schedule(entry, moment.now_ms + rest_ms)
+        return PopResult.PASSED
+
+    def count_due(self, now_ms: int, most: int) -> int:
+        """How many are due and not taken, up to about `most`."""
+        count = 0
+        for lane in self._lanes.values():
+            count += _count_heap(lane.heap, now_ms, most - count)
+        return count
+
+    def _register(self, group: str, lane: _GroupHeap, due_ms: int) -> None:
+        if lane.front_ms is None or due_ms < lane.front_ms:
+            lane.front_ms = due_ms
+            heappush(self._fronts, (due_ms, group))
+
+    def _note_size(self, group: str, lane: _GroupHeap) -> None:
+        if len(lane.heap) > 2 * lane.live + _SPARE:
+            self._outgrown[group] = None
+
+    def _is_current(self, item: tuple[int, str]) -> bool:
+        entry = self.entries.get(item[1])
+        return entry is not None and entry.is_waiting and entry.due_ms == item[0]
+
+
+def _count_heap(heap: Sequence[tuple[int, str]], now_ms: int, most: int) -> int:
+    """Items of a heap not after `now_ms`, found through its branches."""
+    count, branches = 0, [0]
+    while branches and count < most:
+        index = branches.pop()
+        if index < len(heap) and heap[index][0] <= now_ms:
+            count += 1
+            branches += (2 * index + 1, 2 * index + 2)
+    return count
+
+
+_STALE_STEP = 2_000
+
+
+class DueCheck(NamedTuple):
+    """A transaction that was taken to be asked about, as it was then."""
+
+    transaction: Transaction
+    queue_id: int
+    due_ms: int
+
+
+class InFlight(NamedTuple):
+    """What a step gives a group. `parks`: why, by queue and transaction; `unread`: queues to be read further
+    first; `is_more`: the step was cut short."""
+
+    asks: list[DueCheck]
+    parks: dict[int, dict[str, str]]
+    unread: list[int]
+    is_more: bool = False
+
+
+class CheckScheduler:
+    """Due times of everything PREPARED in the queues of this process."""
+
+    def __init__(self, times_of: Callable[[str], CheckTimes], *, report_wait_ms: int, max_lag_ms: int) -> None:
+        self._times_of = times_of
+        self._report_wait_ms = report_wait_ms
+        self._max_lag_ms = max_lag_ms
+        self._tables: dict[int, QueueSchedule] = {}
+        self._in_flight: set[str] = set()
+
+    # --- what the settler says ---
+
+    def add_queue(self, queue_id: int, prepared: Iterable[Transaction], taken: QueueTime | None = None) -> None:
+        """Takes note of a queue, `taken` over just now; `tidy` brings its transactions into order bit by bit."""
+        self._tables[queue_id] = QueueSchedule(queue_id, prepared, taken)
+
+    def drop_queue(self, queue_id: int) -> None:
+        """Forgets a queue; what is in flight stays in flight."""
+        self._tables.pop(queue_id, None)
+
+    def tidy(self, max_count: int) -> bool:
+        """A bounded step: brings up to so many transactions of new queues into order, drops stale due times of one
+        lane. True if there is more to be done."""
+        is_more = False
+        for table in self._tables.values():
+            for _ in range(min(max_count, len(table.unsorted))):
+                max_count -= 1
+                self._add(table, HeapItem(table.unsorted.popitem()[1]))
+            if not table.unsorted:
+                table.unsorted = {}  # an emptied dict keeps its size
+            is_more = is_more or bool(table.unsorted)
+        return any(table.compact_one() for table in self._tables.values()) or is_more
+
+    def set_prepared(self, queue_id: int, transactions: Sequence[Transaction], read_monotonic_ms: int) -> None:
+        """New or changed transactions; the first check of a new one waits by the monotonic clock too."""
+        table = self._tables.get(queue_id)
+        if table is None:
+            return
+        for transaction in transactions:
+            before = table.unsorted.pop(transaction.transaction_id, None)
+            entry = table.entries.get(transaction.transaction_id)
+            if entry is not None:
+                before = entry.transaction
+            else:
+                entry = HeapItem(transaction)
+                if transaction.at == transaction.half and not transaction.check_times:
+                    first_delay_ms = transaction.next_due_ms - transaction.appended_ms
+                    entry.not_before_ms = read_monotonic_ms + first_delay_ms
+            if before is None or before.since_ms != transaction.since_ms:
+                entry.since_ms, entry.life_end_ms = read_monotonic_ms, 0
+            entry.transaction = transaction
+            self._add(table, entry)
+
+    def set_ended(self, queue_id: int, transaction_ids: Iterable[str]) -> None:
+        """Forgets transactions."""
+        table = self._tables.get(queue_id)
+        for transaction_id in transaction_ids if table else ():
+            assert table is not None
+            table.remove(transaction_id)
+
+    # --- what is due ---
+
+    def wake(self, queue_id: int, now_ms: int) -> set[str]:
+        """Groups that have something due in the queue and were at rest."""
+        return self._tables[queue_id].wake(now_ms)
+
+    def rest(self, group: str) -> None:
+        """The group found nothing due: `wake` will find it when it has."""
+        for table in self._tables.values():
+            table.rest(group)
+
+    def next_front_ms(self, queue_id: int) -> int | None:
+        """The earliest due time in the queue of any group at rest."""
+        return self._tables[queue_id].next_front_ms()
+
+    def take(self, group: str, moment_of: Callable[[int], QueueTime], max_asks: int) -> InFlight:
+        """What the group is to be asked about now, and what is to be parked: the longest due queue first."""
+        taken = InFlight([], {}, [])
+        steps = max_asks + _STALE_STEP
+        for table in self._by_head(group):
+            moment = moment_of(table.queue_id)
+            while steps > 0 and len(taken.asks) < max_asks:
+                head = table.pop(group, moment, self._max_lag_ms)
+                if head is PopResult.NOTHING:
+                    break
+                if head is PopResult.UNREAD:
+                    taken.unread.append(table.queue_id)
+                    break
+                steps -= 1
+                if isinstance(head, HeapItem):
+                    self._decide(table, head, moment, taken)
+        return taken._replace(is_more=steps <= 0 or len(taken.asks) >= max_asks)
+
+    def is_pending(self, ask: DueCheck) -> bool:
+        """Whether its queue is held and nothing has been heard of an end of it."""
+        table = self._tables.get(ask.queue_id)
+        return table is not None and ask.transaction.transaction_id in table.entries
+
+    def is_current(self, ask: DueCheck) -> bool:
+        """Whether it is pending, and no other answer has been counted since it was taken."""
+        table = self._tables.get(ask.queue_id)
+        entry = table.entries.get(ask.transaction.transaction_id) if table else None
+        return entry is not None and entry.transaction.check_times == ask.transaction.check_times
+
+    # --- how it went ---
+
+    def set_answered(self, ask: DueCheck, now_ms: int) -> None:
+        """Its answer is in the journal: it is not asked again before the settler says so, within a bound."""
+        entry = self._land(ask, now_ms + self._report_wait_ms, was_tried=True)
+        if entry is not None and entry.transaction.check_times <= ask.transaction.check_times:
+            entry.answered = ask.transaction.check_times + 1
+
+    def set_unanswered(self, ask: DueCheck, retry_ms: int, *, found_no_endpoint: bool) -> None:
+        """Nobody answered: again at `retry_ms`, or parked when its life is over."""
+        table = self._tables.get(ask.queue_id)
+        known = table.entries.get(ask.transaction.transaction_id) if table else None
+        entry = self._land(ask, retry_ms if known is None else self._within_life(known, retry_ms), was_tried=True)
+        if entry is not None:
+            entry.found_no_endpoint = found_no_endpoint
+
+    def set_offered(self, ask: DueCheck, until_ms: int, *, found_nobody: bool) -> None:
+        """Its check lies ready to be fetched until then at least, whatever its life says."""
+        entry = self._land(ask, until_ms, was_tried=True)
+        if entry is not None:
+            entry.found_no_endpoint = found_nobody
+
+    def set_postponed(self, ask: DueCheck, until_ms: int, *, was_tried: bool) -> None:
+        """It was not asked about, or its answer may not be in the journal."""
+        self._land(ask, until_ms, was_tried=was_tried)
+
+    # --- gauges ---
+
+    @property
+    def in_flight(self) -> int:
+        """Transactions taken and not landed."""
+        return len(self._in_flight)
+
+    def count_pending(self) -> int:
+        """All transactions known."""
+        return sum(len(table.entries) + len(table.unsorted) for table in self._tables.values())
+
+    def count_due(self, now_of: Callable[[int], int], most: int) -> int:
+        """How many are due and not taken, counted up to about `most`; walks only through what is due."""
+        count = 0
+        for queue_id, table in self._tables.items():
+            count += table.count_due(now_of(queue_id), most - count)
+        return count
+
+    # --- inside ---
+
+    def _add(self, table: QueueSchedule, entry: HeapItem) -> None:
+        transaction_id = entry.transaction.transaction_id
+        table.entries[transaction_id] = entry
+        is_news = entry.transaction.check_times >= entry.answered
+        if transaction_id not in self._in_flight and is_news:
+            table.schedule(entry, self._due_ms(entry))
+
+    def _due_ms(self, entry: HeapItem) -> int:
+        """The end of its life counts only for one that was asked about: the others are asked first."""
+        transaction = entry.transaction
+        if not entry.had_round:
+            return transaction.next_due_ms
+        return self._within_life(entry, transaction.next_due_ms)
+
+    def _within_life(self, entry: HeapItem, due_ms: int) -> int:
+        times = self._times_of(entry.transaction.group)
+        if is_exhausted(entry.transaction, times):
+            return due_ms
+        return min(due_ms, max(life_end_ms(entry.transaction, times), entry.life_end_ms))
+
+    @staticmethod
+    def _left_of_life_ms(table: QueueSchedule, entry: HeapItem, end_ms: int, moment: QueueTime) -> int:
+        """What is left of its life by the monotonic clock: append times jump when a broker's clock is set."""
+        if entry.since_ms is not None:
+            return end_ms - entry.transaction.since_ms - (moment.monotonic_ms - entry.since_ms)
+        if table.taken is None:
+            return 0
+        return end_ms - table.taken.now_ms - (moment.monotonic_ms - table.taken.monotonic_ms)
+
+    def _by_head(self, group: str) -> list[QueueSchedule]:
+        heads = [(table.head_ms(group), table.queue_id) for table in self._tables.values()]
+        return [self._tables[queue_id] for head_ms, queue_id in sorted(h for h in heads if h[0] is not None)]
+
+    def _decide(self, table: QueueSchedule, entry: HeapItem, moment: QueueTime, taken: InFlight) -> None:
+        transaction = entry.transaction
+        times = self._times_of(transaction.group)
+        due, why = decide_due(transaction, times, moment.now_ms, had_round=entry.had_round)
+        entry.answered = 0
+        if why == MAX_LIFE:
+            left_ms = self._left_of_life_ms(table, entry, life_end_ms(transaction, times), moment)
+            if left_ms > 0:
+                entry.life_end_ms = moment.now_ms + left_ms
+                due = Due.ASK if moment.now_ms >= transaction.next_due_ms else Due.NOTHING
+        if due is Due.ASK:
+            self._in_flight.add(transaction.transaction_id)
+            taken.asks.append(DueCheck(transaction, table.queue_id, entry.due_ms))
+        elif due is Due.PARK:
+            found_nobody = why == MAX_LIFE and entry.found_no_endpoint
+            whys = taken.parks.setdefault(table.queue_id, {})
+            whys[transaction.transaction_id] = NO_ENDPOINT if found_nobody else why
+            table.schedule(entry, moment.now_ms + self._report_wait_ms)
+        else:
+            table.schedule(entry, self._due_ms(entry))
+
+    def _land(self, ask: DueCheck, next_ms: int, *, was_tried: bool) -> HeapItem | None:
+        """Ends the flight: due again at `next_ms`, or when the settler said so meanwhile for another answer."""
+        asked = ask.transaction
+        self._in_flight.discard(asked.transaction_id)
+        table = self._tables.get(ask.queue_id)
+        entry = table.entries.get(asked.transaction_id) if table else None
+        if table is None or entry is None:
+            return None
+        entry.had_round |= was_tried
+        entry.found_no_endpoint = False
+        known = entry.transaction
+        is_news = known.check_times > asked.check_times or known.since_ms > asked.since_ms
+        table.schedule(entry, self._due_ms(entry) if is_news else next_ms)
+        return entry

@@ -1,0 +1,162 @@
+"""The checker: asks producer groups what became of transactions that are due, and appends what they say.
+
+It runs in the settler's process and is told by it what is pending. The pure timetable decides who is due;
+every group with something due has an asking loop of its own.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from bridge.core.topics import InternalTopics
+from bridge.core.transaction import Transaction
+from bridge.settler.ports import QueueOwner, SettlerObserver
+from checker.config import CheckCounts, CheckerConfig
+from checker.desk import CheckPorts, Desk
+from checker.group_loop import GroupCheckLoop
+
+_LOG = structlog.get_logger()
+_TIDY_STEP = 2_000
+_MOST_COUNTED = 10_000
+_ERROR_PAUSE_MS = 1_000
+_CLOSE_STEP_MS = 20
+_LAST_NOTES_MS = 1_000  # for writing down the last rounds without answer
+
+
+class CheckGauges(NamedTuple):
+    """Where the checker stands. `due` is counted up to 10,000."""
+
+    pending: int
+    due: int
+    in_flight: int
+    calls_in_flight: int
+
+
+class CheckService(SettlerObserver):
+    """One for each process; everything in it belongs to one event loop."""
+
+    def __init__(self, ports: CheckPorts, topics: InternalTopics, config: CheckerConfig | None = None) -> None:
+        self._desk = Desk(ports, topics, config or CheckerConfig())
+        self._askers: dict[str, GroupCheckLoop] = {}
+        self._active: dict[str, asyncio.Task[None]] = {}
+        self._is_running = False
+
+    @property
+    def counts(self) -> CheckCounts:
+        """What has happened since the process began."""
+        return self._desk.counts
+
+    def gauges(self) -> CheckGauges:
+        """How much is pending, due and in flight now."""
+        timetable = self._desk.timetable
+        due = timetable.count_due(self._desk.now_of, _MOST_COUNTED)
+        return CheckGauges(timetable.count_pending(), due, timetable.in_flight, self._desk.gate.slots.in_use)
+
+    # --- SettlerObserver ---
+
+    def queue_taken(self, owner: QueueOwner, prepared: Iterable[Transaction]) -> None:
+        self._desk.owners[owner.queue_id] = owner
+        self._desk.timetable.add_queue(owner.queue_id, prepared, self._desk.moment_of(owner.queue_id))
+
+    def prepared(self, queue_id: int, transactions: Sequence[Transaction], read_monotonic_ms: int) -> None:
+        self._desk.timetable.set_prepared(queue_id, transactions, read_monotonic_ms)
+        self._desk.keeper.prepared(queue_id, transactions)
+
+    def ended(self, queue_id: int, transaction_ids: Sequence[str]) -> None:
+        self._desk.timetable.set_ended(queue_id, transaction_ids)
+        self._desk.keeper.ended(queue_id, transaction_ids)
+
+    def queue_released(self, queue_id: int) -> None:
+        self._desk.timetable.drop_queue(queue_id)
+        self._desk.keeper.queue_released(queue_id)
+        self._desk.owners.pop(queue_id, None)
+
+    # --- loops ---
+
+    async def run_forever(self) -> None:
+        """Asks about what becomes due until `close`; outlives its own errors."""
+        self._is_running = True
+        try:
+            while not self._desk.is_closing:
+                await self._run()
+        finally:
+            self._is_running = False
+
+    async def run_once(self) -> CheckGauges:
+        """Asks about everything that is due now, once the queues have been read so far; returns when it is done."""
+        async with asyncio.TaskGroup() as tasks:
+            while not self._start_due(tasks):
+                await self._desk.ports.clock.sleep_ms(0)
+        while await self._desk.recorder.run_once() or await self._desk.keeper.run_once():
+            pass
+        return self.gauges()
+
+    async def close(self) -> None:
+        """Starts no more rounds, waits for those in flight within a bound, then cuts them and `run_forever` ends."""
+        desk = self._desk
+        desk.is_closing = True
+        desk.gate.close()
+        for group in self._active:
+            self._askers[group].stir()
+        for _ in range(desk.config.close_wait_ms // _CLOSE_STEP_MS):
+            if not self._active:
+                break
+            await desk.ports.clock.sleep_ms(_CLOSE_STEP_MS)
+        for task in list(self._active.values()):
+            task.cancel()
+        desk.recorder.close()
+        desk.keeper.close()
+        for _ in range(_LAST_NOTES_MS // _CLOSE_STEP_MS):
+            if not self._is_running:
+                break
+            await desk.ports.clock.sleep_ms(_CLOSE_STEP_MS)
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._desk.recorder.run_forever())
+                tasks.create_task(self._desk.keeper.run_forever())
+                while not self._desk.is_closing:
+                    is_tidy = self._start_due(tasks)
+                    await self._desk.ports.clock.sleep_ms(self._pause_ms() if is_tidy else 0)
+        except Exception as error:  # noqa: BLE001 - logged and counted; the loop goes on
+            self._desk.counts.errors += 1
+            _LOG.exception("checker_failed", error=type(error).__name__)
+            await self._desk.ports.clock.sleep_ms(_ERROR_PAUSE_MS)
+
+    def _start_due(self, tasks: asyncio.TaskGroup) -> bool:
+        """Wakes the groups that have something due; False while the timetable has more to bring into order."""
+        desk = self._desk
+        is_more = desk.timetable.tidy(_TIDY_STEP)
+        for queue_id, owner in desk.owners.items():
+            for group in desk.timetable.wake(queue_id, owner.now_ms()):
+                self._wake(group, tasks)
+        return not is_more
+
+    def _wake(self, group: str, tasks: asyncio.TaskGroup) -> None:
+        if group in self._active:
+            self._askers[group].stir()
+            return
+        asker = self._askers.setdefault(group, GroupCheckLoop(group, self._desk))
+        task = tasks.create_task(asker.run_forever())
+        self._active[group] = task
+        task.add_done_callback(lambda _: self._rest(group))
+
+    def _rest(self, group: str) -> None:
+        """The loop of a group has ended; whatever became due meanwhile wakes it again."""
+        self._active.pop(group, None)
+        self._desk.timetable.rest(group)
+        if self._desk.ports.directory.get(group) is None:
+            self._askers.pop(group, None)
+            self._desk.gate.slots.forget(group)
+
+    def _pause_ms(self) -> int:
+        """Until the next group at rest has something due, at most a tick."""
+        pause_ms = self._desk.config.tick_ms
+        for queue_id, owner in self._desk.owners.items():
+            front_ms = self._desk.timetable.next_front_ms(queue_id)
+            if front_ms is not None:
+                pause_ms = min(pause_ms, front_ms - owner.now_ms())
+        return max(1, pause_ms)

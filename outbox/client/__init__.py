@@ -1,0 +1,1 @@
+"""Calls to the bridge, and what runs a local transaction with them."""

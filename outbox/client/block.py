@@ -1,0 +1,232 @@
+"""`with bridge.transaction(session)`: the session's rows and the messages, both or neither."""
+
+import logging
+
+from outbox.client.caller import BridgeClient
+from outbox.client.calls import PrepareOptions
+from outbox.client.connection import Lifetime
+from outbox.client.errors import (
+    Closed,
+    Conflict,
+    Contradicted,
+    GivenUp,
+    InvalidMessage,
+    LocalCommitUnknown,
+    Misuse,
+    NotPrepared,
+    OutboxError,
+    OutcomeUnknown,
+    Refused,
+    is_surely_not_committed,
+)
+from outbox.client.listener import (
+    HalfMessage,
+    LocalTransactionState,
+    Receipt,
+    Resolution,
+    TransactionSendResult,
+    TransactionState,
+)
+from outbox.client.local_transaction import LocalWork
+from outbox.client.message import MAX_MESSAGES, HeadersLike, Message, Text, Value
+from outbox.client.replies import Prepared, TransactionView
+
+_LOG = logging.getLogger(__name__)
+
+
+async def end_or_leave(verbs: BridgeClient, half: HalfMessage, resolution: Resolution) -> TransactionView | OutboxError:
+    """The transaction as it is recorded; or why the back-check must find out, which is logged."""
+    try:
+        return await verbs.end(half.transaction_id, resolution)
+    except OutboxError as error:
+        why = error.code if isinstance(error, Refused) else type(error).__name__
+        level = logging.ERROR if is_contradiction(error) or isinstance(error, GivenUp) else logging.WARNING
+        _LOG.log(level, "transaction %s: %s not acknowledged (%s)", half.transaction_id, resolution.name, why)
+        return error
+
+
+def is_contradiction(error: object) -> bool:
+    """Whether the bridge has recorded the opposite, or can no longer do what it is told."""
+    return isinstance(error, Conflict) and error.code in {"already-resolved", "body-expired"}
+
+
+def result_of(
+    half: HalfMessage,
+    prepared: Prepared,
+    local: LocalTransactionState,
+    told: TransactionView | OutboxError,
+    error: BaseException | None = None,
+) -> TransactionSendResult:
+    """What became of a send."""
+    state, receipts, is_blocked = _recorded(told)
+    return TransactionSendResult(
+        half.transaction_id,
+        local,
+        is_settled=state is not None and state is not TransactionState.PREPARED,
+        state=state,
+        is_blocked=is_blocked,
+        receipts=receipts,
+        queue_id=prepared.queue_id,
+        queue_offset=prepared.queue_offset,
+        error=error,
+    )
+
+
+def _recorded(told: TransactionView | OutboxError) -> tuple[TransactionState | None, tuple[Receipt, ...], bool]:
+    if isinstance(told, TransactionView):
+        return told.state, told.receipts, told.is_blocked
+    state = told.problem.state if is_contradiction(told) and isinstance(told, Refused) else None
+    return (TransactionState(state) if state in set(TransactionState) else None), (), False
+
+
+class TransactionBlock:
+    """Collects messages; at its end they are prepared, the session is committed, and then they are published.
+
+    `result` tells afterwards what became of it; None while it is open, if it failed, and if nothing was sent.
+    """
+
+    def __init__(self, verbs: BridgeClient, work: LocalWork, lifetime: Lifetime, options: PrepareOptions) -> None:
+        self.result: TransactionSendResult | None = None
+        self._verbs = verbs
+        self._work = work
+        self._lifetime = lifetime
+        self._options = options
+        self._messages: list[Message] = []
+        self._is_open = False
+        self._is_torn = False  # rows that belonged to messages here are gone
+
+    @property
+    def ordering_key(self) -> str | None:
+        """Transactions with one ordering key are published in the order of their commits."""
+        return self._options.get("ordering_key")
+
+    @ordering_key.setter
+    def ordering_key(self, key: str | None) -> None:
+        self._options["ordering_key"] = key
+
+    @property
+    def idempotency_key(self) -> str | None:
+        """The same key and messages are one transaction."""
+        return self._options.get("idempotency_key")
+
+    @idempotency_key.setter
+    def idempotency_key(self, key: str | None) -> None:
+        self._options["idempotency_key"] = key
+
+    def send(
+        self,
+        topic: str,
+        *,
+        key: Text = None,
+        value: Value = None,
+        headers: HeadersLike = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Message:
+        """A message that is published if the session is committed. Raises InvalidMessage."""
+        message = Message(topic, key=key, value=value, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
+        self.add(message)
+        return message
+
+    def add(self, *messages: Message) -> None:
+        """Messages that are published if the session is committed. Raises InvalidMessage."""
+        if not self._is_open:
+            raise Misuse("messages are sent inside the `with` block")
+        if len(self._messages) + len(messages) > MAX_MESSAGES:
+            raise InvalidMessage(f"a transaction has at most {MAX_MESSAGES} messages")
+        self._messages += messages
+
+    def _enter(self) -> None:
+        if self._is_open or self._messages or self.result is not None:
+            raise Misuse("each block needs a transaction of its own")
+        self._is_open = True
+        self._work.guard.arm(self._note_lost)
+
+    def _note_lost(self) -> None:
+        self._is_torn = self._is_torn or bool(self._messages)
+
+    async def _leave(self, error: BaseException | None) -> None:
+        self._is_open = False
+        self._work.guard.disarm()
+        if error is not None:
+            await self._roll_back()
+        elif self._is_torn:
+            await self._roll_back()
+            raise Misuse("the session was rolled back or closed in the block, after messages had been sent in it")
+        elif not self._messages:
+            await self._work.commit()
+        else:
+            await self._complete()
+
+    async def _complete(self) -> None:
+        """`close` waits from here on: what is prepared should also be ended."""
+        try:
+            with self._lifetime.use():
+                half, prepared = await self._prepare()
+                await self._write(half)
+                await self._commit(half)
+                self.result = await self._end(half, prepared)
+        except Closed:
+            await self._roll_back()
+            raise
+
+    async def _prepare(self) -> tuple[HalfMessage, Prepared]:
+        """If this fails, nothing is committed, and nothing needs an end."""
+        try:
+            return await self._verbs.prepare(self._messages, self._options)
+        except OutcomeUnknown as error:
+            await self._roll_back()
+            raise NotPrepared(f"whether the half message is stored is unknown: {error}") from error
+        except BaseException:
+            await self._roll_back()
+            raise
+
+    async def _write(self, half: HalfMessage) -> None:
+        """The session has not been told to commit, so whatever is raised, nothing is committed."""
+        try:
+            await self._work.write(half.transaction_id, half.producer_group)
+        except Exception as error:
+            if await self._roll_back():
+                await self._withdraw(half, error)
+            raise
+        except BaseException:
+            await self._roll_back()
+            raise
+
+    async def _commit(self, half: HalfMessage) -> None:
+        try:
+            await self._work.commit()
+        except Exception as error:
+            is_over = await self._roll_back()
+            if is_surely_not_committed(error):
+                if is_over:
+                    await self._withdraw(half, error)
+                raise
+            why = f"the commit of the local transaction raised {type(error).__name__}"
+            raise LocalCommitUnknown(why, half.transaction_id) from error
+
+    async def _end(self, half: HalfMessage, prepared: Prepared) -> TransactionSendResult:
+        told = await end_or_leave(self._verbs, half, Resolution.COMMIT)
+        if is_contradiction(told) and isinstance(told, Refused):
+            raise Contradicted(half.transaction_id, told.problem.state, told.code) from told
+        if isinstance(told, GivenUp):  # no back-check will come
+            raise told
+        return result_of(half, prepared, LocalTransactionState.COMMIT_MESSAGE, told)
+
+    async def _withdraw(self, half: HalfMessage, error: Exception) -> None:
+        """Ends what certainly is not committed here.
+
+        A key of the caller's own may name a transaction that another run has committed: that one's record answers.
+        The same holds where the record was there already, which it says by an OutboxError.
+        """
+        if self._options.get("idempotency_key") is None and not isinstance(error, OutboxError):
+            await end_or_leave(self._verbs, half, Resolution.ROLLBACK)
+
+    async def _roll_back(self) -> bool:
+        """Whether the local transaction is over. Another error is on its way to the caller: this one is only logged."""
+        try:
+            await self._work.rollback()
+        except Exception as error:  # noqa: BLE001 - of any driver; the other error tells what matters
+            _LOG.warning("rollback of the local transaction raised %s", type(error).__name__)
+            return False
+        return True

@@ -1,0 +1,218 @@
+"""`Bridge` and `AsyncBridge`: transactions in a block, and plain calls."""
+
+from collections.abc import Coroutine, Sequence
+from typing import Any, Self, TypeVar, Unpack
+
+from outbox.client.block import TransactionBlock
+from outbox.client.caller import BridgeClient
+from outbox.client.calls import PrepareOptions, check_group
+from outbox.client.config import BridgeConfig
+from outbox.client.connection import LoopConnection, ThreadConnection, run_now
+from outbox.client.endpoint_lease import AsyncEndpointLease, EndpointLease, LeaseKeeper
+from outbox.client.listener import Resolution
+from outbox.client.local_transaction import (
+    AsyncLocalSession,
+    AsyncSessionWork,
+    LocalSession,
+    RecordWriter,
+    SessionWork,
+    default_record,
+)
+from outbox.client.message import Message
+from outbox.client.pull_worker import Answer, AsyncAnswer, AsyncPullWorker, PullConfig, PullWorker
+from outbox.client.replies import Prepared, TransactionView
+
+T = TypeVar("T")
+
+
+class Transaction(TransactionBlock):
+    """A block of `Bridge.transaction`."""
+
+    def __enter__(self) -> Self:
+        self._enter()
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        run_now(self._leave(error))
+
+
+class Bridge:
+    """A connection to the bridge for one producer group; threads share it. Close it, or use it in a `with`.
+
+    `record`: what is written in local transactions so that checks can be answered; by default the ready-made one.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        producer_group: str,
+        *,
+        config: BridgeConfig | None = None,
+        record: RecordWriter | None = None,
+    ) -> None:
+        self.producer_group = check_group(producer_group)
+        self.config = config or BridgeConfig()
+        self._record = record
+        self._link = ThreadConnection(url, self.config)
+        self._leases: list[EndpointLease] = []
+        self._verbs = BridgeClient(producer_group, self._link.ask, are_prepares_keyed=self.config.are_prepares_keyed)
+
+    def transaction(self, session: LocalSession, **options: Unpack[PrepareOptions]) -> Transaction:
+        """A block at whose end the session is committed, and what was sent in it is published.
+
+        Do not commit inside it: those rows would be there without their messages. An exception in it rolls the
+        session back, and nothing is sent. Leaving it raises
+        NotPrepared, Unavailable, Refused or AlreadyEnded: rolled back, nothing will be published;
+        what the session raises: not committed; LocalCommitUnknown: the back-check will find out;
+        Contradicted: committed, but the bridge has recorded otherwise.
+        """
+        if self._record is None:
+            self._record = default_record(is_async=False)
+        return Transaction(self._verbs, SessionWork(session, self._record), self._link.lifetime, options)
+
+    def publish(self, messages: Message | Sequence[Message], **options: Unpack[PrepareOptions]) -> TransactionView:
+        """Publishes without a local transaction. Raises OutboxError."""
+        return self._run(self._verbs.publish(messages, options))
+
+    def prepare(self, messages: Message | Sequence[Message], **options: Unpack[PrepareOptions]) -> Prepared:
+        """Stores a half message, to be ended by `commit` or `rollback`. Raises OutboxError."""
+        return self._run(self._verbs.prepare(messages, options))[1]
+
+    def commit(self, transaction_id: str) -> TransactionView:
+        """Publishes what was prepared. Raises OutboxError."""
+        return self._run(self._verbs.end(transaction_id, Resolution.COMMIT))
+
+    def rollback(self, transaction_id: str) -> TransactionView:
+        """Drops what was prepared. Raises OutboxError."""
+        return self._run(self._verbs.end(transaction_id, Resolution.ROLLBACK))
+
+    def get(self, transaction_id: str, *, with_messages: bool = False) -> TransactionView:
+        """A transaction as it is recorded. Raises OutboxError."""
+        return self._run(self._verbs.get(transaction_id, with_messages=with_messages))
+
+    def pull_worker(self, answer: Answer, *, config: PullConfig | None = None) -> PullWorker:
+        """Fetches this group's checks and answers them: for a service that cannot be called. Use its `run_forever`.
+
+        `answer`: what a CheckHandler takes, such as `record.answers(engine)`, or a producer's own `answer`.
+        """
+        return PullWorker(self._link, self.producer_group, answer, config or PullConfig())
+
+    def endpoint_lease(self, url: str, *, lease_seconds: int = 60) -> EndpointLease:
+        """Registers this instance's check endpoint while it lives: `start` it, or use it in a `with`."""
+        lease = EndpointLease(self._link, LeaseKeeper(self.producer_group, url, lease_seconds))
+        self._leases.append(lease)
+        return lease
+
+    def close(self) -> None:
+        """Takes nothing new, waits for what is under way (`close_timeout_s` at most), and disconnects."""
+        for lease in self._leases:
+            lease.close()
+        self._leases.clear()
+        self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, flow: Coroutine[Any, Any, T]) -> T:
+        try:
+            with self._link.lifetime.use():
+                return run_now(flow)
+        finally:
+            flow.close()
+
+
+class AsyncTransaction(TransactionBlock):
+    """A block of `AsyncBridge.transaction`."""
+
+    async def __aenter__(self) -> Self:
+        self._enter()
+        return self
+
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        await self._leave(error)
+
+
+class AsyncBridge:
+    """A connection to the bridge for one producer group, used in one event loop by any number of tasks.
+
+    `record`: as for Bridge; its `write` may be a coroutine function.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        producer_group: str,
+        *,
+        config: BridgeConfig | None = None,
+        record: RecordWriter | None = None,
+    ) -> None:
+        self.producer_group = check_group(producer_group)
+        self.config = config or BridgeConfig()
+        self._record = record
+        self._link = LoopConnection(url, self.config)
+        self._leases: list[AsyncEndpointLease] = []
+        self._verbs = BridgeClient(producer_group, self._link.ask, are_prepares_keyed=self.config.are_prepares_keyed)
+
+    def transaction(self, session: AsyncLocalSession, **options: Unpack[PrepareOptions]) -> AsyncTransaction:
+        """A block at whose end the session is committed, and what was sent in it is published; as Bridge's."""
+        if self._record is None:
+            self._record = default_record(is_async=True)
+        return AsyncTransaction(self._verbs, AsyncSessionWork(session, self._record), self._link.lifetime, options)
+
+    async def publish(
+        self, messages: Message | Sequence[Message], **options: Unpack[PrepareOptions]
+    ) -> TransactionView:
+        """Publishes without a local transaction. Raises OutboxError."""
+        return await self._run(self._verbs.publish(messages, options))
+
+    async def prepare(self, messages: Message | Sequence[Message], **options: Unpack[PrepareOptions]) -> Prepared:
+        """Stores a half message, to be ended by `commit` or `rollback`. Raises OutboxError."""
+        return (await self._run(self._verbs.prepare(messages, options)))[1]
+
+    async def commit(self, transaction_id: str) -> TransactionView:
+        """Publishes what was prepared. Raises OutboxError."""
+        return await self._run(self._verbs.end(transaction_id, Resolution.COMMIT))
+
+    async def rollback(self, transaction_id: str) -> TransactionView:
+        """Drops what was prepared. Raises OutboxError."""
+        return await self._run(self._verbs.end(transaction_id, Resolution.ROLLBACK))
+
+    async def get(self, transaction_id: str, *, with_messages: bool = False) -> TransactionView:
+        """A transaction as it is recorded. Raises OutboxError."""
+        return await self._run(self._verbs.get(transaction_id, with_messages=with_messages))
+
+    def pull_worker(self, answer: AsyncAnswer, *, config: PullConfig | None = None) -> AsyncPullWorker:
+        """Fetches this group's checks and answers them: for a service that cannot be called. Use its `run_forever`.
+
+        `answer`: what an AsyncCheckHandler takes, such as `record.answers(engine)`, or a producer's own `answer`.
+        """
+        return AsyncPullWorker(self._link, self.producer_group, answer, config or PullConfig())
+
+    def endpoint_lease(self, url: str, *, lease_seconds: int = 60) -> AsyncEndpointLease:
+        """Registers this instance's check endpoint while it lives: `start` it, or use it in an `async with`."""
+        lease = AsyncEndpointLease(self._link, LeaseKeeper(self.producer_group, url, lease_seconds))
+        self._leases.append(lease)
+        return lease
+
+    async def close(self) -> None:
+        """Takes nothing new, waits for what is under way (`close_timeout_s` at most), and disconnects."""
+        for lease in self._leases:
+            await lease.close()
+        self._leases.clear()
+        await self._link.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _run(self, flow: Coroutine[Any, Any, T]) -> T:
+        try:
+            with self._link.lifetime.use():
+                return await flow
+        finally:
+            flow.close()

@@ -1,0 +1,84 @@
+"""Settings of the producer's side; bounds are checked when they are made."""
+
+import math
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from outbox.client.errors import OutboxConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """How the bridge is reached. `headers`: sent with every request, such as a credential.
+
+    `slack_s`: how long an exchange may take beyond the time that the bridge was asked to wait. `trust_env`: whether
+    proxies and netrc of the environment count.
+    """
+
+    connect_timeout_s: float = 2.0
+    slack_s: float = 4.0
+    max_connections: int = 32
+    keep_alive_s: float = 15.0  # below the bridge's own, or it closes a connection just when it is used
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    ssl_context: ssl.SSLContext | None = field(default=None, repr=False)
+    trust_env: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("connect_timeout_s", "slack_s", "keep_alive_s"):
+            check_seconds(name, getattr(self, name))
+        check_count("max_connections", self.max_connections)
+
+
+@dataclass(frozen=True, slots=True)
+class BridgeConfig:
+    """Limits of one connection to the bridge.
+
+    `call_timeout_s`: for a call with all its repeats. `max_in_flight`: requests of one kind at once; calls that find
+    all of them busy travel together in the next one. `max_waiting`: calls of one kind that may wait for that.
+    `are_prepares_keyed`: whether a prepare without an idempotency key gets one, so that it can be repeated; without,
+    a prepare whose answer is lost fails, and leaves a half message for the back-check.
+    `check_threads`, `max_waiting_checks`: for listeners' answers to checks.
+    """
+
+    call_timeout_s: float = 15.0
+    close_timeout_s: float = 10.0
+    max_in_flight: int = 4
+    max_batch_items: int = 500
+    max_batch_bytes: int = 2 * 1024 * 1024
+    max_waiting: int = 10_000
+    are_prepares_keyed: bool = True
+    check_threads: int = 4
+    max_waiting_checks: int = 2_000  # RocketMQ checkRequestHoldMax
+    http: HttpConfig = field(default_factory=HttpConfig)
+
+    def __post_init__(self) -> None:
+        check_seconds("call_timeout_s", self.call_timeout_s)
+        check_seconds("close_timeout_s", self.close_timeout_s, least=0.0)
+        for name in ("max_in_flight", "max_batch_bytes", "max_waiting", "check_threads", "max_waiting_checks"):
+            check_count(name, getattr(self, name))
+        check_count("max_batch_items", self.max_batch_items, most=1_000)
+
+
+def check_url(url: str) -> str:
+    """The address of a bridge without a slash at its end. Raises OutboxConfigError."""
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+        raise OutboxConfigError("the bridge's address is http(s)://host[:port][/path]")
+    if parts.username or parts.password:
+        raise OutboxConfigError("a credential belongs into HttpConfig.headers, not into the address")
+    return url.rstrip("/")
+
+
+def check_seconds(name: str, seconds: float, least: float = 0.001) -> None:
+    """Raises OutboxConfigError unless it is a finite time of at least `least`."""
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not math.isfinite(seconds) or seconds < least:
+        raise OutboxConfigError(f"{name} is a number of seconds from {least:g}")
+
+
+def check_count(name: str, count: int, most: int = 2**31 - 1) -> None:
+    """Raises OutboxConfigError unless it is an integer from 1 to `most`."""
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= most:
+        raise OutboxConfigError(f"{name} is an integer from 1 to {most}")

@@ -1,0 +1,254 @@
+"""Pull mode: fetches a group's due checks from the bridge and answers them, for services that cannot be called.
+
+    worker = bridge.pull_worker(record.answers(engine))
+    threading.Thread(target=worker.run_forever, args=(stop,)).start()
+
+What is not answered in time is left out: its lease runs out, and the bridge gives it to another.
+"""
+
+import asyncio
+import logging
+import random
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+from outbox.client.caller import Caller
+from outbox.client.calls import Call, PlainCall, claim_call, end_call
+from outbox.client.checks import Check, Tell, read_call
+from outbox.client.config import check_count, check_seconds
+from outbox.client.connection import LoopConnection, ThreadConnection
+from outbox.client.errors import Closed, NotPullMode, OutboxConfigError, OutboxError, Refused
+from outbox.client.listener import Resolution
+from outbox.client.replies import Reply
+
+_LOG: Final = logging.getLogger("outbox")
+_LOOK_S: Final = 0.1
+_MAX_WAIT_S: Final = 10.0  # an exchange gets this and its slack
+_EXCHANGE_S: Final = 5.0
+_MAX_LEASE_S: Final = 3_600.0
+
+Answer: TypeAlias = Callable[[Sequence[Check], Tell], None]
+AsyncAnswer: TypeAlias = Callable[[Sequence[Check], Tell], Awaitable[None]]
+Ask: TypeAlias = Callable[[Call | PlainCall, float | None], Awaitable[Reply]]
+
+
+@dataclass(frozen=True, slots=True)
+class PullConfig:
+    """Bounds and rhythms. `lease_s`: nobody else gets a claimed check for so long; `send_s` of it is for sending.
+
+    `wait_s`: how long the bridge waits for something to come due. `min_pause_s`, `max_pause_s`: after failures.
+    """
+
+    max_checks: int = 100
+    lease_s: float = 60.0
+    send_s: float = 15.0
+    wait_s: float = 10.0
+    min_pause_s: float = 0.5
+    max_pause_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        check_count("max_checks", self.max_checks, most=1_000)
+        check_seconds("wait_s", self.wait_s, least=0.0)
+        for name in ("lease_s", "send_s", "min_pause_s", "max_pause_s"):
+            check_seconds(name, getattr(self, name))
+        if not max(self.send_s, 1.0) < self.lease_s <= _MAX_LEASE_S or self.wait_s > _MAX_WAIT_S:
+            raise OutboxConfigError("lease_s is above send_s and 1, and at most 3600; wait_s at most 10")
+        if self.min_pause_s > self.max_pause_s:
+            raise OutboxConfigError("min_pause_s is at most max_pause_s")
+
+    def pause_s(self, failures: int, chance: float) -> float:
+        """Up to twice as long each time."""
+        return min(self.min_pause_s * 2.0 ** min(failures - 1, 20), self.max_pause_s) * (0.5 + chance / 2)
+
+
+class PullCounts(NamedTuple):
+    """What one round did. `late`: answers to what has ended meanwhile; `failed`: not told, asked again later."""
+
+    claimed: int = 0
+    answered: int = 0
+    late: int = 0
+    failed: int = 0
+
+
+class PullRounds:
+    """Claim, answer, send: the same for threads and event loops."""
+
+    def __init__(self, group: str, answer: AsyncAnswer, config: PullConfig) -> None:
+        self._group = group
+        self._answer = answer
+        self._config = config
+        self._looking: asyncio.Future[None] | None = None
+        self._claim = claim_call(group, config.max_checks, config.wait_s, config.lease_s)
+        self._is_accepted = False
+
+    async def run_once(self, ask: Ask, stopping: asyncio.Event | None = None) -> PullCounts:
+        """One claim, and its answers. A stop gives the claim up, or lets the answers go out. Raises OutboxError."""
+        reply = await _unless(stopping, self._ask_when_free(ask))
+        if reply is None:
+            return PullCounts()
+        self._is_accepted = True
+        checks = read_call(reply.members).checks
+        if not checks:
+            return PullCounts()
+        found = await self._look_up(checks)
+        sent = await asyncio.gather(*[self._send(ask, check, resolution) for check, resolution in found])
+        return PullCounts(len(checks), sent.count("answered"), sent.count("late"), sent.count("failed"))
+
+    async def run_forever(self, ask: Ask, stopping: asyncio.Event) -> None:
+        """Rounds until the stop, or the bridge is closed.
+
+        Raises NotPullMode if the first claim is refused so; no other error ends it.
+        """
+        failures = 0
+        while not stopping.is_set():
+            try:
+                counts = await self.run_once(ask, stopping)
+                failures = failures + 1 if counts.failed else 0
+            except Exception as error:  # the loop that runs for ever
+                if isinstance(error, Closed):
+                    return
+                if isinstance(error, NotPullMode) and not self._is_accepted:
+                    raise
+                failures += 1
+                why = error.code if isinstance(error, Refused) else type(error).__name__
+                _LOG.warning("checks_not_fetched group=%s error=%s failures=%d", self._group, why, failures)
+            if failures:
+                await _unless(stopping, asyncio.sleep(self._config.pause_s(failures, random.random())))  # noqa: S311
+
+    async def _ask_when_free(self, ask: Ask) -> Reply:
+        """Claims nothing while an answer that was too late is still being looked for."""
+        if self._looking is not None:
+            await asyncio.wait([self._looking])
+        return await ask(self._claim, self._config.wait_s + _EXCHANGE_S)
+
+    async def _look_up(self, checks: Sequence[Check]) -> list[tuple[Check, Resolution]]:
+        """What is told before the leases near their end."""
+        asked = {check.transaction_id: check for check in checks}
+        found: dict[str, Resolution] = {}
+
+        def tell(check: Check, resolution: Resolution) -> None:
+            if not isinstance(resolution, Resolution):
+                raise TypeError("a resolution is COMMIT, ROLLBACK or UNKNOWN")
+            found[asked[check.transaction_id].transaction_id] = resolution
+
+        try:
+            self._looking = asyncio.ensure_future(self._answer(checks, tell))
+            self._looking.add_done_callback(_take_error)
+            await asyncio.wait_for(asyncio.shield(self._looking), self._config.lease_s - self._config.send_s)
+        except Exception as error:  # noqa: BLE001 - the outermost edge of the user's own code
+            _LOG.warning("checks_left_out error=%s answered=%d", type(error).__name__, len(found))
+        told = list(found.items())  # a thread that is late may still add to it
+        return [(asked[transaction_id], resolution) for transaction_id, resolution in told]
+
+    async def _send(self, ask: Ask, check: Check, resolution: Resolution) -> str:
+        """What became of one answer; all of a round travel together."""
+        try:
+            await ask(end_call(check.transaction_id, resolution, self._group, check.nonce), None)
+        except Refused as error:
+            _LOG.info("check_answered_late transaction=%s code=%s", check.transaction_id, error.code)
+            return "late"
+        except OutboxError as error:
+            _LOG.warning("check_not_answered transaction=%s error=%s", check.transaction_id, type(error).__name__)
+            return "failed"
+        return "answered"
+
+
+class PullWorker:
+    """For threads; made by `Bridge.pull_worker`."""
+
+    def __init__(self, link: ThreadConnection, group: str, answer: Answer, config: PullConfig) -> None:
+        self._link = link
+        self._answer = answer
+        self._group = group
+        self._config = config
+
+    def run_once(self) -> PullCounts:
+        """One claim, and its answers. Raises OutboxError."""
+        with self._rounds() as rounds:
+            return self._link.thread.run(lambda caller: rounds.run_once(_asking(self._link, caller)))
+
+    def run_forever(self, stop: threading.Event) -> None:
+        """Rounds until `stop`, whose answers in hand still go out, or until the bridge is closed.
+
+        Raises NotPullMode if the bridge does not let the group fetch its checks.
+        """
+        with self._rounds() as rounds, suppress(CancelledError, Closed):
+            self._link.thread.submit(lambda caller: _run_until(stop, rounds, _asking(self._link, caller))).result()
+
+    @contextmanager
+    def _rounds(self) -> Iterator[PullRounds]:
+        """Answers are looked for in one thread; one that hangs is not waited for at the end."""
+        pool = ThreadPoolExecutor(1, thread_name_prefix="outbox-pull")
+
+        async def answer(checks: Sequence[Check], tell: Tell) -> None:
+            await asyncio.get_running_loop().run_in_executor(pool, self._answer, checks, tell)
+
+        try:
+            yield PullRounds(self._group, answer, self._config)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+class AsyncPullWorker:
+    """For an event loop; made by `AsyncBridge.pull_worker`."""
+
+    def __init__(self, link: LoopConnection, group: str, answer: AsyncAnswer, config: PullConfig) -> None:
+        self._link = link
+        self._rounds = PullRounds(group, answer, config)
+
+    async def run_once(self) -> PullCounts:
+        """As PullWorker.run_once."""
+        return await self._rounds.run_once(_asking(self._link, self._link.caller_here()))
+
+    async def run_forever(self, stop: asyncio.Event) -> None:
+        """As PullWorker.run_forever. Cancelled, it leaves what it holds to the end of its lease."""
+        await self._rounds.run_forever(_asking(self._link, self._link.caller_here()), stop)
+
+
+def _asking(link: ThreadConnection | LoopConnection, caller: Caller) -> Ask:
+    """Calls until the bridge is closed; its close does not wait for them."""
+
+    async def ask(call: Call | PlainCall, timeout_s: float | None) -> Reply:
+        with link.lifetime.use():
+            pass
+        return await caller.call(call, timeout_s)
+
+    return ask
+
+
+async def _run_until(stop: threading.Event, rounds: PullRounds, ask: Ask) -> None:
+    stopping = asyncio.Event()
+    running = asyncio.ensure_future(rounds.run_forever(ask, stopping))
+    try:
+        while not running.done():
+            await asyncio.wait([running], timeout=_LOOK_S)  # an event of threads cannot be awaited
+            if stop.is_set():
+                stopping.set()
+        await running
+    finally:
+        running.cancel()
+
+
+def _take_error(ended: "asyncio.Future[None]") -> None:
+    """What comes after its time is over interests nobody."""
+    if not ended.cancelled():
+        ended.exception()
+
+
+async def _unless(stopping: asyncio.Event | None, work: Awaitable[Reply | None]) -> Reply | None:
+    """What it returns; None if the stop comes first, which cancels it."""
+    if stopping is None:
+        return await work
+    task = asyncio.ensure_future(work)
+    stop = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for one in (task, stop):
+            one.cancel()
+        await asyncio.gather(task, stop, return_exceptions=True)

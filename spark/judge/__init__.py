@@ -1,0 +1,1 @@
+"""What a run concludes: fold, rules, totals."""

@@ -1,0 +1,1 @@
+"""What a run reads: window, sources, the envelope."""

@@ -1,0 +1,217 @@
+"""What to read, in numbers, noted once: nothing a run does later moves them.
+
+Upstream first: the real, op and parked topics are looked at, then the journal, then they once more. So whatever lies
+below the first look was caused by journal records that are read, and whatever the journal decided had time to get
+below the second. All are last stable offsets: what no committed reader can see yet belongs to the next window.
+"""
+
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
+
+from bridge.core.topics import InternalTopics, is_reserved_topic
+from spark.errors import BadUsage, Indeterminate
+from spark.read.scope import OffsetRange, QueuePlace
+from spark.read.window import Window
+
+_TIMEOUT_S = 10.0
+_MOVING = frozenset(  # what a broker says of a partition that has just been made or moved; soon over
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+    }
+)
+_ANEW = "Begin anew: run once without --since-last, or land into a new folder."
+
+Ends = Mapping[QueuePlace, int]
+
+
+def take_window(
+    kafka: Mapping[str, Any], internal: InternalTopics, wanted: Iterable[str], last: Window | None = None
+) -> Window:
+    """The window from the end of the `last` one (from the beginning, for what it does not name) to the present ends.
+
+    `kafka`: librdkafka's options. `wanted`: real topics; none: every topic of the cluster that is not internal.
+    Raises BadUsage, Indeterminate.
+    """
+    patience_ends = time.monotonic() + _TIMEOUT_S
+    with _reached(kafka) as admin:
+        while True:
+            try:
+                return _take(admin, internal, sorted(set(wanted)), last)
+            except KafkaException as error:
+                if error.args[0].code() not in _MOVING or time.monotonic() > patience_ends:
+                    raise
+                time.sleep(0.2)
+
+
+def look_for_topics(kafka: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Soon tells of a broker or a topic that is not there. Raises BadUsage, Indeterminate."""
+    with _reached(kafka) as admin:
+        _check_there(names, admin.list_topics(timeout=_TIMEOUT_S).topics)
+
+
+@contextmanager
+def _reached(kafka: Mapping[str, Any]) -> Iterator[AdminClient]:
+    """Kafka's errors as Indeterminate, in one line."""
+    timeout_ms = int(_TIMEOUT_S * 1_000)
+    try:
+        yield AdminClient(
+            {**kafka, "client.id": "outbox-bridge-report", "log_level": 2, "socket.timeout.ms": timeout_ms}
+        )
+    except KafkaException as error:
+        reason = error.args[0].str() if error.args and hasattr(error.args[0], "str") else str(error)
+        raise Indeterminate(
+            f"Kafka cannot be read now: {reason}", "Is it running? `outbox-bridge doctor` looks."
+        ) from None
+
+
+def _take(admin: AdminClient, internal: InternalTopics, wanted: list[str], last: Window | None) -> Window:
+    places = _find_places(admin, internal, wanted)
+    topic_ids = _read_ids(admin, {place.topic for place in places})
+    since = {} if last is None else {place: extent.end for place, extent in last.extents.items()}
+    if last is not None:
+        _check_known(last, places, wanted, topic_ids)
+    journal = [place for place in places if place.topic == internal.half]
+    others = [place for place in places if place.topic != internal.half]
+    seen = _offsets(admin, others, OffsetSpec.latest)
+    journal_ends = _offsets(admin, journal, OffsetSpec.latest)
+    taken_ms = time.time_ns() // 1_000_000
+    ends = {**_offsets(admin, others, OffsetSpec.latest), **journal_ends}
+    starts = _offsets(admin, places, OffsetSpec.earliest)
+    policies = _read_policies(admin, {place.topic for place in places})
+    extents = {}
+    for place in places:
+        start = max(since.get(place, 0), starts[place])
+        if since.get(place, 0) > ends[place]:
+            raise _made_anew(place.topic)
+        if starts[place] > since.get(place, starts[place]):
+            raise BadUsage(
+                f"{place.topic}-{place.part} begins at {starts[place]}: records since the last window were removed",
+                f"Run more often than the shortest retention. {_ANEW}",
+            )
+        policy, clock = policies[place.topic]
+        extents[place] = OffsetRange(
+            start,
+            max(start, ends[place]),
+            seen.get(place, ends[place]),
+            is_whole=starts[place] == 0,
+            is_compacted="compact" in policy,
+            has_append_time=clock == "LogAppendTime",
+        )
+    return Window(internal.half, internal.op, internal.parked, taken_ms, extents, topic_ids)
+
+
+def _find_places(admin: AdminClient, internal: InternalTopics, wanted: list[str]) -> list[QueuePlace]:
+    """Every partition to be read. Raises BadUsage for a topic that is not there."""
+    topics = admin.list_topics(timeout=_TIMEOUT_S).topics
+    real = wanted or [name for name in topics if not is_reserved_topic(name, internal)]
+    _check_there([internal.half, internal.op, internal.parked, *real], topics)
+    return [
+        QueuePlace(name, part)
+        for name in sorted({internal.half, internal.op, internal.parked, *real})
+        for part in sorted(topics[name].partitions)
+    ]
+
+
+def _check_there(names: Iterable[str], topics: Container[str]) -> None:
+    for name in names:
+        if name not in topics:
+            raise BadUsage(f"topic {name} does not exist", "See `outbox-bridge topic list`, and topics.prefix.")
+
+
+def _check_known(last: Window, places: list[QueuePlace], wanted: list[str], topic_ids: Mapping[str, str]) -> None:
+    """Raises BadUsage where something that was read before would not be read on: its records would seem missing."""
+    anew = [topic for topic, known in sorted(last.topic_ids.items()) if topic_ids.get(topic, known) != known]
+    if anew:
+        raise _made_anew(anew[0])
+    lost = min(last.extents.keys() - set(places), default=None)
+    if lost is None:
+        return
+    if wanted and lost.topic not in topic_ids:
+        raise BadUsage(f"the last run read topic {lost.topic}, this one does not", "Name it in --topics too.")
+    raise BadUsage(
+        f"{lost.topic}-{lost.part}, which the last run read, does not exist any more",
+        f"If that is meant to be so: {_ANEW}",
+    )
+
+
+def _made_anew(topic: str) -> BadUsage:
+    return BadUsage(f"topic {topic} was made anew since the last run", _ANEW)
+
+
+def _read_ids(admin: AdminClient, topics: Iterable[str]) -> dict[str, str]:
+    answers = admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=_TIMEOUT_S)
+    return {name: str(answer.result(_TIMEOUT_S).topic_id) for name, answer in answers.items()}
+
+
+def _offsets(admin: AdminClient, places: list[QueuePlace], spec: Callable[[], OffsetSpec]) -> dict[QueuePlace, int]:
+    asked = {TopicPartition(*place): spec() for place in places}
+    if not asked:
+        return {}
+    answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_TIMEOUT_S)
+    return {
+        QueuePlace(place.topic, place.partition): answer.result(_TIMEOUT_S).offset for place, answer in answers.items()
+    }
+
+
+def _read_policies(admin: AdminClient, topics: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Clean-up policy and kind of timestamp of each topic."""
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(topics)]
+    answers = admin.describe_configs(resources, request_timeout=_TIMEOUT_S)
+    found = {resource.name: answer.result(_TIMEOUT_S) for resource, answer in answers.items()}
+    return {
+        topic: (entries["cleanup.policy"].value, entries["message.timestamp.type"].value)
+        for topic, entries in found.items()
+    }
+
+
+_SAME_NAMES = ("bootstrap.servers", "security.protocol")
+
+
+def java_options(kafka: Mapping[str, Any], java: Mapping[str, str]) -> dict[str, str]:
+    """librdkafka's options as Java's client takes them, and `java`, which come first.
+
+    Raises BadUsage for security that can only be told in `java`, and is not.
+    """
+    options = {name: str(kafka[name]) for name in _SAME_NAMES if name in kafka}
+    mechanism = kafka.get("sasl.mechanism", kafka.get("sasl.mechanisms"))
+    if mechanism is not None and "sasl.jaas.config" not in java:
+        options["sasl.mechanism"] = str(mechanism)
+        options["sasl.jaas.config"] = _login_of(str(mechanism), kafka)
+    if "ssl.ca.location" in kafka:
+        options |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(kafka["ssl.ca.location"])}
+    if kafka.get("ssl.endpoint.identification.algorithm") == "none":
+        options["ssl.endpoint.identification.algorithm"] = ""
+    if "ssl.certificate.location" in kafka and "ssl.keystore.location" not in java:
+        raise BadUsage(
+            "a client certificate in two files is no Java key store",
+            "Join key and certificate into one PEM file and name it with --kafka-java ssl.keystore.location=FILE.",
+        )
+    return {**options, **java}
+
+
+def _login_of(mechanism: str, kafka: Mapping[str, Any]) -> str:
+    modules = {"PLAIN": "plain.PlainLoginModule", "SCRAM-SHA-256": "scram.ScramLoginModule"}
+    modules["SCRAM-SHA-512"] = modules["SCRAM-SHA-256"]
+    if mechanism not in modules:
+        raise BadUsage(f"sasl.mechanism {mechanism} is not known here", "Name Java's options with --kafka-java.")
+    user, password = (_quote(str(kafka.get(name, ""))) for name in ("sasl.username", "sasl.password"))
+    module = f"org.apache.kafka.common.security.{modules[mechanism]}"
+    return f"{module} required username={user} password={password};"
+
+
+def _quote(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,1 @@
+"""Seeds anomalies and looks for them."""
