@@ -165,8 +165,9 @@ class LostLogWorld:
         directory = SqlDirectory(database, clock)
         guard = TopologyGuard(process.admin, database, self.topics, clock)
         log = LogWatch(process.admin, self.topics, clock, database, seals=seal_watch.seals, guard=guard)
+        sealed = SealedOwnerStore(process.owners, self.topics.op, seal_watch)
         ports = NodePorts(
-            Stores(process.store, process.owners, process.admin, database), process.owners,
+            Stores(process.store, process.owners, process.admin, database), sealed, sealed,
             KnownTopics(process.admin, clock), directory, clock, log, lambda: MemoryCaller(clock),
             lambda: f"{random.getrandbits(72):022d}", random.random,
         )  # fmt: skip
