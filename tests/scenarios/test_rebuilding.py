@@ -48,7 +48,7 @@ def test_end_is_read_back_for_as_long_as_its_half_message_is() -> None:
             await world.prepare("old", Message("orders", b"k", b"old"))
             await world.prepare("a", Message("credits", b"k", b"v"))
             await world.commit("a")
-            await pass_traffic(world, 130_000, "x")
+            await pass_traffic(world, 150_000, "x")
         for name, duration_ms in (("second", 130_000), ("third", 20_000)):
             world.observer.pending.clear()
             async with world.settling(name):
@@ -71,7 +71,7 @@ def test_deleted_consume_offsets_change_nothing() -> None:
         async with world.settling("first"):
             await world.prepare("a", Message("credits", b"k", b"a"))
             await world.commit("a")
-            await pass_traffic(world, 130_000, "x")
+            await pass_traffic(world, 150_000, "x")
         await world.prepare("b", Message("credits", b"k", b"b"))
         await world.commit("b")
         world.memory.cluster.groups.delete_offsets(world.topics.group)
