@@ -86,6 +86,21 @@ class Lingering:
         self._timer.cancel()
 
 
+class EndedTransport:
+    """What a connection has as its transport once its last answer has gone out: what is written later goes nowhere."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self.close = transport.close
+        self.abort = transport.abort
+        self.get_write_buffer_size = transport.get_write_buffer_size
+
+    def write(self, data: bytes) -> None:
+        """A request that was cut off may still be answered by whoever works on it."""
+
+    def is_closing(self) -> bool:
+        return True
+
+
 class ClosingTransport:
     """What a cycle of uvicorn writes to: a transport whose end is somebody else's to decide."""
 

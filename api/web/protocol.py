@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from api.web.hot_path import HotCycle, HotPath
-from api.web.limits import ByteBudget, ByteLease, ClosingTransport, Lingering
+from api.web.limits import ByteBudget, ByteLease, ClosingTransport, EndedTransport, Lingering
 from api.web.problems import (
     HEADERS_TOO_LARGE,
     MALFORMED_REQUEST,
@@ -257,7 +257,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Keep-alive time runs from here; what is left of the body is thrown away, but not for ever."""
-        if self.transport.is_closing() or self._lingering is not None:
+        if self.transport.is_closing():
             self.server_state.total_requests += 1
             return
         if not self.pipeline:
@@ -362,6 +362,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def _close_with(self, problem: Problem) -> None:
         """Answers and closes; but never answers in the place of a request that is being served."""
         self._disarm()
+        if self.transport.is_closing():
+            return
         served = self.cycle
         if served is not None and not served.response_complete:
             if served.response_started or served.more_body:
@@ -386,6 +388,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._disarm()
             self._unset_keepalive_if_required()
             self._lingering = Lingering(self.transport)
+            self.transport = ended = EndedTransport(self.transport)  # type: ignore[assignment]
+            if self.cycle is not None:
+                self.cycle.transport = ended  # type: ignore[assignment]
             self.idle[self] = None
             self._flow.hold(is_held=False)
             self._flow.resume_reading()
