@@ -32,7 +32,7 @@ from spark.read.window import WINDOW_FILE, Window, encode_window
 from spark.report.files import MANIFEST
 from spark.selftest.anomalies import BANK, Scenario
 from spark.selftest.run import Injector, compare_truth, groups_document
-from spark.selftest.seeded import TestTopics, make_tales
+from spark.selftest.seeded import SeededTopics, make_tales
 from tests.support.broker import running_broker
 from tests.support.source_tree import ROOT
 
@@ -92,7 +92,7 @@ def _read_options() -> argparse.Namespace:
 
 def _write(kafka: str, options: argparse.Namespace, folder: Path, values: Values) -> Scene:
     """All portions, and the offsets between them."""
-    stage = TestTopics(_PREFIX)
+    stage = SeededTopics(_PREFIX)
     now_ms = time.time_ns() // 1_000_000
     injector = Injector({"bootstrap.servers": kafka}, stage, now_ms)
     injector.create_topics()
@@ -118,7 +118,7 @@ def _tales(options: argparse.Namespace) -> Iterator[Scenario]:
     return (tale for tale in make_tales(options.transactions, options.rounds) if tale.group != BANK)
 
 
-def _look(kafka: str, stage: TestTopics) -> Window:
+def _look(kafka: str, stage: SeededTopics) -> Window:
     real = sorted(set(stage.topics) - {stage.internal.half, stage.internal.op, stage.internal.parked})
     return take_window({"bootstrap.servers": kafka}, stage.internal, real)
 

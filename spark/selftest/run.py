@@ -34,7 +34,16 @@ from spark.options import Options, add_job, parse_groups, read_jars, read_kafka_
 from spark.read.table_list import RECORD_TABLE, JdbcDatabase, parse_tables
 from spark.reconcile import RunOutcome, Tell, reconcile, run_command
 from spark.selftest.anomalies import BANK, EXPIRED, ORDERS, SHOP, Scenario, ScenarioStep
-from spark.selftest.seeded import QUEUES, REAL, Planted, RecordBuilder, TestTopics, due_steps, journal_steps, make_tales
+from spark.selftest.seeded import (
+    QUEUES,
+    REAL,
+    Planted,
+    RecordBuilder,
+    SeededTopics,
+    due_steps,
+    journal_steps,
+    make_tales,
+)
 from spark.session import BRIEF_OFFSETS, running_session
 
 _BATCH = 10_000
@@ -46,7 +55,7 @@ _TIMEOUT_S = 30.0
 class Injector:
     """Writes tales to a stage: in one go by `plant`, or bit by bit by `write`, and then `finish`."""
 
-    def __init__(self, kafka: Mapping[str, Any], stage: TestTopics, now_ms: int) -> None:
+    def __init__(self, kafka: Mapping[str, Any], stage: SeededTopics, now_ms: int) -> None:
         self._kafka = dict(kafka)
         self._admin = AdminClient(self._kafka)
         self._stage = stage
@@ -292,7 +301,7 @@ def check_job(
     spark: SparkSession, kafka: Mapping[str, Any], tales: Iterable[Scenario], folder: Path, tell: Tell
 ) -> Checked:
     """Plants the tales in topics of their own, reconciles them, deletes the topics. Raises ReconcileError."""
-    stage = TestTopics(f"selftest-{secrets.token_hex(4)}.")
+    stage = SeededTopics(f"selftest-{secrets.token_hex(4)}.")
     injector = Injector(kafka, stage, time.time_ns() // 1_000_000)
     injector.create_topics()
     try:

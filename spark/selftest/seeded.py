@@ -32,7 +32,7 @@ _STATES = {
 
 
 @dataclass(frozen=True)
-class TestTopics:
+class SeededTopics:
     """Topics of one self-test; the real ones have the prefix too. `has_id_header`: records name their transactions."""
 
     prefix: str
@@ -86,7 +86,7 @@ def make_tales(transactions: int, rounds: int) -> Iterator[Scenario]:
 class RecordBuilder:
     """Tells the records of steps."""
 
-    stage: TestTopics
+    stage: SeededTopics
 
     def journal_record(self, planted: Planted, step: ScenarioStep) -> Message:
         """A half message, an end, or an act."""
@@ -177,7 +177,7 @@ class RecordBuilder:
 
 
 def _half_of(
-    planted: Planted, given: Mapping[str, Any], stage: TestTopics, messages: Sequence[Message] | None = None
+    planted: Planted, given: Mapping[str, Any], stage: SeededTopics, messages: Sequence[Message] | None = None
 ) -> HalfMessage:
     named = [_to(m, stage.real(m.topic)) for m in planted.tale.messages] if messages is None else messages
     first = named[0]

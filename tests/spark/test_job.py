@@ -24,7 +24,7 @@ from spark.read.table_list import JdbcDatabase, parse_tables
 from spark.read.window import Window, decode_window, encode_window
 from spark.reconcile import RunOutcome, main, reconcile
 from spark.selftest.anomalies import BANK, ORDERS, SHOP, ScenarioStep
-from spark.selftest.run import Checked, TestTopics, check_job, groups_document, make_tales
+from spark.selftest.run import Checked, SeededTopics, check_job, groups_document, make_tales
 
 pytestmark = pytest.mark.timeout(300)  # one job takes seconds; the session and the broker start with the first
 ROUNDS = 2
@@ -53,7 +53,7 @@ def read_again(folder: Path) -> list[JdbcDatabase]:
 def run_again(spark: SparkSession, checked: Checked, out: Path, **members: object) -> RunOutcome:
     """Another run on what the self-test has landed."""
     topics = decode_window((checked.outcome.folder / "window.json").read_text())
-    internal = TestTopics(topics.half.removesuffix("RMQ_SYS_TRANS_HALF_TOPIC")).internal
+    internal = SeededTopics(topics.half.removesuffix("RMQ_SYS_TRANS_HALF_TOPIC")).internal
     landed = checked.outcome.folder
     options = Options(out, internal, {}, landed=landed, groups=parse_groups(groups_document()))
     options = replace(options, databases=read_again(landed.parent))
@@ -228,7 +228,7 @@ def test_what_cannot_be_is_one_line_and_an_exit_code(
     given = dict(zip(arguments[::2], arguments[1::2], strict=True))
     options = Options(
         tmp_path / "runs",
-        TestTopics(given.get("--prefix", "")).internal,
+        SeededTopics(given.get("--prefix", "")).internal,
         {"bootstrap.servers": given.get("--kafka", kafka)},
         topics=[given["--topics"]] if "--topics" in given else [],
         window=Path(given["--window"]) if "--window" in given else None,

@@ -26,7 +26,7 @@ from spark.read.landed import find_landed
 from spark.read.sources import KafkaAccess, read_kafka, read_landed
 from spark.read.window import Window, encode_window
 from spark.reconcile import RunOutcome, Tell, reconcile
-from spark.selftest.run import Injector, TestTopics, groups_document, make_tales
+from spark.selftest.run import Injector, SeededTopics, groups_document, make_tales
 from tests.support.bridge_process import wait_until
 from tests.support.cli_process import environment
 from tests.support.source_tree import ROOT
@@ -44,7 +44,7 @@ class World:
     """Topics with everything planted in two goes, each landed."""
 
     kafka: str
-    stage: TestTopics
+    stage: SeededTopics
     landings: Path
     standing: set[tuple[str, str]] = field(default_factory=set)
 
@@ -106,7 +106,7 @@ def standing(folder: Path) -> set[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def world(spark: SparkSession, kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """The first landing was killed between two batches, and gone on with; the second met an open Kafka transaction."""
-    stage = TestTopics(f"landing-{time.time_ns()}.")
+    stage = SeededTopics(f"landing-{time.time_ns()}.")
     made = World(kafka, stage, tmp_path_factory.mktemp("landed"))
     injector = Injector(made.access.kafka, stage, time.time_ns() // 1_000_000)
     injector.create_topics()

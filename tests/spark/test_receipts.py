@@ -19,7 +19,7 @@ from spark.read.events import EVENTS
 from spark.read.window import Window
 from spark.reconcile import reconcile
 from spark.selftest.anomalies import Scenario, ScenarioStep
-from spark.selftest.run import Injector, TestTopics, compare_truth, groups_document, make_tales, write_records
+from spark.selftest.run import Injector, SeededTopics, compare_truth, groups_document, make_tales, write_records
 from tests.support.envelope_rows import END_MS, HALF, OP, PARKED, SCOPE, TX, commit, half, op, record, with_extent
 from tests.support.run_views import make_frame, show_views
 
@@ -61,7 +61,7 @@ def _misled(step: ScenarioStep) -> ScenarioStep:
 
 def test_everything_that_receipts_can_show_is_found(spark: SparkSession, kafka: str, tmp_path: Path) -> None:
     """And nothing else: what was published rightly is nobody's duplicate, and nothing is missing."""
-    stage = TestTopics(f"receipts-{time.time_ns()}.", has_id_header=False)
+    stage = SeededTopics(f"receipts-{time.time_ns()}.", has_id_header=False)
     options = {"bootstrap.servers": kafka}
     injector = Injector(options, stage, time.time_ns() // 1_000_000)
     injector.create_topics()

@@ -9,16 +9,16 @@ from pyspark.sql import Row, SparkSession
 from spark.read.offsets import take_window
 from spark.read.sources import READERS, KafkaAccess, read_kafka
 from spark.read.window import Window
-from spark.selftest.run import Injector, TestTopics, make_tales
+from spark.selftest.run import Injector, SeededTopics, make_tales
 
 pytestmark = pytest.mark.timeout(300)
 KEY = ("topic", "part", "off")
 
 
 @pytest.fixture
-def stage(kafka: str) -> Iterator[TestTopics]:
+def stage(kafka: str) -> Iterator[SeededTopics]:
     """Topics with one round of everything, and 20 ordinary transactions."""
-    made = TestTopics(f"sources-{time.time_ns()}.")
+    made = SeededTopics(f"sources-{time.time_ns()}.")
     injector = Injector({"bootstrap.servers": kafka}, made, time.time_ns() // 1_000_000)
     injector.create_topics()
     injector.plant(make_tales(20, 1))
@@ -31,7 +31,7 @@ def read(spark: SparkSession, window: Window, kafka: str, reader: str) -> list[R
     return read_kafka(spark, window, access).sort(*KEY).collect()
 
 
-def test_both_readers_read_the_same(spark: SparkSession, kafka: str, stage: TestTopics) -> None:
+def test_both_readers_read_the_same(spark: SparkSession, kafka: str, stage: SeededTopics) -> None:
     """Committed records only, each once, up to the noted ends and no further, null and empty kept apart."""
     options = {"bootstrap.servers": kafka}
     real = [

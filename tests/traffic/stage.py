@@ -14,7 +14,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from spark.selftest.anomalies import BANK, CREDITS, EXPIRED, ORDERS, Scenario
 from spark.selftest.run import Injector
-from spark.selftest.seeded import TestTopics, make_tales
+from spark.selftest.seeded import SeededTopics, make_tales
 from tests.support.bridge_process import create_topics
 from tests.traffic.ink import Ink
 
@@ -23,7 +23,7 @@ _HASTY = "decided now"  # right for a minute only, and there are several reports
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedStage(TestTopics):
+class SharedStage(SeededTopics):
     """`real_prefix`: of the real topics; `parts`: their partitions."""
 
     real_prefix: str
