@@ -14,9 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark.errors import Indeterminate
-
-SPARK_VERSION = "4.0.0"  # the only one whose Kafka connector is complete on Maven Central
-
+from spark.versions import SPARK_VERSION
 
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",

@@ -42,7 +42,7 @@ def test_packages_are_the_shops():
         assert package.__doc__ == "The shop's."
 
 def test_order_is_announced(outbox_bridge, monkeypatch):
-    from api.web.app import create_app
+    from api.app import create_app
     outbox_bridge.create_topic("orders.created")
     monkeypatch.setenv("BRIDGE_URL", outbox_bridge.url)
     url = outbox_bridge.serve(create_app())

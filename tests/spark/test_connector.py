@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from api.cli.reports import connector_jars
 from spark.errors import Indeterminate
-from spark.session import SPARK_VERSION, check_connector
+from spark.versions import SPARK_VERSION, check_connector
 
 _MANIFEST = "META-INF/MANIFEST.MF"
 
