@@ -38,6 +38,7 @@ from tests.simulation.node import KEYRING, NodeClock, NodeDatabase
 from tests.simulation.oracle import find_truth
 from tests.simulation.promises import Violation
 from tests.simulation.schedule import CALLS_MS, FaultKind, Schedule, make_schedule
+from tests.simulation.situations import Situation
 from tests.simulation.world import Run, World, simulate
 
 _SPARSE = 50  # seeds of ordinary schedules for one of these: most have no SQL
@@ -57,10 +58,14 @@ class Loss(msgspec.Struct, frozen=True):
 def make_losing_schedule(seed: int) -> tuple[Schedule, Loss]:
     """The schedule and the loss of this number, always the same."""
     schedule = next(s for n in count(seed * _SPARSE) if (s := make_schedule(n)).has_sql)
-    faults = tuple(fault for fault in schedule.faults if fault.kind is not FaultKind.RETAIN)  # what L says is lost too
+    faults = tuple(fault for fault in schedule.faults if fault.kind not in _OTHER_LOSSES)
     random = Random(f"{seed}/loss")
     loss = Loss(random.choice(("half", "op")), random.randrange(300, CALLS_MS), random.choice((0, 200, 2_000, 6_000)))
-    return msgspec.structs.replace(schedule, faults=faults), loss
+    return msgspec.structs.replace(schedule, faults=faults, situation=Situation()), loss
+
+
+_OTHER_LOSSES = {FaultKind.RETAIN, FaultKind.RESTORE_SQL, FaultKind.BROKER_CLOCK}
+"""One loss at a time: what L says, what SQL knew of the lost log, the times that rules compare."""
 
 
 class LosingArchive(Archive):
@@ -117,12 +122,16 @@ class LosingWorld(World):
         await super()._wait_quiet()
 
     def conclude(self) -> None:
-        """The usual promises hear nothing of what was given up."""
+        """The usual promises hear nothing of what was given up.
+
+        Nor where a prepare was stored: what nobody had read is stored anew by its repeat, in the new journal.
+        """
         self._note_gone()
         gone = self.archive.gone
         self.all_heard = list(self.callers.heard)
         numbers = {one.number for one in self.callers.heard if {one.transaction_id, one.asked_id} & gone}
-        self.callers.heard[:] = [one for one in self.callers.heard if one.number not in numbers]
+        kept = [one for one in self.callers.heard if one.number not in numbers]
+        self.callers.heard[:] = [msgspec.structs.replace(one, prepared=None) for one in kept]
         self.endpoints.log[:] = [asked for asked in self.endpoints.log if asked.transaction_id not in gone]
 
     async def _lose(self) -> None:
@@ -146,7 +155,7 @@ class LosingWorld(World):
         """`migrate --accept-identity --yes`, until it has worked."""
         process = MemoryProcess(self.cluster, _OPERATOR)
         clock = NodeClock(self.clock, process)
-        database = NodeDatabase(self.engine, process, clock, self._is_sql_down, Random(self.schedule.seed))
+        database = NodeDatabase(self.engine, process, clock, self.operating.sql_fate, Random(self.schedule.seed))
         owners = SealedOwnerStore(process.owners, self.topics.op, SealWatch(OpSeals(KEYRING)))
         ports = GivingUpPorts(process.store, owners, process.admin, database, clock)
         while True:
@@ -211,7 +220,7 @@ def check_given_up(world: LosingWorld, heard: list[Heard]) -> Iterator[Violation
             yield Violation("D", transaction_id, "given up, and visible twice")
     for one in heard:
         is_told = one.outcome == "ok" and one.state in _SETTLED and one.transaction_id in archive.gone
-        if not is_told or one.transaction_id is None or (one.view is not None and one.view.blocked):
+        if not is_told or one.transaction_id is None or (one.view and (one.view.blocked or one.view.abandoned)):
             continue
         found = seen.get(one.transaction_id, Counter())
         buried = any(transaction_id == one.transaction_id for _, transaction_id in archive.buried)

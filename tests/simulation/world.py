@@ -437,6 +437,7 @@ def simulate(schedule: Schedule, make: Callable[[Schedule], World] | None = None
         gc.enable()
         structlog.reset_defaults()
     world.archive.keep()
+    world.conclude()
     evidence = Evidence(schedule, world.topics, world.archive, world.callers.heard, world.endpoints.log, world.engine)
     evidence.healed_ms, evidence.operating = world.healed_ms, world.operating
     evidence.exchanges = world.endpoints.exchanges
