@@ -10,7 +10,8 @@ from pyspark.sql import SparkSession
 
 from api.cli.reports import connector_jars
 from spark.errors import Indeterminate
-from spark.versions import SPARK_VERSION, check_connector
+from spark.session import check_connector
+from spark.versions import SPARK_VERSION
 
 _MANIFEST = "META-INF/MANIFEST.MF"
 
