@@ -132,7 +132,6 @@ _STRIDE = 64 * 1024
 _IN_TEXT = re.compile(rb'(?:[^"\\]++|\\.)++', re.DOTALL)
 _IN_OTHERS = re.compile(rb'[^,"\[\]{}]++')
 _DELTAS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
-_CLOSERS = {"[": "]", "{": "}"}
 _FILLER = f"filler-{secrets.token_hex(12)}"  # a name that nobody else can write
 
 

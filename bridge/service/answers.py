@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from bridge.core.op_message import AnswerCode, OpMessage
 from bridge.core.record import Resolution
 from bridge.core.transaction import TransactionState, TransactionView, queue_of
-from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
+from bridge.service.contract import EndCall, Outcome, RefusalCode, Refused
 from bridge.service.replies import ReceivedReply
 from bridge.store.message_store import PutResult, PutStatus, Refusal
 
@@ -46,19 +46,6 @@ def make_view(op: OpMessage) -> TransactionView:
         base=t.base,
         receipts=op.receipts,
         abandoned=t.abandoned,
-    )
-
-
-def make_prepared(view: TransactionView) -> Prepared:
-    """The answer to a repeated prepare of a transaction that is still PREPARED."""
-    return Prepared(
-        view.transaction_id,
-        view.group,
-        view.state,
-        view.born_ms,
-        view.first_check_ms or view.next_due_ms or view.appended_ms,
-        view.queue_id,
-        view.queue_offset,
     )
 
 

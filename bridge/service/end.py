@@ -106,7 +106,9 @@ class Ender:
         if len(known) == len(calls):
             return known
         forgotten = {call.transaction_id for call, answer in zip(calls, answers, strict=True) if answer is None}
-        read = await self._ports.lookups.reads.find(forgotten, deadline)
+        reads = self._ports.lookups.reads
+        read = await reads.find(forgotten, deadline)
+        missing = {} if read.value is None else await reads.refuse_all_missing(forgotten - read.value.keys())
         found: list[EndAnswer] = []
         for call, answer in zip(calls, answers, strict=True):
             if answer is not None:
@@ -114,8 +116,8 @@ class Ender:
             elif read.value is None:
                 found.append(_refuse_lookup(refuse_read(read.currency, call.transaction_id)))
             elif (view := read.value.get(call.transaction_id)) is None:
-                missing = await self._ports.lookups.reads.refuse_missing(call.transaction_id)
-                found.append(_refuse_lookup(missing) if missing.code is RefusalCode.UNAVAILABLE else missing)
+                refused = missing[call.transaction_id]
+                found.append(_refuse_lookup(refused) if refused.code is RefusalCode.UNAVAILABLE else refused)
             else:
                 found.append(compare_end(call, view))
         return found

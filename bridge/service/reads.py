@@ -22,7 +22,7 @@ from bridge.service.contract import Outcome, RefusalCode, Refused
 from bridge.service.journal import Deadline, EndOffsets
 from bridge.service.replies import OpFollower
 from bridge.sql.engine import Database, SqlUnavailable
-from bridge.sql.identity import find_loss
+from bridge.sql.identity import find_losses
 from bridge.sql.transactions import AppliedPosition, find_many, read_positions
 from bridge.store.message_store import GetStatus, MessageStore
 
@@ -201,13 +201,20 @@ class CurrentReads:
         )
 
     async def refuse_missing(self, transaction_id: str) -> Refused:
-        """What is said of an id that nobody knows: what its journal lost a while ago may have held it."""
-        work = partial(find_loss, queue_id=queue_of(transaction_id), since_ms=self._clock.now_ms() - _LOSS_MS)
+        """As `refuse_all_missing`, of one."""
+        return (await self.refuse_all_missing([transaction_id]))[transaction_id]
+
+    async def refuse_all_missing(self, ids: Collection[str]) -> Mapping[str, Refused]:
+        """What is said of ids that nobody knows: what their journal lost a while ago may have held them."""
+        if not ids:
+            return {}
+        work = partial(find_losses, queue_ids={queue_of(i) for i in ids}, since_ms=self._clock.now_ms() - _LOSS_MS)
         try:
-            return refuse_missing(transaction_id, await self._database.read(work))
+            losses = await self._database.read(work)
         except SqlUnavailable as error:
             _LOG.warning("projection_unreachable", reason=str(error))
-            return refuse_read(Freshness.UNREACHABLE, transaction_id)
+            return {i: refuse_read(Freshness.UNREACHABLE, i) for i in ids}
+        return {i: refuse_missing(i, losses.get(queue_of(i))) for i in ids}
 
     async def read(self, queues: Collection[int], work: Work[T], deadline: Deadline) -> CurrentRead[T]:
         """What `work` reads when everything appended to these queues before this call is in the projection."""

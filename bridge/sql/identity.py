@@ -110,15 +110,17 @@ def read_last_act(conn: Connection, queue_id: int) -> int:
     return conn.execute(acts).scalar_one() or 0
 
 
-def find_loss(conn: Connection, queue_id: int, since_ms: int) -> int | None:
-    """When records of the queue's journal may have been lost that nobody else knew, if that was given up since then."""
-    acts = sa.select(audit.c.at_ms, audit.c.after).where(
-        audit.c.what == GIVE_UP, audit.c.target == name_target(queue_id), audit.c.at_ms >= since_ms
+def find_losses(conn: Connection, queue_ids: Collection[int], since_ms: int) -> dict[int, int]:
+    """By queue, when records of its journal may have been lost last that nobody else knew, if given up since then."""
+    queues = {name_target(queue_id): queue_id for queue_id in queue_ids}
+    acts = sa.select(audit.c.target, audit.c.at_ms, audit.c.after).where(
+        audit.c.what == GIVE_UP, audit.c.target.in_(queues), audit.c.at_ms >= since_ms
     )
-    for at_ms, after in conn.execute(acts.order_by(audit.c.id.desc())):
-        if json.loads(after or "{}").get("kind") != HaltKind.OTHER_PARKED.value:
-            return int(at_ms)
-    return None
+    return {
+        queues[target]: at_ms
+        for target, at_ms, after in conn.execute(acts.order_by(audit.c.id))
+        if json.loads(after or "{}").get("kind") != HaltKind.OTHER_PARKED.value
+    }
 
 
 def store_halt(conn: Connection, halt: Halt, last_act: int | None = None) -> bool:

@@ -142,6 +142,7 @@ audit = sa.Table(
     _text("reason", null=True),
     _text("before", null=True),
     _text("after", null=True),
+    sa.Index("ix_audit_target", "target", "what"),
 )
 
 # `id`: offset of the half message * 1024 + queue, so that rows are appended and need no look-up to be referred to.

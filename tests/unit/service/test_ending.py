@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from sqlalchemy import Connection
 
 from bridge.core.message import Message, MessageQueue
 from bridge.core.op_message import ANSWERS_KEY, Answer, AnswerCode, OpMessage, encode_answers, encode_op
 from bridge.core.record import EndRecord, Resolution, Source
 from bridge.core.transaction import SPLIT, Transaction, TransactionState, TransactionView
+from bridge.service import reads
 from bridge.service.contract import Accepted, EndCall, Outcome, Prepared, RefusalCode, Refused, Wait
+from bridge.sql.identity import find_losses
 from bridge.store.memory.link import Fate, StepKind
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.service_world import ServiceProcess, ServiceWorld, make_service_world
@@ -187,6 +190,27 @@ def test_timeout_is_unknown_and_the_repeat_tells(tmp_path: Path) -> None:
                 assert late.state is TransactionState.ROLLED_BACK
 
     world.run(story())
+
+
+def test_many_unknown_ones_are_looked_up_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of a thousand ids that nobody knows costs the database no more than one of them."""
+    world = make_service_world(tmp_path)
+    asked: list[set[int]] = []
+
+    def find(connection: Connection, queue_ids: set[int], since_ms: int) -> dict[int, int]:
+        asked.append(queue_ids)
+        return find_losses(connection, queue_ids, since_ms)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            calls = [EndCall(f"00{number:025d}0", COMMIT) for number in range(50)]
+            answers = await api.transactions.end(calls)
+            assert {a.code for a in answers if isinstance(a, Refused)} == {RefusalCode.UNKNOWN_TRANSACTION}
+            assert len(answers) == len(calls)
+
+    monkeypatch.setattr(reads, "find_losses", find)
+    world.run(story())
+    assert asked == [{0}]
 
 
 def test_forgotten_and_unreadable_is_unknown(tmp_path: Path) -> None:
