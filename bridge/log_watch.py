@@ -103,11 +103,10 @@ class LogWatch:
         except SqlUnavailable as error:
             _LOG.warning("projection_not_asked", queue=queue_id, reason=str(error))
             return None
-        return (
-            None
-            if known is None
-            else Witness(known[0].s, known[1].journal_topic_id, known[1].op_topic_id, op_next=known[0].op_next)
-        )
+        if known is None:
+            return None
+        applied, log = known
+        return Witness(applied.s, log.journal_topic_id, log.op_topic_id, op_next=applied.op_next)
 
     async def check_halts(self, queue_id: int) -> None:
         await self._store_own()
@@ -126,8 +125,7 @@ class LogWatch:
 
     def find_refusal(self, queue_id: int) -> str | None:
         """Why nothing may be appended to the queue now."""
-        halt = self.halts.get(queue_id) if self._own or self._recorded.halts else None
-        if halt is not None:
+        if (halt := self._find_halt(queue_id)) is not None:
             return f"queue {queue_id} halts: {halt.detail}; {REMEDY}"
         if queue_id in self._doubts:
             return f"the log of queue {queue_id} seems to be another one than before, and is being looked at"
@@ -182,9 +180,11 @@ class LogWatch:
     def _names(self) -> tuple[str, str, str]:
         return self._topics.half, self._topics.op, self._topics.parked
 
+    def _find_halt(self, queue_id: int) -> Halt | None:
+        return self.halts.get(queue_id) if self._own or self._recorded.halts else None
+
     def _check_halt(self, queue_id: int) -> None:
-        halt = self.halts.get(queue_id) if self._own or self._recorded.halts else None
-        if halt is not None:
+        if (halt := self._find_halt(queue_id)) is not None:
             raise QueueHalted(halt.detail, halt.kind)
 
     async def _halt(self, queue_id: int, halted: QueueHalted, last_act: int | None) -> None:

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.web.limits import ByteBudget, ByteLease
 from api.web.metrics import HttpMetrics
 from api.web.problems import (
+    CLOSE,
     FORBIDDEN,
     INTERNAL,
     MALFORMED_REQUEST,
@@ -168,7 +169,7 @@ class Traffic:
         if path in HEALTH:
             return None
         if self.is_draining:
-            return Problem(UNAVAILABLE, "shutting down", retry_after_s=1, headers={"Connection": "close"})
+            return Problem(UNAVAILABLE, "shutting down", retry_after_s=1, headers=CLOSE)
         if self.in_flight >= self.max_in_flight:
             return Problem(UNAVAILABLE, f"{self.max_in_flight} requests are being served", retry_after_s=1)
         return None

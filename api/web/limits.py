@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.types import Message
 
-from api.web.problems import BODY_TOO_LARGE, MALFORMED_REQUEST, REQUEST_TIMEOUT, UNAVAILABLE, Problem, Rejected
+from api.web.problems import BODY_TOO_LARGE, CLOSE, MALFORMED_REQUEST, REQUEST_TIMEOUT, UNAVAILABLE, Problem, Rejected
 
 SMALL_BYTES = 64 * 1024
 
@@ -110,9 +110,6 @@ class ClosingTransport:
         self.close = close
 
 
-_CLOSE = {"Connection": "close"}
-
-
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
     """Bounds of the HTTP interface."""
@@ -151,7 +148,7 @@ async def _read_chunks(request: Request, limits: HttpLimits) -> AsyncIterator[by
             async with asyncio.timeout_at(deadline):
                 message = await request.receive()
         except TimeoutError:
-            problem = Problem(REQUEST_TIMEOUT, f"body not received in {limits.receive_s:g} s", headers=_CLOSE)
+            problem = Problem(REQUEST_TIMEOUT, f"body not received in {limits.receive_s:g} s", headers=CLOSE)
             raise Rejected(problem) from None
         chunk, is_read = take_chunk(request, message)
         if chunk:
@@ -161,7 +158,7 @@ async def _read_chunks(request: Request, limits: HttpLimits) -> AsyncIterator[by
 def take_chunk(request: Request, message: Message) -> tuple[bytes, bool]:
     """A piece of the body, and whether it is the last one. Raises Rejected if there is no more of it to be had."""
     if message["type"] == "http.disconnect":
-        raise Rejected(Problem(MALFORMED_REQUEST, "the body was cut off", headers=_CLOSE))
+        raise Rejected(Problem(MALFORMED_REQUEST, "the body was cut off", headers=CLOSE))
     is_read = not message.get("more_body")
     if lease_of(request).is_refused:
         raise overloaded(is_read=is_read)
@@ -176,10 +173,10 @@ def lease_of(request: Request) -> ByteLease:
 
 def too_large(limits: HttpLimits) -> Rejected:
     """A body, or a line, above the limit."""
-    return Rejected(Problem(BODY_TOO_LARGE, f"more than {limits.body_bytes} bytes", headers=_CLOSE))
+    return Rejected(Problem(BODY_TOO_LARGE, f"more than {limits.body_bytes} bytes", headers=CLOSE))
 
 
 def overloaded(*, is_read: bool) -> Rejected:
     """The process holds as many bytes as it may. `is_read`: nothing of the request is on its way any more."""
     detail = "too many bytes of requests are being held; this one was not kept"
-    return Rejected(Problem(UNAVAILABLE, detail, retry_after_s=1, headers={} if is_read else _CLOSE))
+    return Rejected(Problem(UNAVAILABLE, detail, retry_after_s=1, headers={} if is_read else CLOSE))

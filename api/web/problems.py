@@ -12,6 +12,7 @@ import msgspec
 from bridge.service.contract import Outcome, RefusalCode, Refused
 
 TYPE_PREFIX = "https://outbox-bridge.dev/problems/"
+CLOSE = {"Connection": "close"}  # a header of the last answer of a connection
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 _encode = msgspec.json.Encoder().encode

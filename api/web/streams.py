@@ -8,13 +8,12 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TypeVar
 
-from api.web.problems import REQUEST_TIMEOUT, UNAVAILABLE, Problem, Rejected
+from api.web.problems import CLOSE, REQUEST_TIMEOUT, UNAVAILABLE, Problem, Rejected
 
 T = TypeVar("T")
 
-_CLOSE = {"Connection": "close"}
-_SCARCE = Problem(UNAVAILABLE, "ended for others: no line had come for longest", retry_after_s=1, headers=_CLOSE)
-_DRAINING = Problem(UNAVAILABLE, "shutting down", retry_after_s=1, headers=_CLOSE)
+_SCARCE = Problem(UNAVAILABLE, "ended for others: no line had come for longest", retry_after_s=1, headers=CLOSE)
+_DRAINING = Problem(UNAVAILABLE, "shutting down", retry_after_s=1, headers=CLOSE)
 
 
 class Streams:
@@ -30,7 +29,7 @@ class Streams:
         """A new one, and another one's end if there are too many. Raises Rejected if all have lines to answer."""
         if self.count >= self._most and not self.make_room():
             detail = f"{self._most} streams have lines that are not answered yet"
-            raise Rejected(Problem(UNAVAILABLE, detail, retry_after_s=1, headers=_CLOSE))
+            raise Rejected(Problem(UNAVAILABLE, detail, retry_after_s=1, headers=CLOSE))
         self.count += 1
         return Stream(self)
 
@@ -91,7 +90,7 @@ class Stream:
             async with asyncio.timeout_at(deadline) as self._clock:
                 return await receive()
         except TimeoutError:
-            late = Problem(REQUEST_TIMEOUT, "the rest of a line did not come in time", headers=_CLOSE)
+            late = Problem(REQUEST_TIMEOUT, "the rest of a line did not come in time", headers=CLOSE)
             raise Rejected(self._end or late) from None
         finally:
             self._clock = None
