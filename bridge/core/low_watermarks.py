@@ -70,10 +70,6 @@ class LowWatermarks:
         if not self._moves or s > self._moves[-1][0]:
             self._moves.append((s, op_start))
 
-    def is_marked(self, transaction_id: str) -> bool:
-        """Whether a live transaction has an op message."""
-        return transaction_id in self._bounds
-
     def first_journal_offset(self, s: int) -> int:
         """L: the oldest half message that is live without an op message, else `s`."""
         unmarked = self._unmarked

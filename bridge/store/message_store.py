@@ -67,21 +67,6 @@ class QueueOffsets(NamedTuple):
     maximum: int
 
 
-class GroupGeneration(NamedTuple):
-    """A group member at one generation, opaque to callers: ties consume offsets to a Kafka transaction."""
-
-    group: str
-    token: object
-
-
-class ConsumeOffset(NamedTuple):
-    """The next offset a group wants of a queue."""
-
-    topic: str
-    queue_id: int
-    queue_offset: int
-
-
 class BatchKind(Enum):
     """What an owner writes a batch for. The store makes no difference; crash points do."""
 
@@ -105,7 +90,6 @@ class AtomicBatch:
 
     messages: Sequence[Message]
     finish: Callable[[Sequence[Receipt]], Sequence[Message]]
-    consume_offsets: tuple[GroupGeneration, Sequence[ConsumeOffset]] | None = None
     kind: BatchKind = BatchKind.SETTLE
 
 
@@ -217,10 +201,6 @@ class GroupMember(Protocol):
 
     def is_owned(self, queue_id: int) -> bool:
         """Whether the queue is assigned to this member as far as it knows."""
-        ...
-
-    def get_generation(self) -> GroupGeneration:
-        """The member at its present generation, for `AtomicBatch.consume_offsets`."""
         ...
 
     async def close(self) -> None:

@@ -23,7 +23,7 @@ class LateMarkers:
     async def after(self, step: Step) -> None:
         return None
 
-    def marker_delay_ms(self, transactional_id: str, queue: MessageQueue | None) -> int:
+    def marker_delay_ms(self, transactional_id: str, queue: MessageQueue) -> int:
         return _MARKER_DELAY_MS
 
 

@@ -8,21 +8,18 @@ import pytest
 
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreError, StoreFenced
 from bridge.core.message import Message, MessageQueue, Receipt
-from bridge.store.message_store import AtomicBatch, BatchWriter, ConsumeOffset
+from bridge.store.message_store import AtomicBatch, BatchWriter
 from tests.contract.world import (
     DEADLINE_S,
     ContractWorld,
     batch_of,
     fresh_name,
-    gain,
-    hand_over,
     make_queue,
     make_topic,
     put_values,
     read_until,
     read_values,
     to,
-    until,
     until_stable,
 )
 
@@ -237,40 +234,3 @@ async def test_maximum_after_fence_is_the_true_end(world: ContractWorld, owner: 
     await successor.close()
     assert result.last_offset is not None
     assert offsets.maximum > result.last_offset
-
-
-async def test_consume_offsets_move_with_the_batch(world: ContractWorld, owner: Owner) -> None:
-    """Consume offsets inside a batch hold when it commits."""
-    source, op = await make_queue(world), await make_queue(world)
-    group = fresh_name("group")
-    member = world.process.owners.join_group(group, source.topic)
-    await gain(member, {0})
-    offsets = (member.get_generation(), [ConsumeOffset(source.topic, 0, 5)])
-    await owner.writer.put_all(AtomicBatch([], lambda _: [to(op, b"position")], offsets))
-
-    async def has_moved() -> bool:
-        return await world.process.store.get_consume_offset(group, source) == 5
-
-    await until(world, has_moved)
-    await member.close()
-
-
-async def test_stale_generation_aborts_the_batch(world: ContractWorld, owner: Owner) -> None:
-    """Offsets of a generation that is over are refused: nothing is visible, nothing has moved (D)."""
-    topic = await make_topic(world, 2)
-    queue, op, source = await make_queue(world), await make_queue(world), MessageQueue(topic, 0)
-    group = fresh_name("group")
-    first = world.process.owners.join_group(group, topic)
-    await gain(first, {0, 1})
-    stale = first.get_generation()
-    second = (await world.start_process("second")).owners.join_group(group, topic)
-    await hand_over(first, second)
-    batch = AtomicBatch([to(queue, b"never")], lambda _: [to(op, b"never")], (stale, [ConsumeOffset(topic, 0, 5)]))
-    with pytest.raises(BatchAborted):
-        await put_in_time(owner.writer, batch)
-    await owner.writer.put_all(batch_of([to(queue, b"next")], to(op, b"position")))
-    assert await read_values(world, queue) == [b"next"]
-    assert await read_values(world, op) == [b"position"]
-    assert await world.process.store.get_consume_offset(group, source) == -1
-    await second.close()
-    await first.close()

@@ -117,7 +117,6 @@ def thin(step: Step) -> Iterator[Step]:
     if isinstance(step, Batch):
         yield from (replace(step, closing=rest) for rest in without_one(step.closing) if rest)
         yield from (replace(step, during=rest) for rest in without_one(step.during))
-        yield from (replace(step, offsets=rest) for rest in without_one(step.offsets))
 
 
 def without_one(items: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:

@@ -11,9 +11,7 @@ from bridge.core.message import Message, MessageQueue, Receipt, StoredMessage
 from bridge.store.message_store import (
     AtomicBatch,
     BatchWriter,
-    ConsumeOffset,
     GetStatus,
-    GroupGeneration,
     GroupMember,
     QueueReader,
 )
@@ -52,7 +50,6 @@ class Executor:
         self._readers: dict[int, QueueReader] = {}
         self._members: dict[int, tuple[GroupMember, int, int]] = {}
         self._followers: dict[int, asyncio.Task[None]] = {}
-        self._kept: dict[int, GroupGeneration] = {}
 
     async def run(self) -> list[Any]:
         """What was seen at each step."""
@@ -122,7 +119,7 @@ class Executor:
 
     async def _batch(self, step: script.Batch) -> Any:
         writer = self._writers.get((step.owner, step.instance))
-        if writer is None or (step.kept is not None and step.kept not in self._kept):
+        if writer is None:
             return _MISSING
         records, closing = [[self._message(record) for record in part] for part in (step.records, step.closing)]
         touched = frozenset(MessageQueue(m.topic, m.queue_id) for m in records)
@@ -143,12 +140,8 @@ class Executor:
             return closing
 
         every = touched | {MessageQueue(m.topic, m.queue_id) for m in closing}
-        offsets = None
-        if step.kept is not None:
-            wanted = [ConsumeOffset(*self._queue(at), offset) for at, offset in step.offsets]
-            offsets = (self._kept[step.kept], wanted)
         try:
-            result = await writer.put_all(AtomicBatch(records, finish, offsets))
+            result = await writer.put_all(AtomicBatch(records, finish))
         except BatchAborted as error:
             await self._world.clock.sleep_ms(_ABORT_MS)  # how many queues get a marker, nobody says
             await self._await_quiet(every)
@@ -338,12 +331,6 @@ class Executor:
             if all(_is_even(owned) for owned in shares.values()) or self._world.clock.monotonic_ms() > give_up_ms:
                 return {topic: ([len(s) for s in owned], set().union(*owned)) for topic, owned in shares.items()}
             await self._world.clock.sleep_ms(_LOOK_MS)
-
-    async def _keepgeneration(self, step: script.KeepGeneration) -> Any:
-        if step.member not in self._members:
-            return _MISSING
-        self._kept[step.kept] = self._members[step.member][0].get_generation()
-        return NOTHING
 
 
 def _owned(member: GroupMember) -> set[int]:

@@ -33,7 +33,6 @@ from tests.differential.program import (
     GetOffset,
     Hang,
     Join,
-    KeepGeneration,
     Leave,
     Offsets,
     Place,
@@ -67,7 +66,6 @@ class Generator:
         self._opened_readers = 0
         self._members: dict[int, int] = {}
         self._joined = 0
-        self._kept: list[int] = []
         self.topics: tuple[str, ...] = ("plain",)
 
     def make(self) -> Program:
@@ -104,7 +102,7 @@ class Generator:
     def _groups(self) -> "dict[Callable[[], Step | None], int]":
         self.topics = (ALONE,)
         return {
-            self._join: 4, self._leave: 2, self._keep_generation: 5, self._batch: 5, self._commit_offset: 4,
+            self._join: 4, self._leave: 2, self._batch: 5, self._commit_offset: 4,
             self._get_offset: 4, self._fence: 1, self._forget_group: 1,
         }  # fmt: skip
 
@@ -210,11 +208,7 @@ class Generator:
             records = [self._record(self._place(), is_sound=False)]
             self._fenced = [each for each in self._fenced if each != (owner, instance)]
         during = tuple(self._during() for _ in range(draw.choice((0, 0, 1, 2))))
-        kept, offsets = None, ()
-        if self._kept:
-            kept = draw.choice(self._kept)
-            offsets = tuple((Place(0, n), draw.randrange(50)) for n in range(draw.randint(1, 2)))
-        return Batch(owner, instance, tuple(records), self._records(1, 2), during, kept, offsets)
+        return Batch(owner, instance, tuple(records), self._records(1, 2), during)
 
     def _during(self) -> Step:
         draw = self._random
@@ -283,12 +277,6 @@ class Generator:
         member = self._random.choice(list(self._members))
         del self._members[member]
         return Leave(member)
-
-    def _keep_generation(self) -> Step | None:
-        if not self._members:
-            return None
-        self._kept.append(len(self._kept))
-        return KeepGeneration(self._kept[-1], self._random.choice(list(self._members)))
 
     def _audit(self) -> list[Step]:
         """Everything there is to see in the end."""

@@ -89,18 +89,13 @@ class Fence(Value):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Batch(Value):
-    """An atomic batch. `during`: happens when `records` are written and `closing` are not.
-
-    `offsets`: a kept generation, and the consume offsets that go with the batch.
-    """
+    """An atomic batch. `during`: happens when `records` are written and `closing` are not."""
 
     owner: int
     instance: int
     records: tuple[Record, ...] = ()
     closing: tuple[Record, ...] = ()
     during: tuple["Step", ...] = ()
-    kept: int | None = None
-    offsets: tuple[tuple[Place, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -226,17 +221,9 @@ class Leave(Value):
     member: int
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class KeepGeneration(Value):
-    """Keeps the generation the member is at, under a number."""
-
-    kept: int
-    member: int
-
-
 Step = (
     Put | PutMany | Fence | Batch | Hang | End | Get | GetEach | Offsets | ByTime | Follow | Dump | DropBelow
-    | Compact | CommitOffset | GetOffset | ForgetGroup | Join | Leave | KeepGeneration
+    | Compact | CommitOffset | GetOffset | ForgetGroup | Join | Leave
 )  # fmt: skip
 
 

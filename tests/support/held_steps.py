@@ -60,5 +60,5 @@ class HeldSteps(NoFaults):
                 break
         return PASSES
 
-    def marker_delay_ms(self, transactional_id: str, queue: MessageQueue | None) -> int:
+    def marker_delay_ms(self, transactional_id: str, queue: MessageQueue) -> int:
         return self.marker_delays.get(queue, 0)

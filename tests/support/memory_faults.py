@@ -58,7 +58,7 @@ class ScriptedFaults:
     async def after(self, step: Step) -> None:
         self._reach_point()
 
-    def marker_delay_ms(self, transactional_id: str, queue: MessageQueue | None) -> int:
+    def marker_delay_ms(self, transactional_id: str, queue: MessageQueue) -> int:
         return self.marker_delays.get(queue, 0)
 
     def _reach_point(self) -> None:

@@ -14,7 +14,7 @@ from bridge.core.message import MessageQueue
 from bridge.store.kafka.client_thread import CLOSE_TIMEOUT_S
 from bridge.store.kafka.errors import CLIENT_ERRORS, describe, error_of, make_store_error
 from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, member_options
-from bridge.store.message_store import GroupChange, GroupGeneration
+from bridge.store.message_store import GroupChange
 
 _NONE: frozenset[int] = frozenset()
 _LEAVE_POLLS = 40
@@ -38,7 +38,6 @@ class KafkaGroupMember:
         self._changes: asyncio.Queue[GroupChange | StoreError] = asyncio.Queue()
         self._commits: list[_Commit] = []
         self._owned = _NONE
-        self._token: object = None
         self._is_closing = False
         self._unreleased: set[int] = set()
         self._released = threading.Condition()
@@ -64,9 +63,6 @@ class KafkaGroupMember:
 
     def is_owned(self, queue_id: int) -> bool:
         return queue_id in self._owned
-
-    def get_generation(self) -> GroupGeneration:
-        return GroupGeneration(self.group, self._token)
 
     async def put_consume_offset(self, queue: MessageQueue, offset: int) -> None:
         """Commits plainly, as a member: while a group has members Kafka takes it from nobody else."""
@@ -115,7 +111,6 @@ class KafkaGroupMember:
                 if error is not None:
                     self.errors.note(error)
                     _LOG.warning("kafka_member_error", group=self.group, error=describe(error))
-                self._token = consumer.consumer_group_metadata()
                 self._commit(consumer)
             except CLIENT_ERRORS as raised:
                 self.errors.note(error_of(raised))
@@ -144,7 +139,6 @@ class KafkaGroupMember:
             consumer.pause(targets)
             gained = frozenset([place.partition for place in targets])
             self._owned |= gained
-            self._token = consumer.consumer_group_metadata()
             self._tell(GroupChange(gained, _NONE, _NONE))
 
     def _on_revoke(self, consumer: Consumer, places: Sequence[TopicPartition]) -> None:

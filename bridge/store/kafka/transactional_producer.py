@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn, TypeVar
 
-from confluent_kafka import KafkaError, Producer, TopicPartition
+from confluent_kafka import KafkaError, Producer
 from confluent_kafka import Message as Report
 
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreUnavailable
@@ -215,8 +215,6 @@ class TransactionalProducer:
                 reach(points.sent_real)
             closing = batch.finish(receipts)
             last = self._put_closing(producer, closing)
-            if batch.consume_offsets is not None:
-                self._put_offsets(producer, batch)
             reach(points.sent_all)
             producer.commit_transaction(self._call_s)
             reach(points.committed)
@@ -299,12 +297,6 @@ class TransactionalProducer:
             if left in (0, before) or reports.error is not None:
                 break
         return left
-
-    def _put_offsets(self, producer: Producer, batch: AtomicBatch) -> None:
-        assert batch.consume_offsets is not None
-        generation, offsets = batch.consume_offsets
-        places = [TopicPartition(topic, queue_id, offset) for topic, queue_id, offset in offsets]
-        producer.send_offsets_to_transaction(places, generation.token, self._call_s)
 
     def _give_up(self, producer: Producer, error: KafkaError, topic: str | None) -> NoReturn:
         """Aborts if that is clean, else dies. Raises BatchAborted, _Purged, StoreFenced, BatchOutcomeUnknown."""

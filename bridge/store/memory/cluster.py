@@ -17,7 +17,7 @@ class MemoryCluster:
         self.log = MemoryLog(self.agenda)
         self.groups = GroupCoordinator(self.log, session_timeout_ms)
         marker_delay_ms = (faults or NoFaults()).marker_delay_ms
-        self.producers = TransactionCoordinator(self.log, self.groups, marker_delay_ms)
+        self.producers = TransactionCoordinator(self.log, marker_delay_ms)
 
     def connect(self, client: str) -> Link:
         """A client process's way to the cluster."""

@@ -3,22 +3,14 @@
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from bridge.core.message import MessageQueue
 from bridge.store.memory.errors import Code, LogError
 from bridge.store.memory.link import Agenda, Waiters
 from bridge.store.memory.log import MemoryLog
-from bridge.store.message_store import ConsumeOffset, GroupChange, GroupGeneration
+from bridge.store.message_store import GroupChange
 
 NOTHING: frozenset[int] = frozenset()
-
-
-class MemberToken(NamedTuple):
-    """Names a member at one generation."""
-
-    member_id: str
-    generation: int
 
 
 @dataclass(slots=True)
@@ -28,7 +20,6 @@ class Membership:
     member_id: str
     client: str
     topic: str
-    generation: int = 0
     owned: set[int] = field(default_factory=set)
     revoking: set[int] = field(default_factory=set)
     is_frozen: bool = False
@@ -47,10 +38,8 @@ class Membership:
 class Group:
     """A consumer group: members in order of joining, owners of queues, offsets."""
 
-    generation: int = 0
     members: dict[str, Membership] = field(default_factory=dict)
     offsets: dict[MessageQueue, int] = field(default_factory=dict)
-    pending: dict[int, list[ConsumeOffset]] = field(default_factory=dict)  # by producer id
 
 
 class GroupCoordinator:
@@ -136,17 +125,14 @@ class GroupCoordinator:
             self._rebalance(name)
 
     def _rebalance(self, name: str) -> None:
-        """One more generation: free queues are given out, queues too many are revoked.
+        """Free queues are given out, queues too many are revoked.
 
         Members that stand still keep what they have until their session runs out.
         """
         group = self._group(name)
-        group.generation += 1
         for topic in dict.fromkeys(member.topic for member in group.members.values()):
             members = [m for m in group.members.values() if m.topic == topic]
             awake = [m for m in members if not m.is_frozen]
-            for member in awake:
-                member.generation = group.generation
             self._share(name, topic, members, awake)
 
     def _share(self, name: str, topic: str, members: Sequence[Membership], awake: Sequence[Membership]) -> None:
@@ -194,23 +180,6 @@ class GroupCoordinator:
         if known.members and all(member.client != client for member in known.members.values()):
             raise LogError(Code.UNKNOWN_MEMBER_ID)
         known.offsets[queue] = offset
-
-    def put_pending(self, generation: GroupGeneration, producer_id: int, offsets: Sequence[ConsumeOffset]) -> None:
-        """Offsets of an open Kafka transaction. Raises LogError when member or generation is not of now."""
-        group = self._group(generation.group)
-        token = generation.token
-        if not isinstance(token, MemberToken) or token.member_id not in group.members:
-            raise LogError(Code.UNKNOWN_MEMBER_ID)
-        if token.generation != group.generation:
-            raise LogError(Code.ILLEGAL_GENERATION)
-        group.pending.setdefault(producer_id, []).extend(offsets)
-
-    def end_pending(self, group: str, producer_id: int, is_commit: bool) -> None:
-        """The Kafka transaction has ended: its offsets hold, or never were."""
-        known = self._group(group)
-        for offset in known.pending.pop(producer_id, []):
-            if is_commit:
-                known.offsets[MessageQueue(offset.topic, offset.queue_id)] = offset.queue_offset
 
     def delete_offsets(self, group: str) -> None:
         """Forgets what the group has committed."""

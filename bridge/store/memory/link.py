@@ -105,14 +105,13 @@ T = TypeVar("T")
 
 
 class StepKind(Enum):
-    """The requests a client sends. An atomic batch is ADD_QUEUES, APPEND, (ADD_OFFSETS), ADD_QUEUES, APPEND, END."""
+    """The requests a client sends. An atomic batch is ADD_QUEUES, APPEND, ADD_QUEUES, APPEND, END."""
 
     PUT = "PUT"
     GET = "GET"
     INIT = "INIT"
     ADD_QUEUES = "ADD_QUEUES"
     APPEND = "APPEND"
-    ADD_OFFSETS = "ADD_OFFSETS"
     END = "END"
     CONSUME_OFFSET = "CONSUME_OFFSET"
     DESCRIBE = "DESCRIBE"
@@ -154,8 +153,8 @@ class Faults(Protocol):
         """The request has been answered; the client has not looked at the answer yet. Not asked after a time-out."""
         ...
 
-    def marker_delay_ms(self, transactional_id: str, queue: MessageQueue | None) -> int:
-        """How long after the end of a Kafka transaction its marker is written there (None: consume offsets)."""
+    def marker_delay_ms(self, transactional_id: str, queue: MessageQueue) -> int:
+        """How long after the end of a Kafka transaction its marker is written there."""
         ...
 
 
@@ -168,7 +167,7 @@ class NoFaults:
     async def after(self, step: Step) -> None:
         return None
 
-    def marker_delay_ms(self, transactional_id: str, queue: MessageQueue | None) -> int:
+    def marker_delay_ms(self, transactional_id: str, queue: MessageQueue) -> int:
         return 0
 
 

@@ -10,7 +10,7 @@ from bridge.store.memory.errors import ABORTABLE, FENCED, Code, LogError, NoAnsw
 from bridge.store.memory.link import Link, Step, StepKind
 from bridge.store.memory.partition import Appended, Stamp
 from bridge.store.memory.store import MemoryGroupMember, MemoryQueueReader, MemoryStore, MemoryTopicAdmin
-from bridge.store.message_store import AtomicBatch, BatchResult, ConsumeOffset, GroupGeneration
+from bridge.store.message_store import AtomicBatch, BatchResult
 
 T = TypeVar("T")
 
@@ -64,13 +64,6 @@ class MemoryProducer:
         if refused is not None:
             raise refused
         return [found[place] for place in range(len(messages))]
-
-    async def put_offsets(self, generation: GroupGeneration, offsets: Sequence[ConsumeOffset]) -> None:
-        """Consume offsets that hold if the Kafka transaction commits."""
-        step = Step(StepKind.ADD_OFFSETS, self._link.client, self._id)
-        coordinator = self._cluster.producers
-        await self._call(step, lambda: coordinator.add_offsets(self._id, self._stamp, generation, offsets))
-        self._is_begun = True
 
     async def end(self, *, is_commit: bool) -> None:
         """Ends the Kafka transaction; readers see it a little later. Nothing is sent for an empty one."""
@@ -171,15 +164,13 @@ class MemoryBatchWriter:
 
 
 async def _write(producer: MemoryProducer, batch: AtomicBatch) -> BatchResult:
-    """Messages, the records that close the batch, consume offsets, end: each a step of its own."""
+    """Messages, the records that close the batch, end: each a step of its own."""
     appended = await producer.put(batch.messages)
     receipts = [
         Receipt(message.topic, message.queue_id, one.queue_offset if one.queue_offset >= 0 else None)
         for message, one in zip(batch.messages, appended, strict=True)
     ]
     closing = await producer.put(batch.finish(receipts))
-    if batch.consume_offsets is not None:
-        await producer.put_offsets(*batch.consume_offsets)
     await producer.end(is_commit=True)
     last = closing[-1] if closing else Appended(-1, -1)
     return BatchResult(receipts, last.queue_offset if last.queue_offset >= 0 else None, last.stored_ms)

@@ -10,14 +10,10 @@ from enum import Enum
 
 from bridge.core.message import Message, MessageQueue
 from bridge.store.memory.errors import Code, LogError
-from bridge.store.memory.groups import GroupCoordinator
 from bridge.store.memory.log import MemoryLog
 from bridge.store.memory.partition import Appended, Stamp
-from bridge.store.message_store import ConsumeOffset, GroupGeneration
 
 _MARKER_RETRY_MS = 100
-
-Place = MessageQueue | str  # a queue, or the consumer group whose offsets belong to the Kafka transaction
 
 
 class Phase(Enum):
@@ -39,18 +35,15 @@ class ProducerRegistration:
     epoch: int = 0
     phase: Phase = Phase.EMPTY
     is_commit: bool = False
-    places: dict[Place, None] = field(default_factory=dict)
+    queues: dict[MessageQueue, None] = field(default_factory=dict)
     transactions: int = 0  # begun so far; tells a late time-out from a due one
 
 
 class TransactionCoordinator:
     """Who may write under a transactional id, and how its Kafka transactions end."""
 
-    def __init__(
-        self, log: MemoryLog, groups: GroupCoordinator, marker_delay_ms: Callable[[str, MessageQueue | None], int]
-    ) -> None:
+    def __init__(self, log: MemoryLog, marker_delay_ms: Callable[[str, MessageQueue], int]) -> None:
         self._log = log
-        self._groups = groups
         self._marker_delay_ms = marker_delay_ms
         self._by_id: dict[str, ProducerRegistration] = {}
 
@@ -85,7 +78,7 @@ class TransactionCoordinator:
         for queue in queues:
             self._log.find_writable(queue).check_leader()
         self._begin(known)
-        known.places.update(dict.fromkeys(queues))
+        known.queues.update(dict.fromkeys(queues))
 
     def append(
         self, transactional_id: str, stamp: Stamp, queue: MessageQueue, messages: Sequence[Message]
@@ -93,18 +86,9 @@ class TransactionCoordinator:
         """Appends inside the open Kafka transaction; the queue must belong to it. Raises LogError."""
         known = self._check(transactional_id, stamp)
         partition = self._log.find_writable(queue)
-        if known.phase is not Phase.ONGOING or queue not in known.places:
+        if known.phase is not Phase.ONGOING or queue not in known.queues:
             raise LogError(Code.INVALID_TXN_STATE)
         return partition.append(messages, stamp, self._log.agenda.now_ms())
-
-    def add_offsets(
-        self, transactional_id: str, stamp: Stamp, generation: GroupGeneration, offsets: Sequence[ConsumeOffset]
-    ) -> None:
-        """Consume offsets that hold when the Kafka transaction commits. A stale generation is refused."""
-        known = self._check(transactional_id, stamp)
-        self._begin(known)
-        known.places[generation.group] = None
-        self._groups.put_pending(generation, known.producer_id, offsets)
 
     def end(self, transactional_id: str, stamp: Stamp, is_commit: bool) -> None:
         """Decides the producer's open Kafka transaction; the markers follow. The same end again is fine."""
@@ -142,28 +126,25 @@ class TransactionCoordinator:
     def _decide(self, known: ProducerRegistration, is_commit: bool) -> None:
         known.phase = Phase.ENDING
         known.is_commit = is_commit
-        for place in tuple(known.places):
-            delay_ms = self._marker_delay_ms(known.transactional_id, None if isinstance(place, str) else place)
+        for queue in tuple(known.queues):
+            delay_ms = self._marker_delay_ms(known.transactional_id, queue)
             if delay_ms > 0:
-                self._later(known, place, delay_ms)
+                self._later(known, queue, delay_ms)
             else:
-                self._write_marker(known, place)
+                self._write_marker(known, queue)
 
-    def _later(self, known: ProducerRegistration, place: Place, delay_ms: int) -> None:
-        self._log.agenda.later(delay_ms, lambda: self._write_marker(known, place))
+    def _later(self, known: ProducerRegistration, queue: MessageQueue, delay_ms: int) -> None:
+        self._log.agenda.later(delay_ms, lambda: self._write_marker(known, queue))
 
-    def _write_marker(self, known: ProducerRegistration, place: Place) -> None:
+    def _write_marker(self, known: ProducerRegistration, queue: MessageQueue) -> None:
         """A queue without a leader holds the Kafka transaction until it has one; a deleted one does not."""
-        if isinstance(place, str):
-            self._groups.end_pending(place, known.producer_id, known.is_commit)
-        else:
-            try:
-                now_ms = self._log.agenda.now_ms()
-                self._log.find(place).end(known.producer_id, known.epoch, known.is_commit, now_ms)
-            except LogError as error:
-                if error.code is Code.LEADER_NOT_AVAILABLE:
-                    self._later(known, place, _MARKER_RETRY_MS)
-                    return
-        del known.places[place]
-        if not known.places:
+        try:
+            now_ms = self._log.agenda.now_ms()
+            self._log.find(queue).end(known.producer_id, known.epoch, known.is_commit, now_ms)
+        except LogError as error:
+            if error.code is Code.LEADER_NOT_AVAILABLE:
+                self._later(known, queue, _MARKER_RETRY_MS)
+                return
+        del known.queues[queue]
+        if not known.queues:
             known.phase = Phase.ENDED

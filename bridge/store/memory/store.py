@@ -9,7 +9,7 @@ from bridge.core.message import Message, MessageQueue, StoredMessage
 from bridge.core.properties import count_stored_bytes
 from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.errors import Code, LogError, NoAnswerError, make_refused_put, make_store_error
-from bridge.store.memory.groups import Membership, MemberToken
+from bridge.store.memory.groups import Membership
 from bridge.store.memory.link import NEVER, Link, Step, StepKind
 from bridge.store.memory.partition import Appended, Partition
 from bridge.store.message_store import (
@@ -17,7 +17,6 @@ from bridge.store.message_store import (
     GetResult,
     GetStatus,
     GroupChange,
-    GroupGeneration,
     PutResult,
     PutStatus,
     QueueOffsets,
@@ -113,9 +112,6 @@ class MemoryGroupMember:
 
     def is_owned(self, queue_id: int) -> bool:
         return queue_id in self._membership.owned
-
-    def get_generation(self) -> GroupGeneration:
-        return GroupGeneration(self._group, MemberToken(self._membership.member_id, self._membership.generation))
 
     async def close(self) -> None:
         self._is_closed = True

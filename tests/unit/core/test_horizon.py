@@ -24,7 +24,6 @@ def test_oldest_half_message_without_op_message_holds_the_journal() -> None:
     horizon, live = horizon_of(live_one(0, 3), live_one(1, 5), live_one(2, 7))
     assert horizon.first_journal_offset(9) == 3
     horizon.mark("0", 50, 0)
-    assert [horizon.is_marked(name) for name in ("0", "1")] == [True, False]
     assert horizon.first_journal_offset(9) == 5
     del live["1"]
     assert horizon.first_journal_offset(9) == 7
@@ -45,7 +44,6 @@ def test_last_op_message_of_the_oldest_live_one_holds_the_op_topic() -> None:
     horizon.end("0", 58, 0)
     horizon.monotonic_ms = 100
     assert horizon.first_op_offset(0, 60, 101) == 60
-    assert not horizon.is_marked("0")
 
 
 def test_ended_one_is_remembered_to_the_end_of_its_time() -> None:

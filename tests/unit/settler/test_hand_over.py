@@ -10,7 +10,7 @@ from bridge.core.message import Message, MessageQueue
 from bridge.settler.settler import Hold, Settler
 from bridge.store.memory.link import PASSES, Fate, NoFaults, Step, StepKind
 from bridge.store.memory.process import MemoryOwnerStore
-from bridge.store.message_store import BatchWriter, GroupChange, GroupGeneration, GroupMember, QueueReader
+from bridge.store.message_store import BatchWriter, GroupChange, GroupMember, QueueReader
 from tests.support.settler_world import SettlerWorld, make_settler_world
 
 NONE: frozenset[int] = frozenset()
@@ -39,9 +39,6 @@ class ScriptedMember:
 
     def is_owned(self, queue_id: int) -> bool:
         return queue_id in self.owned
-
-    def get_generation(self) -> GroupGeneration:
-        return GroupGeneration("", None)
 
     async def close(self) -> None:
         return None

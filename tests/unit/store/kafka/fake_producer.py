@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
@@ -88,9 +88,6 @@ class FakeProducer:
 
     def abort_transaction(self, _: float) -> None:
         self._do("abort")
-
-    def send_offsets_to_transaction(self, _offsets: Sequence[object], _generation: object, _timeout: float) -> None:
-        self._do("offsets")
 
     def list_topics(self, _: str, timeout: float) -> None:
         self._do("list")

@@ -10,13 +10,12 @@ from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreFenced
 from bridge.core.message import Message
 from bridge.store.kafka.options import ClientErrors, KafkaConfig
 from bridge.store.kafka.transactional_producer import TransactionalProducer, no_limit
-from bridge.store.message_store import AtomicBatch, ConsumeOffset, GroupGeneration, Receipt
+from bridge.store.message_store import AtomicBatch, Receipt
 from tests.unit.store.kafka.fake_producer import FENCED, PURGED, TIMED_OUT, TOO_LARGE, FakeProducer
 
 ORDER, CREDIT = Message("orders", b"k", b"v", (), 0), Message("credits", b"k", b"v", (), 1)
 OP, POSITION = Message("op", b"id", b"{}", (), 0), Message("op", b"~", b"{}", (), 0)
 BATCH = AtomicBatch([ORDER, CREDIT, ORDER], lambda _: [OP, POSITION])
-OFFSETS = (GroupGeneration("group", object()), [ConsumeOffset("half", 0, 5)])
 
 
 @pytest.fixture
@@ -43,21 +42,21 @@ def test_batch_is_written_in_two_flushes(producer: TransactionalProducer, fake: 
         seen.extend(receipts)
         return [OP, POSITION]
 
-    result = producer.write(AtomicBatch(BATCH.messages, finish, OFFSETS))
+    result = producer.write(AtomicBatch(BATCH.messages, finish))
     assert seen == [Receipt("orders", 0, 0), Receipt("credits", 1, 1), Receipt("orders", 0, 2)]
     assert (result.receipts, result.last_offset, result.last_stored_ms) == (seen, 4, 1_000)
-    flushed = ["begin", "produce", "produce", "produce", "flush", "produce", "produce", "flush", "offsets", "commit"]
+    flushed = ["begin", "produce", "produce", "produce", "flush", "produce", "produce", "flush", "commit"]
     assert fake.calls == flushed
 
 
-@pytest.mark.parametrize("call", ["begin", "produce", "flush", "offsets", "commit"])
+@pytest.mark.parametrize("call", ["begin", "produce", "flush", "commit"])
 def test_timeout_is_unknown_and_nothing_is_tried(
     producer: TransactionalProducer, fake: FakeProducer, call: str
 ) -> None:
     """A request without an answer may arrive later: no abort, no second try, the producer is dead (D)."""
     fake.fail(call, TIMED_OUT)
     with pytest.raises(BatchOutcomeUnknown) as raised:
-        producer.write(AtomicBatch(BATCH.messages, BATCH.finish, OFFSETS))
+        producer.write(AtomicBatch(BATCH.messages, BATCH.finish))
     assert not isinstance(raised.value, StoreFenced)
     assert fake.calls[-1] == call
     assert "abort" not in fake.calls
@@ -84,12 +83,12 @@ def test_broker_that_does_not_get_on_is_given_up(
     assert fake.calls.count("flush") == flushes
 
 
-@pytest.mark.parametrize("call", ["begin", "produce", "flush", "offsets", "commit"])
+@pytest.mark.parametrize("call", ["begin", "produce", "flush", "commit"])
 def test_fenced_producer_says_so(producer: TransactionalProducer, fake: FakeProducer, call: str) -> None:
     """Whoever has the id now is told from an unknown outcome."""
     fake.fail(call, FENCED)
     with pytest.raises(StoreFenced):
-        producer.write(AtomicBatch(BATCH.messages, BATCH.finish, OFFSETS))
+        producer.write(AtomicBatch(BATCH.messages, BATCH.finish))
 
 
 def test_reason_behind_a_bare_fatal_is_asked_for(producer: TransactionalProducer, fake: FakeProducer) -> None:

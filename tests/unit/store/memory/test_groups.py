@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from bridge.core.errors import BatchAborted, StoreUnavailable
-from bridge.core.message import Message, MessageQueue
+from bridge.core.errors import StoreUnavailable
+from bridge.core.message import MessageQueue
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.memory.store import MemoryGroupMember
-from bridge.store.message_store import AtomicBatch, ConsumeOffset, GroupChange
+from bridge.store.message_store import GroupChange
 from tests.support.memory_world import MemoryWorld, make_memory_world
 
 GROUP = "settlers"
@@ -140,28 +140,6 @@ async def test_member_that_never_releases_is_thrown_out() -> None:
     second.release(range(4))
     assert owned(slow) | owned(second) == {0, 1, 2, 3}
     assert not owned(slow) & owned(second)
-
-
-@pytest.mark.parametrize("what", ["stale generation", "expired member", "left member"])
-async def test_offsets_of_the_past_abort_the_batch(what: str) -> None:
-    """Consume offsets in a batch are tied to member and generation; nothing of the batch is visible."""
-    world = make_world()
-    process, member = join(world, "member")
-    generation = member.get_generation()
-    if what == "stale generation":
-        join(world, "second")
-    elif what == "expired member":
-        process.freeze()
-        await world.clock.advance(SESSION_MS)
-    else:
-        await member.close()
-    writer = world.owners.open_writer(("id-0", "id-1"))
-    await writer.fence()
-    offsets = (generation, [ConsumeOffset(TOPIC, 0, 7)])
-    with pytest.raises(BatchAborted):
-        await writer.put_all(AtomicBatch([Message("orders", b"k", b"never", (), 0)], lambda _: [], offsets))
-    assert world.visible("orders") == []
-    assert await world.store.get_consume_offset(GROUP, MessageQueue(TOPIC, 0)) == -1
 
 
 async def test_strangers_cannot_commit_for_a_live_group() -> None:
