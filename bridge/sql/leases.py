@@ -45,10 +45,7 @@ def take_lease(
 ) -> Lease:
     """Takes the lease if it is free, over, ours already, or still exactly the abandoned one; how it stands then."""
     wanted = Lease(owner, now_ms + lease_ms)
-    is_free = sa.or_(leases.c.owner == owner, leases.c.until_ms <= now_ms)
-    if abandoned is not None:
-        is_same = sa.and_(leases.c.owner == abandoned.owner, leases.c.until_ms == abandoned.until_ms)
-        is_free = sa.or_(is_free, is_same)
+    is_free = is_takeable(leases.c.owner, leases.c.until_ms, owner, now_ms, abandoned)
     taken = (
         make_upsert(conn, leases)
         .values(name=name, **wanted._asdict())
@@ -58,6 +55,18 @@ def take_lease(
         return wanted
     found = conn.execute(sa.select(leases.c.owner, leases.c.until_ms).where(leases.c.name == name)).first()
     return Lease(*found) if found else Lease("", 0)
+
+
+def is_takeable(
+    of: sa.ColumnElement[str], until_ms: sa.ColumnElement[int], owner: str, now_ms: int, abandoned: Lease | None
+) -> sa.ColumnElement[bool]:
+    """Whether the lease in these columns is ours already, over, or still exactly the abandoned one."""
+    is_free = sa.or_(of == owner, until_ms <= now_ms)
+    return (
+        is_free
+        if abandoned is None
+        else sa.or_(is_free, sa.and_(of == abandoned.owner, until_ms == abandoned.until_ms))
+    )
 
 
 def release_lease(conn: Connection, name: str, owner: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from bridge.sql.leases import Lease
+from bridge.sql.leases import Lease, is_takeable
 from bridge.sql.tables import redrive_jobs
 
 _J = redrive_jobs.c
@@ -76,14 +76,11 @@ def list_jobs(conn: Connection, limit: int) -> list[RedriveJob]:
 def claim_job(
     conn: Connection, owner: str, now_ms: int, lease_ms: int, abandoned: Lease | None = None
 ) -> RedriveJob | None:
-    """A running job that nobody works at, leased to `owner`; or one that is his already, the lease renewed.
+    """A running job that nobody works at, leased to `owner`; or one that is its own already, the lease renewed.
 
     One whose lease is still exactly the abandoned one counts as worked at by nobody.
     """
-    is_free = sa.or_(_J.owner == owner, _J.lease_until_ms <= now_ms)
-    if abandoned is not None:
-        is_same = sa.and_(_J.owner == abandoned.owner, _J.lease_until_ms == abandoned.until_ms)
-        is_free = sa.or_(is_free, is_same)
+    is_free = is_takeable(_J.owner, _J.lease_until_ms, owner, now_ms, abandoned)
     is_running = _J.state == JobState.RUNNING.value
     row = conn.execute(
         sa.select(redrive_jobs).where(is_running, is_free).order_by(_J.created_ms, _J.job_id).limit(1)
@@ -104,7 +101,7 @@ def find_lease(conn: Connection) -> Lease | None:
 
 
 def advance_job(conn: Connection, job: RedriveJob, owner: str) -> bool:
-    """Keeps `updated_ms`, cursor, counts and state of a step, if the job is still running and his; else False.
+    """Keeps `updated_ms`, cursor, counts and state of a step, if the job is still running and the owner's; else False.
 
     A job that was stopped during the step stays stopped, and tells what the step did all the same.
     """
