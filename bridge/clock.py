@@ -10,7 +10,7 @@ class Timer(Protocol):
     """A call that is to come."""
 
     def cancel(self) -> object:
-        """It does not come any more."""
+        """Never, in milliseconds."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Ports for producer groups: settings, endpoints, secrets; and the checks that lie ready for those who fetch them."""
+"""Ports for producer groups: settings, endpoints, secrets; and the due checks of groups that fetch them."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -41,7 +41,7 @@ class ProducerGroup:
 
 
 class ProducerDirectory(Protocol):
-    """Who the producer groups are. Reads are from memory, refreshed beside; writes are the service's."""
+    """The producer groups. Reads are from memory, refreshed beside; writes are the service's."""
 
     def get(self, group: str) -> ProducerGroup | None:
         """The group as known now, without endpoints whose lease is over; None if nobody created it. Never blocks."""
@@ -102,7 +102,7 @@ LEASE_SLACK_MS = 2_000  # a queue's tick may be so far behind when a check lease
 
 
 class PullCheck(NamedTuple):
-    """A check that lies ready for its group. `claims`: how often it was claimed, which names a check lease."""
+    """A due check that its group can claim. `claims`: how often it was claimed, which names a check lease."""
 
     transaction_id: str
     group: str
@@ -112,14 +112,14 @@ class PullCheck(NamedTuple):
 
 
 class PullCheckStore(Protocol):
-    """Where due checks lie until somebody of their group claims them under a check lease.
+    """Due checks, until an instance of their group claims them under a check lease.
 
     A queue's checks are its owner's, and so is the clock of their check leases: its ticks, written now and then.
     No wall clock decides anything, and leases outlive their queue's owner. All methods raise SqlUnavailable.
     """
 
     async def take_queue(self, queue_id: int, owner: str) -> int:
-        """Makes `owner` the queue's only one; the last tick. What lies there is given out when it is put again."""
+        """Makes `owner` the queue's only one; the last tick. Checks that were put before keep their lease."""
         ...
 
     async def put(
@@ -141,7 +141,7 @@ class PullCheckStore(Protocol):
         ...
 
     async def remove(self, checks: Collection[PullCheck]) -> None:
-        """Takes checks away; those that lie there with another number stay."""
+        """Takes checks away; those that are there with another number stay."""
         ...
 
     async def claim(self, group: str, limit: int, lease_ms: int) -> Sequence[PullCheck]:

@@ -1,7 +1,7 @@
 """Named crash points: places between two effects where a kill is most likely to hurt.
 
-A point in the code is one line, `reach(FaultPoint.SETTLE_READ)`, and does nothing unless its process was told to die
-there. Then the process ends at the n-th passing as if killed: no `finally`, no flush. Only shells have points.
+A point in the code is one line, `reach(FaultPoint.SETTLE_READ)`, and does nothing unless its process is to die there.
+Then the process ends at the n-th passing as if killed: no `finally`, no flush. Only shells have points.
 """
 
 import difflib
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from bridge.core.errors import ConfigError
 
-EXIT_KILLED = 137  # what a shell tells of a process that SIGKILL ended
+EXIT_KILLED = 137  # a shell's exit code of a process that SIGKILL ended
 
 _API, _SETTLER, _PROJECTOR, _EVERY = "api", "settler", "projector", "api, settler, projector"
 
@@ -99,7 +99,7 @@ class FaultPoint(Enum):
 
     @property
     def role(self) -> str:
-        """Who passes it: roles of `serve`, or a command."""
+        """The process that passes it: roles of `serve`, or a command."""
         return self.value[0]
 
     @property

@@ -55,7 +55,7 @@ _GONE = Span(0, 0)
 @dataclass(frozen=True, slots=True)
 class Loss:
     """What one queue loses. `position`: from where it goes on; `unproven`: what nobody can prove any more; `decided`:
-    what had ended, and only its op messages tell: remembered, so that no repeat of it is taken for new.
+    what had ended, and only its op messages show: remembered, so that no repeat of it is taken for new.
     """
 
     queue_id: int
@@ -83,7 +83,7 @@ class _Judged(NamedTuple):
 
 
 class GivingUp:
-    """`survey` tells and changes nothing; `act` does what it says, queue by queue, and can be repeated."""
+    """`survey` only reports; `act` does what it says, queue by queue, and can be repeated."""
 
     def __init__(self, ports: GivingUpPorts, topics: InternalTopics) -> None:
         self._ports = ports
@@ -193,7 +193,7 @@ class GivingUp:
         return max([first_new, *[waiting[transaction_id] + 1 for transaction_id in projected]])
 
     async def _find_unprojected(self, queue_id: int) -> list[Unproven]:
-        """What op messages tell and the projection has not applied yet; it never will."""
+        """Op messages that the projection has not applied yet; it never will."""
         last: dict[str, Unproven] = {}
         async for message in self._read(self._topics.op, queue_id):
             if message.key in {None, POSITION_KEY, ANSWERS_KEY} or message.key is None or message.value is None:

@@ -56,7 +56,7 @@ class _Doubt(NamedTuple):
 
 
 class LogWatch:
-    """`database` None: halts are kept by this process alone. `seals`: told from where op records need one.
+    """`database` None: halts are kept by this process alone. `seals`: where op records begin to need one.
 
     `guard` looks at everything else of the topics: when it is due, and as soon as one is another one.
     """
@@ -135,7 +135,7 @@ class LogWatch:
         return fault
 
     def find_seen(self, queue_id: int) -> int:
-        """Below this journal offset records are known to lie."""
+        """Records are known below this journal offset."""
         applied = self._recorded.applied.get(queue_id)
         return 0 if applied is None else applied.s
 
@@ -216,7 +216,7 @@ class LogWatch:
     async def _judge(self, doubts: Mapping[int, _Doubt]) -> None:
         """After a look that began later: a queue goes on unless what was given out again had been decided.
 
-        Where the topic is another one, that is told anyway. Where nobody had decided what is gone, nobody can know.
+        A topic with another id is reported anyway. Where nobody had decided what is gone, nobody can know.
         """
         for queue_id, (offset, seen, topics) in doubts.items():
             if offset is not None and offset < seen <= self.find_seen(queue_id) and topics == self._recorded.topics:

@@ -178,7 +178,7 @@ class QueueFollower:
         return RunResult(1, result.prepared, result.moved, quarantined + len(result.quarantined))
 
     async def _check_position(self) -> None:
-        """An idle follower has no compare-and-set to fail: only so it hears of a rebuild."""
+        """An idle follower has no compare-and-set to fail: only so it learns of a rebuild."""
         known = await self._ports.database.read(partial(read_position, queue_id=self._queue_id))
         if known is None or known[0] != self.position:
             raise PositionMoved

@@ -22,7 +22,7 @@ async def is_op_topic_empty(store: MessageStore, topics: InternalTopics) -> bool
 
 
 async def start_seals(store: MessageStore, database: Database, topics: InternalTopics, now_ms: int) -> None:
-    """Makes the first key, and believes without a seal what lies in the op topic now: once, or on an operator's word.
+    """Makes the first key, and believes without a seal what is in the op topic now: once, or on an operator's word.
 
     No settler may run meanwhile: what it writes afterwards with another key, or none, would not be believed.
     Raises StoreError and SqlUnavailable.

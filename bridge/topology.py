@@ -147,7 +147,7 @@ def find_faults(
 async def examine(
     admin: TopicAdmin, internal: InternalTopics, recorded: Mapping[str, TopicIdentity], longest_life_ms: int = _DAY_MS
 ) -> list[TopologyFault]:
-    """Faults as the cluster tells now. Raises StoreError."""
+    """The cluster's faults now. Raises StoreError."""
     cluster = await admin.describe_cluster()
     found = await admin.describe_topics(list(rules_of(internal)))
     return find_faults(internal, found, recorded, cluster.cluster_id, longest_life_ms)

@@ -1,4 +1,4 @@
-"""Who may start a round now: a limit for each group that adapts, and one for all. Pure.
+"""Which groups may start a round now: a limit for each group that adapts, and one for all. Pure.
 
 A group whose last round got no answer is *silent*; silent groups share a quarter of all slots, so that dead
 endpoints never hold up the others. A group's limit grows by one with each answered round and halves with

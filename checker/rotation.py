@@ -6,7 +6,7 @@ from typing import NamedTuple
 from bridge.directory import Endpoint
 
 COOLING_MS = 10_000  # an endpoint that failed lately is tried after the others
-GONE_MS = 60_000  # until the directory has heard of it
+GONE_MS = 60_000  # until the directory knows of it
 MIN_RETRY_AFTER_MS = 1_000
 MAX_RETRY_AFTER_MS = 300_000
 

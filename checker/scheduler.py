@@ -309,7 +309,7 @@ class CheckScheduler:
         return taken._replace(is_more=steps <= 0 or len(taken.asks) >= max_asks)
 
     def is_pending(self, ask: DueCheck) -> bool:
-        """Whether its queue is held and nothing has been heard of an end of it."""
+        """Whether its queue is held and no end of it is known."""
         table = self._tables.get(ask.queue_id)
         return table is not None and ask.transaction.transaction_id in table.entries
 
@@ -336,13 +336,13 @@ class CheckScheduler:
             entry.found_no_endpoint = found_no_endpoint
 
     def set_offered(self, ask: DueCheck, until_ms: int, *, found_nobody: bool) -> None:
-        """Its check lies ready to be fetched until then at least, whatever its life says."""
+        """Its check can be claimed until then at least, whatever its life says."""
         entry = self._land(ask, until_ms, was_tried=True)
         if entry is not None:
             entry.found_no_endpoint = found_nobody
 
     def set_postponed(self, ask: DueCheck, until_ms: int, *, was_tried: bool) -> None:
-        """It was not asked about, or its answer may not be in the journal."""
+        """The check was not sent, or its answer may not be in the journal."""
         self._land(ask, until_ms, was_tried=was_tried)
 
     # --- gauges ---

@@ -1,6 +1,6 @@
 """The checker: asks producer groups what became of transactions that are due, and appends what they say.
 
-It runs in the settler's process and is told by it what is pending. The pure timetable decides who is due;
+The checker runs in the settler's process, which passes on what is pending. The pure timetable decides who is due;
 every group with something due has an asking loop of its own.
 """
 

@@ -175,7 +175,7 @@ class AsyncCheckHandler:
 
 
 class Findings:
-    """What is known about the checks of one call, until the reply is made; later words are not heard."""
+    """What is known about the checks of one call, until the reply is made; later answers are ignored."""
 
     def __init__(self, call: CheckCall) -> None:
         self._asked = {check.transaction_id: check for check in call.checks}
@@ -227,7 +227,7 @@ def refuse(status: HTTPStatus, detail: str) -> CheckResponse:
 
 
 def _tell_each(checks: Sequence[Check], resolutions: Sequence[Resolution | None], tell: Tell) -> None:
-    pairs = list(zip(checks, resolutions, strict=True))  # the wrong number of them raises before anything is told
+    pairs = list(zip(checks, resolutions, strict=True))  # the wrong number of them raises before anything is answered
     for check, resolution in pairs:
         if resolution is not None:
             tell(check, resolution)

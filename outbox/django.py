@@ -12,7 +12,7 @@ from outbox.check_handler import CheckHandler, CheckResponse
 
 
 def check_view(handler: CheckHandler) -> Callable[[HttpRequest], HttpResponse]:
-    """A view for the URL configuration. It is signed, so it needs no CSRF token."""
+    """A view for the URL configuration. Checks are signed, so they need no CSRF token."""
 
     def view(request: HttpRequest) -> HttpResponse:
         reply = _respond(handler, request)

@@ -110,7 +110,7 @@ def _insert(conn: Connection, table: sa.Table, rows: Sequence[dict[str, Any]], *
 
 @lru_cache(maxsize=32)  # of few tables: else built at each call
 def _make_insert(table: sa.Table, *, is_postgres: bool, is_told: bool) -> Executable:
-    """On PostgreSQL what it returns tells the relays: no way of its own, and many rows can go together."""
+    """On PostgreSQL the returned statement notifies the relays: no way of its own, and many rows can go together."""
     statement = sa.insert(table).values(created_ms=DatabaseNow())
     return statement.returning(_tell() if is_told else sa.true()) if is_postgres else statement
 

@@ -31,7 +31,7 @@ _OF_THE_ROW: Final = frozenset(
 _RESERVED: Final = "reserved-topic"
 _KEY_REUSED: Final = "422 idempotency-key-reused"
 _MAX_RETRY_AFTER_MS: Final = 300_000
-# Refusals of a request that one of its rows may have brought about: halves of it tell which
+# Refusals of a request that one of its rows may have brought about: halves of it show which
 _OF_THE_REQUEST: Final = frozenset(
     {HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY}
 )
@@ -59,7 +59,7 @@ class PublishStatus(Enum):
 
     PUBLISHED = "published"  # recorded for good; at most its publication is being retried
     REFUSED = "refused"  # it was not, and never will be as it is
-    UNKNOWN = "unknown"  # not known; handing it over again tells
+    UNKNOWN = "unknown"  # not known; handing it over again shows it
 
 
 class PublishResult(NamedTuple):

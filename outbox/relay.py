@@ -156,7 +156,7 @@ class Relay:
         return self._carry_out(claim) if claim is not None else RelayCounts()
 
     def run_forever(self, stop: threading.Event, note: Callable[[RelayCounts], object] = lambda _: None) -> None:
-        """Rounds until `stop`; the last ones are carried out. No error ends it. `note` hears of each round."""
+        """Rounds until `stop`; the last ones are carried out. No error ends it. `note` is called after each round."""
 
         waker = Notifier(self._engine)
         failures = 0

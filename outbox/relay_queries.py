@@ -225,7 +225,7 @@ def claim_rows(
     """Leases the first row of each ordering key, and rows without one.
 
     Only the first: a row is published when all before it are gone, so neither a failure nor a relay that wakes
-    long after its lease can change the order of a key. Who holds the rows is settled by the key of the leases:
+    long after its lease can change the order of a key. The key of the leases settles who holds the rows:
     what a relay sees unleased may have been leased, and even let go, since its statement began.
     """
     if conn.dialect.name == "sqlite":  # has no row locks: a write that changes nothing takes its one lock

@@ -1,6 +1,6 @@
 """Transaction records: written in the local transaction, looked up by checks, barred where they are missing.
 
-No statement here waits for another transaction's row lock longer than it is told: a check must be answered at
+No statement here waits for another transaction's row lock longer than its limit: a check must be answered at
 once, also while the local transaction it asks about is running.
 
     record = TransactionRecord(make_record_table(metadata))

@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _land(access: Access, max_offsets: int, tell: Tell) -> int:
     if max_offsets < 1:
         raise BadUsage(f"--max-batch-offsets {max_offsets}: from 1")
-    is_brief = _make_plan(access).offsets <= BRIEF_OFFSETS  # what cannot be is told before Spark starts
+    is_brief = _make_plan(access).offsets <= BRIEF_OFFSETS  # what cannot be is refused before Spark starts
     with running_session(access.jars, cores=access.cores, memory_mb=access.memory_mb, is_brief=is_brief) as spark:
         landed = land_once(spark, access, tell, max_offsets=max_offsets)
     sys.stdout.write(f"{landed.window.offsets:,} offsets landed in {landed.unit}\n")

@@ -17,7 +17,7 @@ from spark.read.table_list import JdbcDatabase, parse_tables
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What every job is told of its folder, Kafka and this machine.
+    """Every job's folder, Kafka and machine.
 
     `kafka`: librdkafka's options; `kafka_java`: Java's, for what cannot be translated. `cores` 0: all.
     """
@@ -34,7 +34,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Options(Access):
-    """What a run is told."""
+    """A run's options."""
 
     reader: str = CONNECTOR
     since_last: bool = False
@@ -131,7 +131,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def add_access(parser: argparse.ArgumentParser) -> None:
-    """What every job on a bridge's topics is told."""
+    """Options of every job on a bridge's topics."""
     add_job(parser)
     add = parser.add_argument
     add("--kafka-java", action="append", default=[], metavar="NAME=VALUE", help="an option of Java's client")
@@ -140,7 +140,7 @@ def add_access(parser: argparse.ArgumentParser) -> None:
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
-    """What every job is told: its folder, Kafka, this machine."""
+    """Options of every job: its folder, Kafka, this machine."""
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder; each run gets a numbered one inside")
     add("--kafka", metavar="HOST:PORT", default="", help="bootstrap servers")

@@ -38,7 +38,7 @@ from spark.report.run_index import Run, RunIndex, hold
 from spark.session import BRIEF_OFFSETS, running_session
 
 Tell = Callable[[str], None]
-_INTERRUPTED = 130  # as shells tell it
+_INTERRUPTED = 130  # as shells show it
 _BY_RECEIPTS = " Records were found by their receipts, so duplicates and phantoms cannot be seen."
 
 _LEG = pa.struct([("leg", pa.string()), ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
@@ -290,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _reconcile(arguments: Sequence[str], tell: Tell) -> int:
     options = parse_options(arguments)
-    with explained():  # what cannot be is told before Spark starts, which takes its time
+    with explained():  # what cannot be is refused before Spark starts, which takes its time
         ledger = RunIndex.open(options.out)
         window, _ = _choose_window(options, ledger, ledger.last if options.since_last else None)
         if options.window is not None and options.landed is None:

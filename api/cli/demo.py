@@ -77,7 +77,7 @@ _DIED = -signal.SIGKILL
 
 
 class DemoScript:
-    """Plays on a stage and tells it. `is_broken`: the consumer overlooks the rescued order."""
+    """Plays on a stage and comments. `is_broken`: the consumer overlooks the rescued order."""
 
     def __init__(self, stage: DemoEnvironment, *, is_broken: bool) -> None:
         self._stage = stage

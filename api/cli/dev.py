@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from api.settings import Settings
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
-_CHATTY = {"bridge.store.kafka.options"}  # Kafka's clients tell each retry; the file has them
+_CHATTY = {"bridge.store.kafka.options"}  # Kafka's clients log each retry; the file has them
 _LOG_BYTES = 10_000_000
 _LOOK_INTERVAL_S = 0.5
 
@@ -136,7 +136,7 @@ async def _create_topics(settings: "Settings", names: Sequence[str]) -> None:
 
 
 async def _stop_with(broker: DevBroker, stop: asyncio.Event) -> None:
-    while broker.is_running:  # noqa: ASYNC110 - a process tells nobody that it ended
+    while broker.is_running:  # noqa: ASYNC110 - a process does not report its end
         await asyncio.sleep(_LOOK_INTERVAL_S)
     stop.set()
 
@@ -165,7 +165,7 @@ def _open_folder(stack: ExitStack, data: Path | None, ephemeral: bool, config: P
     try:
         folder.mkdir(parents=True, exist_ok=True)
         is_ours = lock.take(wait=False)
-        (folder / ".gitignore").write_text("*\n")  # it lies in the user's own project
+        (folder / ".gitignore").write_text("*\n")  # it is in the user's own project
     except OSError as error:
         remedy = "Choose another folder with --data, or give yourself the right to write there."
         raise CommandFailed(Exit.FAILED, f"{folder} cannot be used: {error.strerror}", remedy) from error

@@ -1,7 +1,7 @@
 """What `doctor` looks at: Kafka's version, clocks, topics, rights, SQL, Java, the bridge, endpoints.
 
 A keyed half message that was seen before there was time is void for everybody, by a rule on the record alone
-(`docs/records.md`); each queue of the journal may lie on another broker.
+(`docs/records.md`); each queue of the journal may be on another broker.
 
 Kafka names no version anywhere, and no client shows what `ApiVersions` answers, so this asks itself. Only where the
 listener speaks neither TLS nor SASL. Source: KIP-511, KIP-584; the levels are Kafka's MetadataVersion.

@@ -45,7 +45,7 @@ def arm_fault(settings: "Settings") -> ArmedFault | None:
 
 
 def fault_points(output: OutputOption = Output.TABLE) -> None:
-    """List the crash points at which a process can be told to die.
+    """List the crash points at which a process can be made to die.
 
     For tests of crashes: OUTBOX_BRIDGE_FAULT=NAME[:n] together with --allow-faults ends serve, migrate or
     projection rebuild at the n-th passing of the point, as SIGKILL would.

@@ -1,4 +1,4 @@
-"""`relay`: hands outbox rows over, and tells how that goes."""
+"""`relay`: hands outbox rows over, and reports its progress."""
 
 import logging
 import os
@@ -44,7 +44,7 @@ _LOG_NAME: Final = "outbox"
 
 
 class RelayReport:
-    """Adds rounds up; they are noted in any thread, told in one."""
+    """Adds rounds up; they are noted in any thread, reported by one."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -131,7 +131,7 @@ _MIN_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
 _LONGEST_HAND_OVER_S = 20.0
 _OF_LEASE, _OF_HAND_OVER = 1 / 3, 3 / 4  # a hand-over's part of its lease, a request's of its hand-over
 _MAX_ROWS = 10_000
-_INTERRUPTED = 130  # as shells tell it
+_INTERRUPTED = 130  # as shells show it
 
 RowsArgument = Annotated[list[str] | None, typer.Argument(help="Ids as `relay parked list` shows them.")]
 AllOption = Annotated[bool, typer.Option("--all", help="All parked rows.")]

@@ -114,7 +114,7 @@ class Note:
         self._write("sent", proposal, known)
 
     def answered(self, proposal: Proposal, status: int | None, answer: object) -> None:
-        """It was; `status` None: the answer is a refusal, or there was none."""
+        """The record was; `status` None: the answer is a refusal, or there was none."""
         self._write("answered", proposal, {"status": status, "answer": answer})
 
     def _write(self, event: str, proposal: Proposal, members: Mapping[str, Any]) -> None:

@@ -40,7 +40,7 @@ def show_state(row: Row) -> str:
 
 
 def show_receipts(row: Row) -> str | None:
-    """Where the messages lie, as `topic[partition]@offset`."""
+    """Places of the messages, as `topic[partition]@offset`."""
     receipts = row.get("receipts") or []
     return " ".join(f"{r['topic']}[{r['partition']}]@{_or_unknown(r['offset'])}" for r in receipts) or None
 
@@ -201,8 +201,8 @@ def abandon(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Give up a blocked commit that can never be published. It stays COMMITTED, none of its messages is ever seen, and
-    its ordering key goes on without it. Not undone; audited."""
+    """Give up a blocked commit that can never be published. The transaction stays COMMITTED, none of its messages is
+    ever seen, and its ordering key goes on without it. Not undone; audited."""
     body = {"reason": reason}
     show_transaction(call(url, "POST", f"/v1/transactions/{quoted(transaction_id)}/abandon", body=body), output)
 

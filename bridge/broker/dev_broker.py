@@ -49,7 +49,7 @@ class DevBroker:
     """A single-node KRaft broker on loopback; its data outlive it.
 
     `port` and `controller_port` None: any free one, kept for the life of this object. `settings` overrule
-    `server.properties`. It stops when this process dies, and not on Ctrl-C; what a SIGKILL left behind
+    `server.properties`. The broker stops when this process dies, and not on Ctrl-C; what a SIGKILL left behind
     is stopped by the next `start`. One owner thread at a time.
     """
 
@@ -104,7 +104,8 @@ class DevBroker:
         return self._folder / "broker.log"
 
     def start(self, report: Report | None = None) -> None:
-        """Returns when clients are answered. `report` hears of the jars' download, if there is one.
+        """Returns when clients are answered. `report` is called with the progress of the jars' download, if there is
+        one.
 
         Raises a BrokerError with its remedy, and then has left nothing running.
         """

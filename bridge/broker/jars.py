@@ -219,4 +219,4 @@ def _has_digest(path: Path, sha256: str) -> bool:
 
 
 def _report_nothing(_: FetchProgress) -> None:
-    """Nobody wants to hear."""
+    """Ignores progress."""

@@ -31,7 +31,7 @@ def is_port_free(port: int) -> bool:
 
 
 def choose_free_port() -> int:
-    """A port nobody has. On Linux it is held for whoever is told of it, while this process lives.
+    """A port nobody has. On Linux the port is held for its user while this process lives.
 
     Of the last 200, that is. Nobody else chooses it or connects from it; a server that sets SO_REUSEADDR, as nearly
     all do (Java, uvicorn, asyncio, `socket.create_server`), can listen on it, also again after it has ended.
@@ -61,7 +61,7 @@ def _hold(port: int) -> bool:
 
 
 def check_port(port: int, remedy: str) -> None:
-    """Raises PortTaken, naming the process that has it where the system tells."""
+    """Raises PortTaken, naming the process that has it where the system shows it."""
     if not is_port_free(port):
         raise PortTaken(f"port {port} is in use{_describe_holder(port)}", remedy)
 

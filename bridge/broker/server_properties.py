@@ -67,7 +67,7 @@ class BrokerLayout:
 
     @property
     def properties_file(self) -> Path:
-        """The configuration; its path in a command line tells whose broker that is."""
+        """The configuration; its path in a command line shows whose broker that is."""
         return self.folder / "server.properties"
 
     @property

@@ -21,9 +21,9 @@ class HaltKind(StrEnum):
 
     NO_POSITION = "no-position"  # the op topic does not say up to where the queue was decided
     OTHER_OP = "other-op"  # the op topic is another one
-    OP_LOST = "op-lost"  # what the op topic held is gone: it ends, or its last position lies, before what was seen
+    OP_LOST = "op-lost"  # what the op topic held is gone: it ends, or its last position is, before what was seen
     OTHER_JOURNAL = "other-journal"
-    JOURNAL_LOST = "journal-lost"  # records that were decided are gone, or others lie in their place
+    JOURNAL_LOST = "journal-lost"  # records that were decided are gone, or others are in their place
     JOURNAL_GAP = "journal-gap"  # retention has removed what is still needed
     OTHER_PARKED = "other-parked"
 

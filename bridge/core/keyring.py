@@ -1,7 +1,7 @@
 """Secrets of this bridge: MACs made with them, and the seals of op records. BLAKE2b with a key, 16 bytes.
 
 A seal is the last member of the value, `"mac":"<key id>-<32 hexadecimal digits>"`: it costs less than a header, and
-whoever does not know it passes it over. It covers queue, key and the value without the seal.
+whoever does not know it passes it over. The seal covers queue, key and the value without the seal.
 """
 
 import hashlib

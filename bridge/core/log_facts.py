@@ -28,7 +28,7 @@ class Witness(NamedTuple):
 
 
 class LogFacts(NamedTuple):
-    """What the cluster tells of one queue. `last_ms`: append time of the record at S-1, None if it is gone."""
+    """The cluster's description of one queue. `last_ms`: append time of the record at S-1, None if it is gone."""
 
     topics: LogTopics
     journal: Span

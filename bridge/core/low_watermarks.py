@@ -94,7 +94,7 @@ class LowWatermarks:
         return first
 
     def forget_ended(self, journal_ms: int) -> Iterator[str]:
-        """Ids that ended longer ago than repeats can matter, at `journal_ms`; each is told once."""
+        """Ids that ended longer ago than repeats can matter, at `journal_ms`; each is returned once."""
         horizon, known_ms = self._horizons(journal_ms)
         while self._ended and self._ended[0][0] < horizon and self._ended[0][3] <= known_ms:
             yield self._ended.popleft()[2]

@@ -39,7 +39,7 @@ class StoredMessage(Struct, frozen=True, gc=False):
 
 
 class Receipt(Struct, frozen=True, gc=False, array_like=True):
-    """Where a published message lies; `queue_offset` None where the log does not know it any more."""
+    """The place of a published message; `queue_offset` None where the log does not know it any more."""
 
     topic: str
     queue_id: int

@@ -27,7 +27,7 @@ class LogTopics(NamedTuple):
 
 
 class LogStart(NamedTuple):
-    """Where a log begins whose past was given up: what lies before, in journal and op topic, belongs to another."""
+    """Where a log begins whose past was given up: what is before, in journal and op topic, belongs to another."""
 
     journal: int = 0
     op: int = 0
@@ -50,7 +50,7 @@ class Position(NamedTuple):
 
 
 class AnswerCode(StrEnum):
-    """What a waiting caller hears when its record changed no state."""
+    """The answer to a waiting caller whose record changed no state."""
 
     UNKNOWN_TRANSACTION = "UNKNOWN_TRANSACTION"
     ALREADY = "ALREADY"  # the state as it is
@@ -171,7 +171,7 @@ def decode_answers(value: bytes) -> list[Answer]:
     ]
 
 
-# What the decoders read: the members as they lie there, in the format's names.
+# What the decoders read: the members as written, in the format's names.
 
 
 class _Op(msgspec.Struct, gc=False):

@@ -24,7 +24,7 @@ _OF_TRANSACTIONS = (Schedule, Publish, WriteOp, Park)
 
 
 class RecoveredOp(Struct, frozen=True, gc=False):
-    """An op message with its offset and append time, decoded; `value`: as it lies there, of what has ended."""
+    """An op message with its offset and append time, decoded; `value`: as written, of what has ended."""
 
     offset: int
     transaction: Transaction
@@ -121,7 +121,7 @@ class QueueState:
         self._horizon.monotonic_ms = monotonic_ms
 
     def pass_time(self, read_through_ms: int) -> None:
-        """Whatever is still to come was appended after this: so journal time goes on in an idle queue too."""
+        """All records still to come were appended after this: so journal time goes on in an idle queue too."""
         self.journal_ms = max(self.journal_ms, read_through_ms)
 
     def park(self, transaction_id: str, why: str) -> Sequence[Effect]:

@@ -14,7 +14,7 @@ class Resolution(IntEnum):
 
 
 class Source(Enum):
-    """Who ended a transaction."""
+    """The source of a transaction's end."""
 
     PRODUCER = "P"
     CHECK = "C"

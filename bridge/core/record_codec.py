@@ -387,7 +387,7 @@ def _to_base64(raw: bytes | None) -> str | None:
 
 
 class _Frame(msgspec.Struct, gc=False):
-    """One of several messages as it lies there; members that are not known are passed over."""
+    """One of several messages as stored; members that are not known are passed over."""
 
     topic: str
     qid: int

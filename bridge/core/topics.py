@@ -89,8 +89,8 @@ _known_hash = _remember(_hash)
 def choose_placing_key(ordering_key: str | None, first_message_key: bytes | None, fallback: bytes) -> bytes:
     """The ordering key if given, else the first message's key, else `fallback` (what makes the id unique).
 
-    What the queue is chosen by: part of every id, so frozen. It is the effective ordering key of half messages that
-    record no other.
+    What the queue is chosen by: part of every id, so frozen. The hash is the effective ordering key of half messages
+    that record no other.
     """
     if ordering_key is not None:
         return ordering_key.encode()

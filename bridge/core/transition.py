@@ -96,7 +96,7 @@ def prepare(half: HalfMessage, place: LogPosition, okey: int, times: CheckTimes)
 
 
 def end(t: Transaction, record: EndRecord, place: LogPosition, times: CheckTimes, *, has_body: bool) -> Transition:
-    """The first recorded resolution wins; later ends hear it. Source: design 1, F.
+    """The first recorded resolution wins; later ends get it as their answer. Source: design 1, F.
 
     `has_body` False: no log has the messages any more, so a COMMIT changes nothing.
     """

@@ -1,4 +1,4 @@
-"""Who did what, when, to what and why."""
+"""The audit: acts of operators and of the bridge, with actor, time, object and reason."""
 
 import json
 from collections.abc import Mapping

@@ -107,7 +107,7 @@ class SqlDirectory:
     async def put_group(
         self, group: str, settings: GroupSettings, urls: Collection[str], act: ActEntry | None = None
     ) -> GroupPut:
-        """Creates, or replaces settings and static endpoints. The secret is told once, on creation."""
+        """Creates, or replaces settings and static endpoints. The secret is returned once, on creation."""
         now_ms = self._clock.now_ms()
         work = partial(groups.put_group, name=group, settings=settings, urls=urls, now_ms=now_ms)
         return await self._write(work, act)
@@ -124,7 +124,7 @@ class SqlDirectory:
         return await self._write(work, None)
 
     async def rotate_secret(self, group: str, act: ActEntry | None = None) -> str | None:
-        """The new secret, told once; None: no such group. The old one signs for another 24 h."""
+        """The new secret, returned once; None: no such group. The old one signs for another 24 h."""
         now_ms = self._clock.now_ms()
 
         def work(conn: Connection) -> str | None:
@@ -246,6 +246,6 @@ def _without(known: Mapping[str, ProducerGroup], ended: Mapping[Place, EndpointT
 
 
 def _forget(conn: Connection, ended: Mapping[Place, EndpointTerm]) -> None:
-    """Every process that sees a lease end tries to; whoever comes first tells the others."""
+    """Every process that sees a lease end tries to; the first one shares its answer with the others."""
     if remove_ended(conn, ended):
         groups.move_version(conn)

@@ -394,7 +394,7 @@ class NewDatabase(InlineDatabase):
 def open_new_database(folder: Path) -> NewDatabase:
     """An empty database with the bridge's tables, in `folder`, beside those of others.
 
-    It is a copy of one empty database: making its tables anew each time would cost more than a test's story.
+    The file is a copy of one empty database: making its tables anew each time would cost more than a test's story.
     """
     empty = folder / "empty.db"
     if not empty.exists():

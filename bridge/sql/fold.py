@@ -34,7 +34,7 @@ class HalfEntry(Struct, frozen=True, gc=False):
 
 
 class RawEntry(Struct, frozen=True, gc=False):
-    """An end record or an act, decoded only if a timeline needs it: most ends are told by the op message."""
+    """An end record or an act, decoded only if a timeline needs it: most ends come with the op message."""
 
     offset: int
     transaction_id: str
@@ -221,7 +221,7 @@ class Fold:
     def _apply_other(self, entry: RawEntry) -> None:
         row = self.rows.get(entry.transaction_id)
         if row is None or entry.offset < row.queue_offset or _is_told_by(row, entry):
-            return  # unknown to the settler at that place, or told already
+            return  # unknown to the settler at that place, or known already
         try:
             record = decode_record(entry.stored)
         except MalformedRecord as error:
@@ -344,7 +344,7 @@ def _since(known_ms: int | None, entry: OpEntry) -> int:
 
 
 def _is_told_by(row: ProjectedRow, entry: RawEntry) -> bool:
-    """Whether the record is the producer's end that decided: the row tells it, so it need not be decoded."""
+    """Whether the record is the producer's end that decided: the row has it, so it need not be decoded."""
     return (
         row.at_offset == entry.offset and row.resolved_by == "producer" and row.live == 0 and row.abandoned_ms is None
     )

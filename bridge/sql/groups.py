@@ -26,7 +26,7 @@ MAX_SIGNING = 16  # of one group at a time; verifiers compare no more signatures
 
 
 class GroupPut(NamedTuple):
-    """`secret` is told once, when a put created the group."""
+    """`secret` is returned once, when a put created the group."""
 
     is_created: bool
     secret: str | None
@@ -151,7 +151,7 @@ def _read_endpoints(conn: Connection, *where: sa.ColumnElement[bool]) -> dict[st
 def _read_secrets(
     conn: Connection, now_ms: int, *where: sa.ColumnElement[bool]
 ) -> dict[str, list[tuple[str, int | None]]]:
-    """Those that sign, newest first, with the time at which they stop."""
+    """Secrets that sign, newest first, with the time at which they stop."""
     found: dict[str, list[tuple[str, int | None]]] = {}
     signs = sa.or_(secrets.c.expires_ms.is_(None), secrets.c.expires_ms > now_ms)
     for row in conn.execute(sa.select(secrets).where(signs, *where).order_by(secrets.c.id.desc())):

@@ -168,7 +168,7 @@ def read_live(conn: Connection, queue_id: int) -> list[Unproven]:
 
 
 def find_known_ids(conn: Connection, transaction_ids: Collection[str]) -> set[str]:
-    """Those of the ids that the projection knows."""
+    """The ids that the projection knows."""
     found: set[str] = set()
     for chunk in chunks(set(transaction_ids), 500):
         found.update(conn.execute(sa.select(_T.transaction_id).where(_T.transaction_id.in_(chunk))).scalars())
@@ -193,7 +193,7 @@ def give_up_some(conn: Connection, unproven: Sequence[Unproven], now_ms: int) ->
 
 
 def find_given_up(conn: Connection, transaction_ids: Iterable[str]) -> dict[str, TransactionView]:
-    """Those of the ids that were given up."""
+    """The ids that were given up."""
     found: dict[str, TransactionView] = {}
     for chunk in chunks(set(transaction_ids), 500):
         for row in conn.execute(sa.select(given_up).where(_G.transaction_id.in_(chunk))):

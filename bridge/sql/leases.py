@@ -16,7 +16,7 @@ from bridge.sql.tables import endpoints, leases, producer_groups
 
 
 class Lease(NamedTuple):
-    """Who has the lease, and until when by that one's wall clock."""
+    """The lease's owner, and its end by the owner's wall clock."""
 
     owner: str
     until_ms: int

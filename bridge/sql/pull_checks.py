@@ -77,7 +77,7 @@ def _move_tick(conn: Connection, queue_id: int, owner: str, tick_ms: int) -> boo
 
 
 def _put(conn: Connection, queue_id: int, owner: str, checks: Sequence[PullCheck]) -> Mapping[str, int]:
-    """Writes only what does not lie there yet as it should."""
+    """Writes only rows that are missing or differ."""
     ids = [check.transaction_id for check in checks]
     known = {row[0]: row for row in select_many(conn, pull_checks, _KNOWN, ids)}
     missing = []

@@ -103,7 +103,7 @@ def find_lease(conn: Connection) -> Lease | None:
 def advance_job(conn: Connection, job: RedriveJob, owner: str) -> bool:
     """Keeps `updated_ms`, cursor, counts and state of a step, if the job is still running and the owner's; else False.
 
-    A job that was stopped during the step stays stopped, and tells what the step did all the same.
+    A job that was stopped during the step stays stopped, and its counts include the step.
     """
     his = (_J.job_id == job.job_id, _J.owner == owner)
     values = {"updated_ms": job.updated_ms, "cursor": job.cursor, "counts": json.dumps(job.counts)}

@@ -116,7 +116,7 @@ class PageKey(NamedTuple):
 
 
 def make_row_id(queue_id: int, half: int) -> int:
-    """The id of the row of a transaction whose half message lies there."""
+    """The row id of the transaction whose half message has this offset."""
     return half * QUEUES + queue_id
 
 

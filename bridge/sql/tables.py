@@ -122,7 +122,7 @@ pull_checks = sa.Table(
     sa.Index(None, "queue_id"),
 )
 
-# Who lays checks of a queue there, and that one's clock.
+# The owner that writes a queue's checks, and its clock.
 pull_queues = sa.Table(
     "pull_queues",
     metadata,
@@ -219,7 +219,7 @@ transaction_keys = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# What the row of the transaction does not tell by itself. `source`: 0 journal, 1 op topic; offset there.
+# What the transaction's row does not hold. `source`: 0 journal, 1 op topic; offset there.
 timeline_events = sa.Table(
     "timeline_events",
     metadata,

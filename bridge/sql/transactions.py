@@ -103,7 +103,7 @@ def find_transaction(conn: Connection, transaction_id: str) -> TransactionView |
 
 
 def find_many(conn: Connection, transaction_ids: Collection[str]) -> dict[str, TransactionView]:
-    """Those of the ids that are known."""
+    """The known ones of these ids."""
     found: dict[str, TransactionView] = {}
     for chunk in chunks(set(transaction_ids), 500):
         for row in conn.execute(select_views().where(_T.transaction_id.in_(chunk))):

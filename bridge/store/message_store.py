@@ -94,7 +94,8 @@ class AtomicBatch:
 
 
 class BatchResult(NamedTuple):
-    """A committed batch: where its messages lie, and offset (None if unknown) and append time of its last record."""
+    """A committed batch: the places of its messages, and offset (None if unknown) and append time of its last
+    record."""
 
     receipts: Sequence[Receipt]
     last_offset: int | None

@@ -48,7 +48,7 @@ class SealWatch:
 
 
 class SealedOwnerStore:
-    """OwnerStore. Whoever reads the op topic through it never sees a record that is not the owner's."""
+    """OwnerStore. A reader of the op topic through it never sees a record that is not the owner's."""
 
     def __init__(self, inner: OwnerStore, op_topic: str, watch: SealWatch) -> None:
         self._inner = inner

@@ -46,7 +46,7 @@ async def end_or_leave(verbs: BridgeClient, half: HalfMessage, resolution: Resol
 
 
 def is_contradiction(error: object) -> bool:
-    """Whether the bridge has recorded the opposite, or can no longer do what it is told."""
+    """Whether the bridge has recorded the opposite, or can no longer do what is asked."""
     return isinstance(error, Conflict) and error.code in {"already-resolved", "body-expired"}
 
 
@@ -82,7 +82,7 @@ def _recorded(told: TransactionView | OutboxError) -> tuple[TransactionState | N
 class TransactionBlock:
     """Collects messages; at its end they are prepared, the session is committed, and then they are published.
 
-    `result` tells afterwards what became of it; None while it is open, if it failed, and if nothing was sent.
+    `result` shows afterwards what became of it; None while it is open, if it failed, and if nothing was sent.
     """
 
     def __init__(self, verbs: BridgeClient, work: LocalWork, lifetime: Lifetime, options: PrepareOptions) -> None:
@@ -182,7 +182,7 @@ class TransactionBlock:
             raise
 
     async def _write(self, half: HalfMessage) -> None:
-        """The session has not been told to commit, so whatever is raised, nothing is committed."""
+        """The session has not begun to commit, so nothing is committed whatever is raised."""
         try:
             await self._work.write(half.transaction_id, half.producer_group)
         except Exception as error:
@@ -226,7 +226,7 @@ class TransactionBlock:
         """Whether the local transaction is over. Another error is on its way to the caller: this one is only logged."""
         try:
             await self._work.rollback()
-        except Exception as error:  # noqa: BLE001 - of any driver; the other error tells what matters
+        except Exception as error:  # noqa: BLE001 - of any driver; the other error says what matters
             _LOG.warning("rollback of the local transaction raised %s", type(error).__name__)
             return False
         return True

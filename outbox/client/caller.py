@@ -79,7 +79,7 @@ class Batcher:
         self._is_closed = False
 
     async def ask(self, call: Call, timeout_s: float) -> CallResult:
-        """What the bridge told of this call; never raises for what happens on the way."""
+        """The bridge's answer to this call; never raises for what happens on the way."""
         if self._is_closed:
             return _CLOSED
         if len(self._waiting) >= self._limits.waiting:

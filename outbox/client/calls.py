@@ -61,7 +61,7 @@ END = Kind("end", None, "/v1/resolutions", "resolutions")
 class Call:
     """One call of a caller. `is_repeatable`: sending it twice is the same as sending it once.
 
-    `transaction_id`: the one an answer must speak of, where it is known before. `is_query`: a refusal tells what is
+    `transaction_id`: the one an answer must speak of, where it is known before. `is_query`: a refusal says what is
     recorded, whatever an earlier try has done.
     """
 

@@ -42,7 +42,7 @@ class CheckCall:
 
 
 Tell = Callable[[Check, Resolution], None]
-"""Takes each answer as soon as it is known; what is never told is left out of the reply."""
+"""Takes each answer as soon as it is known; a check without an answer is left out of the reply."""
 
 
 def decode_call(body: bytes) -> CheckCall:
@@ -164,7 +164,7 @@ class SignatureVerifier:
         given = [signature[3:].encode() for signature in signatures if signature.startswith("v1,")]
         signed = b".".join((webhook_id.encode(), timestamp.encode(), body))
         expected = [base64.b64encode(hmac.digest(key, signed, hashlib.sha256)) for key in self._keys]
-        # all are compared, so that the time taken tells nothing about which one fits
+        # all are compared, so that the time taken does not show which one fits
         if not sum(hmac.compare_digest(one, other) for one in expected for other in given):
             raise SignatureRefused("no known secret made any of the signatures")
 

@@ -1,7 +1,7 @@
 """What can go wrong. Each leaf says whether the call was applied, and whether calling again helps.
 
 `OutcomeUnknown` is no refusal: what was asked for may have happened. Repeating the same call, with the same
-idempotency key, tells the truth.
+idempotency key, gives the outcome.
 
 Only a database's own refusal proves it. All else, such as a lost connection, proves nothing: the commit may have
 arrived before the connection broke.
@@ -25,7 +25,7 @@ class Outcome(StrEnum):
 class Problem:
     """The bridge's own words about a refusal. Source: RFC 9457.
 
-    `errors`: where in the request and what, as (JSON pointer or parameter, text). `state`: the transaction's, if told.
+    `errors`: where in the request and what, as (JSON pointer or parameter, text). `state`: the transaction's, if known.
     """
 
     code: str

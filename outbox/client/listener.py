@@ -46,7 +46,7 @@ class HalfMessage:
     """A prepared transaction: stored at the bridge, invisible to consumers.
 
     `topic`, `key`, `value` and `headers` are those of its first message. `check_number` (0: not a check) and
-    `born_time` are told by checks.
+    `born_time` come with checks.
     """
 
     transaction_id: str
@@ -114,7 +114,7 @@ class Receipt:
 class TransactionSendResult:
     """What became of a send.
 
-    `is_settled`: the bridge has told the recorded `state`; if not, the back-check will resolve it.
+    `is_settled`: the bridge has returned the recorded `state`; if not, the back-check will resolve it.
     `is_blocked`: committed, and its publication is being retried. `error`: what the listener raised, if it did.
     """
 

@@ -1,6 +1,6 @@
 """The local transaction as a block sees it: its session, its record, and the guard of both.
 
-Only sessions and connections of SQLAlchemy tell when they are about to commit; of others nothing is known.
+Only sessions and connections of SQLAlchemy signal that they are about to commit; of others nothing is known.
 """
 
 import inspect
@@ -19,7 +19,7 @@ class SessionGuard(Protocol):
     """Watches from `arm` to `disarm`; each may be called again."""
 
     def arm(self, note_lost: NoteLost) -> None:
-        """A commit in between raises Misuse and does not happen; `note_lost` hears of a roll back or a close."""
+        """A commit in between raises Misuse and does not happen; `note_lost` is called at a roll back or a close."""
         ...
 
     def disarm(self) -> None:
@@ -28,7 +28,7 @@ class SessionGuard(Protocol):
 
 
 class NoGuard:
-    """Of sessions that tell nothing."""
+    """For sessions without events."""
 
     def arm(self, note_lost: NoteLost) -> None:
         """Nothing."""
@@ -103,7 +103,7 @@ def _watch_session(session: Any, note_lost: NoteLost, listen: _Listen) -> None: 
     listen(session, "after_transaction_end", note)
     listen(session, "after_begin", lambda _session, _transaction, connection: watch(connection))
     begun = session.get_transaction()
-    for connection, *_ in () if begun is None else list(begun._connections.values()):  # noqa: SLF001 - nothing else tells
+    for connection, *_ in () if begun is None else list(begun._connections.values()):  # noqa: SLF001 - nothing else shows it
         watch(connection)
 
 
@@ -166,7 +166,7 @@ class LocalWork(Protocol):
     guard: SessionGuard
 
     async def write(self, transaction_id: str, group: str) -> None:
-        """Writes the record, and all else that is pending. Whatever it raises, nothing is committed."""
+        """Writes the record, and all else that is pending. If it raises, nothing is committed."""
         ...
 
     async def commit(self) -> None:

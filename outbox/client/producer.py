@@ -35,7 +35,7 @@ Execute: TypeAlias = Callable[[HalfMessage, object], Awaitable[object]]
 async def send_in_transaction(
     verbs: BridgeClient, execute: Execute, messages: Message | Sequence[Message], arg: object, options: PrepareOptions
 ) -> TransactionSendResult:
-    """The local transaction runs only once the half message is stored; whatever it does, its end is told.
+    """The local transaction runs only once the half message is stored; its end is reported, whatever it does.
 
     Raises OutboxError if it did not run.
     """
@@ -104,7 +104,7 @@ class TransactionProducer(Bridge):
             return [CheckAnswer(check.transaction_id, check.nonce, resolution) for check, resolution in answered]
 
     def answer(self, checks: Sequence[C], tell: Callable[[C, Resolution], None]) -> None:
-        """The same for a CheckHandler: tells each answer as soon as it is known."""
+        """The same for a CheckHandler: sends each answer as soon as it is known."""
         with closing(self._checks.answer(checks, MAX_CHECK_S)) as answered:
             for check, resolution in answered:
                 tell(check, resolution)
@@ -153,7 +153,7 @@ class AsyncTransactionProducer(AsyncBridge):
             return [CheckAnswer(check.transaction_id, check.nonce, resolution) async for check, resolution in answered]
 
     async def answer(self, checks: Sequence[C], tell: Callable[[C, Resolution], None]) -> None:
-        """The same for an AsyncCheckHandler: tells each answer as soon as it is known."""
+        """The same for an AsyncCheckHandler: sends each answer as soon as it is known."""
         async with aclosing(self._checks.answer(checks, MAX_CHECK_S)) as answered:
             async for check, resolution in answered:
                 tell(check, resolution)

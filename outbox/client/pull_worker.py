@@ -66,7 +66,7 @@ class PullConfig:
 
 
 class PullCounts(NamedTuple):
-    """What one round did. `late`: answers to what has ended meanwhile; `failed`: not told, asked again later."""
+    """What one round did. `late`: answers to what has ended meanwhile; `failed`: not answered, claimed again later."""
 
     claimed: int = 0
     answered: int = 0
@@ -126,7 +126,7 @@ class PullRounds:
         return await ask(self._claim, self._config.wait_s + _EXCHANGE_S)
 
     async def _look_up(self, checks: Sequence[Check]) -> list[tuple[Check, Resolution]]:
-        """What is told before the leases near their end."""
+        """The answers to send before the leases near their end."""
         asked = {check.transaction_id: check for check in checks}
         found: dict[str, Resolution] = {}
 

@@ -78,7 +78,7 @@ class TransactionView:
     """A transaction as it is recorded. `is_blocked`: committed, its publication is being retried, for `reason`.
     `is_abandoned`: committed, but an operator has given it up while it was blocked: it is never published.
 
-    Answers to ends leave out what only a look at the transaction tells: `born_time` and what follows.
+    Answers to ends leave out what only a look-up returns: `born_time` and what follows.
     """
 
     transaction_id: str
@@ -269,7 +269,7 @@ def _is_receipt(members: object) -> bool:
 
 
 def _messages(listed: object) -> tuple[Message, ...]:
-    """Shown messages; ones that only tell their sizes are none."""
+    """Shown messages; ones with only their sizes are none."""
     if not isinstance(listed, list) or any("value_bytes" in members for members in listed):
         return ()
     return tuple(read_message(members) for members in listed)
@@ -326,7 +326,7 @@ class RetryPolicy:
         return self._deadline_s - now_s
 
     def take(self, told: CallResult, now_s: float) -> Reply | RetryAfter:
-        """What follows from an answer, or from none. Raises the OutboxError that its caller is told."""
+        """What follows from an answer, or from none. Raises the OutboxError for the caller."""
         self.tries += 1
         if isinstance(told, Reply):
             return told
@@ -343,7 +343,7 @@ class RetryPolicy:
         return self._again(told.retry_after_s, now_s)
 
     def give_up(self, retry_after_s: float | None = None) -> OutboxError:
-        """What is told at the deadline."""
+        """The error at the deadline."""
         if self._is_doubtful:
             return OutcomeUnknown(self._why, self._transaction_id)
         return Unavailable(self._why, retry_after_s)
@@ -362,7 +362,7 @@ class RetryPolicy:
         return problem.status in _TEMPORARY or problem.status >= 500
 
     def _refused(self, problem: Problem) -> OutboxError:
-        """The refusal of a repeat does not speak of the try before it, unless it tells what is recorded."""
+        """The refusal of a repeat does not speak of the try before it, unless it says what is recorded."""
         refused = refusal_of(problem)
         is_definite = not self._is_doubtful or isinstance(self._call, PlainCall) or self._call.is_query
         if is_definite and problem.outcome is not Outcome.UNKNOWN:

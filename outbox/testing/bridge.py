@@ -5,7 +5,7 @@
         ...                                             # the application, with outbox_bridge.url
         (message,) = outbox_bridge.published("orders")
 
-It runs in a process of its own, behind a socket on loopback; its methods block.
+The bridge runs in a process of its own, behind a socket on loopback; its methods block.
 """
 
 import inspect
@@ -228,7 +228,7 @@ class OutboxBridge:
         return view.state is not TransactionState.PREPARED or view.check_times > before.check_times
 
     def _read_silence(self, transaction_id: str) -> list[dict[str, object]]:
-        """What the timeline tells of rounds in which nobody answered."""
+        """The timeline's entry of rounds in which nobody answered."""
         events = self._call("GET", f"/v1/transactions/{transaction_id}/timeline")["events"]
         return [event for event in events if event["type"] == "check_unanswered"]
 

@@ -1,4 +1,4 @@
-"""The bridge of a run of pytest: a process of its own, told line by line what to do."""
+"""The bridge of a run of pytest: a process of its own, with one command a line."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ _SHOWN_CHARACTERS = 2_000
 
 
 class BridgeFailed(Exception):
-    """The process cannot do what it was told; the message says why, and what can be done."""
+    """The process cannot do what was asked; the message says why, and what can be done."""
 
 
 class BridgeProcess:

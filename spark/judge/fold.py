@@ -1,9 +1,9 @@
 """Events -> one row a transaction, in SQL that any engine reads (`events`: the envelope).
 
 Only numbers are aggregated: the largest of a text would turn a hash aggregate into one that sorts. The fold does
-not judge. It sorts out what is plainly right, so that only the rest has to be told event by event; whatever it
-lets pass, `rules.judge` finds nothing wrong with. Sums have no order: that each of several messages lies where its own
-receipt says is asked of `exchanged_sql`.
+not judge. The fold sorts out what is plainly right, so that only the rest has to be replayed event by event; whatever
+it lets pass, `rules.judge` finds nothing wrong with. Sums have no order: `exchanged_sql` asks whether each of several
+messages is where its own receipt says.
 """
 
 from spark.read.envelope import COMMIT, ROLLBACK, EndSource, Evidence, OpState, pair_product
@@ -141,16 +141,16 @@ WHERE paired <> {paired}"""
 
 KEPT_SQL = f"""SELECT tx, NOT is_plain AS is_suspect, is_open FROM
 (SELECT tx, is_plain, {_IS_OPEN} AS is_open FROM transactions) AS told WHERE NOT is_plain OR is_open"""
-"""Of `transactions`, the fold's rows: those to be told event by event, and the open ones, which the next run must see
-again: whatever is not final, or not wholly readable yet."""
+"""Of `transactions`, the fold's rows: those to be replayed event by event, and the open ones, which the next run must
+see again: whatever is not final, or not wholly readable yet."""
 
 
 _KEYED = """okey IS NOT NULL AND commits + is_published > 0 AND rollbacks = 0 AND halves > 0
   AND least_grp_id = most_grp_id AND records > 0 AND records * halves <= announced"""
 
 SHARED_SQL = f"SELECT queue, okey FROM transactions WHERE {_KEYED} GROUP BY queue, okey HAVING COUNT(*) > 1"
-"""Ordering keys of several published transactions. Those with ends of several groups are left out; so are those with
-more records than messages, which have findings of their own: a duplicate long after overtakes nobody."""
+"""Ordering keys of several published transactions. Transactions with ends of several groups are left out; so are
+those with more records than messages, which have findings of their own: a duplicate long after overtakes nobody."""
 
 CHAINED_SQL = f"""SELECT tx, queue, okey, end_off, topic_id, record_part, first_off FROM transactions
 JOIN shared USING (queue, okey) WHERE {_KEYED}"""

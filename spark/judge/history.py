@@ -1,4 +1,4 @@
-"""What the journal alone says of a transaction, told from its events in order; and what else was seen of it.
+"""What the journal alone says of a transaction, replayed from its events in order; and what else was seen of it.
 
 This is not the settler's state machine but a second reading of the same rules, so that neither hides the other's
 errors: the first recorded resolution of the right group wins, an end before the half message is nobody's.
@@ -62,7 +62,7 @@ class TransactionHistory:
 
     @property
     def state(self) -> OpState | None:
-        """The state the op topic tells; None if it does not speak of the transaction."""
+        """The state in the op topic; None if it does not speak of the transaction."""
         return None if self.last is None else OpState(self.last.code or 0)
 
     @property
@@ -144,7 +144,7 @@ class Pair(NamedTuple):
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the record lies in the topic, and in the partition, that was asked for."""
+        """Whether the record is in the topic, and in the partition, that was asked for."""
         record, asked = self.record, self.message.part
         return record is not None and record.topic == self.message.topic and asked in {None, record.part}
 

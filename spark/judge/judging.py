@@ -1,4 +1,4 @@
-"""From the fold's rows to findings: what is not plainly right is told event by event."""
+"""From the fold's rows to findings: what is not plainly right is replayed event by event."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -31,9 +31,9 @@ EVENT_ORDER = ("tx", "leg", "topic", "part", "off")  # as `by_transaction` wants
 
 @dataclass(slots=True)
 class Judged:
-    """What was found, and how many transactions had to be told event by event.
+    """What was found, and how many transactions had to be replayed event by event.
 
-    `related`: transactions that findings cannot be told without.
+    `related`: transactions that findings need.
     """
 
     findings: list[Finding] = field(default_factory=list)

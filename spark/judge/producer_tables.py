@@ -43,7 +43,7 @@ Tell = Callable[[str], None]
 
 
 class ProducerTables:
-    """The tables of a run, in whose folder their rows lie while they are compared."""
+    """The tables of a run, in whose folder their rows are kept while they are compared."""
 
     def __init__(self, spark: SparkSession, databases: Sequence[JdbcDatabase], folder: Path, last: Path | None) -> None:
         """`last`: the folder of the run that this one goes on from. Raises BadUsage."""
@@ -103,7 +103,7 @@ class ProducerTables:
         for number, (database, table) in enumerate(self._sources):
             if table.kin in asked:
                 self._land(number, database, table, SECOND)
-                if table.link is JdbcLink.RECORD:  # last: what was deleted meanwhile lies before the horizon
+                if table.link is JdbcLink.RECORD:  # last: what was deleted meanwhile is before the horizon
                     horizons[number] = self._read_horizon(database, table)
         self._read(FIRST).createOrReplaceTempView(FIRST)
         self._read(SECOND).createOrReplaceTempView(SECOND)

@@ -1,6 +1,6 @@
 """Records that do not name their transactions, found by the places that receipts name.
 
-What no receipt names is nobody's: a duplicate or a phantom cannot be told from another producer's record.
+What no receipt names is nobody's: a duplicate or a phantom looks like another producer's record.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ SELECT tx, MIN(ms) AS told_ms, place.topic, place.part, place.off FROM (
 SELECT tx, ms, explode(receipts) AS place FROM events WHERE leg = {Evidence.OP}) WHERE place.off IS NOT NULL
 GROUP BY tx, place.topic, place.part, place.off)"""
 
-# a place has one message: it is the one's who has prepared what lies there, and of several the one's who told first
+# a place has one message: it belongs to the transaction that prepared this record, and of several to the first
 _OWNED_SQL = f"""SELECT * FROM (SELECT disputed.*, ROW_NUMBER() OVER (
   PARTITION BY disputed.topic, disputed.part, disputed.off ORDER BY COALESCE(exists(prepared,
     m -> m.topic = disputed.topic AND m.content = disputed.content), FALSE) DESC, told_ms, disputed.tx) AS place_in_line
@@ -37,7 +37,8 @@ ON told.tx = seen.tx AND told.topic = seen.topic AND told.part = seen.part AND t
 
 
 def link_by_receipts(spark: SparkSession, window: Window, folder: Path, before: Sequence[Path]) -> None:
-    """Adds the records that op messages name to the view `events`, as VISIBLE; `new_events` tells them from others'.
+    """Adds the records that op messages name to the view `events`, as VISIBLE; `new_events` separates them from
+    others'.
 
     `before`: the folders of earlier runs, for records of their windows. Records were read by `real_content_sql`.
     """
@@ -65,14 +66,14 @@ def _linked_before(before: Sequence[Path]) -> list[Path]:
 
 
 def _without_given(told: DataFrame, given: DataFrame) -> DataFrame:
-    """Those whose place an earlier run has not found to be another transaction's."""
+    """Records whose place no earlier run has found to be another transaction's."""
     taken = given.selectExpr("tx AS owner", *_PLACE)
     is_anothers = [told[name] == taken[name] for name in _PLACE] + [told["tx"] != taken["owner"]]
     return told.join(taken, is_anothers, "left_anti")
 
 
 def _take(told: DataFrame, events: DataFrame) -> DataFrame:
-    """Of others' records those that are told of, as the transaction's own; of a disputed one, as its owner's."""
+    """Others' records that are reported, as the transaction's own; of a disputed one, as its owner's."""
     others = events.where(f"leg = {Evidence.FOREIGN} AND content IS NOT NULL").drop("tx").join(told, _PLACE)
     named = {"leg": f"CAST({int(Evidence.VISIBLE)} AS INT) AS leg"}
     columns = [named.get(name, name) for name in EVENT_TYPES]

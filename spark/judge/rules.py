@@ -144,7 +144,7 @@ def _is_retimed(asked_ms: int | None, record: Event, scope: Scope) -> bool:
 
 
 def _visible_without_commit(story: TransactionHistory, scope: Scope) -> Iterator[Found]:
-    """PHANTOM. What is undecided and lies behind `seen` may have been committed after the journal's end."""
+    """PHANTOM. What is undecided and behind `seen` may have been committed after the journal's end."""
     is_out = any(op.code == OpState.COMMITTED for op in story.ops)
     is_unpublished = story.state in {OpState.BLOCKED, OpState.ABANDONED} and not is_out
     if _is_of_wrong_group(story) or (story.decision == OpState.COMMITTED and not is_unpublished):
@@ -287,7 +287,7 @@ def _parked_with_its_message(story: TransactionHistory, scope: Scope) -> Iterato
 
 
 def _may_come(last: Event, extents: Sequence[OffsetRange], scope: Scope) -> bool:
-    """Whether the parked copy lies behind the end that was read, and that for a short time only."""
+    """Whether the parked copy is behind the end that was read, and that for a short time only."""
     is_young = scope.now_ms - last.ms <= scope.graces.settle_ms
     return is_young and any((last.parked or 0) >= extent.end for extent in extents)
 
@@ -332,7 +332,7 @@ def _without_half(story: TransactionHistory, scope: Scope) -> Iterator[Found]:
 
 
 def _is_repeat_alone(story: TransactionHistory, scope: Scope) -> bool:
-    """Whether the half message that was read repeats one that lies before all that was read."""
+    """Whether the half message that was read repeats one before all that was read."""
     journal = scope.journal_of(story.tx)
     return journal is not None and any(op.half is not None and op.half < journal.start for op in story.ops)
 
@@ -348,7 +348,7 @@ def _should_have_half(story: TransactionHistory, scope: Scope) -> bool:
 
 
 def _is_caused_later(op: Event, tx: str, scope: Scope) -> bool:
-    """Whether what caused an op message lies behind the journal's end, as it may for a moment."""
+    """Whether what caused an op message is behind the journal's end, as it may for a moment."""
     return _is_young(op, scope) and _is_beyond(op.cause, tx, scope)
 
 
@@ -372,7 +372,7 @@ def _is_beyond(offset: int | None, tx: str, scope: Scope) -> bool:
 
 
 def _is_of_wrong_group(story: TransactionHistory) -> bool:
-    """Whether what the op topic tells was said by another group's end alone."""
+    """Whether the op topic's state comes from another group's end alone."""
     foreign = {end.off for end in story.foreign_ends}
     is_decided_elsewhere = story.decided is None or story.decision != story.state
     return any(op.code in FINAL and op.cause in foreign for op in story.ops) and is_decided_elsewhere

@@ -1,4 +1,4 @@
-"""Rows against transactions: what agrees is sorted out in SQL, what does not is told row by row (`row_rules`).
+"""Rows against transactions: what agrees is sorted out in SQL, what does not is judged row by row (`row_rules`).
 
 Views: `first_rows`, `second_rows` (`tables.ROW_SCHEMA`), and those of a run, `events` and `transactions`.
 """
@@ -80,7 +80,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What one row, or the absence of one, is told as; `name`: what the finding is about."""
+    """The finding of one row, or of its absence; `name`: what the finding is about."""
 
     name: str
     found: Found

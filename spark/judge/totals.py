@@ -1,7 +1,7 @@
 """What a window adds up to, in SQL: books by group, control totals, fingerprints, times, ages.
 
 `new_events`: what was read now; `events`: that and what earlier windows left open; `transactions`: its fold.
-Whatever is returned is the same for the same input.
+The same input gives the same result.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from spark.read.scope import OffsetRange, QueuePlace
 from spark.read.sources import within
 from spark.read.window import Window
 
-# what is told after the first final op message changes nothing: else its window would leave open what no later one has
+# op messages after the first final one change nothing: else its window would leave open what no later one has
 _STATE = f"""CASE COALESCE(final_op, last_op) % 8 WHEN {OpState.COMMITTED} THEN 'committed'
   WHEN {OpState.ROLLED_BACK} THEN 'rolled_back' WHEN {OpState.BLOCKED} THEN 'blocked'
   WHEN {OpState.ABANDONED} THEN 'abandoned' WHEN {OpState.PARKED} THEN 'parked' ELSE 'open' END"""
@@ -30,7 +30,7 @@ _OLDER = 0  # than the last of them
 BOOK_COLUMNS = ("opening", "prepared", "committed", "blocked", "abandoned", "rolled_back", "parked", "open")
 
 
-_IS_SPLIT = "halves > 1 OR topic_id IS NULL"  # between topics, or told more than once: its messages are looked at
+_IS_SPLIT = "halves > 1 OR topic_id IS NULL"  # between topics, or reported more than once: its messages are looked at
 _DIFFERENCE = "SUM(shiftright({0}, 26)) AS high, SUM({0} & 67108863) AS low"  # 52 bits in halves, that do not overflow
 
 _BOOKED_SQL = f"""SELECT grp_id, topic_id, was_open, state, {_IS_SPLIT} AS is_split, COUNT(*) AS transactions,
@@ -201,7 +201,7 @@ _IS_TIMED = "state IN ('committed', 'rolled_back') AND ended_ms IS NOT NULL AND 
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """All transactions that are told, by state, answered checks, age and time until they were visible."""
+    """All replayed transactions, by state, answered checks, age and time until they were visible."""
 
     rows: Sequence[Row]
 

@@ -28,7 +28,7 @@ class Evidence(IntEnum):
 
 
 class OpState(IntEnum):
-    """The state an op message tells, as its `code`."""
+    """The state in an op message, as its `code`."""
 
     PREPARED = 1
     PARKED = 2
@@ -39,7 +39,7 @@ class OpState(IntEnum):
 
 
 class EndSource(IntEnum):
-    """Who ended a transaction, as `src` of an end."""
+    """The source of an end, as its `src`."""
 
     PRODUCER = 1
     CHECK = 2

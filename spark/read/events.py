@@ -24,7 +24,7 @@ def events_of(spark: SparkSession, transaction_ids: Sequence[str]) -> DataFrame:
 
 
 def select_of(spark: SparkSession, events: DataFrame, transaction_ids: Sequence[str]) -> DataFrame:
-    """Those of these transactions. Few ids are looked up by the reader of the files."""
+    """The events of these transactions. Few ids are looked up by the reader of the files."""
     if len(transaction_ids) <= _FEW:
         return events.where(col("tx").isin(list(transaction_ids)))
     return join_ids(events, make_ids(spark, transaction_ids), len(transaction_ids))
@@ -61,7 +61,7 @@ _WRITING = {
 # New here, but prepared before: their earlier events are in the history, if anywhere.
 _STRANGERS_SQL = "SELECT tx FROM transactions WHERE half_off IS NULL AND tx NOT IN (SELECT tx FROM carried)"
 
-# Their half message was repeated: what the op topic tells began with an earlier one, at `half`. `was_open`: the last
+# Their half message was repeated: what is in the op topic began with an earlier one, at `half`. `was_open`: the last
 # run has read the repeat, and nothing else of them.
 _REPEATED_SQL = f"""SELECT tx, queue, op_half AS half, tx IN (SELECT tx FROM carried GROUP BY tx
   HAVING COUNT_IF(leg = {Evidence.HALF} AND NOT is_void) > 0 AND COUNT_IF(leg = {Evidence.OP}) = 0) AS was_open
@@ -79,7 +79,7 @@ WHERE closed.records > 0 AND closed.tx NOT IN (SELECT tx FROM carried)"""
 
 @dataclass(frozen=True, slots=True)
 class IngestedEvents:
-    """The folder of this run, and those of the runs whose windows lie before, oldest first."""
+    """The folder of this run, and those of the runs whose windows come before, oldest first."""
 
     folder: Path
     before: Sequence[Path]
@@ -118,7 +118,7 @@ class Late:
 
 
 def find_late(spark: SparkSession, landed: IngestedEvents) -> Late:
-    """Those of this window. Their events are in `events` from now on.
+    """The events of this window. Their events are in `events` from now on.
 
     The history is looked through only if there is such a one, and only as far back as it may be.
     """
@@ -177,7 +177,7 @@ def _ahead_sql(window: Window) -> str:
 
 
 def _find_repeated(spark: SparkSession, landed: IngestedEvents) -> list[Row]:
-    """Those whose first half message an earlier run has read."""
+    """Transactions whose first half message an earlier run has read."""
     first = read_window(landed.before[0] / WINDOW_FILE)
 
     def was_read(row: Row) -> bool:

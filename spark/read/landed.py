@@ -63,7 +63,7 @@ def _is_enough(window: Window, starts: Starts) -> bool:
 
 
 def _join(windows: Sequence[Window], folder: Path) -> Window:
-    """One window of several that lie one behind the other; what it proves is what the newest proves."""
+    """One window of several in a row; what it proves is what the newest proves."""
     extents: dict[QueuePlace, OffsetRange] = {}
     for window in windows:
         for place, extent in window.extents.items():

@@ -1,6 +1,6 @@
 """What to read, in numbers, noted once: nothing a run does later moves them.
 
-Upstream first: the real, op and parked topics are looked at, then the journal, then they once more. So whatever lies
+Upstream first: the real, op and parked topics are looked at, then the journal, then they once more. So everything
 below the first look was caused by journal records that are read, and whatever the journal decided had time to get
 below the second. All are last stable offsets: what no committed reader can see yet belongs to the next window.
 """
@@ -57,7 +57,7 @@ def take_window(
 
 
 def look_for_topics(kafka: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Soon tells of a broker or a topic that is not there. Raises BadUsage, Indeterminate."""
+    """Soon reports a broker or a topic that is not there. Raises BadUsage, Indeterminate."""
     with _reached(kafka) as admin:
         _check_there(names, admin.list_topics(timeout=_TIMEOUT_S).topics)
 
@@ -183,7 +183,7 @@ _SAME_NAMES = ("bootstrap.servers", "security.protocol")
 def java_options(kafka: Mapping[str, Any], java: Mapping[str, str]) -> dict[str, str]:
     """librdkafka's options as Java's client takes them, and `java`, which come first.
 
-    Raises BadUsage for security that can only be told in `java`, and is not.
+    Raises BadUsage for security that can only be set in `java`, and is not.
     """
     options = {name: str(kafka[name]) for name in _SAME_NAMES if name in kafka}
     mechanism = kafka.get("sasl.mechanism", kafka.get("sasl.mechanisms"))

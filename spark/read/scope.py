@@ -18,7 +18,7 @@ class QueuePlace(NamedTuple):
 class OffsetRange:
     """What was read of a partition: from `start` to below `end`.
 
-    `seen`: its end as noted before the journal's, so whatever lies below it was caused by journal records that
+    `seen`: its end as noted before the journal's, so everything below it was caused by journal records that
     were read. `first_ms`: timestamp of the first record, for journals. `is_whole`: nothing before `start` was
     ever removed or left out. `is_compacted`: records may vanish one by one. `has_append_time`: the topic's own
     clock overrules timestamps.
@@ -57,7 +57,7 @@ class Tolerances:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A window. `now_ms`: when its offsets were noted, by which all ages are told.
+    """A window. `now_ms`: when its offsets were noted, by which all ages are counted.
 
     `by_receipts`: records do not name their transactions, and were found by the places that receipts name.
     """

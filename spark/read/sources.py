@@ -51,7 +51,7 @@ class KafkaAccess:
 
 
 def read_kafka(spark: SparkSession, window: Window, kafka: KafkaAccess) -> DataFrame:
-    """The envelope of a window. Raises BadUsage for security that Java's client cannot be told, Indeterminate."""
+    """The envelope of a window. Raises BadUsage for security that Java's client cannot be given, Indeterminate."""
     if kafka.reader == CONNECTOR:
         check_connector(spark)
     read = _read_by_connector if kafka.reader == CONNECTOR else _read_by_python
@@ -63,7 +63,7 @@ def stream_kafka(
 ) -> DataFrame:
     """The envelope as a stream of the journal, or of all other topics, from the window's starts on.
 
-    `max_offsets`: of a micro-batch. Raises BadUsage for security that Java's client cannot be told, Indeterminate.
+    `max_offsets`: of a micro-batch. Raises BadUsage for security that Java's client cannot be given, Indeterminate.
     """
     check_connector(spark)
     parts = [part for part in _parts_of(window, kafka) if (part[0] == [window.half]) is is_journal]
@@ -106,7 +106,7 @@ def read_landed(spark: SparkSession, *folders: Path) -> DataFrame:
 
 
 def within(events: DataFrame, window: Window) -> DataFrame:
-    """Those events that lie in the window."""
+    """The events of the window."""
     parts = (
         f"(topic = '{place.topic}' AND part = {place.part} AND off >= {extent.start} AND off < {extent.end})"
         for place, extent in sorted(window.extents.items())
@@ -131,7 +131,7 @@ def _connector_options(ranges: Mapping[QueuePlace, OffsetRange], kafka: KafkaAcc
         "assign": json.dumps({topic: sorted(map(int, parts)) for topic, parts in starts.items()}),
         "startingOffsets": json.dumps(starts),
         "includeHeaders": "true",
-        "failOnDataLoss": "true",  # else fewer rows are returned and nobody is told
+        "failOnDataLoss": "true",  # else fewer rows are returned without an error
         "kafkaConsumer.pollTimeoutMs": str(_PATIENCE_MS),
         "kafka.max.poll.records": str(_BATCH),
         "kafka.fetch.max.wait.ms": str(_WAIT_MS),

@@ -56,7 +56,7 @@ def bars(name: str, title: str, labels: Sequence[str], counts: Sequence[int], un
 
 
 def _describe(labels: Sequence[str], counts: Sequence[int], unit: str) -> str:
-    """For whoever hears the page: the shape in a sentence; the numbers are in the table beside it."""
+    """For screen readers: the shape in a sentence; the numbers are in the table beside it."""
     most = max(range(len(counts)), key=counts.__getitem__)
     return f"{len(labels)} bars, {sum(counts):,} {unit}; the highest, {counts[most]:,}, at {labels[most]}."
 

@@ -114,7 +114,7 @@ class RunIndex:
             raise Indeterminate(f"run {run} has lost its {WINDOW_FILE}: {error.strerror}", _ANEW) from error
 
     def chain_of(self, entry: Run) -> list[int]:
-        """The runs whose windows lie one behind the other, up to this one."""
+        """The runs whose windows follow each other, up to this one."""
         return [known.run for known in self.entries if entry.begins <= known.run <= entry.run]
 
     def add(self, entry: Run) -> None:

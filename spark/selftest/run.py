@@ -1,7 +1,7 @@
 """Plants anomalies and look-alikes in topics of its own, runs the job on them, and compares: all, and nothing else.
 
 Everything is written in the bridge's formats through real Kafka transactions, with aborted ones between them. The
-topics take the times they are told, so that a transaction can be a day old.
+topics take the times they are given, so that a transaction can be a day old.
 """
 
 import argparse
@@ -217,7 +217,7 @@ def _put_aside(tales: Iterable[Scenario], young: list[Scenario]) -> Iterator[Sce
 
 
 def groups_document() -> dict[str, Any]:
-    """The settings of the tales' groups, as the API tells them."""
+    """The settings of the tales' groups, as the API returns them."""
     check = {"transaction_timeout_seconds": 6, "max_checks": 3, "max_lifetime_seconds": 86_400}
     return {"producer_groups": [{"name": name, "check": check} for name in (SHOP, BANK)]}
 

@@ -1,6 +1,6 @@
 """A tale on a stage: which topics it is written to, and what its steps look like there, in the bridge's formats.
 
-The stage takes the times it is told, so that a transaction can be a day old. Nothing is written here.
+The stage takes the times it is given, so that a transaction can be a day old. Nothing is written here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +57,8 @@ class SeededTopics:
 
 @dataclass(slots=True)
 class Planted:
-    """A tale with the id it got. `places`: where its journal records lie, `shown`: its records that are told."""
+    """A tale with the id it got. `places`: the places of its journal records, `shown`: its records that are
+    reported."""
 
     tale: Scenario
     tx: str

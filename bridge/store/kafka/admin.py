@@ -40,7 +40,7 @@ class _Opened:
         self.unanswered: set[Future[Any]] = set()
 
     def note(self, futures: Iterable["Future[Any]"]) -> None:
-        """Whoever asked may be cancelled before the answer comes."""
+        """The caller may be cancelled before the answer comes."""
         for future in futures:
             self.unanswered.add(future)
             future.add_done_callback(self.unanswered.discard)
@@ -243,7 +243,7 @@ class KafkaTopicAdmin:
         return len(described.members)
 
     async def _await_visible(self, name: str) -> None:
-        """The controller has made it; brokers hear of it a moment later. Raises StoreTimeout."""
+        """The controller has made it; brokers learn of it a moment later. Raises StoreTimeout."""
         end = time.monotonic() + _VISIBLE_S
         while (await self.describe_topics([name]))[name] is None:
             if time.monotonic() > end:

@@ -132,7 +132,7 @@ class _Follower:
         return StoreUnavailable(what) if error.code() in GONE or error.fatal() else None
 
     def _look_for_loss(self) -> None:
-        """A queue that has gone is told to `error_cb`, not as a record."""
+        """A deleted queue is reported to `error_cb`, not as a record."""
         if self._errors.codes & GONE:
             self._failure = StoreUnavailable(f"{self._queue.topic}[{self._queue.queue_id}]: {self._errors.last_error}")
 

@@ -7,8 +7,8 @@ from confluent_kafka import KafkaError, KafkaException
 from bridge.core.errors import BatchOutcomeUnknown, StoreError, StoreFenced, StoreTimeout, StoreUnavailable
 from bridge.store.message_store import PutResult, PutStatus, Refusal
 
-# Certainly not written. Whatever is not here may have been, or may be still: a time-out, a broken connection,
-# NOT_ENOUGH_REPLICAS_AFTER_APPEND (which was appended), a purge of requests in flight, a fatal error.
+# Certainly not written. An error that is not listed may have been written, or may be still: a time-out, a broken
+# connection, NOT_ENOUGH_REPLICAS_AFTER_APPEND (which was appended), a purge of requests in flight, a fatal error.
 REFUSALS: Mapping[int, Refusal] = {
     KafkaError.MSG_SIZE_TOO_LARGE: Refusal.MESSAGE_TOO_LARGE,
     KafkaError.INVALID_MSG_SIZE: Refusal.MESSAGE_TOO_LARGE,
@@ -62,7 +62,7 @@ ABORTABLE = frozenset(REFUSALS) | frozenset(
      KafkaError._INCONSISTENT, KafkaError._PURGE_QUEUE}  # noqa: SLF001
 )  # fmt: skip
 
-# What a reader hears when its position, or its queue, is not there.
+# Errors of a reader whose position, or queue, does not exist.
 OUTSIDE_THE_LOG = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 GONE = frozenset(
     {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001

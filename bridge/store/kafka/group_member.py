@@ -88,7 +88,7 @@ class KafkaGroupMember:
     # --- in the member's thread ---
 
     def _run(self) -> None:
-        """Whatever ends the thread, nobody waits for a change that cannot come."""
+        """However the thread ends, nobody waits for a change that cannot come."""
         try:
             consumer = Consumer(member_options(self._config, self.errors, self.group))
             consumer.subscribe(

@@ -71,7 +71,7 @@ class LookUpClient:
     async def get_each(
         self, queue: MessageQueue, offsets: Sequence[int], max_bytes: int | None = None
     ) -> dict[int, StoredMessage]:
-        """Those of these ascending offsets that hold a committed message, up to `max_bytes`; see MessageStore.
+        """The ascending offsets among these that hold a committed message, up to `max_bytes`; see MessageStore.
 
         Raises StoreTimeout, StoreUnavailable.
         """

@@ -80,7 +80,7 @@ class OffsetClient:
     async def get_consume_offset(self, group: str, queue: MessageQueue) -> int:
         """What the group committed; -1 if nothing. Raises StoreError.
 
-        A consumer asks, 60 ms with its beginning: an admin client that hears NOT_COORDINATOR to this question ends
+        A consumer asks, 60 ms with its beginning: an admin client that gets NOT_COORDINATOR for this request ends
         the process with a segmentation fault (librdkafka 2.16, `rd_kafka_handle_OffsetFetch` without a group).
         """
         place = await self._asker.run(lambda _, __: self._ask_coordinator(group, queue))

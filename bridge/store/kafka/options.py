@@ -176,7 +176,7 @@ def look_up_options(config: KafkaConfig, errors: ClientErrors) -> dict[str, Any]
     """A consumer for reads at any offset: 0.6 ms each, against 500 ms with defaults."""
     chosen: dict[str, OptionValue] = {
         "group.id": f"{config.client_id}-reader",
-        "fetch.wait.max.ms": 1,  # it is assigned only while it is read: an end is told at once
+        "fetch.wait.max.ms": 1,  # it is assigned only while it is read: an end is reported at once
         "fetch.queue.backoff.ms": 0,
         "queued.min.messages": 1,
         "queued.max.messages.kbytes": 8_192,
@@ -198,7 +198,7 @@ def member_options(config: KafkaConfig, errors: ClientErrors, group: str) -> dic
         "group.protocol": "classic",  # the newer one lets the broker set the session's length, 45 s by default
         "partition.assignment.strategy": "cooperative-sticky",
         "session.timeout.ms": config.session_timeout_ms,
-        "heartbeat.interval.ms": max(config.session_timeout_ms // 12, 100),  # so soon a member hears of a rebalance
+        "heartbeat.interval.ms": max(config.session_timeout_ms // 12, 100),  # so soon a member learns of a rebalance
         "isolation.level": "read_committed",
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,

@@ -114,8 +114,8 @@ class AppendClient:
     async def put_many(self, messages: Sequence[Message]) -> list[PutResult]:
         """One result for each message, same order. Never raises for a broker's answer.
 
-        A refused message takes the others of its request with it; those are sent again, each alone, and so
-        may come to lie behind later ones of the same call.
+        A refused message takes the others of its request with it; those are sent again, each alone, and so may come
+        after later ones of the same call.
         """
         if self._is_closing or not messages:
             return [_CLOSED] * len(messages)
@@ -130,7 +130,7 @@ class AppendClient:
         return call.results
 
     async def close(self) -> None:
-        """Waits a little for what is in flight; who still waits then hears that the outcome is unknown."""
+        """Waits a little for what is in flight; callers that still wait get an unknown outcome."""
         self._is_closing = True
         if self._one_by_one is not None:
             await self._one_by_one.close()
@@ -142,7 +142,7 @@ class AppendClient:
         return self._make_producer(append_options(self._config, self.errors, self._manner))
 
     def _enqueue(self, call: PutCall, messages: Sequence[Message], start: int) -> int:
-        """Hands messages to the client; tells how far it came before the client's queue was full.
+        """Hands messages to the client; returns how far it came before the client's queue was full.
 
         `produce` keeps the GIL, 4-5 us a message: nothing would be won by calling it elsewhere.
         """

@@ -254,7 +254,7 @@ class TransactionalProducer:
         return True
 
     def _hand_over_anew(self, producer: Producer, message: Message, on_delivery: DeliveryCallback | None) -> None:
-        """The topic may have got more partitions than this client has heard of."""
+        """The topic may have got more partitions than this client knows."""
         try:
             producer.list_topics(message.topic, timeout=self._call_s)
             self._hand_over(producer, message, on_delivery)
@@ -313,7 +313,7 @@ class TransactionalProducer:
 
 
 def _find_reason(producer: Producer, error: KafkaError) -> KafkaError:
-    """What is behind a bare "fatal": the client tells it to whoever polls."""
+    """What is behind a bare "fatal": the client reports it at the next poll."""
     if error.code() == KafkaError._FATAL:  # noqa: SLF001
         try:
             producer.poll(0)

@@ -24,7 +24,7 @@ class Membership:
     revoking: set[int] = field(default_factory=set)
     is_frozen: bool = False
     is_expired: bool = False
-    freezes: int = 0  # so far; tells a late expiry from a due one
+    freezes: int = 0  # so far; separates a late expiry from a due one
     revocations: int = 0
     changes: deque[GroupChange] = field(default_factory=deque)
     waiters: Waiters = field(default_factory=Waiters)
@@ -160,7 +160,7 @@ class GroupCoordinator:
             self._agenda.later(self._rebalance_timeout_ms, lambda: self._insist(name, member, number))
 
     def _insist(self, name: str, member: Membership, number: int) -> None:
-        """Who does not release in time is thrown out, and joins anew."""
+        """A member that does not release in time is removed, and joins anew."""
         if not member.revoking or member.revocations != number or member.is_frozen or member.is_expired:
             return
         self._group(name).members.pop(member.member_id, None)

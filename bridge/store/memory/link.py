@@ -14,7 +14,7 @@ NEVER = 1 << 62
 
 
 class Waiters:
-    """Those who wait for one thing; all are woken at once."""
+    """Waiters for one event; all are woken at once."""
 
     def __init__(self) -> None:
         self._futures: dict[asyncio.Future[None], None] = {}
@@ -130,7 +130,7 @@ class Step(NamedTuple):
 class Fate(NamedTuple):
     """What becomes of a request: milliseconds until it arrives and until its answer is back; None: never.
 
-    `again_ms`: the same request arrives once more so much later, and nobody hears the answer: the
+    `again_ms`: the same request arrives once more so much later, and nobody gets the answer: the
     retry hidden in a client, or the delayed original whose retry was the one that was answered.
     """
 

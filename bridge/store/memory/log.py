@@ -22,7 +22,7 @@ class Topic:
         self.partitions = [Partition(MessageQueue(name, n), acceptance, cleaning) for n in range(queues)]
 
     def alter(self, config: Mapping[str, str]) -> None:
-        """Changes settings; records that lie in the log are not judged again."""
+        """Changes settings; records that are in the log are not judged again."""
         self.config = complete_config({**self.config, **config})
         for partition in self.partitions:
             partition.acceptance = make_acceptance(self.config)

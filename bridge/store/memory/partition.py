@@ -108,7 +108,7 @@ _REMEMBERED_BATCHES = 5
 
 
 class Record(NamedTuple):
-    """A record as it lies in the log; a control record is a commit or abort marker."""
+    """A record in the log; a control record is a commit or abort marker."""
 
     stored: StoredMessage
     producer_id: int
@@ -117,7 +117,7 @@ class Record(NamedTuple):
 
 
 class Stamp(NamedTuple):
-    """Who appends in a Kafka transaction, and the sequence number of the first record."""
+    """The producer of a Kafka transaction, and the sequence number of its first record."""
 
     producer_id: int
     epoch: int
@@ -125,7 +125,7 @@ class Stamp(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """Where a record lies; the offset is -1 for a repeat that the log remembers no more."""
+    """A record's place; the offset is -1 for a repeat that the log remembers no more."""
 
     queue_offset: int
     stored_ms: int

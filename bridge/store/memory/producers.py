@@ -36,11 +36,11 @@ class ProducerRegistration:
     phase: Phase = Phase.EMPTY
     is_commit: bool = False
     queues: dict[MessageQueue, None] = field(default_factory=dict)
-    transactions: int = 0  # begun so far; tells a late time-out from a due one
+    transactions: int = 0  # begun so far; separates a late time-out from a due one
 
 
 class TransactionCoordinator:
-    """Who may write under a transactional id, and how its Kafka transactions end."""
+    """Epochs of transactional ids, and the ends of their Kafka transactions."""
 
     def __init__(self, log: MemoryLog, marker_delay_ms: Callable[[str, MessageQueue], int]) -> None:
         self._log = log
