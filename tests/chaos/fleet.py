@@ -19,7 +19,7 @@ from tests.support.source_tree import ROOT
 ROLES = ("api", "settler", "projector")
 _KILLED = ("settler", "settler", "settler", "api", "api", "projector")  # the weights of roles among those killed
 _LOOK_S = 1.0
-SETTLER_BYTES = 512 * MIB
+_SETTLER_BYTES, _PENDING_BYTES = 512 * MIB, 1_024  # docs/operating.md states both
 
 
 @dataclass(slots=True)
@@ -156,11 +156,16 @@ class Fleet:
         return self._bridge.start(role, kafka=self._kafka, port=port, is_shielded=True)
 
 
+def settler_bytes(pending: int) -> int:
+    """The most memory that a settler may have."""
+    return _SETTLER_BYTES + pending * _PENDING_BYTES
+
+
 @contextmanager
-def running_fleet(bridge: Bridge, kafka: str) -> Iterator[Fleet]:
-    """All ready; ended with the block."""
+def running_fleet(bridge: Bridge, kafka: str, pending: int = 0) -> Iterator[Fleet]:
+    """All ready; ended with the block. `pending`: as many transactions at once may a settler have to remember."""
     with ExitStack() as stack:
-        groups = [stack.enter_context(memory_group(SETTLER_BYTES)) for _ in range(2)]
+        groups = [stack.enter_context(memory_group(settler_bytes(pending))) for _ in range(2)]
         fleet = Fleet(bridge, kafka, groups)
         stack.callback(fleet.close)
         fleet.wait_ready()

@@ -28,7 +28,7 @@ class Report(RunReport, kw_only=True):
     looked_at: dict[str, int]
     decided_after_s: float | None
     figures: dict[str, dict[str, Distribution | None]]
-    settler_mib: int = 0  # the most memory that a settler had; the kernel kills it at 512, where we may tell it to
+    settler_mib: int = 0  # the most memory that a settler had; the kernel kills it at its limit, where it may be set
 
     def markdown(self) -> str:
         """The same for people."""
