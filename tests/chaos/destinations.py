@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar, overload
 
 import msgspec
 from confluent_kafka import KafkaError, KafkaException
@@ -37,6 +39,7 @@ _PATIENCE_S = 120.0
 _PAUSE_S = 0.5
 _LEVELS = ("read_uncommitted", "read_committed")
 
+T = TypeVar("T")
 Wait = Callable[[float], None]
 
 
@@ -64,7 +67,7 @@ class Destinations:
         """One fault."""
         topic = TOPIC_OF[kind]
         if kind is Kind.GROW:
-            partitions = count_partitions(self._kafka, topic) + 1
+            partitions = _insist(lambda: count_partitions(self._kafka, topic)) + 1
             _insist(lambda: grow_topic(self._kafka, topic, partitions), KafkaError.INVALID_PARTITIONS)
             return f"{partitions} partitions"
         if kind is Kind.REMAKE:
@@ -78,9 +81,11 @@ class Destinations:
     def _remake(self, topic: str, seconds: float, wait: Wait) -> str:
         """What is there before is kept in files: when it is deleted nobody can tell any more."""
         self._remade += 1
-        partitions, from_ms = count_partitions(self._kafka, topic), now_ms()
-        ends = read_ends(self._kafka, topic)
-        dumps = {level: self._dump(topic, level) for level in _LEVELS}  # committed last: it may hold a little more
+        partitions, from_ms = _insist(lambda: count_partitions(self._kafka, topic)), now_ms()
+        ends = _insist(lambda: read_ends(self._kafka, topic))
+        dumps = {
+            level: _insist(partial(self._dump, topic, level)) for level in _LEVELS
+        }  # committed last: it may hold a little more
         _insist(lambda: delete_topic(self._kafka, topic), KafkaError.UNKNOWN_TOPIC_OR_PART)
         wait(seconds)
         made = ({topic: partitions}, self._config)
@@ -92,13 +97,22 @@ class Destinations:
 
     def _dump(self, topic: str, level: str) -> str:
         path = self._folder / f"{topic}-{self._remade}.{level}.dump.jsonl"
+        path.unlink(missing_ok=True)  # of a try that failed
         writer = LineWriter(path)
         for record in read_real(topic, read_topic(self._kafka, topic, level)):
             writer.write(record)
         return str(path)
 
 
-def _insist(act: Callable[[], None], done_code: int | None = None) -> None:
+@overload
+def _insist(act: Callable[[], T]) -> T: ...
+
+
+@overload
+def _insist(act: Callable[[], T], done_code: int) -> T | None: ...
+
+
+def _insist(act: Callable[[], T], done_code: int | None = None) -> T | None:
     """Until it is done, for brokers are being tormented. `done_code`: that an earlier try has done it."""
     give_up_at = time.monotonic() + _PATIENCE_S
     while True:
