@@ -201,14 +201,14 @@ class World:
         known = self.cluster.producers._by_id.values()
         return tuple(
             [
-                (r.transactional_id, r.producer_id, r.timeout_ms, r.epoch, r.phase, r.is_commit, tuple(r.places))
+                (r.transactional_id, r.producer_id, r.timeout_ms, r.epoch, r.phase, r.is_commit, tuple(r.queues))
                 for r in known
             ]
         )
 
     def _restore_producers(self, noted: Any) -> None:
         self.cluster.producers._by_id = {
-            r[0]: ProducerRegistration(*r[:-1], places=dict.fromkeys(r[-1])) for r in noted
+            r[0]: ProducerRegistration(*r[:-1], queues=dict.fromkeys(r[-1])) for r in noted
         }
 
 
