@@ -10,7 +10,7 @@ class Timer(Protocol):
     """A call that is to come."""
 
     def cancel(self) -> object:
-        """Never, in milliseconds."""
+        """The call does not come any more."""
         ...
 
 

@@ -119,7 +119,7 @@ class PullCheckStore(Protocol):
     """
 
     async def take_queue(self, queue_id: int, owner: str) -> int:
-        """Makes `owner` the queue's only one; the last tick. Checks that were put before keep their lease."""
+        """Makes `owner` the queue's only one; the last tick. Checks there are given out once they are put again."""
         ...
 
     async def put(

@@ -246,6 +246,6 @@ def _without(known: Mapping[str, ProducerGroup], ended: Mapping[Place, EndpointT
 
 
 def _forget(conn: Connection, ended: Mapping[Place, EndpointTerm]) -> None:
-    """Every process that sees a lease end tries to; the first one shares its answer with the others."""
+    """Every process that sees a lease end tries to; the first one lets the others know."""
     if remove_ended(conn, ended):
         groups.move_version(conn)

@@ -58,15 +58,13 @@ def take_lease(
 
 
 def is_takeable(
-    of: sa.ColumnElement[str], until_ms: sa.ColumnElement[int], owner: str, now_ms: int, abandoned: Lease | None
+    held_by: sa.ColumnElement[str], until_ms: sa.ColumnElement[int], owner: str, now_ms: int, abandoned: Lease | None
 ) -> sa.ColumnElement[bool]:
     """Whether the lease in these columns is ours already, over, or still exactly the abandoned one."""
-    is_free = sa.or_(of == owner, until_ms <= now_ms)
-    return (
-        is_free
-        if abandoned is None
-        else sa.or_(is_free, sa.and_(of == abandoned.owner, until_ms == abandoned.until_ms))
-    )
+    is_free = sa.or_(held_by == owner, until_ms <= now_ms)
+    if abandoned is None:
+        return is_free
+    return sa.or_(is_free, sa.and_(held_by == abandoned.owner, until_ms == abandoned.until_ms))
 
 
 def release_lease(conn: Connection, name: str, owner: str) -> None:

@@ -76,7 +76,7 @@ def list_jobs(conn: Connection, limit: int) -> list[RedriveJob]:
 def claim_job(
     conn: Connection, owner: str, now_ms: int, lease_ms: int, abandoned: Lease | None = None
 ) -> RedriveJob | None:
-    """A running job that nobody works at, leased to `owner`; or one that is its own already, the lease renewed.
+    """A running job that nobody works at, leased to `owner`; or one that is the owner's already, the lease renewed.
 
     One whose lease is still exactly the abandoned one counts as worked at by nobody.
     """
