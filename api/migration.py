@@ -9,14 +9,16 @@ from api.settings import Settings
 from api.wiring import KafkaParts, internal_topics, make_owner, open_stores
 from bridge.clock import SystemClock
 from bridge.core.errors import ConfigError, HaltKind, StoreError
+from bridge.core.keyring import Keyring, OpSeals
 from bridge.core.op_message import LogTopics
 from bridge.core.topics import InternalTopics
 from bridge.giving_up import GivingUp, GivingUpPorts, Loss
 from bridge.log_watch import REMEDY
-from bridge.seals import is_op_topic_empty, is_sealed, start_seals
+from bridge.seals import is_op_topic_empty, is_sealed, load_seals, start_seals
 from bridge.sql.engine import Database
 from bridge.sql.migrate import upgrade
 from bridge.store.positions import begin_queues
+from bridge.store.sealed import SealedOwnerStore, SealWatch
 from bridge.topology import TopologyConflict, TopologyGuard, create_missing, migrate_topics
 
 _LOG = structlog.get_logger()
@@ -36,15 +38,18 @@ async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[st
     topics, clock = internal_topics(settings), SystemClock()
     done = ["tables are up to date" if before.is_current else f"tables were brought to revision {before.needed}"]
     async with open_stores(settings) as (kafka, database):
-        giving_up = GivingUp(GivingUpPorts(kafka.store, kafka.owners, kafka.admin, database, clock), topics)
+        keyring = Keyring()
+        seals = OpSeals(keyring)
+        owners = SealedOwnerStore(kafka.owners, topics.op, SealWatch(seals))
+        giving_up = GivingUp(GivingUpPorts(kafka.store, owners, kafka.admin, database, clock), topics)
         is_new_key = not await is_sealed(database)
         if not is_new_key:
-            await kafka.load_seals(database)
+            await load_seals(database, keyring, seals)
 
         async def begin(log: LogTopics) -> None:
             if is_new_key:
                 await _refuse_running(kafka, topics)
-            await begin_queues(kafka.store, kafka.owners, topics, log)
+            await begin_queues(kafka.store, owners, topics, log)
 
         if confirm is not None:
             done += await _give_up(kafka, database, giving_up, topics, confirm, is_new_key=is_new_key)

@@ -26,7 +26,6 @@ from bridge.store.message_store import TopicAdmin
 from bridge.topology import TopologyGuard
 
 _LOG = structlog.get_logger()
-_LOOK_MS = 1_500
 _UNKNOWN = -1  # acts that the database could not be asked for: a halt found meanwhile is looked for once more
 REMEDY = "see what would be given up with `outbox-bridge migrate --accept-identity`, which asks before it acts"
 
@@ -170,11 +169,11 @@ class LogWatch:
         if self._guard is not None:
             await self._guard.run_if_due(is_due=before != (self._now, self._recorded.topics))
 
-    async def run_forever(self) -> None:
+    async def run_forever(self, look_ms: int = 1_500) -> None:
         """Looks until it is cancelled."""
         while True:
             await self.run_once()
-            await self._clock.sleep_ms(_LOOK_MS)
+            await self._clock.sleep_ms(look_ms)
 
     @property
     def _names(self) -> tuple[str, str, str]:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from bridge.core.message import Message
 from bridge.core.record import Act, Resolution
 from bridge.core.transaction import TransactionState, TransactionView
-from bridge.service.assembly import Service
+from bridge.node import Node
 from bridge.service.contract import Accepted, EndCall, Outcome, PrepareCall, Prepared, Refused, Wait
 from bridge.service.operate import Who
 from checker.caller import EndpointCall as HttpCall
@@ -89,7 +89,7 @@ _OPERATOR = Who("ops", "simulated")
 WAIT_MS = 2_500
 
 
-async def perform(service: Service, call: Call, deed: Deed, transaction_id: str) -> Answer:
+async def perform(service: Node, call: Call, deed: Deed, transaction_id: str) -> Answer:
     """Asks the service of one process."""
     transactions, verb, group = service.transactions, deed.verb, deed.group
     if verb is Verb.PREPARE_AGAIN:

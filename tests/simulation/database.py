@@ -9,7 +9,8 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.pool import StaticPool
 
 from bridge.sql.groups import put_group
-from bridge.sql.tables import metadata
+from bridge.sql.tables import bridge_keys, metadata
+from tests.simulation.node import KEY
 from tests.simulation.schedule import CALM_GROUPS
 from tests.simulation.situations import SETTINGS
 
@@ -63,6 +64,7 @@ def _template() -> sqlite3.Connection:
         metadata.create_all(conn)
         for group in CALM_GROUPS:
             put_group(conn, group, SETTINGS, [endpoint_of(group)], 0)
+        conn.execute(sa.insert(bridge_keys).values(key_id=KEY.key_id, secret=KEY.secret, signs=1, created_ms=0))
     return connection
 
 

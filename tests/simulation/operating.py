@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from bridge.core.errors import QueueHalted, StoreError
-from bridge.core.keyring import OpSeals
 from bridge.core.message import MessageQueue
 from bridge.core.record import Resolution, Source
-from bridge.projector import PositionMoved, Projector, ProjectorPorts, rebuild
-from bridge.service.assembly import Service
+from bridge.node import Node
+from bridge.projector import PositionMoved
 from bridge.service.claims import ClaimCall, ClaimedCheck
 from bridge.service.contract import EndCall, Refused
 from bridge.service.operate import Who
@@ -26,14 +25,12 @@ from bridge.sql.groups import put_group
 from bridge.sql.redrive import JobState, RedriveJob
 from bridge.sql.transactions import SearchFilter
 from bridge.store.memory.process import MemoryProcess
-from bridge.store.sealed import SealedOwnerStore, SealWatch
 from tests.simulation.clients import Asked, number_of_value, same_messages
 from tests.simulation.database import back_up, endpoint_of, restore
-from tests.simulation.node import KEYRING, PROJECTOR, NodeClock, NodeDatabase, SqlFate
+from tests.simulation.node import NodeClock, NodeDatabase, SqlFate, put_together
 from tests.simulation.schedule import Fault, FaultKind, Manner
 from tests.simulation.situations import (
     PULL_LEASE_MS,
-    SETTINGS,
     Chore,
     ChoreKind,
     changed_times,
@@ -170,17 +167,13 @@ class Operating:
             process = MemoryProcess(world.cluster, name)
             clock = NodeClock(world.clock, process)
             database = NodeDatabase(world.engine, process, clock, self.sql_fate, self._random)
-            owners = SealedOwnerStore(process.owners, world.topics.op, SealWatch(OpSeals(KEYRING)))
-            ports = ProjectorPorts(owners, process.store, process.admin, database, clock, lambda _: SETTINGS.times)
-            projector = Projector(world.topics, name, ports, PROJECTOR)
+            node = put_together(name, process, database, clock, world.surroundings, self._random)
             try:
-                verdict = await rebuild(projector, ports, world.topics, lambda _: None)
+                verdict = await node.rebuild(lambda _: None)
             except (StoreError, QueueHalted, SqlUnavailable, PositionMoved) as error:
                 world.story.tell("operator", f"rebuild failed: {error}")
                 await world.clock.sleep_ms(1_000)
                 continue
-            finally:
-                await projector.close()
             self.orphans += verdict.orphan_count
             world.story.tell("operator", f"rebuilt the projection: {verdict.total}")
             return
@@ -202,7 +195,7 @@ class Operating:
         self.done.append(Done(chore, began, world.clock.monotonic_ms(), is_ok, ids, is_running))
         world.story.tell("operator", f"{chore.kind.value} {chore.group} at {node.name} -> {found}"[:300])
 
-    async def _ask(self, service: Service, chore: Chore) -> Any:
+    async def _ask(self, service: Node, chore: Chore) -> Any:
         group, who, situation = chore.group, Who("ops", chore.reason), self._world.schedule.situation
         if chore.kind is ChoreKind.CHANGE:
             settings = settings_of(group, situation, changed_times(chore))
@@ -284,7 +277,7 @@ class Operating:
             await world.callers.reach(node, lambda service: service.transactions.end(calls, wait_ms=2_000), _ANSWER_MS)
 
 
-def _claim(group: str, service: Service) -> Any:
+def _claim(group: str, service: Node) -> Any:
     return service.claims.claim(ClaimCall(group, 4, _CLAIM_WAIT_MS, PULL_LEASE_MS, lambda: True))
 
 
