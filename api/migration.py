@@ -9,7 +9,6 @@ from api.settings import Settings
 from api.wiring import KafkaParts, internal_topics, make_owner, open_stores
 from bridge.clock import SystemClock
 from bridge.core.errors import ConfigError, HaltKind, StoreError
-from bridge.core.keyring import Keyring, OpSeals
 from bridge.core.op_message import LogTopics
 from bridge.core.topics import InternalTopics
 from bridge.giving_up import GivingUp, GivingUpPorts, Loss
@@ -38,13 +37,12 @@ async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[st
     topics, clock = internal_topics(settings), SystemClock()
     done = ["tables are up to date" if before.is_current else f"tables were brought to revision {before.needed}"]
     async with open_stores(settings) as (kafka, database):
-        keyring = Keyring()
-        seals = OpSeals(keyring)
-        owners = SealedOwnerStore(kafka.owners, topics.op, SealWatch(seals))
+        seal_watch = SealWatch()
+        owners = SealedOwnerStore(kafka.owners, topics.op, seal_watch)
         giving_up = GivingUp(GivingUpPorts(kafka.store, owners, kafka.admin, database, clock), topics)
         is_new_key = not await is_sealed(database)
         if not is_new_key:
-            await load_seals(database, keyring, seals)
+            await load_seals(database, seal_watch.seals)
 
         async def begin(log: LogTopics) -> None:
             if is_new_key:

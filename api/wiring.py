@@ -38,7 +38,6 @@ from bridge.sql.migrate import read_revisions
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
-from checker.call import Nonces
 from checker.caller import CheckCaller
 from checker.endpoint_guard import CallbackPolicy, check_url, parse_networks
 from checker.http_caller import HttpCaller, resolve_name
@@ -226,7 +225,7 @@ class _Process:
             transactions=node.transactions if face is None else face(node.transactions),
             groups=node.groups,
             claims=node.claims,
-            nonces=Nonces(node.keyring, node.make_text),
+            nonces=node.nonces,
             search=node.search,
             parked=node.parked,
             readiness=make_readiness(node, self._kafka.last_error),

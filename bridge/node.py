@@ -16,7 +16,6 @@ import structlog
 from bridge.clock import Clock, KafkaTime
 from bridge.core.check_rules import CheckTimes
 from bridge.core.errors import ConfigError
-from bridge.core.keyring import Keyring, OpSeals
 from bridge.core.topics import InternalTopics
 from bridge.fault_points import FaultPoint, reach
 from bridge.log_watch import LogWatch
@@ -47,6 +46,7 @@ from bridge.store.message_store import MessageStore, OwnerStore, TopicAdmin
 from bridge.store.sealed import SealedOwnerStore, SealWatch
 from bridge.topology import TopologyGuard
 from bridge.turns import Turns
+from checker.call import Nonces
 from checker.caller import CheckCaller
 from checker.config import CheckerConfig
 from checker.desk import CheckPorts
@@ -71,6 +71,7 @@ class Backing:
     `owners` and `gathering`, the projector's if it has its own, carry op records as they are in the log: the node
     seals and opens them. `destinations`: what the owners know topics from, if they do. `open_caller`: called by a
     process that checks. `check_clock`: the checker's if it has its own, whose wall clock dates signatures.
+    `seal_watch`: filled from the database when the node starts.
     """
 
     store: MessageStore
@@ -83,6 +84,7 @@ class Backing:
     gathering: OwnerStore | None = None
     destinations: KnownTopics | None = None
     check_clock: Clock | None = None
+    seal_watch: SealWatch = field(default_factory=SealWatch)
 
 
 def refuse_no_url(url: str) -> None:
@@ -123,8 +125,7 @@ class Node:
         self.backing = backing
         self._config = config
         clock, database, topics = backing.clock, backing.database, config.topics
-        self.keyring = Keyring()
-        self.seal_watch = SealWatch(OpSeals(self.keyring))
+        self.seal_watch = backing.seal_watch
         self.directory = SqlDirectory(database, clock, config.refresh_ms)
         self.guard = TopologyGuard(
             backing.admin,
@@ -134,8 +135,9 @@ class Node:
             overridden=config.overridden,
             longest_life_of=self._find_longest_life,
         )
-        seals = self.seal_watch.seals
-        self.log = LogWatch(backing.admin, topics, clock, database, seals=seals, guard=self.guard)
+        self.log = LogWatch(
+            backing.admin, topics, clock, database, seals=self.seal_watch.seals, guard=self.guard
+        )  # fmt: skip
         self.kafka_time = KafkaTime(clock)
         self.turns = Turns()
         self._make_service()
@@ -148,6 +150,11 @@ class Node:
         self._failure: BaseException | None = None
 
     @property
+    def nonces(self) -> Nonces:
+        """What names the checks of this bridge."""
+        return Nonces(self.seal_watch.seals.keyring, self.make_text)
+
+    @property
     def is_ready(self) -> bool:
         """Whether answers of the settlers are heard."""
         return self.follower.is_ready
@@ -157,7 +164,7 @@ class Node:
 
         Raises ConfigError if a promise could not be kept, StoreError and SqlUnavailable.
         """
-        await load_seals(self.backing.database, self.keyring, self.seal_watch.seals)
+        await load_seals(self.backing.database, self.seal_watch.seals)
         if faults := await self.guard.run_once():
             raise ConfigError("; ".join(map(str, faults)))
         reach(FaultPoint.START_CHECKED)
@@ -183,7 +190,7 @@ class Node:
 
     async def rebuild(self, on_progress: Callable[[RebuildProgress], None]) -> RebuildVerdict:
         """The projection anew from Kafka, by a node that has not started. Raises what `projector.rebuild` does."""
-        await load_seals(self.backing.database, self.keyring, self.seal_watch.seals)
+        await load_seals(self.backing.database, self.seal_watch.seals)
         await self.directory.refresh()
         projector = self.make_projector()
         try:
@@ -241,7 +248,7 @@ class Node:
         backing, random = self.backing, self.backing.random
         board, clock = SqlPullCheckStore(backing.database), backing.check_clock or backing.clock
         ports = CheckPorts(
-            backing.store, self.directory, caller, clock, self.make_text, random.random, board, self.keyring
+            backing.store, self.directory, caller, clock, self.make_text, random.random, board, self.seal_watch.seals.keyring
         )  # fmt: skip
         return CheckService(ports, self._config.topics, self._config.checker)
 

@@ -14,7 +14,6 @@ from bridge.projector import ProjectorConfig
 from bridge.seals import start_seals
 from bridge.store.positions import begin_queues
 from bridge.topology import migrate_topics
-from checker.call import Nonces
 
 # One process writes alone and nothing fails here: what only looks after others need not look often.
 _RARELY_MS = 60_000
@@ -39,7 +38,7 @@ class MemoryBridge:
                 node.parked,
                 node.groups,
                 node.claims,
-                Nonces(node.keyring, node.make_text),
+                node.nonces,
                 now_ms=backing.clock.now_ms,
             )
         )

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from api.node import Node
 from bridge.core.transaction import TransactionState, TransactionView
+from bridge.node import Node
 from bridge.service.contract import Outcome, Prepared, RefusalCode, Refused
 from bridge.sql.identity import read_halts
 from tests.support.lost_log_world import LostLogWorld, make_lost_log_world
@@ -136,7 +136,7 @@ def test_internal_topic_that_takes_nothing_for_a_while(
 
 
 async def state_of(node: Node, made: Prepared) -> TransactionState | None:
-    view = await node.service.transactions.get(made.transaction_id)
+    view = await node.transactions.get(made.transaction_id)
     return view.state if isinstance(view, TransactionView) else None
 
 

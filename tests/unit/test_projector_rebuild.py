@@ -115,7 +115,7 @@ def test_rebuild_beside_a_working_projector_gives_the_same_rows(database_url: st
             while not world.projector.is_active:
                 await world.settlers.memory.clock.sleep_ms(10)
             other = world.make_projector("rebuilder")
-            verdict = await rebuild(other, world.make_ports("rebuilder-2"), world.topics, seen.append)
+            verdict = await rebuild(other, seen.append)
             assert {name: set(rows) ^ set(before[name]) for name, rows in world.dump().items()} == {
                 name: set() for name in before
             }
@@ -137,9 +137,9 @@ def test_rebuild_names_what_kafka_does_not_know(database_url: str) -> None:
             await world.catch_up()
             ghost = make_row("0" * 28, "shop", 0, 99, 1)
             world.query(lambda c: insert_rows(c, transactions, ALL_COLUMNS, [all_values(ghost)]))
-            verdict = await rebuild(world.projector, world.make_ports("rebuilder"), world.topics, lambda _: None)
+            verdict = await rebuild(world.projector, lambda _: None)
             assert (verdict.orphan_count, verdict.orphans) == (1, [Orphan("0" * 28, "shop", TransactionState.PREPARED)])
-            again = await rebuild(world.projector, world.make_ports("rebuilder"), world.topics, lambda _: None)
+            again = await rebuild(world.projector, lambda _: None)
             assert again.orphan_count == 0
 
     world.run(story())
@@ -158,7 +158,7 @@ def test_rebuild_ends_where_the_journal_ends_before_what_was_decided(database_ur
         partition.records.clear()
         partition.maximum = 0
         with pytest.raises(QueueHalted, match="ends at 0"):
-            await rebuild(world.projector, world.make_ports("rebuilder"), world.topics, lambda _: None)
+            await rebuild(world.projector, lambda _: None)
 
     world.run(story())
 
@@ -176,7 +176,7 @@ def test_rebuild_ends_after_a_minute_without_progress(database_url: str) -> None
         assert await other.hold_lease()
         renewing = asyncio.create_task(renew(world, other))
         with pytest.raises(StoreTimeout, match="queue 0 is at 0 of 1"):
-            await rebuild(world.projector, world.make_ports("rebuilder"), world.topics, lambda _: None)
+            await rebuild(world.projector, lambda _: None)
         renewing.cancel()
 
     world.run(story())
@@ -210,7 +210,7 @@ def test_compacted_log_still_gives_every_state(database_url: str) -> None:
             clean(log)
             log.topics[world.topics.half].partitions[0].drop_below(4)
             before = {name: world.view(name) for name in ("t0", "t3", "t5", "new")}
-            await rebuild(world.projector, world.make_ports("rebuilder"), world.topics, lambda _: None)
+            await rebuild(world.projector, lambda _: None)
         after = {name: world.view(name) for name in before}
         assert after["t0"] is not None
         assert (after["t0"].state, after["t0"].messages, after["t0"].receipts != ()) == ("COMMITTED", (), True)

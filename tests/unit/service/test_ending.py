@@ -11,18 +11,19 @@ from bridge.core.message import Message, MessageQueue
 from bridge.core.op_message import ANSWERS_KEY, Answer, AnswerCode, OpMessage, encode_answers, encode_op
 from bridge.core.record import EndRecord, Resolution, Source
 from bridge.core.transaction import SPLIT, Transaction, TransactionState, TransactionView
+from bridge.node import Node
 from bridge.service import reads
 from bridge.service.contract import Accepted, EndCall, Outcome, Prepared, RefusalCode, Refused, Wait
 from bridge.sql.identity import find_losses
 from bridge.store.memory.link import Fate, StepKind
 from tests.support.memory_faults import ScriptedFaults
-from tests.support.service_world import ServiceProcess, ServiceWorld, make_service_world
+from tests.support.service_world import ServiceWorld, make_service_world
 
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
 NOBODY = "00" + "0" * 26
 
 
-async def prepare(world: ServiceWorld, api: ServiceProcess, count: int = 1) -> list[str]:
+async def prepare(world: ServiceWorld, api: Node, count: int = 1) -> list[str]:
     answers = await api.transactions.prepare([world.call(b"%d" % n) for n in range(count)])
     return [answer.transaction_id for answer in answers if isinstance(answer, Prepared)]
 
