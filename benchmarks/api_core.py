@@ -16,13 +16,13 @@ from bridge.core.message import Message, MessageQueue, Receipt, StoredMessage
 from bridge.core.op_message import OpMessage, encode_op
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import COMMITTED, Transaction, TransactionView
-from bridge.service.assembly import ServiceConfig, Stores, assemble
+from bridge.node import Backing, Node, NodeConfig
 from bridge.service.contract import EndCall, PrepareCall, Prepared, Wait
-from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import InlineDatabase
 from bridge.sql.tables import metadata
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.message_store import BatchWriter, GetResult, GetStatus, GroupMember, PutResult, PutStatus, QueueReader
+from checker.caller import MemoryCaller
 from tests.support.memory_world import make_cluster
 
 SIZE = 100
@@ -107,10 +107,10 @@ async def measure(folder: Path, transactions: int) -> dict[str, float]:
     journal = _Journal(process)
     database = InlineDatabase(f"sqlite:///{folder}/bench.db")
     metadata.create_all(database.engine)
-    directory = SqlDirectory(database, clock)
-    stores = Stores(journal, _Owners(journal), process.admin, database)
-    service = assemble(stores, directory, clock, ServiceConfig(lambda _: None, TOPICS))
-    follower = asyncio.create_task(service.ports.hearing.follower.run_forever())
+    backing = Backing(journal, _Owners(journal), process.admin, database, clock, lambda: MemoryCaller(clock))
+    service = Node(backing, NodeConfig("bench", TOPICS))
+    service.guard.faults = ()
+    follower = asyncio.create_task(service.follower.run_forever())
     while not service.is_ready:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0.01)
     raw, limits = make_prepares(), MessageLimits()

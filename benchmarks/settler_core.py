@@ -28,7 +28,7 @@ from bridge.store.message_store import (
     QueueReader,
 )
 from tests.support.memory_world import make_cluster
-from tests.support.settler_world import RecordingObserver
+from tests.support.settler_world import NoDatabase, RecordingObserver
 
 BATCH = 1_000
 TIMES = CheckTimes()
@@ -111,7 +111,7 @@ async def measure(transactions: int) -> float:
         lambda _: TIMES,
         RecordingObserver(),
         clock,
-        LogWatch(process.admin, InternalTopics(queues=1), clock),
+        LogWatch(process.admin, InternalTopics(queues=1), clock, NoDatabase()),
     )
     target = BatchTarget(InternalTopics(queues=1), 0, "bench")
     queue = OwnedQueue(target, ports, SettlerConfig(max_batch_records=2 * BATCH), QueueMemory(), QueueCounts())

@@ -55,7 +55,7 @@ class _Doubt(NamedTuple):
 
 
 class LogWatch:
-    """`database` None: halts are kept by this process alone. `seals`: where op records begin to need one.
+    """`seals`: where op records begin to need one.
 
     `guard` looks at everything else of the topics: when it is due, and as soon as one is another one.
     """
@@ -65,7 +65,7 @@ class LogWatch:
         admin: TopicAdmin,
         topics: InternalTopics,
         clock: Clock,
-        database: Database | None = None,
+        database: Database,
         *,
         seals: OpSeals | None = None,
         guard: TopologyGuard | None = None,
@@ -95,8 +95,6 @@ class LogWatch:
         return LogTopics(half, op, parked)
 
     async def find_witness(self, queue_id: int) -> Witness | None:
-        if self._database is None:
-            return None
         try:
             known = await self._database.read(partial(read_position, queue_id=queue_id))
         except SqlUnavailable as error:
@@ -194,15 +192,12 @@ class LogWatch:
             await self._store_own()
 
     async def _note_act(self, queue_id: int) -> None:
-        if self._database is not None:
-            self._acts.pop(queue_id, None)
-            with suppress(SqlUnavailable):
-                self._acts[queue_id] = await self._database.read(partial(read_last_act, queue_id=queue_id))
+        self._acts.pop(queue_id, None)
+        with suppress(SqlUnavailable):
+            self._acts[queue_id] = await self._database.read(partial(read_last_act, queue_id=queue_id))
 
     async def _read(self) -> bool:
-        """Whether it is known what SQL says; where there is none, it says nothing."""
-        if self._database is None:
-            return True
+        """Whether it is known what SQL says."""
         try:
             self._recorded = await self._database.read(_read_all)
         except SqlUnavailable as error:
@@ -224,8 +219,6 @@ class LogWatch:
             self._doubts.pop(queue_id, None)
 
     async def _store_own(self) -> None:
-        if self._database is None:
-            return
         for queue_id, (halt, last_act) in list(self._own.items()):
             try:
                 is_stored = await self._database.run(partial(store_halt, halt=halt, last_act=last_act))

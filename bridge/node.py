@@ -247,8 +247,9 @@ class Node:
         """The checker of this process."""
         backing, random = self.backing, self.backing.random
         board, clock = SqlPullCheckStore(backing.database), backing.check_clock or backing.clock
+        keyring = self.seal_watch.seals.keyring
         ports = CheckPorts(
-            backing.store, self.directory, caller, clock, self.make_text, random.random, board, self.seal_watch.seals.keyring
+            backing.store, self.directory, caller, clock, self.make_text, random.random, board, keyring
         )  # fmt: skip
         return CheckService(ports, self._config.topics, self._config.checker)
 
