@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine
 
 from bridge.clock import Timer
-from bridge.core.errors import StoreError
+from bridge.core.errors import ConfigError, StoreError
 from bridge.core.keyring import SECRET_BYTES, BridgeKey, Keyring
 from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.topics import InternalTopics
@@ -245,7 +245,7 @@ class Node:
             try:
                 await self.bridge.start(roles)
                 break
-            except (StoreError, SqlUnavailable):  # the supervisor starts it again
+            except (ConfigError, StoreError, SqlUnavailable):  # the supervisor starts it again
                 await self.clock.sleep_ms(_RESTART_MS)
         self._database.is_away = not self._has_sql
         self.is_closed = self._is_ending
