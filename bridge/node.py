@@ -21,17 +21,18 @@ from bridge.fault_points import FaultPoint, reach
 from bridge.log_watch import LogWatch
 from bridge.projector import Projector, ProjectorConfig, ProjectorPorts, RebuildProgress, RebuildVerdict, rebuild
 from bridge.seals import load_seals
-from bridge.service.claims import ClaimPorts, ClaimService
+from bridge.service.admission import Admission
+from bridge.service.claims import ClaimService
 from bridge.service.contract import Limits
 from bridge.service.end import Ender
 from bridge.service.groups import GroupService, UrlRule
 from bridge.service.journal import EndOffsets, Journal
 from bridge.service.operate import AuditTrail, Operators
 from bridge.service.pending import PendingGauge
-from bridge.service.ports import Door, Hearing, Lookups, ServicePorts
+from bridge.service.prepare import Preparer
 from bridge.service.reads import BodyReader, ConsumerLag, CurrentReads, ProjectionPositions
 from bridge.service.redrive import ParkedService, RedriveConfig, RedriveLoop
-from bridge.service.repeats import RecentKeys, Repeats
+from bridge.service.repeats import Repeats
 from bridge.service.replies import FollowerPorts, OpFollower, PendingReplies
 from bridge.service.search import SearchService
 from bridge.service.topics import TopicCache, TopicCacheConfig
@@ -276,33 +277,33 @@ class Node:
             topics,
             FollowerPorts(store, backing.owners, clock, self.kafka_time, self.waiters, self.seal_watch, self.log),
         )
-        ends = EndOffsets(store, topics.half)
-        self.reads = CurrentReads(
-            database, ends, ProjectionPositions(database, clock), clock, limits.projection_wait_ms
-        )  # fmt: skip
+        ends = EndOffsets(store, topics)
+        positions = ProjectionPositions(database, clock)
+        self.reads = CurrentReads(database, ends, positions, clock, limits.projection_wait_ms)
         self.destinations = TopicCache(backing.admin, clock, topics, self.kafka_time, config.destinations)
         self.pending = PendingGauge(database, clock, limits.max_pending)
-        ports = ServicePorts(
-            clock,
-            self.kafka_time,
-            topics,
+        admission = Admission(
+            self.destinations,
+            self.directory,
+            self.pending,
             limits,
-            Journal(store, self.kafka_time, limits.max_in_flight, self.log),
-            Hearing(self.follower, self.waiters),
-            Lookups(self.reads, Repeats(self.reads, ends, clock, limits.projection_wait_ms), RecentKeys(clock)),
-            Door(self.destinations, self.directory, self.pending, config.auto_create_groups),
-            backing.random.getrandbits,
             self.turns,
+            auto_create_groups=config.auto_create_groups,
         )
-        ender = Ender(ports)
-        operators = Operators(ports, ender, AuditTrail(database, clock.now_ms))
+        journal = Journal(store, topics, self.kafka_time, limits.max_in_flight, self.log)
+        repeats = Repeats(self.reads, ends, clock, limits.projection_wait_ms)
+        random_bits = backing.random.getrandbits
+        preparer = Preparer(admission, journal, self.follower, repeats, self.kafka_time, random_bits)
+        ender = Ender(journal, self.follower, self.reads, limits, clock)
+        trail = AuditTrail(database, clock.now_ms)
+        operators = Operators(ender, self.reads, trail, topics, limits, self.kafka_time)
         bodies = BodyReader(store, topics)
-        self.transactions = TransactionService(ports, bodies, ender, operators)
+        self.transactions = TransactionService(preparer, ender, operators, self.reads, bodies, clock)
         self.groups = GroupService(self.directory, self.reads, clock, topics.queues, config.refuse_url)
-        self.claims = ClaimService(ClaimPorts(SqlPullCheckStore(database), self.directory, self.reads, bodies, clock))
+        self.claims = ClaimService(SqlPullCheckStore(database), self.directory, self.reads, bodies, clock)
         lags = ConsumerLag(store, topics, self.follower, self.kafka_time)
         self.search = SearchService(database, clock, self.kafka_time, lags)
-        self.parked = ParkedService(database, clock, lambda: f"{backing.random.getrandbits(80):020x}")
+        self.parked = ParkedService(database, clock, lambda: f"{random_bits(80):020x}")
         self.redrive = RedriveLoop(database, clock, operators, ender, prefix, config.redrive)
 
     def _seal(self, owners: OwnerStore) -> SealedOwnerStore:

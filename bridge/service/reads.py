@@ -15,7 +15,7 @@ from bridge.core.message import Message, MessageQueue, StoredMessage
 from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_body, decode_parked, decode_record
 from bridge.core.topics import PARKED_QUEUE, InternalTopics
-from bridge.core.transaction import TransactionView, queue_of
+from bridge.core.transaction import TransactionView, is_transaction_id, queue_of
 from bridge.futures import take_error
 from bridge.service.answers import refuse_missing
 from bridge.service.contract import Outcome, RefusalCode, Refused
@@ -192,6 +192,14 @@ class CurrentReads:
         self._ends = ends
         self._positions = positions
         self._max_wait_ms = max_wait_ms
+
+    def can_exist(self, transaction_id: str) -> bool:
+        """Whether a transaction could have this id."""
+        return is_transaction_id(transaction_id) and queue_of(transaction_id) < self._ends.queues
+
+    def deadline(self) -> Deadline:
+        """As long as a read may wait."""
+        return Deadline.after(self._clock, self._max_wait_ms)
 
     async def find(self, ids: Collection[str], deadline: Deadline) -> CurrentRead[Mapping[str, TransactionView]]:
         """The transactions with these ids that there are."""

@@ -22,7 +22,7 @@ from bridge.core.op_message import (
 )
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import SPLIT, Transaction, TransactionState
-from bridge.service.journal import Deadline, LogState, SoundLog
+from bridge.service.journal import Deadline, LogState
 from bridge.store.message_store import MessageStore, OwnerStore, QueueReader
 from bridge.store.sealed import SealWatch
 
@@ -198,8 +198,8 @@ class FollowerPorts:
     clock: Clock
     kafka_time: KafkaTime
     waiters: PendingReplies
-    seal_watch: SealWatch = field(default_factory=SealWatch)
-    log: LogState = field(default_factory=SoundLog)
+    seal_watch: SealWatch
+    log: LogState
 
 
 class OpFollower:
@@ -218,6 +218,13 @@ class OpFollower:
     def is_ready(self) -> bool:
         """Whether answers to what is appended from now on will be heard."""
         return all(tail.is_started for tail in self._tails)
+
+    def open(self, transaction_ids: Sequence[str], *, is_named: bool = False) -> ReplyBatch | None:
+        """Begins to wait for each of the ids; None if what the settlers answer cannot be heard now."""
+        waiters = self._ports.waiters
+        if transaction_ids and not (self.is_ready and waiters.has_room(len(transaction_ids))):
+            return None
+        return waiters.open(transaction_ids, is_named=is_named)
 
     @property
     def is_failing(self) -> bool:

@@ -10,7 +10,7 @@ from bridge.core.message import MessageQueue, StoredMessage
 from bridge.core.record import Resolution
 from bridge.directory import MemoryPullCheckStore, PullCheck
 from bridge.node import Node
-from bridge.service.claims import ClaimCall, ClaimedCheck, ClaimPorts, ClaimsConfig, ClaimService
+from bridge.service.claims import ClaimCall, ClaimedCheck, ClaimsConfig, ClaimService
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
 from bridge.service.operate import Who
 from bridge.service.reads import BodyReader
@@ -58,8 +58,7 @@ def make_claims(
     world: ServiceWorld, api: Node, board: CountingBoard, config: ClaimsConfig | None = None
 ) -> ClaimService:
     bodies = BodyReader(api.backing.store, world.topics)
-    ports = ClaimPorts(board, api.directory, api.reads, bodies, world.settlers.memory.clock)
-    return ClaimService(ports, config)
+    return ClaimService(board, api.directory, api.reads, bodies, world.settlers.memory.clock, config)
 
 
 def call(wait_ms: int = 0, limit: int = 10, group: str = GROUP) -> ClaimCall:
@@ -215,14 +214,13 @@ def test_journal_away_gives_the_checks_back(tmp_path: Path) -> None:
             (transaction_id,) = await prepare(world, api, 1)
             await world.sleep(1_000)
             await board.lay(transaction_id)
-            ports = ClaimPorts(
+            claims = ClaimService(
                 board,
                 api.directory,
                 api.reads,
                 BodyReader(store, world.topics),
                 world.settlers.memory.clock,
             )
-            claims = ClaimService(ports)
             store.is_down = True
             refused = await claims.claim(call())
             assert isinstance(refused, Refused)

@@ -14,7 +14,8 @@ from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction, TransactionState
 from bridge.service.journal import Deadline
 from bridge.service.replies import FollowerPorts, OpFollower, PendingReplies, ReplyBatch
-from tests.support.memory_world import MemoryWorld, make_memory_world
+from bridge.store.sealed import SealWatch
+from tests.support.memory_world import MemoryWorld, SoundLog, make_memory_world
 
 ID = "00" + "0" * 26
 TOPICS = InternalTopics(queues=2)
@@ -42,7 +43,7 @@ class Following:
 @asynccontextmanager
 async def following(memory: MemoryWorld, *, is_ready: bool = True) -> AsyncIterator[Following]:
     time, waiters = KafkaTime(memory.clock), PendingReplies("p-")
-    ports = FollowerPorts(memory.store, memory.owners, memory.clock, time, waiters)
+    ports = FollowerPorts(memory.store, memory.owners, memory.clock, time, waiters, SealWatch(), SoundLog())
     follower = OpFollower(TOPICS, ports)
     task = asyncio.create_task(follower.run_forever())
     try:
