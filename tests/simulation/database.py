@@ -20,6 +20,11 @@ def endpoint_of(group: str) -> str:
     return f"https://{group}.example/check"
 
 
+def instance_endpoint_of(group: str) -> str:
+    """The callback URL that an instance of the group registers."""
+    return f"https://{group}.example/instance"
+
+
 def open_database() -> Engine:
     """The engine of this process, over an empty projection and the groups of the schedules."""
     connection, engine = _open()

@@ -18,6 +18,7 @@ from bridge.node import Node
 from bridge.projector import PositionMoved
 from bridge.service.claims import ClaimCall, ClaimedCheck
 from bridge.service.contract import EndCall, Refused
+from bridge.service.groups import EndpointRegistered
 from bridge.service.operate import Who
 from bridge.service.redrive import RedriveAction, RedrivePreview
 from bridge.sql.engine import SqlUnavailable
@@ -26,13 +27,15 @@ from bridge.sql.redrive import JobState, RedriveJob
 from bridge.sql.transactions import SearchFilter
 from bridge.store.memory.process import MemoryProcess
 from tests.simulation.clients import Asked, number_of_value, same_messages
-from tests.simulation.database import back_up, endpoint_of, restore
+from tests.simulation.database import back_up, endpoint_of, instance_endpoint_of, restore
 from tests.simulation.node import NodeClock, NodeDatabase, SqlFate, put_together
 from tests.simulation.schedule import Fault, FaultKind, Manner
 from tests.simulation.situations import (
+    ENDPOINT_LEASE_MS,
     PULL_LEASE_MS,
     Chore,
     ChoreKind,
+    Instance,
     changed_times,
     settings_of,
 )
@@ -79,6 +82,12 @@ class Operating:
         self.parked: int | None = None
         """How many a preview of everybody's redrive counted at the end."""
         self.is_restored = False
+        self.gone_ms = 0
+        """When the instance with an endpoint lease went."""
+        self.started: dict[str, int] = {}
+        """When each process began."""
+        self.down_ms = 0
+        """For how long the database could not be read, at most."""
 
     # --- the database ---
 
@@ -96,6 +105,7 @@ class Operating:
 
     def take_down(self, for_ms: int) -> None:
         """Nothing can be read or written for so long."""
+        self.down_ms += for_ms
         self._down_until_ms = max(self._down_until_ms, self._world.clock.monotonic_ms() + for_ms)
 
     def heal(self) -> None:
@@ -228,6 +238,27 @@ class Operating:
                 node, lambda service: service.parked.preview(SearchFilter()), _ANSWER_MS
             )
             self.parked = found.count if isinstance(found, RedrivePreview) else None
+
+    # --- instances with an endpoint lease ---
+
+    async def register(self, instance: Instance) -> None:
+        """One instance: registers its endpoint, renews the lease, and goes."""
+        world, turn = self._world, 0
+        url, who = instance_endpoint_of(instance.group), Who("instance", "")
+        while world.clock.monotonic_ms() < instance.gone_ms:
+            node = world.nodes[turn % world.schedule.instances]
+            turn += 1
+            if not node.is_dead and not node.is_closed:
+                made = await world.callers.reach(
+                    node,
+                    lambda service: service.groups.register_endpoint(instance.group, url, ENDPOINT_LEASE_MS, who),
+                    _ANSWER_MS,
+                )
+                world.struck["endpoints registered"] += isinstance(made, EndpointRegistered)
+            await world.clock.sleep_ms(ENDPOINT_LEASE_MS // 3)
+        self.gone_ms = world.clock.monotonic_ms()
+        world.endpoints.gone.add(instance.group)
+        world.story.tell(f"instance of {instance.group}", "goes")
 
     # --- groups that fetch their checks ---
 

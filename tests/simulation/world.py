@@ -113,6 +113,8 @@ class World:
         pulling = [
             asyncio.create_task(self.operating.pull(group, n)) for group in situation.pull_groups for n in (0, 1)
         ]
+        if situation.registered is not None:
+            acting.append(asyncio.create_task(self.operating.register(situation.registered)))
         if situation.bad is not None:
             self._tasks.add(self._at(situation.bad.at_ms, self._go_bad, None))
         failing = [self._at(fault.at_ms, self._inflict, fault) for fault in self.schedule.faults]
@@ -168,6 +170,7 @@ class World:
         node.clock.skew_ms = self._skews.get(instance, 0)
         self.nodes[instance] = node
         self.story.tell(f"node {name}", "starts")
+        self.operating.started[name] = self.clock.monotonic_ms()
         node.start().add_done_callback(lambda ended: self._note_failure(node, ended))
 
     def _note_failure(self, node: Node, ended: "asyncio.Task[None]") -> None:
@@ -443,7 +446,7 @@ def simulate(schedule: Schedule, make: Callable[[Schedule], World] | None = None
     world.conclude()
     evidence = Evidence(schedule, world.topics, world.archive, world.callers.heard, world.endpoints.log, world.engine)
     evidence.healed_ms, evidence.operating = world.healed_ms, world.operating
-    evidence.exchanges = world.endpoints.exchanges
+    evidence.exchanges, evidence.late_calls = world.endpoints.exchanges, world.endpoints.late
     violations = failed + check_promises(evidence) + check_rules(evidence)
     violations += check_operated(evidence) + check_bulkhead(evidence)
     return Run(schedule, world.story, violations, evidence, world.struck)
