@@ -277,7 +277,7 @@ def put_together(
     settler, checker = (CALM_SETTLER, CALM_CHECKER) if surroundings.is_calm else (SETTLER, CHECKER)
     config = NodeConfig(
         name, surroundings.topics, redrive=REDRIVE, settler=settler, checker=checker, projector=PROJECTOR,
-        overridden=OVERRIDDEN, refresh_ms=2_000,
+        overridden=OVERRIDDEN,
     )  # fmt: skip
     return BridgeNode(backing, config)
 

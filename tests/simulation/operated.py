@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from bridge.core.record import Act, Resolution, Source
 from bridge.core.transaction import TransactionState
+from bridge.sql.leases import read_terms
 from bridge.sql.search import SearchFilter, search_transactions
 from bridge.store.acceptance import NotTaken
 from tests.simulation.clients import Asked
@@ -17,7 +18,7 @@ from tests.simulation.schedule import START_MS, FaultKind
 from tests.simulation.situations import ENDPOINT_LEASE_MS, PULL_LEASE_MS, BadKind, Chore, ChoreKind, is_surely_small
 
 _PARKED = TransactionState.PARKED
-_SEEN_MS = 2 * 2_000 + 1_000  # two refreshes of the directory: one to see the lease, one to see it over
+_SEEN_MS = 2 * 1_000 + 500  # two refreshes of the directory: one to see the lease, one to see it over
 _STEP_MS = 4_000  # for a step of a redrive that was on its way when it was stopped
 _ACTED = {
     ChoreKind.RESUME: Act.RESUME,
@@ -97,7 +98,13 @@ def _leased(evidence: Evidence) -> Iterator[Violation]:
     operating = evidence.operating
     if operating is None or evidence.is_restored:
         return
-    slack_ms = ENDPOINT_LEASE_MS + _SEEN_MS + longest_pause_ms(evidence) + operating.down_ms
+    still = {FaultKind.FREEZE, FaultKind.FREEZE_AT}
+    frozen_ms = sum(fault.for_ms for fault in evidence.schedule.faults if fault.kind in still)
+    slack_ms = ENDPOINT_LEASE_MS + _SEEN_MS + frozen_ms + operating.down_ms
+    with evidence.engine.begin() as connection:
+        left = read_terms(connection)
+    if left and operating.over_ms > operating.gone_ms + slack_ms:
+        yield Violation("T", "", f"leases that nobody renewed are still there: {left}")
     for at_ms, node in evidence.late_calls:
         over_ms = max(operating.gone_ms, operating.started[node]) + slack_ms
         if at_ms > over_ms:

@@ -84,6 +84,8 @@ class Operating:
         self.is_restored = False
         self.gone_ms = 0
         """When the instance with an endpoint lease went."""
+        self.over_ms = 0
+        """When all was quiet."""
         self.started: dict[str, int] = {}
         """When each process began."""
         self.down_ms = 0
@@ -264,6 +266,7 @@ class Operating:
 
     def stop(self) -> None:
         """Nobody claims any more."""
+        self.over_ms = self._world.clock.monotonic_ms()
         self._is_over = True
 
     async def pull(self, group: str, number: int) -> None:

@@ -13,7 +13,7 @@ from bridge.core.message import Message
 
 CHORES_MS = 16_000  # operators begin within this time
 PULL_LEASE_MS = 2_500
-ENDPOINT_LEASE_MS = 2_500
+ENDPOINT_LEASE_MS = 1_500
 SHRUNK_BYTES = 1_000  # what a topic takes that has shrunk
 SETTINGS = GroupSettings(
     CheckTimes(transaction_timeout_ms=1_000, interval_ms=1_000, max_checks=3, max_lifetime_ms=10_000),
@@ -25,7 +25,7 @@ CHANGED = (
 )
 """What the settings of a group may be changed to."""
 _PULL_SHARE, _CHORES_SHARE, _BAD_SHARE, _SMALL_SHARE = 0.3, 0.4, 0.08, 0.1
-_REGISTERED_SHARE = 0.3
+_REGISTERED_SHARE = 0.6
 _LIMIT_BYTES = 3_000
 _OVERHEAD_BYTES = 200  # of a record, at most, without its headers
 
@@ -116,7 +116,7 @@ def make_instance(random: Random, groups: Sequence[str], *, has_sql: bool) -> In
     """An instance with an endpoint lease; most runs have none."""
     if not has_sql or random.random() >= _REGISTERED_SHARE:
         return None
-    return Instance(random.choice(groups), random.randrange(2_000, 12_000))
+    return Instance(random.choice(groups), random.randrange(500, 5_000))
 
 
 def make_bad(random: Random, topics: Sequence[str], latest_ms: int) -> Bad:
