@@ -50,7 +50,7 @@ from bridge.turns import Turns
 from checker.call import Nonces
 from checker.caller import CheckCaller
 from checker.config import CheckerConfig
-from checker.desk import CheckPorts
+from checker.context import CheckContext
 from checker.service import CheckService
 
 _LOG = structlog.get_logger()
@@ -246,13 +246,20 @@ class Node:
 
     def make_checks(self, caller: CheckCaller) -> CheckService:
         """The checker of this process."""
-        backing, random = self.backing, self.backing.random
-        board, clock = SqlPullCheckStore(backing.database), backing.check_clock or backing.clock
-        keyring = self.seal_watch.seals.keyring
-        ports = CheckPorts(
-            backing.store, self.directory, caller, clock, self.make_text, random.random, board, keyring
-        )  # fmt: skip
-        return CheckService(ports, self._config.topics, self._config.checker)
+        backing, config = self.backing, self._config
+        context = CheckContext(
+            backing.store,
+            config.topics,
+            self.directory,
+            caller,
+            backing.check_clock or backing.clock,
+            self.make_text,
+            backing.random.random,
+            SqlPullCheckStore(backing.database),
+            self.seal_watch.seals.keyring,
+            config.checker,
+        )
+        return CheckService(context)
 
     def make_text(self) -> str:
         """A text nobody can guess."""
