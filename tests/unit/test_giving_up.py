@@ -25,7 +25,7 @@ def recreate(world: ProjectorWorld, name: str) -> None:
 
 
 def make_giving_up(world: ProjectorWorld) -> GivingUp:
-    ports = world.make_ports("operator")
+    ports = world.make_projector("operator").ports
     return GivingUp(GivingUpPorts(ports.store, ports.owners, ports.admin, world.database, ports.clock), world.topics)
 
 
