@@ -59,7 +59,8 @@ async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[st
         if is_new_key:
             await start_seals(kafka.store, database, topics, clock.now_ms())
             done.append("op records are sealed from now on")
-        if found := await TopologyGuard(kafka.admin, database, topics, clock).run_once():
+        guard = TopologyGuard(kafka.admin, database, topics, clock, overridden=settings.topics.overridden)
+        if found := await guard.run_once():
             raise TopologyConflict(found)
     return [*done, "internal topics are as they must be"]
 

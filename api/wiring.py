@@ -274,6 +274,7 @@ class _Process:
                 max_body_bytes=chosen.held_body_bytes,
                 horizon=LowWatermarkConfig(journal_records=chosen.put_back_records),
             ),
+            overridden=settings.topics.overridden,
             auto_create_groups=settings.auto_create_groups,
         )
 

@@ -50,7 +50,15 @@ class FaultKind(StrEnum):
 
 # Without these nothing can be decided, whatever anybody says.
 NEVER_OVERRIDDEN = frozenset(
-    {FaultKind.NOT_MIGRATED, FaultKind.MISSING, FaultKind.QUEUE_COUNT, FaultKind.TIMESTAMPS, FaultKind.UNREACHABLE}
+    {
+        FaultKind.NOT_MIGRATED,
+        FaultKind.MISSING,
+        FaultKind.QUEUE_COUNT,
+        FaultKind.TIMESTAMPS,
+        FaultKind.OTHER_CLUSTER,
+        FaultKind.OTHER_TOPIC,
+        FaultKind.UNREACHABLE,
+    }
 )
 
 
@@ -389,5 +397,6 @@ def _int(topic: TopicDescription, name: str) -> int:
 
 
 def _fault(kind: FaultKind, topic: TopicDescription, detail: str, setting: str, wanted: str) -> TopologyFault:
-    remedy = f"set {setting}={wanted} on it (kafka-configs.sh --alter --add-config), or override `{kind.value}`"
+    alter = f"set {setting}={wanted} on it (kafka-configs.sh --alter --add-config)"
+    remedy = f"{alter}, or override `{kind.value}` (setting topics.overridden)"
     return TopologyFault(kind, topic.name, detail, remedy)
