@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -52,6 +53,7 @@ class _Journal:
     def __init__(self, process: MemoryProcess) -> None:
         self._store = process.store
         self.readers = [_Reader() for _ in range(TOPICS.queues)]
+        self._offsets = itertools.count()
 
     async def put_many(self, messages: Sequence[Message]) -> list[PutResult]:
         if messages[0].value is None:
@@ -60,7 +62,7 @@ class _Journal:
                 ops[message.queue_id].append(_settled(message))
             for reader, written in zip(self.readers, ops, strict=True):
                 reader.written.put_nowait(written)
-        return [PutResult(PutStatus.PUT_OK, 7, NOW_MS) for _ in messages]
+        return [PutResult(PutStatus.PUT_OK, next(self._offsets), NOW_MS) for _ in messages]
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the empty log's to answer."""

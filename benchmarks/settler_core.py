@@ -25,6 +25,7 @@ from bridge.store.message_store import (
     GetResult,
     GetStatus,
     GroupMember,
+    OwnerStore,
     QueueReader,
 )
 from tests.support.memory_world import make_cluster
@@ -68,13 +69,15 @@ class _Writer:
 
 
 class _Owners:
-    """The journal is prepared records, what is written is only counted."""
+    """The journal is prepared records, what is written is only counted; the op topic holds its first position."""
 
-    def __init__(self, records: Sequence[StoredMessage]) -> None:
+    def __init__(self, records: Sequence[StoredMessage], others: OwnerStore) -> None:
         self._records = records
+        self._others = others
 
     def open_reader(self, queue: MessageQueue, offset: int) -> QueueReader:
-        return _Reader(self._records)
+        is_journal = queue.topic == InternalTopics().half
+        return _Reader(self._records) if is_journal else self._others.open_reader(queue, offset)
 
     def open_writer(self, transactional_ids: tuple[str, str]) -> BatchWriter:
         return _Writer()
@@ -106,7 +109,7 @@ async def measure(transactions: int) -> float:
     process = MemoryProcess(cluster, "bench")
     ports = SettlerPorts(
         process.store,
-        _Owners(make_records(transactions)),
+        _Owners(make_records(transactions), process.owners),
         KnownTopics(process.admin, clock),
         lambda _: TIMES,
         RecordingObserver(),
