@@ -14,8 +14,8 @@ from bridge.core.message import Message, MessageQueue
 from bridge.core.op_message import LogStart, LogTopics
 from bridge.core.record import HalfMessage
 from bridge.core.transaction import Transaction
+from bridge.settler.blocked import BlockedSchedule
 from bridge.settler.known_topics import KnownTopics
-from bridge.settler.retry import BlockedSchedule
 from bridge.store.message_store import MessageStore, OwnerStore
 
 

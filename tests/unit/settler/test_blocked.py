@@ -7,7 +7,7 @@ from bridge.core.check_rules import CheckTimes
 from bridge.core.record import HalfMessage
 from bridge.core.transaction import Transaction
 from bridge.core.transition import LogPosition
-from bridge.settler.retry import BlockedSchedule, Try
+from bridge.settler.blocked import BlockedSchedule, Try
 
 TO = frozenset({"orders"})
 
