@@ -25,6 +25,7 @@ from bridge.store.message_store import (
     GetResult,
     GetStatus,
     GroupMember,
+    OwnerStore,
     QueueReader,
 )
 from tests.support.memory_world import make_cluster
@@ -32,6 +33,8 @@ from tests.support.settler_world import RecordingObserver
 
 BATCH = 1_000
 TIMES = CheckTimes()
+TOPICS = InternalTopics(queues=1)
+JOURNAL = MessageQueue(TOPICS.half, 0)
 
 
 class _Reader:
@@ -68,13 +71,14 @@ class _Writer:
 
 
 class _Owners:
-    """The journal is prepared records, what is written is only counted."""
+    """The journal is prepared records, what is written is only counted; the op topic holds a first position."""
 
-    def __init__(self, records: Sequence[StoredMessage]) -> None:
+    def __init__(self, inner: OwnerStore, records: Sequence[StoredMessage]) -> None:
+        self._inner = inner
         self._records = records
 
     def open_reader(self, queue: MessageQueue, offset: int) -> QueueReader:
-        return _Reader(self._records)
+        return _Reader(self._records) if queue == JOURNAL else self._inner.open_reader(queue, offset)
 
     def open_writer(self, transactional_ids: tuple[str, str]) -> BatchWriter:
         return _Writer()
@@ -101,19 +105,19 @@ def make_records(transactions: int) -> list[StoredMessage]:
 async def measure(transactions: int) -> float:
     """Microseconds of CPU for each transaction."""
     clock = SystemClock()
-    cluster = make_cluster(clock, InternalTopics(queues=1))
+    cluster = make_cluster(clock, TOPICS)
     cluster.log.create_topic("orders", 2)
     process = MemoryProcess(cluster, "bench")
     ports = SettlerPorts(
         process.store,
-        _Owners(make_records(transactions)),
+        _Owners(process.owners, make_records(transactions)),
         KnownTopics(process.admin, clock),
         lambda _: TIMES,
         RecordingObserver(),
         clock,
-        LogWatch(process.admin, InternalTopics(queues=1), clock),
+        LogWatch(process.admin, TOPICS, clock),
     )
-    target = BatchTarget(InternalTopics(queues=1), 0, "bench")
+    target = BatchTarget(TOPICS, 0, "bench")
     queue = OwnedQueue(target, ports, SettlerConfig(max_batch_records=2 * BATCH), QueueMemory(), QueueCounts())
     await queue.take_over()
     gc.collect()
