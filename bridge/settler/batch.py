@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from bridge.core.message import Header, Message, Receipt, StoredMessage
+from bridge.core.message import Header, Message, Receipt
 from bridge.core.op_message import (
     ANSWERS_KEY,
     POSITION_KEY,
@@ -19,11 +18,11 @@ from bridge.core.op_message import (
     encode_position,
 )
 from bridge.core.queue_state import QueueState, WrittenOp
-from bridge.core.record import HalfMessage
-from bridge.core.record_codec import decode_body, encode_parked, encode_published
+from bridge.core.record_codec import encode_parked, encode_published
 from bridge.core.topics import PARKED_QUEUE, InternalTopics, choose_real_queue
 from bridge.core.transaction import Transaction
 from bridge.core.transition import Effect, Park, Publish, Reply, Schedule, WriteOp
+from bridge.store.halves import LoadedHalf
 from bridge.store.message_store import AtomicBatch, BatchKind
 
 
@@ -32,19 +31,6 @@ class RealTopics(NamedTuple):
 
     queues_of: Callable[[str], int]
     stamp_of: Callable[[str, int], int]
-
-
-class LoadedHalf(Struct, frozen=True, gc=False):
-    """A half message as the journal, or the parked topic, holds it, with the prepared messages."""
-
-    half: HalfMessage
-    stored: StoredMessage
-    messages: Sequence[Message]
-
-    @classmethod
-    def decode(cls, half: HalfMessage, stored: StoredMessage) -> "LoadedHalf":
-        """Raises MalformedRecord."""
-        return cls(half, stored, decode_body(half, stored))
 
 
 @dataclass(frozen=True, slots=True)

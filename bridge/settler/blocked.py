@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from bridge.core.backoff import Backoff
 from bridge.core.transaction import ORDER, SPLIT, UNTRIED, Transaction
 
 DestinationSet = frozenset[str]
@@ -16,14 +17,13 @@ LONGEST_SPLIT_MS = 4_000  # after its end; callers wait for 10 s
 
 @dataclass(slots=True)
 class _Pause:
-    """Not before this time, and how long the next pause is at least."""
+    """Not before this time."""
 
     not_before_ms: int = 0
-    backoff_ms: int = 0
+    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS))
 
     def extend(self, now_ms: int) -> None:
-        self.backoff_ms = min(LONGEST_BACKOFF_MS, max(FIRST_BACKOFF_MS, self.backoff_ms * 2))
-        self.not_before_ms = now_ms + self.backoff_ms
+        self.not_before_ms = now_ms + self.backoff.next_ms()
 
 
 @dataclass(slots=True)

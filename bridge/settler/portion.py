@@ -11,7 +11,7 @@ from bridge.core.record import EndRecord, HalfMessage, Record, Resolution
 from bridge.core.record_codec import decode_record
 from bridge.core.transaction import Transaction
 from bridge.core.transition import LogPosition
-from bridge.settler.batch import LoadedHalf
+from bridge.store.halves import LoadedHalf
 
 _COMMIT = Resolution.COMMIT
 ReadRecord = tuple[LogPosition, Record, int]  # with the hash of the ordering key, plain because it is quicker to make

@@ -9,9 +9,10 @@ from bridge.core.message import Message
 from bridge.core.queue_state import QueueState, RecoveredState
 from bridge.core.transaction import PREPARED, Transaction
 from bridge.fault_points import FaultPoint, reach
-from bridge.settler.batch import BatchTarget, LoadedHalf, QueueBatch, RealTopics
+from bridge.settler.batch import BatchTarget, QueueBatch, RealTopics
 from bridge.settler.bodies import Bodies
 from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
+from bridge.store.halves import LoadedHalf
 from bridge.store.message_store import BatchKind, BatchWriter
 
 LoadedHalves = Mapping[str, LoadedHalf]

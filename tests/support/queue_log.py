@@ -13,7 +13,8 @@ from bridge.core.record_codec import decode_record, encode_half
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction
 from bridge.core.transition import Effect, LogPosition
-from bridge.settler.batch import BatchTarget, LoadedHalf, QueueBatch, RealTopics
+from bridge.settler.batch import BatchTarget, QueueBatch, RealTopics
+from bridge.store.halves import LoadedHalf
 from bridge.store.message_store import BatchKind
 
 TOPICS = InternalTopics(queues=1)
