@@ -119,7 +119,7 @@ async def measure(transactions: int) -> float:
     )
     target = BatchTarget(TOPICS, 0, "bench")
     queue = OwnedQueue(target, ports, SettlerConfig(max_batch_records=2 * BATCH), QueueMemory(), QueueCounts())
-    await queue.take_over()
+    await queue.recover()
     gc.collect()
     started = time.process_time()
     while queue.counts.published < transactions:

@@ -63,14 +63,14 @@ def effective_okey(half: HalfMessage, first_key: bytes | None) -> int:
 class QueueState:
     """The state machine of one queue, without I/O. Dropped, and rebuilt from the log, after any doubt.
 
-    Use: `apply` the records of a batch, then `park`, `unblock`, `put_back` as timers want; write it all in one
-    Kafka transaction with `next_position`; when that is committed, `confirm`, when it was aborted, `withhold`.
+    Use: `apply` the records of a batch, then `park`, `unblock`, `carry_forward` as timers want; write it all in one
+    Kafka transaction with `next_position`; when that is committed, `confirm`, when it was aborted, `defer`.
     """
 
     def __init__(self, times_of: TimesOf, config: LowWatermarkConfig) -> None:
         self.live: dict[str, Transaction] = {}
         self.ended: dict[str, bytes] = {}
-        self.chains: dict[int, list[str]] = {}  # okey -> blocked ones in the order of their ends
+        self.blocked_queues: dict[int, list[str]] = {}  # okey -> blocked ones in the order of their ends
         self.s = 0
         self.journal_ms = 0
         self.s_ms: int | None = None  # append time of the record at S-1
@@ -132,7 +132,7 @@ class QueueState:
         return self._follow(t, transition.park(t, why, self.s - 1))
 
     def unblock(self, transaction_id: str) -> Sequence[Effect]:
-        """Makes the first blocked one of its chain ready to be published."""
+        """Makes the first blocked one of its ordering key ready to be published."""
         t = self.live[transaction_id]
         return self._follow(t, transition.unblock(t, self.s - 1))
 
@@ -141,16 +141,16 @@ class QueueState:
         t = self.live[transaction_id]
         return () if t.why == why else self._follow(t, transition.block(t, why))
 
-    def put_back(self, most: int) -> list[Effect]:
+    def carry_forward(self, most: int) -> list[Effect]:
         """Writes again what has held L or O back for long."""
         effects: list[Effect] = []
-        for transaction_id in self._horizon.choose_put_backs(self.s, self.op_start, self.journal_ms, most):
+        for transaction_id in self._horizon.choose_to_carry(self.s, self.op_start, self.journal_ms, most):
             t = self.live[transaction_id]
             is_old = self.journal_ms - t.appended_ms >= self._config.op_ms
-            effects += self._follow(t, transition.put_back(t, is_old=is_old))
+            effects += self._follow(t, transition.carry_forward(t, is_old=is_old))
         return effects
 
-    def withhold(self, effects: Iterable[Effect], reason_of: Callable[[Transaction], str]) -> list[Effect]:
+    def defer(self, effects: Iterable[Effect], reason_of: Callable[[Transaction], str]) -> list[Effect]:
         """Blocks the commits among `effects`, whose Kafka transaction was aborted."""
         kept: list[Effect] = []
         for effect in effects:
@@ -205,7 +205,7 @@ class QueueState:
         if transaction_id in self.live or transaction_id in self._settling or transaction_id in self.ended:
             again: tuple[Effect, ...] = (Rewrite(transaction_id),) if transaction_id in self.ended else ()
             return again + self._answer(half.request, transaction_id, AnswerCode.ALREADY)
-        obstacle = obstacle or (ORDER if okey in self.chains else None)
+        obstacle = obstacle or (ORDER if okey in self.blocked_queues else None)
         made = transition.prepare(half, place, okey, self._times_of(half.group), obstacle)
         if not made.transaction.is_final:
             self._horizon.add_half(made.transaction)
@@ -215,7 +215,7 @@ class QueueState:
         t = self._find(record.transaction_id)
         if t is None:
             return self._answer(record.request, record.transaction_id, AnswerCode.UNKNOWN_TRANSACTION)
-        obstacle = obstacle or (ORDER if t.okey in self.chains else None)
+        obstacle = obstacle or (ORDER if t.okey in self.blocked_queues else None)
         return self._follow(t, transition.end(t, record, place, self._times_of(t.group), obstacle))
 
     def _apply_act(self, place: LogPosition, record: ActRecord) -> Sequence[Effect]:
@@ -241,20 +241,20 @@ class QueueState:
                 self._settling[t.transaction_id] = t
         was_blocked = before is not None and before.blocked
         if t.blocked and not was_blocked:
-            self._enchain(t)
+            self._add_blocked(t)
         elif was_blocked and not t.blocked:
-            self._unchain(t)
+            self._remove_blocked(t)
         return made.effects
 
-    def _enchain(self, t: Transaction) -> None:
-        chain = self.chains.setdefault(t.okey, [])
-        insort(chain, t.transaction_id, key=lambda transaction_id: self.live[transaction_id].end or 0)
+    def _add_blocked(self, t: Transaction) -> None:
+        waiting = self.blocked_queues.setdefault(t.okey, [])
+        insort(waiting, t.transaction_id, key=lambda transaction_id: self.live[transaction_id].end or 0)
 
-    def _unchain(self, t: Transaction) -> None:
-        chain = self.chains[t.okey]
-        chain.remove(t.transaction_id)
-        if not chain:
-            del self.chains[t.okey]
+    def _remove_blocked(self, t: Transaction) -> None:
+        waiting = self.blocked_queues[t.okey]
+        waiting.remove(t.transaction_id)
+        if not waiting:
+            del self.blocked_queues[t.okey]
 
     @staticmethod
     def _answer(request: str | None, transaction_id: str, code: AnswerCode) -> tuple[Effect, ...]:
@@ -277,13 +277,13 @@ class QueueState:
                 self.live[t.transaction_id] = t
                 self._horizon.mark(t.transaction_id, op.offset, op.stored_ms)
                 if t.blocked:
-                    self._enchain(t)
+                    self._add_blocked(t)
             else:
                 self.ended[t.transaction_id] = op.value
                 self._horizon.end(t.transaction_id, op.offset, t.ended_ms or 0)
 
 
-def touched_by(effects: Iterable[Effect]) -> Mapping[str, Transaction]:
+def changed_by(effects: Iterable[Effect]) -> Mapping[str, Transaction]:
     """The transactions the effects concern, as the last of them leaves each."""
     return {
         effect.transaction.transaction_id: effect.transaction

@@ -194,7 +194,7 @@ def unblock(t: Transaction, at: int) -> Transition:
     return Transition(released, (Publish(released),))
 
 
-def put_back(t: Transaction, *, is_old: bool) -> Transition:
+def carry_forward(t: Transaction, *, is_old: bool) -> Transition:
     """The state written again, only so that a restart has little to read.
 
     `is_old`: its half message will leave the journal before long. A blocked commit then gets its

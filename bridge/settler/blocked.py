@@ -45,10 +45,10 @@ class Try(NamedTuple):
     transactions: list[Transaction]
     is_joint: bool = False
 
-    def without(self, transaction_ids: Collection[str], chains: Mapping[int, list[str]]) -> "Try":
+    def without(self, transaction_ids: Collection[str], blocked_queues: Mapping[int, list[str]]) -> "Try":
         """Leaves these out, and whatever would overtake them."""
         chosen = {t.transaction_id for t in self.transactions}.difference(transaction_ids)
-        return self._replace(transactions=_without_overtaking(self.transactions, chosen, chains))
+        return self._replace(transactions=_without_overtaking(self.transactions, chosen, blocked_queues))
 
 
 @dataclass(slots=True)
@@ -81,19 +81,19 @@ class BlockedSchedule:
     def explain_split(
         self,
         live: Mapping[str, Transaction],
-        chains: Mapping[int, list[str]],
+        blocked_queues: Mapping[int, list[str]],
         destinations_of: Mapping[str, DestinationSet],
         split_before_ms: int | None,
     ) -> dict[str, str]:
-        """Reasons for split commits that are not about to be tried, so that whoever waits is told (A).
+        """Reasons for split commits that are not about to be tried, so that callers who wait get an answer (A).
 
         `split_before_ms`: those that ended before this moment of Kafka's time have been split for long enough;
         None: nothing is to be tried now, so none may stay.
         """
         reasons: dict[str, str] = {}
-        for chain in chains.values():
+        for waiting in blocked_queues.values():
             is_behind = False
-            for transaction_id in chain:
+            for transaction_id in waiting:
                 t = live[transaction_id]
                 if t.why == SPLIT:
                     is_late = split_before_ms is None or (t.ended_ms or 0) < split_before_ms
@@ -107,49 +107,49 @@ class BlockedSchedule:
     def choose_try(
         self,
         live: Mapping[str, Transaction],
-        chains: Mapping[int, list[str]],
+        blocked_queues: Mapping[int, list[str]],
         destinations_of: Mapping[str, DestinationSet],
         now_ms: int,
     ) -> Try | None:
         """What is due, the first of it; none overtakes an earlier one of its ordering key."""
-        return self._choose_joint(live, chains, destinations_of) or self._choose_set(
-            live, chains, destinations_of, now_ms
+        return self._choose_joint(live, blocked_queues, destinations_of) or self._choose_set(
+            live, blocked_queues, destinations_of, now_ms
         )
 
     def _choose_joint(
         self,
         live: Mapping[str, Transaction],
-        chains: Mapping[int, list[str]],
+        blocked_queues: Mapping[int, list[str]],
         destinations_of: Mapping[str, DestinationSet],
     ) -> Try | None:
-        """All for topics that work: in a chain of many sets, each set apart would be a transaction or two a try."""
+        """All for topics that work: among many sets, each set apart would be a transaction or two a try."""
         found: list[Transaction] = []
-        for chain in chains.values() if self._working else ():
-            for transaction_id in chain:
+        for waiting in blocked_queues.values() if self._working else ():
+            for transaction_id in waiting:
                 destinations = destinations_of.get(transaction_id)
                 if destinations is None or not destinations <= self._working or transaction_id in self._suspended:
                     break
                 found.append(live[transaction_id])
         if not found:
             return None
-        found.sort(key=lambda t: t.end or 0)  # so the first of all hold the first of each chain
+        found.sort(key=lambda t: t.end or 0)  # so the first of all hold the first of each ordering key
         chosen = found[: self.max_batch]
         return Try(frozenset().union(*[destinations_of[t.transaction_id] for t in chosen]), chosen, is_joint=True)
 
     def _choose_set(
         self,
         live: Mapping[str, Transaction],
-        chains: Mapping[int, list[str]],
+        blocked_queues: Mapping[int, list[str]],
         destinations_of: Mapping[str, DestinationSet],
         now_ms: int,
     ) -> Try | None:
         """The next due set with its first commits."""
         by_set: dict[DestinationSet, list[Transaction]] = {}
-        for chain in chains.values():
-            first = destinations_of.get(chain[0])
+        for waiting in blocked_queues.values():
+            first = destinations_of.get(waiting[0])
             if first is None or self._is_paused(first, now_ms):
                 continue
-            for transaction_id in chain:
+            for transaction_id in waiting:
                 if destinations_of.get(transaction_id) != first or self._is_suspended(transaction_id, now_ms):
                     break
                 by_set.setdefault(first, []).append(live[transaction_id])
@@ -158,9 +158,9 @@ class BlockedSchedule:
         destinations, transactions = min(by_set.items(), key=lambda item: item[1][0].end or 0)
         failing = self._sets.get(destinations)
         limit = failing.limit if failing else self.max_batch
-        transactions.sort(key=lambda t: (chains[t.okey][0] in self._suspended, t.end or 0))
+        transactions.sort(key=lambda t: (blocked_queues[t.okey][0] in self._suspended, t.end or 0))
         chosen = {t.transaction_id for t in transactions[:limit]}
-        return Try(destinations, _without_overtaking(transactions, chosen, chains))
+        return Try(destinations, _without_overtaking(transactions, chosen, blocked_queues))
 
     def note_success(self, done: Try) -> None:
         """The set works: try twice as many next time, at once."""
@@ -197,7 +197,7 @@ class BlockedSchedule:
             self._suspended.pop(transaction_id, None)
 
     def doubt(self) -> None:
-        """Something failed, and nobody can say which topic it was: each set is tried apart again."""
+        """Something failed, and which topic it was is not known: each set is tried apart again."""
         self._working.clear()
 
     def suspend(self, transaction_ids: Collection[str], now_ms: int) -> None:
@@ -220,12 +220,12 @@ class BlockedSchedule:
 
 
 def _without_overtaking(
-    transactions: list[Transaction], chosen: Collection[str], chains: Mapping[int, list[str]]
+    transactions: list[Transaction], chosen: Collection[str], blocked_queues: Mapping[int, list[str]]
 ) -> list[Transaction]:
-    """Those of `chosen` whose predecessors in their chain are chosen too, in the order of their ends."""
+    """Those of `chosen` whose predecessors of their ordering key are chosen too, in the order of their ends."""
     allowed: set[str] = set()
     for okey in {t.okey for t in transactions}:
-        for transaction_id in chains[okey]:
+        for transaction_id in blocked_queues[okey]:
             if transaction_id not in chosen:
                 break
             allowed.add(transaction_id)

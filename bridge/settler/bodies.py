@@ -49,7 +49,7 @@ class Bodies:
             self._held_bytes += size
 
     def drop(self, transaction_ids: Iterable[str]) -> None:
-        """Forgets bodies that nobody needs any more."""
+        """Forgets bodies that are not needed any more."""
         for transaction_id in transaction_ids:
             held = self._held.pop(transaction_id, None)
             if held is not None:
@@ -62,7 +62,7 @@ class Bodies:
     async def load(self, transactions: Sequence[Transaction], max_bytes: int | None = None) -> Loaded:
         """The bodies of as many, from the first on, as may be given out at once, or as asked for; of one at least.
 
-        Nobody knows how large bodies are that have to be read: a try that finds more than it may is repeated with
+        The size of bodies that have to be read is not known: a try that finds more than it may is repeated with
         fewer. Raises StoreError.
         """
         most = self._max_load_bytes if max_bytes is None else min(max_bytes, self._max_load_bytes)

@@ -8,7 +8,7 @@ import structlog
 
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, MalformedRecord
 from bridge.core.message import Message, MessageQueue
-from bridge.core.queue_state import QueueState, touched_by
+from bridge.core.queue_state import QueueState, changed_by
 from bridge.core.record import HalfMessage
 from bridge.core.transaction import BODY_EXPIRED, SPLIT, Transaction
 from bridge.core.transition import Effect
@@ -101,7 +101,7 @@ class OwnedQueue(QueueOwner):
         """Bytes of bodies in memory, about."""
         return self._writer.bodies.held_bytes
 
-    async def take_over(self) -> None:
+    async def recover(self) -> None:
         """Fences the last owner, reads back, writes the position. Raises StoreError, QueueHalted."""
         ports, writer = self._ports, self._writer
         await ports.log.check_halts(self.queue_id)
@@ -234,8 +234,8 @@ class OwnedQueue(QueueOwner):
 
     async def _settle(self, effects: Sequence[Effect], bodies: LoadedHalves, seen_at_ms: int) -> None:
         """Writes what follows from the records, and what holds L or O back."""
-        put_backs = self._retry.put_back()
-        batch = QueueBatch([*put_backs, *effects], BatchKind.PUT_BACK if put_backs else BatchKind.SETTLE)
+        carried = self._retry.carry_forward()
+        batch = QueueBatch([*carried, *effects], BatchKind.CARRY_FORWARD if carried else BatchKind.SETTLE)
         if batch.is_empty:
             await self._writer.write_position_if_due()
         else:
@@ -243,17 +243,17 @@ class OwnedQueue(QueueOwner):
             try:
                 await self._writer.write(batch, bodies)
             except BatchAborted as error:
-                effects = await self._withhold(batch, effects, bodies, error)
-                await self._writer.write(QueueBatch([*put_backs, *effects], BatchKind.BLOCK), bodies)
+                effects = await self._defer(batch, effects, bodies, error)
+                await self._writer.write(QueueBatch([*carried, *effects], BatchKind.BLOCK), bodies)
             except BatchOutcomeUnknown:
                 self._note_unknown(batch, bodies)
                 raise
-            self.counts.put_backs += len(put_backs)
-        changed = touched_by(effects)
+            self.counts.carried += len(carried)
+        changed = changed_by(effects)
         self._retry.follow(changed, bodies)
         self._writer.notify(changed, seen_at_ms)
 
-    async def _withhold(
+    async def _defer(
         self, batch: QueueBatch, effects: Sequence[Effect], bodies: LoadedHalves, error: BatchAborted
     ) -> Sequence[Effect]:
         """What follows after a clean abort: the same, decided unpublished. Raises `error` if nothing was published."""
@@ -268,10 +268,10 @@ class OwnedQueue(QueueOwner):
             assert t.end is not None
             return self._find_obstacle(t.transaction_id, t.end, bodies[t.transaction_id].messages) or SPLIT
 
-        return self.state.withhold(effects, reason_of)
+        return self.state.defer(effects, reason_of)
 
     def _note_unknown(self, batch: QueueBatch, bodies: LoadedHalves) -> None:
-        """Whatever became of it, its commits are decided apart from being published, should they be read again."""
+        """Its commits are decided apart from being published, should they be read again."""
         if batch.publishes:
             self._memory.split_before = self.state.s
             self._memory.schedule.doubt()

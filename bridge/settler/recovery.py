@@ -79,7 +79,7 @@ class _JournalTail:
     last_ms: int | None = None
 
     def add(self, message: StoredMessage) -> None:
-        """What cannot be read was quarantined by whoever decided it."""
+        """Records that cannot be read were quarantined when they were decided."""
         self.last_ms = message.stored_ms
         with suppress(MalformedRecord):
             record = decode_record(message)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 import structlog
 
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreError
-from bridge.core.queue_state import touched_by
+from bridge.core.queue_state import changed_by
 from bridge.core.transaction import BODY_EXPIRED, SPLIT, Transaction
 from bridge.core.transition import Effect, Park, WriteOp
 from bridge.settler.batch import QueueBatch
@@ -37,7 +37,7 @@ class Retry:
 
     @property
     def is_asked(self) -> bool:
-        """Whether somebody waits for a park."""
+        """Whether parks are to be written."""
         return bool(self._parks)
 
     def park(self, whys: Mapping[str, str]) -> None:
@@ -45,22 +45,22 @@ class Retry:
         self._parks |= whys
 
     async def recover(self) -> None:
-        """Looks up where what is blocked goes to. Raises StoreError."""
-        live, chains = self._writer.state.live, self._writer.state.chains
-        blocked = [live[i] for chain in chains.values() for i in chain]
+        """Looks up the destinations of blocked commits. Raises StoreError."""
+        live, blocked_queues = self._writer.state.live, self._writer.state.blocked_queues
+        blocked = [live[i] for waiting in blocked_queues.values() for i in waiting]
         while blocked:
             found, asked = await self._writer.bodies.load(blocked[: self._config.max_batch_records])
             self._blocked_to |= {t.transaction_id: _destinations(found.get(t.transaction_id)) for t in blocked[:asked]}
             blocked = blocked[asked:]
 
-    def put_back(self) -> list[Effect]:
+    def carry_forward(self) -> list[Effect]:
         """What holds L or O back; copies for the parked topic follow apart, since that topic can fail."""
-        effects = self._writer.state.put_back(self._config.max_put_backs)
+        effects = self._writer.state.carry_forward(self._config.max_carried)
         self._copies.update(e.transaction.transaction_id for e in effects if isinstance(e, Park))
         return [WriteOp(e.transaction) if isinstance(e, Park) else e for e in effects]
 
     def follow(self, changed: Mapping[str, Transaction], bodies: LoadedHalves) -> None:
-        """A batch was written: what is blocked by it is tried at once, what was given up no more."""
+        """A batch was written: tries soon the commits that it blocked, and no more those that were given up."""
         for transaction_id, t in changed.items():
             if t.blocked:
                 self._add(t, topics_of(bodies[transaction_id].messages))
@@ -73,7 +73,7 @@ class Retry:
             await self._settle_parks(seen_at_ms)
         if self._copies:
             await self._settle_copies()
-        if self._writer.state.chains:
+        if self._writer.state.blocked_queues:
             await self._retry_blocked(seen_at_ms)
 
     def _add(self, t: Transaction, destinations: DestinationSet) -> None:
@@ -84,7 +84,7 @@ class Retry:
             schedule.note_refused(destinations, UNKNOWN_TOPIC, self._ports.clock.monotonic_ms())
 
     def _forget(self, transaction_id: str) -> None:
-        """Whoever was behind it is tried at once."""
+        """The next of its ordering key is tried at once."""
         self._blocked_to.pop(transaction_id, None)
         self._copies.discard(transaction_id)
         self._retry_at_ms = 0
@@ -116,7 +116,7 @@ class Retry:
         except StoreError:
             self._memory.park_not_before_ms = now_ms + self._config.park_backoff_ms
             raise
-        self._writer.notify(touched_by(effects), seen_at_ms)
+        self._writer.notify(changed_by(effects), seen_at_ms)
 
     async def _settle_copies(self) -> None:
         """Copies what is blocked to the parked topic; when that refuses, others go on and it is tried later."""
@@ -137,7 +137,7 @@ class Retry:
         except BatchAborted as error:
             _LOG.error("body_not_copied", queue=self._writer.target.queue_id, reason=error.reason, topic=error.topic)
             self._copies.update(t.transaction_id for t in copied)
-            await self._writer.write(QueueBatch([WriteOp(t) for t in copied], BatchKind.PUT_BACK), {})
+            await self._writer.write(QueueBatch([WriteOp(t) for t in copied], BatchKind.CARRY_FORWARD), {})
         else:
             memory.copy_not_before_ms = 0
 
@@ -148,17 +148,21 @@ class Retry:
         now_ms = self._ports.clock.monotonic_ms()
         if now_ms < self._retry_at_ms:
             return
-        schedule, live, chains = self._memory.schedule, self._writer.state.live, self._writer.state.chains
-        attempt = schedule.choose_try(live, chains, self._blocked_to, now_ms)
+        schedule, live, blocked_queues = (
+            self._memory.schedule,
+            self._writer.state.live,
+            self._writer.state.blocked_queues,
+        )
+        attempt = schedule.choose_try(live, blocked_queues, self._blocked_to, now_ms)
         split_before_ms = None if attempt is None else self._writer.time.now_ms() - LONGEST_SPLIT_MS
-        await self._explain(schedule.explain_split(live, chains, self._blocked_to, split_before_ms))
+        await self._explain(schedule.explain_split(live, blocked_queues, self._blocked_to, split_before_ms))
         if attempt is None:
             self._retry_at_ms = schedule.next_due_ms(now_ms)
             return
         bodies, asked = await self._writer.bodies.load(attempt.transactions)
         attempt = attempt._replace(transactions=attempt.transactions[:asked])
         reasons = await self._find_reasons(attempt, bodies)
-        possible = attempt.without(reasons.keys() | self._find_again(bodies), chains)
+        possible = attempt.without(reasons.keys() | self._find_again(bodies), blocked_queues)
         schedule.suspend([i for i, why in reasons.items() if why != UNKNOWN_TOPIC], now_ms)
         for destinations in {self._blocked_to[i] for i, why in reasons.items() if why == UNKNOWN_TOPIC}:
             schedule.note_refused(destinations, UNKNOWN_TOPIC, now_ms)
@@ -192,7 +196,7 @@ class Retry:
         except BatchAborted as error:
             self._memory.schedule.note_failure(attempt, error.reason, now_ms)
             why = SPLIT if attempt.is_joint else error.reason
-            effects = state.withhold(effects, lambda _: why)
+            effects = state.defer(effects, lambda _: why)
             await self._writer.write(QueueBatch(effects, BatchKind.BLOCK), bodies)
         except BatchOutcomeUnknown:
             self._memory.schedule.note_failure(attempt, "NO_ANSWER", now_ms)
@@ -202,7 +206,7 @@ class Retry:
             self._memory.schedule.note_success(attempt)
             for t in attempt.transactions:
                 self._blocked_to.pop(t.transaction_id, None)
-        self._writer.notify(touched_by(effects), seen_at_ms)
+        self._writer.notify(changed_by(effects), seen_at_ms)
 
     async def _explain(self, reasons: Mapping[str, str]) -> None:
         effects = [effect for i, why in reasons.items() for effect in self._explain_one(i, why)]

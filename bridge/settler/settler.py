@@ -211,7 +211,7 @@ class Settler:
             if not member.is_owned(queue_id):
                 await self._pause(_FIRST_BACKOFF_MS, let_go)
                 return
-            await queue.take_over()
+            await queue.recover()
             status.take_overs += 1
             status.hold, status.why = Hold.OWNED, None
             owned_at_ms = self._ports.clock.monotonic_ms()
@@ -229,7 +229,7 @@ class Settler:
     def _note(status: QueueStatus, queue: OwnedQueue) -> None:
         state = queue.state
         status.s, status.journal_ms, status.live = state.s, state.journal_ms, len(state.live)
-        status.blocked = sum(map(len, state.chains.values()))
+        status.blocked = sum(map(len, state.blocked_queues.values()))
         status.held_bytes = queue.held_bytes
 
     async def _pause(self, duration_ms: int, until: asyncio.Event | None = None) -> None:

@@ -101,8 +101,10 @@ class QueueLog:
             last = self.journal[min(state.s + count, len(self.journal)) - 1][0]
             state.advance(last.offset + 1, last.stored_ms)
         if is_aborted:
-            effects = state.withhold(effects, lambda _: "REFUSED")
-        return self.commit(state, [*state.put_back(100), *effects, *[e for i in parks for e in state.park(i, "TEST")]])
+            effects = state.defer(effects, lambda _: "REFUSED")
+        return self.commit(
+            state, [*state.carry_forward(100), *effects, *[e for i in parks for e in state.park(i, "TEST")]]
+        )
 
     def commit(self, state: QueueState, effects: Sequence[Effect]) -> list[Effect]:
         """Writes effects and position as one Kafka transaction."""

@@ -241,10 +241,10 @@ def test_moves_of_the_owner_name_nobody_who_waits() -> None:
     ("blocked", "parked", "is_old", "is_copied"),
     [(True, None, True, True), (True, 6, True, False), (True, None, False, False), (False, None, True, False)],
 )
-def test_put_back_copies_the_body_of_an_old_blocked_one(
+def test_carrying_forward_copies_the_body_of_an_old_blocked_one(
     blocked: bool, parked: int | None, is_old: bool, is_copied: bool
 ) -> None:
     """Once, before the journal loses it."""
     t = replace(T, blocked=blocked, parked=parked)
     again = replace(t, requests=())
-    assert follow(transition.put_back(t, is_old=is_old)) == (again, [Park(again) if is_copied else WriteOp(again)])
+    assert follow(transition.carry_forward(t, is_old=is_old)) == (again, [Park(again) if is_copied else WriteOp(again)])
