@@ -33,6 +33,8 @@ from tests.support.settler_world import NoDatabase, RecordingObserver
 
 BATCH = 1_000
 TIMES = CheckTimes()
+TOPICS = InternalTopics(queues=1)
+JOURNAL = MessageQueue(TOPICS.half, 0)
 
 
 class _Reader:
@@ -104,7 +106,7 @@ def make_records(transactions: int) -> list[StoredMessage]:
 async def measure(transactions: int) -> float:
     """Microseconds of CPU for each transaction."""
     clock = SystemClock()
-    cluster = make_cluster(clock, InternalTopics(queues=1))
+    cluster = make_cluster(clock, TOPICS)
     cluster.log.create_topic("orders", 2)
     process = MemoryProcess(cluster, "bench")
     ports = SettlerPorts(
@@ -116,9 +118,9 @@ async def measure(transactions: int) -> float:
         clock,
         LogWatch(process.admin, InternalTopics(queues=1), clock, NoDatabase()),
     )
-    target = BatchTarget(InternalTopics(queues=1), 0, "bench")
+    target = BatchTarget(TOPICS, 0, "bench")
     queue = OwnedQueue(target, ports, SettlerConfig(max_batch_records=2 * BATCH), QueueMemory(), QueueCounts())
-    await queue.take_over()
+    await queue.recover()
     gc.collect()
     started = time.process_time()
     while queue.counts.published < transactions:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import structlog
 
+from bridge.core.backoff import Backoff
 from bridge.core.check_rules import CheckMode, GroupSettings
 from bridge.core.errors import BridgeError, StoreError
 from bridge.core.record import EndRecord, Resolution, Source
@@ -308,7 +309,7 @@ class GroupCheckLoop:
         self._offers = PullDispatcher(context, group)
         self._stirred = asyncio.Event()
         self._in_flight = 0  # rounds
-        self._silent_rounds = 0
+        self._backoff = Backoff(_MIN_PAUSE_MS, _MAX_PAUSE_MS)
         self._paused_until_ms = 0
         self._read_wait_ms = _MIN_READ_WAIT_MS
 
@@ -408,12 +409,11 @@ class GroupCheckLoop:
         """A group that does not answer is given time, more with each round."""
         if was_answered is None:
             return
-        self._silent_rounds = 0 if was_answered else self._silent_rounds + 1
         if was_answered:
+            self._backoff.reset()
             self._paused_until_ms = 0
             return
-        pause_ms = min(_MIN_PAUSE_MS << min(self._silent_rounds - 1, 10), _MAX_PAUSE_MS)
-        self._paused_until_ms = self._context.clock.monotonic_ms() + pause_ms
+        self._paused_until_ms = self._context.clock.monotonic_ms() + self._backoff.next_ms()
 
     async def _wait_for_turn(self) -> None:
         """Takes nothing before a round of its own could start: what is taken early may have ended when it is asked."""

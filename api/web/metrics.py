@@ -112,7 +112,7 @@ def _collect_settler(settler: Settler) -> Iterable[Metric]:
             "queue_batches": counts.batches,
             "queue_published": counts.published,
             "queue_quarantined": counts.quarantined,
-            "queue_put_backs": counts.put_backs,
+            "queue_put_backs": counts.carried,
             "queue_parked": counts.parked,
             "queue_abandoned": counts.abandoned,
             "queue_take_overs": status.take_overs,

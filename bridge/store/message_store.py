@@ -74,7 +74,7 @@ class BatchKind(Enum):
     BLOCK = "block"
     RETRY = "retry"
     PARK = "park"
-    PUT_BACK = "put back"
+    CARRY_FORWARD = "carry forward"
     POSITION = "position"
     TAKE_OVER = "take over"
 

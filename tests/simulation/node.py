@@ -42,7 +42,7 @@ SETTLER = SettlerConfig(
     max_batch_bytes=6_000,
     idle_wait_ms=800,
     position_delay_ms=100,
-    max_put_backs=3,
+    max_carried=3,
     horizon=LowWatermarkConfig(
         remember_ended_ms=12_000, journal_records=6, journal_ms=4_000, op_messages=12, op_ms=10_000
     ),

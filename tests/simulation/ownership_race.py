@@ -66,7 +66,7 @@ class Instance:
             self.began = (self.left, repr(self._memory))
             queue = OwnedQueue(self._target, self._ports, self._config, self._memory, QueueCounts())
             try:
-                await queue.take_over()
+                await queue.recover()
                 while True:
                     await queue.run_once()
             except QueueHalted:

@@ -41,7 +41,7 @@ class Known(NamedTuple):
     s: int
     live: dict[str, Transaction]
     ended: dict[str, bytes]
-    chains: dict[int, list[str]]
+    blocked_queues: dict[int, list[str]]
 
     @classmethod
     def of(cls, owner: QueueOwner) -> Self:
@@ -51,7 +51,7 @@ class Known(NamedTuple):
         live = {
             i: t if t.state is TransactionState.PREPARED else replace(t, next_due_ms=0) for i, t in state.live.items()
         }
-        return cls(state.s, live, dict(state.ended), {k: list(v) for k, v in state.chains.items()})
+        return cls(state.s, live, dict(state.ended), {k: list(v) for k, v in state.blocked_queues.items()})
 
 
 class _TakeOvers(RecordingObserver):

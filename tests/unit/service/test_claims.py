@@ -48,10 +48,12 @@ class StoreThatGoes(MemoryStore):
 
     is_down = False
 
-    async def get_each(self, queue: MessageQueue, offsets: Collection[int]) -> dict[int, StoredMessage]:
+    async def get_each(
+        self, queue: MessageQueue, offsets: Collection[int], max_bytes: int | None = None
+    ) -> dict[int, StoredMessage]:
         if self.is_down:
             raise StoreTimeout("no leader")
-        return await super().get_each(queue, offsets)
+        return await super().get_each(queue, offsets, max_bytes)
 
 
 def make_claims(

@@ -7,7 +7,7 @@ from bridge.core.check_rules import CheckTimes
 from bridge.core.record import HalfMessage
 from bridge.core.transaction import Transaction
 from bridge.core.transition import LogPosition
-from bridge.settler.retry import BlockedSchedule, Try
+from bridge.settler.blocked import BlockedSchedule, Try
 
 TO = frozenset({"orders"})
 
@@ -19,11 +19,11 @@ def blocked(name: str, okey: int, end: int) -> Transaction:
 
 def test_try_without_the_first_of_a_chain_has_none_of_that_chain() -> None:
     """O: whatever stands behind it waits too; other chains go on."""
-    chains = {1: ["a", "b", "c"], 2: ["x"]}
+    blocked_queues = {1: ["a", "b", "c"], 2: ["x"]}
     attempt = Try(TO, [blocked("a", 1, 1), blocked("b", 1, 2), blocked("x", 2, 3), blocked("c", 1, 4)])
-    assert [t.transaction_id for t in attempt.without(["a"], chains).transactions] == ["x"]
-    assert [t.transaction_id for t in attempt.without(["b"], chains).transactions] == ["a", "x"]
-    assert [t.transaction_id for t in attempt.without([], chains).transactions] == ["a", "b", "x", "c"]
+    assert [t.transaction_id for t in attempt.without(["a"], blocked_queues).transactions] == ["x"]
+    assert [t.transaction_id for t in attempt.without(["b"], blocked_queues).transactions] == ["a", "x"]
+    assert [t.transaction_id for t in attempt.without([], blocked_queues).transactions] == ["a", "b", "x", "c"]
 
 
 class Chain:
