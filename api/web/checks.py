@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from itertools import islice
 from typing import Annotated, Literal
 
 import msgspec
@@ -14,10 +15,12 @@ from api.web.parse import check_group
 from api.web.request import ApiRequest, Query, read_json, refuse
 from api.web.road import NO_STORE, HttpAnswer, Routes
 from api.web.views import MessageAnswer, Time
+from bridge.core.message_json import write_message
 from bridge.futures import take_error
 from bridge.service.claims import ClaimCall, ClaimedCheck
 from bridge.service.contract import Refused
-from checker.call import NonceMaker, Subject, encode_call, render_check
+from bridge.turns import Steps, each_in_steps
+from checker.call import Check, NonceMaker, Subject, encode_call, render_check
 
 
 class ClaimChecks(Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,12 +83,17 @@ CLAIM_CHECKS = Operation(
 ).arguments()
 
 
-def render_claimed(group: str, claimed: Sequence[ClaimedCheck], make_nonce: NonceMaker) -> bytes:
+def render_claimed(group: str, claimed: Sequence[ClaimedCheck], make_nonce: NonceMaker) -> Steps[bytes]:
     """Claimed checks as the body of a call."""
-    checks = [
-        render_check(Subject(v.transaction_id, number, v.born_ms, v.idempotency_key, messages), make_nonce)
-        for v, number, messages in claimed
-    ]
+    messages = [message for _, _, messages in claimed for message in messages]
+    texts = iter((yield from each_in_steps(messages, write_message)))
+
+    def render(one: ClaimedCheck) -> Check:
+        view, number, asked = one
+        shown = list(islice(texts, len(asked)))
+        return render_check(Subject(view.transaction_id, number, view.born_ms, view.idempotency_key, shown), make_nonce)
+
+    checks = yield from each_in_steps(claimed, render, lambda check: len(check.text))
     return encode_call(group, checks).encode()
 
 
@@ -115,7 +123,7 @@ async def claim(request: ApiRequest, group: str) -> HttpAnswer:
         leaving.cancel()
     if isinstance(claimed, Refused):
         raise refuse(claimed)
-    shown = render_claimed(group, claimed, request.services.nonces.make)
+    shown = await request.services.turns.run(render_claimed(group, claimed, request.services.nonces.make))
     return HttpAnswer(200, shown, NO_STORE)
 
 

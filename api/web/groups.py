@@ -11,7 +11,7 @@ from api.web.parse import check_group
 from api.web.problems import invalid
 from api.web.request import ApiRequest, Query, read_json, refuse, who_is
 from api.web.road import NO_STORE, HttpAnswer, Routes, json_answer
-from api.web.search import PAGE_PARAMETERS, GroupCountsAnswer, link_header, page_of, render_counts
+from api.web.search import PAGE_PARAMETERS, GroupCountsAnswer, answer_page, page_of, render_counts
 from api.web.views import Time, render_optional_time, render_time
 from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings
 from bridge.directory import Endpoint
@@ -343,8 +343,7 @@ async def list_groups(request: ApiRequest) -> HttpAnswer:
         raise refuse(found)
     following = found[-1].group.name if len(found) == limit else None
     now_ms = services.now_ms()
-    page = GroupList([render_group(health, now_ms) for health in found], following)
-    return json_answer(200, page, link_header(request, following))
+    return await answer_page(request, "producer_groups", found, lambda health: render_group(health, now_ms), following)
 
 
 @routes.add("DELETE", "/v1/producer-groups/{group}", DELETE_GROUP)

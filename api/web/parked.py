@@ -11,7 +11,7 @@ from api.web.openapi import LIMIT, Body, Operation, path_parameter
 from api.web.parse import check_group, check_property
 from api.web.problems import NOT_FOUND, Problem, Rejected, invalid
 from api.web.request import ApiRequest, Query, check_reason, read_json, refuse, who_is
-from api.web.road import HttpAnswer, Routes, json_answer
+from api.web.road import HttpAnswer, Routes, answer_list, json_answer
 from api.web.search import (
     _FILTER,
     _LINK,
@@ -20,9 +20,8 @@ from api.web.search import (
     TransactionPage,
     _key,
     _time,
-    link_header,
+    answer_page,
     page_of,
-    render_page,
     search_filter,
 )
 from api.web.views import (
@@ -178,7 +177,7 @@ async def list_parked(request: ApiRequest) -> HttpAnswer:
     page = await services.parked.list(search_filter(query), limit, cursor)
     if isinstance(page, Refused):
         raise refuse(page)
-    return json_answer(200, render_page(page), link_header(request, page.next))
+    return await answer_page(request, "transactions", page.transactions, render_transaction, page.next)
 
 
 @routes.add("POST", "/v1/parked/redrive", REDRIVE)
@@ -204,7 +203,7 @@ async def list_jobs(request: ApiRequest) -> HttpAnswer:
     jobs = await services.parked.list_jobs(limit)
     if isinstance(jobs, Refused):
         raise refuse(jobs)
-    return json_answer(200, RedriveJobList([render_job(job) for job in jobs]))
+    return await answer_list(request, "jobs", jobs, render_job)
 
 
 @routes.add("GET", "/v1/parked/redrive/{job_id}", JOB)

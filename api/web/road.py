@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import structlog
@@ -34,10 +34,12 @@ from api.web.request import JSON, NDJSON, ApiRequest
 from api.web.services import Services
 from api.web.views import encode_json
 from bridge.service.contract import Outcome
+from bridge.turns import each_in_steps
 
 _LOG = structlog.get_logger()
 _LEVEL = logging.getLogger(__name__)  # asked before anything is put together for the log
 _LINES = NDJSON.encode()
+T = TypeVar("T")
 NO_PATH = Problem(NOT_FOUND, "there is nothing at this path")
 NO_STORE = (("Cache-Control", "no-store"),)
 
@@ -70,7 +72,20 @@ def json_answer(status: int, body: object, headers: Sequence[tuple[str, str]] = 
     return HttpAnswer(status, encode_json(body), headers)
 
 
-T = TypeVar("T")
+async def answer_list(
+    request: ApiRequest,
+    name: str,
+    items: Iterable[T],
+    render: Callable[[T], object],
+    rest: Mapping[str, object] | None = None,
+    headers: Sequence[tuple[str, str]] = (),
+) -> HttpAnswer:
+    """An answer of a list that may be long, and the members behind it. Others are served while it is rendered."""
+    shown = await request.services.turns.run(each_in_steps(items, lambda item: encode_json(render(item))))
+    end = b"}" if rest is None else b"," + encode_json(rest)[1:]
+    return HttpAnswer(200, b'{"%b":[%b]%b' % (name.encode(), b",".join(shown), end), headers)
+
+
 Run = Callable[..., Awaitable[ASGIApp]]
 
 

@@ -1,7 +1,7 @@
 """Lists, counts and the audit trail: filters, routes, answers and their description."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from msgspec import Struct
@@ -11,13 +11,16 @@ from api.web.openapi import CURSOR, LIMIT, Json, Operation, query_parameter
 from api.web.parse import check_group, parse_base64
 from api.web.problems import invalid
 from api.web.request import TIME_EXPECTED, ApiRequest, Query, parse_time_ms, refuse
-from api.web.road import HttpAnswer, Routes, json_answer
+from api.web.road import HttpAnswer, Routes, answer_list, json_answer
 from api.web.views import Time, TransactionAnswer, render_time, render_transaction
 from bridge.core.transaction import TransactionState
 from bridge.service.contract import Refused
-from bridge.service.search import BridgeStats, TransactionList
+from bridge.service.search import BridgeStats
+from bridge.sql.audit import ActEntry
 from bridge.sql.search import SearchFilter
 from bridge.sql.stats import GroupStats
+
+T = TypeVar("T")
 
 
 class TransactionPage(Struct):
@@ -102,9 +105,17 @@ STATS = Operation(_TAG, {200: (StatsAnswer, "Counts and lags.")}).arguments()
 AUDIT = Operation(_TAG, {200: (AuditPage, "A page.")}, parameters=(LIMIT, CURSOR), headers=_LINK).arguments()
 
 
-def render_page(page: TransactionList) -> TransactionPage:
-    """A page of transactions."""
-    return TransactionPage([render_transaction(view) for view in page.transactions], page.next)
+async def answer_page(
+    request: ApiRequest, name: str, items: Sequence[T], render: Callable[[T], object], following: str | None
+) -> HttpAnswer:
+    """A page of a list. `following`: cursor of the next one."""
+    return await answer_list(request, name, items, render, {"next": following}, link_header(request, following))
+
+
+def _render_entry(entry: ActEntry) -> AuditEntryAnswer:
+    return AuditEntryAnswer(
+        render_time(entry.at_ms), entry.actor, entry.what, entry.target, entry.reason, entry.before, entry.after
+    )
 
 
 def render_stats(stats: BridgeStats) -> StatsAnswer:
@@ -215,7 +226,7 @@ async def search(request: ApiRequest) -> HttpAnswer:
     page = await services.search.search(search_filter(query), limit, cursor)
     if isinstance(page, Refused):
         raise refuse(page)
-    return json_answer(200, render_page(page), link_header(request, page.next))
+    return await answer_page(request, "transactions", page.transactions, render_transaction, page.next)
 
 
 @routes.add("GET", "/v1/stats", STATS)
@@ -236,8 +247,4 @@ async def audit(request: ApiRequest) -> HttpAnswer:
     page = await services.search.audit(limit, cursor)
     if isinstance(page, Refused):
         raise refuse(page)
-    entries = [
-        AuditEntryAnswer(render_time(e.at_ms), e.actor, e.what, e.target, e.reason, e.before, e.after)
-        for e in page.entries
-    ]
-    return json_answer(200, AuditPage(entries, page.next), link_header(request, page.next))
+    return await answer_page(request, "entries", page.entries, _render_entry, page.next)

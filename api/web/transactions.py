@@ -37,13 +37,14 @@ from api.web.request import (
     problem_item,
     refuse,
 )
-from api.web.road import HttpAnswer, Routes, json_answer
+from api.web.road import HttpAnswer, Routes, answer_list, json_answer
 from api.web.views import (
     AcceptedAnswer,
     BatchAnswer,
     PreparedAnswer,
     TimelineAnswer,
     TransactionAnswer,
+    bodies_in_steps,
     encode_json,
     render_accepted,
     render_event,
@@ -53,7 +54,7 @@ from api.web.views import (
 from bridge.core.record import Resolution
 from bridge.core.transaction import TransactionView
 from bridge.service.contract import Accepted, PrepareCall, Prepared, Refused, Wait
-from bridge.turns import Pace, Steps, Turns
+from bridge.turns import Pace, Steps, Turns, each_in_steps
 
 T = TypeVar("T")
 Shown = PreparedAnswer | TransactionAnswer | AcceptedAnswer
@@ -174,7 +175,8 @@ async def get(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     bodies = await request.services.transactions.get_bodies(view)
     if isinstance(bodies, Refused):
         raise refuse(bodies)
-    return json_answer(200, render_transaction(view, bodies))
+    shown = None if bodies is None else await request.services.turns.run(bodies_in_steps(bodies))
+    return json_answer(200, render_transaction(view, shown))
 
 
 @routes.add("GET", "/v1/transactions/{transaction_id}/timeline", TIMELINE)
@@ -185,7 +187,7 @@ async def timeline(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     events = await request.services.transactions.timeline(transaction_id)
     if isinstance(events, Refused):
         raise refuse(events)
-    return json_answer(200, {"events": [render_event(event) for event in events]})
+    return await answer_list(request, "events", events, render_event)
 
 
 @routes.add("POST", "/v1/transactions/{transaction_id}/commit", COMMIT, is_hot=True)
@@ -297,7 +299,7 @@ async def answer_each(
     """A result for each call, or for what is wrong with it. `pointer`: where call number {} lies in the document."""
     answers = iter(await make([call for call in calls if not isinstance(call, Problem)]))
     merged = [call if isinstance(call, Problem) else next(answers) for call in calls]
-    return show_all(merged, request.request_id, pointer)
+    return await show_all(request.services.turns, merged, request.request_id, pointer)
 
 
 async def parse_lines(
@@ -325,16 +327,21 @@ def join(items: Sequence[bytes]) -> HttpAnswer:
     return HttpAnswer(200, b'{"results":[%b]}' % b",".join(items))
 
 
-def show_all(
-    answers: Sequence[Prepared | TransactionView | Accepted | Refused | Problem], request_id: str, pointer: str
+async def show_all(
+    turns: Turns,
+    answers: Sequence[Prepared | TransactionView | Accepted | Refused | Problem],
+    request_id: str,
+    pointer: str,
 ) -> list[bytes]:
     """The results of a batch as JSON."""
-    shown = []
-    for index, answer in enumerate(answers):
+    places = iter(range(len(answers)))
+
+    def show_one(answer: Prepared | TransactionView | Accepted | Refused | Problem) -> bytes:
+        place = next(places)
         if isinstance(answer, Problem):
-            shown.append(problem_item(answer, request_id))
-        elif isinstance(answer, Refused):
-            shown.append(problem_item(problem_of(answer).at(pointer.format(index)), request_id))
-        else:
-            shown.append(item(*_render(answer)))
-    return shown
+            return problem_item(answer, request_id)
+        if isinstance(answer, Refused):
+            return problem_item(problem_of(answer).at(pointer.format(place)), request_id)
+        return item(*_render(answer))
+
+    return await turns.run(each_in_steps(answers, show_one))

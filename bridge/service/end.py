@@ -22,9 +22,11 @@ from bridge.service.ports import ServicePorts
 from bridge.service.reads import refuse_read
 from bridge.service.replies import ReplyBatch
 from bridge.store.message_store import PutStatus
+from bridge.turns import Pace
 
 EndAnswer = TransactionView | Accepted | Refused
 _REFUSED = PutStatus.REFUSED
+_STEP_RECORDS = 256  # are made in about a millisecond
 
 
 class Ender:
@@ -59,7 +61,7 @@ class Ender:
         return None
 
     async def _append(self, calls: Sequence[EndCall], deadline: Deadline) -> list[EndAnswer]:
-        messages = self._encode(calls, [None] * len(calls))
+        messages = await self._encode(calls, [None] * len(calls))
         results = await self._ports.journal.append(messages, deadline)
         return [
             refuse_put(result, call.transaction_id) or Accepted(call.transaction_id, call.resolution)
@@ -73,7 +75,7 @@ class Ender:
             return [refuse_unavailable(detail, call.transaction_id) for call in calls]
         wait = hearing.waiters.open([call.transaction_id for call in calls])
         try:
-            messages = self._encode(calls, wait.requests)
+            messages = await self._encode(calls, wait.requests)
             reach(FaultPoint.END_UNSENT)
             refused = await self._put(calls, messages, wait, deadline)
             reach(FaultPoint.END_ACKED)
@@ -122,10 +124,12 @@ class Ender:
                 found.append(compare_end(call, view))
         return found
 
-    def _encode(self, calls: Sequence[EndCall], requests: Sequence[str | None]) -> list[Message]:
+    async def _encode(self, calls: Sequence[EndCall], requests: Sequence[str | None]) -> list[Message]:
         topic, born_ms = self._ports.topics.half, self._ports.clock.now_ms()
-        messages = []
+        messages, pace = [], Pace(_STEP_RECORDS)
         for call, request in zip(calls, requests, strict=True):
+            if pace.spend(1):
+                await self._ports.turns.take()
             record = EndRecord(
                 call.transaction_id,
                 call.resolution,
