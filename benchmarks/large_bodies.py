@@ -71,8 +71,10 @@ async def serve(ready: Connection) -> None:
     fake = FakeTransactions()
     await fake.prepare([replace(STORED, idempotency_key=str(n)) for n in range(500)])
     server = ApiServer(create_app(make_services(fake, limits=limits)), ServeConfig(host=HOST, port=0))
+    serving = asyncio.ensure_future(server.serve_until(asyncio.Event()))
+    await server.wait_started()
     ready.send(server.port)
-    await server.serve_until(asyncio.Event())
+    await serving
 
 
 def run_server(ready: Connection) -> None:
