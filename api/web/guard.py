@@ -1,4 +1,4 @@
-"""What every request passes before its call: names and origins, load, readiness to take it.
+"""What every request passes before its call: names and origins, load, bytes in flight.
 
 A browser sends to this machine whatever a page tells it to. Three things give such a page away: the `Origin` it comes
 from; the `Host` it called, if its own name was made to point here (DNS rebinding); and, where neither is looked at
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from api.web.limits import ByteBudget
+from api.web.limits import SMALL_BYTES, ByteBudget
 from api.web.problems import (
     CLOSE,
     FORBIDDEN,
@@ -117,6 +117,41 @@ def _is_never_rebound(name: bytes) -> bool:
 
 def _show(text: bytes) -> str:
     return text[:200].decode("ascii", "replace")
+
+
+class ByteLease:
+    """The bytes of one request, from the first that comes until the request is over."""
+
+    __slots__ = ("_budget", "_held", "_is_ended", "is_refused")
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._held = 0
+        self._is_ended = False
+        self.is_refused = False  # a piece of the request was not taken, nor any after it
+
+    def grow(self, size: int) -> bool:
+        """Whether these bytes may be kept. Once False, it stays so: the request has a hole."""
+        if self._is_ended:
+            return False
+        budget, held = self._budget, self._held + size
+        used = budget.used + size
+        if used > budget.for_large and (held > SMALL_BYTES or used > budget.total):
+            self._is_ended = self.is_refused = True
+            return False
+        budget.used, self._held = used, held
+        return True
+
+    def shrink(self, size: int) -> None:
+        """So many bytes are not kept any longer."""
+        size = min(size, self._held)
+        self._held -= size
+        self._budget.used -= size
+
+    def close(self) -> None:
+        """The request is over. May be called again."""
+        self._is_ended = True
+        self.shrink(self._held)
 
 
 @dataclass(slots=True)

@@ -18,41 +18,6 @@ class ByteBudget:
         self.used = 0
 
 
-class ByteLease:
-    """The bytes of one request, from the first that comes until the request is over."""
-
-    __slots__ = ("_budget", "_held", "_is_ended", "is_refused")
-
-    def __init__(self, budget: ByteBudget) -> None:
-        self._budget = budget
-        self._held = 0
-        self._is_ended = False
-        self.is_refused = False  # a piece of the request was not taken, nor any after it
-
-    def grow(self, size: int) -> bool:
-        """Whether these bytes may be kept. Once False, it stays so: the request has a hole."""
-        if self._is_ended:
-            return False
-        budget, held = self._budget, self._held + size
-        used = budget.used + size
-        if used > budget.for_large and (held > SMALL_BYTES or used > budget.total):
-            self._is_ended = self.is_refused = True
-            return False
-        budget.used, self._held = used, held
-        return True
-
-    def shrink(self, size: int) -> None:
-        """So many bytes are not kept any longer."""
-        size = min(size, self._held)
-        self._held -= size
-        self._budget.used -= size
-
-    def close(self) -> None:
-        """The request is over. May be called again."""
-        self._is_ended = True
-        self.shrink(self._held)
-
-
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
     """Bounds of the HTTP interface."""

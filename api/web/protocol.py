@@ -11,7 +11,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from api.web.limits import ByteBudget, ByteLease
+from api.web.guard import ByteLease
+from api.web.limits import ByteBudget
 from api.web.problems import (
     HEADERS_TOO_LARGE,
     MALFORMED_REQUEST,

@@ -13,9 +13,9 @@ import msgspec
 from starlette.datastructures import Headers, QueryParams
 from starlette.types import Message, Receive, Scope
 
-from api.web.guard import RawHeaders, Traffic
+from api.web.guard import ByteLease, RawHeaders, Traffic
 from api.web.large_bodies import LARGE_BYTES, body_in_steps
-from api.web.limits import ByteLease, HttpLimits, overloaded, too_large
+from api.web.limits import HttpLimits, overloaded, too_large
 from api.web.parse import check_property, parse_body
 from api.web.problems import (
     CLOSE,

@@ -16,8 +16,8 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.web.guard import Doorkeeper, RawHeaders, Traffic, refuse_accept
-from api.web.limits import ByteBudget, ByteLease
+from api.web.guard import ByteLease, Doorkeeper, RawHeaders, Traffic, refuse_accept
+from api.web.limits import ByteBudget
 from api.web.metrics import HttpMetrics
 from api.web.openapi import Json
 from api.web.problems import (

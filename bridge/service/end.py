@@ -22,7 +22,6 @@ from bridge.service.ports import ServicePorts
 from bridge.service.reads import refuse_read
 from bridge.service.replies import ReplyBatch
 from bridge.store.message_store import PutStatus
-from bridge.turns import Pace
 
 EndAnswer = TransactionView | Accepted | Refused
 _REFUSED = PutStatus.REFUSED
@@ -126,9 +125,9 @@ class Ender:
 
     async def _encode(self, calls: Sequence[EndCall], requests: Sequence[str | None]) -> list[Message]:
         topic, born_ms = self._ports.topics.half, self._ports.clock.now_ms()
-        messages, pace = [], Pace(_STEP_RECORDS)
+        messages: list[Message] = []
         for call, request in zip(calls, requests, strict=True):
-            if pace.spend(1):
+            if len(messages) % _STEP_RECORDS == _STEP_RECORDS - 1:
                 await self._ports.turns.take()
             record = EndRecord(
                 call.transaction_id,
