@@ -93,7 +93,7 @@ def parse_prepare_batch(
     """Every transaction of a batch, or what is wrong with it. Raises Rejected if it is no batch."""
     calls: list[PrepareCall | Problem] = []
     items: Sequence[Prepare | msgspec.Raw] = (
-        read_all_prepares(raw) or decode_body(read_strict(raw), _prepare_batch).transactions
+        read_plain_prepares(raw) or decode_body(read_strict(raw), _prepare_batch).transactions
     )
     for index, item in enumerate(items):
         try:
@@ -124,7 +124,7 @@ def parse_resolutions(raw: bytes) -> list[EndCall | NoncedEnd | Problem]:
     """Every resolution of a batch, or what is wrong with it. Raises Rejected if it is no batch."""
     calls: list[EndCall | NoncedEnd | Problem] = []
     items: Sequence[ResolutionItem | msgspec.Raw] = (
-        read_all_resolutions(raw) or decode_body(read_strict(raw), _resolutions).resolutions
+        read_plain_resolutions(raw) or decode_body(read_strict(raw), _resolutions).resolutions
     )
     for index, item in enumerate(items):
         try:
@@ -327,15 +327,15 @@ def read_plain_prepare(raw: bytes) -> Prepare | None:
     return _read(raw, _prepare, partial(_count_prepare, depth=_DEPTH_OF_VALUE))
 
 
-def read_all_prepares(raw: bytes) -> list[Prepare] | None:
+def read_plain_prepares(raw: bytes) -> list[Prepare] | None:
     """A batch in which nothing is wrong."""
     batch = _read(raw, _all_prepares, _count_prepares)
     return None if batch is None else batch.transactions
 
 
-def read_all_resolutions(raw: bytes) -> list[ResolutionItem] | None:
+def read_plain_resolutions(raw: bytes) -> list[ResolutionItem] | None:
     """A batch in which nothing is wrong."""
-    batch = _read(raw, _all_resolutions, lambda batch: 1 + sum([_count_resolution(item) for item in batch.resolutions]))
+    batch = _read(raw, _all_resolutions, _count_resolutions)
     return None if batch is None else batch.resolutions
 
 
