@@ -126,42 +126,17 @@ class HotCall(NamedTuple):
     route: Route
     path: str
     query: bytes
-    texts: Mapping[str, str]
-
-
-class _HotRoutes:
-    """The table's hot routes, by the bytes of their paths. All are POST."""
-
-    def __init__(self, table: Sequence[Route]) -> None:
-        hot = [route for route in table if route.is_hot]
-        self._whole = {
-            route.path.encode(): HotCall(route, route.path, b"", {}) for route in hot if not route.param_convertors
-        }
-        self._cut: list[tuple[bytes, bytes, str, Route]] = []
-        for route in hot:
-            for name in route.param_convertors:
-                before, after = route.path_format.split(f"{{{name}}}")
-                self._cut.append((before.encode(), after.encode(), name, route))
-
-    def find(self, target: bytes) -> HotCall | None:
-        path, _, query = target.partition(b"?")
-        call = self._whole.get(path)
-        if call is not None:
-            return call._replace(query=query) if query else call
-        for before, after, name, route in self._cut:
-            if path.startswith(before) and path.endswith(after):
-                text = path[len(before) : len(path) - len(after)]
-                if text.isalnum():  # nothing that has to be decoded
-                    return HotCall(route, path.decode(), query, {name: text.decode()})
-        return None
+    texts: tuple[str, ...] = ()
 
 
 class Road:
     """Admits requests, finds their routes, turns failures into problems, and accounts for all of it."""
 
     def __init__(self, table: Sequence[Route], services: Services, traffic: Traffic, metrics: HttpMetrics) -> None:
+        hot = [route for route in table if route.is_hot]  # all are POST, with one text in their paths at most
         self._table = table
-        self._hot = _HotRoutes(table)
+        self._hot = {r.path.encode(): HotCall(r, r.path, b"") for r in hot if not r.param_convertors}
+        self._hot_by_ends = [(*_cut(route.path_format), route) for route in hot if route.param_convertors]
         self._services = services
         self._metrics = metrics
         self.traffic = traffic
@@ -169,12 +144,22 @@ class Road:
 
     def find_hot(self, target: bytes, headers: RawHeaders) -> HotCall | None:
         """The hot call that a POST to this target is. Lines are answered while they are read, so they are none."""
-        call = self._hot.find(target)
-        if call is not None:
-            for name, value in headers:
-                if name == b"content-type" and _LINES in value.lower():
-                    return None
-        return call
+        path, _, query = target.partition(b"?")
+        call = self._hot.get(path)
+        if call is None:
+            return self._find_by_ends(path, query)
+        for name, value in headers:
+            if name == b"content-type" and _LINES in value.lower():
+                return None
+        return call._replace(query=query) if query else call
+
+    def _find_by_ends(self, path: bytes, query: bytes) -> HotCall | None:
+        for before, after, route in self._hot_by_ends:
+            if path.endswith(after) and path.startswith(before):
+                text = path[len(before) : -len(after)]
+                if text.isalnum():  # nothing that has to be decoded
+                    return HotCall(route, path.decode(), query, (text.decode(),))
+        return None
 
     async def answer_whole(
         self, call: HotCall, headers: RawHeaders, client: tuple[str, int] | None, body: bytes, lease: ByteLease
@@ -186,7 +171,7 @@ class Road:
         }  # fmt: skip
         request = ApiRequest(scope, _receive_nothing, self._services, self.traffic, lease, body)
         request.route_name = call.route.path_format
-        answer = await self._try(request, call.route.run, request, **call.texts)
+        answer = await self._try(request, call.route.run, request, *call.texts)
         assert isinstance(answer, HttpAnswer)
         request.status = answer.status
         self._dismiss(request)
@@ -217,7 +202,7 @@ class Road:
             match, found = route.matches(request.scope)
             if match is Match.FULL:
                 request.route_name = route.path_format
-                answer = await route.run(request, **found["path_params"])
+                answer = await route.run(request, *found["path_params"].values())
                 await answer(request.scope, receive, send)
                 return
             if match is Match.PARTIAL:
@@ -229,14 +214,12 @@ class Road:
         detail = f"{request.method} is not possible here; allowed: {listed}"
         raise Rejected(Problem(METHOD_NOT_ALLOWED, detail, headers={"Allow": listed}))
 
-    async def _try(
-        self, request: ApiRequest, run: Callable[..., Awaitable[T]], *args: object, **texts: str
-    ) -> T | HttpAnswer:
+    async def _try(self, request: ApiRequest, run: Callable[..., Awaitable[T]], *args: object) -> T | HttpAnswer:
         """What `run` gives; a problem if the request is not admitted, or fails. Never raises."""
         problem = self._admit(request)
         try:
             if problem is None:
-                return await run(*args, **texts)
+                return await run(*args)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the last one who can answer
             problem = _explain(error, request.request_id)
         self._metrics.count_problem(problem.type.slug)
@@ -245,7 +228,7 @@ class Road:
 
     def _admit(self, request: ApiRequest) -> Problem | None:
         """Counts a request as being served; why it is not served, if so."""
-        path, headers = request.path, request.headers.raw
+        path, headers = request.path, request.scope["headers"]
         problem = (
             self.doorkeeper.refuse(request.method, path, headers)
             or self.traffic.refuse(path)
@@ -272,6 +255,11 @@ class Road:
                 duration_ms=round(seconds * 1000, 1),
                 request_id=request.request_id,
             )
+
+
+def _cut(path: str) -> tuple[bytes, bytes]:
+    """What stands before and behind the text in a path."""
+    return path[: path.index("{")].encode(), path[path.index("}") + 1 :].encode()
 
 
 async def _receive_nothing() -> Message:

@@ -54,9 +54,10 @@ from api.web.views import (
 from bridge.core.record import Resolution
 from bridge.core.transaction import TransactionView
 from bridge.service.contract import Accepted, PrepareCall, Prepared, Refused, Wait
-from bridge.turns import Pace, Steps, Turns, each_in_steps
+from bridge.turns import STEP_BYTES, Pace, Steps, Turns
 
 T = TypeVar("T")
+_LOOK_EVERY = 50  # results: counting the bytes of each would cost what making some costs
 Shown = PreparedAnswer | TransactionAnswer | AcceptedAnswer
 
 TAG = "transactions"
@@ -334,14 +335,15 @@ async def show_all(
     pointer: str,
 ) -> list[bytes]:
     """The results of a batch as JSON."""
-    places = iter(range(len(answers)))
-
-    def show_one(answer: Prepared | TransactionView | Accepted | Refused | Problem) -> bytes:
-        place = next(places)
-        if isinstance(answer, Problem):
-            return problem_item(answer, request_id)
-        if isinstance(answer, Refused):
-            return problem_item(problem_of(answer).at(pointer.format(place)), request_id)
-        return item(*_render(answer))
-
-    return await turns.run(each_in_steps(answers, show_one))
+    shown, pace = list[bytes](), Pace(STEP_BYTES)
+    for start in range(0, len(answers), _LOOK_EVERY):
+        for index, answer in enumerate(answers[start : start + _LOOK_EVERY], start):
+            if isinstance(answer, Problem):
+                shown.append(problem_item(answer, request_id))
+            elif isinstance(answer, Refused):
+                shown.append(problem_item(problem_of(answer).at(pointer.format(index)), request_id))
+            else:
+                shown.append(item(*_render(answer)))
+        if pace.spend(sum(map(len, shown[start:]))):
+            await turns.take()
+    return shown
