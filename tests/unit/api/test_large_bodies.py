@@ -97,7 +97,6 @@ TWO_FAULTS = {"producer_group": "g", "messages": [{"topic": "t", "timestamp_ms":
 
 
 @example([TWO_FAULTS], 0)
-@example([{**TWO_FAULTS, "producer_group": ""}], 0)
 @given(st.lists(PREPARES | st.just(7), max_size=4), st.integers(0, 9_000))
 def test_batches_are_read_as_small_ones(items: object, size: int) -> None:
     """Each transaction by itself."""
