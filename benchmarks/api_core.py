@@ -10,8 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from api.web.calls import show_all
 from api.web.parse import MessageLimits, parse_prepare_batch, parse_resolutions
+from api.web.transactions import show_all
 from bridge.clock import SystemClock
 from bridge.core.message import Message, MessageQueue, Receipt, StoredMessage
 from bridge.core.op_message import OpMessage, encode_op

@@ -301,7 +301,7 @@ class Node:
         repeats = Repeats(self.reads, ends, clock, limits.projection_wait_ms)
         random_bits = backing.random.getrandbits
         preparer = Preparer(admission, journal, self.follower, repeats, self.kafka_time, random_bits)
-        ender = Ender(journal, self.follower, self.reads, limits, clock)
+        ender = Ender(journal, self.follower, self.reads, limits, clock, self.turns)
         trail = AuditTrail(database, clock.now_ms)
         operators = Operators(ender, self.reads, trail, topics, limits, self.kafka_time)
         bodies = BodyReader(store, topics)

@@ -1,6 +1,6 @@
 """End transaction: resolutions into the journal, the answer from the op topic (design section 6)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from bridge.clock import Clock
 from bridge.core.message import Message
@@ -22,22 +22,25 @@ from bridge.service.journal import Deadline, Journal
 from bridge.service.reads import CurrentReads, refuse_read
 from bridge.service.replies import OpFollower, ReceivedReply
 from bridge.store.message_store import PutStatus
+from bridge.turns import Turns
 
 EndAnswer = TransactionView | Accepted | Refused
 _REFUSED = PutStatus.REFUSED
+_STEP_RECORDS = 256  # are made in about a millisecond
 
 
 class Ender:
     """Ends lists of transactions: one put, one future."""
 
     def __init__(
-        self, journal: Journal, follower: OpFollower, reads: CurrentReads, limits: Limits, clock: Clock
+        self, journal: Journal, follower: OpFollower, reads: CurrentReads, limits: Limits, clock: Clock, turns: Turns
     ) -> None:
         self._journal = journal
         self._follower = follower
         self._reads = reads
         self._limits = limits
         self._clock = clock
+        self._turns = turns
 
     async def end(self, calls: Sequence[EndCall], deadline: Deadline, *, is_awaited: bool) -> list[EndAnswer]:
         """An answer for each call, same order; Accepted, once durable, if it is not awaited until settled."""
@@ -65,7 +68,7 @@ class Ender:
         return None
 
     async def _append(self, calls: Sequence[EndCall], deadline: Deadline) -> list[EndAnswer]:
-        messages = self._encode(calls, [None] * len(calls))
+        messages = await self._encode(calls, [None] * len(calls))
         results = await self._journal.append(messages, deadline)
         return [
             refuse_put(result, call.transaction_id) or Accepted(call.transaction_id, call.resolution)
@@ -73,8 +76,8 @@ class Ender:
         ]
 
     async def _settle(self, calls: Sequence[EndCall], deadline: Deadline) -> list[EndAnswer]:
-        def encode(requests: Sequence[str]) -> list[Message]:
-            messages = self._encode(calls, requests)
+        async def encode(requests: Sequence[str]) -> list[Message]:
+            messages = await self._encode(calls, requests)
             reach(FaultPoint.END_UNSENT)
             return messages
 
@@ -86,7 +89,7 @@ class Ender:
     async def ask(
         self,
         ids: Sequence[str],
-        encode: Callable[[Sequence[str]], Sequence[Message]],
+        encode: Callable[[Sequence[str]], Awaitable[Sequence[Message]]],
         deadline: Deadline,
         acked: FaultPoint,
         *,
@@ -101,7 +104,7 @@ class Ender:
             return [refuse_unheard(transaction_id) for transaction_id in ids]
         refused: dict[int, Refused] = {}
         try:
-            results = await self._journal.append(encode(wait.requests), deadline)
+            results = await self._journal.append(await encode(wait.requests), deadline)
             reach(acked)
             for place, result in enumerate(results):  # of what may be written the settlers may still tell
                 if result.status is _REFUSED and (refusal := refuse_put(result, ids[place])):
@@ -135,10 +138,12 @@ class Ender:
                 found.append(compare_end(call, view))
         return found
 
-    def _encode(self, calls: Sequence[EndCall], requests: Sequence[str | None]) -> list[Message]:
+    async def _encode(self, calls: Sequence[EndCall], requests: Sequence[str | None]) -> list[Message]:
         topic, born_ms = self._journal.topics.half, self._clock.now_ms()
-        messages = []
+        messages: list[Message] = []
         for call, request in zip(calls, requests, strict=True):
+            if len(messages) % _STEP_RECORDS == _STEP_RECORDS - 1:
+                await self._turns.take()
             record = EndRecord(
                 call.transaction_id,
                 call.resolution,

@@ -147,7 +147,7 @@ class Operators:
     async def append_acts(self, records: Sequence[ActRecord], deadline: Deadline) -> list[TransactionView | Refused]:
         """Appends acts and hears what became of each, same order. Neither checked nor audited here."""
 
-        def encode(requests: Sequence[str]) -> list[Message]:
+        async def encode(requests: Sequence[str]) -> list[Message]:
             return [
                 encode_act(replace(record, request=request), self._half, queue_of(record.transaction_id))
                 for record, request in zip(records, requests, strict=True)
