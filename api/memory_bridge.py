@@ -70,7 +70,7 @@ class MemoryBridge:
 
     def __init__(self, ports: MemoryPorts) -> None:
         self._ports = ports
-        self._directory = SqlDirectory(ports.database, ports.clock, refresh_ms=_RARELY_MS)
+        self._directory = SqlDirectory(ports.database, ports.clock, _RARELY_MS, ports.random.randbytes)
         self._keyring = Keyring([BridgeKey("1", ports.random.randbytes(SECRET_BYTES))])
         op_queues = ports.cluster.log.topics[ports.topics.op].partitions
         believed = {queue.queue.queue_id: queue.maximum for queue in op_queues}  # what was there before the key
