@@ -107,7 +107,7 @@ def test_list_is_newest_first_and_filtered(service: RunningService, shelf: dict[
     [
         "state=DONE", "limit=0", "limit=501", "limit=ten", "cursor=abc", "born_after=yesterday",
         "born_after=2026-13-01T00:00:00Z", "colour=red", "key=a&key=b", "key=a&key_base64=YQ==", "key_base64=_",
-        "producer_group=a%20b", "cursor=%00", "born_before=2026-01-01T00:00:00", "blocked=maybe",
+        "producer_group=a%20b", "cursor=%00", "born_before=2026-01-01T00:00:00", "blocked=maybe", "abandoned=1",
     ],
 )  # fmt: skip
 def test_filter_that_cannot_be_meant_is_refused(service: RunningService, query: str) -> None:
@@ -278,6 +278,7 @@ def test_documents_are_served(service: RunningService) -> None:
         ("GET", "/v1/producer-groups"), ("GET", "/v1/transactions/{transaction_id}"),
         ("GET", "/v1/transactions/{transaction_id}/timeline"), ("POST", "/v1/transactions/{transaction_id}/check"),
         ("POST", "/v1/transactions/{transaction_id}/force"), ("POST", "/v1/transactions/{transaction_id}/resume"),
+        ("POST", "/v1/transactions/{transaction_id}/abandon"),
         ("GET", "/v1/parked"), ("POST", "/v1/parked/redrive"), ("GET", "/v1/stats"), ("GET", "/v1/audit"),
         ("GET", "/livez"), ("GET", "/readyz"), ("GET", "/metrics"),
     }  # fmt: skip
