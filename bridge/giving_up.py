@@ -147,8 +147,9 @@ class GivingUp:
 
     async def _judge(self, queue_id: int) -> "_Judged":
         topics, ports = self._topics, self._ports
-        ids = await ports.admin.identify_topics((topics.half, topics.op, topics.parked))
-        log = LogTopics(ids[topics.half] or "", ids[topics.op] or "", ids[topics.parked] or "")
+        names = (topics.half, topics.op, topics.parked)
+        found = await ports.admin.identify_topics(names)
+        log = LogTopics(*[topic.topic_id if (topic := found[name]) else "" for name in names])
         journal = await self._measure(topics.half, queue_id, log.half)
         op = await self._measure(topics.op, queue_id, log.op)
         position = (

@@ -219,7 +219,7 @@ async def identify(admin: TopicAdmin, internal: InternalTopics) -> dict[str, Top
     """The internal topics that there are now. Raises StoreError."""
     cluster = await admin.describe_cluster()
     found = await admin.identify_topics(list(rules_of(internal)))
-    return {name: TopicIdentity(cluster.cluster_id, topic_id) for name, topic_id in found.items() if topic_id}
+    return {name: TopicIdentity(cluster.cluster_id, topic.topic_id) for name, topic in found.items() if topic}
 
 
 def _log_of(internal: InternalTopics, known: Mapping[str, TopicIdentity]) -> LogTopics:
