@@ -179,8 +179,16 @@ def is_conserved(counts: Json) -> bool:
     return counts["prepared"] == sum(parts) and min(parts) >= 0 and 0 <= counts["blocked"] <= counts["committed"]
 
 
+def is_settled(end: Json, result: Json) -> bool:
+    """Published or rolled back; or, where a busy broker did not take a commit in time, decided and tried again."""
+    if result["status"] == 200:
+        return True
+    is_late = result["status"] == 202 and result["blocked"] and result["reason"] in {"UNTRIED", "NO_ANSWER"}
+    return is_late and end["resolution"] == "COMMIT"
+
+
 def test_counts_are_conserved_at_every_observation(service: RunningService) -> None:
-    """While four producers work; and in the end they are what was done (C)."""
+    """While four producers work; and in the end they are what was done, and all of it is published (C)."""
     groups = [service.new_group("load") for _ in range(4)]
     stopping = threading.Event()
 
@@ -190,7 +198,7 @@ def test_counts_are_conserved_at_every_observation(service: RunningService) -> N
             ids = service.prepare_many([{"producer_group": group, "messages": [service.message()]}] * 30)
             ends = [{"transaction_id": i, "resolution": ("COMMIT", "ROLLBACK")[n % 2]} for n, i in enumerate(ids[:20])]
             results = service.other.post("/v1/resolutions", {"resolutions": ends}).json()["results"]
-            assert {result["status"] for result in results} == {200}
+            assert [result for end, result in zip(ends, results, strict=True) if not is_settled(end, result)] == []
             done = [done[0] + 30, done[1] + 10, done[2] + 10]
         return done[0], done[1], done[2]
 
@@ -209,6 +217,7 @@ def test_counts_are_conserved_at_every_observation(service: RunningService) -> N
             stopping.set()
     for group, worker in zip(groups, workers, strict=True):
         prepared, committed, rolled_back = worker.result()
+        wait_until(lambda group=group: service.counts(group)["blocked"] == 0, name=f"all of {group} published")
         counts = service.counts(group)
         assert (counts["prepared"], counts["committed"], counts["rolled_back"]) == (prepared, committed, rolled_back)
         assert counts["pending"] == prepared - committed - rolled_back
