@@ -19,7 +19,7 @@ from tests.support.history.lines import LineWriter
 
 _PAUSE_S = 0.5
 _READS = 5  # transactions looked at in each turn
-_GIVEN_UP = 0.2  # share of the blocked commits that are abandoned
+_GIVEN_UP = 0.6  # share of the blocked commits that are abandoned
 _FORCED = {COMMIT: Call.FORCE_COMMIT, ROLLBACK: Call.FORCE_ROLLBACK}
 
 Json = dict[str, Any]
@@ -40,16 +40,18 @@ class Desk:
         """One look at everything."""
         self._note_counts()
         self._read_some()
-        _, page = self._client.get("/v1/parked?limit=100")
-        for shown in (page or {}).get("transactions", ()):
-            if shown["transaction_id"] not in self._done:
-                self._look_after(shown["transaction_id"])
-        _, page = self._client.get("/v1/transactions?blocked=true&limit=100")
-        for shown in (page or {}).get("transactions", ()):
-            self._give_up(shown["transaction_id"])
+        for transaction_id in self._list("/v1/transactions?blocked=true&limit=100"):
+            self._give_up(transaction_id)
+        for transaction_id in self._list("/v1/parked?limit=100"):
+            if transaction_id not in self._done:
+                self._look_after(transaction_id)
 
     def close(self) -> None:
         self._client.close()
+
+    def _list(self, path: str) -> list[str]:
+        _, page = self._client.get(path)
+        return [shown["transaction_id"] for shown in (page or {}).get("transactions", ())]
 
     def _give_up(self, transaction_id: str) -> None:
         """Abandons some, whatever becomes of their topics; what it did not hear of it does again."""
@@ -86,8 +88,7 @@ class Desk:
         return True
 
     def _read_some(self) -> None:
-        _, page = self._client.get("/v1/transactions?limit=100")
-        shown = [each["transaction_id"] for each in (page or {}).get("transactions", ())]
+        shown = self._list("/v1/transactions?limit=100")
         for transaction_id in self._rng.sample(shown, min(_READS, len(shown))):
             wanted = Wanted(Call.GET, {}, {"transaction_id": transaction_id})
             self._client.get(f"/v1/transactions/{transaction_id}", wanted)

@@ -4,8 +4,9 @@ from functools import partial
 
 import pytest
 
+from api.cli.examinations import make_void
 from bridge.core.errors import HaltKind
-from bridge.core.message import Message
+from bridge.core.message import Message, MessageQueue
 from bridge.giving_up import GivingUp, GivingUpPorts
 from bridge.sql.engine import SqlUnavailable
 from bridge.sql.identity import Halt, clear_halt, read_halts, store_halt
@@ -60,6 +61,22 @@ def test_what_is_lost_is_told_first_and_the_queue_goes_on_without_it(
 
     world.run(story())
     assert world.settlers.memory.visible("orders") == [b"v", b"w"]
+
+
+def test_void_half_message_is_no_transaction_to_be_given_up(database_url: str) -> None:
+    """It counts for nobody, as those of `doctor` do."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            journal = MessageQueue(world.topics.half, 0)
+            await world.settlers.memory.store.put(journal, make_void(journal.topic, 0, 1))
+            await world.settlers.settled()
+        recreate(world, world.topics.op)
+        (loss,) = await make_giving_up(world).survey()
+        assert loss.unproven == []
+
+    world.run(story())
 
 
 @pytest.mark.parametrize("lost", ["op", "half"])
