@@ -315,7 +315,10 @@ def _judge_queues(topic: TopicDescription, queues: int) -> TopologyFault | None:
     if topic.queues == queues:
         return None
     detail = f"{topic.queues} queues, {queues} are configured"
-    remedy = f"set the number of queues to {topic.queues}; to change it, drain first, then make the topics anew"
+    remedy = (
+        "journal and op topic must both have `topics.queues` partitions; where one has grown, give the other as many, "
+        "let nothing be pending, set `topics.queues` everywhere, then `outbox-bridge migrate --accept-identity`"
+    )
     return TopologyFault(FaultKind.QUEUE_COUNT, topic.name, detail, remedy)
 
 
