@@ -15,10 +15,11 @@ from bridge.giving_up import GivingUp, GivingUpPorts, Loss
 from bridge.log_watch import REMEDY
 from bridge.seals import is_op_topic_empty, is_sealed, load_seals, start_seals
 from bridge.sql.engine import Database
+from bridge.sql.identity import read_identity
 from bridge.sql.migrate import upgrade
 from bridge.store.positions import begin_queues
 from bridge.store.sealed import SealedOwnerStore, SealWatch
-from bridge.topology import TopologyConflict, TopologyGuard, create_missing, migrate_topics
+from bridge.topology import FaultKind, TopologyConflict, TopologyGuard, create_missing, examine, migrate_topics
 
 _LOG = structlog.get_logger()
 _COORDINATOR_TRIES, _COORDINATOR_PAUSE_S = 40, 0.25
@@ -43,6 +44,9 @@ async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[st
         is_new_key = not await is_sealed(database)
         if not is_new_key:
             await load_seals(database, seal_watch.seals)
+        faults = await examine(kafka.admin, topics, await database.read(read_identity))
+        if miscounted := [fault for fault in faults if fault.kind is FaultKind.QUEUE_COUNT]:
+            raise TopologyConflict(miscounted)  # first of all: queues that are not there can only time out
 
         async def begin(log: LogTopics) -> None:
             if is_new_key:
@@ -54,8 +58,8 @@ async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[st
         else:
             created = await migrate_topics(kafka.admin, database, topics, clock.now_ms(), begin)
             done += [f"topic {name} created" for name in created]
-            if faults := await giving_up.find_faults():
-                raise ConfigError(f"the log is not what was left: {_tell(faults)}; {REMEDY}")
+            if lost := await giving_up.find_faults():
+                raise ConfigError(f"the log is not what was left: {_tell(lost)}; {REMEDY}")
         if is_new_key:
             await start_seals(kafka.store, database, topics, clock.now_ms())
             done.append("op records are sealed from now on")

@@ -22,7 +22,7 @@ from bridge.core.topics import InternalTopics
 from bridge.sql.engine import Database, SqlUnavailable
 from bridge.sql.identity import Halt, TopicIdentity, read_beliefs, read_halts, read_identity, read_last_act, store_halt
 from bridge.sql.rows import AppliedPosition, read_position, read_positions
-from bridge.store.message_store import TopicAdmin
+from bridge.store.message_store import TopicAdmin, TopicOutline
 from bridge.topology import TopologyGuard
 
 _LOG = structlog.get_logger()
@@ -57,7 +57,8 @@ class _Doubt(NamedTuple):
 class LogWatch:
     """`seals`: where op records begin to need one.
 
-    `guard` looks at everything else of the topics: when it is due, and as soon as one is another one.
+    `guard` looks at everything else of the topics: when it is due, and as soon as one is another one, or has another
+    number of queues.
     """
 
     def __init__(
@@ -79,7 +80,8 @@ class LogWatch:
         self._own: dict[int, _Unstored] = {}
         self._acts: dict[int, int] = {}  # the last one known when this process took the queue over
         self._recorded = _Recorded()
-        self._now: Mapping[str, str | None] = {}
+        self._now: Mapping[str, TopicOutline | None] = {}
+        self._guarded: tuple[object, object] = ({}, {})  # topics and records that the guard has looked at
         self._doubts: dict[int, _Doubt] = {}
 
     @property
@@ -92,7 +94,7 @@ class LogWatch:
         half, op, parked = [found[name] for name in self._names]
         if half is None or op is None or parked is None:
             raise StoreUnavailable("an internal topic is missing")
-        return LogTopics(half, op, parked)
+        return LogTopics(half.topic_id, op.topic_id, parked.topic_id)
 
     async def find_witness(self, queue_id: int) -> Witness | None:
         try:
@@ -115,7 +117,7 @@ class LogWatch:
         self._check_halt(queue_id)
         half, op, parked = [self._now.get(name) for name in self._names]
         if log is not None and half is not None and op is not None and parked is not None:
-            check_topics(log, LogTopics(half, op, parked))
+            check_topics(log, LogTopics(half.topic_id, op.topic_id, parked.topic_id))
 
     async def store_halt(self, queue_id: int, halted: QueueHalted) -> None:
         await self._halt(queue_id, halted, self._acts.get(queue_id, _UNKNOWN))
@@ -143,18 +145,17 @@ class LogWatch:
 
     def find_fault(self) -> str | None:
         """Which topic is missing or another one."""
-        for name, topic_id in self._now.items():
+        for name, topic in self._now.items():
             known = self._recorded.topics.get(name)
-            if topic_id is None and known is not None:
+            if topic is None and known is not None:
                 return f"{name}: the topic is missing; {REMEDY}"
-            if known is not None and known.topic_id != topic_id:
+            if topic is not None and known is not None and known.topic_id != topic.topic_id:
                 return f"{name}: the topic was deleted and made again; {REMEDY}"
         return None
 
     async def run_once(self) -> None:
         """Looks now; what cannot be asked is left as it was known."""
         doubts = dict(self._doubts)
-        before = self._now, self._recorded.topics
         await self._store_own()
         is_known = await self._read()
         try:
@@ -165,7 +166,8 @@ class LogWatch:
         if is_known:
             await self._judge(doubts)
         if self._guard is not None:
-            await self._guard.run_if_due(is_due=before != (self._now, self._recorded.topics))
+            before, self._guarded = self._guarded, (self._now, self._recorded.topics)
+            await self._guard.run_if_due(is_due=before != self._guarded)
 
     async def run_forever(self, look_ms: int = 1_500) -> None:
         """Looks until it is cancelled."""

@@ -127,7 +127,7 @@ class Node:
         self._config = config
         clock, database, topics = backing.clock, backing.database, config.topics
         self.seal_watch = backing.seal_watch
-        self.directory = SqlDirectory(database, clock, config.refresh_ms)
+        self.directory = SqlDirectory(database, clock, config.refresh_ms, backing.random.randbytes)
         self.guard = TopologyGuard(
             backing.admin,
             database,

@@ -23,6 +23,7 @@ from bridge.fault_points import FaultPoint, reach
 from bridge.sql.chunking import JournalBuffer, OpBuffer, Quarantined, next_chunk
 from bridge.sql.engine import Database, SqlUnavailable
 from bridge.sql.fold import TimesOf
+from bridge.sql.identity import read_identity
 from bridge.sql.leases import LeaseWatch, release_lease, take_lease
 from bridge.sql.projection import (
     Chunk,
@@ -43,6 +44,7 @@ _LOG = structlog.get_logger()
 _LEASE = "projector"
 _DAY_MS = 86_400_000
 _REBUILD_STALL_MS = 60_000
+_REBUILD_REMEDY = "nothing was changed; see `outbox-bridge migrate --accept-identity`, then rebuild again"
 _CLEAR_TIMEOUT_MS = 600_000
 _POSTGRES_WRITERS = 2  # half of the pool: readers are never kept out
 
@@ -399,17 +401,19 @@ class Projector:
 async def rebuild(projector: Projector, on_progress: Callable[[RebuildProgress], None]) -> RebuildVerdict:
     """Empties the projection and reads Kafka from the beginning, up to what is decided now; while the bridge runs.
 
-    A projector at work notices and begins anew: then this one only watches. Raises what a step raises, QueueHalted
-    where the log will never get there, and StoreTimeout after a minute without progress; called again it starts
-    again, and orphans are still compared with what there was at first.
+    A projector at work notices and begins anew: then this one only watches. Raises QueueHalted, and changes nothing,
+    where the log is not what was left: the projection alone may know then what has ended. Raises what a step raises,
+    and StoreTimeout after a minute without progress; called again it starts again, and orphans are still compared
+    with what there was at first.
     """
     ports, topics = projector.ports, projector.topics
     database = ports.database
-    await database.run(clear_projection, timeout_ms=_CLEAR_TIMEOUT_MS)
-    reach(FaultPoint.REBUILD_CLEARED)
+    await _check_topics(ports, topics)
     positions = [await find_position(ports.store, ports.owners, topics, queue_id) for queue_id in range(topics.queues)]
     wanted = {queue_id: position.s if position else 0 for queue_id, position in enumerate(positions)}
     await _check_reachable(ports, topics, wanted)
+    await database.run(clear_projection, timeout_ms=_CLEAR_TIMEOUT_MS)
+    reach(FaultPoint.REBUILD_CLEARED)
     before, moved_ms = dict[int, int](), ports.clock.monotonic_ms()
     while True:
         is_ours = await projector.hold_lease()
@@ -430,13 +434,23 @@ async def rebuild(projector: Projector, on_progress: Callable[[RebuildProgress],
     return await database.run(lambda conn: _conclude(conn, ports.clock.now_ms()), timeout_ms=_CLEAR_TIMEOUT_MS)
 
 
+async def _check_topics(ports: ProjectorPorts, topics: InternalTopics) -> None:
+    """Both are those that were recorded, if any were."""
+    recorded = await ports.database.read(read_identity)
+    found = await ports.admin.identify_topics((topics.half, topics.op))
+    for name, topic in found.items():
+        if name in recorded and (topic is None or topic.topic_id != recorded[name].topic_id):
+            what = "is missing" if topic is None else "was deleted and made again"
+            raise QueueHalted(f"{name}: the topic {what}; {_REBUILD_REMEDY}")
+
+
 async def _check_reachable(ports: ProjectorPorts, topics: InternalTopics, wanted: Mapping[int, int]) -> None:
     for queue_id, s in wanted.items():
         end = (await ports.store.get_offsets(MessageQueue(topics.half, queue_id))).maximum
         if end < s:
             raise QueueHalted(
                 f"queue {queue_id} was decided up to journal offset {s}, but its journal ends at {end}: the log is not "
-                "what was left; see `outbox-bridge migrate --accept-identity`, then rebuild again"
+                f"what was left; {_REBUILD_REMEDY}"
             )
 
 

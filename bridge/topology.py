@@ -227,7 +227,7 @@ async def identify(admin: TopicAdmin, internal: InternalTopics) -> dict[str, Top
     """The internal topics that there are now. Raises StoreError."""
     cluster = await admin.describe_cluster()
     found = await admin.identify_topics(list(rules_of(internal)))
-    return {name: TopicIdentity(cluster.cluster_id, topic_id) for name, topic_id in found.items() if topic_id}
+    return {name: TopicIdentity(cluster.cluster_id, topic.topic_id) for name, topic in found.items() if topic}
 
 
 def _log_of(internal: InternalTopics, known: Mapping[str, TopicIdentity]) -> LogTopics:
@@ -323,7 +323,10 @@ def _judge_queues(topic: TopicDescription, queues: int) -> TopologyFault | None:
     if topic.queues == queues:
         return None
     detail = f"{topic.queues} queues, {queues} are configured"
-    remedy = f"set the number of queues to {topic.queues}; to change it, drain first, then make the topics anew"
+    remedy = (
+        "journal and op topic must both have `topics.queues` partitions; where one has grown, give the other as many, "
+        "let nothing be pending, set `topics.queues` everywhere, then `outbox-bridge migrate --accept-identity`"
+    )
     return TopologyFault(FaultKind.QUEUE_COUNT, topic.name, detail, remedy)
 
 

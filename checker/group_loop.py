@@ -385,9 +385,12 @@ class GroupCheckLoop:
         try:
             is_let_in = await self._context.gate.take(self.group, settings.calls.concurrency)
         finally:
-            pending = [ask for ask in asks if is_let_in and self._context.timetable.is_pending(ask)]
-            for ask in set(asks) - set(pending):
-                self._context.timetable.set_postponed(ask, ask.due_ms, was_tried=False)
+            pending = []
+            for ask in asks:
+                if is_let_in and self._context.timetable.is_pending(ask):
+                    pending.append(ask)
+                else:
+                    self._context.timetable.set_postponed(ask, ask.due_ms, was_tried=False)
         if pending:
             reach(FaultPoint.CHECK_PICKED)
             self._in_flight += 1

@@ -56,7 +56,7 @@ FORCE = Operation(
 ABANDON = Operation(
     _TAG,
     {200: (TransactionAnswer, "COMMITTED and `abandoned`: nothing of it is published, now or later.")},
-    ("unknown-transaction", "not-blocked", "projection-behind", "outcome-unknown"),
+    ("unknown-transaction", "not-blocked", "given-up", "projection-behind", "outcome-unknown"),
     Body(AbandonTransaction, examples={"gone": {"reason": "its topic was deleted for good, see ticket 7"}}),
     (TRANSACTION_ID, WAIT),
 ).arguments()

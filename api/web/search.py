@@ -97,6 +97,7 @@ SEARCH = Operation(
     parameters=(
         query_parameter("state", "In one of these states; repeated, or with commas between.", _STATES),
         query_parameter("blocked", "Committed, but not yet publishable.", {"type": "boolean"}),
+        query_parameter("abandoned", "Committed, and given up while it was blocked.", {"type": "boolean"}),
         *_FILTER,
     ),
     headers=_LINK,
@@ -157,7 +158,7 @@ PARKED_PARAMETERS = PAGE_PARAMETERS | {
     "born_after",
     "born_before",
 }
-SEARCH_PARAMETERS = PARKED_PARAMETERS | {"state", "blocked"}
+SEARCH_PARAMETERS = PARKED_PARAMETERS | {"state", "blocked", "abandoned"}
 DEFAULT_PAGE = 100
 _MAX_CURSOR = 200
 
@@ -173,6 +174,7 @@ def search_filter(query: Query) -> SearchFilter:
         born_after_ms=query.time_ms("born_after"),
         born_before_ms=query.time_ms("born_before"),
         blocked=query.optional_flag("blocked"),
+        abandoned=query.optional_flag("abandoned"),
     )
 
 

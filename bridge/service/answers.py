@@ -137,4 +137,4 @@ def _refuse_group(transaction_id: str) -> Refused:
 
 
 def _show(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -188,7 +188,7 @@ def _answer_act(record: ActRecord, heard: ReceivedReply | Refused | None) -> Tra
 
 def _refuse_not_blocked(view: TransactionView) -> Refused:
     now = "abandoned already" if view.abandoned else f"{view.state.value}, not a blocked commit"
-    detail = f"the transaction is {now}; only a commit that cannot be published can be abandoned"
+    detail = f"the transaction is {now}, and nothing was changed; only a commit that is blocked can be abandoned"
     return Refused(RefusalCode.NOT_BLOCKED, detail, transaction_id=view.transaction_id, state=view.state)
 
 

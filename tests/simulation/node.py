@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import count
 from random import Random
 from typing import Any, TypeVar
 
@@ -186,7 +187,7 @@ class Node:
         self.process = MemoryProcess(cluster, name)
         self.clock = NodeClock(clock, self.process)
         self.is_dead = False
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they began
         self._has_sql = surroundings.has_sql
         self._database = NodeDatabase(surroundings.engine, self.process, self.clock, surroundings.sql_fate, random)
         self._requests = 0
@@ -282,15 +283,27 @@ def put_together(
     return BridgeNode(backing, config)
 
 
+class _NumberedTask(asyncio.Task[T]):
+    """Sets of tasks, as a task group has one, are walked in an order that no address in memory decides."""
+
+    def __init__(self, number: int, work: Coroutine[Any, Any, T], **options: Any) -> None:
+        self._number = number
+        super().__init__(work, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 def track_tasks(loop: asyncio.AbstractEventLoop) -> None:
     """Makes each task belong to the process whose task created it."""
+    numbers = count()
 
     def make(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], **options: Any) -> "asyncio.Task[T]":
-        task = asyncio.Task(work, loop=loop, **options)
+        task = _NumberedTask(next(numbers), work, loop=loop, **options)
         node = _RUNNING.get()
         if node is not None:
-            node.tasks.add(task)
-            task.add_done_callback(node.tasks.discard)
+            node.tasks[task] = None
+            task.add_done_callback(node.tasks.pop)
             if node.is_dead:
                 task.cancel()
         return task

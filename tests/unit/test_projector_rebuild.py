@@ -11,10 +11,12 @@ from bridge.core.record import Act, ActRecord, Resolution, Source
 from bridge.core.transaction import TransactionState
 from bridge.projector import Projector, ProjectorConfig, RebuildProgress, rebuild
 from bridge.sql.bulk import insert_rows
+from bridge.sql.identity import record_identity
 from bridge.sql.projection import Orphan
 from bridge.sql.rows import ALL_COLUMNS, all_values, make_row
 from bridge.sql.tables import transactions
 from bridge.store.memory.log import clean
+from bridge.topology import identify
 from tests.support.projector_world import ProjectorWorld, make_projector_world
 
 pytest_plugins = ["tests.support.postgres"]
@@ -125,6 +127,33 @@ def test_rebuild_beside_a_working_projector_gives_the_same_rows(database_url: st
 
     world.run(story())
     assert seen[-1].applied == seen[-1].wanted
+
+
+@pytest.mark.parametrize("lost", ["half", "op"])
+@pytest.mark.parametrize("is_made_again", [False, True], ids=["missing", "made again"])
+def test_rebuild_leaves_the_projection_where_the_log_is_lost(
+    database_url: str, lost: str, *, is_made_again: bool
+) -> None:
+    """The projection alone knows then what has ended: an operator is told before anything is thrown away (F, D)."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of())
+            await world.settlers.commit("a")
+            await world.catch_up()
+        known = await identify(world.settlers.memory.admin, world.topics)
+        await world.database.run(lambda conn: record_identity(conn, known, 1))
+        log, name, before = world.settlers.memory.cluster.log, getattr(world.topics, lost), world.dump()
+        config = log.topics[name].config
+        log.delete_topic(name)
+        if is_made_again:
+            log.create_topic(name, 1, config)
+        with pytest.raises(QueueHalted, match="nothing was changed; see `outbox-bridge migrate --accept-identity`"):
+            await rebuild(world.projector, world.make_ports("rebuilder"), world.topics, lambda _: None)
+        assert world.dump() == before
+
+    world.run(story())
 
 
 def test_rebuild_names_what_kafka_does_not_know(database_url: str) -> None:
