@@ -67,7 +67,7 @@ PARTS = (
     Part(
         "projector",
         ["bridge/projector.py"],
-        ["tests/unit/test_projector.py", "tests/unit/test_projector_rebuild.py", *_SCENARIOS],
+        [*[f"tests/unit/test_projector{what}.py" for what in ("", "_loop", "_rebuild")], *_SCENARIOS],
         80,
         _SAMPLE,
     ),
