@@ -150,7 +150,7 @@ def test_rebuild_leaves_the_projection_where_the_log_is_lost(
         if is_made_again:
             log.create_topic(name, 1, config)
         with pytest.raises(QueueHalted, match="nothing was changed; see `outbox-bridge migrate --accept-identity`"):
-            await rebuild(world.projector, world.make_ports("rebuilder"), world.topics, lambda _: None)
+            await rebuild(world.projector, lambda _: None)
         assert world.dump() == before
 
     world.run(story())

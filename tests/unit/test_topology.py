@@ -217,7 +217,7 @@ async def test_added_queues_are_found(world: TopologyWorld) -> None:
     world.cluster.log.add_queues(TOPICS.half, 4)
     (fault,) = await world.guard().run_once()
     assert fault.kind is FaultKind.QUEUE_COUNT
-    assert str(fault).startswith(f"{TOPICS.half}: 4 queues, 3 are configured; set the number of queues to 4")
+    assert str(fault).startswith(f"{TOPICS.half}: 4 queues, 3 are configured; journal and op topic must both have")
 
 
 async def test_fault_can_be_overridden_by_name_but_not_the_ones_that_matter_most(world: TopologyWorld) -> None:
