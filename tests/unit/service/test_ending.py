@@ -134,6 +134,23 @@ def test_durable_is_not_waited_for(tmp_path: Path) -> None:
     world.run(story())
 
 
+def test_durable_end_without_an_answer_is_unknown(tmp_path: Path) -> None:
+    """With the id of each, so that it can be looked up."""
+    faults = ScriptedFaults()
+    world = make_service_world(tmp_path, faults=faults)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            ids = await prepare(world, api, 2)
+            faults.give(StepKind.PUT, Fate(answer_ms=None), client="api")
+            answers = await api.transactions.end([EndCall(i, COMMIT) for i in ids], Wait.DURABLE, wait_ms=2_000)
+            assert [(a.code, a.outcome, a.transaction_id) for a in answers if isinstance(a, Refused)] == [
+                (RefusalCode.OUTCOME_UNKNOWN, Outcome.UNKNOWN, transaction_id) for transaction_id in ids
+            ]
+
+    world.run(story())
+
+
 def test_refused_put_is_not_applied(tmp_path: Path) -> None:
     """The log's own no; nobody is left waiting."""
     world = make_service_world(tmp_path)
@@ -223,6 +240,7 @@ def test_forgotten_and_unreadable_is_unknown(tmp_path: Path) -> None:
             [refused] = await api.transactions.end([EndCall(NOBODY, COMMIT)])
             assert isinstance(refused, Refused)
             assert (refused.code, refused.outcome) == (RefusalCode.PROJECTION_BEHIND, Outcome.UNKNOWN)
+            assert (refused.transaction_id, refused.retry_after_s) == (NOBODY, 1)
             world.database.is_down = True
             [refused] = await api.transactions.end([EndCall(NOBODY, COMMIT)])
             assert isinstance(refused, Refused)

@@ -115,6 +115,7 @@ def test_check_is_not_asked_for_too_early(tmp_path: Path) -> None:
             refused = await api.transactions.act(transaction_id, Act.CHECK, WHO)
             assert isinstance(refused, Refused)
             assert (refused.code, refused.retry_after_s) == (RefusalCode.TOO_EARLY, 6)
+            assert (refused.transaction_id, refused.state) == (transaction_id, TransactionState.PREPARED)
             await world.sleep(6_001)
             view = await api.transactions.act(transaction_id, Act.CHECK, WHO)
             assert isinstance(view, TransactionView)

@@ -230,6 +230,7 @@ def test_void_twice_is_unknown(tmp_path: Path) -> None:
             refused = await task
             assert isinstance(refused, Refused)
             assert (refused.code, refused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.UNKNOWN)
+            assert refused.retry_after_s == 1
             keyed = [half for half in await halves(world) if half.idempotency_key]
             assert {half.transaction_id for half in keyed} == {refused.transaction_id}
             assert len(keyed) == 2
