@@ -372,9 +372,7 @@ class Projector:
         return QueueFollower(queue_id, self.topics, self.ports, self._config, self._writing)
 
     async def _drop(self, queue_id: int) -> None:
-        follower = self._followers.pop(queue_id, None)
-        if follower is not None:
-            await follower.close()
+        await self._followers.pop(queue_id).close()
 
     async def _purge_forever(self) -> None:
         """Forgets by Kafka's time: a wrong clock here forgets nothing too early."""

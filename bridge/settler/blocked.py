@@ -155,7 +155,7 @@ class BlockedSchedule:
                 by_set.setdefault(first, []).append(live[transaction_id])
         if not by_set:
             return None
-        destinations, transactions = min(by_set.items(), key=lambda item: item[1][0].end or 0)
+        destinations, transactions = min(by_set.items(), key=lambda item: min(t.end or 0 for t in item[1]))
         failing = self._sets.get(destinations)
         limit = failing.limit if failing else self.max_batch
         transactions.sort(key=lambda t: (blocked_queues[t.okey][0] in self._suspended, t.end or 0))

@@ -82,9 +82,9 @@ def test_refused_topic_and_suspended_transaction_are_never_tried_jointly() -> No
 
 
 def chains_of(*names: str) -> tuple[dict[str, Transaction], dict[int, list[str]]]:
-    """Each name a chain of its own, ended in this order."""
+    """Each name a chain of its own, ended in this order; the chains come in any."""
     live = {name: blocked(name, okey, okey) for okey, name in enumerate(names, start=1)}
-    return live, {t.okey: [name] for name, t in live.items()}
+    return live, {t.okey: [name] for name, t in reversed(live.items())}
 
 
 def names_of(chosen: Try | None) -> list[str]:
@@ -133,7 +133,7 @@ def test_many_that_fail_are_tried_in_eighths_and_twice_as_many_after_each_succes
         schedule.note_success(chosen)
         joint = schedule.choose_try(live, chains, to, 0)
         assert joint is not None
-        assert (joint.is_joint, len(joint.transactions)) == (True, 64)
+        assert (joint.is_joint, names_of(joint)) == (True, [f"{n:03}" for n in range(64)])
         schedule.note_failure(joint, "NO_ANSWER", 0)
     assert sizes == [64, 8, 16, 32]
     assert not schedule.is_any_failing
@@ -148,6 +148,11 @@ def test_set_that_is_refused_holds_up_no_other() -> None:
     schedule.note_refused(TO, "LEADERLESS", 0)
     assert names_of(schedule.choose_try(live, chains, to, 999)) == ["b"]
     assert names_of(schedule.choose_try(live, chains, to, 1_000)) == ["a", "c"]
+    again = schedule.choose_try(live, chains, to, 1_000)
+    assert again is not None
+    schedule.note_success(again._replace(is_joint=False, transactions=[]))
+    assert not schedule.is_any_failing
+    schedule.note_refused(TO, "LEADERLESS", 0)
     schedule.suspend(["b"], 500)
     assert schedule.choose_try(live, chains, to, 600) is None
     assert schedule.next_due_ms(600) == 1_000

@@ -1,7 +1,7 @@
 """Bodies of pending transactions: kept within a budget, else read again, from whichever log has them."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -18,10 +18,24 @@ from bridge.core.transaction import Transaction
 from bridge.core.transition import LogPosition
 from bridge.settler.bodies import Bodies
 from bridge.store.memory.link import Fate, StepKind
+from bridge.store.memory.store import MemoryStore
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.settler_world import SettlerWorld, make_settler_world
 
 KIB = 1_024
+
+
+class WeighingStore(MemoryStore):
+    """`most`: what weighed most of what was read at once."""
+
+    most = 0
+
+    async def get_each(
+        self, queue: MessageQueue, offsets: Collection[int], max_bytes: int | None = None
+    ) -> dict[int, StoredMessage]:
+        found = await super().get_each(queue, offsets, max_bytes)
+        self.most = max(self.most, sum(map(count_stored_bytes, found.values())))
+        return found
 
 
 class Shelf:
@@ -31,6 +45,8 @@ class Shelf:
         self.world: SettlerWorld = make_settler_world(**({} if faults is None else {"faults": faults}))
         self.sizes = sizes
         self.stored: list[StoredMessage] = []
+        cluster = self.world.memory.cluster
+        self.store = WeighingStore(cluster, cluster.connect("owner"))
 
     @property
     def journal(self) -> MessageQueue:
@@ -46,7 +62,7 @@ class Shelf:
         self.world.run(whole())
 
     def make(self, max_bytes: int = 10**9, max_load_bytes: int = 10**9) -> Bodies:
-        return Bodies(self.world.memory.store, self.world.topics, 0, max_bytes, max_load_bytes)
+        return Bodies(self.store, self.world.topics, 0, max_bytes, max_load_bytes)
 
     def half(self, place: int) -> HalfMessage:
         half = decode_record(self.stored[place])
@@ -76,6 +92,7 @@ def test_budget_counts_what_is_held() -> None:
     async def story() -> None:
         bodies = shelf.make(shelf.bytes_of(0, 1))
         shelf.keep(bodies, 0, 0, 1, 2)
+        assert (await bodies.load(shelf.transactions(0, 1, 2), shelf.bytes_of(0, 1))).asked == 2
         assert [bodies.is_held(i) for i in shelf.ids(range(3))] == [True, True, False]
         assert bodies.held_bytes == shelf.bytes_of(0, 1)
         bodies.drop([*shelf.ids([0, 0, 2]), "never kept"])
@@ -126,6 +143,8 @@ def test_no_more_is_given_out_than_may_be_at_once(kib: int, held: Sequence[int])
                 if left and len(held) == 8:
                     assert shelf.bytes_of(*taken, left[0]) > most
                 rounds += 1
+            largest = max(shelf.bytes_of(place) for place in range(8) if place not in held or len(held) == 8)
+            assert shelf.store.most < most + largest, "read at once"
             assert rounds <= (3 if most == 100 * KIB else 8)
 
     shelf.run(story())
@@ -155,8 +174,8 @@ def test_body_that_the_journal_has_lost_is_the_parked_copy() -> None:
         astray = replace(parked[0], parked=parked[1].parked)
         assert await bodies.load([lost, elsewhere]) == ({}, 2)
         assert await bodies.load([astray]) == ({}, 1)
-        most = 2 * KIB + 900
-        found, asked = await bodies.load([*parked, third], most)
+        await bodies.load(parked[:1])  # so that both seem to fit
+        found, asked = await bodies.load(parked, 3 * KIB)
         assert (sorted(found), asked) == (shelf.ids([0]), 1)
 
     shelf.run(story())

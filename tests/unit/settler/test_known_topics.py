@@ -51,6 +51,11 @@ class Known:
 async def test_descriptions_are_asked_for_when_they_are_old_or_in_doubt() -> None:
     """Five seconds, all of them at once, and only those that are."""
     known = Known()
+    await known.topics.refresh(["table"])
+    known.topics.doubt(["table"])
+    await known.topics.refresh(["table", "stamped"])
+    assert known.admin.asked == [["table"], ["stamped", "table"]]
+    known = Known()
     await known.topics.refresh(["orders", "nothing"])
     await known.clock.advance(1_000)
     await known.topics.refresh(["orders", "table", "nothing"])
@@ -103,7 +108,7 @@ async def test_reason_is_that_of_the_first_message_that_cannot_be_published() ->
     known = Known()
     for partition in known.cluster.log.topics["orders"].partitions[1:]:
         partition.has_leader = False
-    await known.topics.refresh(["orders", "table", "nothing", "hidden"])
+    await known.topics.refresh(["orders", "table", "nothing", "hidden", "dated"])
 
     def reason(*messages: Message) -> str | None:
         return known.topics.find_reason("0" * 28, messages, NOW_MS, has_id_header=True)
@@ -116,3 +121,5 @@ async def test_reason_is_that_of_the_first_message_that_cannot_be_published() ->
     assert reason(Message("table", b"k", b"v" * 6_000)) == "MESSAGE_TOO_LARGE"
     assert reason(fine, Message("orders", b"k", b"v", (), 1)) == "LEADERLESS"
     assert reason(Message("orders", queue_id=3)) == "UNKNOWN_PARTITION"
+    assert reason(Message("dated", timestamp_ms=NOW_MS - HOUR_MS)) is None
+    assert reason(Message("dated", timestamp_ms=NOW_MS - HOUR_MS - 1)) == "INVALID_TIMESTAMP"
