@@ -209,6 +209,9 @@ async def test_retention_follows_the_longest_life_of_any_group(world: TopologyWo
     (fault,) = await guard.run_once()
     assert (fault.kind, fault.topic) == (FaultKind.RETENTION, TOPICS.half)
     assert f"set retention.ms={14 * DAY_MS + 1} on it" in fault.remedy
+    world.cluster.log.topics[TOPICS.half].alter({"retention.ms": "1000"})
+    (same,) = await guard.run_once()
+    assert same.remedy == fault.remedy
 
 
 async def test_added_queues_are_found(world: TopologyWorld) -> None:
