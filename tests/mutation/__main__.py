@@ -50,7 +50,10 @@ _SCENARIOS = [  # those that take a few seconds
     f"tests/scenarios/test_{name}.py"
     for name in ("blocked_chains", "ordering_scope", "rebuilding", "repeats", "take_over", "told")
 ]
-_BLOCKED = [f"tests/scenarios/test_{name}.py" for name in ("abandoned", "batches_in_bytes")]
+_SETTLER = [
+    "tests/unit/settler", "tests/unit/checker/test_with_settler.py", "tests/unit/test_log_watch.py",
+    *[f"tests/scenarios/test_{name}.py" for name in ("abandoned", "batches_in_bytes", "lost_logs")],
+]  # fmt: skip
 _GIVEN_UP = "tests/scenarios/test_given_up.py"
 PARTS = (
     Part("codecs", [f"bridge/core/{name}.py" for name in _CODECS], ["tests/unit/core"]),
@@ -64,7 +67,7 @@ PARTS = (
         [f"tests/unit/checker/test_{name}.py" for name in ("timetable", "turns", "concurrency")],
     ),
     Part("fold", ["bridge/sql/fold.py"], ["tests/unit/sql/test_fold.py", "tests/unit/test_projector.py"], 80),
-    Part("settler", _modules_of("bridge/settler"), ["tests/unit/settler", *_SCENARIOS, *_BLOCKED], 80, _SAMPLE),
+    Part("settler", _modules_of("bridge/settler"), [*_SETTLER, *_SCENARIOS], 80, _SAMPLE),
     Part("service", _modules_of("bridge/service"), ["tests/unit/service", *_SCENARIOS, _GIVEN_UP], 80, _SAMPLE),
     Part(
         "projector",
