@@ -132,8 +132,8 @@ class Settler:
                     change.cancel()
                     await asyncio.wait({change})
                     return
-                on_change()
                 self._follow(member, change.result())
+                on_change()
         finally:
             stopped.cancel()
 
