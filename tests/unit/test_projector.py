@@ -1,6 +1,5 @@
 """The projector behind a real settler on the in-memory log: what it shows, and that it counts once."""
 
-
 import pytest
 
 from bridge.core.errors import QueueHalted
