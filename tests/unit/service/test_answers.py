@@ -15,7 +15,7 @@ def test_given_up_is_neither_not_applied_nor_unknown() -> None:
     for refused, state in ((seen, TransactionState.PREPARED), (unseen, None)):
         assert (refused.code, refused.outcome) == (RefusalCode.GIVEN_UP, None)
         assert (refused.transaction_id, refused.state) == (ID, state)
-        assert "2025-06-15T15:06:40+00:00" in refused.detail
+        assert "2025-06-15T15:06:40.000Z" in refused.detail
         assert "this call has changed nothing" in refused.detail
     assert "last seen PREPARED" in seen.detail
 
