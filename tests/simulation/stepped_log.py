@@ -201,7 +201,7 @@ class World:
         known = self.cluster.producers._by_id.values()
         return tuple(
             [
-                (r.transactional_id, r.producer_id, r.timeout_ms, r.epoch, r.phase, r.is_commit, tuple(r.places))
+                (r.transactional_id, r.producer_id, r.timeout_ms, r.epoch, r.phase, r.is_commit, tuple(r.queues))
                 for r in known
             ]
         )

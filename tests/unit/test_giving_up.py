@@ -136,7 +136,7 @@ def test_queue_that_was_added_begins_with_nothing_given_up(database_url: str) ->
         await world.projector.close()
         for name in (world.topics.half, world.topics.op):
             world.settlers.memory.cluster.log.add_queues(name, 2)
-        ports, topics = world.make_ports("operator"), replace(world.topics, queues=2)
+        ports, topics = world.make_projector("operator").ports, replace(world.topics, queues=2)
         giving_up = GivingUp(GivingUpPorts(ports.store, ports.owners, ports.admin, world.database, ports.clock), topics)
         (loss,) = await giving_up.act("operator")
         assert (loss.queue_id, loss.kind, loss.unproven) == (1, HaltKind.NO_POSITION, [])
