@@ -208,7 +208,7 @@ class World:
 
     def _restore_producers(self, noted: Any) -> None:
         self.cluster.producers._by_id = {
-            r[0]: ProducerRegistration(*r[:-1], places=dict.fromkeys(r[-1])) for r in noted
+            r[0]: ProducerRegistration(*r[:-1], queues=dict.fromkeys(r[-1])) for r in noted
         }
 
 
