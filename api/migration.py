@@ -13,11 +13,13 @@ from bridge.core.op_message import LogTopics
 from bridge.core.topics import InternalTopics
 from bridge.giving_up import GivingUp, GivingUpPorts, Loss
 from bridge.log_watch import REMEDY
-from bridge.seals import is_op_topic_empty, is_sealed, start_seals
+from bridge.seals import is_op_topic_empty, is_sealed, load_seals, start_seals
 from bridge.sql.engine import Database
+from bridge.sql.identity import read_identity
 from bridge.sql.migrate import upgrade
 from bridge.store.positions import begin_queues
-from bridge.topology import TopologyConflict, TopologyGuard, create_missing, migrate_topics
+from bridge.store.sealed import SealedOwnerStore, SealWatch
+from bridge.topology import FaultKind, TopologyConflict, TopologyGuard, create_missing, examine, migrate_topics
 
 _LOG = structlog.get_logger()
 _COORDINATOR_TRIES, _COORDINATOR_PAUSE_S = 40, 0.25
@@ -36,27 +38,33 @@ async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[st
     topics, clock = internal_topics(settings), SystemClock()
     done = ["tables are up to date" if before.is_current else f"tables were brought to revision {before.needed}"]
     async with open_stores(settings) as (kafka, database):
-        giving_up = GivingUp(GivingUpPorts(kafka.store, kafka.owners, kafka.admin, database, clock), topics)
+        seal_watch = SealWatch()
+        owners = SealedOwnerStore(kafka.owners, topics.op, seal_watch)
+        giving_up = GivingUp(GivingUpPorts(kafka.store, owners, kafka.admin, database, clock), topics)
         is_new_key = not await is_sealed(database)
         if not is_new_key:
-            await kafka.load_seals(database)
+            await load_seals(database, seal_watch.seals)
+        faults = await examine(kafka.admin, topics, await database.read(read_identity))
+        if miscounted := [fault for fault in faults if fault.kind is FaultKind.QUEUE_COUNT]:
+            raise TopologyConflict(miscounted)  # first of all: queues that are not there can only time out
 
         async def begin(log: LogTopics) -> None:
             if is_new_key:
                 await _refuse_running(kafka, topics)
-            await begin_queues(kafka.store, kafka.owners, topics, log)
+            await begin_queues(kafka.store, owners, topics, log)
 
         if confirm is not None:
             done += await _give_up(kafka, database, giving_up, topics, confirm, is_new_key=is_new_key)
         else:
             created = await migrate_topics(kafka.admin, database, topics, clock.now_ms(), begin)
             done += [f"topic {name} created" for name in created]
-            if faults := await giving_up.find_faults():
-                raise ConfigError(f"the log is not what was left: {_tell(faults)}; {REMEDY}")
+            if lost := await giving_up.find_faults():
+                raise ConfigError(f"the log is not what was left: {_tell(lost)}; {REMEDY}")
         if is_new_key:
             await start_seals(kafka.store, database, topics, clock.now_ms())
             done.append("op records are sealed from now on")
-        if found := await TopologyGuard(kafka.admin, database, topics, clock).run_once():
+        guard = TopologyGuard(kafka.admin, database, topics, clock, overridden=settings.topics.overridden)
+        if found := await guard.run_once():
             raise TopologyConflict(found)
     return [*done, "internal topics are as they must be"]
 

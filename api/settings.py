@@ -45,10 +45,14 @@ class _Section(BaseModel):
 
 
 class TopicsSettings(_Section):
-    """The internal topics: `prefix` before their names, group and transactional ids; how many queues."""
+    """The internal topics: `prefix` before their names, group and transactional ids; how many queues.
+
+    `overridden`: kinds of their faults that are taken as they are.
+    """
 
     prefix: Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9._-]*$")] = ""
     queues: Annotated[int, Field(ge=1, le=1_024)] = 4
+    overridden: tuple[str, ...] = ()
 
 
 class HttpSettings(_Section):

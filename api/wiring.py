@@ -13,41 +13,32 @@ from dataclasses import dataclass
 import structlog
 
 from api.heap import GC_THRESHOLD, HeapLoop, make_heap_acts
-from api.node import Node, NodeConfig, NodePorts, Roles
 from api.own_addresses import OwnAddresses, parse_servers
 from api.settings import Settings
 from api.web.app import create_app
 from api.web.limits import HttpLimits
 from api.web.metrics import register_gauges
 from api.web.parse import MessageLimits
-from api.web.readiness import Watched, make_readiness
+from api.web.readiness import make_readiness
 from api.web.server import ApiServer, ServeConfig, fit_connections, stop_at_signals
 from api.web.services import Services, TransactionCalls
 from bridge.clock import SystemClock
-from bridge.core.check_rules import CheckTimes
 from bridge.core.errors import ConfigError
-from bridge.core.keyring import Keyring, OpSeals
 from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.topics import InternalTopics, with_prefix
 from bridge.fault_points import FaultPoint, reach
-from bridge.log_watch import LogWatch
-from bridge.projector import Projector, ProjectorPorts, RebuildProgress, rebuild
-from bridge.seals import load_seals
-from bridge.service.assembly import ServiceConfig, Stores
+from bridge.node import Backing, Node, NodeConfig, Roles
+from bridge.projector import RebuildProgress
 from bridge.service.contract import Limits
 from bridge.service.topics import TopicCacheConfig
 from bridge.settler.known_topics import KnownTopics
 from bridge.settler.ports import SettlerConfig
-from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
 from bridge.sql.migrate import read_revisions
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
-from bridge.store.sealed import SealedOwnerStore, SealWatch
-from bridge.topology import TopologyGuard
-from checker.call import Nonces
-from checker.desk import random_text
+from checker.caller import CheckCaller
 from checker.endpoint_guard import CallbackPolicy, check_url, parse_networks
 from checker.http_caller import HttpCaller, resolve_name
 
@@ -85,33 +76,31 @@ def parse_roles(text: str) -> Roles:
 
 
 class KafkaParts:
-    """The Kafka adapters of a process. Op records are neither sealed nor judged before `load_seals`."""
+    """The Kafka adapters of a process. Op records pass through them as they are in the log."""
 
     def __init__(self, settings: Settings) -> None:
         config = KafkaConfig(dict(settings.kafka), session_timeout_ms=settings.settler.session_ms)
         self.admin = KafkaTopicAdmin(config)
-        self.destinations = KnownTopics(self.admin, SystemClock())
-        self.keyring = Keyring()
-        self.seal_watch = SealWatch(OpSeals(self.keyring))
-        self.plain_owners = KafkaOwnerStore(config, self.destinations.max_message_bytes)
-        self.store = KafkaMessageStore(config, self.plain_owners)
+        self._destinations = KnownTopics(self.admin, SystemClock())
+        self.owners = KafkaOwnerStore(config, self._destinations.max_message_bytes)
+        self.store = KafkaMessageStore(config, self.owners)
         self._gathering = KafkaOwnerStore(KafkaConfig({**settings.kafka, **_GATHERING}))
-        op_topic = internal_topics(settings).op
-        self.owners = SealedOwnerStore(self.plain_owners, op_topic, self.seal_watch)
-        self.gathering = SealedOwnerStore(self._gathering, op_topic, self.seal_watch)
+
+    def back(self, database: Database, open_caller: Callable[[], CheckCaller]) -> Backing:
+        """What a process stands on, with the machine's time and chance."""
+        return Backing(
+            self.store, self.owners, self.admin, database, SystemClock(), open_caller,
+            gathering=self._gathering, destinations=self._destinations,
+        )  # fmt: skip
 
     def last_error(self) -> str | None:
         """What the clients complained of, if nothing has worked since."""
-        return self.store.last_error or self.plain_owners.last_error
-
-    async def load_seals(self, database: Database) -> None:
-        """From now on op records are sealed, and believed only if they are. Raises ConfigError, SqlUnavailable."""
-        await load_seals(database, self.keyring, self.seal_watch.seals)
+        return self.store.last_error or self.owners.last_error
 
     async def close(self) -> None:
         """Closes every client."""
         await self._gathering.close()
-        await self.plain_owners.close()
+        await self.owners.close()
         await self.store.close()
         await self.admin.close()
 
@@ -146,10 +135,10 @@ async def run_roles(
     async with _open_process(settings) as process:
         await process.start(roles)
         reach(FaultPoint.START_LOOPS)
-        server = await process.make_server(roles, guest.face if guest is not None else None)
+        server = await process.make_server(guest.face if guest is not None else None)
         serving = asyncio.create_task(server.serve_until(stop), name="http")
         telling = asyncio.create_task(_tell_ready(process, server, settings, on_ready))
-        failing = asyncio.create_task(process.wait_failed())
+        failing = asyncio.create_task(process.node.wait_failed())
         try:
             await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED)
             stop.set()
@@ -176,38 +165,19 @@ async def rebuild_projection(settings: Settings, on_progress: Callable[[int, int
 
     `on_progress` hears journal offsets applied and wanted, summed over the queues.
     """
-    topics, clock = internal_topics(settings), SystemClock()
+
+    def tell(progress: RebuildProgress) -> None:
+        on_progress(sum(progress.applied.values()), sum(progress.wanted.values()))
+
     async with open_stores(settings) as (kafka, database):
-        directory = SqlDirectory(database, clock)
-        await directory.refresh()
-        await kafka.load_seals(database)
-        ports = _projector_ports(kafka, database, directory)
-        projector = Projector(topics, make_owner(), ports)
-
-        def tell(progress: RebuildProgress) -> None:
-            on_progress(sum(progress.applied.values()), sum(progress.wanted.values()))
-
-        try:
-            verdict = await rebuild(projector, ports, topics, tell)
-        finally:
-            await projector.close()
+        node = Node(kafka.back(database, open_no_caller), NodeConfig(make_owner(), internal_topics(settings)))
+        verdict = await node.rebuild(tell)
     total = verdict.total
     counts = {
         name: getattr(total, name)
         for name in ("prepared", "committed", "rolled_back", "parked", "pending", "blocked", "abandoned")
     }
     return {**counts, "orphans": verdict.orphan_count}
-
-
-def _projector_ports(kafka: KafkaParts, database: Database, directory: SqlDirectory) -> ProjectorPorts:
-    return ProjectorPorts(
-        kafka.gathering,
-        kafka.store,
-        kafka.admin,
-        database,
-        SystemClock(),
-        lambda group: directory.settings_of(group).times,
-    )
 
 
 def _bootstrap_servers(settings: Settings) -> list[tuple[str, int]]:
@@ -221,66 +191,44 @@ def make_owner() -> str:
 
 
 class _Process:
-    """The parts of one process. Loops run in tasks that are ended in the reverse order of their start."""
+    """The node of a process, what it is served with, and what else runs beside."""
 
-    def __init__(self, settings: Settings, kafka: KafkaParts, database: Database, stack: AsyncExitStack) -> None:
+    def __init__(self, settings: Settings, kafka: KafkaParts, database: Database) -> None:
         self._settings = settings
         self._kafka = kafka
-        self._database = database
         self._clock = SystemClock()
-        self._topics = internal_topics(settings)
         configured = [*_bootstrap_servers(settings), *database.addresses()]
         self._own = OwnAddresses(kafka.admin, configured, self._clock, resolve_name)
         self._callbacks = CallbackPolicy(parse_networks(settings.callbacks.allow_networks), self._own)
-        self._directory = SqlDirectory(database, self._clock)
-        self._guard = TopologyGuard(
-            kafka.admin, database, self._topics, self._clock, longest_life_of=self._find_longest_life
-        )
-        seals = kafka.seal_watch.seals
-        self._watch = LogWatch(kafka.admin, self._topics, self._clock, database, seals=seals, guard=self._guard)
-        self._watched = Watched(
-            kafka.admin, database, self._guard, kafka.last_error, kafka.seal_watch, self._watch
-        )  # fmt: skip
-        self._node = self._make_node(stack)
+        backing = kafka.back(database, lambda: HttpCaller(self._callbacks, self._clock))
+        self.node = Node(backing, self._make_config())
 
     async def start(self, roles: Roles) -> None:
-        """Starts the loops of these roles, last stopped first. Raises ConfigError if a promise could not be kept."""
+        """Starts the loops of these roles. Raises ConfigError if a promise could not be kept."""
         revisions = await asyncio.to_thread(read_revisions, self._settings.sql_url())
         if revisions.current != revisions.needed:
             raise ConfigError(
                 f"tables are at {revisions.current}, {revisions.needed} is needed: run outbox-bridge migrate"
             )
-        await self._kafka.load_seals(self._database)
-        if await self._guard.run_once():
-            raise ConfigError("; ".join(map(str, self._guard.faults or ())))
-        reach(FaultPoint.START_CHECKED)
-        await self._directory.refresh()
         await self._own.run_once()
-        await self._watch.run_once()
-        self._node.run("own-addresses", self._own.run_forever())
-        self._node.run("heap", HeapLoop(self._clock, make_heap_acts()).run_forever())
-        self._node.start(roles)
-        self._watched.settler, self._watched.checks = self._node.settler, self._node.checks
-        self._watched.projector = self._node.projector
-        if roles.api:
-            self._watched.service = self._node.service
+        await self.node.start(roles)
+        self.node.run("own-addresses", self._own.run_forever())
+        self.node.run("heap", HeapLoop(self._clock, make_heap_acts()).run_forever())
 
-    async def make_server(self, roles: Roles, face: Face | None = None) -> ApiServer:
+    async def make_server(self, face: Face | None = None) -> ApiServer:
         """The HTTP side: the whole API, or health alone where the process has no api role."""
-        limits, http = self._settings.limits, self._settings.http
+        limits, http, node = self._settings.limits, self._settings.http, self.node
         open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         connections = fit_connections(limits.connections, open_files, self._settings.topics.queues)
         _LOG.info("connections_bounded", most=connections, open_files=open_files)
-        service = self._node.service
-        transactions: TransactionCalls = service.transactions
         services = Services(
-            transactions=transactions if face is None else face(transactions),
-            groups=service.groups,
-            claims=service.claims,
-            nonces=Nonces(self._kafka.keyring, random_text),
-            search=service.search,
-            parked=service.parked,
-            readiness=make_readiness(self._watched),
+            transactions=node.transactions if face is None else face(node.transactions),
+            groups=node.groups,
+            claims=node.claims,
+            nonces=node.nonces,
+            search=node.search,
+            parked=node.parked,
+            readiness=make_readiness(node, self._kafka.last_error),
             limits=HttpLimits(
                 body_bytes=limits.body_bytes,
                 receive_s=http.receive_seconds,
@@ -288,9 +236,9 @@ class _Process:
                 in_flight_bytes=limits.in_flight_bytes,
             ),
             message_limits=MessageLimits(limits.message_bytes, limits.headers_per_message),
-            turns=service.ports.turns,
+            turns=node.turns,
         )
-        register_gauges(services.registry, self._watched)
+        register_gauges(services.registry, node)
         config = ServeConfig(
             http.host,
             http.port,
@@ -301,7 +249,7 @@ class _Process:
             reuse_port=http.reuse_port,
             allowed_hosts=http.allowed_hosts,
         )
-        server = ApiServer(create_app(services, is_api=roles.api), config)
+        server = ApiServer(create_app(services, is_api=node.roles.api), config)
         await self._own.add(http.host, server.port)
         return server
 
@@ -311,48 +259,33 @@ class _Process:
             await self._clock.sleep_ms(_READY_POLL_MS)
 
     async def _is_ready(self) -> bool:
-        results = [await check() for check in make_readiness(self._watched).values()]
+        results = [await check() for check in make_readiness(self.node, self._kafka.last_error).values()]
         return all(result.is_ok or result.is_degraded for result in results)
 
-    async def wait_failed(self) -> None:
-        """Raises what ended a loop that should never end."""
-        await self._node.failed
-
-    def _make_node(self, stack: AsyncExitStack) -> Node:
-        settings, kafka, clock = self._settings, self._kafka, self._clock
-        stores = Stores(kafka.store, kafka.plain_owners, kafka.admin, self._database)
-        ports = NodePorts(
-            stores, kafka.owners, kafka.gathering, kafka.destinations, self._directory, clock, self._watch,
-            lambda: HttpCaller(self._callbacks, clock), keyring=kafka.keyring,
-        )  # fmt: skip
-        chosen = settings.settler
-        settler = SettlerConfig(
-            max_body_bytes=chosen.held_body_bytes, horizon=LowWatermarkConfig(journal_records=chosen.put_back_records)
-        )
-        has_id = settings.transaction_id_header
-        return Node(ports, NodeConfig(make_owner(), self._make_config(), settler, has_id_header=has_id), stack)
-
-    def _make_config(self) -> ServiceConfig:
-        settings = self._settings
-        limits = Limits(
-            max_message_bytes=settings.limits.message_bytes, max_pending=settings.limits.pending_transactions
-        )
-        return ServiceConfig(
-            refuse_url=self._refuse_url,
-            topics=self._topics,
-            limits=limits,
-            destinations=TopicCacheConfig(has_id_header=settings.transaction_id_header),
+    def _make_config(self) -> NodeConfig:
+        settings, chosen = self._settings, self._settings.settler
+        return NodeConfig(
+            make_owner(),
+            internal_topics(settings),
+            self._refuse_url,
+            Limits(max_message_bytes=settings.limits.message_bytes, max_pending=settings.limits.pending_transactions),
+            TopicCacheConfig(has_id_header=settings.transaction_id_header),
+            settler=SettlerConfig(
+                max_body_bytes=chosen.held_body_bytes,
+                horizon=LowWatermarkConfig(journal_records=chosen.put_back_records),
+            ),
+            overridden=settings.topics.overridden,
             auto_create_groups=settings.auto_create_groups,
-            seal_watch=self._kafka.seal_watch,
         )
-
-    def _find_longest_life(self) -> int:
-        lives = [group.settings.times.max_lifetime_ms for group in self._directory.groups.values()]
-        return max([CheckTimes().max_lifetime_ms, *lives])
 
     def _refuse_url(self, url: str) -> str | None:
         checked = check_url(url, self._callbacks)
         return checked if isinstance(checked, str) else None
+
+
+def open_no_caller() -> CheckCaller:
+    """For a node that never checks."""
+    raise ConfigError("this process asks no endpoints")
 
 
 @asynccontextmanager
@@ -369,5 +302,9 @@ async def open_stores(settings: Settings) -> AsyncIterator[tuple[KafkaParts, Dat
 @asynccontextmanager
 async def _open_process(settings: Settings) -> AsyncIterator[_Process]:
     gc.set_threshold(*GC_THRESHOLD)
-    async with open_stores(settings) as (kafka, database), AsyncExitStack() as stack:
-        yield _Process(settings, kafka, database, stack)
+    async with open_stores(settings) as (kafka, database):
+        process = _Process(settings, kafka, database)
+        try:
+            yield process
+        finally:
+            await process.node.stop()

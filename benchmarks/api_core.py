@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -9,20 +10,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from api.web.calls import show_all
 from api.web.parse import MessageLimits, parse_prepare_batch, parse_resolutions
+from api.web.transactions import show_all
 from bridge.clock import SystemClock
 from bridge.core.message import Message, MessageQueue, Receipt, StoredMessage
 from bridge.core.op_message import OpMessage, encode_op
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import COMMITTED, Transaction, TransactionView
-from bridge.service.assembly import ServiceConfig, Stores, assemble
+from bridge.node import Backing, Node, NodeConfig
 from bridge.service.contract import EndCall, PrepareCall, Prepared, Wait
-from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import InlineDatabase
 from bridge.sql.tables import metadata
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.message_store import BatchWriter, GetResult, GetStatus, GroupMember, PutResult, PutStatus, QueueReader
+from checker.caller import MemoryCaller
 from tests.support.memory_world import make_cluster
 
 SIZE = 100
@@ -52,6 +53,7 @@ class _Journal:
     def __init__(self, process: MemoryProcess) -> None:
         self._store = process.store
         self.readers = [_Reader() for _ in range(TOPICS.queues)]
+        self._offsets = itertools.count()
 
     async def put_many(self, messages: Sequence[Message]) -> list[PutResult]:
         if messages[0].value is None:
@@ -60,7 +62,7 @@ class _Journal:
                 ops[message.queue_id].append(_settled(message))
             for reader, written in zip(self.readers, ops, strict=True):
                 reader.written.put_nowait(written)
-        return [PutResult(PutStatus.PUT_OK, 7, NOW_MS) for _ in messages]
+        return [PutResult(PutStatus.PUT_OK, next(self._offsets), NOW_MS) for _ in messages]
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the empty log's to answer."""
@@ -107,10 +109,10 @@ async def measure(folder: Path, transactions: int) -> dict[str, float]:
     journal = _Journal(process)
     database = InlineDatabase(f"sqlite:///{folder}/bench.db")
     metadata.create_all(database.engine)
-    directory = SqlDirectory(database, clock)
-    stores = Stores(journal, _Owners(journal), process.admin, database)
-    service = assemble(stores, directory, clock, ServiceConfig(lambda _: None, TOPICS))
-    follower = asyncio.create_task(service.ports.hearing.follower.run_forever())
+    backing = Backing(journal, _Owners(journal), process.admin, database, clock, lambda: MemoryCaller(clock))
+    service = Node(backing, NodeConfig("bench", TOPICS))
+    service.guard.faults = ()
+    follower = asyncio.create_task(service.follower.run_forever())
     while not service.is_ready:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0.01)
     raw, limits = make_prepares(), MessageLimits()

@@ -18,10 +18,10 @@ class Connection:
         """Connects to loopback."""
         return cls(*await asyncio.open_connection("127.0.0.1", port, limit=64 * 1024 * 1024), port)
 
-    async def post(self, path: str, body: bytes, headers: str = "") -> tuple[int, bytes]:
+    async def post(self, path: str, body: bytes, headers: str = "", method: str = "POST") -> tuple[int, bytes]:
         """Status and body of the answer. `headers`: whole lines."""
         head = (
-            f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n{headers}"
+            f"{method} {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n{headers}"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
         self._writer.write(head.encode() + body)

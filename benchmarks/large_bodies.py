@@ -1,4 +1,4 @@
-"""`python -m benchmarks.large_bodies`: small prepares beside large bodies of several shapes, on the api alone.
+"""`python -m benchmarks.large_bodies`: small prepares beside large bodies and large answers, on the api alone.
 
 The api runs in a process of its own, over services in memory, so that nothing but HTTP and the reading of bodies is
 measured. Rounds are interleaved: without large bodies, then beside each shape.
@@ -14,11 +14,15 @@ import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 
+from msgspec.structs import replace
+
 from api.heap import GC_THRESHOLD
 from api.web.app import create_app
 from api.web.limits import HttpLimits
 from api.web.server import ApiServer, ServeConfig
 from benchmarks import http_client
+from bridge.core.message import Message
+from bridge.service.contract import PrepareCall
 from tests.support.api_fakes import FakeTransactions, make_services
 
 HOST = "127.0.0.1"
@@ -26,11 +30,13 @@ SIZE = 8 * 1024 * 1024
 SMALL = {"producer_group": "g", "messages": [{"topic": "t", "value": "v" * 300}]}
 PAUSE_S = 0.005
 _SPAWN = multiprocessing.get_context("spawn")
-Request = tuple[str, bytes]
+Request = tuple[str, bytes]  # without a body it is a GET
+STORED = PrepareCall("g", [Message("t", b"k" * 60, b"v" * 300)] * 20)
+UNKNOWN = {"transaction_id": f"00{'7' * 25}0", "resolution": "COMMIT"}
 
 
 def make_shapes() -> Mapping[str, Request]:
-    """Bodies of about 8 MiB, by what they consist of."""
+    """Bodies of about 8 MiB by what they consist of, and calls with large answers."""
 
     def value(raw: bytes) -> Request:
         return "/v1/transactions", b'{"producer_group":"g","messages":[{"topic":"t","value":%b}]}' % raw
@@ -42,6 +48,7 @@ def make_shapes() -> Mapping[str, Request]:
         item = {"producer_group": "g", "messages": [message] * messages}
         return "/v1/transactions/batch", json.dumps({"transactions": [item] * count}).encode()
 
+    ends = json.dumps({"resolutions": [UNKNOWN] * 1_000}).encode()
     members = {f"{n:x}": 1 for n in range(SIZE // 13)}
     return {
         "one text": value(b'"' + b"x" * (SIZE - 200) + b'"'),
@@ -53,15 +60,21 @@ def make_shapes() -> Mapping[str, Request]:
         "one object": value(json.dumps(members).encode()),
         "batch of 1,000 with 8 kB": batch({"topic": "t", "value": "x" * 8_000}, 1, 1_000),
         "batch of 1,000 with 60 messages": batch({"topic": "t", "key": "k" * 60, "value": {"a": [1, 2, 3]}}, 60, 1_000),
+        "page of 500 with 20 messages": ("/v1/transactions?limit=500", b""),
+        "ends of 1,000": ("/v1/resolutions", ends),
     }
 
 
 async def serve(ready: Connection) -> None:
     """The api until it is killed."""
     limits = HttpLimits(body_bytes=2 * SIZE)
-    server = ApiServer(create_app(make_services(FakeTransactions(), limits=limits)), ServeConfig(host=HOST, port=0))
+    fake = FakeTransactions()
+    await fake.prepare([replace(STORED, idempotency_key=str(n)) for n in range(500)])
+    server = ApiServer(create_app(make_services(fake, limits=limits)), ServeConfig(host=HOST, port=0))
+    serving = asyncio.ensure_future(server.serve_until(asyncio.Event()))
+    await server.wait_started()
     ready.send(server.port)
-    await server.serve_until(asyncio.Event())
+    await serving
 
 
 def run_server(ready: Connection) -> None:
@@ -76,7 +89,7 @@ async def send_large(port: int, name: str, orders: Connection) -> None:
     client, answered = await http_client.Connection.open(port), 0
     orders.send("ready")
     while not orders.poll():
-        await client.post(path, body)
+        await client.post(path, body, method="POST" if body else "GET")
         answered += 1
     client.close()
     orders.send(answered)
@@ -134,7 +147,7 @@ def run(port: int, rounds: int, seconds: float) -> None:
             alone = (asyncio.run(measure(port, seconds)), 0) if name == "none" else None
             results.append(alone or measure_beside(port, name, seconds))
     p99 = statistics.median([sorted(latencies)[int(len(latencies) * 0.99)] for latencies, _ in found["none"]])
-    print("| beside bodies of 8 MiB | p50 ms | p99 ms | most ms | p99 / alone | bodies answered |")
+    print("| beside bodies of 8 MiB, or large answers | p50 ms | p99 ms | most ms | p99 / alone | bodies answered |")
     print("|---|---|---|---|---|---|")
     for name, results in found.items():
         show(name, results, p99)

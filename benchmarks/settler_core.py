@@ -25,13 +25,16 @@ from bridge.store.message_store import (
     GetResult,
     GetStatus,
     GroupMember,
+    OwnerStore,
     QueueReader,
 )
 from tests.support.memory_world import make_cluster
-from tests.support.settler_world import RecordingObserver
+from tests.support.settler_world import NoDatabase, RecordingObserver
 
 BATCH = 1_000
 TIMES = CheckTimes()
+TOPICS = InternalTopics(queues=1)
+JOURNAL = MessageQueue(TOPICS.half, 0)
 
 
 class _Reader:
@@ -68,13 +71,15 @@ class _Writer:
 
 
 class _Owners:
-    """The journal is prepared records, what is written is only counted."""
+    """The journal is prepared records, what is written is only counted; the op topic holds its first position."""
 
-    def __init__(self, records: Sequence[StoredMessage]) -> None:
+    def __init__(self, records: Sequence[StoredMessage], others: OwnerStore) -> None:
         self._records = records
+        self._others = others
 
     def open_reader(self, queue: MessageQueue, offset: int) -> QueueReader:
-        return _Reader(self._records)
+        is_journal = queue.topic == InternalTopics().half
+        return _Reader(self._records) if is_journal else self._others.open_reader(queue, offset)
 
     def open_writer(self, transactional_ids: tuple[str, str]) -> BatchWriter:
         return _Writer()
@@ -101,21 +106,21 @@ def make_records(transactions: int) -> list[StoredMessage]:
 async def measure(transactions: int) -> float:
     """Microseconds of CPU for each transaction."""
     clock = SystemClock()
-    cluster = make_cluster(clock, InternalTopics(queues=1))
+    cluster = make_cluster(clock, TOPICS)
     cluster.log.create_topic("orders", 2)
     process = MemoryProcess(cluster, "bench")
     ports = SettlerPorts(
         process.store,
-        _Owners(make_records(transactions)),
+        _Owners(make_records(transactions), process.owners),
         KnownTopics(process.admin, clock),
         lambda _: TIMES,
         RecordingObserver(),
         clock,
-        LogWatch(process.admin, InternalTopics(queues=1), clock),
+        LogWatch(process.admin, InternalTopics(queues=1), clock, NoDatabase()),
     )
-    target = BatchTarget(InternalTopics(queues=1), 0, "bench")
+    target = BatchTarget(TOPICS, 0, "bench")
     queue = OwnedQueue(target, ports, SettlerConfig(max_batch_records=2 * BATCH), QueueMemory(), QueueCounts())
-    await queue.take_over()
+    await queue.recover()
     gc.collect()
     started = time.process_time()
     while queue.counts.published < transactions:

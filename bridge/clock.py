@@ -54,16 +54,16 @@ class KafkaTime:
     """Kafka's time as a process knows it: the newest append time seen + monotonic time since."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
         self._newest_ms = 0
         self._seen_at_ms = 0
 
     def observe(self, stored_ms: int) -> None:
         """An append time was seen."""
-        at = self._clock.monotonic_ms()
+        at = self.clock.monotonic_ms()
         if stored_ms > self._newest_ms + at - self._seen_at_ms or not self._newest_ms:
             self._newest_ms, self._seen_at_ms = stored_ms, at
 
     def now_ms(self) -> int:
         """0 as long as no append time was seen."""
-        return self._newest_ms + self._clock.monotonic_ms() - self._seen_at_ms if self._newest_ms else 0
+        return self._newest_ms + self.clock.monotonic_ms() - self._seen_at_ms if self._newest_ms else 0

@@ -59,8 +59,8 @@ class FaultPoint(Enum):
     PARK_SENT_ALL = (_SETTLER, "Parked copies and their op messages are sent; EndTxn is not.")
     PARK_COMMITTED = (_SETTLER, "EndTxn of parked transactions was sent; nothing of ours has read its outcome.")
 
-    PUT_BACK_SENT_ALL = (_SETTLER, "States put back and the new L and O are sent; EndTxn is not.")
-    PUT_BACK_COMMITTED = (_SETTLER, "EndTxn of states put back was sent; nothing of ours has read its outcome.")
+    CARRY_SENT_ALL = (_SETTLER, "States carried forward and the new L and O are sent; EndTxn is not.")
+    CARRY_COMMITTED = (_SETTLER, "EndTxn of states carried forward was sent; nothing of ours has read its outcome.")
     POSITION_SENT_ALL = (_SETTLER, "A position without effects is sent; EndTxn is not.")
     POSITION_COMMITTED = (_SETTLER, "EndTxn of a position without effects was sent; its outcome is unread.")
 

@@ -17,7 +17,7 @@ from bridge.core.errors import HaltKind, MalformedRecord, UnknownRecordVersion
 from bridge.core.log_facts import MIGRATE_OWNER, LogFacts, Span, Witness, find_fault
 from bridge.core.message import MessageQueue, StoredMessage
 from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, LogStart, LogTopics, Position, decode_op
-from bridge.core.record import HalfMessage
+from bridge.core.record import HalfMessage, is_void
 from bridge.core.record_codec import decode_record
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState
@@ -147,8 +147,9 @@ class GivingUp:
 
     async def _judge(self, queue_id: int) -> "_Judged":
         topics, ports = self._topics, self._ports
-        ids = await ports.admin.identify_topics((topics.half, topics.op, topics.parked))
-        log = LogTopics(ids[topics.half] or "", ids[topics.op] or "", ids[topics.parked] or "")
+        names = (topics.half, topics.op, topics.parked)
+        found = await ports.admin.identify_topics(names)
+        log = LogTopics(*[topic.topic_id if (topic := found[name]) else "" for name in names])
         journal = await self._measure(topics.half, queue_id, log.half)
         op = await self._measure(topics.op, queue_id, log.op)
         position = (
@@ -247,7 +248,7 @@ class GivingUp:
         async for message in self._read(self._topics.half, queue_id, start):
             with suppress(MalformedRecord, UnknownRecordVersion):
                 record = decode_record(message)
-                if isinstance(record, HalfMessage):
+                if isinstance(record, HalfMessage) and not is_void(record, message.stored_ms):
                     yield message.queue_offset, record
 
     async def _read(self, topic: str, queue_id: int, start: int = 0) -> AsyncIterator[StoredMessage]:

@@ -22,11 +22,10 @@ from bridge.core.topics import InternalTopics
 from bridge.sql.engine import Database, SqlUnavailable
 from bridge.sql.identity import Halt, TopicIdentity, read_beliefs, read_halts, read_identity, read_last_act, store_halt
 from bridge.sql.rows import AppliedPosition, read_position, read_positions
-from bridge.store.message_store import TopicAdmin
+from bridge.store.message_store import TopicAdmin, TopicOutline
 from bridge.topology import TopologyGuard
 
 _LOG = structlog.get_logger()
-_LOOK_MS = 1_500
 _UNKNOWN = -1  # acts that the database could not be asked for: a halt found meanwhile is looked for once more
 REMEDY = "see what would be given up with `outbox-bridge migrate --accept-identity`, which asks before it acts"
 
@@ -56,9 +55,10 @@ class _Doubt(NamedTuple):
 
 
 class LogWatch:
-    """`database` None: halts are kept by this process alone. `seals`: where op records begin to need one.
+    """`seals`: where op records begin to need one.
 
-    `guard` looks at everything else of the topics: when it is due, and as soon as one is another one.
+    `guard` looks at everything else of the topics: when it is due, and as soon as one is another one, or has another
+    number of queues.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class LogWatch:
         admin: TopicAdmin,
         topics: InternalTopics,
         clock: Clock,
-        database: Database | None = None,
+        database: Database,
         *,
         seals: OpSeals | None = None,
         guard: TopologyGuard | None = None,
@@ -80,7 +80,8 @@ class LogWatch:
         self._own: dict[int, _Unstored] = {}
         self._acts: dict[int, int] = {}  # the last one known when this process took the queue over
         self._recorded = _Recorded()
-        self._now: Mapping[str, str | None] = {}
+        self._now: Mapping[str, TopicOutline | None] = {}
+        self._guarded: tuple[object, object] = ({}, {})  # topics and records that the guard has looked at
         self._doubts: dict[int, _Doubt] = {}
 
     @property
@@ -93,11 +94,9 @@ class LogWatch:
         half, op, parked = [found[name] for name in self._names]
         if half is None or op is None or parked is None:
             raise StoreUnavailable("an internal topic is missing")
-        return LogTopics(half, op, parked)
+        return LogTopics(half.topic_id, op.topic_id, parked.topic_id)
 
     async def find_witness(self, queue_id: int) -> Witness | None:
-        if self._database is None:
-            return None
         try:
             known = await self._database.read(partial(read_position, queue_id=queue_id))
         except SqlUnavailable as error:
@@ -118,7 +117,7 @@ class LogWatch:
         self._check_halt(queue_id)
         half, op, parked = [self._now.get(name) for name in self._names]
         if log is not None and half is not None and op is not None and parked is not None:
-            check_topics(log, LogTopics(half, op, parked))
+            check_topics(log, LogTopics(half.topic_id, op.topic_id, parked.topic_id))
 
     async def store_halt(self, queue_id: int, halted: QueueHalted) -> None:
         await self._halt(queue_id, halted, self._acts.get(queue_id, _UNKNOWN))
@@ -146,18 +145,17 @@ class LogWatch:
 
     def find_fault(self) -> str | None:
         """Which topic is missing or another one."""
-        for name, topic_id in self._now.items():
+        for name, topic in self._now.items():
             known = self._recorded.topics.get(name)
-            if topic_id is None and known is not None:
+            if topic is None and known is not None:
                 return f"{name}: the topic is missing; {REMEDY}"
-            if known is not None and known.topic_id != topic_id:
+            if topic is not None and known is not None and known.topic_id != topic.topic_id:
                 return f"{name}: the topic was deleted and made again; {REMEDY}"
         return None
 
     async def run_once(self) -> None:
         """Looks now; what cannot be asked is left as it was known."""
         doubts = dict(self._doubts)
-        before = self._now, self._recorded.topics
         await self._store_own()
         is_known = await self._read()
         try:
@@ -168,13 +166,14 @@ class LogWatch:
         if is_known:
             await self._judge(doubts)
         if self._guard is not None:
-            await self._guard.run_if_due(is_due=before != (self._now, self._recorded.topics))
+            before, self._guarded = self._guarded, (self._now, self._recorded.topics)
+            await self._guard.run_if_due(is_due=before != self._guarded)
 
-    async def run_forever(self) -> None:
+    async def run_forever(self, look_ms: int = 1_500) -> None:
         """Looks until it is cancelled."""
         while True:
             await self.run_once()
-            await self._clock.sleep_ms(_LOOK_MS)
+            await self._clock.sleep_ms(look_ms)
 
     @property
     def _names(self) -> tuple[str, str, str]:
@@ -195,15 +194,12 @@ class LogWatch:
             await self._store_own()
 
     async def _note_act(self, queue_id: int) -> None:
-        if self._database is not None:
-            self._acts.pop(queue_id, None)
-            with suppress(SqlUnavailable):
-                self._acts[queue_id] = await self._database.read(partial(read_last_act, queue_id=queue_id))
+        self._acts.pop(queue_id, None)
+        with suppress(SqlUnavailable):
+            self._acts[queue_id] = await self._database.read(partial(read_last_act, queue_id=queue_id))
 
     async def _read(self) -> bool:
-        """Whether it is known what SQL says; where there is none, it says nothing."""
-        if self._database is None:
-            return True
+        """Whether it is known what SQL says."""
         try:
             self._recorded = await self._database.read(_read_all)
         except SqlUnavailable as error:
@@ -225,8 +221,6 @@ class LogWatch:
             self._doubts.pop(queue_id, None)
 
     async def _store_own(self) -> None:
-        if self._database is None:
-            return
         for queue_id, (halt, last_act) in list(self._own.items()):
             try:
                 is_stored = await self._database.run(partial(store_halt, halt=halt, last_act=last_act))

@@ -23,6 +23,7 @@ from bridge.fault_points import FaultPoint, reach
 from bridge.sql.chunking import JournalBuffer, OpBuffer, Quarantined, next_chunk
 from bridge.sql.engine import Database, SqlUnavailable
 from bridge.sql.fold import TimesOf
+from bridge.sql.identity import read_identity
 from bridge.sql.leases import LeaseWatch, release_lease, take_lease
 from bridge.sql.projection import (
     Chunk,
@@ -43,6 +44,7 @@ _LOG = structlog.get_logger()
 _LEASE = "projector"
 _DAY_MS = 86_400_000
 _REBUILD_STALL_MS = 60_000
+_REBUILD_REMEDY = "nothing was changed; see `outbox-bridge migrate --accept-identity`, then rebuild again"
 _CLEAR_TIMEOUT_MS = 600_000
 _POSTGRES_WRITERS = 2  # half of the pool: readers are never kept out
 
@@ -239,9 +241,9 @@ class Projector:
     def __init__(
         self, topics: InternalTopics, owner: str, ports: ProjectorPorts, config: ProjectorConfig | None = None
     ) -> None:
-        self._topics = topics
+        self.topics = topics
+        self.ports = ports
         self._owner = owner
-        self._ports = ports
         self._config = config or ProjectorConfig()
         self._followers: dict[int, QueueFollower] = {}
         self._halted: dict[int, str] = {}
@@ -263,7 +265,7 @@ class Projector:
 
     async def run_once(self, max_wait_ms: int = 0) -> RunResult:
         """One step of each queue; what they did together. Raises what a step raises, that queue begun anew."""
-        results = [await self._step(queue_id, max_wait_ms) for queue_id in range(self._topics.queues)]
+        results = [await self._step(queue_id, max_wait_ms) for queue_id in range(self.topics.queues)]
         return RunResult(*[sum(numbers) for numbers in zip(*[r or RunResult() for r in results], strict=True)])
 
     async def run_forever(self) -> None:
@@ -283,19 +285,19 @@ class Projector:
         for queue_id in list(self._followers):
             await self._drop(queue_id)
         try:
-            await self._ports.database.run(partial(release_lease, name=_LEASE, owner=self._owner))
+            await self.ports.database.run(partial(release_lease, name=_LEASE, owner=self._owner))
         except SqlUnavailable:
             _LOG.info("lease_left_to_expire", owner=self._owner)
 
     async def hold_lease(self) -> bool:
         """Takes or renews the lease; False if another projector works."""
-        now_ms, lease_ms = self._ports.clock.now_ms(), self._config.lease_ms
-        abandoned = self._lease_watch.find_abandoned(self._ports.clock.monotonic_ms())
+        now_ms, lease_ms = self.ports.clock.now_ms(), self._config.lease_ms
+        abandoned = self._lease_watch.find_abandoned(self.ports.clock.monotonic_ms())
         take = partial(
             take_lease, name=_LEASE, owner=self._owner, now_ms=now_ms, lease_ms=lease_ms, abandoned=abandoned
         )
-        lease = await self._ports.database.run(take)
-        self._lease_watch.note(lease, self._ports.clock.monotonic_ms())
+        lease = await self.ports.database.run(take)
+        self._lease_watch.note(lease, self.ports.clock.monotonic_ms())
         self.is_active = lease.owner == self._owner
         return self.is_active
 
@@ -310,11 +312,11 @@ class Projector:
             except Exception:  # noqa: BLE001 - the loop outlives any error
                 _LOG.exception("projector_failed")
             self.is_active = False
-            await self._ports.clock.sleep_ms(self._config.lease_ms // 3)
+            await self.ports.clock.sleep_ms(self._config.lease_ms // 3)
 
     async def _work(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self._follow(queue_id)) for queue_id in range(self._topics.queues)]
+            running = [tasks.create_task(self._follow(queue_id)) for queue_id in range(self.topics.queues)]
             running.append(tasks.create_task(self._purge_forever()))
             await self._keep_lease()
             for task in running:
@@ -324,7 +326,7 @@ class Projector:
         """Returns when another projector has the lease."""
         is_held = True
         while is_held:
-            await self._ports.clock.sleep_ms(self._config.lease_ms // 3)
+            await self.ports.clock.sleep_ms(self._config.lease_ms // 3)
             try:
                 is_held = await self.hold_lease()
             except SqlUnavailable as error:
@@ -332,7 +334,7 @@ class Projector:
 
     async def _follow(self, queue_id: int) -> None:
         """Steps for ever; a queue that cannot go on does not hold up the others."""
-        clock, config = self._ports.clock, self._config
+        clock, config = self.ports.clock, self._config
         while True:
             began_ms = clock.monotonic_ms()
             try:
@@ -367,17 +369,15 @@ class Projector:
         return result
 
     def _make_follower(self, queue_id: int) -> QueueFollower:
-        return QueueFollower(queue_id, self._topics, self._ports, self._config, self._writing)
+        return QueueFollower(queue_id, self.topics, self.ports, self._config, self._writing)
 
     async def _drop(self, queue_id: int) -> None:
-        follower = self._followers.pop(queue_id, None)
-        if follower is not None:
-            await follower.close()
+        await self._followers.pop(queue_id).close()
 
     async def _purge_forever(self) -> None:
         """Forgets by Kafka's time: a wrong clock here forgets nothing too early."""
         while True:
-            await self._ports.clock.sleep_ms(self._config.purge_interval_ms)
+            await self.ports.clock.sleep_ms(self._config.purge_interval_ms)
             try:
                 await self.purge()
             except SqlUnavailable as error:
@@ -389,28 +389,29 @@ class Projector:
         before_ms, limit = newest_ms - self._config.purge_after_ms, self._config.max_purge_rows
         purged = 0
         for _ in range(20):
-            count = await self._ports.database.run(partial(purge, before_ms=before_ms, limit=limit))
+            count = await self.ports.database.run(partial(purge, before_ms=before_ms, limit=limit))
             purged += count
             if count < limit:
                 break
         return purged
 
 
-async def rebuild(
-    projector: Projector, ports: ProjectorPorts, topics: InternalTopics, on_progress: Callable[[RebuildProgress], None]
-) -> RebuildVerdict:
+async def rebuild(projector: Projector, on_progress: Callable[[RebuildProgress], None]) -> RebuildVerdict:
     """Empties the projection and reads Kafka from the beginning, up to what is decided now; while the bridge runs.
 
-    A projector at work notices and begins anew: then this one only watches. Raises what a step raises, QueueHalted
-    where the log will never get there, and StoreTimeout after a minute without progress; called again it starts
-    again, and orphans are still compared with what there was at first.
+    A projector at work notices and begins anew: then this one only watches. Raises QueueHalted, and changes nothing,
+    where the log is not what was left: the projection alone may know then what has ended. Raises what a step raises,
+    and StoreTimeout after a minute without progress; called again it starts again, and orphans are still compared
+    with what there was at first.
     """
+    ports, topics = projector.ports, projector.topics
     database = ports.database
-    await database.run(clear_projection, timeout_ms=_CLEAR_TIMEOUT_MS)
-    reach(FaultPoint.REBUILD_CLEARED)
+    await _check_topics(ports, topics)
     positions = [await find_position(ports.store, ports.owners, topics, queue_id) for queue_id in range(topics.queues)]
     wanted = {queue_id: position.s if position else 0 for queue_id, position in enumerate(positions)}
     await _check_reachable(ports, topics, wanted)
+    await database.run(clear_projection, timeout_ms=_CLEAR_TIMEOUT_MS)
+    reach(FaultPoint.REBUILD_CLEARED)
     before, moved_ms = dict[int, int](), ports.clock.monotonic_ms()
     while True:
         is_ours = await projector.hold_lease()
@@ -431,13 +432,23 @@ async def rebuild(
     return await database.run(lambda conn: _conclude(conn, ports.clock.now_ms()), timeout_ms=_CLEAR_TIMEOUT_MS)
 
 
+async def _check_topics(ports: ProjectorPorts, topics: InternalTopics) -> None:
+    """Both are those that were recorded, if any were."""
+    recorded = await ports.database.read(read_identity)
+    found = await ports.admin.identify_topics((topics.half, topics.op))
+    for name, topic in found.items():
+        if name in recorded and (topic is None or topic.topic_id != recorded[name].topic_id):
+            what = "is missing" if topic is None else "was deleted and made again"
+            raise QueueHalted(f"{name}: the topic {what}; {_REBUILD_REMEDY}")
+
+
 async def _check_reachable(ports: ProjectorPorts, topics: InternalTopics, wanted: Mapping[int, int]) -> None:
     for queue_id, s in wanted.items():
         end = (await ports.store.get_offsets(MessageQueue(topics.half, queue_id))).maximum
         if end < s:
             raise QueueHalted(
                 f"queue {queue_id} was decided up to journal offset {s}, but its journal ends at {end}: the log is not "
-                "what was left; see `outbox-bridge migrate --accept-identity`, then rebuild again"
+                f"what was left; {_REBUILD_REMEDY}"
             )
 
 

@@ -3,7 +3,7 @@
 from functools import partial
 
 from bridge.core.errors import ConfigError
-from bridge.core.keyring import Keyring, OpSeals
+from bridge.core.keyring import OpSeals
 from bridge.core.message import MessageQueue
 from bridge.core.topics import InternalTopics
 from bridge.sql.engine import Database
@@ -31,12 +31,12 @@ async def start_seals(store: MessageStore, database: Database, topics: InternalT
     await database.run(partial(begin_seals, believed=ends, now_ms=now_ms))
 
 
-async def load_seals(database: Database, keyring: Keyring, seals: OpSeals) -> None:
-    """Fills both from SQL. Raises ConfigError where there is no key, and SqlUnavailable."""
+async def load_seals(database: Database, seals: OpSeals) -> None:
+    """Fills them and their keyring from SQL. Raises ConfigError where there is no key, and SqlUnavailable."""
     keys, believed = await database.read(read_keys), await database.read(read_beliefs)
     if not keys:
         raise ConfigError("this database holds no key of the bridge: run outbox-bridge migrate")
-    keyring.load(keys)
+    seals.keyring.load(keys)
     seals.believed.update(believed)
 
 

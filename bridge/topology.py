@@ -50,16 +50,23 @@ class FaultKind(StrEnum):
 
 # Without these nothing can be decided, whatever anybody says.
 NEVER_OVERRIDDEN = frozenset(
-    {FaultKind.NOT_MIGRATED, FaultKind.MISSING, FaultKind.QUEUE_COUNT, FaultKind.TIMESTAMPS, FaultKind.UNREACHABLE}
+    {
+        FaultKind.NOT_MIGRATED,
+        FaultKind.MISSING,
+        FaultKind.QUEUE_COUNT,
+        FaultKind.TIMESTAMPS,
+        FaultKind.OTHER_CLUSTER,
+        FaultKind.OTHER_TOPIC,
+        FaultKind.UNREACHABLE,
+    }
 )
 
 
 class TopologyConflict(BridgeError):
-    """The internal topics cannot be made or recorded safely; an operator must decide. `faults` say why."""
+    """The internal topics cannot be made or recorded safely; an operator must decide."""
 
     def __init__(self, faults: Sequence["TopologyFault"]) -> None:
         super().__init__("; ".join(str(fault) for fault in faults))
-        self.faults = faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,51 +113,41 @@ OP_RULES = TopicRules(frozenset({"compact", "delete"}), 30 * _DAY_MS, _BODY_BYTE
 PARKED_RULES = TopicRules(frozenset({"delete"}), 90 * _DAY_MS, _BODY_BYTES + 2 * _MARGIN_BYTES)
 
 
-def rules_of(internal: InternalTopics) -> dict[str, TopicRules]:
-    """The rules by topic name: journal and op topic have the same queues, the parked topic one."""
+def rules_of(internal: InternalTopics, longest_life_ms: int = _DAY_MS) -> dict[str, TopicRules]:
+    """The rules by topic name: journal and op topic have the same queues, the parked topic one.
+
+    The journal keeps a body for seven days beyond the longest life of a transaction.
+    """
     queues = internal.queues
+    retention_ms = max(JOURNAL_RULES.retention_ms, longest_life_ms + MARGIN_AFTER_LIFE_MS)
     return {
-        internal.half: replace(JOURNAL_RULES, queues=queues),
+        internal.half: replace(JOURNAL_RULES, queues=queues, retention_ms=retention_ms),
         internal.op: replace(OP_RULES, queues=queues),
         internal.parked: PARKED_RULES,
     }
 
 
-def choose_replicas(cluster: ClusterDescription, replication_factor: int | None) -> tuple[int, int]:
+def choose_replicas(cluster: ClusterDescription) -> tuple[int, int]:
     """Replication factor and minimum in-sync replicas of new topics: 1 and 1 on a single broker, else 3 and 2."""
-    factor = replication_factor or (1 if len(cluster.brokers) == 1 else 3)
-    return factor, min(2, factor)
-
-
-def find_faults(
-    internal: InternalTopics,
-    found: Mapping[str, TopicDescription | None],
-    recorded: Mapping[str, TopicIdentity] | None = None,
-    cluster_id: str = "",
-    longest_life_ms: int = _DAY_MS,
-) -> list[TopologyFault]:
-    """Everything that is not as it must be. `recorded` None: identities are not compared."""
-    faults = [_not_migrated(internal)] if recorded is not None and not recorded else []
-    known = recorded or {}
-    for name, rules in rules_of(internal).items():
-        topic = found.get(name)
-        if topic is None:
-            faults.append(_missing(name, is_known=name in known))
-            continue
-        faults += judge_topic(topic, rules)
-        faults += _judge_identity(topic, cluster_id, known.get(name))
-        if name == internal.half:
-            faults += _judge_life(topic, longest_life_ms)
-    return faults
+    return (1, 1) if len(cluster.brokers) == 1 else (3, 2)
 
 
 async def examine(
     admin: TopicAdmin, internal: InternalTopics, recorded: Mapping[str, TopicIdentity], longest_life_ms: int = _DAY_MS
 ) -> list[TopologyFault]:
-    """The cluster's faults now. Raises StoreError."""
+    """Everything that is not as it must be in the cluster now. Raises StoreError."""
     cluster = await admin.describe_cluster()
-    found = await admin.describe_topics(list(rules_of(internal)))
-    return find_faults(internal, found, recorded, cluster.cluster_id, longest_life_ms)
+    rules = rules_of(internal, longest_life_ms)
+    found = await admin.describe_topics(list(rules))
+    faults = [] if recorded else [_not_migrated(internal)]
+    for name, rule in rules.items():
+        topic, known = found[name], recorded.get(name)
+        if topic is None:
+            faults.append(_missing(name, is_known=known is not None))
+            continue
+        faults += judge_topic(topic, rule)
+        faults += _judge_identity(topic, cluster.cluster_id, known)
+    return faults
 
 
 def judge_topic(topic: TopicDescription, rules: TopicRules) -> list[TopologyFault]:
@@ -168,11 +165,9 @@ def judge_topic(topic: TopicDescription, rules: TopicRules) -> list[TopologyFaul
     return [fault for fault in judged if fault is not None]
 
 
-async def create_missing(
-    admin: TopicAdmin, internal: InternalTopics, replication_factor: int | None = None
-) -> list[str]:
+async def create_missing(admin: TopicAdmin, internal: InternalTopics) -> list[str]:
     """Creates the internal topics that are not there; which. Only where this bridge never ran. Raises StoreError."""
-    factor, min_insync = choose_replicas(await admin.describe_cluster(), replication_factor)
+    factor, min_insync = choose_replicas(await admin.describe_cluster())
     rules = rules_of(internal)
     found = await admin.describe_topics(list(rules))
     created = []
@@ -189,8 +184,6 @@ async def migrate_topics(
     internal: InternalTopics,
     now_ms: int,
     begin: Callable[[LogTopics], Awaitable[object]],
-    *,
-    replication_factor: int | None = None,
 ) -> list[str]:
     """Makes the internal topics where this bridge never ran, has their queues begun, and records which topics they
     are; which were made.
@@ -206,7 +199,7 @@ async def migrate_topics(
             raise TopologyConflict(refused)
         await begin(_log_of(internal, identity))
         return []
-    created = await create_missing(admin, internal, replication_factor)
+    created = await create_missing(admin, internal)
     reach(FaultPoint.MIGRATE_TOPICS_CREATED)
     known = await identify(admin, internal)
     await begin(_log_of(internal, known))
@@ -219,7 +212,7 @@ async def identify(admin: TopicAdmin, internal: InternalTopics) -> dict[str, Top
     """The internal topics that there are now. Raises StoreError."""
     cluster = await admin.describe_cluster()
     found = await admin.identify_topics(list(rules_of(internal)))
-    return {name: TopicIdentity(cluster.cluster_id, topic_id) for name, topic_id in found.items() if topic_id}
+    return {name: TopicIdentity(cluster.cluster_id, topic.topic_id) for name, topic in found.items() if topic}
 
 
 def _log_of(internal: InternalTopics, known: Mapping[str, TopicIdentity]) -> LogTopics:
@@ -264,7 +257,7 @@ class TopologyGuard:
         self.faults = [fault for fault in faults if fault.kind not in self._overridden]
         return self.faults
 
-    async def run_if_due(self, *, is_due: bool = False) -> None:
+    async def run_if_due(self, *, is_due: bool) -> None:
         """Looks if the last look is too old, or if it `is_due` anyway."""
         now_ms = self._clock.monotonic_ms()
         if not is_due and now_ms < self._next_ms:
@@ -303,19 +296,14 @@ def _judge_identity(topic: TopicDescription, cluster_id: str, known: TopicIdenti
     return []
 
 
-def _judge_life(topic: TopicDescription, longest_life_ms: int) -> list[TopologyFault]:
-    least = longest_life_ms + MARGIN_AFTER_LIFE_MS
-    if _retains(topic, least):
-        return []
-    detail = f"retention.ms {topic.config.get('retention.ms')} is below the longest life of a transaction + 7 days"
-    return [_fault(FaultKind.RETENTION, topic, detail, "retention.ms", str(least))]
-
-
 def _judge_queues(topic: TopicDescription, queues: int) -> TopologyFault | None:
     if topic.queues == queues:
         return None
     detail = f"{topic.queues} queues, {queues} are configured"
-    remedy = f"set the number of queues to {topic.queues}; to change it, drain first, then make the topics anew"
+    remedy = (
+        "journal and op topic must both have `topics.queues` partitions; where one has grown, give the other as many, "
+        "let nothing be pending, set `topics.queues` everywhere, then `outbox-bridge migrate --accept-identity`"
+    )
     return TopologyFault(FaultKind.QUEUE_COUNT, topic.name, detail, remedy)
 
 
@@ -332,9 +320,10 @@ def _judge_retention(topic: TopicDescription, rules: TopicRules) -> TopologyFaul
     if topic.config.get("retention.bytes", "-1") != "-1":
         detail = f"retention.bytes {topic.config['retention.bytes']}"
         return _fault(FaultKind.RETENTION, topic, detail, "retention.bytes", "-1")
-    if _retains(topic, rules.retention_ms):
+    retention_ms = _int(topic, "retention.ms")
+    if retention_ms < 0 or retention_ms >= rules.retention_ms:
         return None
-    detail = f"retention.ms {topic.config.get('retention.ms')}, at least {rules.retention_ms} is needed"
+    detail = f"retention.ms {retention_ms}, at least {rules.retention_ms} is needed"
     return _fault(FaultKind.RETENTION, topic, detail, "retention.ms", str(rules.retention_ms))
 
 
@@ -370,18 +359,12 @@ def _judge_election(topic: TopicDescription) -> TopologyFault | None:
 def _judge_replicas(topic: TopicDescription) -> TopologyFault | None:
     """With one replica there is nothing to choose; with more, two must have what is acknowledged."""
     factor, min_insync = topic.replication_factor, _int(topic, "min.insync.replicas")
-    if min_insync > factor:
-        detail = f"min.insync.replicas {min_insync} with {factor} replicas: nothing can be written"
-        return _fault(FaultKind.REPLICAS, topic, detail, "min.insync.replicas", str(min(2, factor)))
-    if min_insync < min(2, factor):
-        detail = f"min.insync.replicas {min_insync} with {factor} replicas: one lost disk loses what was acknowledged"
-        return _fault(FaultKind.REPLICAS, topic, detail, "min.insync.replicas", "2")
-    return None
-
-
-def _retains(topic: TopicDescription, least_ms: int) -> bool:
-    retention_ms = _int(topic, "retention.ms")
-    return retention_ms < 0 or retention_ms >= least_ms
+    wanted = min(2, factor)
+    if wanted <= min_insync <= factor:
+        return None
+    harm = "nothing can be written" if min_insync > factor else "one lost disk loses what was acknowledged"
+    detail = f"min.insync.replicas {min_insync} with {factor} replicas: {harm}"
+    return _fault(FaultKind.REPLICAS, topic, detail, "min.insync.replicas", str(wanted))
 
 
 def _int(topic: TopicDescription, name: str) -> int:
@@ -389,5 +372,6 @@ def _int(topic: TopicDescription, name: str) -> int:
 
 
 def _fault(kind: FaultKind, topic: TopicDescription, detail: str, setting: str, wanted: str) -> TopologyFault:
-    remedy = f"set {setting}={wanted} on it (kafka-configs.sh --alter --add-config), or override `{kind.value}`"
+    alter = f"set {setting}={wanted} on it (kafka-configs.sh --alter --add-config)"
+    remedy = f"{alter}, or override `{kind.value}` (setting topics.overridden)"
     return TopologyFault(kind, topic.name, detail, remedy)

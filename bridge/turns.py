@@ -1,10 +1,11 @@
 """Long work on the event loop in short steps, so that everybody else is served between them."""
 
 import asyncio
-from collections.abc import Generator
-from typing import TypeVar
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+Made = TypeVar("Made")
 Steps = Generator[None, None, T]
 """Work that pauses after each short step, and returns its result."""
 
@@ -49,3 +50,21 @@ class Pace:
             return False
         self._spent = 0
         return True
+
+
+STEP_BYTES = 64 * 1024
+
+
+def each_in_steps(
+    items: Iterable[T], make: Callable[[T], Made], count_bytes: Callable[[Any], int] = len
+) -> Steps[list[Made]]:
+    """What is made of each item, with a pause after so many bytes of it."""
+    made, left = list[Made](), STEP_BYTES
+    for item in items:
+        piece = make(item)
+        made.append(piece)
+        left -= count_bytes(piece)
+        if left < 0:
+            left = STEP_BYTES
+            yield
+    return made

@@ -11,8 +11,7 @@ from typing import NamedTuple
 from standardwebhooks.webhooks import EmptyWebhookSecretError, Webhook
 
 from bridge.core.keyring import Keyring
-from bridge.core.message import Message
-from bridge.core.message_json import show_message, write_json
+from bridge.core.message_json import JsonText, write_json, write_message
 from bridge.core.record import Resolution
 from bridge.core.transaction import Transaction
 from bridge.settler.ports import HalfBody
@@ -72,13 +71,13 @@ class Check(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """What a check asks about. `number`: one more than the transaction's answered checks."""
+    """What a check asks about. `number`: one more than the transaction's answered checks. Messages as JSON."""
 
     transaction_id: str
     number: int
     born_ms: int
     idempotency_key: str | None
-    messages: Sequence[Message]
+    messages: Sequence[JsonText]
 
 
 class Answers(NamedTuple):
@@ -93,7 +92,8 @@ def make_check(transaction: Transaction, body: HalfBody, make_nonce: NonceMaker)
     """The check that follows the transaction's last answered one."""
     half = body.half
     number = transaction.check_times + 1
-    subject = Subject(transaction.transaction_id, number, half.born_ms, half.idempotency_key, body.messages)
+    messages = [write_message(message) for message in body.messages]
+    subject = Subject(transaction.transaction_id, number, half.born_ms, half.idempotency_key, messages)
     return render_check(subject, make_nonce)
 
 
@@ -107,7 +107,7 @@ def render_check(subject: Subject, make_nonce: NonceMaker) -> Check:
             "nonce": nonce,
             "born_time": show_time(subject.born_ms),
             "idempotency_key": subject.idempotency_key,
-            "messages": [show_message(message) for message in subject.messages],
+            "messages": subject.messages,
         }
     )
     return Check(subject.transaction_id, subject.number, nonce, text)

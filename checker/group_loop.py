@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import structlog
 
+from bridge.core.backoff import Backoff
 from bridge.core.check_rules import CheckMode, GroupSettings
 from bridge.core.errors import BridgeError, StoreError
 from bridge.core.record import EndRecord, Resolution, Source
@@ -18,7 +19,7 @@ from bridge.settler.ports import BodiesRead, HalfBody
 from bridge.store.message_store import PutResult, PutStatus
 from checker.call import Answers, Check, can_sign, decode_answers, encode_call, make_check, sign_call
 from checker.caller import EndpointCall, EndpointReply, Failure
-from checker.desk import Desk
+from checker.context import CheckContext
 from checker.pull import PullDispatcher
 from checker.rotation import GONE_MS, EndpointOrder, EndpointRotation, retry_after_ms
 from checker.scheduler import DueCheck
@@ -43,11 +44,11 @@ class _Open(NamedTuple):
 class Round:
     """Asks about `asks` and lands every one of them, whatever happens."""
 
-    def __init__(self, desk: Desk, group: str, asks: Sequence[DueCheck], memory: GroupMemory) -> None:
-        self._desk = desk
+    def __init__(self, context: CheckContext, group: str, asks: Sequence[DueCheck], memory: GroupMemory) -> None:
+        self._context = context
         self._group = group
         self._memory = memory
-        self._calls = desk.ports.directory.settings_of(group).calls
+        self._calls = context.directory.settings_of(group).calls
         self._flying = {ask.transaction.transaction_id: ask for ask in asks}
         self._open: dict[str, _Open] = {}
         self._failures: dict[str, tuple[Failure, str | None]] = {}
@@ -61,29 +62,29 @@ class Round:
             return await self._run()
         finally:
             if self._has_large_call:
-                self._desk.large_calls.give_back(self._group, was_answered=self._answered > 0)
+                self._context.large_calls.give_back(self._group, was_answered=self._answered > 0)
             for ask in list(self._flying.values()):
-                self._postpone(ask, self._desk.config.append_retry_ms)
+                self._postpone(ask, self._context.config.append_retry_ms)
 
     async def _run(self) -> bool | None:
-        ports = self._desk.ports
-        endpoints = live_endpoints(self._desk, self._group)
-        order = self._memory.turns.order(endpoints, ports.clock.monotonic_ms())
+        context = self._context
+        endpoints = live_endpoints(self._context, self._group)
+        order = self._memory.turns.order(endpoints, context.clock.monotonic_ms())
         if not order.urls:
             failure = Failure.RATE_LIMITED if order.paused else Failure.NO_ENDPOINT
             self._give_up(dict.fromkeys(self._flying, (failure, None)))
             return None
-        known = ports.directory.get(self._group)
+        known = context.directory.get(self._group)
         if known is None or not can_sign(known.secrets):
-            self._desk.raise_alert(self._group, "producer_group_without_secret")
+            self._context.raise_alert(self._group, "producer_group_without_secret")
             self._give_up(dict.fromkeys(self._flying, (Failure.NO_SECRET, None)))
             return None
-        self._desk.clear_alert(self._group, "producer_group_without_secret")
+        self._context.clear_alert(self._group, "producer_group_without_secret")
         await self._render()
-        self._webhook_id = f"check_{ports.random_text()}"
+        self._webhook_id = f"check_{context.random_text()}"
         self._count_asked()
         was_called = False
-        for url in order.urls[: self._desk.config.max_attempts]:
+        for url in order.urls[: self._context.config.max_attempts]:
             self._drop_ended()
             if not self._open:
                 break
@@ -98,8 +99,8 @@ class Round:
 
         The queue of the first ask comes first, so that none waits for ever behind another's large bodies.
         """
-        most, used = self._desk.config.max_call_bytes, 0
-        async with self._desk.rendering:
+        most, used = self._context.config.max_call_bytes, 0
+        async with self._context.rendering:
             for queue_id in dict.fromkeys([ask.queue_id for ask in self._flying.values()]):
                 asks = [ask for ask in self._flying.values() if ask.queue_id == queue_id]
                 for ask, body in await self._bodies_of(queue_id, asks, most - used):
@@ -113,12 +114,12 @@ class Round:
 
     def _open_check(self, ask: DueCheck, body: HalfBody, room: int) -> int:
         """What it takes of the call's room. One that is too large for any call goes alone, if it may now."""
-        check = make_check(ask.transaction, body, self._desk.nonces.make)
+        check = make_check(ask.transaction, body, self._context.nonces.make)
         size = len(check.text)
         if size > room:
             if self._open:
                 return room
-            self._has_large_call = self._desk.large_calls.take(self._group)
+            self._has_large_call = self._context.large_calls.take(self._group)
             if not self._has_large_call:
                 self._postpone(ask, _LARGE_RETRY_MS)
                 return 0
@@ -129,7 +130,7 @@ class Round:
         self, queue_id: int, asks: Sequence[DueCheck], max_bytes: int
     ) -> list[tuple[DueCheck, HalfBody]]:
         """The first bodies that could be read; asks whose body cannot be read, or is nowhere, land here."""
-        owner = self._desk.owners.get(queue_id)
+        owner = self._context.owners.get(queue_id)
         found, asked = BodiesRead({}, len(asks))
         try:
             if owner is not None:
@@ -137,21 +138,21 @@ class Round:
         except BridgeError as error:
             _LOG.warning("bodies_not_read", queue=queue_id, error=type(error).__name__)
             for ask in asks:
-                self._postpone(ask, self._desk.config.append_retry_ms)
+                self._postpone(ask, self._context.config.append_retry_ms)
             return []
         self._give_up({_id_of(ask): (Failure.NO_BODY, None) for ask in asks[:asked] if _id_of(ask) not in found})
         return [(ask, found[_id_of(ask)]) for ask in asks[:asked] if _id_of(ask) in found]
 
     def _drop_ended(self) -> None:
         """No check starts after a resolution, or for a queue that is not ours any more."""
-        for id_ in [id_ for id_, item in self._open.items() if not self._desk.timetable.is_pending(item.ask)]:
+        for id_ in [id_ for id_, item in self._open.items() if not self._context.timetable.is_pending(item.ask)]:
             self._postpone(self._open.pop(id_).ask, 0)
 
     def _count_asked(self) -> None:
-        counts = self._desk.counts
+        counts = self._context.counts
         counts.asked += len(self._open)
         for item in self._open.values():
-            counts.count_lateness(self._desk.now_of(item.ask.queue_id) - item.ask.due_ms)
+            counts.count_lateness(self._context.now_of(item.ask.queue_id) - item.ask.due_ms)
 
     # --- asking ---
 
@@ -159,18 +160,18 @@ class Round:
         """Asks one endpoint about all that is open; False if it was not called."""
         checks = [item.check for item in self._open.values()]
         text = encode_call(self._group, checks)
-        known = self._desk.ports.directory.get(self._group)
-        now_ms = self._desk.ports.clock.now_ms()
+        known = self._context.directory.get(self._group)
+        now_ms = self._context.clock.now_ms()
         headers = sign_call(known.secrets if known else (), self._webhook_id, now_ms, text)
         if headers is None:
             self._note(Failure.NO_SECRET, None)
             return False
-        self._desk.counts.calls += 1
-        most = self._desk.config.max_answer_bytes(len(checks))
+        self._context.counts.calls += 1
+        most = self._context.config.max_answer_bytes(len(checks))
         reach(FaultPoint.CHECK_SIGNED)
         call = EndpointCall(url, headers, text.encode(), self._calls.call_timeout_ms, most)
         del text  # a call may wait for long
-        reply = await self._desk.ports.caller.call(call)
+        reply = await self._context.caller.call(call)
         answers = self._read(url, reply)
         if answers.resolutions:
             await self._append(reply, answers.resolutions)
@@ -182,9 +183,9 @@ class Round:
         failure, answers = reply.failure, Answers({})
         if failure is None:
             answers = decode_answers(reply.body, asked)
-            self._desk.counts.strange += answers.strange
+            self._context.counts.strange += answers.strange
             failure = Failure.LEFT_OUT if answers.is_well_formed else Failure.BAD_ANSWER
-        monotonic_ms = self._desk.ports.clock.monotonic_ms()
+        monotonic_ms = self._context.clock.monotonic_ms()
         if answers.resolutions:
             self._memory.turns.note_answer(url)
         else:
@@ -198,7 +199,7 @@ class Round:
 
     def _disable(self, url: str, reply: EndpointReply, monotonic_ms: int) -> None:
         self._memory.turns.pause(url, monotonic_ms + GONE_MS)
-        self._desk.recorder.disable(self._group, url, "410 Gone")
+        self._context.recorder.disable(self._group, url, "410 Gone")
         _LOG.error("endpoint_gone", group=self._group, endpoint=reply.endpoint)
 
     def _note(self, failure: Failure, endpoint: str | None) -> None:
@@ -210,7 +211,7 @@ class Round:
     async def _append(self, reply: EndpointReply, resolutions: Mapping[str, Resolution]) -> None:
         """The answers become end records; those that perhaps did not are asked for again, with the same number."""
         answered = [(self._open.pop(id_), resolution) for id_, resolution in resolutions.items()]
-        now_ms = self._desk.ports.clock.now_ms()
+        now_ms = self._context.clock.now_ms()
         messages = [
             encode_end(
                 EndRecord(
@@ -224,7 +225,7 @@ class Round:
                     status=reply.status,
                     latency_ms=reply.latency_ms,
                 ),
-                self._desk.topics.half,
+                self._context.topics.half,
                 queue_of(item.check.transaction_id),
             )
             for item, resolution in answered
@@ -232,7 +233,7 @@ class Round:
         self._answered += len(answered)
         reach(FaultPoint.CHECK_ANSWERED)
         try:
-            results: Sequence[PutResult] = await self._desk.ports.store.put_many(messages)
+            results: Sequence[PutResult] = await self._context.store.put_many(messages)
         except StoreError as error:
             results = [PutResult(PutStatus.OUTCOME_UNKNOWN, detail=str(error))] * len(messages)
         reach(FaultPoint.CHECK_APPENDED)
@@ -241,49 +242,49 @@ class Round:
 
     def _land_answer(self, ask: DueCheck, resolution: Resolution, result: PutResult) -> None:
         if result.status is not PutStatus.PUT_OK:
-            self._desk.counts.unappended += 1
-            self._postpone(ask, self._desk.config.append_retry_ms, was_tried=True)
+            self._context.counts.unappended += 1
+            self._postpone(ask, self._context.config.append_retry_ms, was_tried=True)
             return
         self._flying.pop(_id_of(ask))
-        self._desk.counts.answered[resolution.name] += 1
-        self._desk.timetable.set_answered(ask, self._desk.now_of(ask.queue_id))
+        self._context.counts.answered[resolution.name] += 1
+        self._context.timetable.set_answered(ask, self._context.now_of(ask.queue_id))
 
     def _postpone(self, ask: DueCheck, delay_ms: int, *, was_tried: bool = False) -> None:
         if self._flying.pop(_id_of(ask), None) is not None:
-            due_ms = self._desk.now_of(ask.queue_id) + delay_ms if delay_ms else ask.due_ms
-            self._desk.timetable.set_postponed(ask, due_ms, was_tried=was_tried)
+            due_ms = self._context.now_of(ask.queue_id) + delay_ms if delay_ms else ask.due_ms
+            self._context.timetable.set_postponed(ask, due_ms, was_tried=was_tried)
 
     def _give_up(self, failures: Mapping[str, tuple[Failure, str | None]]) -> None:
         """Nobody answered about these: again at the next interval, nothing used up."""
         asks = [(self._flying.pop(id_), *failure) for id_, failure in failures.items()]
-        give_up(self._desk, self._group, asks)
+        give_up(self._context, self._group, asks)
 
 
-def give_up(desk: Desk, group: str, asks: Iterable[tuple[DueCheck, Failure, str | None]]) -> None:
+def give_up(context: CheckContext, group: str, asks: Iterable[tuple[DueCheck, Failure, str | None]]) -> None:
     """Lands transactions nobody answered about, and takes note of it."""
-    interval_ms = desk.ports.directory.settings_of(group).times.interval_ms
+    interval_ms = context.directory.settings_of(group).times.interval_ms
     rounds = []
     for ask, failure, endpoint in asks:
-        now_ms = desk.now_of(ask.queue_id)
-        retry_ms = now_ms + interval_ms + int(desk.ports.jitter() * _JITTER * interval_ms)
-        desk.timetable.set_unanswered(ask, retry_ms, found_no_endpoint=failure is Failure.NO_ENDPOINT)
-        desk.counts.unanswered[failure.value] += 1
+        now_ms = context.now_of(ask.queue_id)
+        retry_ms = now_ms + interval_ms + int(context.jitter() * _JITTER * interval_ms)
+        context.timetable.set_unanswered(ask, retry_ms, found_no_endpoint=failure is Failure.NO_ENDPOINT)
+        context.counts.unanswered[failure.value] += 1
         rounds.append(UnansweredRound(_id_of(ask), group, now_ms, failure.value, endpoint))
-    desk.recorder.add(rounds)
+    context.recorder.add(rounds)
 
 
-def give_up_unasked(desk: Desk, group: str, asks: Sequence[DueCheck], order: EndpointOrder) -> None:
+def give_up_unasked(context: CheckContext, group: str, asks: Sequence[DueCheck], order: EndpointOrder) -> None:
     """Lands transactions for which there is no endpoint now; the first time is an alert."""
     if not order.paused:
-        desk.counts.groups_without_endpoint.add(group)
-        desk.raise_alert(group, "producer_group_without_endpoint")
+        context.counts.groups_without_endpoint.add(group)
+        context.raise_alert(group, "producer_group_without_endpoint")
     failure = Failure.RATE_LIMITED if order.paused else Failure.NO_ENDPOINT
-    give_up(desk, group, [(ask, failure, None) for ask in asks])
+    give_up(context, group, [(ask, failure, None) for ask in asks])
 
 
-def live_endpoints(desk: Desk, group: str) -> Sequence[Endpoint]:
+def live_endpoints(context: CheckContext, group: str) -> Sequence[Endpoint]:
     """Endpoints that may be called; a group that fetches its checks has none."""
-    known = desk.ports.directory.get(group)
+    known = context.directory.get(group)
     return known.endpoints if known is not None and known.settings.calls.mode is CheckMode.PUSH else ()
 
 
@@ -301,14 +302,14 @@ _ERROR_PAUSE_MS = 1_000
 class GroupCheckLoop:
     """Takes what is due, waits for a slot, starts rounds."""
 
-    def __init__(self, group: str, desk: Desk) -> None:
+    def __init__(self, group: str, context: CheckContext) -> None:
         self.group = group
-        self._desk = desk
+        self._context = context
         self._memory = GroupMemory()
-        self._offers = PullDispatcher(desk, group)
+        self._offers = PullDispatcher(context, group)
         self._stirred = asyncio.Event()
         self._in_flight = 0  # rounds
-        self._silent_rounds = 0
+        self._backoff = Backoff(_MIN_PAUSE_MS, _MAX_PAUSE_MS)
         self._paused_until_ms = 0
         self._read_wait_ms = _MIN_READ_WAIT_MS
 
@@ -318,48 +319,48 @@ class GroupCheckLoop:
 
     async def run_forever(self) -> None:
         """Until nothing is due and no round in flight, or the checker closes; outlives its own errors."""
-        while not self._desk.is_closing:
+        while not self._context.is_closing:
             try:
                 async with asyncio.TaskGroup() as rounds:
                     await self._ask_until_rest(rounds)
             except Exception as error:  # noqa: BLE001 - logged and counted; one group's errors stay its own
-                self._desk.counts.errors += 1
+                self._context.counts.errors += 1
                 _LOG.exception("asking_failed", group=self.group, error=type(error).__name__)
-                await self._desk.ports.clock.sleep_ms(_ERROR_PAUSE_MS)
+                await self._context.clock.sleep_ms(_ERROR_PAUSE_MS)
             else:
                 return
 
     async def run_once(self, rounds: asyncio.TaskGroup) -> bool:
         """One step: parks, starts one round, or lays checks on the board; False if nothing is due."""
-        desk = self._desk
+        context = self._context
         await self._wait_for_turn()
-        settings = desk.ports.directory.settings_of(self.group)
-        taken = desk.timetable.take(self.group, desk.moment_of, settings.calls.batch_size)
+        settings = context.directory.settings_of(self.group)
+        taken = context.timetable.take(self.group, context.moment_of, settings.calls.batch_size)
         self._park(taken.parks)
         for queue_id in taken.unread:
-            desk.owners[queue_id].note_end()
+            context.owners[queue_id].note_end()
         if taken.asks:
             self._read_wait_ms = _MIN_READ_WAIT_MS
             if settings.calls.mode is CheckMode.PULL:
                 await self._offers.offer(taken.asks)
-                await desk.ports.clock.sleep_ms(0)
+                await context.clock.sleep_ms(0)
             else:
                 await self._start_round(taken.asks, settings, rounds)
             return True
         if taken.parks or taken.is_more:
-            await desk.ports.clock.sleep_ms(0)
+            await context.clock.sleep_ms(0)
             return True
         if taken.unread:
-            await desk.ports.clock.sleep_ms(self._read_wait_ms)
+            await context.clock.sleep_ms(self._read_wait_ms)
             self._read_wait_ms = min(2 * self._read_wait_ms, _MAX_READ_WAIT_MS)
         return bool(taken.unread)
 
     async def _ask_until_rest(self, rounds: asyncio.TaskGroup) -> None:
-        while not self._desk.is_closing:
+        while not self._context.is_closing:
             self._stirred.clear()
             if await self.run_once(rounds):
                 continue
-            self._desk.timetable.rest(self.group)
+            self._context.timetable.rest(self.group)
             if not self._in_flight:
                 return
             await self._stirred.wait()
@@ -368,39 +369,42 @@ class GroupCheckLoop:
         if parks:
             reach(FaultPoint.PARK_CHOSEN)
         for queue_id, whys in parks.items():
-            self._desk.owners[queue_id].park(whys)
-            self._desk.counts.parked += len(whys)
+            self._context.owners[queue_id].park(whys)
+            self._context.counts.parked += len(whys)
 
     async def _start_round(self, asks: Sequence[DueCheck], settings: GroupSettings, rounds: asyncio.TaskGroup) -> None:
         """Without an endpoint nothing is called, so no slot is waited for."""
         order = self._peek()
         if not order.urls:
-            give_up_unasked(self._desk, self.group, asks, order)
-            await self._desk.ports.clock.sleep_ms(0)
+            give_up_unasked(self._context, self.group, asks, order)
+            await self._context.clock.sleep_ms(0)
             return
-        self._desk.counts.groups_without_endpoint.discard(self.group)
-        self._desk.clear_alert(self.group, "producer_group_without_endpoint")
+        self._context.counts.groups_without_endpoint.discard(self.group)
+        self._context.clear_alert(self.group, "producer_group_without_endpoint")
         is_let_in = False
         try:
-            is_let_in = await self._desk.gate.take(self.group, settings.calls.concurrency)
+            is_let_in = await self._context.gate.take(self.group, settings.calls.concurrency)
         finally:
-            pending = [ask for ask in asks if is_let_in and self._desk.timetable.is_pending(ask)]
-            for ask in set(asks) - set(pending):
-                self._desk.timetable.set_postponed(ask, ask.due_ms, was_tried=False)
+            pending = []
+            for ask in asks:
+                if is_let_in and self._context.timetable.is_pending(ask):
+                    pending.append(ask)
+                else:
+                    self._context.timetable.set_postponed(ask, ask.due_ms, was_tried=False)
         if pending:
             reach(FaultPoint.CHECK_PICKED)
             self._in_flight += 1
             rounds.create_task(self._run_round(pending))
         elif is_let_in:
-            self._desk.gate.give_back(self.group, was_answered=None)
+            self._context.gate.give_back(self.group, was_answered=None)
 
     async def _run_round(self, asks: Sequence[DueCheck]) -> None:
         was_answered: bool | None = None
         try:
-            was_answered = await Round(self._desk, self.group, asks, self._memory).run()
+            was_answered = await Round(self._context, self.group, asks, self._memory).run()
         finally:
             self._in_flight -= 1
-            self._desk.gate.give_back(self.group, was_answered=was_answered)
+            self._context.gate.give_back(self.group, was_answered=was_answered)
             self._learn(was_answered)
             self.stir()
 
@@ -408,22 +412,21 @@ class GroupCheckLoop:
         """A group that does not answer is given time, more with each round."""
         if was_answered is None:
             return
-        self._silent_rounds = 0 if was_answered else self._silent_rounds + 1
         if was_answered:
+            self._backoff.reset()
             self._paused_until_ms = 0
             return
-        pause_ms = min(_MIN_PAUSE_MS << min(self._silent_rounds - 1, 10), _MAX_PAUSE_MS)
-        self._paused_until_ms = self._desk.ports.clock.monotonic_ms() + pause_ms
+        self._paused_until_ms = self._context.clock.monotonic_ms() + self._backoff.next_ms()
 
     async def _wait_for_turn(self) -> None:
         """Takes nothing before a round of its own could start: what is taken early may have ended when it is asked."""
-        while self._in_flight >= self._desk.gate.slots.limit_of(self.group) and not self._desk.is_closing:
+        while self._in_flight >= self._context.gate.slots.limit_of(self.group) and not self._context.is_closing:
             self._stirred.clear()
             await self._stirred.wait()
-        rest_ms = self._paused_until_ms - self._desk.ports.clock.monotonic_ms()
+        rest_ms = self._paused_until_ms - self._context.clock.monotonic_ms()
         if rest_ms > 0:
-            await self._desk.ports.clock.sleep_ms(rest_ms)
+            await self._context.clock.sleep_ms(rest_ms)
 
     def _peek(self) -> EndpointOrder:
-        endpoints = live_endpoints(self._desk, self.group)
-        return self._memory.turns.peek(endpoints, self._desk.ports.clock.monotonic_ms())
+        endpoints = live_endpoints(self._context, self.group)
+        return self._memory.turns.peek(endpoints, self._context.clock.monotonic_ms())

@@ -9,7 +9,7 @@ from bridge.core.errors import BridgeError
 from bridge.directory import PullCheck, UnansweredRound
 from bridge.fault_points import FaultPoint, reach
 from checker.caller import Failure
-from checker.desk import Desk
+from checker.context import CheckContext
 from checker.scheduler import DueCheck
 
 _LOG = structlog.get_logger()
@@ -35,8 +35,8 @@ _FAILURES = {PullStatus.CLAIMED: Failure.NOT_ANSWERED, PullStatus.UNCLAIMED: Fai
 class PullDispatcher:
     """The looks of one group."""
 
-    def __init__(self, desk: Desk, group: str) -> None:
-        self._desk = desk
+    def __init__(self, context: CheckContext, group: str) -> None:
+        self._context = context
         self._group = group
         self._unclaimed_ms: int | None = None  # when nobody had come last
 
@@ -54,7 +54,7 @@ class PullDispatcher:
                 self._land(ask, PullStatus.NOT_LAID)
 
     async def _look(self, queue_id: int, asks: Sequence[DueCheck]) -> list[tuple[DueCheck, PullStatus]]:
-        keeper = self._desk.keeper
+        keeper = self._context.keeper
         before = [keeper.find(queue_id, _check_of(ask)) for ask in asks]
         room = max(0, _MAX_LYING - keeper.count_lying(self._group))
         laid, left = self._divide(asks, before, room)
@@ -66,7 +66,7 @@ class PullDispatcher:
         if claims is None:
             return [(ask, PullStatus.NOT_LAID) for ask in asks]
         reach(FaultPoint.CHECKS_LAID)
-        keeper.ended(queue_id, [_id_of(ask) for ask in laid if not self._desk.timetable.is_current(ask)])
+        keeper.ended(queue_id, [_id_of(ask) for ask in laid if not self._context.timetable.is_current(ask)])
         known = {check.transaction_id: check.claims for check in before if check is not None}
         looks = [(ask, _compare(known.get(_id_of(ask)), claims[_id_of(ask)])) for ask in laid]
         self._tell(looks)
@@ -88,44 +88,44 @@ class PullDispatcher:
         return laid, left
 
     def _land(self, ask: DueCheck, look: PullStatus) -> None:
-        desk = self._desk
-        now_ms = desk.now_of(ask.queue_id)
-        interval_ms = desk.ports.directory.settings_of(self._group).times.interval_ms
-        spread_ms = int(desk.ports.jitter() * _JITTER * interval_ms)
+        context = self._context
+        now_ms = context.now_of(ask.queue_id)
+        interval_ms = context.directory.settings_of(self._group).times.interval_ms
+        spread_ms = int(context.jitter() * _JITTER * interval_ms)
         if look is PullStatus.NOT_LAID:
-            desk.timetable.set_postponed(ask, now_ms + desk.config.append_retry_ms, was_tried=False)
+            context.timetable.set_postponed(ask, now_ms + context.config.append_retry_ms, was_tried=False)
         elif look is PullStatus.NO_ROOM:
-            desk.timetable.set_postponed(ask, now_ms + interval_ms + spread_ms, was_tried=False)
+            context.timetable.set_postponed(ask, now_ms + interval_ms + spread_ms, was_tried=False)
         else:
-            desk.timetable.set_offered(ask, now_ms + interval_ms, found_nobody=look is PullStatus.UNCLAIMED)
+            context.timetable.set_offered(ask, now_ms + interval_ms, found_nobody=look is PullStatus.UNCLAIMED)
 
     def _tell(self, looks: Sequence[tuple[DueCheck, PullStatus]]) -> None:
         """Counts, notes of rounds without answer, and the alert that nobody comes."""
-        desk = self._desk
+        context = self._context
         rounds = []
         for ask, look in looks:
-            now_ms = desk.now_of(ask.queue_id)
+            now_ms = context.now_of(ask.queue_id)
             if look is PullStatus.NEW:
-                desk.counts.asked += 1
-                desk.counts.count_lateness(now_ms - ask.due_ms)
+                context.counts.asked += 1
+                context.counts.count_lateness(now_ms - ask.due_ms)
                 continue
             failure = _FAILURES[look]
-            desk.counts.unanswered[failure.value] += 1
+            context.counts.unanswered[failure.value] += 1
             rounds.append(UnansweredRound(_id_of(ask), self._group, now_ms, failure.value, None))
-        desk.recorder.add(rounds)
+        context.recorder.add(rounds)
         self._alert(is_unclaimed=any(look is PullStatus.UNCLAIMED for _, look in looks))
 
     def _alert(self, *, is_unclaimed: bool) -> None:
         """Over when for a while nothing was found unclaimed."""
-        monotonic_ms = self._desk.ports.clock.monotonic_ms()
+        monotonic_ms = self._context.clock.monotonic_ms()
         if is_unclaimed:
             self._unclaimed_ms = monotonic_ms
-            self._desk.raise_alert(self._group, _ALERT)
+            self._context.raise_alert(self._group, _ALERT)
         elif self._unclaimed_ms is not None:
-            quiet_ms = _QUIET_INTERVALS * self._desk.ports.directory.settings_of(self._group).times.interval_ms
+            quiet_ms = _QUIET_INTERVALS * self._context.directory.settings_of(self._group).times.interval_ms
             if monotonic_ms - self._unclaimed_ms > quiet_ms:
                 self._unclaimed_ms = None
-                self._desk.clear_alert(self._group, _ALERT)
+                self._context.clear_alert(self._group, _ALERT)
 
 
 def _compare(before: int | None, claims: int) -> PullStatus:

@@ -112,15 +112,15 @@ class QueueSchedule:
             heapify(lane.heap)
         return True
 
-    def wake(self, now_ms: int) -> set[str]:
-        """Groups at rest that have something due; they are registered no more."""
-        woken = set()
+    def wake(self, now_ms: int) -> list[str]:
+        """Groups at rest that have something due, earliest first; they are registered no more."""
+        woken = []
         while self._fronts and self._fronts[0][0] <= now_ms:
             front_ms, group = heappop(self._fronts)
             lane = self._lanes.get(group)
             if lane is not None and lane.front_ms == front_ms:
                 lane.front_ms = None
-                woken.add(group)
+                woken.append(group)
         return woken
 
     def rest(self, group: str) -> None:
@@ -277,8 +277,8 @@ class CheckScheduler:
 
     # --- what is due ---
 
-    def wake(self, queue_id: int, now_ms: int) -> set[str]:
-        """Groups that have something due in the queue and were at rest."""
+    def wake(self, queue_id: int, now_ms: int) -> list[str]:
+        """Groups that have something due in the queue and were at rest, earliest first."""
         return self._tables[queue_id].wake(now_ms)
 
     def rest(self, group: str) -> None:

@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 import structlog
 
-from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction
 from bridge.settler.ports import QueueOwner, SettlerObserver
-from checker.config import CheckCounts, CheckerConfig
-from checker.desk import CheckPorts, Desk
+from checker.config import CheckCounts
+from checker.context import CheckContext
 from checker.group_loop import GroupCheckLoop
 
 _LOG = structlog.get_logger()
@@ -37,8 +36,8 @@ class CheckGauges(NamedTuple):
 class CheckService(SettlerObserver):
     """One for each process; everything in it belongs to one event loop."""
 
-    def __init__(self, ports: CheckPorts, topics: InternalTopics, config: CheckerConfig | None = None) -> None:
-        self._desk = Desk(ports, topics, config or CheckerConfig())
+    def __init__(self, context: CheckContext) -> None:
+        self._context = context
         self._askers: dict[str, GroupCheckLoop] = {}
         self._active: dict[str, asyncio.Task[None]] = {}
         self._is_running = False
@@ -46,32 +45,32 @@ class CheckService(SettlerObserver):
     @property
     def counts(self) -> CheckCounts:
         """What has happened since the process began."""
-        return self._desk.counts
+        return self._context.counts
 
     def gauges(self) -> CheckGauges:
         """How much is pending, due and in flight now."""
-        timetable = self._desk.timetable
-        due = timetable.count_due(self._desk.now_of, _MOST_COUNTED)
-        return CheckGauges(timetable.count_pending(), due, timetable.in_flight, self._desk.gate.slots.in_use)
+        timetable = self._context.timetable
+        due = timetable.count_due(self._context.now_of, _MOST_COUNTED)
+        return CheckGauges(timetable.count_pending(), due, timetable.in_flight, self._context.gate.slots.in_use)
 
     # --- SettlerObserver ---
 
     def queue_taken(self, owner: QueueOwner, prepared: Iterable[Transaction]) -> None:
-        self._desk.owners[owner.queue_id] = owner
-        self._desk.timetable.add_queue(owner.queue_id, prepared, self._desk.moment_of(owner.queue_id))
+        self._context.owners[owner.queue_id] = owner
+        self._context.timetable.add_queue(owner.queue_id, prepared, self._context.moment_of(owner.queue_id))
 
     def prepared(self, queue_id: int, transactions: Sequence[Transaction], read_monotonic_ms: int) -> None:
-        self._desk.timetable.set_prepared(queue_id, transactions, read_monotonic_ms)
-        self._desk.keeper.prepared(queue_id, transactions)
+        self._context.timetable.set_prepared(queue_id, transactions, read_monotonic_ms)
+        self._context.keeper.prepared(queue_id, transactions)
 
     def ended(self, queue_id: int, transaction_ids: Sequence[str]) -> None:
-        self._desk.timetable.set_ended(queue_id, transaction_ids)
-        self._desk.keeper.ended(queue_id, transaction_ids)
+        self._context.timetable.set_ended(queue_id, transaction_ids)
+        self._context.keeper.ended(queue_id, transaction_ids)
 
     def queue_released(self, queue_id: int) -> None:
-        self._desk.timetable.drop_queue(queue_id)
-        self._desk.keeper.queue_released(queue_id)
-        self._desk.owners.pop(queue_id, None)
+        self._context.timetable.drop_queue(queue_id)
+        self._context.keeper.queue_released(queue_id)
+        self._context.owners.pop(queue_id, None)
 
     # --- loops ---
 
@@ -79,7 +78,7 @@ class CheckService(SettlerObserver):
         """Asks about what becomes due until `close`; outlives its own errors."""
         self._is_running = True
         try:
-            while not self._desk.is_closing:
+            while not self._context.is_closing:
                 await self._run()
         finally:
             self._is_running = False
@@ -88,50 +87,50 @@ class CheckService(SettlerObserver):
         """Asks about everything that is due now, once the queues have been read so far; returns when it is done."""
         async with asyncio.TaskGroup() as tasks:
             while not self._start_due(tasks):
-                await self._desk.ports.clock.sleep_ms(0)
-        while await self._desk.recorder.run_once() or await self._desk.keeper.run_once():
+                await self._context.clock.sleep_ms(0)
+        while await self._context.recorder.run_once() or await self._context.keeper.run_once():
             pass
         return self.gauges()
 
     async def close(self) -> None:
         """Starts no more rounds, waits for those in flight within a bound, then cuts them and `run_forever` ends."""
-        desk = self._desk
-        desk.is_closing = True
-        desk.gate.close()
+        context = self._context
+        context.is_closing = True
+        context.gate.close()
         for group in self._active:
             self._askers[group].stir()
-        for _ in range(desk.config.close_wait_ms // _CLOSE_STEP_MS):
+        for _ in range(context.config.close_wait_ms // _CLOSE_STEP_MS):
             if not self._active:
                 break
-            await desk.ports.clock.sleep_ms(_CLOSE_STEP_MS)
+            await context.clock.sleep_ms(_CLOSE_STEP_MS)
         for task in list(self._active.values()):
             task.cancel()
-        desk.recorder.close()
-        desk.keeper.close()
+        context.recorder.close()
+        context.keeper.close()
         for _ in range(_LAST_NOTES_MS // _CLOSE_STEP_MS):
             if not self._is_running:
                 break
-            await desk.ports.clock.sleep_ms(_CLOSE_STEP_MS)
+            await context.clock.sleep_ms(_CLOSE_STEP_MS)
 
     async def _run(self) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._desk.recorder.run_forever())
-                tasks.create_task(self._desk.keeper.run_forever())
-                while not self._desk.is_closing:
+                tasks.create_task(self._context.recorder.run_forever())
+                tasks.create_task(self._context.keeper.run_forever())
+                while not self._context.is_closing:
                     is_tidy = self._start_due(tasks)
-                    await self._desk.ports.clock.sleep_ms(self._pause_ms() if is_tidy else 0)
+                    await self._context.clock.sleep_ms(self._pause_ms() if is_tidy else 0)
         except Exception as error:  # noqa: BLE001 - logged and counted; the loop goes on
-            self._desk.counts.errors += 1
+            self._context.counts.errors += 1
             _LOG.exception("checker_failed", error=type(error).__name__)
-            await self._desk.ports.clock.sleep_ms(_ERROR_PAUSE_MS)
+            await self._context.clock.sleep_ms(_ERROR_PAUSE_MS)
 
     def _start_due(self, tasks: asyncio.TaskGroup) -> bool:
         """Wakes the groups that have something due; False while the timetable has more to bring into order."""
-        desk = self._desk
-        is_more = desk.timetable.tidy(_TIDY_STEP)
-        for queue_id, owner in desk.owners.items():
-            for group in desk.timetable.wake(queue_id, owner.now_ms()):
+        context = self._context
+        is_more = context.timetable.tidy(_TIDY_STEP)
+        for queue_id, owner in context.owners.items():
+            for group in context.timetable.wake(queue_id, owner.now_ms()):
                 self._wake(group, tasks)
         return not is_more
 
@@ -139,7 +138,7 @@ class CheckService(SettlerObserver):
         if group in self._active:
             self._askers[group].stir()
             return
-        asker = self._askers.setdefault(group, GroupCheckLoop(group, self._desk))
+        asker = self._askers.setdefault(group, GroupCheckLoop(group, self._context))
         task = tasks.create_task(asker.run_forever())
         self._active[group] = task
         task.add_done_callback(lambda _: self._rest(group))
@@ -147,16 +146,16 @@ class CheckService(SettlerObserver):
     def _rest(self, group: str) -> None:
         """The loop of a group has ended; whatever became due meanwhile wakes it again."""
         self._active.pop(group, None)
-        self._desk.timetable.rest(group)
-        if self._desk.ports.directory.get(group) is None:
+        self._context.timetable.rest(group)
+        if self._context.directory.get(group) is None:
             self._askers.pop(group, None)
-            self._desk.gate.slots.forget(group)
+            self._context.gate.slots.forget(group)
 
     def _pause_ms(self) -> int:
         """Until the next group at rest has something due, at most a tick."""
-        pause_ms = self._desk.config.tick_ms
-        for queue_id, owner in self._desk.owners.items():
-            front_ms = self._desk.timetable.next_front_ms(queue_id)
+        pause_ms = self._context.config.tick_ms
+        for queue_id, owner in self._context.owners.items():
+            front_ms = self._context.timetable.next_front_ms(queue_id)
             if front_ms is not None:
                 pause_ms = min(pause_ms, front_ms - owner.now_ms())
         return max(1, pause_ms)

@@ -7,7 +7,7 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from api.cli.output import CommandFailed, Exit, Output, OutputOption, encode, pr
 from bridge.broker.broker_process import FileLock
 from bridge.broker.dev_broker import DevBroker
 from bridge.broker.ports import check_port
+from bridge.core.errors import StoreTimeout, StoreUnavailable
 
 if TYPE_CHECKING:
     from api.settings import Settings
@@ -29,6 +30,7 @@ LOOPBACK = ("127.0.0.0/8", "::1/128")
 _CHATTY = {"bridge.store.kafka.options"}  # Kafka's clients log each retry; the file has them
 _LOG_BYTES = 10_000_000
 _LOOK_INTERVAL_S = 0.5
+_BEGIN_TRIES = 40
 
 PortOption = Annotated[int | None, typer.Option("--port", min=0, max=65_535, help="Of the API; 0: any free one.")]
 KafkaPortOption = Annotated[int, typer.Option("--kafka-port", min=0, max=65_535, help="Of Kafka; 0: any free one.")]
@@ -108,7 +110,10 @@ async def _serve(settings: "Settings", broker: DevBroker | None, wishes: DevOpti
     from api.migration import migrate  # noqa: PLC0415  # slow to import
     from api.wiring import parse_roles, run_roles  # noqa: PLC0415  # slow to import
 
-    await migrate(settings)
+    if broker is None:
+        await migrate(settings)
+    else:
+        await begin_when_led(lambda: migrate(settings))
     await _create_topics(settings, wishes.topics)
     stop = asyncio.Event()
     watching = asyncio.create_task(_stop_with(broker, stop)) if broker is not None else None
@@ -122,6 +127,18 @@ async def _serve(settings: "Settings", broker: DevBroker | None, wishes: DevOpti
     finally:
         if watching is not None:
             watching.cancel()
+
+
+async def begin_when_led(begin: Callable[[], Awaitable[object]], pause_s: float = 0.5) -> None:
+    """A broker that has just started again does not lead its partitions at once. Raises what the last try raises."""
+    for _ in range(_BEGIN_TRIES):
+        try:
+            await begin()
+        except (StoreUnavailable, StoreTimeout):
+            await asyncio.sleep(pause_s)
+        else:
+            return
+    await begin()
 
 
 async def _create_topics(settings: "Settings", names: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from bridge.clock import SystemClock
 from bridge.core.keyring import Keyring
 from bridge.core.message import Message
+from bridge.core.message_json import write_message
 from bridge.core.transaction import make_transaction_id, make_uuid7_bits
 from bridge.directory import ProducerGroup
 from checker.call import Check, Nonces, Subject, can_sign, encode_call, render_check, sign_call
@@ -239,7 +240,7 @@ def make_sample(now_ms: int, value: bytes = b'{"sample":true}') -> Check:
 
 def make_check_of(transaction_id: str, value: bytes = b'{"sample":true}') -> Check:
     """The first check of a transaction, about a sample message."""
-    messages = [Message(SAMPLE_TOPIC, b"sample", value)]
+    messages = [write_message(Message(SAMPLE_TOPIC, b"sample", value))]
     return render_check(Subject(transaction_id, 1, _now_ms(), None, messages), Nonces(Keyring(), _random_text).make)
 
 

@@ -266,7 +266,10 @@ async def _examine_topics(parts: KafkaParts, topics: InternalTopics, settings: S
     finally:
         await database.close()
     faults = await find_faults(parts.admin, topics, identity)
-    found = [Diagnosis(BROKEN, "topics", f"{fault.topic}: {fault.detail}", fault.remedy) for fault in faults]
+    taken = settings.topics.overridden
+    found = [
+        Diagnosis(WARNING if f.kind in taken else BROKEN, "topics", f"{f.topic}: {f.detail}", f.remedy) for f in faults
+    ]
     return found or [Diagnosis(OK, "topics", f"{topics.half}, {topics.op}, {topics.parked} are as they must be")]
 
 

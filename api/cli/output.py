@@ -46,7 +46,10 @@ class CommandFailed(Exception):
 
 Told = tuple[Exit, str, str]
 
-_KAFKA_REMEDY = "Is Kafka running? `outbox-bridge doctor` looks; `outbox-bridge dev` starts one on this machine."
+_KAFKA_REMEDY = (
+    "Does Kafka run at kafka.bootstrap.servers (`outbox-bridge config show`)? "
+    "`outbox-bridge doctor` looks; `outbox-bridge dev` starts one on this machine."
+)
 _OUTBOX_SQL_REMEDY = "Check --database-url and that the database runs."
 _SQL_REMEDY = "Check database_url (`outbox-bridge config show`) and that the database runs."
 

@@ -29,6 +29,8 @@ TopicOption = Annotated[str | None, typer.Option("--topic", help="A topic one of
 KeyOption = Annotated[str | None, typer.Option("--key", help="The key of one of the messages.")]
 AfterOption = Annotated[str | None, typer.Option("--after", metavar="TIME", help="Born not before, RFC 3339.")]
 BeforeOption = Annotated[str | None, typer.Option("--before", metavar="TIME", help="Born before, RFC 3339.")]
+BlockedOption = Annotated[bool, typer.Option("--blocked", help="Committed, but not yet publishable.")]
+AbandonedOption = Annotated[bool, typer.Option("--abandoned", help="Committed, and given up while they were blocked.")]
 LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, newest first.")]
 CursorOption = Annotated[str | None, typer.Option("--cursor", help="Go on where another list ended.")]
 
@@ -65,6 +67,8 @@ def list_transactions(  # noqa: PLR0913, PLR0917 - a filter is an option
     key: KeyOption = None,
     after: AfterOption = None,
     before: BeforeOption = None,
+    blocked: BlockedOption = False,
+    abandoned: AbandonedOption = False,
     limit: LimitOption = 50,
     cursor: CursorOption = None,
     url: UrlOption = DEFAULT_URL,
@@ -74,6 +78,7 @@ def list_transactions(  # noqa: PLR0913, PLR0917 - a filter is an option
     filters = {
         "state": state, "producer_group": group, "topic": topic, "key": key,
         "born_after": after, "born_before": before, "cursor": cursor,
+        "blocked": "true" if blocked else None, "abandoned": "true" if abandoned else None,
     }  # fmt: skip
     show_page(find_all(url, "/v1/transactions", "transactions", filters, limit), output)
 

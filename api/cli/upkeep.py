@@ -121,10 +121,10 @@ def _show_losses(losses: "Sequence[Loss]", output: Output) -> None:
         return
     for loss in losses:
         ids = ", ".join(u.transaction_id for u in loss.unproven[:_SHOWN_IDS])
-        more = " ..." if len(loss.unproven) > _SHOWN_IDS else ""
+        more = " ... (all with -o json)" if len(loss.unproven) > _SHOWN_IDS else ""
         print_line(
-            f"queue {loss.queue_id} ({loss.kind.value}): {len(loss.unproven)} transactions cannot be proven any more "
-            f"(all with -o json){': ' if ids else ''}{ids}{more}"
+            f"queue {loss.queue_id} ({loss.kind.value}): {len(loss.unproven)} transactions cannot be proven any more"
+            f"{': ' if ids else ''}{ids}{more}"
         )
 
 

@@ -4,21 +4,18 @@ import asyncio
 import ssl
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from random import SystemRandom
 from typing import Any
 
-from api.memory_bridge import MemoryBridge, MemoryPorts
+from api.testing.bridge import MemoryBridge
 from api.testing.clock import MovableClock, TrueDate
 from api.testing.stand import LOOPBACK, QUEUES, Stand
 from api.web.server import ApiServer, ServeConfig
-from bridge.core.op_message import LogTopics
 from bridge.core.topics import InternalTopics
+from bridge.node import Backing
 from bridge.sql.engine import open_new_database
 from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.message_store import MessageStore, TopicAdmin
-from bridge.store.positions import begin_queues
-from bridge.topology import rules_of
 from checker.endpoint_guard import CallbackPolicy, parse_networks
 from checker.http_caller import HttpCaller
 
@@ -56,28 +53,25 @@ class MemoryStand(Stand):
 
     async def _serve(self, on_started: Callable[[str], None]) -> None:
         self._make_log()
-        topics = InternalTopics(queues=QUEUES)
-        for name, rules in rules_of(topics).items():
-            self._cluster.log.create_topic(name, rules.queues, rules.make_config(1))
-        log = LogTopics(*[self._cluster.log.topics[name].topic_id for name in (topics.half, topics.op, topics.parked)])
-        await self._hurry(begin_queues(self._reader.store, self._reader.owners, topics, log))
         database = open_new_database(self._folder)
         networks = CallbackPolicy(parse_networks(LOOPBACK))
         # an empty context: certificates take long to load, and nothing but loopback is called
         caller = HttpCaller(networks, self._clock, ssl_context=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
-        ports = MemoryPorts(
-            self._cluster, topics, self._clock, TrueDate(self._clock), database, caller, SystemRandom(),
-            face=self._put_between,
+        process = MemoryProcess(self._cluster, "bridge")
+        backing = Backing(
+            process.store, process.owners, process.admin, database, self._clock, lambda: caller,
+            check_clock=TrueDate(self._clock),
         )  # fmt: skip
         try:
-            await self._serve_until_stop(MemoryBridge(ports), on_started)
+            await self._serve_until_stop(
+                MemoryBridge(backing, InternalTopics(queues=QUEUES), self._put_between), on_started
+            )
         finally:
-            await caller.close()
             database.dispose()
 
     async def _serve_until_stop(self, bridge: MemoryBridge, on_started: Callable[[str], None]) -> None:
         server = ApiServer(bridge.app, ServeConfig(port=0))
-        await bridge.start()
+        await self._hurry(bridge.start())
         try:
             serving = asyncio.create_task(server.serve_until(self._stop))
             await server.wait_started()

@@ -2,27 +2,25 @@
 
 import asyncio
 from collections.abc import Sequence
+from itertools import islice
 from typing import Annotated, Literal
 
 import msgspec
-from fastapi import APIRouter
 from msgspec import Meta, Struct
-from starlette.requests import Request
-from starlette.responses import Response
 
 from api.web.bodies import GroupName, TransactionId
-from api.web.groups import (
-    _TAG,
-)
-from api.web.guard import Traffic
+from api.web.groups import _TAG
 from api.web.openapi import GROUP, Body, Operation
 from api.web.parse import check_group
-from api.web.request import JSON, Query, read_json, refuse, services_of
+from api.web.request import ApiRequest, Query, read_json, refuse
+from api.web.road import NO_STORE, HttpAnswer, Routes
 from api.web.views import MessageAnswer, Time
+from bridge.core.message_json import write_message
 from bridge.futures import take_error
 from bridge.service.claims import ClaimCall, ClaimedCheck
 from bridge.service.contract import Refused
-from checker.call import NonceMaker, Subject, encode_call, render_check
+from bridge.turns import Steps, each_in_steps
+from checker.call import Check, NonceMaker, Subject, encode_call, render_check
 
 
 class ClaimChecks(Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,27 +83,31 @@ CLAIM_CHECKS = Operation(
 ).arguments()
 
 
-def render_claimed(group: str, claimed: Sequence[ClaimedCheck], make_nonce: NonceMaker) -> bytes:
+def render_claimed(group: str, claimed: Sequence[ClaimedCheck], make_nonce: NonceMaker) -> Steps[bytes]:
     """Claimed checks as the body of a call."""
-    checks = [
-        render_check(Subject(v.transaction_id, number, v.born_ms, v.idempotency_key, messages), make_nonce)
-        for v, number, messages in claimed
-    ]
+    messages = [message for _, _, messages in claimed for message in messages]
+    texts = iter((yield from each_in_steps(messages, write_message)))
+
+    def render(one: ClaimedCheck) -> Check:
+        view, number, asked = one
+        shown = list(islice(texts, len(asked)))
+        return render_check(Subject(view.transaction_id, number, view.born_ms, view.idempotency_key, shown), make_nonce)
+
+    checks = yield from each_in_steps(claimed, render, lambda check: len(check.text))
     return encode_call(group, checks).encode()
 
 
-router = APIRouter()
+routes = Routes()
 
 _claim = msgspec.json.Decoder(ClaimChecks)
 
 
-@router.post("/v1/producer-groups/{group}/checks/claim", **CLAIM_CHECKS)
-async def claim(request: Request, group: str) -> Response:
+@routes.add("POST", "/v1/producer-groups/{group}/checks/claim", CLAIM_CHECKS)
+async def claim(request: ApiRequest, group: str) -> HttpAnswer:
     """Due checks of a group that fetches them, as a call would send them; to be answered as resolutions."""
     check_group(group, "?group")
-    Query(request.query_params, ())
+    Query(request.query, ())
     body = await read_json(request, _claim, is_optional=True)
-    traffic: Traffic = request.app.state.traffic
     leaving = asyncio.ensure_future(_wait_gone(request))
     leaving.add_done_callback(take_error)
     call = ClaimCall(
@@ -113,19 +115,19 @@ async def claim(request: Request, group: str) -> Response:
         body.limit,
         round(body.wait_seconds * 1000),
         round(body.lease_seconds * 1000),
-        lambda: not (leaving.done() or traffic.is_draining),
+        lambda: not (leaving.done() or request.traffic.is_draining),
     )
     try:
-        claimed = await services_of(request).claims.claim(call)
+        claimed = await request.services.claims.claim(call)
     finally:
         leaving.cancel()
     if isinstance(claimed, Refused):
         raise refuse(claimed)
-    shown = render_claimed(group, claimed, services_of(request).nonces.make)
-    return Response(shown, 200, {"Cache-Control": "no-store"}, JSON)
+    shown = await request.services.turns.run(render_claimed(group, claimed, request.services.nonces.make))
+    return HttpAnswer(200, shown, NO_STORE)
 
 
-async def _wait_gone(request: Request) -> None:
+async def _wait_gone(request: ApiRequest) -> None:
     """Returns when the caller has hung up: what would be claimed for it would only be held."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -8,11 +8,11 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from api.web import bodies, checks, groups, health, parked, search, transactions, views
+from api.web import acts, bodies, checks, groups, health, parked, search, transactions, views
 from api.web.openapi import COMPONENT, Json, reference
 from api.web.problems import PROBLEMS
 
-_MODULES = (bodies, checks, groups, health, parked, search, transactions, views)
+_MODULES = (acts, bodies, checks, groups, health, parked, search, transactions, views)
 _DESCRIPTION = """\
 RocketMQ's transactional messages for services that live on Kafka: prepare a half message, run your local
 transaction, then commit or roll back. If the end never comes, the bridge asks your producer group.
@@ -38,10 +38,6 @@ def make_document(app: FastAPI) -> Json:
         tags=app.openapi_tags,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
-    for operation in [operation for item in document["paths"].values() for operation in item.values()]:
-        # the framework names those of the path as well, and knows less of them
-        own = {(parameter["name"], parameter["in"]): parameter for parameter in operation["parameters"]}
-        operation["parameters"] = list(own.values())
     document["components"] = {"schemas": make_schemas()}
     document["webhooks"] = {"transaction.check": _check_callback()}
     return document

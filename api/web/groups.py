@@ -3,17 +3,15 @@
 from typing import Annotated, Literal
 
 import msgspec
-from fastapi import APIRouter
 from msgspec import UNSET, Meta, Struct, UnsetType
-from starlette.requests import Request
-from starlette.responses import Response
 
 from api.web.bodies import GroupName, Nothing
 from api.web.openapi import CURSOR, GROUP, LIMIT, Body, Operation, query_parameter
 from api.web.parse import check_group
 from api.web.problems import invalid
-from api.web.request import Query, json_answer, read_json, refuse, services_of, who_is
-from api.web.search import PAGE_PARAMETERS, GroupCountsAnswer, link_header, page_of, render_counts
+from api.web.request import ApiRequest, Query, read_json, refuse, who_is
+from api.web.road import NO_STORE, HttpAnswer, Routes, json_answer
+from api.web.search import PAGE_PARAMETERS, GroupCountsAnswer, answer_page, page_of, render_counts
 from api.web.views import Time, render_optional_time, render_time
 from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings
 from bridge.directory import Endpoint
@@ -302,42 +300,42 @@ def _render_health(health: EndpointHealth) -> EndpointAnswer:
     return shown
 
 
-router = APIRouter()
+routes = Routes()
 
 _group = msgspec.json.Decoder(PutGroup)
 _nothing = msgspec.json.Decoder(Nothing)
 _endpoint = msgspec.json.Decoder(RegisterEndpoint)
 
 
-@router.put("/v1/producer-groups/{group}", **PUT_GROUP)
-async def put(request: Request, group: str) -> Response:
+@routes.add("PUT", "/v1/producer-groups/{group}", PUT_GROUP)
+async def put(request: ApiRequest, group: str) -> HttpAnswer:
     """Creates a group, or replaces its settings and static endpoints."""
     check_group(group, "?group")
     settings, urls = make_group(await read_json(request, _group))
-    saved = await services_of(request).groups.put(group, settings, urls, who_is(request, ""))
+    saved = await request.services.groups.put(group, settings, urls, who_is(request, ""))
     if isinstance(saved, Refused):
         raise refuse(saved)
-    headers = {"Location": f"/v1/producer-groups/{group}", "Cache-Control": "no-store"}
+    headers = (("Location", f"/v1/producer-groups/{group}"), *NO_STORE)
     return json_answer(201 if saved.is_created else 200, render_saved(saved), headers)
 
 
-@router.get("/v1/producer-groups/{group}", **GET_GROUP)
-async def get(request: Request, group: str) -> Response:
+@routes.add("GET", "/v1/producer-groups/{group}", GET_GROUP)
+async def get(request: ApiRequest, group: str) -> HttpAnswer:
     """Settings, endpoints with their health, counts."""
     check_group(group, "?group")
-    Query(request.query_params, ())
-    services = services_of(request)
+    Query(request.query, ())
+    services = request.services
     health = await services.groups.get(group)
     if isinstance(health, Refused):
         raise refuse(health)
     return json_answer(200, render_group(health, services.now_ms()))
 
 
-@router.get("/v1/producer-groups", **LIST_GROUPS)
-async def list_groups(request: Request) -> Response:
+@routes.add("GET", "/v1/producer-groups", LIST_GROUPS)
+async def list_groups(request: ApiRequest) -> HttpAnswer:
     """Groups in the order of their names."""
-    services = services_of(request)
-    limit, cursor = page_of(Query(request.query_params, PAGE_PARAMETERS), services.limits.page)
+    services = request.services
+    limit, cursor = page_of(Query(request.query, PAGE_PARAMETERS), services.limits.page)
     if cursor is not None:
         check_group(cursor, "?cursor")
     found = await services.groups.list(limit, cursor or "")
@@ -345,56 +343,55 @@ async def list_groups(request: Request) -> Response:
         raise refuse(found)
     following = found[-1].group.name if len(found) == limit else None
     now_ms = services.now_ms()
-    page = GroupList([render_group(health, now_ms) for health in found], following)
-    return json_answer(200, page, link_header(request, following))
+    return await answer_page(request, "producer_groups", found, lambda health: render_group(health, now_ms), following)
 
 
-@router.delete("/v1/producer-groups/{group}", **DELETE_GROUP)
-async def delete(request: Request, group: str) -> Response:
+@routes.add("DELETE", "/v1/producer-groups/{group}", DELETE_GROUP)
+async def delete(request: ApiRequest, group: str) -> HttpAnswer:
     """Removes a group without pending, parked or blocked transactions."""
     check_group(group, "?group")
-    Query(request.query_params, ())
+    Query(request.query, ())
     await read_json(request, _nothing, is_optional=True)
-    refused = await services_of(request).groups.delete(group, who_is(request, ""))
+    refused = await request.services.groups.delete(group, who_is(request, ""))
     if refused is not None:
         raise refuse(refused)
     return json_answer(200, GroupRemoved(group))
 
 
-@router.post("/v1/producer-groups/{group}/rotate-secret", **ROTATE_SECRET)
-async def rotate_secret(request: Request, group: str) -> Response:
+@routes.add("POST", "/v1/producer-groups/{group}/rotate-secret", ROTATE_SECRET)
+async def rotate_secret(request: ApiRequest, group: str) -> HttpAnswer:
     """Makes a new signing secret, shown once; the old one signs too for 24 h."""
     check_group(group, "?group")
-    Query(request.query_params, ())
+    Query(request.query, ())
     await read_json(request, _nothing, is_optional=True)
-    secret = await services_of(request).groups.rotate_secret(group, who_is(request, ""))
+    secret = await request.services.groups.rotate_secret(group, who_is(request, ""))
     if isinstance(secret, Refused):
         raise refuse(secret)
-    return json_answer(200, SecretAnswer(group, secret), {"Cache-Control": "no-store"})
+    return json_answer(200, SecretAnswer(group, secret), NO_STORE)
 
 
-@router.post("/v1/producer-groups/{group}/endpoints", **REGISTER_ENDPOINT)
-async def register_endpoint(request: Request, group: str) -> Response:
+@routes.add("POST", "/v1/producer-groups/{group}/endpoints", REGISTER_ENDPOINT)
+async def register_endpoint(request: ApiRequest, group: str) -> HttpAnswer:
     """A live instance can be asked at its URL for the length of a lease; repeat it to renew."""
     check_group(group, "?group")
-    Query(request.query_params, ())
+    Query(request.query, ())
     body = await read_json(request, _endpoint)
     lease_ms = round(body.lease_seconds * 1000)
-    registered = await services_of(request).groups.register_endpoint(group, body.url, lease_ms, who_is(request, ""))
+    registered = await request.services.groups.register_endpoint(group, body.url, lease_ms, who_is(request, ""))
     if isinstance(registered, Refused):
         raise refuse(registered)
     return json_answer(200, render_registered(registered))
 
 
-@router.delete("/v1/producer-groups/{group}/endpoints", **REMOVE_ENDPOINT)
-async def remove_endpoint(request: Request, group: str) -> Response:
+@routes.add("DELETE", "/v1/producer-groups/{group}/endpoints", REMOVE_ENDPOINT)
+async def remove_endpoint(request: ApiRequest, group: str) -> HttpAnswer:
     """Ends the lease of an endpoint. Repeating it changes nothing."""
     check_group(group, "?group")
-    url = Query(request.query_params, {"url"}).text("url")
+    url = Query(request.query, {"url"}).text("url")
     if not url:
         raise invalid("?url", "which endpoint?")
     await read_json(request, _nothing, is_optional=True)
-    removed = await services_of(request).groups.remove_endpoint(group, url, who_is(request, ""))
+    removed = await request.services.groups.remove_endpoint(group, url, who_is(request, ""))
     if isinstance(removed, Refused):
         raise refuse(removed)
     return json_answer(200, EndpointRemovedAnswer(url, removed))

@@ -1,41 +1,27 @@
-"""What every request passes before its call: names and origins, load, readiness to take it.
+"""What every request passes before its call: names and origins, load, bytes in flight.
 
 A browser sends to this machine whatever a page tells it to. Three things give such a page away: the `Origin` it comes
 from; the `Host` it called, if its own name was made to point here (DNS rebinding); and, where neither is looked at
 anywhere on the way, that it cannot send a JSON content type or a header of ours without asking first (preflight).
 """
 
-import asyncio
 import ipaddress
-import logging
-import os
 import re
-import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-import structlog
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from api.web.limits import ByteBudget, ByteLease
-from api.web.metrics import HttpMetrics
+from api.web.limits import SMALL_BYTES, ByteBudget
 from api.web.problems import (
     CLOSE,
     FORBIDDEN,
-    INTERNAL,
     MALFORMED_REQUEST,
     NOT_ACCEPTABLE,
     UNAVAILABLE,
     UNSUPPORTED_MEDIA_TYPE,
     Problem,
-    Rejected,
-    encode_problem,
-    problem_headers,
 )
 from api.web.streams import Streams
-from bridge.service.contract import Outcome
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -46,6 +32,10 @@ _MARK = MARK.lower().encode()
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _TYPES = frozenset({b"application/json", b"application/x-ndjson"})
 _PLAIN_PORT = 80  # browsers leave it out
+_SHOWN = frozenset(
+    {b"*/*", b"application/*", b"application/json", b"application/x-ndjson", b"application/problem+json"}
+)
+_API = "/v1/"
 _REMEDY = "list the name in http.allowed_hosts if it is this bridge's"
 
 
@@ -129,15 +119,39 @@ def _show(text: bytes) -> str:
     return text[:200].decode("ascii", "replace")
 
 
-_LOG = structlog.get_logger()
-_LEVEL = logging.getLogger(__name__)  # asked before anything is put together for the log
+class ByteLease:
+    """The bytes of one request, from the first that comes until the request is over."""
 
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,200}")
-_SHOWN = frozenset(
-    {b"*/*", b"application/*", b"application/json", b"application/x-ndjson", b"application/problem+json"}
-)
-_API = "/v1/"
-_UNMATCHED = "unmatched"
+    __slots__ = ("_budget", "_held", "_is_ended", "is_refused")
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._held = 0
+        self._is_ended = False
+        self.is_refused = False  # a piece of the request was not taken, nor any after it
+
+    def grow(self, size: int) -> bool:
+        """Whether these bytes may be kept. Once False, it stays so: the request has a hole."""
+        if self._is_ended:
+            return False
+        budget, held = self._budget, self._held + size
+        used = budget.used + size
+        if used > budget.for_large and (held > SMALL_BYTES or used > budget.total):
+            self._is_ended = self.is_refused = True
+            return False
+        budget.used, self._held = used, held
+        return True
+
+    def shrink(self, size: int) -> None:
+        """So many bytes are not kept any longer."""
+        size = min(size, self._held)
+        self._held -= size
+        self._budget.used -= size
+
+    def close(self) -> None:
+        """The request is over. May be called again."""
+        self._is_ended = True
+        self.shrink(self._held)
 
 
 @dataclass(slots=True)
@@ -158,12 +172,6 @@ class Traffic:
         self.is_draining = True
         self.streams.drain()
 
-    def leave(self, served: "RequestContext") -> None:
-        """The request takes no place any more: it is over, or counted elsewhere."""
-        if served.is_counted:
-            served.is_counted = False
-            self.in_flight -= 1
-
     def refuse(self, path: str) -> Problem | None:
         """Why a request is not served now. Health is always told."""
         if path in HEALTH:
@@ -175,133 +183,8 @@ class Traffic:
         return None
 
 
-class RequestGuard:
-    """Admits requests and accounts for them, whichever way they are served."""
-
-    def __init__(self, doorkeeper: Doorkeeper, traffic: Traffic, metrics: HttpMetrics) -> None:
-        self._doorkeeper = doorkeeper
-        self._traffic = traffic
-        self._metrics = metrics
-
-    def admit(self, served: "RequestContext", path: str, headers: RawHeaders) -> Problem | None:
-        """Counts a request as being served; why it is not served, if so."""
-        problem = (
-            self._doorkeeper.refuse(served.method, path, headers)
-            or self._traffic.refuse(path)
-            or _refuse_accept(path, headers)
-        )
-        self._traffic.in_flight += 1
-        served.is_counted = True
-        if problem is not None:
-            self._metrics.count_problem(problem.type.slug)
-        return problem
-
-    def explain(self, error: BaseException, request_id: str) -> Problem:
-        """What the caller of a request that failed is told."""
-        if isinstance(error, Rejected):
-            problem = error.problem
-        elif isinstance(error, asyncio.CancelledError):
-            # the process stops at once; whether the call was applied is told by its repeat
-            problem = Problem(UNAVAILABLE, "stopped before the answer was known", Outcome.UNKNOWN, retry_after_s=1)
-        else:
-            _log_internal(error, request_id)
-            problem = Problem(INTERNAL, "an error inside the bridge; see its log")
-        self._metrics.count_problem(problem.type.slug)
-        return problem
-
-    def dismiss(self, request: "RequestContext") -> None:
-        """The request is over. A `status` of 0: its answer has not begun."""
-        self._traffic.leave(request)
-        request.lease.close()
-        seconds = time.perf_counter() - request.started
-        self._metrics.observe(request.route, request.method, request.status, seconds)
-        level = logging.INFO if request.status >= 500 else logging.DEBUG
-        if _LEVEL.isEnabledFor(level):
-            _LOG.log(
-                level,
-                "request_answered",
-                method=request.method,
-                route=request.route,
-                status=request.status,
-                duration_ms=round(seconds * 1000, 1),
-                request_id=request.request_id,
-            )
-
-
-class RequestContext:
-    """One request on its way. `is_counted`: whether it takes a place."""
-
-    __slots__ = ("is_counted", "lease", "method", "request_id", "route", "started", "status")
-
-    def __init__(self, method: str, request_id: str, lease: ByteLease, route: str = _UNMATCHED) -> None:
-        self.is_counted = False
-        self.lease = lease
-        self.method = method
-        self.request_id = request_id
-        self.route = route
-        self.started = time.perf_counter()
-        self.status = 0
-
-
-class LoadShedder:
-    """Stands before the application."""
-
-    def __init__(self, app: ASGIApp, reception: RequestGuard) -> None:
-        self._app = app
-        self._reception = reception
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        state = scope.get("state", {})
-        lease: ByteLease = state.get("lease") or ByteLease(ByteBudget())  # a server besides ours counts nothing
-        served = RequestContext(scope["method"], find_request_id(scope["headers"]), lease)
-        scope["state"] = {**state, "lease": lease, "request_id": served.request_id, "served": served}
-
-        async def answer(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                served.status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", served.request_id.encode())]
-            await send(message)
-
-        problem = self._reception.admit(served, scope["path"], scope["headers"])
-        try:
-            if problem is None:
-                problem = await self._serve(scope, receive, answer, served.request_id)
-            # an answer that has begun is left unfinished: the server then closes the connection
-            if problem is not None and not served.status:
-                await send_problem(problem, served.request_id, answer)
-        finally:
-            served.route = getattr(scope.get("route"), "path_format", _UNMATCHED)
-            self._reception.dismiss(served)
-
-    async def _serve(self, scope: Scope, receive: Receive, answer: Send, request_id: str) -> Problem | None:
-        try:
-            await self._app(scope, receive, answer)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the last one who can answer
-            return self._reception.explain(error, request_id)
-        return None
-
-
-async def send_problem(problem: Problem, request_id: str, send: Send) -> None:
-    """Answers with a problem."""
-    body = encode_problem(problem, request_id)
-    headers = [(name.lower().encode(), value.encode()) for name, value in problem_headers(problem).items()]
-    headers.append((b"content-length", str(len(body)).encode()))
-    await send({"type": "http.response.start", "status": problem.type.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-def find_request_id(headers: RawHeaders) -> str:
-    """The caller's own id if it is a plain word, else a new one."""
-    for name, value in headers:
-        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
-            return value.decode()
-    return os.urandom(16).hex()
-
-
-def _refuse_accept(path: str, headers: RawHeaders) -> Problem | None:
+def refuse_accept(path: str, headers: RawHeaders) -> Problem | None:
+    """Why no answer would be taken."""
     if path.startswith(_API):
         for name, value in headers:
             if name == b"accept" and value not in _SHOWN and not _is_acceptable(value):
@@ -319,10 +202,3 @@ def _is_acceptable(accept: bytes) -> bool:
         if media in _SHOWN and not any(re.fullmatch(rb"q=0(\.0{0,3})?", piece) for piece in parameters):
             return True
     return False
-
-
-def _log_internal(error: BaseException, request_id: str) -> None:
-    """Where it happened, not with which values: messages of exceptions may hold keys and bodies."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = [f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames[-8:]]
-    _LOG.error("internal_error", request_id=request_id, error=type(error).__name__, where=where)

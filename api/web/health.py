@@ -3,14 +3,12 @@
 import asyncio
 from collections.abc import Mapping
 
-from fastapi import APIRouter
 from msgspec import UNSET, Struct, UnsetType
-from starlette.requests import Request
-from starlette.responses import Response
 
 from api.web.metrics import render_metrics
 from api.web.openapi import HEALTH, Operation, query_parameter
-from api.web.request import Query, json_answer, services_of
+from api.web.request import ApiRequest, Query
+from api.web.road import NO_STORE, HttpAnswer, Routes, json_answer
 from api.web.services import CheckResult, ReadinessCheck
 
 
@@ -45,35 +43,34 @@ READY = Operation(
 METRICS = Operation(HEALTH, {200: (None, "Prometheus' text format.")}, media_types=("text/plain",)).arguments()
 
 
-router = APIRouter()
+routes = Routes()
 
 CHECK_TIMEOUT_S = 2.0
-_NO_STORE = {"Cache-Control": "no-store"}
 
 
-@router.get("/livez", **LIVE)
-async def live(request: Request) -> Response:
+@routes.add("GET", "/livez", LIVE)
+async def live(request: ApiRequest) -> HttpAnswer:
     """The process answers. Nothing else is looked at."""
-    return json_answer(200, LiveAnswer(live=True), _NO_STORE)
+    return json_answer(200, LiveAnswer(live=True), NO_STORE)
 
 
-@router.get("/readyz", **READY)
-async def ready(request: Request) -> Response:
+@routes.add("GET", "/readyz", READY)
+async def ready(request: ApiRequest) -> HttpAnswer:
     """Whether promises can be kept now; `?verbose` lists each check."""
-    is_verbose = Query(request.query_params, {"verbose"}).flag("verbose")
-    checks = await run_checks(services_of(request).readiness)
-    if request.app.state.traffic.is_draining:
+    is_verbose = Query(request.query, {"verbose"}).flag("verbose")
+    checks = await run_checks(request.services.readiness)
+    if request.traffic.is_draining:
         checks.append(ReadyCheck("accepting", ok=False, detail="shutting down"))
     is_ready = all(check.ok or check.degraded for check in checks)
     answer = ReadyAnswer(is_ready, checks) if is_verbose else ReadyAnswer(is_ready)
-    return json_answer(200 if is_ready else 503, answer, _NO_STORE)
+    return json_answer(200 if is_ready else 503, answer, NO_STORE)
 
 
-@router.get("/metrics", **METRICS)
-async def metrics(request: Request) -> Response:
+@routes.add("GET", "/metrics", METRICS)
+async def metrics(request: ApiRequest) -> HttpAnswer:
     """Metrics in Prometheus' text format."""
-    body, content_type = render_metrics(services_of(request).registry)
-    return Response(body, 200, {"Content-Type": content_type})
+    body, content_type = render_metrics(request.services.registry)
+    return HttpAnswer(200, body, (("Content-Type", content_type),), None)
 
 
 async def run_checks(checks: Mapping[str, ReadinessCheck]) -> list[ReadyCheck]:

@@ -105,28 +105,33 @@ def resolution_in_steps(raw: bytes) -> Steps[EndCall | NoncedEnd]:
 def _make_prepare(
     raw: bytes | Raw, limits: MessageLimits, header_key: str | None, *, is_published: bool
 ) -> Steps[PrepareCall]:
+    """First the shape of everything, as where it is read at once: of several faults the same one is told."""
     body = decode_body(raw, _prepare_parts)
-    check_call(body)
-    messages: list[core.Message] = []
+    read: list[Message] = []
     pace = Pace(WINDOW)
     for index, part in enumerate(body.messages):
-        messages.append(_make_message(part, limits, index))
+        read.append(_read_message(part, limits, index))
         if pace.spend(len(memoryview(part))):
+            yield
+    check_call(body)
+    messages: list[core.Message] = []
+    for index, message in enumerate(read):
+        messages.append(make_message(message, limits, index))
+        if pace.spend(len(memoryview(body.messages[index]))):
             yield
     return make_call(body, messages, header_key, is_published=is_published)
 
 
-def _make_message(raw: Raw, limits: MessageLimits, index: int) -> core.Message:
+def _read_message(raw: Raw, limits: MessageLimits, index: int) -> Message:
     try:
         if len(memoryview(raw)) > WINDOW:
             parts = decode_body(raw, _message_parts)
             for where, headers in (("/headers", parts.headers), ("/headers_base64", parts.headers_base64)):
                 if isinstance(headers, Raw) and _count_quotes(bytes(headers)) > _QUOTES_A_HEADER * limits.headers:
                     raise refuse_headers(where, limits)
-        body = decode_body(raw, _message)
+        return decode_body(raw, _message)
     except Rejected as rejected:
         raise Rejected(rejected.problem.at(f"/messages/{index}")) from None
-    return make_message(body, limits, index)
 
 
 def _count_quotes(raw: bytes) -> int:

@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from api.web.readiness import Watched
+from bridge.node import Node
 from bridge.settler.settler import Hold, Settler
 from checker.service import CheckService
 
@@ -49,32 +49,32 @@ def render_metrics(registry: CollectorRegistry) -> tuple[bytes, str]:
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
-def register_gauges(registry: CollectorRegistry, watched: Watched) -> None:
-    """Adds the parts that `watched` has, now or later."""
-    registry.register(_Parts(watched))
+def register_gauges(registry: CollectorRegistry, node: Node) -> None:
+    """Adds the parts that the node has, now or later."""
+    registry.register(_Parts(node))
 
 
 class _Parts(Collector):
-    def __init__(self, watched: Watched) -> None:
-        self._watched = watched
+    def __init__(self, node: Node) -> None:
+        self._node = node
 
     def collect(self) -> Iterable[Metric]:
         yield CounterMetricFamily(
             f"{PREFIX}op_records_not_ours", "Records in the op topic without a valid seal, not believed.",
-            value=self._watched.seal_watch.forged,
+            value=self._node.seal_watch.forged,
         )  # fmt: skip
-        if self._watched.settler is not None:
-            yield from _collect_settler(self._watched.settler)
-        if self._watched.checks is not None:
-            yield from _collect_checks(self._watched.checks)
-        if self._watched.projector is not None:
+        if self._node.settler is not None:
+            yield from _collect_settler(self._node.settler)
+        if self._node.checks is not None:
+            yield from _collect_checks(self._node.checks)
+        if self._node.projector is not None:
             yield GaugeMetricFamily(
                 f"{PREFIX}projector_active", "1 where this projector works, 0 where it stands by.",
-                value=float(self._watched.projector.is_active),
+                value=float(self._node.projector.is_active),
             )  # fmt: skip
             yield GaugeMetricFamily(
                 f"{PREFIX}projector_halted_queues", "Queues the projector cannot go on with.",
-                value=len(self._watched.projector.halted),
+                value=len(self._node.projector.halted),
             )  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def _collect_settler(settler: Settler) -> Iterable[Metric]:
             "queue_batches": counts.batches,
             "queue_published": counts.published,
             "queue_quarantined": counts.quarantined,
-            "queue_put_backs": counts.put_backs,
+            "queue_put_backs": counts.carried,
             "queue_parked": counts.parked,
             "queue_abandoned": counts.abandoned,
             "queue_take_overs": status.take_overs,

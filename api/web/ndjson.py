@@ -10,14 +10,11 @@ collect answers, goes on reading only when they are taken, and ends the connecti
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.web.guard import Traffic
-from api.web.limits import HttpLimits, lease_of, take_chunk, too_large
+from api.web.limits import HttpLimits, too_large
 from api.web.problems import Problem, Rejected
-from api.web.request import NDJSON, arrival_of, problem_item
+from api.web.request import NDJSON, ApiRequest, problem_item
 from api.web.streams import Stream
 
 MAX_LINES = 1_000
@@ -26,26 +23,23 @@ Line = bytes | Problem
 AnswerLines = Callable[[Sequence[Line]], Awaitable[list[bytes]]]
 
 
-class NdjsonAnswer(Response):
+class LinesAnswer:
     """Answers a request line by line. `answer` gets the lines that have come, and gives one result for each."""
 
-    def __init__(self, request: Request, limits: HttpLimits, answer: AnswerLines) -> None:
+    def __init__(self, request: ApiRequest, answer: AnswerLines) -> None:
         self._request = request
-        self._limits = limits
         self._answer = answer
-        self.background = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """The answer begins with the first results, so that a request without a body can still be refused."""
-        traffic: Traffic = self._request.app.state.traffic
-        with traffic.streams.open() as stream:
-            traffic.leave(self._request.state.served)
+        with self._request.traffic.streams.open() as stream:
+            self._request.leave()
             await self._answer_all(stream, send)
 
     async def _answer_all(self, stream: Stream, send: Send) -> None:
         is_begun = False
         try:
-            async for lines in read_lines(self._request, self._limits, stream):
+            async for lines in read_lines(self._request, stream):
                 results = b"\n".join([*await self._answer(lines), b""])
                 del lines  # not while the next ones are awaited
                 if not is_begun:
@@ -55,7 +49,7 @@ class NdjsonAnswer(Response):
         except Rejected as rejected:
             if not is_begun:
                 raise
-            last = problem_item(rejected.problem, arrival_of(self._request).request_id)
+            last = problem_item(rejected.problem, self._request.request_id)
             await send({"type": "http.response.body", "body": last + b"\n", "more_body": True})
         if not is_begun:
             await self._begin(send)
@@ -66,9 +60,10 @@ class NdjsonAnswer(Response):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
-async def read_lines(request: Request, limits: HttpLimits, stream: Stream) -> AsyncIterator[list[Line]]:
+async def read_lines(request: ApiRequest, stream: Stream) -> AsyncIterator[list[Line]]:
     """Lines in lists, as they come; empty ones are skipped, one that is too long is a problem in its place."""
-    splitter, loop = LineSplitter(limits), asyncio.get_running_loop()
+    limits, loop = request.services.limits, asyncio.get_running_loop()
+    splitter = LineSplitter(limits)
     deadline: float | None = None  # of the line that has begun
     is_read = False
     while not is_read:
@@ -76,7 +71,7 @@ async def read_lines(request: Request, limits: HttpLimits, stream: Stream) -> As
             deadline = None
         elif deadline is None:
             deadline = loop.time() + limits.receive_s
-        chunk, is_read = take_chunk(request, await stream.wait(request.receive, deadline))
+        chunk, is_read = request.take_chunk(await stream.wait(request.receive, deadline))
         if b"\n" in chunk:
             deadline = None
         held = splitter.held + len(chunk)
@@ -87,7 +82,7 @@ async def read_lines(request: Request, limits: HttpLimits, stream: Stream) -> As
         for start in range(0, len(lines), MAX_LINES):
             yield lines[start : start + MAX_LINES]
         del lines  # answered: their bytes are free for others
-        lease_of(request).shrink(held - splitter.held)
+        request.lease.shrink(held - splitter.held)
     if rest := splitter.finish():
         stream.note_lines()
         yield rest

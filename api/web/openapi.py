@@ -75,13 +75,12 @@ class Operation:
     headers: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
     def arguments(self) -> Json:
-        """Arguments of FastAPI's route decorators."""
+        """Arguments of FastAPI's routes."""
         return {
             "tags": [self.tag],
             "status_code": min(self.answers),
             "responses": self._answer_responses() | self._problem_responses(),
             "openapi_extra": self._extra(),
-            "response_model": None,
         }
 
     def slugs(self) -> list[str]:

@@ -5,13 +5,14 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
-from fastapi import APIRouter
 from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 
-router = APIRouter(include_in_schema=False)
+from api.web.problems import Rejected
+from api.web.request import ApiRequest
+from api.web.road import NO_PATH, Routes
+
+routes = Routes()
 
 _ASSETS = {name: Path(str(files("fastapi_offline") / "static" / name)) for name in (
     "favicon.png", "redoc.standalone.js", "swagger-ui-bundle.js", "swagger-ui.css",
@@ -49,16 +50,16 @@ transaction, then commits or rolls back. If that call never comes, the bridge as
 """
 
 
-@router.get("/")
-async def home(request: Request) -> Response:
+@routes.add("GET", "/")
+async def home(request: ApiRequest) -> Response:
     """What this is, for whoever opens the address in a browser."""
     page = _HOME.format(base=escape(_base(request)), version=escape(version(_TITLE)))
     policy = "default-src 'none'; img-src 'self'; style-src 'unsafe-inline'"
     return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
 
-@router.get("/docs")
-async def docs(request: Request) -> Response:
+@routes.add("GET", "/docs")
+async def docs(request: ApiRequest) -> Response:
     """The interface, to be tried."""
     assets = f"{_base(request)}/docs/assets"
     return get_swagger_ui_html(
@@ -70,8 +71,8 @@ async def docs(request: Request) -> Response:
     )
 
 
-@router.get("/redoc")
-async def redoc(request: Request) -> Response:
+@routes.add("GET", "/redoc")
+async def redoc(request: ApiRequest) -> Response:
     """The interface, to be read."""
     assets = f"{_base(request)}/docs/assets"
     return get_redoc_html(
@@ -83,14 +84,21 @@ async def redoc(request: Request) -> Response:
     )
 
 
-@router.get("/docs/assets/{name}")
-async def asset(name: str) -> Response:
+@routes.add("GET", "/openapi.json")
+@routes.add("HEAD", "/openapi.json")
+async def openapi(request: ApiRequest) -> Response:
+    """The interface, for tools."""
+    return JSONResponse(request.scope["app"].openapi())
+
+
+@routes.add("GET", "/docs/assets/{name}")
+async def asset(_: ApiRequest, name: str) -> Response:
     """A script, a style or a picture of these pages."""
     if name not in _ASSETS:
-        raise HTTPException(404)
+        raise Rejected(NO_PATH)
     return FileResponse(_ASSETS[name], headers={"Cache-Control": "public, max-age=3600"})
 
 
-def _base(request: Request) -> str:
+def _base(request: ApiRequest) -> str:
     """Where the application is mounted."""
     return str(request.scope.get("root_path", "")).rstrip("/")

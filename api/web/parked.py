@@ -4,24 +4,14 @@ import re
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter
 from msgspec import Meta, Struct
-from starlette.requests import Request
-from starlette.responses import Response
 
 from api.web.bodies import Base64, GroupName, Reason, RequestTime
 from api.web.openapi import LIMIT, Body, Operation, path_parameter
 from api.web.parse import check_group, check_property
 from api.web.problems import NOT_FOUND, Problem, Rejected, invalid
-from api.web.request import (
-    Query,
-    check_reason,
-    json_answer,
-    read_json,
-    refuse,
-    services_of,
-    who_is,
-)
+from api.web.request import ApiRequest, Query, check_reason, read_json, refuse, who_is
+from api.web.road import HttpAnswer, Routes, answer_list, json_answer
 from api.web.search import (
     _FILTER,
     _LINK,
@@ -30,9 +20,8 @@ from api.web.search import (
     TransactionPage,
     _key,
     _time,
-    link_header,
+    answer_page,
     page_of,
-    render_page,
     search_filter,
 )
 from api.web.views import (
@@ -172,27 +161,27 @@ def parked_filter(body: ParkedFilter) -> SearchFilter:
     )
 
 
-router = APIRouter()
+routes = Routes()
 
 _redrive = msgspec.json.Decoder(Redrive)
 _stop = msgspec.json.Decoder(StopRedrive)
 _JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-@router.get("/v1/parked", **PARKED)
-async def list_parked(request: Request) -> Response:
+@routes.add("GET", "/v1/parked", PARKED)
+async def list_parked(request: ApiRequest) -> HttpAnswer:
     """Parked transactions that match, newest first."""
-    services = services_of(request)
-    query = Query(request.query_params, PARKED_PARAMETERS)
+    services = request.services
+    query = Query(request.query, PARKED_PARAMETERS)
     limit, cursor = page_of(query, services.limits.page)
     page = await services.parked.list(search_filter(query), limit, cursor)
     if isinstance(page, Refused):
         raise refuse(page)
-    return json_answer(200, render_page(page), link_header(request, page.next))
+    return await answer_page(request, "transactions", page.transactions, render_transaction, page.next)
 
 
-@router.post("/v1/parked/redrive", **REDRIVE)
-async def redrive(request: Request) -> Response:
+@routes.add("POST", "/v1/parked/redrive", REDRIVE)
+async def redrive(request: ApiRequest) -> HttpAnswer:
     """Resumes, commits or rolls back all that match, as a job. With `preview`, only tells what it would act on."""
     body = await read_json(request, _redrive)
     wanted = parked_filter(body.filter)
@@ -202,38 +191,38 @@ async def redrive(request: Request) -> Response:
         raise invalid("/reason", "a reason is needed")
     who = who_is(request, check_reason(body.reason))
     action = RedriveAction(body.action)
-    job = _found(await services_of(request).parked.redrive(wanted, action, body.rate_per_second, who))
-    return json_answer(202, render_job(job), {"Location": f"/v1/parked/redrive/{job.job_id}"})
+    job = _found(await request.services.parked.redrive(wanted, action, body.rate_per_second, who))
+    return json_answer(202, render_job(job), (("Location", f"/v1/parked/redrive/{job.job_id}"),))
 
 
-@router.get("/v1/parked/redrive", **JOBS)
-async def list_jobs(request: Request) -> Response:
+@routes.add("GET", "/v1/parked/redrive", JOBS)
+async def list_jobs(request: ApiRequest) -> HttpAnswer:
     """The newest jobs."""
-    services = services_of(request)
-    limit = Query(request.query_params, {"limit"}).integer("limit", 100, 1, services.limits.page)
+    services = request.services
+    limit = Query(request.query, {"limit"}).integer("limit", 100, 1, services.limits.page)
     jobs = await services.parked.list_jobs(limit)
     if isinstance(jobs, Refused):
         raise refuse(jobs)
-    return json_answer(200, RedriveJobList([render_job(job) for job in jobs]))
+    return await answer_list(request, "jobs", jobs, render_job)
 
 
-@router.get("/v1/parked/redrive/{job_id}", **JOB)
-async def get_job(request: Request, job_id: str) -> Response:
+@routes.add("GET", "/v1/parked/redrive/{job_id}", JOB)
+async def get_job(request: ApiRequest, job_id: str) -> HttpAnswer:
     """How far a job is."""
-    Query(request.query_params, ())
-    return json_answer(200, render_job(_found(await services_of(request).parked.get_job(_checked(job_id)))))
+    Query(request.query, ())
+    return json_answer(200, render_job(_found(await request.services.parked.get_job(_checked(job_id)))))
 
 
-@router.post("/v1/parked/redrive/{job_id}/stop", **STOP_JOB)
-async def stop_job(request: Request, job_id: str) -> Response:
+@routes.add("POST", "/v1/parked/redrive/{job_id}/stop", STOP_JOB)
+async def stop_job(request: ApiRequest, job_id: str) -> HttpAnswer:
     """Stops a job after its present step. Stopping it again changes nothing."""
     body = await read_json(request, _stop)
     who = who_is(request, check_reason(body.reason))
-    return json_answer(200, render_job(_found(await services_of(request).parked.stop(_checked(job_id), who))))
+    return json_answer(200, render_job(_found(await request.services.parked.stop(_checked(job_id), who))))
 
 
-async def _preview(request: Request, wanted: SearchFilter) -> Response:
-    preview = await services_of(request).parked.preview(wanted)
+async def _preview(request: ApiRequest, wanted: SearchFilter) -> HttpAnswer:
+    preview = await request.services.parked.preview(wanted)
     if isinstance(preview, Refused):
         raise refuse(preview)
     sample = [render_transaction(view) for view in preview.sample]

@@ -192,7 +192,10 @@ _REFUSALS = (
         outcome=None,
     ),
     ProblemType(
-        "not-blocked", 409, "Commit is not blocked", "Only a commit that cannot be published can be abandoned."
+        "not-blocked",
+        409,
+        "Commit is not blocked",
+        "`outbox-bridge tx list --blocked` lists what can be abandoned; commit or roll back a pending one.",
     ),
     ProblemType("not-parked", 409, "Transaction is not parked", "Only parked transactions can be resumed."),
     ProblemType("too-early", 409, "Before the first check is due", "Wait until first_check_at."),

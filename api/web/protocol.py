@@ -3,18 +3,16 @@
 import asyncio
 import secrets
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Any, ClassVar
 
 import httptools
 import structlog
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from api.web.hot_path import HotCycle, HotPath
-from api.web.limits import ByteBudget, ByteLease, ClosingTransport, EndedTransport, Lingering
+from api.web.guard import ByteLease
+from api.web.limits import ByteBudget
 from api.web.problems import (
     HEADERS_TOO_LARGE,
     MALFORMED_REQUEST,
@@ -25,7 +23,9 @@ from api.web.problems import (
     encode_problem,
     problem_headers,
 )
+from api.web.road import HotCall, HttpAnswer, Road
 from api.web.streams import Streams
+from api.web.transports import ClosingTransport, EndedTransport, HeldFlow, Lingering
 
 _LOG = structlog.get_logger()
 
@@ -41,26 +41,6 @@ class _HeadRefused(Exception):
     """Stops the parser inside a head."""
 
 
-class _Flow(FlowControl):
-    """While it is held, nothing is read from the connection, whoever asks."""
-
-    is_held = False
-
-    def resume_reading(self) -> None:
-        if not self.is_held:
-            super().resume_reading()
-
-    def hold(self, *, is_held: bool) -> None:
-        """Holds reading, or lets go of it."""
-        if is_held == self.is_held:
-            return
-        self.is_held = is_held
-        if is_held:
-            self.pause_reading()
-        else:
-            self.resume_reading()
-
-
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. What cannot be a request is answered with a problem, and the connection is closed."""
 
@@ -68,7 +48,7 @@ class BoundedProtocol(HttpToolsProtocol):
     idle: ClassVar[dict["BoundedProtocol", None]] = {}  # of one server, like the rest; idle longest first
     head_timeout_s = 5.0
     send_timeout_s = 30.0
-    hot_path: HotPath | None = None
+    road: Road | None = None
     budget = ByteBudget()
     streams = Streams(0)
 
@@ -88,18 +68,18 @@ class BoundedProtocol(HttpToolsProtocol):
         self._send_timer: asyncio.TimerHandle | None = None
         self._refusal: Problem | None = None
         self._lease = ByteLease(self.budget)  # of the request whose body is being read
-        self._hot: HotCycle | None = None  # while its body is being read
+        self._hot: _HotCycle | None = None  # while its body is being read
         self._default_head: tuple[object, bytes] = (None, b"")
         self._unread = b""  # received, and for the parser when earlier requests have been answered
         self._unread_at = 0
         self._ahead = ByteLease(self.budget)  # of what is unread
         self._lingering: Lingering | None = None
-        self._flow: _Flow = None  # type: ignore[assignment]  # like the parent's, from connection_made on
+        self._flow: HeldFlow = None  # type: ignore[assignment]  # like the parent's, from connection_made on
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuses a connection too many."""
         super().connection_made(transport)
-        self.flow = self._flow = _Flow(transport)
+        self.flow = self._flow = HeldFlow(transport)
         if len(self.connections) > self.max_connections and not self._make_room():
             self._write(Problem(UNAVAILABLE, "too many connections", retry_after_s=1))
             transport.close()
@@ -291,24 +271,22 @@ class BoundedProtocol(HttpToolsProtocol):
             self._default_head = headers, b"".join([b"%b: %b\r\n" % header for header in headers])
         return self._default_head[1]
 
-    def _find_hot(self) -> HotCycle | None:
-        """The request as one of the hot path, if it is, and may be served now."""
+    def _find_hot(self) -> "_HotCycle | None":
+        """The request as a hot one, if it is, and may be served now."""
         is_free = self.cycle is None or self.cycle.response_complete
-        if self.hot_path is None or not is_free or self.expect_100_continue:
+        if self.road is None or not is_free or self.expect_100_continue:
             return None
         if self.parser.get_method() != b"POST" or self.parser.get_http_version() != "1.1":
             return None
-        call = self.hot_path.find(self.url, self.headers)
-        if call is None:
-            return None
-        return HotCycle(call, self.headers, self, keep_alive=self.parser.should_keep_alive())
+        call = self.road.find_hot(self.url, self.headers)
+        return None if call is None else _HotCycle(call, self, keep_alive=self.parser.should_keep_alive())
 
-    def _run(self, hot: HotCycle) -> None:
-        assert self.hot_path is not None
+    def _run(self, hot: "_HotCycle") -> None:
+        assert self.road is not None
         self._hot = None
         hot.more_body = False
         self.cycle = hot  # type: ignore[assignment]
-        task = self.loop.create_task(hot.run(self.hot_path, self._lease))
+        task = self.loop.create_task(hot.run(self.road, self._lease))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
 
@@ -322,7 +300,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.cycle.scope["state"]["lease"] = self._lease
         self.cycle.transport = ClosingTransport(self.transport, self._close_answered)  # type: ignore[assignment]
 
-    def _hand_to_framework(self, hot: HotCycle) -> None:
+    def _hand_to_framework(self, hot: "_HotCycle") -> None:
         """The rest of the body is still on its way: the framework waits for it."""
         self._hot = None
         if self.transport.is_closing():
@@ -412,9 +390,8 @@ class BoundedProtocol(HttpToolsProtocol):
             "Content-Length": str(len(body)),
             "Connection": "close",
         }
-        status = HTTPStatus(problem.type.status)
-        lines = [f"HTTP/1.1 {status.value} {status.phrase}", *[f"{name}: {value}" for name, value in headers.items()]]
-        self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
+        lines = [f"{name}: {value}" for name, value in headers.items()]
+        self.transport.write(STATUS_LINE[problem.type.status] + "\r\n".join([*lines, "", ""]).encode() + body)
         _LOG.debug("connection_refused", code=problem.type.slug, request_id=request_id)
 
     def _await_head(self) -> None:
@@ -456,6 +433,56 @@ def _find_end(data: bytes, start: int) -> int:
             return len(data)
         end = found + len(_HEAD_END)
     return end
+
+
+class _HotCycle:
+    """A hot request: collects its body, answers it. The names without a comment are those that the parent looks at."""
+
+    def __init__(self, call: HotCall, connection: BoundedProtocol, *, keep_alive: bool) -> None:
+        self.pieces: list[bytes] = []  # of the body
+        self.keep_alive = keep_alive
+        self.more_body = True
+        self.response_started = False
+        self.response_complete = False
+        self.disconnected = False
+        self._call = call
+        self._headers = connection.headers
+        self._connection = connection
+
+    @property
+    def message_event(self) -> "_HotCycle":
+        """Not kept: a cycle of references would wait for the garbage collector, with the body in it."""
+        return self
+
+    def set(self) -> None:
+        """Nobody waits for more of the body."""
+
+    async def run(self, road: Road, lease: ByteLease) -> None:
+        """Answers the request, which is whole."""
+        connection = self._connection
+        body = b"".join(self.pieces)
+        self.pieces.clear()  # the connection keeps the cycle until its next request
+        answer, request_id = await road.answer_whole(self._call, self._headers, connection.client, body, lease)
+        if connection.flow.write_paused and not self.disconnected:
+            await connection.flow.drain()
+        self.response_started = self.response_complete = True
+        if self.disconnected:
+            return
+        connection.transport.write(self._encode(answer, request_id))
+        if not self.keep_alive:
+            connection.transport.close()
+        connection.on_response_complete()
+
+    def _encode(self, answer: HttpAnswer, request_id: str) -> bytes:
+        kind = "" if answer.media_type is None else f"content-type: {answer.media_type}\r\n"
+        lines = "".join([f"{name}: {value}\r\n" for name, value in answer.headers])
+        closing = ""
+        if ("Connection", "close") in answer.headers:
+            self.keep_alive = False
+        elif not self.keep_alive:
+            closing = "connection: close\r\n"
+        head = f"{kind}{lines}x-request-id: {request_id}\r\n{closing}content-length: {len(answer.body)}\r\n\r\n"
+        return b"".join((STATUS_LINE[answer.status], self._connection.default_head(), head.encode(), answer.body))
 
 
 def _nothing() -> None:

@@ -2,67 +2,51 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from api.web.services import CheckResult, ReadinessCheck
 from bridge.core.errors import StoreError
 from bridge.log_watch import REMEDY, LogWatch
+from bridge.node import Node
 from bridge.projector import Projector
-from bridge.service.assembly import Service
 from bridge.service.contract import Refused
+from bridge.service.replies import OpFollower
+from bridge.service.search import SearchService
 from bridge.settler.settler import Hold, Settler
 from bridge.sql.engine import Database, SqlUnavailable
 from bridge.sql.transactions import read_positions
 from bridge.store.message_store import TopicAdmin
 from bridge.store.sealed import SealWatch
 from bridge.topology import TopologyGuard
-from checker.service import CheckService
 
 MAX_SETTLE_LAG_MS = 60_000
 _KAFKA_ANSWER_MS = 2_000
 
 
-@dataclass(slots=True)
-class Watched:
-    """What the checks and gauges look at; parts that this process does not have are None."""
-
-    admin: TopicAdmin
-    database: Database
-    guard: TopologyGuard
-    kafka_error: Callable[[], str | None]
-    seal_watch: SealWatch
-    log: LogWatch
-    service: Service | None = None
-    settler: Settler | None = None
-    checks: CheckService | None = None
-    projector: Projector | None = None
-
-
-def make_readiness(watched: Watched) -> Mapping[str, ReadinessCheck]:
-    """The checks of this process, by name."""
+def make_readiness(node: Node, kafka_error: Callable[[], str | None]) -> Mapping[str, ReadinessCheck]:
+    """The checks of a process that has started, by name. `kafka_error`: what its clients complained of last."""
     checks: dict[str, ReadinessCheck] = {
-        "kafka": lambda: _kafka(watched),
-        "sql": lambda: check_sql(watched.database),
-        "topology": lambda: _topology(watched),
-        "op-records": lambda: _op_records(watched),
-        "log": lambda: _log(watched),
+        "kafka": lambda: _kafka(node.backing.admin, kafka_error),
+        "sql": lambda: check_sql(node.backing.database),
+        "topology": lambda: _topology(node.guard),
+        "op-records": lambda: _op_records(node.seal_watch),
+        "log": lambda: _log(node.log),
     }
-    if watched.settler is not None:
-        checks["settler"] = lambda: _settler(watched)
-    if watched.projector is not None:
-        checks["projector"] = lambda: _projector(watched)
-    if watched.service is not None:
-        checks["answers"] = lambda: _answers(watched)
-        checks["settling"] = lambda: _settling(watched)
+    if (settler := node.settler) is not None:
+        checks["settler"] = lambda: _settler(settler)
+    if (projector := node.projector) is not None:
+        checks["projector"] = lambda: _projector(projector)
+    if node.roles.api:
+        checks["answers"] = lambda: _answers(node.follower)
+        checks["settling"] = lambda: _settling(node.search)
     return checks
 
 
-async def _kafka(watched: Watched) -> CheckResult:
+async def _kafka(admin: TopicAdmin, kafka_error: Callable[[], str | None]) -> CheckResult:
     try:
         async with asyncio.timeout(_KAFKA_ANSWER_MS / 1000):
-            await watched.admin.ping()
+            await admin.ping()
     except (StoreError, TimeoutError) as error:
-        return CheckResult(is_ok=False, detail=watched.kafka_error() or str(error) or "no answer")
+        return CheckResult(is_ok=False, detail=kafka_error() or str(error) or "no answer")
     return CheckResult(is_ok=True)
 
 
@@ -77,47 +61,43 @@ async def check_sql(database: Database) -> CheckResult:
     return CheckResult(is_ok=True)
 
 
-async def _topology(watched: Watched) -> CheckResult:
-    faults = watched.guard.faults
+async def _topology(guard: TopologyGuard) -> CheckResult:
+    faults = guard.faults
     return CheckResult(is_ok=not faults, detail="; ".join(map(str, faults)))
 
 
-async def _op_records(watched: Watched) -> CheckResult:
-    forged = watched.seal_watch.forged
+async def _op_records(seal_watch: SealWatch) -> CheckResult:
+    forged = seal_watch.forged
     if forged:
         return CheckResult(is_ok=False, is_degraded=True, detail=f"{forged} op records are not the owner's")
     return CheckResult(is_ok=True)
 
 
-async def _log(watched: Watched) -> CheckResult:
-    told = [f"queue {halt.queue_id} halts: {halt.detail}; {REMEDY}" for halt in watched.log.halts.values()]
-    fault = watched.log.find_fault()
+async def _log(log: LogWatch) -> CheckResult:
+    told = [f"queue {halt.queue_id} halts: {halt.detail}; {REMEDY}" for halt in log.halts.values()]
+    fault = log.find_fault()
     return CheckResult(is_ok=not (told or fault), detail="; ".join([*told, *([fault] if fault else [])]))
 
 
-async def _settler(watched: Watched) -> CheckResult:
-    assert watched.settler is not None
-    halted = {q: s.why for q, s in watched.settler.status.items() if s.hold is Hold.HALTED}
+async def _settler(settler: Settler) -> CheckResult:
+    halted = {q: s.why for q, s in settler.status.items() if s.hold is Hold.HALTED}
     if halted:
         return CheckResult(is_ok=False, detail=f"halted queues: {halted}")
-    waiting = {q: s.why for q, s in watched.settler.status.items() if s.hold is not Hold.OWNED}
+    waiting = {q: s.why for q, s in settler.status.items() if s.hold is not Hold.OWNED}
     if waiting:
         return CheckResult(is_ok=False, detail=f"queues being taken over: {waiting}")
-    quarantined = sum(status.counts.quarantined for status in watched.settler.status.values())
+    quarantined = sum(status.counts.quarantined for status in settler.status.values())
     if quarantined:
         return CheckResult(is_ok=False, is_degraded=True, detail=f"{quarantined} records quarantined")
-    return CheckResult(is_ok=watched.settler.is_placed, detail="" if watched.settler.is_placed else "joining the group")
+    return CheckResult(is_ok=settler.is_placed, detail="" if settler.is_placed else "joining the group")
 
 
-async def _projector(watched: Watched) -> CheckResult:
-    assert watched.projector is not None
-    halted = dict(watched.projector.halted)
+async def _projector(projector: Projector) -> CheckResult:
+    halted = dict(projector.halted)
     return CheckResult(is_ok=not halted, detail=f"halted queues: {halted}" if halted else "")
 
 
-async def _answers(watched: Watched) -> CheckResult:
-    assert watched.service is not None
-    follower = watched.service.ports.hearing.follower
+async def _answers(follower: OpFollower) -> CheckResult:
     if not follower.is_ready:
         return CheckResult(is_ok=False, detail="the op topic's ends are not known yet")
     return CheckResult(
@@ -125,9 +105,8 @@ async def _answers(watched: Watched) -> CheckResult:
     )
 
 
-async def _settling(watched: Watched) -> CheckResult:
-    assert watched.service is not None
-    stats = await watched.service.search.stats()
+async def _settling(search: SearchService) -> CheckResult:
+    stats = await search.stats()
     if isinstance(stats, Refused):
         return CheckResult(is_ok=False, detail=stats.detail)
     is_ok = stats.lag.settle_ms <= MAX_SETTLE_LAG_MS

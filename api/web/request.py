@@ -1,21 +1,27 @@
 """A request as the calls see it, whoever received it: body, query, services, who asks."""
 
+import asyncio
 import math
+import os
 import re
-from collections.abc import Callable, Collection, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Collection
 from datetime import UTC, datetime, timedelta
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 from starlette.datastructures import Headers, QueryParams
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.types import Message, Receive, Scope
 
+from api.web.guard import ByteLease, RawHeaders, Traffic
 from api.web.large_bodies import LARGE_BYTES, body_in_steps
-from api.web.limits import HttpLimits, overloaded, read_body, too_large
+from api.web.limits import HttpLimits, overloaded, too_large
 from api.web.parse import check_property, parse_body
 from api.web.problems import (
+    CLOSE,
     INVALID_REQUEST,
+    MALFORMED_REQUEST,
+    REQUEST_TIMEOUT,
     UNSUPPORTED_MEDIA_TYPE,
     Problem,
     Rejected,
@@ -33,68 +39,114 @@ from bridge.service.operate import Who
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 _NOTHING = QueryParams()
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,200}")
 
 
-class ApiRequest(Protocol):
-    """A request whose head is there, and whose body may still be on its way."""
+class ApiRequest:
+    """A request whose head is there, and whose body may still be on its way, unless it is `whole`.
 
-    @property
-    def headers(self) -> Headers:
-        """Names in lower case."""
-        ...
+    `route_name`: of its route in metrics. `status`: of its answer, 0 before that begins.
+    """
 
-    @property
-    def query(self) -> QueryParams:
-        """What stands behind the question mark."""
-        ...
+    __slots__ = (
+        "_is_counted", "_whole", "headers", "lease", "method", "path", "query", "receive", "request_id", "route_name",
+        "scope", "services", "started", "status", "traffic",
+    )  # fmt: skip
 
-    @property
-    def request_id(self) -> str:
-        """The id that the answer carries too."""
-        ...
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        services: Services,
+        traffic: Traffic,
+        lease: ByteLease,
+        whole: bytes | None = None,
+    ) -> None:
+        query: bytes = scope["query_string"]
+        self.scope = scope
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.query = QueryParams(query) if query else _NOTHING
+        self.headers = Headers(raw=scope["headers"])
+        self.receive = receive
+        self.services = services
+        self.traffic = traffic
+        self.lease = lease
+        self.request_id = _find_request_id(scope["headers"])
+        self.route_name = ""
+        self.status = 0
+        self.started = time.perf_counter()
+        self._is_counted = False
+        self._whole = whole
+
+    def enter(self) -> None:
+        """It takes a place."""
+        self.traffic.in_flight += 1
+        self._is_counted = True
+
+    def leave(self) -> None:
+        """It takes no place any more: it is over, or counted elsewhere."""
+        if self._is_counted:
+            self._is_counted = False
+            self.traffic.in_flight -= 1
 
     async def body(self) -> bytes:
         """The whole body. Raises Rejected if it is too large, too slow or cut off."""
-        ...
-
-
-class RoutedRequest:
-    """One that the framework has routed."""
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self.headers = request.headers
-        self.request_id: str = request.state.request_id
-
-    @property
-    def query(self) -> QueryParams:
-        return self._request.query_params
-
-    async def body(self) -> bytes:
-        limits: HttpLimits = self._request.app.state.services.limits
-        return await read_body(self._request, limits)
-
-
-class WholeRequest:
-    """One that came in one piece. `body` None: there was no room for it."""
-
-    __slots__ = ("_body", "_limits", "headers", "query", "request_id")
-
-    def __init__(
-        self, headers: list[tuple[bytes, bytes]], query: bytes, body: bytes | None, request_id: str, limits: HttpLimits
-    ) -> None:
-        self.headers = Headers(raw=headers)
-        self.query = QueryParams(query) if query else _NOTHING
-        self.request_id = request_id
-        self._body = body
-        self._limits = limits
-
-    async def body(self) -> bytes:
-        if self._body is None:
+        limits = self.services.limits
+        if self._whole is None:
+            return await self._read_body(limits)
+        if self.lease.is_refused:
             raise overloaded(is_read=True)
-        if len(self._body) > self._limits.body_bytes:
-            raise too_large(self._limits)
-        return self._body
+        if len(self._whole) > limits.body_bytes:
+            raise too_large(limits)
+        return self._whole
+
+    async def _read_body(self, limits: HttpLimits) -> bytes:
+        declared = self.headers.get("content-length")
+        if declared is not None and declared.isdecimal() and int(declared) > limits.body_bytes:
+            raise too_large(limits)
+        chunks: list[bytes] = []
+        size = 0
+        async for chunk in self._read_chunks(limits):
+            size += len(chunk)
+            if size > limits.body_bytes:
+                chunks.clear()
+                self.lease.shrink(size)
+                raise too_large(limits)
+            chunks.append(chunk)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def _read_chunks(self, limits: HttpLimits) -> AsyncIterator[bytes]:
+        """Pieces of the body as they come; the time is for all of them."""
+        deadline = asyncio.get_running_loop().time() + limits.receive_s
+        is_read = False
+        while not is_read:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await self.receive()
+            except TimeoutError:
+                problem = Problem(REQUEST_TIMEOUT, f"body not received in {limits.receive_s:g} s", headers=CLOSE)
+                raise Rejected(problem) from None
+            chunk, is_read = self.take_chunk(message)
+            if chunk:
+                yield chunk
+
+    def take_chunk(self, message: Message) -> tuple[bytes, bool]:
+        """A piece of the body, and whether it is the last one. Raises Rejected if there is no more of it to be had."""
+        if message["type"] == "http.disconnect":
+            raise Rejected(Problem(MALFORMED_REQUEST, "the body was cut off", headers=CLOSE))
+        is_read = not message.get("more_body")
+        if self.lease.is_refused:
+            raise overloaded(is_read=is_read)
+        return message.get("body", b""), is_read
+
+
+def _find_request_id(headers: RawHeaders) -> str:
+    """The caller's own id if it is a plain word, else a new one."""
+    for name, value in headers:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return value.decode()
+    return os.urandom(16).hex()
 
 
 def media_type(headers: Headers, *allowed: str) -> str:
@@ -112,19 +164,19 @@ def media_type(headers: Headers, *allowed: str) -> str:
     return kind
 
 
-async def json_body(arrival: ApiRequest) -> bytes:
+async def json_body(request: ApiRequest) -> bytes:
     """The body of a request that must have one."""
-    media_type(arrival.headers, JSON)
-    return await arrival.body()
+    media_type(request.headers, JSON)
+    return await request.body()
 
 
-async def optional_body(arrival: ApiRequest) -> bytes:
+async def optional_body(request: ApiRequest) -> bytes:
     """The body of a request that may have one; the media type counts only if there is one."""
-    headers = arrival.headers
+    headers = request.headers
     has_type = "content-type" in headers
     if has_type or "content-encoding" in headers:
         media_type(headers, JSON)
-    raw = await arrival.body()
+    raw = await request.body()
     if raw and not has_type:
         raise reject(UNSUPPORTED_MEDIA_TYPE, f"one Content-Type is needed: {JSON}")
     return raw
@@ -243,29 +295,12 @@ def _invalid(name: str, what: str) -> Rejected:
 _STATUSES = {status: b'{"status":%d,' % status for status in (200, 201, 202)}
 
 
-def services_of(request: Request) -> Services:
-    """What the application was made with."""
-    services: Services = request.app.state.services
-    return services
-
-
-def arrival_of(request: Request) -> RoutedRequest:
-    """The request as the calls see it."""
-    return RoutedRequest(request)
-
-
-async def read_json(request: Request, decoder: "msgspec.json.Decoder[T]", *, is_optional: bool = False) -> T:
+async def read_json(request: ApiRequest, decoder: "msgspec.json.Decoder[T]", *, is_optional: bool = False) -> T:
     """The body; an empty object where none came and none is needed. Raises Rejected."""
-    arrival = arrival_of(request)
-    raw = (await optional_body(arrival) or b"{}") if is_optional else await json_body(arrival)
+    raw = (await optional_body(request) or b"{}") if is_optional else await json_body(request)
     if len(raw) > LARGE_BYTES:
-        return await services_of(request).turns.run(body_in_steps(raw, decoder))
+        return await request.services.turns.run(body_in_steps(raw, decoder))
     return parse_body(raw, decoder)
-
-
-def json_answer(status: int, body: object, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer from a struct or plain values."""
-    return Response(encode_json(body), status, headers, JSON)
 
 
 def refuse(refused: Refused) -> Rejected:
@@ -286,9 +321,9 @@ def problem_item(problem: Problem, request_id: str) -> bytes:
 ANONYMOUS = "anonymous"
 
 
-def who_is(request: Request, reason: str) -> Who:
+def who_is(request: ApiRequest, reason: str) -> Who:
     """The caller as the audit knows him. Without keys that is no more than his address."""
-    host = request.client.host if request.client else "unknown"
+    host = (request.scope.get("client") or ("unknown",))[0]
     return Who(f"{ANONYMOUS}@{host}", reason)
 
 

@@ -2,26 +2,27 @@
 
 from collections.abc import Sequence
 
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import Response
+from msgspec.structs import replace
 
 from api.web.bodies import ResolutionItem, Resolutions
-from api.web.calls import end_all, end_many, is_lines, parse_resolution_lines, patience_of, plain
-from api.web.ndjson import Line, NdjsonAnswer
-from api.web.openapi import (
-    PREFER,
-    WAIT,
-    Body,
-    Operation,
-)
-from api.web.request import arrival_of, services_of
-from api.web.transactions import _EACH, _ID, _TAG
+from api.web.large_bodies import LARGE_BYTES, resolution_in_steps, resolutions_in_steps
+from api.web.ndjson import Line, LinesAnswer
+from api.web.openapi import PREFER, TRANSACTION_ID, WAIT, Body, Operation
+from api.web.parse import NoncedEnd, parse_resolution, parse_resolutions
+from api.web.problems import Problem, invalid
+from api.web.request import JSON, NDJSON, ApiRequest, media_type
+from api.web.road import HttpAnswer, Routes
+from api.web.transactions import EACH, TAG, answer_each, join, parse_lines, patience_of
 from api.web.views import BatchAnswer
+from bridge.core.record import Source
+from bridge.service.contract import EndCall
+from checker.call import Nonces
+
+_ID = TRANSACTION_ID["example"]
 
 RESOLVE = Operation(
-    _TAG,
-    {200: (BatchAnswer, _EACH)},
+    TAG,
+    {200: (BatchAnswer, EACH)},
     (),
     Body(
         Resolutions,
@@ -37,19 +38,38 @@ RESOLVE = Operation(
 ).arguments()
 
 
-router = APIRouter()
+routes = Routes()
 
 
-@router.post("/v1/resolutions", **RESOLVE)
-async def resolve(request: Request) -> Response:
+@routes.add("POST", "/v1/resolutions", RESOLVE, is_hot=True)
+async def resolve(request: ApiRequest) -> HttpAnswer | LinesAnswer:
     """Ends many transactions; each is decided on its own. UNKNOWN changes nothing."""
-    services, arrival = services_of(request), arrival_of(request)
-    if not is_lines(arrival):
-        return plain(await end_all(services, arrival))
-    patience = patience_of(arrival, services.limits)
+    patience, services = patience_of(request), request.services
 
-    async def answer(lines: Sequence[Line]) -> list[bytes]:
-        calls = await parse_resolution_lines(services, lines)
-        return await end_many(services, calls, patience, arrival.request_id)
+    async def answer(calls: Sequence[EndCall | NoncedEnd | Problem], pointer: str) -> list[bytes]:
+        ends = [
+            _answer_to_check(call, services.nonces, pointer, n) if isinstance(call, NoncedEnd) else call
+            for n, call in enumerate(calls)
+        ]
+        end = services.transactions.end
+        return await answer_each(request, ends, pointer, lambda right: end(right, patience.wait, patience.wait_ms))
 
-    return NdjsonAnswer(request, services.limits, answer)
+    async def answer_lines(lines: Sequence[Line]) -> list[bytes]:
+        return await answer(await parse_lines(services.turns, lines, parse_resolution, resolution_in_steps), "")
+
+    if media_type(request.headers, JSON, NDJSON) == NDJSON:
+        return LinesAnswer(request, answer_lines)
+    raw = await request.body()
+    if len(raw) > LARGE_BYTES:
+        calls = await services.turns.run(resolutions_in_steps(raw))
+    else:
+        calls = parse_resolutions(raw)
+    return join(await answer(calls, "/resolutions/{}"))
+
+
+def _answer_to_check(call: NoncedEnd, nonces: Nonces, pointer: str, index: int) -> EndCall | Problem:
+    """A nonce tells which check is answered; an invented one is refused, and nothing is used up."""
+    number = nonces.read(call.nonce, call.call.transaction_id)
+    if number is None:
+        return invalid(f"{pointer.format(index)}/nonce", "not the nonce of a check of this transaction").problem
+    return replace(call.call, source=Source.CHECK, check_number=number)

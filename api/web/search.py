@@ -1,24 +1,26 @@
 """Lists, counts and the audit trail: filters, routes, answers and their description."""
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-from fastapi import APIRouter
 from msgspec import Struct
-from starlette.requests import Request
-from starlette.responses import Response
 
 from api.web.bodies import GROUP_PATTERN
 from api.web.openapi import CURSOR, LIMIT, Json, Operation, query_parameter
 from api.web.parse import check_group, parse_base64
 from api.web.problems import invalid
-from api.web.request import TIME_EXPECTED, Query, json_answer, parse_time_ms, refuse, services_of
+from api.web.request import TIME_EXPECTED, ApiRequest, Query, parse_time_ms, refuse
+from api.web.road import HttpAnswer, Routes, answer_list, json_answer
 from api.web.views import Time, TransactionAnswer, render_time, render_transaction
 from bridge.core.transaction import TransactionState
 from bridge.service.contract import Refused
-from bridge.service.search import BridgeStats, TransactionList
+from bridge.service.search import BridgeStats
+from bridge.sql.audit import ActEntry
 from bridge.sql.search import SearchFilter
 from bridge.sql.stats import GroupStats
+
+T = TypeVar("T")
 
 
 class TransactionPage(Struct):
@@ -95,6 +97,7 @@ SEARCH = Operation(
     parameters=(
         query_parameter("state", "In one of these states; repeated, or with commas between.", _STATES),
         query_parameter("blocked", "Committed, but not yet publishable.", {"type": "boolean"}),
+        query_parameter("abandoned", "Committed, and given up while it was blocked.", {"type": "boolean"}),
         *_FILTER,
     ),
     headers=_LINK,
@@ -103,9 +106,17 @@ STATS = Operation(_TAG, {200: (StatsAnswer, "Counts and lags.")}).arguments()
 AUDIT = Operation(_TAG, {200: (AuditPage, "A page.")}, parameters=(LIMIT, CURSOR), headers=_LINK).arguments()
 
 
-def render_page(page: TransactionList) -> TransactionPage:
-    """A page of transactions."""
-    return TransactionPage([render_transaction(view) for view in page.transactions], page.next)
+async def answer_page(
+    request: ApiRequest, name: str, items: Sequence[T], render: Callable[[T], object], following: str | None
+) -> HttpAnswer:
+    """A page of a list. `following`: cursor of the next one."""
+    return await answer_list(request, name, items, render, {"next": following}, link_header(request, following))
+
+
+def _render_entry(entry: ActEntry) -> AuditEntryAnswer:
+    return AuditEntryAnswer(
+        render_time(entry.at_ms), entry.actor, entry.what, entry.target, entry.reason, entry.before, entry.after
+    )
 
 
 def render_stats(stats: BridgeStats) -> StatsAnswer:
@@ -147,7 +158,7 @@ PARKED_PARAMETERS = PAGE_PARAMETERS | {
     "born_after",
     "born_before",
 }
-SEARCH_PARAMETERS = PARKED_PARAMETERS | {"state", "blocked"}
+SEARCH_PARAMETERS = PARKED_PARAMETERS | {"state", "blocked", "abandoned"}
 DEFAULT_PAGE = 100
 _MAX_CURSOR = 200
 
@@ -163,6 +174,7 @@ def search_filter(query: Query) -> SearchFilter:
         born_after_ms=query.time_ms("born_after"),
         born_before_ms=query.time_ms("born_before"),
         blocked=query.optional_flag("blocked"),
+        abandoned=query.optional_flag("abandoned"),
     )
 
 
@@ -174,12 +186,12 @@ def page_of(query: Query, most: int) -> tuple[int, str | None]:
     return query.integer("limit", min(DEFAULT_PAGE, most), 1, most), cursor
 
 
-def link_header(request: Request, cursor: str | None) -> dict[str, str]:
+def link_header(request: ApiRequest, cursor: str | None) -> Sequence[tuple[str, str]]:
     """Where the next page is. Source: RFC 8288."""
     if cursor is None:
-        return {}
-    kept = [(name, value) for name, value in request.query_params.multi_items() if name != "cursor"]
-    return {"Link": f'<{request.url.path}?{urlencode([*kept, ("cursor", cursor)])}>; rel="next"'}
+        return ()
+    kept = [(name, value) for name, value in request.query.multi_items() if name != "cursor"]
+    return (("Link", f'<{request.path}?{urlencode([*kept, ("cursor", cursor)])}>; rel="next"'),)
 
 
 def _group(query: Query) -> str | None:
@@ -204,41 +216,37 @@ def _time(text: str | None, where: str) -> int | None:
         raise invalid(where, TIME_EXPECTED) from None
 
 
-router = APIRouter()
+routes = Routes()
 
 
-@router.get("/v1/transactions", **SEARCH)
-async def search(request: Request) -> Response:
+@routes.add("GET", "/v1/transactions", SEARCH)
+async def search(request: ApiRequest) -> HttpAnswer:
     """Transactions that match, newest first. Never a total count."""
-    services = services_of(request)
-    query = Query(request.query_params, SEARCH_PARAMETERS, {"state"})
+    services = request.services
+    query = Query(request.query, SEARCH_PARAMETERS, {"state"})
     limit, cursor = page_of(query, services.limits.page)
     page = await services.search.search(search_filter(query), limit, cursor)
     if isinstance(page, Refused):
         raise refuse(page)
-    return json_answer(200, render_page(page), link_header(request, page.next))
+    return await answer_page(request, "transactions", page.transactions, render_transaction, page.next)
 
 
-@router.get("/v1/stats", **STATS)
-async def stats(request: Request) -> Response:
+@routes.add("GET", "/v1/stats", STATS)
+async def stats(request: ApiRequest) -> HttpAnswer:
     """Counts and lags, of all groups and of each."""
-    Query(request.query_params, ())
-    counted = await services_of(request).search.stats()
+    Query(request.query, ())
+    counted = await request.services.search.stats()
     if isinstance(counted, Refused):
         raise refuse(counted)
     return json_answer(200, render_stats(counted))
 
 
-@router.get("/v1/audit", **AUDIT)
-async def audit(request: Request) -> Response:
+@routes.add("GET", "/v1/audit", AUDIT)
+async def audit(request: ApiRequest) -> HttpAnswer:
     """Who did what, newest first."""
-    services = services_of(request)
-    limit, cursor = page_of(Query(request.query_params, PAGE_PARAMETERS), services.limits.page)
+    services = request.services
+    limit, cursor = page_of(Query(request.query, PAGE_PARAMETERS), services.limits.page)
     page = await services.search.audit(limit, cursor)
     if isinstance(page, Refused):
         raise refuse(page)
-    entries = [
-        AuditEntryAnswer(render_time(e.at_ms), e.actor, e.what, e.target, e.reason, e.before, e.after)
-        for e in page.entries
-    ]
-    return json_answer(200, AuditPage(entries, page.next), link_header(request, page.next))
+    return await answer_page(request, "entries", page.entries, _render_entry, page.next)

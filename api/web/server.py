@@ -14,9 +14,8 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from api.web.guard import Doorkeeper, Traffic
-from api.web.hot_path import HotPath
 from api.web.protocol import BoundedProtocol
+from api.web.road import Road
 from bridge.core.errors import ConfigError
 
 _LOG = structlog.get_logger()
@@ -62,14 +61,14 @@ class ApiServer:
 
     def __init__(self, app: FastAPI, config: ServeConfig) -> None:
         self._socket = bind(config.host, config.port, reuse_port=config.reuse_port)
-        self._traffic: Traffic = app.state.traffic
-        doorkeeper: Doorkeeper = app.state.doorkeeper
-        doorkeeper.listen(config.host, self.port, config.allowed_hosts)
+        road: Road = app.state.road
+        road.doorkeeper.listen(config.host, self.port, config.allowed_hosts)
+        self._traffic = road.traffic
         self._config = config
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=_protocol_for(config, app.state.hot_path, self._traffic),
+                http=_protocol_for(config, road),
                 ws="none",
                 loop="uvloop",
                 lifespan="off",
@@ -112,12 +111,12 @@ class ApiServer:
         self._server.should_exit = True
 
 
-def _protocol_for(config: ServeConfig, its_hot_path: HotPath | None, traffic: Traffic) -> type[BoundedProtocol]:
+def _protocol_for(config: ServeConfig, its_road: Road) -> type[BoundedProtocol]:
     class Protocol(BoundedProtocol):
         idle: ClassVar[dict[BoundedProtocol, None]] = {}
-        hot_path = its_hot_path
-        budget = traffic.budget
-        streams = traffic.streams
+        road = its_road
+        budget = its_road.traffic.budget
+        streams = its_road.traffic.streams
         max_connections = config.connections
         head_timeout_s = config.head_s
         send_timeout_s = config.send_s

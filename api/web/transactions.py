@@ -1,28 +1,15 @@
-"""Prepare and end transactions, look them up, operators' acts on one: routes and their description."""
+"""Prepare and end transactions, look them up: routes and their description."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
-import msgspec
-from fastapi import APIRouter
-from msgspec import Struct
 from starlette.convertors import StringConvertor, register_url_convertor
-from starlette.requests import Request
-from starlette.responses import Response
 
-from api.web.bodies import EndTransaction, EndWord, Nothing, Prepare, PrepareBatch, Reason
-from api.web.calls import (
-    end_one,
-    is_lines,
-    parse_prepare_lines,
-    patience_of,
-    patience_of_prepares,
-    plain,
-    prepare_all,
-    prepare_many,
-    prepare_one,
-    show,
-)
-from api.web.ndjson import Line, NdjsonAnswer
+from api.web.bodies import EndTransaction, Prepare, PrepareBatch
+from api.web.json import read_strict_in_steps
+from api.web.large_bodies import LARGE_BYTES, prepare_batch_in_steps, prepare_in_steps
+from api.web.ndjson import Line, LinesAnswer
 from api.web.openapi import (
     END_PROBLEMS,
     IDEMPOTENCY_KEY,
@@ -34,45 +21,46 @@ from api.web.openapi import (
     Operation,
     query_parameter,
 )
-from api.web.parse import check_transaction_id
-from api.web.problems import invalid
-from api.web.request import Query, arrival_of, check_reason, json_answer, read_json, refuse, services_of, who_is
+from api.web.parse import check_transaction_id, parse_end, parse_prepare, parse_prepare_batch
+from api.web.problems import Problem, Rejected, invalid, problem_of
+from api.web.request import (
+    JSON,
+    NDJSON,
+    ApiRequest,
+    Query,
+    idempotency_key,
+    item,
+    json_body,
+    media_type,
+    optional_body,
+    prefers_async,
+    problem_item,
+    refuse,
+)
+from api.web.road import HttpAnswer, Routes, answer_list, json_answer
 from api.web.views import (
     AcceptedAnswer,
-    AskedAnswer,
     BatchAnswer,
     PreparedAnswer,
     TimelineAnswer,
     TransactionAnswer,
+    bodies_in_steps,
+    encode_json,
+    render_accepted,
     render_event,
+    render_prepared,
     render_transaction,
 )
-from bridge.core.record import Act, Resolution
+from bridge.core.record import Resolution
 from bridge.core.transaction import TransactionView
-from bridge.service.contract import Refused
+from bridge.service.contract import Accepted, PrepareCall, Prepared, Refused, Wait
+from bridge.turns import STEP_BYTES, Pace, Steps, Turns
 
+T = TypeVar("T")
+_LOOK_EVERY = 50  # results: counting the bytes of each would cost what making some costs
+Shown = PreparedAnswer | TransactionAnswer | AcceptedAnswer
 
-class ForceTransaction(Struct, forbid_unknown_fields=True):
-    """An operator's resolution; audited."""
-
-    resolution: EndWord
-    reason: Reason
-
-
-class ResumeTransaction(Struct, forbid_unknown_fields=True):
-    """Makes a parked transaction prepared again; audited."""
-
-    reason: Reason
-
-
-class AbandonTransaction(Struct, forbid_unknown_fields=True):
-    """Gives up a blocked commit: it stays committed and is never published; audited."""
-
-    reason: Reason
-
-
-_TAG = "transactions"
-_OPERATORS = "operators"
+TAG = "transactions"
 
 _ORDER = {
     "producer_group": "orders",
@@ -93,43 +81,42 @@ _BINARY = {
         {"topic": "orders.deleted", "key": "42", "value": None},
     ],
 }
-_PREPARE_EXAMPLES = {"one message": _ORDER, "with keys": _KEYED, "bytes and a tombstone": _BINARY}
-_ID = TRANSACTION_ID["example"]
-_BLOCKED = "Decided and recorded; its publication is being retried (`blocked`). Or, with `Prefer`, not waited for."
+PREPARE_EXAMPLES = {"one message": _ORDER, "with keys": _KEYED, "bytes and a tombstone": _BINARY}
+BLOCKED = "Decided and recorded; its publication is being retried (`blocked`). Or, with `Prefer`, not waited for."
 
 PREPARE = Operation(
-    _TAG,
+    TAG,
     {201: (PreparedAnswer, "Stored."), 200: (TransactionAnswer, "A repeat whose transaction has ended.")},
     MESSAGE_PROBLEMS,
-    Body(Prepare, examples=_PREPARE_EXAMPLES),
+    Body(Prepare, examples=PREPARE_EXAMPLES),
     (WAIT, IDEMPOTENCY_KEY),
     headers={201: {"Location": "Path of the transaction."}, 200: {"Location": "Path of the transaction."}},
 ).arguments() | {"status_code": 201}
 
-_BATCH = Body(PrepareBatch, examples={"two": {"transactions": [_ORDER, _KEYED]}}, lines=Prepare)
-_EACH = (
+BATCH = Body(PrepareBatch, examples={"two": {"transactions": [_ORDER, _KEYED]}}, lines=Prepare)
+EACH = (
     "A result for each, in the order of the request; as NDJSON, line by line. A stream of NDJSON that ends early has a "
     "last line with the problem: what was answered before stays, of the rest nothing was applied."
 )
 
-PREPARE_BATCH = Operation(_TAG, {200: (BatchAnswer, _EACH)}, (), _BATCH, (WAIT,)).arguments()
+PREPARE_BATCH = Operation(TAG, {200: (BatchAnswer, EACH)}, (), BATCH, (WAIT,)).arguments()
 
 
-def _end(meaning: str) -> Operation:
+def _describe_end(meaning: str) -> Operation:
     return Operation(
-        _TAG,
-        {200: (TransactionAnswer, meaning), 202: ((TransactionAnswer, AcceptedAnswer), _BLOCKED)},
+        TAG,
+        {200: (TransactionAnswer, meaning), 202: ((TransactionAnswer, AcceptedAnswer), BLOCKED)},
         END_PROBLEMS,
         Body(EndTransaction, is_required=False, examples={"compared": {"producer_group": "orders"}}),
         (TRANSACTION_ID, WAIT, PREFER),
     )
 
 
-COMMIT = _end("Published: consumers can read it. A repeat gets the same answer.").arguments()
-ROLLBACK = _end("Rolled back: it will never be visible. A repeat gets the same answer.").arguments()
+COMMIT = _describe_end("Published: consumers can read it. A repeat gets the same answer.").arguments()
+ROLLBACK = _describe_end("Rolled back: it will never be visible. A repeat gets the same answer.").arguments()
 
 GET = Operation(
-    _TAG,
+    TAG,
     {200: (TransactionAnswer, "The transaction.")},
     ("unknown-transaction", "given-up", "projection-behind"),
     parameters=(
@@ -139,45 +126,19 @@ GET = Operation(
 ).arguments()
 
 TIMELINE = Operation(
-    _OPERATORS,
+    "operators",
     {200: (TimelineAnswer, "Oldest first.")},
     ("unknown-transaction", "given-up", "projection-behind"),
     parameters=(TRANSACTION_ID,),
 ).arguments()
 
-ASK = Operation(
-    _OPERATORS,
-    {202: (AskedAnswer, "The group will be asked.")},
-    ("unknown-transaction", "already-resolved", "given-up", "too-early", "projection-behind", "outcome-unknown"),
-    Body(Nothing, is_required=False),
-    (TRANSACTION_ID, WAIT),
-).arguments()
 
-FORCE = Operation(
-    _OPERATORS,
-    {200: (TransactionAnswer, "Settled."), 202: (TransactionAnswer, _BLOCKED)},
-    (*END_PROBLEMS, "projection-behind"),
-    Body(
-        ForceTransaction, examples={"roll back": {"resolution": "ROLLBACK", "reason": "order was cancelled by phone"}}
-    ),
-    (TRANSACTION_ID, WAIT),
-).arguments()
+@dataclass(frozen=True, slots=True)
+class WaitOptions:
+    """How long a caller waits for what."""
 
-ABANDON = Operation(
-    _OPERATORS,
-    {200: (TransactionAnswer, "COMMITTED and `abandoned`: nothing of it is published, now or later.")},
-    ("unknown-transaction", "not-blocked", "projection-behind", "outcome-unknown"),
-    Body(AbandonTransaction, examples={"gone": {"reason": "its topic was deleted for good, see ticket 7"}}),
-    (TRANSACTION_ID, WAIT),
-).arguments()
-
-RESUME = Operation(
-    _OPERATORS,
-    {200: (TransactionAnswer, "PREPARED again.")},
-    ("unknown-transaction", "not-parked", "already-resolved", "given-up", "projection-behind", "outcome-unknown"),
-    Body(ResumeTransaction, examples={"deployed": {"reason": "the shop answers again"}}),
-    (TRANSACTION_ID, WAIT),
-).arguments()
+    wait: Wait
+    wait_ms: int
 
 
 class _TransactionConvertor(StringConvertor):
@@ -187,133 +148,202 @@ class _TransactionConvertor(StringConvertor):
 
 
 register_url_convertor("transaction", _TransactionConvertor())
-router = APIRouter()
-
-_nothing = msgspec.json.Decoder(Nothing)
-_force = msgspec.json.Decoder(ForceTransaction)
-_abandon = msgspec.json.Decoder(AbandonTransaction)
-_resume = msgspec.json.Decoder(ResumeTransaction)
+routes = Routes()
 
 
-@router.post("/v1/transactions", **PREPARE)
-async def prepare(request: Request) -> Response:
+@routes.add("POST", "/v1/transactions", PREPARE, is_hot=True)
+async def prepare(request: ApiRequest) -> HttpAnswer:
     """Stores a half message: durable, and invisible until it is committed."""
-    return plain(await prepare_one(services_of(request), arrival_of(request), is_published=False))
+    return await prepare_one(request, is_published=False)
 
 
-@router.post("/v1/transactions/batch", **PREPARE_BATCH)
-async def prepare_batch(request: Request) -> Response:
+@routes.add("POST", "/v1/transactions/batch", PREPARE_BATCH, is_hot=True)
+async def prepare_batch(request: ApiRequest) -> HttpAnswer | LinesAnswer:
     """Prepares many transactions; each is decided on its own."""
-    return await prepare_batches(request, is_published=False)
+    return await prepare_all(request, is_published=False)
 
 
-@router.get("/v1/transactions/{transaction_id:transaction}", **GET)
-async def get(request: Request, transaction_id: str) -> Response:
+@routes.add("GET", "/v1/transactions/{transaction_id:transaction}", GET)
+async def get(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """One transaction, as current as the last write that was acknowledged."""
     check_transaction_id(transaction_id, "?transaction_id")
-    query = Query(request.query_params, {"include"})
+    query = Query(request.query, {"include"})
     if query.text("include") not in {None, "messages"}:
         raise invalid("?include", "only `messages` can be included")
     view = await _found(request, transaction_id)
     if query.text("include") is None:
         return json_answer(200, render_transaction(view))
-    bodies = await services_of(request).transactions.get_bodies(view)
+    bodies = await request.services.transactions.get_bodies(view)
     if isinstance(bodies, Refused):
         raise refuse(bodies)
-    return json_answer(200, render_transaction(view, bodies))
+    shown = None if bodies is None else await request.services.turns.run(bodies_in_steps(bodies))
+    return json_answer(200, render_transaction(view, shown))
 
 
-@router.get("/v1/transactions/{transaction_id}/timeline", **TIMELINE)
-async def timeline(request: Request, transaction_id: str) -> Response:
+@routes.add("GET", "/v1/transactions/{transaction_id}/timeline", TIMELINE)
+async def timeline(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """What happened to a transaction, oldest first."""
     check_transaction_id(transaction_id, "?transaction_id")
-    Query(request.query_params, ())
-    events = await services_of(request).transactions.timeline(transaction_id)
+    Query(request.query, ())
+    events = await request.services.transactions.timeline(transaction_id)
     if isinstance(events, Refused):
         raise refuse(events)
-    return json_answer(200, {"events": [render_event(event) for event in events]})
+    return await answer_list(request, "events", events, render_event)
 
 
-@router.post("/v1/transactions/{transaction_id}/commit", **COMMIT)
-async def commit(request: Request, transaction_id: str) -> Response:
+@routes.add("POST", "/v1/transactions/{transaction_id}/commit", COMMIT, is_hot=True)
+async def commit(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """Publishes what was prepared; answers when consumers can read it."""
-    return plain(await end_one(services_of(request), arrival_of(request), transaction_id, Resolution.COMMIT))
+    return await _end(request, transaction_id, Resolution.COMMIT)
 
 
-@router.post("/v1/transactions/{transaction_id}/rollback", **ROLLBACK)
-async def rollback(request: Request, transaction_id: str) -> Response:
+@routes.add("POST", "/v1/transactions/{transaction_id}/rollback", ROLLBACK, is_hot=True)
+async def rollback(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """Drops what was prepared."""
-    return plain(await end_one(services_of(request), arrival_of(request), transaction_id, Resolution.ROLLBACK))
+    return await _end(request, transaction_id, Resolution.ROLLBACK)
 
 
-@router.post("/v1/transactions/{transaction_id}/check", **ASK)
-async def ask_now(request: Request, transaction_id: str) -> Response:
-    """Asks the producer group now, instead of at the next due time."""
-    check_transaction_id(transaction_id, "?transaction_id")
-    await read_json(request, _nothing, is_optional=True)
-    wait_ms = patience_of(arrival_of(request), services_of(request).limits).wait_ms
-    answer = await services_of(request).transactions.act(transaction_id, Act.CHECK, who_is(request, ""), wait_ms)
+async def prepare_one(request: ApiRequest, *, is_published: bool) -> HttpAnswer:
+    """A prepare, or a publish without a local transaction. Raises Rejected."""
+    raw = await json_body(request)
+    header_key = idempotency_key(request.headers)
+    services = request.services
+    limits = services.message_limits
+    if len(raw) > LARGE_BYTES:
+        steps = prepare_in_steps(raw, limits, header_key=header_key, is_published=is_published)
+        call = await services.turns.run(steps)
+    else:
+        call = parse_prepare(raw, limits, header_key=header_key, is_published=is_published)
+    (answer,) = await services.transactions.prepare([call], patience_of(request).wait_ms)
     if isinstance(answer, Refused):
         raise refuse(answer)
-    return json_answer(202, AskedAnswer(transaction_id))
+    return show(answer, (("Location", f"/v1/transactions/{answer.transaction_id}"),))
 
 
-@router.post("/v1/transactions/{transaction_id}/force", **FORCE)
-async def force(request: Request, transaction_id: str) -> Response:
-    """An operator's resolution; the first recorded one still wins."""
-    check_transaction_id(transaction_id, "?transaction_id")
-    body = await read_json(request, _force)
-    who = who_is(request, check_reason(body.reason))
-    word = body.resolution
-    resolution = Resolution[word] if isinstance(word, str) else Resolution(word)
-    wait_ms = patience_of(arrival_of(request), services_of(request).limits).wait_ms
-    answer = await services_of(request).transactions.force(transaction_id, resolution, who, wait_ms)
+async def prepare_all(request: ApiRequest, *, is_published: bool) -> HttpAnswer | LinesAnswer:
+    """Many of them, as one document or as NDJSON. Raises Rejected."""
+    if idempotency_key(request.headers) is not None:
+        raise invalid("?Idempotency-Key", "belongs into each transaction of a batch")
+    wait_ms, services = patience_of(request).wait_ms, request.services
+    limits = services.message_limits
+
+    async def answer(calls: Sequence[PrepareCall | Problem], pointer: str) -> list[bytes]:
+        return await answer_each(request, calls, pointer, lambda right: services.transactions.prepare(right, wait_ms))
+
+    async def answer_lines(lines: Sequence[Line]) -> list[bytes]:
+        calls = await parse_lines(
+            services.turns,
+            lines,
+            lambda line: parse_prepare(line, limits, is_published=is_published),
+            lambda line: prepare_in_steps(line, limits, is_published=is_published),
+        )
+        return await answer(calls, "")
+
+    if media_type(request.headers, JSON, NDJSON) == NDJSON:
+        return LinesAnswer(request, answer_lines)
+    raw = await request.body()
+    if len(raw) > LARGE_BYTES:
+        calls = await services.turns.run(prepare_batch_in_steps(raw, limits, is_published=is_published))
+    else:
+        calls = parse_prepare_batch(raw, limits, is_published=is_published)
+    del raw
+    return join(await answer(calls, "/transactions/{}"))
+
+
+async def _end(request: ApiRequest, transaction_id: str, resolution: Resolution) -> HttpAnswer:
+    raw, services = await optional_body(request), request.services
+    if len(raw) > LARGE_BYTES:
+        raw = await services.turns.run(read_strict_in_steps(raw))  # without blanks, small if it is a right one
+    call = parse_end(raw, transaction_id, resolution)
+    patience = patience_of(request)
+    (answer,) = await services.transactions.end([call], patience.wait, patience.wait_ms)
     if isinstance(answer, Refused):
         raise refuse(answer)
-    return json_answer(*show(answer))
+    return show(answer, (("Preference-Applied", "respond-async"),) if isinstance(answer, Accepted) else ())
 
 
-@router.post("/v1/transactions/{transaction_id}/resume", **RESUME)
-async def resume(request: Request, transaction_id: str) -> Response:
-    """Gives a parked transaction a new life: counters start anew, first check at once."""
-    check_transaction_id(transaction_id, "?transaction_id")
-    body = await read_json(request, _resume)
-    return await _act(request, transaction_id, Act.RESUME, body.reason)
-
-
-@router.post("/v1/transactions/{transaction_id}/abandon", **ABANDON)
-async def abandon(request: Request, transaction_id: str) -> Response:
-    """Gives up a blocked commit that can never be published: its ordering key goes on without it. Not undone."""
-    check_transaction_id(transaction_id, "?transaction_id")
-    body = await read_json(request, _abandon)
-    return await _act(request, transaction_id, Act.ABANDON, body.reason)
-
-
-async def _act(request: Request, transaction_id: str, act: Act, reason: str) -> Response:
-    who = who_is(request, check_reason(reason))
-    wait_ms = patience_of(arrival_of(request), services_of(request).limits).wait_ms
-    answer = await services_of(request).transactions.act(transaction_id, act, who, wait_ms)
-    if isinstance(answer, Refused):
-        raise refuse(answer)
-    return json_answer(*show(answer))
-
-
-async def prepare_batches(request: Request, *, is_published: bool) -> Response:
-    """As one document, or as NDJSON."""
-    services, arrival = services_of(request), arrival_of(request)
-    if not is_lines(arrival):
-        return plain(await prepare_all(services, arrival, is_published=is_published))
-    wait_ms = patience_of_prepares(arrival, services.limits)
-
-    async def answer(lines: Sequence[Line]) -> list[bytes]:
-        calls = await parse_prepare_lines(services, lines, is_published=is_published)
-        return await prepare_many(services, calls, wait_ms, arrival.request_id)
-
-    return NdjsonAnswer(request, services.limits, answer)
-
-
-async def _found(request: Request, transaction_id: str) -> TransactionView:
-    view = await services_of(request).transactions.get(transaction_id)
+async def _found(request: ApiRequest, transaction_id: str) -> TransactionView:
+    view = await request.services.transactions.get(transaction_id)
     if isinstance(view, Refused):
         raise refuse(view)
     return view
+
+
+def patience_of(request: ApiRequest) -> WaitOptions:
+    """`?wait_seconds=` and `Prefer: respond-async`. Raises Rejected."""
+    most_s = request.services.limits.wait_s
+    wait_ms = Query(request.query, {"wait_seconds"}).seconds_as_ms("wait_seconds", most_s, most_s)
+    return WaitOptions(Wait.DURABLE if prefers_async(request.headers) else Wait.SETTLED, wait_ms)
+
+
+def show(answer: Prepared | TransactionView | Accepted, headers: Sequence[tuple[str, str]] = ()) -> HttpAnswer:
+    """The answer to one call."""
+    status, body = _render(answer)
+    return HttpAnswer(status, encode_json(body), headers)
+
+
+def _render(answer: Prepared | TransactionView | Accepted) -> tuple[int, Shown]:
+    """Status and body: 201 for PREPARED only, 202 for what is decided but not yet visible, else 200."""
+    if isinstance(answer, Prepared):
+        return 201, render_prepared(answer)
+    if isinstance(answer, Accepted):
+        return 202, render_accepted(answer)
+    return 202 if answer.blocked else 200, render_transaction(answer)
+
+
+async def answer_each(
+    request: ApiRequest,
+    calls: Sequence[T | Problem],
+    pointer: str,
+    make: Callable[[Sequence[T]], Awaitable[Sequence[Prepared | TransactionView | Accepted | Refused]]],
+) -> list[bytes]:
+    """A result for each call, or for what is wrong with it. `pointer`: where call number {} lies in the document."""
+    answers = iter(await make([call for call in calls if not isinstance(call, Problem)]))
+    merged = [call if isinstance(call, Problem) else next(answers) for call in calls]
+    return await show_all(request.services.turns, merged, request.request_id, pointer)
+
+
+async def parse_lines(
+    turns: Turns, lines: Sequence[Line], parse: Callable[[bytes], T], parse_large: Callable[[bytes], Steps[T]]
+) -> list[T | Problem]:
+    parsed: list[T | Problem] = []
+    pace = Pace(LARGE_BYTES)
+    for line in lines:
+        try:
+            if isinstance(line, Problem):
+                parsed.append(line)
+            elif len(line) > LARGE_BYTES:
+                parsed.append(await turns.run(parse_large(line)))
+            else:
+                parsed.append(parse(line))
+                if pace.spend(len(line)):
+                    await turns.take()
+        except Rejected as rejected:
+            parsed.append(rejected.problem)
+    return parsed
+
+
+def join(items: Sequence[bytes]) -> HttpAnswer:
+    """Results in the order of the request."""
+    return HttpAnswer(200, b'{"results":[%b]}' % b",".join(items))
+
+
+async def show_all(
+    turns: Turns,
+    answers: Sequence[Prepared | TransactionView | Accepted | Refused | Problem],
+    request_id: str,
+    pointer: str,
+) -> list[bytes]:
+    """The results of a batch as JSON."""
+    shown, pace = list[bytes](), Pace(STEP_BYTES)
+    for start in range(0, len(answers), _LOOK_EVERY):
+        for index, answer in enumerate(answers[start : start + _LOOK_EVERY], start):
+            if isinstance(answer, Problem):
+                shown.append(problem_item(answer, request_id))
+            elif isinstance(answer, Refused):
+                shown.append(problem_item(problem_of(answer).at(pointer.format(index)), request_id))
+            else:
+                shown.append(item(*_render(answer)))
+        if pace.spend(sum(map(len, shown[start:]))):
+            await turns.take()
+    return shown

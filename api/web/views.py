@@ -1,6 +1,6 @@
 """Transactions and problems as answers show them. Times are RFC 3339 in UTC with milliseconds."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Annotated, Literal
@@ -13,6 +13,7 @@ from bridge.core.message import Message
 from bridge.core.message_json import JsonText, show_message
 from bridge.core.transaction import MessageSummary, TimelineEvent, TransactionState, TransactionView
 from bridge.service.contract import Accepted, Prepared
+from bridge.turns import Steps, each_in_steps
 
 Time = Annotated[
     str, Meta(examples=["2026-01-31T12:00:00.000Z"], extra_json_schema={"format": "date-time"}, description="UTC.")
@@ -209,7 +210,7 @@ def render_accepted(accepted: Accepted) -> AcceptedAnswer:
     return AcceptedAnswer(accepted.transaction_id, accepted.resolution.name)
 
 
-def render_transaction(view: TransactionView, bodies: Sequence[Message] | None = None) -> TransactionAnswer:
+def render_transaction(view: TransactionView, bodies: Raw | None = None) -> TransactionAnswer:
     """A transaction; with `bodies`, its messages are shown whole."""
     state, ended_ms, due_ms = view.state, view.ended_ms, view.next_due_ms
     is_resolved = state is not _PREPARED and state is not _PARKED
@@ -233,19 +234,18 @@ def render_transaction(view: TransactionView, bodies: Sequence[Message] | None =
         shown.born_time = render_time(view.born_ms)
         shown.first_check_at = render_optional_time(view.first_check_ms)
         shown.ordering_key, shown.idempotency_key = view.ordering_key, view.idempotency_key
-        shown.messages = _render_messages(view.messages, bodies)
+        if bodies is not None:
+            shown.messages = bodies  # type: ignore[assignment]  # JSON already
+        elif view.messages:
+            shown.messages = [_render_summary(summary) for summary in view.messages]
     if view.given_up_ms is not None:
         shown.given_up_at = render_time(view.given_up_ms)
     return shown
 
 
-def _render_messages(
-    summaries: Iterable[MessageSummary], bodies: Sequence[Message] | None
-) -> list[MessageAnswer] | msgspec.UnsetType:
-    if bodies is not None:
-        return [_render_body(message) for message in bodies]
-    shown = [_render_summary(summary) for summary in summaries]
-    return shown or msgspec.UNSET
+def bodies_in_steps(messages: Sequence[Message]) -> Steps[Raw]:
+    """Whole messages, in the place of their summaries."""
+    return Raw(b"[%b]" % b",".join((yield from each_in_steps(messages, _encode_body))))
 
 
 def _render_summary(summary: MessageSummary) -> MessageAnswer:
@@ -254,12 +254,12 @@ def _render_summary(summary: MessageSummary) -> MessageAnswer:
     return MessageAnswer(value_bytes=summary.value_bytes, **members)  # type: ignore[arg-type]
 
 
-def _render_body(message: Message) -> MessageAnswer:
+def _encode_body(message: Message) -> bytes:
     members = show_message(message)
     if "value" in members:
         value = members["value"]
         members["value"] = msgspec.Raw(str(value).encode() if isinstance(value, JsonText) else encode_json(value))
-    return MessageAnswer(**members)  # type: ignore[arg-type]
+    return encode_json(MessageAnswer(**members))  # type: ignore[arg-type]
 
 
 def render_event(event: TimelineEvent) -> dict[str, object]:

@@ -60,7 +60,9 @@ class Committed(BaseModel):
 
 def create_plain_app(services: Services, *, is_api: bool = True) -> FastAPI:
     """The bridge's health routes, and plain ones for the calls that are measured."""
-    app = create_app(services, is_api=False)
+    bridge = create_app(services, is_api=False)
+    app = FastAPI(openapi_url=None)
+    app.state = bridge.state  # where the server looks for its bounds
 
     @app.post("/v1/transactions", status_code=201)
     async def prepare(body: Prepare) -> PreparedAnswer:
@@ -83,6 +85,7 @@ def create_plain_app(services: Services, *, is_api: bool = True) -> FastAPI:
         receipts = [Receipt(topic=r.topic, partition=r.queue_id, offset=r.queue_offset) for r in answer.receipts]
         return Committed(transaction_id=answer.transaction_id, state=answer.state.value, receipts=receipts)
 
+    app.mount("/", bridge)
     return app
 
 

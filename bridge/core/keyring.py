@@ -46,20 +46,20 @@ class OpSeals:
     """Makes and compares seals. `believed`: by queue, the op offset below which records need none."""
 
     def __init__(self, keyring: Keyring, believed: Mapping[int, int] | None = None) -> None:
-        self._keyring = keyring
+        self.keyring = keyring
         self._begun: dict[tuple[str, int], hashlib.blake2b] = {}
         self.believed: dict[int, int] = dict(believed or {})
 
     @property
     def is_off(self) -> bool:
         """Whether there are no keys: nothing is sealed, everything is believed. Only for tools that decide nothing."""
-        return not self._keyring.key_ids
+        return not self.keyring.key_ids
 
     def seal(self, queue_id: int, key: bytes, value: bytes) -> bytes:
         """The value with its seal as the last member; `value` is a JSON object that has members."""
         if self.is_off:
             return value
-        key_id = self._keyring.key_ids[0]
+        key_id = self.keyring.key_ids[0]
         return b'%b,"mac":"%b-%b"}' % (value[:-1], key_id.encode(), self._digest(key_id, queue_id, key, value))
 
     def open(self, queue_id: int, offset: int, key: bytes | None, value: bytes | None) -> bytes | None:
@@ -69,14 +69,14 @@ class OpSeals:
         bare, key_id, digest = _split(value)
         if self.is_off or offset < self.believed.get(queue_id, 0):
             return bare
-        if key_id not in self._keyring.key_ids or not compare_digest(digest, self._digest(key_id, queue_id, key, bare)):
+        if key_id not in self.keyring.key_ids or not compare_digest(digest, self._digest(key_id, queue_id, key, bare)):
             return None
         return bare
 
     def _digest(self, key_id: str, queue_id: int, key: bytes, value: bytes) -> bytes:
         begun = self._begun.get((key_id, queue_id))
         if begun is None:
-            begun = self._begun[key_id, queue_id] = self._keyring.begin(key_id, _PURPOSE)
+            begun = self._begun[key_id, queue_id] = self.keyring.begin(key_id, _PURPOSE)
             begun.update(b"%d\0" % queue_id)
         mac = begun.copy()
         mac.update(b"%d\0%b%b" % (len(key), key, value))

@@ -11,7 +11,7 @@ from bridge.core.transaction import Transaction
 
 @dataclass(frozen=True, slots=True)
 class LowWatermarkConfig:
-    """When a transaction that would hold L or O back is put back, and how long an ended one is remembered."""
+    """When a transaction that would hold L or O back is carried forward, and how long an ended one is remembered."""
 
     remember_ended_ms: int = 120_000
     journal_records: int = 100_000
@@ -104,7 +104,7 @@ class LowWatermarks:
         remember_ms = self._config.remember_ended_ms
         return journal_ms - remember_ms, self.monotonic_ms - remember_ms
 
-    def choose_put_backs(self, s: int, op_start: int, journal_ms: int, most: int) -> list[str]:
+    def choose_to_carry(self, s: int, op_start: int, journal_ms: int, most: int) -> list[str]:
         """At most `most` live ones that have held L or O back for long, or whose body the journal drops soon."""
         config = self._config
         chosen: list[str] = []

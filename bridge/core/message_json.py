@@ -40,6 +40,11 @@ def show_message(message: Message) -> dict[str, object]:
     return shown
 
 
+def write_message(message: Message) -> JsonText:
+    """The same as text."""
+    return JsonText(write_json(show_message(message)))
+
+
 def write_json(value: object) -> str:
     """Compact JSON on one line, of mappings, lists, tuples and scalars; a JsonText stands in it as it is."""
     if isinstance(value, JsonText):

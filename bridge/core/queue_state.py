@@ -19,7 +19,6 @@ from bridge.core.transition import Effect, LogPosition, Park, Publish, Reply, Re
 TimesOf = Callable[[str], CheckTimes]
 """Check times of a producer group by its name."""
 
-NOBODY: Collection[str] = frozenset()
 _OF_TRANSACTIONS = (Schedule, Publish, WriteOp, Park)
 
 
@@ -64,15 +63,14 @@ def effective_okey(half: HalfMessage, first_key: bytes | None) -> int:
 class QueueState:
     """The state machine of one queue, without I/O. Dropped, and rebuilt from the log, after any doubt.
 
-    Use: `apply` the records of a batch, then `park`, `unblock`, `choose_put_backs` as timers want;
-    `withhold` what cannot be published; write it all in one Kafka transaction with `next_position`;
-    when that is committed, `confirm`.
+    Use: `apply` the records of a batch, then `park`, `unblock`, `carry_forward` as timers want; write it all in one
+    Kafka transaction with `next_position`; when that is committed, `confirm`, when it was aborted, `defer`.
     """
 
     def __init__(self, times_of: TimesOf, config: LowWatermarkConfig) -> None:
         self.live: dict[str, Transaction] = {}
         self.ended: dict[str, bytes] = {}
-        self.chains: dict[int, list[str]] = {}  # okey -> blocked ones in the order of their ends
+        self.blocked_queues: dict[int, list[str]] = {}  # okey -> blocked ones in the order of their ends
         self.s = 0
         self.journal_ms = 0
         self.s_ms: int | None = None  # append time of the record at S-1
@@ -100,14 +98,16 @@ class QueueState:
             state._restore_half(place, half, okey)
         return state
 
-    def apply(
-        self, place: LogPosition, record: Record, okey: int, expired: Collection[str] = NOBODY
-    ) -> Sequence[Effect]:
-        """Decides one journal record. `okey` matters for half messages; `expired`: ids whose body no log has."""
+    def apply(self, place: LogPosition, record: Record, okey: int, obstacle: str | None = None) -> Sequence[Effect]:
+        """Decides one journal record. `okey` matters for half messages, `obstacle` for what would be published.
+
+        `obstacle`: why its messages cannot be published now. A commit behind a blocked one of its ordering key is
+        blocked too (O).
+        """
         if isinstance(record, EndRecord):
-            return self._apply_end(place, record, expired)
+            return self._apply_end(place, record, obstacle)
         if isinstance(record, HalfMessage):
-            return self._apply_half(place, record, okey)
+            return self._apply_half(place, record, okey, obstacle)
         return self._apply_act(place, record)
 
     def advance(self, s: int, stored_ms: int) -> None:
@@ -129,40 +129,36 @@ class QueueState:
         t = self.live.get(transaction_id)
         if t is None or t.state is not PREPARED:
             return ()
-        return self._follow(transition.park(t, why, self.s - 1))
+        return self._follow(t, transition.park(t, why, self.s - 1))
 
     def unblock(self, transaction_id: str) -> Sequence[Effect]:
-        """Makes the first blocked one of its chain ready to be published."""
+        """Makes the first blocked one of its ordering key ready to be published."""
         t = self.live[transaction_id]
-        self._unchain(t)
-        return self._follow(transition.unblock(t, self.s - 1))
+        return self._follow(t, transition.unblock(t, self.s - 1))
 
     def block_again(self, transaction_id: str, why: str) -> Sequence[Effect]:
         """Gives a blocked transaction another reason, if it is another."""
         t = self.live[transaction_id]
-        return () if t.why == why else self._follow(transition.block(t, why))
+        return () if t.why == why else self._follow(t, transition.block(t, why))
 
-    def put_back(self, most: int) -> list[Effect]:
+    def carry_forward(self, most: int) -> list[Effect]:
         """Writes again what has held L or O back for long."""
         effects: list[Effect] = []
-        for transaction_id in self._horizon.choose_put_backs(self.s, self.op_start, self.journal_ms, most):
+        for transaction_id in self._horizon.choose_to_carry(self.s, self.op_start, self.journal_ms, most):
             t = self.live[transaction_id]
             is_old = self.journal_ms - t.appended_ms >= self._config.op_ms
-            effects += self._follow(transition.put_back(t, is_old=is_old))
+            effects += self._follow(t, transition.carry_forward(t, is_old=is_old))
         return effects
 
-    def withhold(self, effects: Iterable[Effect], reason_of: Callable[[Transaction], str | None]) -> list[Effect]:
-        """Blocks the commits among `effects` that `reason_of` names, and all behind them in their chains (O)."""
+    def defer(self, effects: Iterable[Effect], reason_of: Callable[[Transaction], str]) -> list[Effect]:
+        """Blocks the commits among `effects`, whose Kafka transaction was aborted."""
         kept: list[Effect] = []
         for effect in effects:
             if isinstance(effect, Publish):
                 t = effect.transaction
-                why = reason_of(t) or (ORDER if t.okey in self.chains else None)
-                if why is not None:
-                    kept += self._follow(transition.block(t, why))
-                    self._enchain(t)
-                    continue
-            kept.append(effect)
+                kept += self._follow(t, transition.block(t, reason_of(t)))
+            else:
+                kept.append(effect)
         return kept
 
     def next_position(self, written: Collection[Transaction], owner: str, topics: LogTopics | None = None) -> Position:
@@ -202,33 +198,31 @@ class QueueState:
             return encode_op(OpMessage(t))
         return value
 
-    def _apply_half(self, place: LogPosition, half: HalfMessage, okey: int) -> Sequence[Effect]:
+    def _apply_half(self, place: LogPosition, half: HalfMessage, okey: int, obstacle: str | None) -> Sequence[Effect]:
         if is_void(half, place.stored_ms):
             return ()
         transaction_id = half.transaction_id
         if transaction_id in self.live or transaction_id in self._settling or transaction_id in self.ended:
             again: tuple[Effect, ...] = (Rewrite(transaction_id),) if transaction_id in self.ended else ()
             return again + self._answer(half.request, transaction_id, AnswerCode.ALREADY)
-        made = transition.prepare(half, place, okey, self._times_of(half.group))
+        obstacle = obstacle or (ORDER if okey in self.blocked_queues else None)
+        made = transition.prepare(half, place, okey, self._times_of(half.group), obstacle)
         if not made.transaction.is_final:
             self._horizon.add_half(made.transaction)
-        return self._follow(made)
+        return self._follow(None, made)
 
-    def _apply_end(self, place: LogPosition, record: EndRecord, expired: Collection[str]) -> Sequence[Effect]:
+    def _apply_end(self, place: LogPosition, record: EndRecord, obstacle: str | None) -> Sequence[Effect]:
         t = self._find(record.transaction_id)
         if t is None:
             return self._answer(record.request, record.transaction_id, AnswerCode.UNKNOWN_TRANSACTION)
-        has_body = record.transaction_id not in expired
-        return self._follow(transition.end(t, record, place, self._times_of(t.group), has_body=has_body))
+        obstacle = obstacle or (ORDER if t.okey in self.blocked_queues else None)
+        return self._follow(t, transition.end(t, record, place, self._times_of(t.group), obstacle))
 
     def _apply_act(self, place: LogPosition, record: ActRecord) -> Sequence[Effect]:
         t = self._find(record.transaction_id)
         if t is None:
             return self._answer(record.request, record.transaction_id, AnswerCode.UNKNOWN_TRANSACTION)
-        made = transition.act(t, record, place)
-        if t.blocked and not made.transaction.blocked:
-            self._unchain(t)  # whoever is behind it in its chain is tried next
-        return self._follow(made)
+        return self._follow(t, transition.act(t, record, place))
 
     def _find(self, transaction_id: str) -> Transaction | None:
         t = self.live.get(transaction_id) or self._settling.get(transaction_id)
@@ -236,17 +230,8 @@ class QueueState:
             return decode_op(transaction_id, value).transaction
         return t
 
-    def _enchain(self, t: Transaction) -> None:
-        chain = self.chains.setdefault(t.okey, [])
-        insort(chain, t.transaction_id, key=lambda transaction_id: self.live[transaction_id].end or 0)
-
-    def _unchain(self, t: Transaction) -> None:
-        chain = self.chains[t.okey]
-        chain.remove(t.transaction_id)
-        if not chain:
-            del self.chains[t.okey]
-
-    def _follow(self, made: transition.Transition) -> tuple[Effect, ...]:
+    def _follow(self, before: Transaction | None, made: transition.Transition) -> tuple[Effect, ...]:
+        """Keeps the transaction as it is now, and its place behind or before others of its ordering key."""
         t = made.transaction
         if made.effects:
             if t.is_live:
@@ -254,7 +239,22 @@ class QueueState:
             elif t.transaction_id not in self.ended:
                 self.live.pop(t.transaction_id, None)
                 self._settling[t.transaction_id] = t
+        was_blocked = before is not None and before.blocked
+        if t.blocked and not was_blocked:
+            self._add_blocked(t)
+        elif was_blocked and not t.blocked:
+            self._remove_blocked(t)
         return made.effects
+
+    def _add_blocked(self, t: Transaction) -> None:
+        waiting = self.blocked_queues.setdefault(t.okey, [])
+        insort(waiting, t.transaction_id, key=lambda transaction_id: self.live[transaction_id].end or 0)
+
+    def _remove_blocked(self, t: Transaction) -> None:
+        waiting = self.blocked_queues[t.okey]
+        waiting.remove(t.transaction_id)
+        if not waiting:
+            del self.blocked_queues[t.okey]
 
     @staticmethod
     def _answer(request: str | None, transaction_id: str, code: AnswerCode) -> tuple[Effect, ...]:
@@ -277,13 +277,13 @@ class QueueState:
                 self.live[t.transaction_id] = t
                 self._horizon.mark(t.transaction_id, op.offset, op.stored_ms)
                 if t.blocked:
-                    self._enchain(t)
+                    self._add_blocked(t)
             else:
                 self.ended[t.transaction_id] = op.value
                 self._horizon.end(t.transaction_id, op.offset, t.ended_ms or 0)
 
 
-def touched_by(effects: Iterable[Effect]) -> Mapping[str, Transaction]:
+def changed_by(effects: Iterable[Effect]) -> Mapping[str, Transaction]:
     """The transactions the effects concern, as the last of them leaves each."""
     return {
         effect.transaction.transaction_id: effect.transaction

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from bridge.core.check_rules import CheckTimes, first_check_ms
 from bridge.core.op_message import AnswerCode
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
-from bridge.core.transaction import COMMITTED, PARKED, PREPARED, STATE_AFTER, Transaction
+from bridge.core.transaction import BODY_EXPIRED, COMMITTED, PARKED, PREPARED, STATE_AFTER, Transaction
 
 
 class Publish(Struct, frozen=True, gc=False):
@@ -68,8 +68,10 @@ _COMMIT, _UNKNOWN = Resolution.COMMIT, Resolution.UNKNOWN
 _BY = {Source.PRODUCER: "producer", Source.CHECK: "check", Source.OPERATOR: "operator"}
 
 
-def prepare(half: HalfMessage, place: LogPosition, okey: int, times: CheckTimes) -> Transition:
-    """A new half message, not void and not a repeat; published at once if it asks for it."""
+def prepare(
+    half: HalfMessage, place: LogPosition, okey: int, times: CheckTimes, obstacle: str | None = None
+) -> Transition:
+    """A new half message, not void and not a repeat; committed at once if it asks for it: see `end`."""
     is_published = half.is_published
     transaction = Transaction(
         half.transaction_id,
@@ -90,15 +92,18 @@ def prepare(half: HalfMessage, place: LogPosition, okey: int, times: CheckTimes)
         ended = replace(
             transaction, by="producer", end=place.offset, ended_ms=place.stored_ms, requests=_requests(half.request)
         )
-        return Transition(ended, (Publish(ended),))
+        return _publish(ended, obstacle)
     replies = _reply(half.request, half.transaction_id, AnswerCode.ALREADY)
     return Transition(transaction, (Schedule(transaction), *replies))
 
 
-def end(t: Transaction, record: EndRecord, place: LogPosition, times: CheckTimes, *, has_body: bool) -> Transition:
+def end(
+    t: Transaction, record: EndRecord, place: LogPosition, times: CheckTimes, obstacle: str | None = None
+) -> Transition:
     """The first recorded resolution wins; later ends get it as their answer. Source: design 1, F.
 
-    `has_body` False: no log has the messages any more, so a COMMIT changes nothing.
+    `obstacle`: why a COMMIT cannot be published now; it stands all the same, and is blocked. With BODY_EXPIRED it
+    changes nothing.
     """
     if record.group is not None and record.group != t.group:
         return Transition(t, _reply(record.request, t.transaction_id, AnswerCode.GROUP_MISMATCH))
@@ -106,10 +111,16 @@ def end(t: Transaction, record: EndRecord, place: LogPosition, times: CheckTimes
         return Transition(t, _reply(record.request, t.transaction_id, AnswerCode.ALREADY))
     if record.resolution is _UNKNOWN:
         return _count(t, record, place, times)
-    if record.resolution is _COMMIT and not has_body:
+    if record.resolution is not _COMMIT:
+        ended = _resolve(t, record, place)
+        return Transition(ended, (WriteOp(ended),))
+    if obstacle == BODY_EXPIRED:
         return Transition(t, _reply(record.request, t.transaction_id, AnswerCode.BODY_EXPIRED))
-    ended = _resolve(t, record, place)
-    return Transition(ended, (Publish(ended) if record.resolution is _COMMIT else WriteOp(ended),))
+    return _publish(_resolve(t, record, place), obstacle)
+
+
+def _publish(t: Transaction, obstacle: str | None) -> Transition:
+    return Transition(t, (Publish(t),)) if obstacle is None else block(t, obstacle)
 
 
 def _resolve(t: Transaction, record: EndRecord, place: LogPosition) -> Transaction:
@@ -183,7 +194,7 @@ def unblock(t: Transaction, at: int) -> Transition:
     return Transition(released, (Publish(released),))
 
 
-def put_back(t: Transaction, *, is_old: bool) -> Transition:
+def carry_forward(t: Transaction, *, is_old: bool) -> Transition:
     """The state written again, only so that a restart has little to read.
 
     `is_old`: its half message will leave the journal before long. A blocked commit then gets its

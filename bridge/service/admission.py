@@ -11,29 +11,59 @@ from bridge.fault_points import FaultPoint, reach
 from bridge.service.answers import refuse_unavailable
 from bridge.service.contract import Limits, PrepareCall, RefusalCode, Refused
 from bridge.service.journal import Deadline
-from bridge.service.ports import Door
+from bridge.service.pending import PendingGauge
+from bridge.service.topics import TopicCache
+from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import SqlUnavailable
+from bridge.turns import Pace, Turns
 
 _LOG = structlog.get_logger()
+STEP_COST, _MESSAGE_COST = 64 * 1024, 256  # in bytes of values: what is looked at or made into records in about a ms
 
 
 class Admission:
     """Checks prepares. What learns does the I/O for many calls at once, `check` none."""
 
-    def __init__(self, door: Door, limits: Limits) -> None:
-        self._door = door
-        self._limits = limits
+    def __init__(
+        self,
+        destinations: TopicCache,
+        directory: SqlDirectory,
+        pending: PendingGauge,
+        limits: Limits,
+        turns: Turns,
+        *,
+        auto_create_groups: bool = True,
+    ) -> None:
+        self.directory = directory
+        self.limits = limits
+        self.turns = turns
+        self._destinations = destinations
+        self._pending = pending
+        self._auto_create_groups = auto_create_groups
 
-    async def learn_topics(self, calls: Sequence[PrepareCall], deadline: Deadline) -> None:
+    async def refuse(self, calls: Sequence[PrepareCall], deadline: Deadline) -> Sequence[Refused | None]:
+        """Why calls are refused, by place. Groups last: a refused call makes none."""
+        if self._pending.is_full:
+            return [refuse_unavailable("too many transactions are pending")] * len(calls)
+        await self._learn_topics(calls, deadline)
+        pace, refused = Pace(STEP_COST), []
+        for call in calls:
+            refused.append(self.check(call))
+            if pace.spend(find_cost(call)):
+                await self.turns.take()
+        groups = {call.group for call, refusal in zip(calls, refused, strict=True) if refusal is None}
+        refused_groups = await self._learn_groups(groups, deadline)
+        return [refusal or refused_groups.get(call.group) for call, refusal in zip(calls, refused, strict=True)]
+
+    async def _learn_topics(self, calls: Sequence[PrepareCall], deadline: Deadline) -> None:
         """Looks up topics that are not known. Groups that are not known count as one: anybody can invent them."""
-        door = self._door
         wanted = dict.fromkeys((call.group, message.topic) for call in calls for message in call.messages)
-        groups = {group: group if door.directory.get(group) else "" for group, _ in wanted}
-        await door.destinations.learn([(groups[group], topic) for group, topic in wanted], deadline)
+        groups = {group: group if self.directory.get(group) else "" for group, _ in wanted}
+        await self._destinations.learn([(groups[group], topic) for group, topic in wanted], deadline)
 
     def check(self, call: PrepareCall) -> Refused | None:
         """Why the call is refused; None if nothing speaks against it."""
-        limits, messages = self._limits, call.messages
+        limits, messages = self.limits, call.messages
         if not 1 <= len(messages) <= limits.max_messages:
             return _invalid("/messages", f"1 to {limits.max_messages} messages")
         if call.ordering_key is not None or call.idempotency_key is not None:
@@ -45,30 +75,28 @@ class Admission:
                 return _invalid(f"/messages/{index}/headers", f"header name {header!r} cannot be used")
             if count_body_bytes(message) > limits.max_message_bytes:
                 return _too_large(index, limits.max_message_bytes)
-        return self._door.destinations.check(messages)
+        return self._destinations.check(messages)
 
     def _check_keys(self, call: PrepareCall) -> Refused | None:
         for name, text in (("ordering_key", call.ordering_key), ("idempotency_key", call.idempotency_key)):
-            if text is not None and not is_text(text, self._limits.max_text_chars):
+            if text is not None and not is_text(text, self.limits.max_text_chars):
                 return _invalid(f"/{name}", "too long, or holds a byte that is not allowed")
         return None
 
-    async def learn_groups(self, groups: Iterable[str], deadline: Deadline) -> dict[str, Refused]:
+    async def _learn_groups(self, groups: Iterable[str], deadline: Deadline) -> dict[str, Refused]:
         """Looks up or creates groups that are not known; those that cannot be used, with the reason."""
-        directory = self._door.directory
-        missing = [group for group in groups if directory.get(group) is None]
+        missing = [group for group in groups if self.directory.get(group) is None]
         refused = {g: _invalid("/producer_group", "not a legal group name") for g in missing if not is_group_name(g)}
         legal = [group for group in missing if group not in refused]
-        learn = self._create if self._door.auto_create_groups else self._find
+        learn = self._create if self._auto_create_groups else self._find
         return refused | await learn(legal, deadline) if legal else refused
 
     async def _find(self, groups: Collection[str], deadline: Deadline) -> dict[str, Refused]:
         """Another process may have made them a moment ago."""
-        directory = self._door.directory
         try:
             if deadline.left_ms():
-                await directory.refresh()
-                return {group: refuse_group(group) for group in groups if directory.get(group) is None}
+                await self.directory.refresh()
+                return {group: refuse_group(group) for group in groups if self.directory.get(group) is None}
         except SqlUnavailable as error:
             _LOG.warning("group_not_looked_up", reason=str(error))
         return dict.fromkeys(groups, refuse_unavailable("the producer group could not be looked up"))
@@ -78,13 +106,18 @@ class Admission:
         for group in groups:
             try:
                 if deadline.left_ms() and not refused:
-                    await self._door.directory.ensure_group(group)
+                    await self.directory.ensure_group(group)
                     reach(FaultPoint.GROUP_CREATED)
                     continue
             except SqlUnavailable as error:
                 _LOG.warning("group_not_looked_up", reason=str(error))
             refused[group] = refuse_unavailable("the producer group could not be looked up")
         return refused
+
+
+def find_cost(call: PrepareCall) -> int:
+    """What it costs to look at all messages of a call, in bytes of values."""
+    return sum([_MESSAGE_COST + len(message.value or b"") for message in call.messages])
 
 
 def is_text(text: str, max_chars: int) -> bool:

@@ -62,6 +62,11 @@ def refuse_put(result: PutResult, transaction_id: str) -> Refused | None:
     return Refused(RefusalCode.UNAVAILABLE, "the journal does not take records now", retry_after_s=1)
 
 
+def refuse_unheard(transaction_id: str | None = None) -> Refused:
+    """What the settlers decide would not be heard."""
+    return refuse_unavailable("answers of the settlers cannot be heard now", transaction_id)
+
+
 def refuse_unknown(transaction_id: str) -> Refused:
     """It may or may not have happened, or may happen yet: the same call again, or a look, gives the truth."""
     detail = "not known in time; repeat the call, or look the transaction up"
@@ -132,4 +137,4 @@ def _refuse_group(transaction_id: str) -> Refused:
 
 
 def _show(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -20,8 +20,8 @@ from bridge.service.answers import refuse_unavailable
 from bridge.service.contract import RefusalCode, Refused
 from bridge.service.groups import refuse_sql
 from bridge.service.journal import Deadline
-from bridge.service.ports import GroupRegister
 from bridge.service.reads import BodyReader, CurrentReads, refuse_read
+from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import SqlUnavailable
 
 _LOG = structlog.get_logger()
@@ -125,29 +125,29 @@ class ClaimedCheck(NamedTuple):
     messages: Sequence[Message]
 
 
-class ClaimPorts(NamedTuple):
-    """What claims work with."""
-
-    board: PullCheckStore
-    directory: GroupRegister
-    reads: CurrentReads
-    bodies: BodyReader
-    clock: Clock
-
-
 class ClaimService:
     """Nothing is handed out that has ended: what was claimed is looked up as currently as a `GET` would."""
 
-    def __init__(self, ports: ClaimPorts, config: ClaimsConfig | None = None) -> None:
-        self._ports = ports
+    def __init__(
+        self,
+        board: PullCheckStore,
+        directory: SqlDirectory,
+        reads: CurrentReads,
+        bodies: BodyReader,
+        clock: Clock,
+        config: ClaimsConfig | None = None,
+    ) -> None:
+        self._board = board
+        self._directory = directory
+        self._reads = reads
+        self._bodies = bodies
+        self._clock = clock
         self._config = config or ClaimsConfig()
-        self._watch = ClaimWatch(
-            ports.board, ports.clock, poll_ms=self._config.poll_ms, max_waiting=self._config.max_waiting
-        )
+        self._watch = ClaimWatch(board, clock, poll_ms=self._config.poll_ms, max_waiting=self._config.max_waiting)
 
     async def claim(self, call: ClaimCall) -> Sequence[ClaimedCheck] | Refused:
         """Due checks of the group, the longest due first; none if none came while it waited."""
-        deadline = Deadline.after(self._ports.clock, call.wait_ms)
+        deadline = Deadline.after(self._clock, call.wait_ms)
         refused = await self._find_refusal(call.group)
         while refused is None:
             claimed = await self._claim_now(call)
@@ -161,7 +161,7 @@ class ClaimService:
 
     async def _find_refusal(self, group: str) -> Refused | None:
         """Why nobody can claim checks of the group; what another process changed a moment ago counts."""
-        directory = self._ports.directory
+        directory = self._directory
         known = directory.get(group)
         if known is None or known.settings.calls.mode is not CheckMode.PULL:
             try:
@@ -177,7 +177,7 @@ class ClaimService:
 
     async def _claim_now(self, call: ClaimCall) -> Sequence[ClaimedCheck] | Refused:
         """What is free now. Looks before it writes: most looks find nothing."""
-        board = self._ports.board
+        board = self._board
         try:
             if not await board.count_free([call.group]):
                 return []
@@ -195,8 +195,8 @@ class ClaimService:
 
     async def _fill(self, checks: Sequence[PullCheck]) -> Sequence[ClaimedCheck] | Refused:
         """The checks with what they ask about."""
-        deadline = Deadline.after(self._ports.clock, self._config.read_wait_ms)
-        read = await self._ports.reads.find([check.transaction_id for check in checks], deadline)
+        deadline = Deadline.after(self._clock, self._config.read_wait_ms)
+        read = await self._reads.find([check.transaction_id for check in checks], deadline)
         if read.value is None:
             await self._give_back(checks)
             return refuse_read(read.currency)
@@ -206,7 +206,7 @@ class ClaimService:
         taken = self._take_as_many_as_fit(still_open, views)
         await self._give_back(still_open[len(taken) :])
         try:
-            bodies = await self._ports.bodies.read([views[check.transaction_id] for check in taken])
+            bodies = await self._bodies.read([views[check.transaction_id] for check in taken])
         except StoreError as error:
             _LOG.warning("bodies_not_read", error=type(error).__name__)
             await self._give_back(taken)
@@ -232,7 +232,7 @@ class ClaimService:
         """What cannot be given back now is free again when its check lease is over."""
         try:
             if checks:
-                await self._ports.board.release(checks)
+                await self._board.release(checks)
         except SqlUnavailable as error:
             _LOG.warning("checks_not_given_back", count=len(checks), reason=str(error))
 
@@ -240,7 +240,7 @@ class ClaimService:
         """The owner of the queue is about to, or died before it could."""
         try:
             if checks:
-                await self._ports.board.remove(checks)
+                await self._board.remove(checks)
         except SqlUnavailable as error:
             _LOG.warning("checks_not_removed", count=len(checks), reason=str(error))
 

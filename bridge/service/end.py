@@ -1,11 +1,12 @@
 """End transaction: resolutions into the journal, the answer from the op topic (design section 6)."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
+from bridge.clock import Clock
 from bridge.core.message import Message
 from bridge.core.record import EndRecord
 from bridge.core.record_codec import encode_end
-from bridge.core.transaction import TransactionView, is_transaction_id, queue_of
+from bridge.core.transaction import TransactionView, queue_of
 from bridge.fault_points import FaultPoint, reach
 from bridge.service.admission import is_text
 from bridge.service.answers import (
@@ -13,25 +14,33 @@ from bridge.service.answers import (
     compare_end,
     refuse_missing,
     refuse_put,
-    refuse_unavailable,
+    refuse_unheard,
     refuse_unknown,
 )
-from bridge.service.contract import Accepted, EndCall, Outcome, RefusalCode, Refused
-from bridge.service.journal import Deadline
-from bridge.service.ports import ServicePorts
-from bridge.service.reads import refuse_read
-from bridge.service.replies import ReplyBatch
+from bridge.service.contract import Accepted, EndCall, Limits, Outcome, RefusalCode, Refused
+from bridge.service.journal import Deadline, Journal
+from bridge.service.reads import CurrentReads, refuse_read
+from bridge.service.replies import OpFollower, ReceivedReply
 from bridge.store.message_store import PutStatus
+from bridge.turns import Turns
 
 EndAnswer = TransactionView | Accepted | Refused
 _REFUSED = PutStatus.REFUSED
+_STEP_RECORDS = 256  # are made in about a millisecond
 
 
 class Ender:
     """Ends lists of transactions: one put, one future."""
 
-    def __init__(self, ports: ServicePorts) -> None:
-        self._ports = ports
+    def __init__(
+        self, journal: Journal, follower: OpFollower, reads: CurrentReads, limits: Limits, clock: Clock, turns: Turns
+    ) -> None:
+        self._journal = journal
+        self._follower = follower
+        self._reads = reads
+        self._limits = limits
+        self._clock = clock
+        self._turns = turns
 
     async def end(self, calls: Sequence[EndCall], deadline: Deadline, *, is_awaited: bool) -> list[EndAnswer]:
         """An answer for each call, same order; Accepted, once durable, if it is not awaited until settled."""
@@ -48,55 +57,63 @@ class Ender:
 
     def _check(self, call: EndCall) -> Refused | None:
         """Ids that cannot exist are refused without a record."""
-        if not is_possible_id(call.transaction_id, self._ports.topics.queues):
+        if not self._reads.can_exist(call.transaction_id):
             return refuse_missing(call.transaction_id)
         if call.group is None and call.actor is None and call.reason is None:
             return None
         for name, text in (("producer_group", call.group), ("actor", call.actor), ("reason", call.reason)):
-            if text is not None and not is_text(text, self._ports.limits.max_text_chars):
+            if text is not None and not is_text(text, self._limits.max_text_chars):
                 detail = "too long, or holds a byte that is not allowed"
                 return Refused(RefusalCode.INVALID_REQUEST, detail, errors=((f"/{name}", detail),))
         return None
 
     async def _append(self, calls: Sequence[EndCall], deadline: Deadline) -> list[EndAnswer]:
-        messages = self._encode(calls, [None] * len(calls))
-        results = await self._ports.journal.append(messages, deadline)
+        messages = await self._encode(calls, [None] * len(calls))
+        results = await self._journal.append(messages, deadline)
         return [
             refuse_put(result, call.transaction_id) or Accepted(call.transaction_id, call.resolution)
             for call, result in zip(calls, results, strict=True)
         ]
 
     async def _settle(self, calls: Sequence[EndCall], deadline: Deadline) -> list[EndAnswer]:
-        hearing = self._ports.hearing
-        if not (hearing.follower.is_ready and hearing.waiters.has_room(len(calls))):
-            detail = "answers of the settlers cannot be heard now"
-            return [refuse_unavailable(detail, call.transaction_id) for call in calls]
-        wait = hearing.waiters.open([call.transaction_id for call in calls])
-        try:
-            messages = self._encode(calls, wait.requests)
+        async def encode(requests: Sequence[str]) -> list[Message]:
+            messages = await self._encode(calls, requests)
             reach(FaultPoint.END_UNSENT)
-            refused = await self._put(calls, messages, wait, deadline)
-            reach(FaultPoint.END_ACKED)
+            return messages
+
+        ids = [call.transaction_id for call in calls]
+        heard = await self.ask(ids, encode, deadline, FaultPoint.END_ACKED)
+        reach(FaultPoint.END_HEARD)
+        return await self._find_forgotten(calls, [_answer(*pair) for pair in zip(calls, heard, strict=True)], deadline)
+
+    async def ask(
+        self,
+        ids: Sequence[str],
+        encode: Callable[[Sequence[str]], Awaitable[Sequence[Message]]],
+        deadline: Deadline,
+        acked: FaultPoint,
+        *,
+        is_named: bool = False,
+    ) -> list[ReceivedReply | Refused | None]:
+        """Appends a record for each id and waits for what the settlers reply, same order; None: nothing came in time.
+
+        `encode`: the records with these REQUESTs. `is_named`: only what names its request is a reply.
+        """
+        wait = self._follower.open(ids, is_named=is_named)
+        if wait is None:
+            return [refuse_unheard(transaction_id) for transaction_id in ids]
+        refused: dict[int, Refused] = {}
+        try:
+            results = await self._journal.append(await encode(wait.requests), deadline)
+            reach(acked)
+            for place, result in enumerate(results):  # of what may be written the settlers may still tell
+                if result.status is _REFUSED and (refusal := refuse_put(result, ids[place])):
+                    refused[place] = refusal
+                    wait.drop(place)
             await wait.until(deadline)
         finally:
             wait.close()
-        reach(FaultPoint.END_HEARD)
-        answers = [
-            refused.get(place) or (answer_end(call, heard) if heard else refuse_unknown(call.transaction_id))
-            for place, (call, heard) in enumerate(zip(calls, wait.heard, strict=True))
-        ]
-        return await self._find_forgotten(calls, answers, deadline)
-
-    async def _put(
-        self, calls: Sequence[EndCall], messages: Sequence[Message], wait: ReplyBatch, deadline: Deadline
-    ) -> dict[int, Refused]:
-        """Refusals by place. Of what may be written the settlers may still tell."""
-        refused: dict[int, Refused] = {}
-        for place, result in enumerate(await self._ports.journal.append(messages, deadline)):
-            if result.status is _REFUSED and (refusal := refuse_put(result, calls[place].transaction_id)):
-                refused[place] = refusal
-                wait.drop(place)
-        return refused
+        return [refused.get(place) or heard for place, heard in enumerate(wait.heard)]
 
     async def _find_forgotten(
         self, calls: Sequence[EndCall], answers: Sequence[TransactionView | Refused | None], deadline: Deadline
@@ -106,9 +123,8 @@ class Ender:
         if len(known) == len(calls):
             return known
         forgotten = {call.transaction_id for call, answer in zip(calls, answers, strict=True) if answer is None}
-        reads = self._ports.lookups.reads
-        read = await reads.find(forgotten, deadline)
-        missing = {} if read.value is None else await reads.refuse_all_missing(forgotten - read.value.keys())
+        read = await self._reads.find(forgotten, deadline)
+        missing = {} if read.value is None else await self._reads.refuse_all_missing(forgotten - read.value.keys())
         found: list[EndAnswer] = []
         for call, answer in zip(calls, answers, strict=True):
             if answer is not None:
@@ -122,10 +138,12 @@ class Ender:
                 found.append(compare_end(call, view))
         return found
 
-    def _encode(self, calls: Sequence[EndCall], requests: Sequence[str | None]) -> list[Message]:
-        topic, born_ms = self._ports.topics.half, self._ports.clock.now_ms()
-        messages = []
+    async def _encode(self, calls: Sequence[EndCall], requests: Sequence[str | None]) -> list[Message]:
+        topic, born_ms = self._journal.topics.half, self._clock.now_ms()
+        messages: list[Message] = []
         for call, request in zip(calls, requests, strict=True):
+            if len(messages) % _STEP_RECORDS == _STEP_RECORDS - 1:
+                await self._turns.take()
             record = EndRecord(
                 call.transaction_id,
                 call.resolution,
@@ -144,9 +162,10 @@ class Ender:
         return messages
 
 
-def is_possible_id(transaction_id: str, queues: int) -> bool:
-    """Whether a transaction could have this id."""
-    return is_transaction_id(transaction_id) and queue_of(transaction_id) < queues
+def _answer(call: EndCall, heard: ReceivedReply | Refused | None) -> TransactionView | Refused | None:
+    if isinstance(heard, ReceivedReply):
+        return answer_end(call, heard)
+    return heard or refuse_unknown(call.transaction_id)
 
 
 def _refuse_lookup(refused: Refused) -> Refused:

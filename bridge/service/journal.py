@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from bridge.clock import Clock, KafkaTime
 from bridge.core.errors import StoreTimeout
 from bridge.core.message import Message, MessageQueue
+from bridge.core.topics import InternalTopics
 from bridge.futures import take_error
 from bridge.store.message_store import MessageStore, PutResult, PutStatus, Refusal
 
@@ -53,9 +54,10 @@ class Deadline(NamedTuple):
 class EndOffsets:
     """A note answers everybody who asked before its request left, and nobody who asked after."""
 
-    def __init__(self, store: MessageStore, topic: str) -> None:
+    def __init__(self, store: MessageStore, topics: InternalTopics) -> None:
+        self.queues = topics.queues
         self._store = store
-        self._topic = topic
+        self._topic = topics.half
         self._running: dict[int, asyncio.Task[int]] = {}
         self._queued: dict[int, asyncio.Task[int]] = {}
 
@@ -97,19 +99,6 @@ class LogState(Protocol):
         ...
 
 
-class SoundLog:
-    """LogState where nothing is ever wrong."""
-
-    def find_refusal(self, queue_id: int) -> str | None:
-        return None
-
-    def find_seen(self, queue_id: int) -> int:
-        return 0
-
-    def doubt(self, queue_id: int, offset: int | None = None) -> None:
-        return None
-
-
 _BUSY = PutResult(PutStatus.REFUSED, refusal=Refusal.STORE_BUSY, detail="too many records in flight")
 _LATE = PutResult(PutStatus.OUTCOME_UNKNOWN, detail="no answer before the deadline")
 _BACKWARDS = PutResult(PutStatus.OUTCOME_UNKNOWN, detail="the journal has given out an offset again")
@@ -124,9 +113,10 @@ class Journal:
     """
 
     def __init__(
-        self, store: MessageStore, kafka_time: KafkaTime, max_in_flight: int, log: LogState | None = None
+        self, store: MessageStore, topics: InternalTopics, kafka_time: KafkaTime, max_in_flight: int, log: LogState
     ) -> None:
-        self._log: LogState = log or SoundLog()
+        self.topics = topics
+        self._log = log
         self._highest: dict[int, int] = {}  # offset acknowledged last, by queue
         self._store = store
         self._kafka_time = kafka_time

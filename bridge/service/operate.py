@@ -6,9 +6,12 @@ from dataclasses import dataclass
 import structlog
 from msgspec.structs import replace
 
+from bridge.clock import KafkaTime
+from bridge.core.message import Message
 from bridge.core.op_message import AnswerCode
 from bridge.core.record import Act, ActRecord, Resolution, Source
 from bridge.core.record_codec import encode_act
+from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState, TransactionView, queue_of
 from bridge.fault_points import FaultPoint, reach
 from bridge.service.admission import is_text
@@ -17,19 +20,16 @@ from bridge.service.answers import (
     make_view,
     refuse_given_up,
     refuse_missing,
-    refuse_put,
     refuse_unavailable,
     refuse_unknown,
 )
-from bridge.service.contract import Accepted, EndCall, Outcome, RefusalCode, Refused
-from bridge.service.end import Ender, is_possible_id
+from bridge.service.contract import Accepted, EndCall, Limits, Outcome, RefusalCode, Refused
+from bridge.service.end import Ender
 from bridge.service.journal import Deadline
-from bridge.service.ports import ServicePorts
-from bridge.service.reads import refuse_read
+from bridge.service.reads import CurrentReads, refuse_read
 from bridge.service.replies import ReceivedReply
 from bridge.sql.audit import ActEntry, record_act
 from bridge.sql.engine import Database, SqlUnavailable
-from bridge.store.message_store import PutStatus
 
 _LOG = structlog.get_logger()
 Members = Mapping[str, object]
@@ -47,12 +47,12 @@ class AuditTrail:
     """Keeps who did what."""
 
     def __init__(self, database: Database, now_ms: Callable[[], int]) -> None:
+        self.now_ms = now_ms
         self._database = database
-        self._now_ms = now_ms
 
     async def record(self, who: Who, what: str, target: str, before: Members | None, after: Members | None) -> bool:
         """Whether the entry is kept."""
-        entry = ActEntry(self._now_ms(), who.actor, what, target, who.reason or None, before, after)
+        entry = ActEntry(self.now_ms(), who.actor, what, target, who.reason or None, before, after)
         try:
             await self._database.run(lambda connection: record_act(connection, entry))
         except SqlUnavailable as error:
@@ -64,10 +64,21 @@ class AuditTrail:
 class Operators:
     """What an operator may do to a transaction. Nothing is done that cannot be audited first."""
 
-    def __init__(self, ports: ServicePorts, ender: Ender, trail: AuditTrail) -> None:
-        self._ports = ports
+    def __init__(
+        self,
+        ender: Ender,
+        reads: CurrentReads,
+        trail: AuditTrail,
+        topics: InternalTopics,
+        limits: Limits,
+        kafka_time: KafkaTime,
+    ) -> None:
         self._ender = ender
+        self._reads = reads
         self._trail = trail
+        self._half = topics.half
+        self._max_text_chars = limits.max_text_chars
+        self._kafka_time = kafka_time
 
     async def act(self, transaction_id: str, act: Act, who: Who, deadline: Deadline) -> TransactionView | Refused:
         """Asks the group now (CHECK), gives a parked transaction a new life (RESUME), a blocked commit up (ABANDON)."""
@@ -82,7 +93,7 @@ class Operators:
         if not await self._trail.record(who, what, transaction_id, describe(view), None):
             return refuse_unavailable("the act could not be audited", transaction_id)
         reach(FaultPoint.ACT_AUDITED)
-        record = ActRecord(transaction_id, act, who.actor, who.reason, self._now_ms())
+        record = ActRecord(transaction_id, act, who.actor, who.reason, self._trail.now_ms())
         answer = (await self.append_acts([record], deadline))[0]
         await self._trail.record(who, f"{what}.answered", transaction_id, describe(view), describe(answer))
         return answer
@@ -105,14 +116,14 @@ class Operators:
         return refuse_unknown(transaction_id) if isinstance(answer, Accepted) else answer
 
     async def _find(self, transaction_id: str, who: Who, deadline: Deadline) -> TransactionView | Refused:
-        if not is_possible_id(transaction_id, self._ports.topics.queues):
+        if not self._reads.can_exist(transaction_id):
             return refuse_missing(transaction_id)
-        if not all(is_text(text, self._ports.limits.max_text_chars) for text in (who.actor, who.reason)):
+        if not all(is_text(text, self._max_text_chars) for text in (who.actor, who.reason)):
             return Refused(RefusalCode.INVALID_REQUEST, "actor or reason cannot be used", transaction_id=transaction_id)
-        read = await self._ports.lookups.reads.find([transaction_id], deadline)
+        read = await self._reads.find([transaction_id], deadline)
         if read.value is None:
             return refuse_read(read.currency, transaction_id)
-        return read.value.get(transaction_id) or await self._ports.lookups.reads.refuse_missing(transaction_id)
+        return read.value.get(transaction_id) or await self._reads.refuse_missing(transaction_id)
 
     def _refuse_act(self, act: Act, view: TransactionView) -> Refused | None:
         if view.is_unproven:
@@ -126,7 +137,7 @@ class Operators:
         if view.state is not TransactionState.PREPARED:
             detail = f"the transaction is {view.state.value}; only a PREPARED one is asked about"
             return Refused(RefusalCode.ALREADY_RESOLVED, detail, transaction_id=view.transaction_id, state=view.state)
-        early_ms = (view.first_check_ms or 0) - (self._ports.kafka_time.now_ms() or self._now_ms())
+        early_ms = (view.first_check_ms or 0) - (self._kafka_time.now_ms() or self._trail.now_ms())
         if view.check_times == 0 and early_ms > 0:
             detail = "the first check is not due yet"
             code, again_s = RefusalCode.TOO_EARLY, early_ms // 1000 + 1
@@ -135,31 +146,16 @@ class Operators:
 
     async def append_acts(self, records: Sequence[ActRecord], deadline: Deadline) -> list[TransactionView | Refused]:
         """Appends acts and hears what became of each, same order. Neither checked nor audited here."""
-        hearing = self._ports.hearing
-        if not (hearing.follower.is_ready and hearing.waiters.has_room(len(records))):
-            detail = "answers of the settlers cannot be heard now"
-            return [refuse_unavailable(detail, record.transaction_id) for record in records]
-        refused: dict[int, Refused] = {}
-        wait = hearing.waiters.open([record.transaction_id for record in records], is_named=True)
-        try:
-            messages = [
-                encode_act(replace(record, request=request), self._ports.topics.half, queue_of(record.transaction_id))
-                for record, request in zip(records, wait.requests, strict=True)
-            ]
-            results = await self._ports.journal.append(messages, deadline)
-            reach(FaultPoint.ACT_ACKED)
-            for place, result in enumerate(results):
-                refusal = refuse_put(result, records[place].transaction_id)
-                if refusal is not None and result.status is PutStatus.REFUSED:
-                    refused[place] = refusal
-                    wait.drop(place)
-            await wait.until(deadline)
-        finally:
-            wait.close()
-        return [refused.get(n) or _answer_act(record, wait.heard[n]) for n, record in enumerate(records)]
 
-    def _now_ms(self) -> int:
-        return self._ports.clock.now_ms()
+        async def encode(requests: Sequence[str]) -> list[Message]:
+            return [
+                encode_act(replace(record, request=request), self._half, queue_of(record.transaction_id))
+                for record, request in zip(records, requests, strict=True)
+            ]
+
+        ids = [record.transaction_id for record in records]
+        heard = await self._ender.ask(ids, encode, deadline, FaultPoint.ACT_ACKED, is_named=True)
+        return [_answer_act(*pair) for pair in zip(records, heard, strict=True)]
 
 
 def describe(answer: TransactionView | Accepted | Refused) -> Members:
@@ -173,9 +169,9 @@ def describe(answer: TransactionView | Accepted | Refused) -> Members:
     return members | {"by": answer.by} | ({"abandoned": True} if answer.abandoned else {})
 
 
-def _answer_act(record: ActRecord, heard: ReceivedReply | None) -> TransactionView | Refused:
-    if heard is None:
-        return refuse_unknown(record.transaction_id)
+def _answer_act(record: ActRecord, heard: ReceivedReply | Refused | None) -> TransactionView | Refused:
+    if not isinstance(heard, ReceivedReply):
+        return heard or refuse_unknown(record.transaction_id)
     if heard.op is None:
         return refuse_missing(record.transaction_id)
     t = heard.op.transaction
@@ -192,7 +188,7 @@ def _answer_act(record: ActRecord, heard: ReceivedReply | None) -> TransactionVi
 
 def _refuse_not_blocked(view: TransactionView) -> Refused:
     now = "abandoned already" if view.abandoned else f"{view.state.value}, not a blocked commit"
-    detail = f"the transaction is {now}; only a commit that cannot be published can be abandoned"
+    detail = f"the transaction is {now}, and nothing was changed; only a commit that is blocked can be abandoned"
     return Refused(RefusalCode.NOT_BLOCKED, detail, transaction_id=view.transaction_id, state=view.state)
 
 

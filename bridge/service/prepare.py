@@ -1,11 +1,12 @@
 """Prepare: half messages into the journal, repeats recognised (design sections 4 and 5)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from bridge.clock import KafkaTime
 from bridge.core.check_rules import CheckTimes, first_check_ms
 from bridge.core.message import Message
 from bridge.core.properties import count_record_bytes
@@ -14,14 +15,13 @@ from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.topics import choose_half_queue, choose_placing_key, hash_effective_key, hash_ordering_key
 from bridge.core.transaction import TransactionState, TransactionView, digest_bits, make_transaction_id, make_uuid7_bits
 from bridge.fault_points import FaultPoint, reach
-from bridge.service.admission import Admission
-from bridge.service.answers import FINAL, make_view, refuse_given_up, refuse_put, refuse_unavailable, refuse_unknown
+from bridge.service.admission import STEP_COST, Admission, find_cost
+from bridge.service.answers import FINAL, make_view, refuse_given_up, refuse_put, refuse_unheard, refuse_unknown
 from bridge.service.contract import Outcome, PrepareCall, Prepared, RefusalCode, Refused
-from bridge.service.journal import Deadline
-from bridge.service.ports import ServicePorts
+from bridge.service.journal import Deadline, Journal
 from bridge.service.reads import refuse_read
-from bridge.service.repeats import KeyClaim, Keyed, Known
-from bridge.service.replies import ReceivedReply, ReplyBatch
+from bridge.service.repeats import KeyClaim, Keyed, Known, Repeats
+from bridge.service.replies import OpFollower, ReceivedReply, ReplyBatch
 from bridge.store.message_store import PutResult, PutStatus
 from bridge.turns import Pace
 
@@ -31,7 +31,6 @@ _TRIES = 2  # of a keyed half message that was void: the first may only have fet
 _RANDOM_BITS = 74
 _RANDOM_MASK = (1 << _RANDOM_BITS) - 1
 _NO_MESSAGE = Message("")  # stands for several
-_STEP_COST, _MESSAGE_COST = 64 * 1024, 256  # in bytes of values: what is made into records in about a millisecond
 _PUT_OK, _PREPARED = PutStatus.PUT_OK, TransactionState.PREPARED  # Python finds the members of an enum only slowly
 
 
@@ -62,44 +61,41 @@ class _Draft:
 class Preparer:
     """Prepares lists of calls: one put, one future."""
 
-    def __init__(self, ports: ServicePorts) -> None:
-        self._ports = ports
-        self._admission = Admission(ports.door, ports.limits)
+    def __init__(
+        self,
+        admission: Admission,
+        journal: Journal,
+        follower: OpFollower,
+        repeats: Repeats,
+        kafka_time: KafkaTime,
+        random_bits: Callable[[int], int],
+    ) -> None:
+        self.admission = admission
+        self.journal = journal
+        self.follower = follower
+        self.repeats = repeats
+        self.kafka_time = kafka_time
+        self._random_bits = random_bits
 
     async def prepare(self, calls: Sequence[PrepareCall], deadline: Deadline) -> list[PrepareAnswer]:
         """An answer for each call, same order."""
         if not calls:
             return []
-        ports = self._ports
-        if ports.door.pending.is_full:
-            return [refuse_unavailable("too many transactions are pending")] * len(calls)
-        batch = _Batch(ports, await self._refuse(calls, deadline), deadline)
+        batch = _Batch(self, list(await self.admission.refuse(calls, deadline)), deadline)
         drafts: list[_Draft] = []
-        born_ms = ports.clock.now_ms()
-        randomness = ports.random_bits(_RANDOM_BITS * len(calls))  # one system call for the whole list
+        born_ms = self.kafka_time.clock.now_ms()
+        randomness = self._random_bits(_RANDOM_BITS * len(calls))  # one system call for the whole list
         timeouts = {group: self._find_timeout(group) for group in {call.group for call in calls}}
-        pace = Pace(_STEP_COST)
+        pace = Pace(STEP_COST)
         for index, call in enumerate(calls):
             if batch.answers[index] is None:
-                if pace.spend(_cost(call)):
-                    await ports.turns.take()
+                if pace.spend(find_cost(call)):
+                    await self.admission.turns.take()
                 random_bits = randomness >> _RANDOM_BITS * index & _RANDOM_MASK
                 drafts.append(self._draft(index, call, born_ms, random_bits, timeouts[call.group]))
         await batch.run(drafts, _TRIES)
         batch.give_back_keys(drafts)
         return [answer for answer in batch.answers if answer is not None]
-
-    async def _refuse(self, calls: Sequence[PrepareCall], deadline: Deadline) -> list[PrepareAnswer | None]:
-        """Why calls are refused at the door, by place. Groups last: a refused call makes none."""
-        await self._admission.learn_topics(calls, deadline)
-        pace, refused = Pace(_STEP_COST), []
-        for call in calls:
-            refused.append(self._admission.check(call))
-            if pace.spend(_cost(call)):
-                await self._ports.turns.take()
-        groups = {call.group for call, refusal in zip(calls, refused, strict=True) if refusal is None}
-        refused_groups = await self._admission.learn_groups(groups, deadline)
-        return [refusal or refused_groups.get(call.group) for call, refusal in zip(calls, refused, strict=True)]
 
     def _draft(self, index: int, call: PrepareCall, born_ms: int, random_bits: int, timeout_s: int | None) -> _Draft:
         messages = call.messages
@@ -110,7 +106,7 @@ class Preparer:
             bits = digest_bits(call.group, key, call.is_published, call.ordering_key, messages)
         first = messages[0]
         placing_key = choose_placing_key(call.ordering_key, first.key, bits.to_bytes(16))
-        queue_id = choose_half_queue(hash_ordering_key(placing_key), self._ports.topics.queues)
+        queue_id = choose_half_queue(hash_ordering_key(placing_key), self.journal.topics.queues)
         only = messages[0] if len(messages) == 1 else _NO_MESSAGE
         half = HalfMessage(
             make_transaction_id(queue_id, bits),
@@ -135,7 +131,7 @@ class Preparer:
     def _find_timeout(self, group_name: str) -> int | None:
         """The transaction timeout in seconds if a settler may still know another one: then the record says what
         the answer says (K)."""
-        group = self._ports.door.directory.get(group_name)
+        group = self.admission.directory.get(group_name)
         if group is None or group.is_plain:
             return None
         return -(-group.settings.times.transaction_timeout_ms // 1000)
@@ -144,21 +140,21 @@ class Preparer:
 class _Batch:
     """One list of calls until every one has its answer."""
 
-    def __init__(self, ports: ServicePorts, answers: list[PrepareAnswer | None], deadline: Deadline) -> None:
-        self._ports = ports
+    def __init__(self, preparer: Preparer, answers: list[PrepareAnswer | None], deadline: Deadline) -> None:
+        self._preparer = preparer
         self._deadline = deadline
         self._times: dict[str, CheckTimes] = {}
         self.answers = answers
 
     async def run(self, drafts: Sequence[_Draft], tries: int) -> None:
         """Looks up, appends, waits; once more from the start for what was void."""
-        seen = _Seen(self._ports.kafka_time.now_ms(), self._ports.clock.monotonic_ms())
+        time = self._preparer.kafka_time
+        seen = _Seen(time.now_ms(), time.clock.monotonic_ms())
         keyed = [draft for draft in drafts if draft.call.idempotency_key is not None]
         if keyed:
             await self._drop_repeats(keyed, seen)
             reach(FaultPoint.PREPARE_LOOKED_UP)
-        waiting = self._choose_waiting(drafts)
-        wait = self._ports.hearing.waiters.open([draft.half.transaction_id for draft in waiting])
+        waiting, wait = self._open(drafts)
         try:
             for place, draft in enumerate(waiting):
                 draft.place = place
@@ -182,13 +178,12 @@ class _Batch:
             answer, key = self.answers[draft.index], draft.call.idempotency_key
             is_refused = isinstance(answer, Refused) and answer.outcome is Outcome.NOT_APPLIED
             if draft.is_claimed and key is not None and is_refused:
-                self._ports.lookups.keys.forget((draft.half.group, key))
+                self._preparer.repeats.keys.forget((draft.half.group, key))
 
     async def _drop_repeats(self, keyed: Sequence[_Draft], seen: _Seen) -> None:
         """Answers those whose transaction has ended, or whose key names another one."""
-        lookups = self._ports.lookups
         asked = [Keyed(d.half.transaction_id, d.queue_id, (d.half.group, d.call.idempotency_key or "")) for d in keyed]
-        known = await lookups.repeats.look_up(asked, seen.at_ms, self._deadline)
+        known = await self._preparer.repeats.look_up(asked, seen.at_ms, self._deadline)
         for draft, wanted in zip(keyed, asked, strict=True):
             self.answers[draft.index] = self._answer_known(draft, wanted, known)
 
@@ -206,37 +201,37 @@ class _Batch:
         claim = (
             KeyClaim.TAKEN
             if wanted.key in known.by_key
-            else self._ports.lookups.keys.claim(wanted.key, wanted.transaction_id)
+            else self._preparer.repeats.keys.claim(wanted.key, wanted.transaction_id)
         )
         if claim is KeyClaim.TAKEN:
             return Refused(RefusalCode.IDEMPOTENCY_KEY_REUSED, "the key was used with other content")
         draft.is_claimed = draft.is_claimed or claim is KeyClaim.MADE
         return None
 
-    def _choose_waiting(self, drafts: Sequence[_Draft]) -> list[_Draft]:
-        """Those that wait for an answer, refused if nobody could hear it."""
+    def _open(self, drafts: Sequence[_Draft]) -> tuple[list[_Draft], ReplyBatch]:
+        """Those that wait for an answer, refused if nobody could hear it, and what they wait with."""
         waiting = [d for d in drafts if d.is_waiting and self.answers[d.index] is None]
-        hearing = self._ports.hearing
-        if not waiting or (hearing.follower.is_ready and hearing.waiters.has_room(len(waiting))):
-            return waiting
+        wait = self._preparer.follower.open([draft.half.transaction_id for draft in waiting])
+        if wait is not None:
+            return waiting, wait
         for draft in waiting:
-            self.answers[draft.index] = refuse_unavailable("answers of the settlers cannot be heard now")
-        return []
+            self.answers[draft.index] = refuse_unheard()
+        return self._open(())
 
     async def _append(self, drafts: Sequence[_Draft], wait: ReplyBatch, seen: _Seen) -> list[_Draft]:
         """Appends what has no answer yet; gives back what turned out to be void."""
         sent: list[_Draft] = []
         messages: list[Message] = []
-        pace = Pace(_STEP_COST)
+        pace = Pace(STEP_COST)
         for draft in drafts:
-            if pace.spend(_cost(draft.call)):
-                await self._ports.turns.take()
+            if pace.spend(find_cost(draft.call)):
+                await self._preparer.admission.turns.take()
             if self.answers[draft.index] is None and (message := self._encode(draft, wait, seen)) is not None:
                 sent.append(draft)
                 messages.append(message)
         void: list[_Draft] = []
         reach(FaultPoint.PREPARE_UNSENT)
-        results = await self._ports.journal.append(messages, self._deadline)
+        results = await self._preparer.journal.append(messages, self._deadline)
         reach(FaultPoint.PREPARE_ACKED)
         for draft, result in zip(sent, results, strict=True):
             if result.status is _PUT_OK:
@@ -250,7 +245,7 @@ class _Batch:
         return void
 
     def _encode(self, draft: _Draft, wait: ReplyBatch, seen: _Seen) -> Message | None:
-        topic, half = self._ports.topics.half, draft.half
+        topic, half = self._preparer.journal.topics.half, draft.half
         request = wait.requests[draft.place] if draft.place >= 0 else None
         if draft.is_asked_only:
             ask = EndRecord(half.transaction_id, Resolution.UNKNOWN, Source.PRODUCER, half.born_ms, half.group, request)
@@ -258,7 +253,7 @@ class _Batch:
         if request is not None:
             half = draft.half = replace(half, request=request, seen_ms=seen.kafka_ms)
         message = encode_half(half, draft.call.messages, topic, draft.queue_id)
-        if half.message_count > 1 and count_record_bytes(message) > self._ports.limits.max_record_bytes:
+        if half.message_count > 1 and count_record_bytes(message) > self._preparer.admission.limits.max_record_bytes:
             detail = "the transaction is larger than the journal takes"
             self.answers[draft.index] = Refused(RefusalCode.MESSAGE_TOO_LARGE, detail)
             self._let_go(draft, wait)
@@ -304,13 +299,8 @@ class _Batch:
     def _first_check_ms(self, half: HalfMessage, stored_ms: int) -> int:
         times = self._times.get(half.group)
         if times is None:
-            times = self._times[half.group] = self._ports.door.directory.settings_of(half.group).times
+            times = self._times[half.group] = self._preparer.admission.directory.settings_of(half.group).times
         return first_check_ms(half, stored_ms, times)
-
-
-def _cost(call: PrepareCall) -> int:
-    """What it costs to look at all messages of a call."""
-    return sum([_MESSAGE_COST + len(message.value or b"") for message in call.messages])
 
 
 def _refuse_void(transaction_id: str) -> Refused:

@@ -1,7 +1,7 @@
 """Reads of the projection that see everything decided before they began, bodies from the logs, lags."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -10,12 +10,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import structlog
 
 from bridge.clock import Clock, KafkaTime
-from bridge.core.errors import MalformedRecord, StoreError, UnknownRecordVersion
-from bridge.core.message import Message, MessageQueue, StoredMessage
-from bridge.core.record import HalfMessage
-from bridge.core.record_codec import decode_body, decode_parked, decode_record
-from bridge.core.topics import PARKED_QUEUE, InternalTopics
-from bridge.core.transaction import TransactionView, queue_of
+from bridge.core.errors import StoreError
+from bridge.core.message import Message, MessageQueue
+from bridge.core.topics import InternalTopics
+from bridge.core.transaction import TransactionView, is_transaction_id, queue_of
 from bridge.futures import take_error
 from bridge.service.answers import refuse_missing
 from bridge.service.contract import Outcome, RefusalCode, Refused
@@ -24,6 +22,7 @@ from bridge.service.replies import OpFollower
 from bridge.sql.engine import Database, SqlUnavailable
 from bridge.sql.identity import find_losses
 from bridge.sql.transactions import AppliedPosition, find_many, read_positions
+from bridge.store.halves import HalfPlace, read_halves
 from bridge.store.message_store import GetStatus, MessageStore
 
 
@@ -65,54 +64,18 @@ class ConsumerLag:
         return max(1, self._kafka_time.now_ms() - got.messages[0].stored_ms)
 
 
-Bodies = dict[str, list[Message]]
-
-
 class BodyReader:
-    """Reads by offset, all that is wanted of a queue at once."""
+    """The messages of transactions, whoever owns their queues."""
 
     def __init__(self, store: MessageStore, topics: InternalTopics) -> None:
         self._store = store
         self._topics = topics
 
-    async def read(self, views: Sequence[TransactionView]) -> Bodies:
-        """Messages by transaction id: from the journal, else from the parked topic; what no log has is left out.
-
-        Raises StoreError.
-        """
-        found: Bodies = {}
-        for queue_id in {view.queue_id for view in views}:
-            queue = MessageQueue(self._topics.half, queue_id)
-            found |= await self._read(queue, {v.queue_offset: v for v in views if v.queue_id == queue_id})
-        missing = [view for view in views if view.transaction_id not in found]
-        copies = {view.parked_offset: view for view in missing if view.parked_offset is not None}
-        if copies:
-            found |= await self._read(MessageQueue(self._topics.parked, PARKED_QUEUE), copies)
-        return found
-
-    async def _read(self, queue: MessageQueue, places: Mapping[int, TransactionView]) -> Bodies:
-        records = await self._store.get_each(queue, sorted(places))
-        is_parked = queue.topic == self._topics.parked
-        pairs = [(places[offset], stored) for offset, stored in records.items()]
-        return dict(_decode(pairs, is_parked=is_parked))
-
-
-def _decode(
-    records: Iterable[tuple[TransactionView, StoredMessage]], *, is_parked: bool
-) -> Iterable[tuple[str, list[Message]]]:
-    """Those that are half messages of the transactions they should be of."""
-    for view, stored in records:
-        try:
-            half = decode_parked(stored) if is_parked else _decode_half(stored)
-            if half is not None and half.transaction_id == view.transaction_id:
-                yield view.transaction_id, decode_body(half, stored)
-        except (MalformedRecord, UnknownRecordVersion):
-            continue
-
-
-def _decode_half(stored: StoredMessage) -> HalfMessage | None:
-    record = decode_record(stored)
-    return record if isinstance(record, HalfMessage) else None
+    async def read(self, views: Sequence[TransactionView]) -> dict[str, list[Message]]:
+        """Messages by transaction id; what no log has any more is left out. Raises StoreError."""
+        places = [HalfPlace(v.transaction_id, v.queue_id, v.queue_offset, v.parked_offset) for v in views]
+        found = (await read_halves(self._store, self._topics, places)).found or {}
+        return {transaction_id: list(loaded.messages) for transaction_id, loaded in found.items()}
 
 
 T = TypeVar("T")
@@ -192,6 +155,14 @@ class CurrentReads:
         self._ends = ends
         self._positions = positions
         self._max_wait_ms = max_wait_ms
+
+    def can_exist(self, transaction_id: str) -> bool:
+        """Whether a transaction could have this id."""
+        return is_transaction_id(transaction_id) and queue_of(transaction_id) < self._ends.queues
+
+    def deadline(self) -> Deadline:
+        """As long as a read may wait."""
+        return Deadline.after(self._clock, self._max_wait_ms)
 
     async def find(self, ids: Collection[str], deadline: Deadline) -> CurrentRead[Mapping[str, TransactionView]]:
         """The transactions with these ids that there are."""

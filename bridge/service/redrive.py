@@ -146,7 +146,7 @@ class ParkedService:
 
 def only_parked(wanted: SearchFilter) -> SearchFilter:
     """The same filter, of parked ones alone."""
-    return replace(wanted, states=(TransactionState.PARKED,), blocked=None)
+    return replace(wanted, states=(TransactionState.PARKED,), blocked=None, abandoned=None)
 
 
 def encode_filter(wanted: SearchFilter) -> Mapping[str, Any]:

@@ -52,12 +52,13 @@ class _Note(NamedTuple):
 
 
 class Repeats:
-    """Look-ups in a projection that has applied each queue's end as noted at most a minute before.
+    """Look-ups in a projection that has applied each queue's end as noted at most a minute before, and in `keys`.
 
     The notes are shared by all calls and renewed beside them, so that a look-up seldom waits.
     """
 
     def __init__(self, reads: CurrentReads, ends: EndOffsets, clock: Clock, max_wait_ms: int) -> None:
+        self.keys = RecentKeys(clock)
         self._reads = reads
         self._ends = ends
         self._clock = clock

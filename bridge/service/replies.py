@@ -8,6 +8,7 @@ import structlog
 from msgspec import Struct
 
 from bridge.clock import Clock, KafkaTime
+from bridge.core.backoff import Backoff
 from bridge.core.errors import MalformedRecord, QueueHalted, StoreError, UnknownRecordVersion
 from bridge.core.message import MessageQueue, StoredMessage
 from bridge.core.op_message import (
@@ -22,7 +23,7 @@ from bridge.core.op_message import (
 )
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import SPLIT, Transaction, TransactionState
-from bridge.service.journal import Deadline, LogState, SoundLog
+from bridge.service.journal import Deadline, LogState
 from bridge.store.message_store import MessageStore, OwnerStore, QueueReader
 from bridge.store.sealed import SealWatch
 
@@ -198,8 +199,8 @@ class FollowerPorts:
     clock: Clock
     kafka_time: KafkaTime
     waiters: PendingReplies
-    seal_watch: SealWatch = field(default_factory=SealWatch)
-    log: LogState = field(default_factory=SoundLog)
+    seal_watch: SealWatch
+    log: LogState
 
 
 class OpFollower:
@@ -218,6 +219,13 @@ class OpFollower:
     def is_ready(self) -> bool:
         """Whether answers to what is appended from now on will be heard."""
         return all(tail.is_started for tail in self._tails)
+
+    def open(self, transaction_ids: Sequence[str], *, is_named: bool = False) -> ReplyBatch | None:
+        """Begins to wait for each of the ids; None if what the settlers answer cannot be heard now."""
+        waiters = self._ports.waiters
+        if transaction_ids and not (self.is_ready and waiters.has_room(len(transaction_ids))):
+            return None
+        return waiters.open(transaction_ids, is_named=is_named)
 
     @property
     def is_failing(self) -> bool:
@@ -245,7 +253,7 @@ class _QueueTail:
         self._config = config
         self._next_offset = -1
         self._reader: QueueReader | None = None
-        self._backoff_ms = 0
+        self._backoff = Backoff(FIRST_BACKOFF_MS, LONGEST_BACKOFF_MS)
         self.is_failing = False
         self._position: bytes | None = None  # the last one, not parsed before somebody asks
 
@@ -281,7 +289,8 @@ class _QueueTail:
             self._reader = await self._open()
         got = await self._reader.get(self._config.max_records, self._config.max_wait_ms)
         self._next_offset = got.next_begin_offset
-        self._backoff_ms, self.is_failing = 0, False
+        self._backoff.reset()
+        self.is_failing = False
         if got.messages:
             self._ports.kafka_time.observe(got.messages[-1].stored_ms)
             self._hear(got.messages)
@@ -317,15 +326,15 @@ class _QueueTail:
 
     async def _back_off(self, error: Exception) -> None:
         self.is_failing = True
-        self._backoff_ms = min(LONGEST_BACKOFF_MS, self._backoff_ms * 2 or FIRST_BACKOFF_MS)
+        retry_ms = self._backoff.next_ms()
         expected = isinstance(error, StoreError | QueueHalted)
         log = _LOG.warning if expected else _LOG.exception
-        log("op_topic_unreadable", queue=self._queue.queue_id, reason=str(error), retry_ms=self._backoff_ms)
+        log("op_topic_unreadable", queue=self._queue.queue_id, reason=str(error), retry_ms=retry_ms)
         if isinstance(error, QueueHalted):
             self._ports.log.doubt(self.queue_id)
             self._next_offset = -1  # the log does not reach back so far any more: those who wait hear "unknown"
         await self._close()
-        await self._ports.clock.sleep_ms(self._backoff_ms)
+        await self._ports.clock.sleep_ms(retry_ms)
 
     async def _close(self) -> None:
         reader, self._reader = self._reader, None

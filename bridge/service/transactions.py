@@ -1,19 +1,20 @@
 """Transactions, as every face of the bridge sees them: prepare, end, look up, act. Stateless."""
 
 from collections.abc import Sequence
+from functools import partial
 
+from bridge.clock import Clock
 from bridge.core.errors import StoreError
 from bridge.core.message import Message
 from bridge.core.record import Act, Resolution
 from bridge.core.transaction import TimelineEvent, TransactionView, queue_of
 from bridge.service.answers import refuse_missing, refuse_unavailable
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, Refused, Wait
-from bridge.service.end import Ender, is_possible_id
+from bridge.service.end import Ender
 from bridge.service.journal import Deadline
 from bridge.service.operate import Operators, Who
-from bridge.service.ports import ServicePorts
 from bridge.service.prepare import Preparer
-from bridge.service.reads import BodyReader, refuse_read
+from bridge.service.reads import BodyReader, CurrentReads, refuse_read
 from bridge.sql.transactions import read_timeline
 
 
@@ -23,12 +24,21 @@ class TransactionService:
     A call that is cancelled leaves no waiter behind, and each of its records whole or not written.
     """
 
-    def __init__(self, ports: ServicePorts, bodies: BodyReader, ender: Ender, operators: Operators) -> None:
-        self._ports = ports
-        self._bodies = bodies
-        self._preparer = Preparer(ports)
+    def __init__(
+        self,
+        preparer: Preparer,
+        ender: Ender,
+        operators: Operators,
+        reads: CurrentReads,
+        bodies: BodyReader,
+        clock: Clock,
+    ) -> None:
+        self._preparer = preparer
         self._ender = ender
         self._operators = operators
+        self._reads = reads
+        self._bodies = bodies
+        self._clock = clock
 
     async def prepare(
         self, calls: Sequence[PrepareCall], wait_ms: int = 10_000
@@ -44,25 +54,22 @@ class TransactionService:
 
     async def get(self, transaction_id: str) -> TransactionView | Refused:
         """The transaction as of now: sees every write acknowledged before the call."""
-        if not is_possible_id(transaction_id, self._ports.topics.queues):
+        if not self._reads.can_exist(transaction_id):
             return refuse_missing(transaction_id)
-        deadline = self._deadline(self._ports.limits.projection_wait_ms)
-        read = await self._ports.lookups.reads.find([transaction_id], deadline)
+        read = await self._reads.find([transaction_id], self._reads.deadline())
         if read.value is None:
             return refuse_read(read.currency, transaction_id)
-        return read.value.get(transaction_id) or await self._ports.lookups.reads.refuse_missing(transaction_id)
+        return read.value.get(transaction_id) or await self._reads.refuse_missing(transaction_id)
 
     async def timeline(self, transaction_id: str) -> list[TimelineEvent] | Refused:
         """What happened to the transaction, oldest first; as current as `get`."""
-        if not is_possible_id(transaction_id, self._ports.topics.queues):
+        if not self._reads.can_exist(transaction_id):
             return refuse_missing(transaction_id)
-        deadline = self._deadline(self._ports.limits.projection_wait_ms)
-        read = await self._ports.lookups.reads.read(
-            [queue_of(transaction_id)], lambda connection: read_timeline(connection, transaction_id), deadline
-        )
+        queues, deadline = [queue_of(transaction_id)], self._reads.deadline()
+        read = await self._reads.read(queues, partial(read_timeline, transaction_id=transaction_id), deadline)
         if read.value is None:
             return refuse_read(read.currency, transaction_id)
-        return read.value or await self._ports.lookups.reads.refuse_missing(transaction_id)
+        return read.value or await self._reads.refuse_missing(transaction_id)
 
     async def get_bodies(self, view: TransactionView) -> list[Message] | Refused | None:
         """The prepared messages, from the journal, else from the parked topic; None if no log has them any more."""
@@ -82,4 +89,4 @@ class TransactionService:
         return await self._operators.force(transaction_id, resolution, who, self._deadline(wait_ms))
 
     def _deadline(self, wait_ms: int) -> Deadline:
-        return Deadline.after(self._ports.clock, wait_ms)
+        return Deadline.after(self._clock, wait_ms)

@@ -1,13 +1,12 @@
-"""Effects -> one AtomicBatch: real records, parked copies, op messages, answers, position. Pure."""
+"""From effects to one AtomicBatch: real records, parked copies, op messages, answers, position. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from bridge.core.message import Header, Message, Receipt, StoredMessage
+from bridge.core.message import Header, Message, Receipt
 from bridge.core.op_message import (
     ANSWERS_KEY,
     POSITION_KEY,
@@ -19,11 +18,11 @@ from bridge.core.op_message import (
     encode_position,
 )
 from bridge.core.queue_state import QueueState, WrittenOp
-from bridge.core.record import HalfMessage
-from bridge.core.record_codec import decode_body, encode_parked, encode_published
+from bridge.core.record_codec import encode_parked, encode_published
 from bridge.core.topics import PARKED_QUEUE, InternalTopics, choose_real_queue
 from bridge.core.transaction import Transaction
-from bridge.core.transition import Effect, Park, Publish, Reply, Rewrite, Schedule, WriteOp
+from bridge.core.transition import Effect, Park, Publish, Reply, Schedule, WriteOp
+from bridge.store.halves import LoadedHalf
 from bridge.store.message_store import AtomicBatch, BatchKind
 
 
@@ -32,19 +31,6 @@ class RealTopics(NamedTuple):
 
     queues_of: Callable[[str], int]
     stamp_of: Callable[[str, int], int]
-
-
-class LoadedHalf(Struct, frozen=True, gc=False):
-    """A half message as the journal, or the parked topic, holds it, with the prepared messages."""
-
-    half: HalfMessage
-    stored: StoredMessage
-    messages: Sequence[Message]
-
-    @classmethod
-    def decode(cls, half: HalfMessage, stored: StoredMessage) -> "LoadedHalf":
-        """Raises MalformedRecord."""
-        return cls(half, stored, decode_body(half, stored))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,86 +47,97 @@ class BatchTarget:
     log: LogTopics | None = None
 
 
-@dataclass(slots=True)
-class Plan:
-    """Effects of a batch, the last state of each transaction only."""
+class QueueBatch:
+    """What one Kafka transaction of a queue writes: of several effects on one transaction only the last."""
 
-    publishes: dict[str, Transaction] = field(default_factory=dict)
-    parks: dict[str, Transaction] = field(default_factory=dict)
-    ops: dict[str, Transaction] = field(default_factory=dict)
-    rewrites: set[str] = field(default_factory=set)
-    replies: list[Reply] = field(default_factory=list)
+    def __init__(self, effects: Iterable[Effect], kind: BatchKind) -> None:
+        self.kind = kind
+        self.publishes: dict[str, Transaction] = {}
+        self.parks: dict[str, Transaction] = {}
+        self.ops: dict[str, Transaction] = {}
+        self.written: Sequence[WrittenOp] = ()
+        """Its op messages, once the offsets of its other records are known."""
+        self._rewrites: set[str] = set()
+        self._replies: list[Reply] = []
+        for effect in effects:
+            if isinstance(effect, Schedule):  # most of them; nothing to write
+                continue
+            if isinstance(effect, Publish):
+                self._add(effect.transaction, self.publishes)
+            elif isinstance(effect, WriteOp):
+                self._add(effect.transaction, None)
+            elif isinstance(effect, Park):
+                self._add(effect.transaction, self.parks)
+            elif isinstance(effect, Reply):
+                self._replies.append(effect)
+            else:
+                self._rewrites.add(effect.transaction_id)
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing but the position would be written."""
-        return not (self.publishes or self.parks or self.ops or self.rewrites or self.replies)
+        return not (self.ops or self._rewrites or self._replies)
 
-    def body_ids(self) -> set[str]:
-        """Transactions whose messages are needed."""
-        return self.publishes.keys() | self.parks.keys()
+    def build(
+        self, state: QueueState, bodies: Mapping[str, LoadedHalf], real: RealTopics, target: BatchTarget
+    ) -> AtomicBatch:
+        """The batch that makes the effects a fact and moves the position to the state's."""
+        messages: list[Message] = []
+        counts: list[int] = []
+        for t in self.publishes.values():
+            prepared = bodies[t.transaction_id].messages
+            counts.append(len(prepared))
+            messages += [_real_message(message, t, real, target) for message in prepared]
+        messages += [_parked_copy(bodies[t.transaction_id], t, target) for t in self.parks.values()]
+        position = encode_position(state.next_position(self.ops.values(), target.owner, target.log))
 
+        def finish(receipts: Sequence[Receipt]) -> list[Message]:
+            self.written = self._write_ops(counts, receipts)
+            values = [(w.transaction.transaction_id, w.value) for w in self.written]
+            values += [(i, state.ended[i]) for i in self._rewrites if i in state.ended]
+            closing = [(ANSWERS_KEY, value) for value in self._encode_answers(state)] if self._replies else []
+            closing += [(transaction_id.encode(), value) for transaction_id, value in values]
+            closing.append((POSITION_KEY, position))
+            topic, queue_id = target.topics.op, target.queue_id
+            none: list[Header] = []
+            return [Message(topic, key, value, none, queue_id) for key, value in closing]
 
-def make_plan(effects: Iterable[Effect]) -> Plan:
-    """Collapses effects: of two op messages of one id in one Kafka transaction only the last is written."""
-    plan = Plan()
-    for effect in effects:
-        if isinstance(effect, Schedule):  # most of them; nothing to write
-            continue
-        if isinstance(effect, Publish):
-            _write_last(plan, effect.transaction, plan.publishes)
-        elif isinstance(effect, WriteOp):
-            _write_last(plan, effect.transaction, None)
-        elif isinstance(effect, Park):
-            _write_last(plan, effect.transaction, plan.parks)
-        elif isinstance(effect, Reply):
-            plan.replies.append(effect)
-        elif isinstance(effect, Rewrite):
-            plan.rewrites.add(effect.transaction_id)
-    return plan
+        return AtomicBatch(messages, finish, kind=self.kind)
 
+    def _add(self, t: Transaction, to: dict[str, Transaction] | None) -> None:
+        transaction_id = t.transaction_id
+        earlier = self.ops.get(transaction_id)
+        if earlier is not None:
+            if earlier.requests:
+                t = replace(t, requests=tuple(dict.fromkeys(earlier.requests + t.requests)))
+            self.publishes.pop(transaction_id, None)
+            self.parks.pop(transaction_id, None)
+        self.ops[transaction_id] = t
+        if to is not None:
+            to[transaction_id] = t
 
-class SealedBatch(NamedTuple):
-    """A batch and, once its `finish` was called, the op messages it holds."""
+    def _write_ops(self, counts: Iterable[int], receipts: Sequence[Receipt]) -> list[WrittenOp]:
+        """Of what is published, with its receipts; of what is parked, with its copy's offset; of all others."""
+        written: list[WrittenOp] = []
+        start = 0
+        for t, count in zip(self.publishes.values(), counts, strict=True):
+            written.append(WrittenOp(t, encode_op(OpMessage(t, receipts[start : start + count]))))
+            start += count
+        for t, receipt in zip(self.parks.values(), receipts[start:], strict=True):
+            kept = replace(t, parked=receipt.queue_offset)
+            written.append(WrittenOp(kept, encode_op(OpMessage(kept))))
+        if len(written) < len(self.ops):
+            others = [t for i, t in self.ops.items() if i not in self.publishes and i not in self.parks]
+            written += [WrittenOp(t, encode_op(OpMessage(t))) for t in others]
+        return written
 
-    batch: AtomicBatch
-    sealed: list[WrittenOp]
-
-
-def make_batch(
-    plan: Plan,
-    kind: BatchKind,
-    state: QueueState,
-    held: Mapping[str, LoadedHalf],
-    real: RealTopics,
-    target: BatchTarget,
-) -> SealedBatch:
-    """The batch that makes `plan` a fact and moves the position to the state's."""
-    messages: list[Message] = []
-    spans: list[tuple[Transaction, int]] = []
-    for t in plan.publishes.values():
-        bodies = held[t.transaction_id].messages
-        spans.append((t, len(bodies)))
-        messages += [_real_message(message, t, real, target) for message in bodies]
-    parked_from = len(messages)
-    messages += [_parked_copy(held[t.transaction_id], t, target) for t in plan.parks.values()]
-    sealed: list[WrittenOp] = []
-    position = encode_position(state.next_position(plan.ops.values(), target.owner, target.log))
-
-    def finish(receipts: Sequence[Receipt]) -> list[Message]:
-        sealed[:] = [*_seal_published(spans, receipts), *_seal_parked(plan, receipts[parked_from:]), *_seal_rest(plan)]
-        values = [(s.transaction.transaction_id, s.value) for s in sealed]
-        values += [(i, state.ended[i]) for i in plan.rewrites if i in state.ended]
-        answers = _encode_replies(plan.replies, state, sealed)
-        topic, queue_id = target.topics.op, target.queue_id
-        none: list[Header] = []
-        return [
-            *[Message(topic, ANSWERS_KEY, value, none, queue_id) for value in answers],
-            *[Message(topic, transaction_id.encode(), value, none, queue_id) for transaction_id, value in values],
-            Message(topic, POSITION_KEY, position, none, queue_id),
-        ]
-
-    return SealedBatch(AtomicBatch(messages, finish, kind=kind), sealed)
+    def _encode_answers(self, state: QueueState) -> list[bytes]:
+        fresh = {w.transaction.transaction_id: w.value for w in self.written}
+        answers: list[tuple[Answer, bytes | None]] = []
+        for reply in self._replies:
+            value = fresh.get(reply.transaction_id) or state.get_op_value(reply.transaction_id)
+            answers.append((Answer(reply.request, reply.transaction_id, reply.code, None), value))
+        return encode_answers(answers)
 
 
 def real_queue(message: Message, transaction_id: str, queues: int) -> int:
@@ -148,19 +145,6 @@ def real_queue(message: Message, transaction_id: str, queues: int) -> int:
     if message.queue_id >= 0:
         return message.queue_id
     return choose_real_queue(message.key, transaction_id, queues)
-
-
-def _write_last(plan: Plan, t: Transaction, into: dict[str, Transaction] | None) -> None:
-    transaction_id = t.transaction_id
-    earlier = plan.ops.get(transaction_id)
-    if earlier is not None:
-        if earlier.requests:
-            t = replace(t, requests=tuple(dict.fromkeys(earlier.requests + t.requests)))
-        plan.publishes.pop(transaction_id, None)
-        plan.parks.pop(transaction_id, None)
-    plan.ops[transaction_id] = t
-    if into is not None:
-        into[transaction_id] = t
 
 
 def _real_message(message: Message, t: Transaction, real: RealTopics, target: BatchTarget) -> Message:
@@ -171,33 +155,3 @@ def _real_message(message: Message, t: Transaction, real: RealTopics, target: Ba
 
 def _parked_copy(held: LoadedHalf, t: Transaction, target: BatchTarget) -> Message:
     return encode_parked(held.stored, t.check_times, t.why or "", target.topics.parked, PARKED_QUEUE)
-
-
-def _seal_published(spans: Iterable[tuple[Transaction, int]], receipts: Sequence[Receipt]) -> Iterable[WrittenOp]:
-    start = 0
-    for t, count in spans:
-        yield WrittenOp(t, encode_op(OpMessage(t, receipts[start : start + count])))
-        start += count
-
-
-def _seal_parked(plan: Plan, receipts: Sequence[Receipt]) -> Iterable[WrittenOp]:
-    for t, receipt in zip(plan.parks.values(), receipts, strict=True):
-        kept = replace(t, parked=receipt.queue_offset)
-        yield WrittenOp(kept, encode_op(OpMessage(kept)))
-
-
-def _seal_rest(plan: Plan) -> Iterable[WrittenOp]:
-    for transaction_id, t in plan.ops.items():
-        if transaction_id not in plan.publishes and transaction_id not in plan.parks:
-            yield WrittenOp(t, encode_op(OpMessage(t)))
-
-
-def _encode_replies(replies: Sequence[Reply], state: QueueState, sealed: Iterable[WrittenOp]) -> list[bytes]:
-    if not replies:
-        return []
-    fresh = {s.transaction.transaction_id: s.value for s in sealed}
-    answers: list[tuple[Answer, bytes | None]] = []
-    for reply in replies:
-        value = fresh.get(reply.transaction_id) or state.get_op_value(reply.transaction_id)
-        answers.append((Answer(reply.request, reply.transaction_id, reply.code, None), value))
-    return encode_answers(answers)

@@ -1,16 +1,14 @@
 """Bodies of pending transactions: in memory up to a byte budget, beyond it re-read by offset in batches."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from bridge.core.errors import MalformedRecord, UnknownRecordVersion
-from bridge.core.message import MessageQueue, StoredMessage
+from bridge.core.message import StoredMessage
 from bridge.core.properties import count_stored_bytes
 from bridge.core.record import HalfMessage
-from bridge.core.record_codec import decode_parked, decode_record
-from bridge.core.topics import PARKED_QUEUE, InternalTopics
+from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction
-from bridge.settler.batch import LoadedHalf
+from bridge.store.halves import HalfPlace, LoadedHalf, read_halves
 from bridge.store.message_store import MessageStore
 
 _FIRST_GUESS_BYTES = 2_048
@@ -30,8 +28,8 @@ class Bodies:
         self, store: MessageStore, topics: InternalTopics, queue_id: int, max_bytes: int, max_load_bytes: int
     ) -> None:
         self._store = store
-        self._half_queue = MessageQueue(topics.half, queue_id)
-        self._parked_queue = MessageQueue(topics.parked, PARKED_QUEUE)
+        self._topics = topics
+        self._queue_id = queue_id
         self._max_bytes = max_bytes
         self._max_load_bytes = max_load_bytes
         self._guess_bytes = _FIRST_GUESS_BYTES  # of a body that is not in memory
@@ -51,7 +49,7 @@ class Bodies:
             self._held_bytes += size
 
     def drop(self, transaction_ids: Iterable[str]) -> None:
-        """Forgets bodies that nobody needs any more."""
+        """Forgets bodies that are not needed any more."""
         for transaction_id in transaction_ids:
             held = self._held.pop(transaction_id, None)
             if held is not None:
@@ -64,7 +62,7 @@ class Bodies:
     async def load(self, transactions: Sequence[Transaction], max_bytes: int | None = None) -> Loaded:
         """The bodies of as many, from the first on, as may be given out at once, or as asked for; of one at least.
 
-        Nobody knows how large bodies are that have to be read: a try that finds more than it may is repeated with
+        The size of bodies that have to be read is not known: a try that finds more than it may is repeated with
         fewer. Raises StoreError.
         """
         most = self._max_load_bytes if max_bytes is None else min(max_bytes, self._max_load_bytes)
@@ -87,43 +85,12 @@ class Bodies:
     async def _try(self, transactions: Sequence[Transaction], max_bytes: int | None) -> dict[str, LoadedHalf] | None:
         """None if they weigh more, and then nothing of them is kept."""
         kept = [held for t in transactions if (held := self._held.get(t.transaction_id)) is not None]
-        room = None if max_bytes is None else max_bytes - sum([size for _, _, size in kept])
+        found = {half.transaction_id: LoadedHalf.decode(half, stored) for half, stored, _ in kept}
+        if len(kept) == len(transactions):
+            return found
         missing = [t for t in transactions if t.transaction_id not in self._held]
-        found: dict[str, LoadedHalf] = {}
-        if missing:
-            read = await self._read(self._half_queue, {t.half: t.transaction_id for t in missing}, room)
-            if read is None:
-                return None
-            parked = {t.parked: t.transaction_id for t in missing if t.parked is not None}
-            wanted = {offset: i for offset, i in parked.items() if i not in read}
-            if wanted:
-                room = None if room is None else room - sum([count_stored_bytes(h.stored) for h in read.values()])
-                copies = await self._read(self._parked_queue, wanted, room)
-                if copies is None:
-                    return None
-                read |= copies
-            found = read
-        return found | {half.transaction_id: LoadedHalf.decode(half, stored) for half, stored, _ in kept}
-
-    async def _read(
-        self, queue: MessageQueue, wanted: Mapping[int, str], room: int | None
-    ) -> dict[str, LoadedHalf] | None:
-        stored = await self._store.get_each(queue, wanted.keys(), None if room is None else max(1, room))
-        size = sum(map(count_stored_bytes, stored.values()))
-        self._guess_bytes = size // len(stored) if stored else self._guess_bytes
-        if room is not None and size >= room:
-            return None
-        found: dict[str, LoadedHalf] = {}
-        for offset, message in stored.items():
-            held = _decode(message, is_parked=queue == self._parked_queue)
-            if held is not None and held.half.transaction_id == wanted[offset]:
-                found[held.half.transaction_id] = held
-        return found
-
-
-def _decode(stored: StoredMessage, *, is_parked: bool) -> LoadedHalf | None:
-    try:
-        record = decode_parked(stored) if is_parked else decode_record(stored)
-        return LoadedHalf.decode(record, stored) if isinstance(record, HalfMessage) else None
-    except (MalformedRecord, UnknownRecordVersion):
-        return None
+        places = [HalfPlace(t.transaction_id, self._queue_id, t.half, t.parked) for t in missing]
+        room = None if max_bytes is None else max(1, max_bytes - sum([size for _, _, size in kept]))
+        read = await read_halves(self._store, self._topics, places, room)
+        self._guess_bytes = read.mean_bytes or self._guess_bytes
+        return None if read.found is None else read.found | found

@@ -29,7 +29,7 @@ class KnownTopics:
         now = self._clock.monotonic_ms()
         stale = [
             topic
-            for topic in topics
+            for topic in sorted(topics)
             if is_forced or topic not in self._known or now - self._known[topic][1] > self._max_age_ms
         ]
         if stale:

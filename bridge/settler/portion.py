@@ -11,7 +11,7 @@ from bridge.core.record import EndRecord, HalfMessage, Record, Resolution
 from bridge.core.record_codec import decode_record
 from bridge.core.transaction import Transaction
 from bridge.core.transition import LogPosition
-from bridge.settler.batch import LoadedHalf
+from bridge.store.halves import LoadedHalf
 
 _COMMIT = Resolution.COMMIT
 ReadRecord = tuple[LogPosition, Record, int]  # with the hash of the ordering key, plain because it is quicker to make
@@ -33,6 +33,14 @@ class Portion(NamedTuple):
     last_ms: int
     next_offset: int
     halted: Halted | None = None
+
+
+class Commit(NamedTuple):
+    """The first record of a portion that may publish the transaction: its place there, and its offset."""
+
+    transaction_id: str
+    at: int
+    offset: int
 
 
 def decode_portion(
@@ -59,34 +67,34 @@ def decode_portion(
     return Portion(records, bodies, last_ms, next_offset)
 
 
-def find_commits(portion: Portion, live: Live) -> list[Transaction]:
-    """What is committed there and was prepared before, in the order of the ends."""
-    ids = [record.transaction_id for _, record, _ in portion.records if _needs_body(record, portion.bodies, live)]
-    return [live[i] for i in dict.fromkeys(ids) if i not in portion.bodies]
+def find_commits(portion: Portion, live: Live) -> list[Commit]:
+    """What may be published, in the order of the records."""
+    commits: dict[str, Commit] = {}
+    for index, (place, record, _) in enumerate(portion.records):
+        transaction_id = record.transaction_id
+        if _needs_body(record, portion.bodies, live) and transaction_id not in commits:
+            commits[transaction_id] = Commit(transaction_id, index, place.offset)
+    return list(commits.values())
 
 
-def divide(
-    portion: Portion, live: Live, bodies: Mapping[str, LoadedHalf], unread: Container[str], max_bytes: int
-) -> tuple[Portion, Portion | None]:
-    """The first records whose bodies weigh at most `max_bytes`, one at least, and the rest if there is one.
+def choose_fitting(
+    commits: Sequence[Commit], bodies: Mapping[str, LoadedHalf], unread: Container[str], max_bytes: int
+) -> int:
+    """How many of the first commits have bodies that weigh at most `max_bytes`; one at least, if it was read.
 
     `bodies`: all that is known; `unread`: ids whose bodies must be read first.
     """
-    needed: set[str] = set()
     size = 0
-    for count, (_, record, _) in enumerate(portion.records):
-        transaction_id = record.transaction_id
-        if transaction_id in needed or not _needs_body(record, portion.bodies, live):
-            continue
-        held = bodies.get(transaction_id)
-        size += 0 if held is None else count_stored_bytes(held.stored)
-        if transaction_id in unread or (needed and size > max_bytes):
-            return _cut(portion, count)
-        needed.add(transaction_id)
-    return portion, None
+    for count, commit in enumerate(commits):
+        loaded = bodies.get(commit.transaction_id)
+        size += 0 if loaded is None else count_stored_bytes(loaded.stored)
+        if commit.transaction_id in unread or (count and size > max_bytes):
+            return count
+    return len(commits)
 
 
-def _cut(portion: Portion, count: int) -> tuple[Portion, Portion]:
+def cut(portion: Portion, count: int) -> tuple[Portion, Portion]:
+    """The first `count` records, and the rest."""
     first, rest = portion.records[:count], portion.records[count:]
     last_ms = first[-1][0].stored_ms if first else 0
     return (

@@ -1,4 +1,4 @@
-"""What an owner of a queue is given, and what looks after due times hear of it."""
+"""Ports of a queue's owner, and what the checker is notified of."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,8 +14,8 @@ from bridge.core.message import Message, MessageQueue
 from bridge.core.op_message import LogStart, LogTopics
 from bridge.core.record import HalfMessage
 from bridge.core.transaction import Transaction
+from bridge.settler.blocked import BlockedSchedule
 from bridge.settler.known_topics import KnownTopics
-from bridge.settler.retry import BlockedSchedule
 from bridge.store.message_store import MessageStore, OwnerStore
 
 
@@ -113,7 +113,7 @@ class QueueOwner(Protocol):
 
 
 class SettlerObserver(Protocol):
-    """Told after the Kafka transaction that made it a fact has been committed. Never blocks."""
+    """Notified after the Kafka transaction that made it a fact has been committed. Never blocks."""
 
     def queue_taken(self, owner: QueueOwner, prepared: Iterable[Transaction]) -> None:
         """A queue was taken over; these are its PREPARED transactions."""
@@ -143,7 +143,7 @@ class SettlerConfig:
     idle_wait_ms: int = 200  # what the checker asks for is seen at latest after this
     idle_position_ms: int = 86_400_000
     idle_note_ms: int = 60_000  # how far journal time stays behind Kafka's while nothing is appended
-    max_put_backs: int = 1_000
+    max_carried: int = 1_000
     max_parks: int = 500
     park_backoff_ms: int = 5_000
     horizon: LowWatermarkConfig = field(default_factory=LowWatermarkConfig)
@@ -212,6 +212,6 @@ class QueueCounts:
     batches: int = 0
     published: int = 0
     quarantined: int = 0
-    put_backs: int = 0
+    carried: int = 0
     parked: int = 0
     abandoned: int = 0

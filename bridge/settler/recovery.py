@@ -19,8 +19,8 @@ from bridge.core.record_codec import decode_record
 from bridge.core.topics import InternalTopics
 from bridge.core.transition import LogPosition
 from bridge.fault_points import FaultPoint, reach
-from bridge.settler.batch import LoadedHalf
 from bridge.settler.ports import LogWatchPort, QueueMemory
+from bridge.store.halves import LoadedHalf
 from bridge.store.message_store import MessageStore, OwnerStore, QueueOffsets
 
 _LOG = structlog.get_logger()
@@ -79,7 +79,7 @@ class _JournalTail:
     last_ms: int | None = None
 
     def add(self, message: StoredMessage) -> None:
-        """What cannot be read was quarantined by whoever decided it."""
+        """Records that cannot be read were quarantined when they were decided."""
         self.last_ms = message.stored_ms
         with suppress(MalformedRecord):
             record = decode_record(message)

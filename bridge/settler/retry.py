@@ -1,232 +1,227 @@
-"""When to try blocked commits again: each set of destinations apart, until its topics are seen to work. Pure."""
+"""What an owner writes besides what the journal says: blocked commits tried again, parks, copies of old bodies."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
 
-from bridge.core.transaction import ORDER, SPLIT, UNTRIED, Transaction
+import structlog
 
-DestinationSet = frozenset[str]
+from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreError
+from bridge.core.queue_state import changed_by
+from bridge.core.transaction import BODY_EXPIRED, SPLIT, Transaction
+from bridge.core.transition import Effect, Park, WriteOp
+from bridge.settler.batch import QueueBatch
+from bridge.settler.blocked import LONGEST_BACKOFF_MS, LONGEST_SPLIT_MS, NOWHERE, DestinationSet, Try
+from bridge.settler.known_topics import UNKNOWN_TOPIC, topics_of
+from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
+from bridge.settler.writer import LoadedHalves, QueueWriter
+from bridge.store.halves import LoadedHalf
+from bridge.store.message_store import BatchKind
 
-NOWHERE: DestinationSet = frozenset()  # of a commit whose body no log has
-FIRST_BACKOFF_MS = 1_000
-LONGEST_BACKOFF_MS = 60_000
-LONGEST_SPLIT_MS = 4_000  # after its end; callers wait for 10 s
-
-
-@dataclass(slots=True)
-class _Pause:
-    """Not before this time, and how long the next pause is at least."""
-
-    not_before_ms: int = 0
-    backoff_ms: int = 0
-
-    def extend(self, now_ms: int) -> None:
-        self.backoff_ms = min(LONGEST_BACKOFF_MS, max(FIRST_BACKOFF_MS, self.backoff_ms * 2))
-        self.not_before_ms = now_ms + self.backoff_ms
+_LOG = structlog.get_logger()
 
 
-@dataclass(slots=True)
-class _Failing:
-    """A set of destinations that failed. `limit`: how many to try at once, fewer while one of them is bad."""
+class Retry:
+    """Each in Kafka transactions of their own, since each concerns destinations that can fail."""
 
-    why: str | None
-    limit: int
-    pause: _Pause = field(default_factory=_Pause)
-
-
-class Try(NamedTuple):
-    """Blocked commits for one Kafka transaction, in the order of their ends.
-
-    All have these destinations; `is_joint`: they have these and fewer, and all of them are seen to work.
-    """
-
-    destinations: DestinationSet
-    transactions: list[Transaction]
-    is_joint: bool = False
-
-    def without(self, transaction_ids: Collection[str], chains: Mapping[int, list[str]]) -> "Try":
-        """Leaves these out, and whatever would overtake them."""
-        chosen = {t.transaction_id for t in self.transactions}.difference(transaction_ids)
-        return self._replace(transactions=_without_overtaking(self.transactions, chosen, chains))
-
-
-@dataclass(slots=True)
-class BlockedSchedule:
-    """Blocked commits of one queue. Outlives the queue's state: a failure is remembered across a take-over."""
-
-    max_batch: int = 2_000
-    _sets: dict[DestinationSet, _Failing] = field(default_factory=dict)
-    _suspended: dict[str, _Pause] = field(default_factory=dict)
-    _working: set[str] = field(default_factory=set)  # topics that have taken a commit since something failed there
+    def __init__(
+        self, writer: QueueWriter, ports: SettlerPorts, config: SettlerConfig, memory: QueueMemory, counts: QueueCounts
+    ) -> None:
+        self._writer = writer
+        self._ports = ports
+        self._config = config
+        self._memory = memory
+        self._counts = counts
+        self._parks: dict[str, str] = {}
+        self._copies: set[str] = set()  # blocked ones whose body is to be in the parked topic
+        self._blocked_to: dict[str, DestinationSet] = {}  # destinations of blocked commits
+        self._retry_at_ms = 0
 
     @property
-    def is_any_failing(self) -> bool:
-        """Whether any destination has failed lately."""
-        return bool(self._sets)
+    def is_asked(self) -> bool:
+        """Whether parks are to be written."""
+        return bool(self._parks)
 
-    def failing_reason(self, destinations: DestinationSet) -> str | None:
-        """Why a commit for these destinations is not tried together with others; None if it may be."""
-        for known, failing in self._sets.items():
-            if failing.why is not None and known <= destinations:
-                return failing.why
-        return None
+    def park(self, whys: Mapping[str, str]) -> None:
+        """Asks for transactions to be parked: id -> why."""
+        self._parks |= whys
 
-    def next_due_ms(self, now_ms: int) -> int:
-        """When something may be tried again that may not be now."""
-        pauses = [failing.pause for failing in self._sets.values()] + list(self._suspended.values())
-        later = [pause.not_before_ms for pause in pauses if pause.not_before_ms > now_ms]
-        return min(later, default=now_ms + FIRST_BACKOFF_MS)
+    async def recover(self) -> None:
+        """Looks up the destinations of blocked commits. Raises StoreError."""
+        live, blocked_queues = self._writer.state.live, self._writer.state.blocked_queues
+        blocked = [live[i] for waiting in blocked_queues.values() for i in waiting]
+        while blocked:
+            found, asked = await self._writer.bodies.load(blocked[: self._config.max_batch_records])
+            self._blocked_to |= {t.transaction_id: _destinations(found.get(t.transaction_id)) for t in blocked[:asked]}
+            blocked = blocked[asked:]
 
-    def explain_split(
-        self,
-        live: Mapping[str, Transaction],
-        chains: Mapping[int, list[str]],
-        destinations_of: Mapping[str, DestinationSet],
-        split_before_ms: int | None,
-    ) -> dict[str, str]:
-        """Reasons for split commits that are not about to be tried, so that whoever waits is told (A).
+    def carry_forward(self) -> list[Effect]:
+        """What holds L or O back; copies for the parked topic follow apart, since that topic can fail."""
+        effects = self._writer.state.carry_forward(self._config.max_carried)
+        self._copies.update(e.transaction.transaction_id for e in effects if isinstance(e, Park))
+        return [WriteOp(e.transaction) if isinstance(e, Park) else e for e in effects]
 
-        `split_before_ms`: those that ended before this moment of Kafka's time have been split for long enough;
-        None: nothing is to be tried now, so none may stay.
-        """
+    def follow(self, changed: Mapping[str, Transaction], bodies: LoadedHalves) -> None:
+        """A batch was written: tries soon the commits that it blocked, and no more those that were given up."""
+        for transaction_id, t in changed.items():
+            if t.blocked:
+                self._add(t, topics_of(bodies[transaction_id].messages))
+            elif t.abandoned:
+                self._forget(transaction_id)
+
+    async def run_once(self, seen_at_ms: int) -> None:
+        """Does what is due. Raises StoreError."""
+        if self._parks:
+            await self._settle_parks(seen_at_ms)
+        if self._copies:
+            await self._settle_copies()
+        if self._writer.state.blocked_queues:
+            await self._retry_blocked(seen_at_ms)
+
+    def _add(self, t: Transaction, destinations: DestinationSet) -> None:
+        schedule = self._memory.schedule
+        self._retry_at_ms = 0
+        self._blocked_to[t.transaction_id] = destinations
+        if t.why == UNKNOWN_TOPIC and schedule.failing_reason(destinations) is None:
+            schedule.note_refused(destinations, UNKNOWN_TOPIC, self._ports.clock.monotonic_ms())
+
+    def _forget(self, transaction_id: str) -> None:
+        """The next of its ordering key is tried at once."""
+        self._blocked_to.pop(transaction_id, None)
+        self._copies.discard(transaction_id)
+        self._retry_at_ms = 0
+        self._counts.abandoned += 1
+        self._memory.schedule.forget([transaction_id])
+
+    # --- parks and copies ---
+
+    async def _settle_parks(self, seen_at_ms: int) -> None:
+        """Parks apart from everything else: the parked topic is a destination that can fail."""
+        now_ms = self._ports.clock.monotonic_ms()
+        if now_ms < self._memory.park_not_before_ms:
+            return
+        state = self._writer.state
+        whys = dict([self._parks.popitem() for _ in range(min(len(self._parks), self._config.max_parks))])
+        known = [state.live[i] for i in whys if i in state.live]
+        bodies, asked = await self._writer.bodies.load(known)
+        self._parks |= {t.transaction_id: whys[t.transaction_id] for t in known[asked:]}
+        effects: list[Effect] = []
+        for t in known[:asked]:
+            if t.transaction_id in bodies:
+                effects += state.park(t.transaction_id, whys[t.transaction_id])
+            else:
+                _LOG.error("body_expired", queue=self._writer.target.queue_id, transaction_id=t.transaction_id)
+        if not effects:
+            return
+        try:
+            await self._writer.write(QueueBatch(effects, BatchKind.PARK), bodies)
+        except StoreError:
+            self._memory.park_not_before_ms = now_ms + self._config.park_backoff_ms
+            raise
+        self._writer.notify(changed_by(effects), seen_at_ms)
+
+    async def _settle_copies(self) -> None:
+        """Copies what is blocked to the parked topic; when that refuses, others go on and it is tried later."""
+        now_ms, memory = self._ports.clock.monotonic_ms(), self._memory
+        if now_ms < memory.copy_not_before_ms:
+            return
+        live = self._writer.state.live
+        ids = [self._copies.pop() for _ in range(min(len(self._copies), self._config.max_parks))]
+        blocked = [t for t in map(live.get, ids) if t is not None and t.blocked and t.parked is None]
+        bodies, asked = await self._writer.bodies.load(blocked)
+        self._copies.update(t.transaction_id for t in blocked[asked:])
+        copied = [t for t in blocked if t.transaction_id in bodies]
+        if not copied:
+            return
+        memory.copy_not_before_ms = now_ms + LONGEST_BACKOFF_MS
+        try:
+            await self._writer.write(QueueBatch([Park(t) for t in copied], BatchKind.PARK), bodies)
+        except BatchAborted as error:
+            _LOG.error("body_not_copied", queue=self._writer.target.queue_id, reason=error.reason, topic=error.topic)
+            self._copies.update(t.transaction_id for t in copied)
+            await self._writer.write(QueueBatch([WriteOp(t) for t in copied], BatchKind.CARRY_FORWARD), {})
+        else:
+            memory.copy_not_before_ms = 0
+
+    # --- blocked commits ---
+
+    async def _retry_blocked(self, seen_at_ms: int) -> None:
+        """Tries one set of destinations, in a Kafka transaction of its own."""
+        now_ms = self._ports.clock.monotonic_ms()
+        if now_ms < self._retry_at_ms:
+            return
+        schedule, live, blocked_queues = (
+            self._memory.schedule,
+            self._writer.state.live,
+            self._writer.state.blocked_queues,
+        )
+        attempt = schedule.choose_try(live, blocked_queues, self._blocked_to, now_ms)
+        split_before_ms = None if attempt is None else self._writer.time.now_ms() - LONGEST_SPLIT_MS
+        await self._explain(schedule.explain_split(live, blocked_queues, self._blocked_to, split_before_ms))
+        if attempt is None:
+            self._retry_at_ms = schedule.next_due_ms(now_ms)
+            return
+        bodies, asked = await self._writer.bodies.load(attempt.transactions)
+        attempt = attempt._replace(transactions=attempt.transactions[:asked])
+        reasons = await self._find_reasons(attempt, bodies)
+        possible = attempt.without(reasons.keys() | self._find_again(bodies), blocked_queues)
+        schedule.suspend([i for i, why in reasons.items() if why != UNKNOWN_TOPIC], now_ms)
+        for destinations in {self._blocked_to[i] for i, why in reasons.items() if why == UNKNOWN_TOPIC}:
+            schedule.note_refused(destinations, UNKNOWN_TOPIC, now_ms)
+        await self._explain(reasons)
+        if possible.transactions:
+            await self._try_blocked(possible, bodies, seen_at_ms)
+
+    def _find_again(self, bodies: LoadedHalves) -> Collection[str]:
+        """Blocked ones whose body no log had and one has now: tried from the next time on with their like."""
+        found = {i: topics_of(h.messages) for i, h in bodies.items() if self._blocked_to.get(i) == NOWHERE}
+        self._blocked_to |= found
+        return found.keys()
+
+    async def _find_reasons(self, attempt: Try, bodies: LoadedHalves) -> dict[str, str]:
+        """Why some of these cannot be published now, as far as the logs and the cluster say."""
+        ids = [t.transaction_id for t in attempt.transactions]
+        await self._writer.describe([bodies[i] for i in ids if i in bodies], is_forced=not attempt.is_joint)
         reasons: dict[str, str] = {}
-        for chain in chains.values():
-            is_behind = False
-            for transaction_id in chain:
-                t = live[transaction_id]
-                if t.why == SPLIT:
-                    is_late = split_before_ms is None or (t.ended_ms or 0) < split_before_ms
-                    if not is_behind and not is_late:
-                        continue
-                    why = self.failing_reason(destinations_of.get(transaction_id, NOWHERE))
-                    reasons[transaction_id] = why or (ORDER if is_behind else UNTRIED)
-                is_behind = True
+        for i in ids:
+            why = self._writer.find_obstacle(i, bodies[i].messages) if i in bodies else BODY_EXPIRED
+            if why is not None:
+                reasons[i] = why
         return reasons
 
-    def choose_try(
-        self,
-        live: Mapping[str, Transaction],
-        chains: Mapping[int, list[str]],
-        destinations_of: Mapping[str, DestinationSet],
-        now_ms: int,
-    ) -> Try | None:
-        """What is due, the first of it; none overtakes an earlier one of its ordering key."""
-        return self._choose_joint(live, chains, destinations_of) or self._choose_set(
-            live, chains, destinations_of, now_ms
-        )
+    async def _try_blocked(self, attempt: Try, bodies: LoadedHalves, seen_at_ms: int) -> None:
+        state = self._writer.state
+        effects: Sequence[Effect] = [e for t in attempt.transactions for e in state.unblock(t.transaction_id)]
+        now_ms = self._ports.clock.monotonic_ms()
+        try:
+            await self._writer.write(QueueBatch(effects, BatchKind.RETRY), bodies)
+        except BatchAborted as error:
+            self._memory.schedule.note_failure(attempt, error.reason, now_ms)
+            why = SPLIT if attempt.is_joint else error.reason
+            effects = state.defer(effects, lambda _: why)
+            await self._writer.write(QueueBatch(effects, BatchKind.BLOCK), bodies)
+        except BatchOutcomeUnknown:
+            self._memory.schedule.note_failure(attempt, "NO_ANSWER", now_ms)
+            self._ports.destinations.doubt(attempt.destinations)
+            raise
+        else:
+            self._memory.schedule.note_success(attempt)
+            for t in attempt.transactions:
+                self._blocked_to.pop(t.transaction_id, None)
+        self._writer.notify(changed_by(effects), seen_at_ms)
 
-    def _choose_joint(
-        self,
-        live: Mapping[str, Transaction],
-        chains: Mapping[int, list[str]],
-        destinations_of: Mapping[str, DestinationSet],
-    ) -> Try | None:
-        """All for topics that work: in a chain of many sets, each set apart would be a transaction or two a try."""
-        found: list[Transaction] = []
-        for chain in chains.values() if self._working else ():
-            for transaction_id in chain:
-                destinations = destinations_of.get(transaction_id)
-                if destinations is None or not destinations <= self._working or transaction_id in self._suspended:
-                    break
-                found.append(live[transaction_id])
-        if not found:
-            return None
-        found.sort(key=lambda t: t.end or 0)  # so the first of all hold the first of each chain
-        chosen = found[: self.max_batch]
-        return Try(frozenset().union(*[destinations_of[t.transaction_id] for t in chosen]), chosen, is_joint=True)
+    async def _explain(self, reasons: Mapping[str, str]) -> None:
+        effects = [effect for i, why in reasons.items() for effect in self._explain_one(i, why)]
+        for start in range(0, len(effects), self._config.max_batch_records):
+            await self._writer.write(
+                QueueBatch(effects[start : start + self._config.max_batch_records], BatchKind.BLOCK), {}
+            )
 
-    def _choose_set(
-        self,
-        live: Mapping[str, Transaction],
-        chains: Mapping[int, list[str]],
-        destinations_of: Mapping[str, DestinationSet],
-        now_ms: int,
-    ) -> Try | None:
-        """The next due set with its first commits."""
-        by_set: dict[DestinationSet, list[Transaction]] = {}
-        for chain in chains.values():
-            first = destinations_of.get(chain[0])
-            if first is None or self._is_paused(first, now_ms):
-                continue
-            for transaction_id in chain:
-                if destinations_of.get(transaction_id) != first or self._is_suspended(transaction_id, now_ms):
-                    break
-                by_set.setdefault(first, []).append(live[transaction_id])
-        if not by_set:
-            return None
-        destinations, transactions = min(by_set.items(), key=lambda item: item[1][0].end or 0)
-        failing = self._sets.get(destinations)
-        limit = failing.limit if failing else self.max_batch
-        transactions.sort(key=lambda t: (chains[t.okey][0] in self._suspended, t.end or 0))
-        chosen = {t.transaction_id for t in transactions[:limit]}
-        return Try(destinations, _without_overtaking(transactions, chosen, chains))
-
-    def note_success(self, done: Try) -> None:
-        """The set works: try twice as many next time, at once."""
-        self._working |= done.destinations
-        self.forget([t.transaction_id for t in done.transactions])
-        failing = self._sets.get(done.destinations)
-        if failing is not None:
-            failing.limit *= 2
-            failing.why = None
-            failing.pause = _Pause()
-            if failing.limit >= self.max_batch:
-                del self._sets[done.destinations]
-
-    def note_failure(self, failed: Try, why: str, now_ms: int) -> None:
-        """A Kafka transaction with these failed: fewer at once, and later each time one alone fails."""
-        self.doubt()
-        if failed.is_joint:
-            return
-        count = len(failed.transactions)
-        failing = self._fail(failed.destinations, why)
-        failing.limit = max(1, count // 8)
-        if count == 1:
-            failing.pause.extend(now_ms)
-            self.suspend([failed.transactions[0].transaction_id], now_ms)
-
-    def note_refused(self, destinations: DestinationSet, why: str, now_ms: int) -> None:
-        """The cluster itself says that nothing can be published there now."""
-        self._working -= destinations
-        self._fail(destinations, why).pause.extend(now_ms)
-
-    def forget(self, transaction_ids: Collection[str]) -> None:
-        """These are not to be tried any more."""
-        for transaction_id in transaction_ids:
-            self._suspended.pop(transaction_id, None)
-
-    def doubt(self) -> None:
-        """Something failed, and nobody can say which topic it was: each set is tried apart again."""
-        self._working.clear()
-
-    def suspend(self, transaction_ids: Collection[str], now_ms: int) -> None:
-        """These cannot be published now, whatever becomes of others of their set."""
-        for transaction_id in transaction_ids:
-            self._suspended.setdefault(transaction_id, _Pause()).extend(now_ms)
-
-    def _fail(self, destinations: DestinationSet, why: str) -> _Failing:
-        failing = self._sets.setdefault(destinations, _Failing(why, self.max_batch))
-        failing.why = why
-        return failing
-
-    def _is_paused(self, destinations: DestinationSet, now_ms: int) -> bool:
-        failing = self._sets.get(destinations)
-        return failing is not None and now_ms < failing.pause.not_before_ms
-
-    def _is_suspended(self, transaction_id: str, now_ms: int) -> bool:
-        pause = self._suspended.get(transaction_id)
-        return pause is not None and now_ms < pause.not_before_ms
+    def _explain_one(self, transaction_id: str, why: str) -> Sequence[Effect]:
+        t = self._writer.state.live.get(transaction_id)
+        effects = self._writer.state.block_again(transaction_id, why) if t is not None and t.blocked else ()
+        if effects and why == BODY_EXPIRED:
+            _LOG.error("body_expired", queue=self._writer.target.queue_id, transaction_id=transaction_id)
+        return effects
 
 
-def _without_overtaking(
-    transactions: list[Transaction], chosen: Collection[str], chains: Mapping[int, list[str]]
-) -> list[Transaction]:
-    """Those of `chosen` whose predecessors in their chain are chosen too, in the order of their ends."""
-    allowed: set[str] = set()
-    for okey in {t.okey for t in transactions}:
-        for transaction_id in chains[okey]:
-            if transaction_id not in chosen:
-                break
-            allowed.add(transaction_id)
-    return sorted((t for t in transactions if t.transaction_id in allowed), key=lambda t: t.end or 0)
+def _destinations(held: LoadedHalf | None) -> DestinationSet:
+    return NOWHERE if held is None else topics_of(held.messages)

@@ -9,6 +9,7 @@ from enum import Enum
 
 import structlog
 
+from bridge.core.backoff import Backoff
 from bridge.core.errors import BatchOutcomeUnknown, QueueHalted, StoreError, StoreFenced, UnknownRecordVersion
 from bridge.core.message import MessageQueue
 from bridge.core.topics import InternalTopics
@@ -89,14 +90,14 @@ class Settler:
 
     async def run_forever(self) -> None:
         """Joins the group, settles what it is given, joins again when membership is lost."""
-        backoff = _Backoff()
+        backoff = Backoff(_FIRST_BACKOFF_MS, _LONGEST_BACKOFF_MS)
         noting = asyncio.create_task(self._put_consume_offsets())
         try:
             await self._run(backoff)
         finally:
             noting.cancel()
 
-    async def _run(self, backoff: "_Backoff") -> None:
+    async def _run(self, backoff: Backoff) -> None:
         while not self._stop.is_set():
             member = self._ports.owners.join_group(self._topics.group, self._topics.half)
             self._joined_at_ms = self._ports.clock.monotonic_ms()
@@ -104,7 +105,7 @@ class Settler:
                 await self._serve(member, backoff.reset)
             except StoreError as error:
                 _LOG.warning("membership_lost", reason=str(error))
-                await self._pause(backoff.next_ms())
+                await self._pause(_choose_pause_ms(backoff))
             finally:
                 self._joined_at_ms = None
                 self._release(member, list(self._held))
@@ -131,8 +132,8 @@ class Settler:
                     change.cancel()
                     await asyncio.wait({change})
                     return
-                on_change()
                 self._follow(member, change.result())
+                on_change()
         finally:
             stopped.cancel()
 
@@ -168,7 +169,7 @@ class Settler:
 
     async def _hold(self, held: "_Held", member: GroupMember) -> None:
         """Owns the queue until it is to be let go; after each doubt takes it over anew."""
-        backoff = _Backoff()
+        backoff = Backoff(_FIRST_BACKOFF_MS, _LONGEST_BACKOFF_MS)
         queue_id, let_go, status = held.queue_id, held.let_go, held.status
         if held.earlier is not None:
             await asyncio.wait([held.earlier])
@@ -182,27 +183,26 @@ class Settler:
             except StoreError as error:
                 status.hold, status.why = Hold.TAKING_OVER, str(error)
                 _LOG.warning("queue_dropped", queue=queue_id, error=type(error).__name__, reason=str(error))
-                pause_ms = backoff.next_ms(
-                    is_slow=not isinstance(error, BatchOutcomeUnknown) or isinstance(error, StoreFenced)
-                )
+                is_slow = not isinstance(error, BatchOutcomeUnknown) or isinstance(error, StoreFenced)
+                pause_ms = _choose_pause_ms(backoff, is_slow=is_slow)
             except Exception:  # noqa: BLE001 - a bug in one queue must not stop the others
                 status.hold, status.why = Hold.TAKING_OVER, "internal error"
                 _LOG.exception("queue_failed", queue=queue_id)
-                pause_ms = backoff.next_ms()
+                pause_ms = _choose_pause_ms(backoff)
             if pause_ms:
                 await self._pause(pause_ms, let_go)
 
-    async def _note_halt(self, queue_id: int, error: QueueHalted | UnknownRecordVersion, backoff: "_Backoff") -> int:
+    async def _note_halt(self, queue_id: int, error: QueueHalted | UnknownRecordVersion, backoff: Backoff) -> int:
         """How long to pause. What the log lacks is stored; a reader's surprise is looked at anew soon."""
         _LOG.critical("queue_halted", queue=queue_id, reason=str(error))
         if isinstance(error, UnknownRecordVersion):
             return _HALTED_BACKOFF_MS
         if error.kind is None:
-            return backoff.next_ms()
+            return _choose_pause_ms(backoff)
         await self._ports.log.store_halt(queue_id, error)
         return _STORED_HALT_MS
 
-    async def _own(self, held: "_Held", member: GroupMember, backoff: "_Backoff") -> None:
+    async def _own(self, held: "_Held", member: GroupMember, backoff: Backoff) -> None:
         queue_id, status, let_go = held.queue_id, held.status, held.let_go
         memory = self._memories.setdefault(queue_id, QueueMemory())
         target = BatchTarget(self._topics, queue_id, self._owner, self._has_id_header)
@@ -211,7 +211,7 @@ class Settler:
             if not member.is_owned(queue_id):
                 await self._pause(_FIRST_BACKOFF_MS, let_go)
                 return
-            await queue.take_over()
+            await queue.recover()
             status.take_overs += 1
             status.hold, status.why = Hold.OWNED, None
             owned_at_ms = self._ports.clock.monotonic_ms()
@@ -229,7 +229,7 @@ class Settler:
     def _note(status: QueueStatus, queue: OwnedQueue) -> None:
         state = queue.state
         status.s, status.journal_ms, status.live = state.s, state.journal_ms, len(state.live)
-        status.blocked = sum(map(len, state.chains.values()))
+        status.blocked = sum(map(len, state.blocked_queues.values()))
         status.held_bytes = queue.held_bytes
 
     async def _pause(self, duration_ms: int, until: asyncio.Event | None = None) -> None:
@@ -252,18 +252,9 @@ class _Held:
     task: "asyncio.Task[None] | None" = None
 
 
-class _Backoff:
-    """Doubles up to a limit, with jitter so that two settlers do not fence each other in step."""
-
-    def __init__(self) -> None:
-        self._ms = 0
-
-    def reset(self) -> None:
-        self._ms = 0
-
-    def next_ms(self, *, is_slow: bool = True) -> int:
-        """`is_slow` not: the first time nearly at once."""
-        self._ms = min(_LONGEST_BACKOFF_MS, max(_FIRST_BACKOFF_MS, self._ms * 2))
-        if not is_slow and self._ms == _FIRST_BACKOFF_MS:
-            return self._ms // 4
-        return random.randint(self._ms // 2, self._ms)  # noqa: S311 - no secret
+def _choose_pause_ms(backoff: Backoff, *, is_slow: bool = True) -> int:
+    """With jitter, so that two settlers do not fence each other in step; `is_slow` not: the first nearly at once."""
+    pause_ms = backoff.next_ms()
+    if not is_slow and pause_ms == _FIRST_BACKOFF_MS:
+        return pause_ms // 4
+    return random.randint(pause_ms // 2, pause_ms)  # noqa: S311 - no secret

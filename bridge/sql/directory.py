@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from secrets import token_bytes
 from typing import TypeVar
 
 import structlog
@@ -17,7 +18,7 @@ from bridge.futures import take_error
 from bridge.sql import groups
 from bridge.sql.audit import ActEntry, record_act
 from bridge.sql.engine import Database, SqlUnavailable
-from bridge.sql.groups import GroupDeletion, GroupHealth, GroupPut, Snapshot, read_health, record_rounds
+from bridge.sql.groups import GroupDeletion, GroupHealth, GroupPut, RandomBytes, Snapshot, read_health, record_rounds
 from bridge.sql.leases import (
     EndpointLease,
     EndpointTerm,
@@ -38,13 +39,16 @@ class SqlDirectory:
     """Port ProducerDirectory. Changes made by other processes are seen after at most `refresh_ms`.
 
     Writes take the audit entry that is to be kept in the same SQL transaction. All of them raise
-    SqlUnavailable; reads from memory never do.
+    SqlUnavailable; reads from memory never do. `random_bytes`: what secrets are made of.
     """
 
-    def __init__(self, database: Database, clock: Clock, refresh_ms: int = 1_000) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, refresh_ms: int = 1_000, random_bytes: RandomBytes = token_bytes
+    ) -> None:
         self._database = database
         self._clock = clock
         self._refresh_ms = refresh_ms
+        self._random_bytes = random_bytes
         self._snapshot = Snapshot()
         self._leases = LeaseTerms()
         self._ended: Mapping[Place, EndpointTerm] = {}
@@ -108,8 +112,11 @@ class SqlDirectory:
         self, group: str, settings: GroupSettings, urls: Collection[str], act: ActEntry | None = None
     ) -> GroupPut:
         """Creates, or replaces settings and static endpoints. The secret is returned once, on creation."""
-        now_ms = self._clock.now_ms()
-        work = partial(groups.put_group, name=group, settings=settings, urls=urls, now_ms=now_ms)
+        now_ms, random_bytes = self._clock.now_ms(), self._random_bytes
+
+        def work(conn: Connection) -> GroupPut:
+            return groups.put_group(conn, group, settings, urls, now_ms, random_bytes)
+
         return await self._write(work, act)
 
     async def delete_group(self, group: str, act: ActEntry | None = None) -> GroupDeletion:
@@ -128,7 +135,7 @@ class SqlDirectory:
         now_ms = self._clock.now_ms()
 
         def work(conn: Connection) -> str | None:
-            secret = groups.rotate_secret(conn, group, now_ms)
+            secret = groups.rotate_secret(conn, group, now_ms, self._random_bytes)
             if secret is not None and act is not None:
                 record_act(conn, act)
             return secret

@@ -24,6 +24,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from bridge.core.backoff import Backoff
 from bridge.core.errors import BridgeError, ConfigError
 from bridge.sql.tables import metadata
 
@@ -211,13 +212,14 @@ class Database:
             engine.dispose()
 
     async def _call(self, lane: "_Lane", work: Callable[[], T], timeout_ms: int | None) -> T:
+        backoff = Backoff(20, 1_000)
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return await lane.call(work, timeout_ms or self._config.call_timeout_ms)
             except RepeatableError as error:
                 if attempt == _ATTEMPTS:
                     raise SqlUnavailable(str(error)) from error
-            await asyncio.sleep(random.uniform(0.5, 1.0) * 0.01 * 2**attempt)  # noqa: S311 - jitter
+            await asyncio.sleep(random.uniform(0.5, 1.0) * backoff.next_ms() / 1000)  # noqa: S311 - jitter
         raise AssertionError("unreachable")
 
 

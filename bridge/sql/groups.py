@@ -4,11 +4,11 @@ Every write moves the directory's version, so that other processes see it within
 """
 
 import base64
-import secrets as random_source
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from secrets import token_bytes
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -23,6 +23,8 @@ from bridge.sql.transactions import count_live
 
 OLD_SECRET_SIGNS_MS = 86_400_000
 MAX_SIGNING = 16  # of one group at a time; verifiers compare no more signatures
+_SECRET_BYTES = 32
+RandomBytes = Callable[[int], bytes]
 
 
 class GroupPut(NamedTuple):
@@ -54,7 +56,14 @@ class Snapshot:
         return any(endpoint.is_leased for group in self.groups.values() for endpoint in group.endpoints)
 
 
-def put_group(conn: Connection, name: str, settings: GroupSettings, urls: Collection[str], now_ms: int) -> GroupPut:
+def put_group(
+    conn: Connection,
+    name: str,
+    settings: GroupSettings,
+    urls: Collection[str],
+    now_ms: int,
+    random_bytes: RandomBytes = token_bytes,
+) -> GroupPut:
     """Creates the group, or replaces settings and static endpoints; leased endpoints stay, disabled ones come back."""
     is_created = ensure_group(conn, name, now_ms)
     values = {**_settings_values(settings), "updated_ms": now_ms}
@@ -66,7 +75,7 @@ def put_group(conn: Connection, name: str, settings: GroupSettings, urls: Collec
         static = {"is_leased": False, "lease_until_ms": None, "lease_ms": None}
         conn.execute(upsert.on_conflict_do_update(index_elements=["producer_group", "url"], set_=static))
     move_version(conn)
-    return GroupPut(is_created, _add_secret(conn, name, now_ms) if is_created else None)
+    return GroupPut(is_created, _add_secret(conn, name, now_ms, random_bytes) if is_created else None)
 
 
 def ensure_group(conn: Connection, name: str, now_ms: int) -> bool:
@@ -90,7 +99,7 @@ def delete_group(conn: Connection, name: str) -> GroupDeletion:
     return GroupDeletion.DELETED
 
 
-def rotate_secret(conn: Connection, name: str, now_ms: int) -> str | None:
+def rotate_secret(conn: Connection, name: str, now_ms: int, random_bytes: RandomBytes = token_bytes) -> str | None:
     """A new secret; each that was current within the last 24 h signs too, up to a number. None: no such group."""
     if conn.execute(sa.select(producer_groups.c.name).where(producer_groups.c.name == name)).first() is None:
         return None
@@ -100,7 +109,7 @@ def rotate_secret(conn: Connection, name: str, now_ms: int) -> str | None:
     newest = sa.select(secrets.c.id).where(of_group).order_by(secrets.c.id.desc()).limit(MAX_SIGNING - 1)
     is_over = sa.or_(secrets.c.expires_ms <= now_ms, secrets.c.id.not_in(newest))
     conn.execute(sa.delete(secrets).where(of_group, is_over))
-    secret = _add_secret(conn, name, now_ms)
+    secret = _add_secret(conn, name, now_ms, random_bytes)
     move_version(conn)
     return secret
 
@@ -180,8 +189,8 @@ def _settings_values(settings: GroupSettings) -> dict[str, object]:
     }
 
 
-def _add_secret(conn: Connection, name: str, now_ms: int) -> str:
-    secret = "whsec_" + base64.b64encode(random_source.token_bytes(32)).decode()
+def _add_secret(conn: Connection, name: str, now_ms: int, random_bytes: RandomBytes) -> str:
+    secret = "whsec_" + base64.b64encode(random_bytes(_SECRET_BYTES)).decode()
     conn.execute(sa.insert(secrets).values(producer_group=name, secret=secret, created_ms=now_ms))
     return secret
 

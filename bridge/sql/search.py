@@ -29,6 +29,7 @@ class SearchFilter:
     born_after_ms: int | None = None
     born_before_ms: int | None = None
     blocked: bool | None = None
+    abandoned: bool | None = None
 
 
 def search_transactions(
@@ -48,10 +49,11 @@ def search_transactions(
 
 
 def _places_by_state(conn: Connection, wanted: SearchFilter, after: PageKey, most: int) -> list[PageKey]:
-    """One index scan for each kind of row that fits, merged."""
+    """One index scan for each kind of row that fits, merged. What was abandoned has an index of its own."""
     parts = []
     for live, state in _kinds(wanted):
-        query = sa.select(_T.born_ms, _T.id).where(_T.live == live, _T.state == state)
+        is_kind = () if wanted.abandoned else (_T.live == live, _T.state == state)
+        query = sa.select(_T.born_ms, _T.id).where(*is_kind, *_is_abandoned(wanted))
         if wanted.group is not None:
             query = query.where(_T.producer_group == wanted.group)
         query = _page(query, _T.born_ms, _T.id, wanted, after).limit(most)
@@ -66,8 +68,9 @@ def _places_by_message(conn: Connection, wanted: SearchFilter, after: PageKey, m
     if wanted.key is not None:
         query = query.where(_K.message_key == wanted.key)
     kinds = _kinds(wanted)
-    if wanted.group is not None or len(kinds) < len(_KINDS):
+    if wanted.group is not None or wanted.abandoned is not None or len(kinds) < len(_KINDS):
         query = query.join(transactions, _T.id == _K.id).where(sa.tuple_(_T.live, _T.state).in_(kinds))
+        query = query.where(*_is_abandoned(wanted))
         if wanted.group is not None:
             query = query.where(_T.producer_group == wanted.group)
     query = _page(query.group_by(_K.born_ms, _K.id), _K.born_ms, _K.id, wanted, after).limit(most)
@@ -83,6 +86,7 @@ _KINDS = (
     (0, TransactionState.ROLLED_BACK.value),
 )
 _BLOCKED = (1, TransactionState.COMMITTED.value)
+_SETTLED = (0, TransactionState.COMMITTED.value)
 
 
 def _kinds(wanted: SearchFilter) -> list[tuple[int, str]]:
@@ -90,8 +94,16 @@ def _kinds(wanted: SearchFilter) -> list[tuple[int, str]]:
     return [
         kind
         for kind in _KINDS
-        if (not states or kind[1] in states) and (wanted.blocked is None or wanted.blocked == (kind == _BLOCKED))
+        if (not states or kind[1] in states)
+        and (wanted.blocked is None or wanted.blocked == (kind == _BLOCKED))
+        and (not wanted.abandoned or kind == _SETTLED)
     ]
+
+
+def _is_abandoned(wanted: SearchFilter) -> tuple[sa.ColumnElement[bool], ...]:
+    if wanted.abandoned is None:
+        return ()
+    return (_T.abandoned_ms.is_not(None) if wanted.abandoned else _T.abandoned_ms.is_(None),)
 
 
 def _page(

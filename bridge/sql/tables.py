@@ -184,6 +184,13 @@ transactions = sa.Table(
     sa.Index("ix_transactions_state", "live", "state", "born_ms", "id"),
     sa.Index("ix_transactions_group", "producer_group", "live", "state", "born_ms", "id"),
     sa.Index(
+        "ix_transactions_abandoned",
+        "born_ms",
+        "id",
+        sqlite_where=sa.text("abandoned_ms IS NOT NULL"),
+        postgresql_where=sa.text("abandoned_ms IS NOT NULL"),
+    ),
+    sa.Index(
         "ix_transactions_pending",
         "producer_group",
         "appended_ms",

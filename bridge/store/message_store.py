@@ -74,7 +74,7 @@ class BatchKind(Enum):
     BLOCK = "block"
     RETRY = "retry"
     PARK = "park"
-    PUT_BACK = "put back"
+    CARRY_FORWARD = "carry forward"
     POSITION = "position"
     TAKE_OVER = "take over"
 
@@ -250,6 +250,13 @@ class TopicDescription:
         return "compact" in self.config.get("cleanup.policy", "")
 
 
+class TopicOutline(NamedTuple):
+    """Which topic has a name, and how many queues it has."""
+
+    topic_id: str
+    queues: int
+
+
 class ClusterDescription(NamedTuple):
     """The cluster's id and its brokers as `host:port`."""
 
@@ -277,8 +284,8 @@ class TopicAdmin(Protocol):
         """
         ...
 
-    async def identify_topics(self, names: Collection[str]) -> dict[str, str | None]:
-        """The id of each topic, None where there is no such topic. Cheap. Raises StoreError."""
+    async def identify_topics(self, names: Collection[str]) -> dict[str, "TopicOutline | None"]:
+        """Which topic each is now, None where there is no such topic. Cheap. Raises StoreError."""
         ...
 
     async def list_topics(self) -> list[str]:

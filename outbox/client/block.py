@@ -22,7 +22,6 @@ from outbox.client.errors import (
 from outbox.client.listener import (
     HalfMessage,
     LocalTransactionState,
-    Receipt,
     Resolution,
     TransactionSendResult,
     TransactionState,
@@ -58,25 +57,25 @@ def result_of(
     error: BaseException | None = None,
 ) -> TransactionSendResult:
     """What became of a send."""
-    state, receipts, is_blocked = _recorded(told)
+    view = told if isinstance(told, TransactionView) else None
+    state = view.state if view is not None else _recorded_state(told)
     return TransactionSendResult(
         half.transaction_id,
         local,
         is_settled=state is not None and state is not TransactionState.PREPARED,
         state=state,
-        is_blocked=is_blocked,
-        receipts=receipts,
+        is_blocked=view is not None and view.is_blocked,
+        is_abandoned=view is not None and view.is_abandoned,
+        receipts=view.receipts if view is not None else (),
         queue_id=prepared.queue_id,
         queue_offset=prepared.queue_offset,
         error=error,
     )
 
 
-def _recorded(told: TransactionView | OutboxError) -> tuple[TransactionState | None, tuple[Receipt, ...], bool]:
-    if isinstance(told, TransactionView):
-        return told.state, told.receipts, told.is_blocked
+def _recorded_state(told: object) -> TransactionState | None:
     state = told.problem.state if is_contradiction(told) and isinstance(told, Refused) else None
-    return (TransactionState(state) if state in set(TransactionState) else None), (), False
+    return TransactionState(state) if state in set(TransactionState) else None
 
 
 class TransactionBlock:

@@ -115,7 +115,8 @@ class TransactionSendResult:
     """What became of a send.
 
     `is_settled`: the bridge has returned the recorded `state`; if not, the back-check will resolve it.
-    `is_blocked`: committed, and its publication is being retried. `error`: what the listener raised, if it did.
+    `is_blocked`: committed, and its publication is being retried. `is_abandoned`: committed, but given up by an
+    operator while it was blocked: it is never published. `error`: what the listener raised, if it did.
     """
 
     transaction_id: str
@@ -127,6 +128,7 @@ class TransactionSendResult:
     queue_id: int | None = None
     queue_offset: int | None = None
     error: BaseException | None = field(default=None, repr=False)
+    is_abandoned: bool = False
 
 
 class TransactionListener(ABC):

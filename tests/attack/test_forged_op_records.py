@@ -146,9 +146,8 @@ def test_upgrade_loses_nothing_that_was_written_without_seals(make_sqlite_url: C
         assert not await is_sealed(world.database)
         await start_seals(settlers.memory.store, world.database, world.topics, 1)
         assert await is_sealed(world.database)
-        keyring = Keyring()
-        settlers.seal_watch = SealWatch(OpSeals(keyring))
-        await load_seals(world.database, keyring, settlers.seal_watch.seals)
+        settlers.seal_watch = SealWatch()
+        await load_seals(world.database, settlers.seal_watch.seals)
         await forge(settlers, settlers.id_of("pending").encode(), rolled_back(2))
         async with settlers.settling("new"):
             await settlers.commit("ended")
@@ -171,9 +170,8 @@ def test_lost_database_loses_nothing_that_another_key_sealed(make_sqlite_url: Ca
             await settlers.commit("ended")
             await settlers.settled()
         await start_seals(settlers.memory.store, world.database, world.topics, 1)
-        keyring = Keyring()
-        settlers.seal_watch = SealWatch(OpSeals(keyring))
-        await load_seals(world.database, keyring, settlers.seal_watch.seals)
+        settlers.seal_watch = SealWatch()
+        await load_seals(world.database, settlers.seal_watch.seals)
         async with settlers.settling("after"):
             await settlers.commit("ended")
             await settlers.settled()

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from api.web import limits
+from api.web import transports
 from api.web.limits import HttpLimits
 from tests.attack.test_bytes_in_flight import JSON, MIB, NDJSON, budget_of, head, wait_for_none
 from tests.attack.test_pipelines import connections_of
@@ -98,7 +98,7 @@ async def test_client_that_sends_for_ever_is_ended(fake: FakeTransactions) -> No
         await sender.send(head(JSON, 10**12))
         assert (await sender.read_status())[9:12] == b"413"
         with pytest.raises(ConnectionError):
-            await send_parts(sender, 4 * limits.LINGER_BYTES // len(PART))
+            await send_parts(sender, 4 * transports.LINGER_BYTES // len(PART))
         sender.close()
 
 

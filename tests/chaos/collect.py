@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import httpx2
 import psycopg
@@ -15,7 +15,7 @@ from tests.chaos.dump import read_topic
 from tests.chaos.orders import RunFile
 from tests.support.bridge_process import Bridge
 from tests.support.history.events import Event, read_receipts
-from tests.support.history.evidence import CheckCall, CountsRow, Evidence, RealRecord, ShownRow
+from tests.support.history.evidence import AuditRow, CheckCall, CountsRow, Evidence, RealRecord, ShownRow
 from tests.support.history.lines import LineReader
 from tests.support.history.raw_records import read_journal, read_op, read_parked, read_real
 
@@ -24,8 +24,10 @@ _PATIENCE_S = 60.0
 _AT_REST = ("pending", "blocked", "settle_lag_seconds", "projection_lag_seconds")
 _STATS_AGE_S = 1.2  # an api process counts once a second and shows that to all who ask
 _ROWS = (
-    "SELECT transaction_id, producer_group, state, blocked, check_times, receipts, idempotency_key FROM transactions"
+    "SELECT transaction_id, producer_group, state, blocked, check_times, receipts, idempotency_key, abandoned_ms"
+    " FROM transactions"
 )
+_AUDITED = "SELECT DISTINCT target FROM audit WHERE what = 'transaction.abandon'"
 
 
 class Parts:
@@ -63,6 +65,7 @@ class Parts:
             checks=LineReader[CheckCall](CheckCall, *self._files("checks")),
             counts=LineReader[CountsRow](CountsRow, *self._files("counts")),
             gone=read_gone(self._run.folder),
+            audited=[AuditRow(target) for (target,) in self._select(_AUDITED)],
         )
 
     def _files(self, kind: str) -> list[Path]:
@@ -75,12 +78,16 @@ class Parts:
 
     def _rows(self) -> Iterator[ShownRow]:
         """As SQL holds them, past the bridge's code."""
+        for transaction_id, group, state, blocked, check_times, receipts, key, abandoned_ms in self._select(_ROWS):
+            told = read_receipts(json.loads(receipts or "[]"))
+            is_abandoned = abandoned_ms is not None
+            yield ShownRow(transaction_id, group, state, bool(blocked), check_times, told, key, is_abandoned)
+
+    def _select(self, query: LiteralString) -> Iterator[tuple[Any, ...]]:
         url = self._bridge.database_url.replace("postgresql+psycopg://", "postgresql://")
         with psycopg.connect(url) as connection, connection.cursor(name="rows") as rows:
-            rows.execute(_ROWS)
-            for transaction_id, group, state, blocked, check_times, receipts, key in rows:
-                told = read_receipts(json.loads(receipts or "[]"))
-                yield ShownRow(transaction_id, group, state, bool(blocked), check_times, told, key)
+            rows.execute(query)
+            yield from rows
 
     def _shown(self) -> Iterator[ShownRow]:
         """As GET /v1/transactions lists them."""
@@ -139,4 +146,5 @@ def _shown_row(shown: dict[str, Any]) -> ShownRow:
         shown.get("check_times", 0),
         read_receipts(shown.get("receipts") or ()),
         shown.get("idempotency_key"),
+        bool(shown.get("abandoned", False)),
     )

@@ -1,4 +1,4 @@
-"""The operators' desk: looks after parked transactions, reads single ones, and keeps the groups' counts.
+"""The operators' desk: looks after parked and blocked transactions, reads single ones, keeps the groups' counts.
 
 python -m tests.chaos.desk RUN_FILE NAME
 """
@@ -19,6 +19,7 @@ from tests.support.history.lines import LineWriter
 
 _PAUSE_S = 0.5
 _READS = 5  # transactions looked at in each turn
+_GIVEN_UP = 0.6  # share of the blocked commits that are abandoned
 _FORCED = {COMMIT: Call.FORCE_COMMIT, ROLLBACK: Call.FORCE_ROLLBACK}
 
 Json = dict[str, Any]
@@ -39,13 +40,25 @@ class Desk:
         """One look at everything."""
         self._note_counts()
         self._read_some()
-        _, page = self._client.get("/v1/parked?limit=100")
-        for shown in (page or {}).get("transactions", ()):
-            if shown["transaction_id"] not in self._done:
-                self._look_after(shown["transaction_id"])
+        for transaction_id in self._list("/v1/transactions?blocked=true&limit=100"):
+            self._give_up(transaction_id)
+        for transaction_id in self._list("/v1/parked?limit=100"):
+            if transaction_id not in self._done:
+                self._look_after(transaction_id)
 
     def close(self) -> None:
         self._client.close()
+
+    def _list(self, path: str) -> list[str]:
+        _, page = self._client.get(path)
+        return [shown["transaction_id"] for shown in (page or {}).get("transactions", ())]
+
+    def _give_up(self, transaction_id: str) -> None:
+        """Abandons some, whatever becomes of their topics; what it did not hear of it does again."""
+        drawn = self._rng.random() < _GIVEN_UP
+        if self._decided.setdefault(transaction_id, ("abandon" if drawn else "wait", ""))[0] == "abandon":
+            wanted = Wanted(Call.ABANDON, {"reason": "chaos"}, {"transaction_id": transaction_id})
+            self._client.one(f"/v1/transactions/{transaction_id}/abandon", wanted)
 
     def _look_after(self, transaction_id: str) -> None:
         """Resumes it after its group has found out, decides by force, or leaves it for ever."""
@@ -75,8 +88,7 @@ class Desk:
         return True
 
     def _read_some(self) -> None:
-        _, page = self._client.get("/v1/transactions?limit=100")
-        shown = [each["transaction_id"] for each in (page or {}).get("transactions", ())]
+        shown = self._list("/v1/transactions?limit=100")
         for transaction_id in self._rng.sample(shown, min(_READS, len(shown))):
             wanted = Wanted(Call.GET, {}, {"transaction_id": transaction_id})
             self._client.get(f"/v1/transactions/{transaction_id}", wanted)
@@ -91,9 +103,9 @@ class Desk:
 
 def counts_of(stats: Json, *, is_last: bool = False) -> list[CountsRow]:
     """The counts of each group in an answer of /v1/stats."""
-    names = ("prepared", "committed", "rolled_back", "parked", "pending", "blocked")
+    names = ("prepared", "committed", "rolled_back", "parked", "pending", "blocked", "abandoned")
     return [
-        CountsRow(now_ms(), group, *[counts[name] for name in names], is_last=is_last)
+        CountsRow(now_ms(), group, is_last=is_last, **{name: counts[name] for name in names})
         for group, counts in stats["groups"].items()
     ]
 

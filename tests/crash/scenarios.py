@@ -140,10 +140,10 @@ def idle(stage: Stage, point: P) -> None:
     finish(stage, victim, nothing_more)
 
 
-# --- put back ---
+# --- carry forward ---
 
 
-def put_back(stage: Stage, point: P) -> None:
+def carry_forward(stage: Stage, point: P) -> None:
     """Undecided ones hold L until they are put back; neither state nor new L and O before the commit [15].
 
     The batch that dies may have put back the oldest alone: where batches end decides how many are old enough.
@@ -153,7 +153,7 @@ def put_back(stage: Stage, point: P) -> None:
         return {states_of(stage).get(deed.transaction_id) for deed in held}
 
     def look(_: Stage) -> None:
-        if point is P.PUT_BACK_COMMITTED:
+        if point is P.CARRY_COMMITTED:
             wait_until(lambda: "PREPARED" in states_of_held(), name="op messages of what holds L")
             assert states_of_held() <= {"PREPARED", None}
         else:
@@ -412,8 +412,8 @@ SCENARIOS: Mapping[P, Scenario] = {
     P.SETTLE_COMMITTED: partial(settle, look=visible_before_told),
     P.POSITION_SENT_ALL: idle,
     P.POSITION_COMMITTED: idle,
-    P.PUT_BACK_SENT_ALL: put_back,
-    P.PUT_BACK_COMMITTED: put_back,
+    P.CARRY_SENT_ALL: carry_forward,
+    P.CARRY_COMMITTED: carry_forward,
     P.ABORT_CLEAN: block,
     P.BLOCK_SENT_ALL: block,
     P.BLOCK_COMMITTED: block,

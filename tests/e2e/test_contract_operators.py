@@ -211,3 +211,58 @@ def test_commit_that_cannot_be_published_is_blocked_and_never_dropped(service: R
     wait_until(lambda: not service.get(both)["blocked"], name="publication")
     assert len(service.end(both, "commit")["receipts"]) == 2
     assert [record.value for record in service.read([both], service.topics.orders, topic)] == [b"2", b"1"]
+
+
+def give_up(service: RunningService, transaction_id: str, body: Json) -> Any:
+    """The answer to this act."""
+    return service.other.post(f"/v1/transactions/{transaction_id}/abandon", body)
+
+
+def test_blocked_commit_is_given_up_for_good(service: RunningService) -> None:
+    """Its topic is gone: the act says why, the next of its ordering key goes on, and a topic that comes back gets
+    nothing."""
+    group = service.new_group("abandoned")
+    topic = f"{service.topics.orders}.{group}"
+    create_topics(service.bridge.kafka, {topic: 1})
+    lost = service.prepare(group, {"topic": topic, "value": "1"}, service.message(value="2"), ordering_key="o")
+    behind = service.prepare(group, service.message(value="3"), ordering_key="o")
+    later = service.prepare(group, {"topic": topic, "value": "4"})
+    problem = check_problem(give_up(service, lost, {"reason": "too early"}), 409, "not-blocked")
+    assert (problem["state"], problem["outcome"]) == ("PREPARED", "not_applied")
+    admin = AdminClient({"bootstrap.servers": service.bridge.kafka})
+    admin.delete_topics([topic])[topic].result(30)
+    for transaction_id in (lost, behind):
+        assert service.api.post(f"/v1/transactions/{transaction_id}/commit").status_code == 202
+    assert service.get(behind)["reason"] == "ORDER"
+    reason = service.get(lost)["reason"]
+
+    answer = give_up(service, lost, {"reason": "its topic is gone for good"})
+    given_up = {"state": "COMMITTED", "blocked": False, "abandoned": True, "reason": reason, "receipts": []}
+    assert answer.status_code == 200
+    for shown in (answer.json(), service.end(lost, "commit"), service.get(lost)):
+        assert given_up.items() <= shown.items()
+    problem = check_problem(give_up(service, lost, {"reason": "again"}), 409, "not-blocked")
+    assert "abandoned already" in problem["detail"]
+    check_problem(service.api.post(f"/v1/transactions/{lost}/rollback"), 409, "already-resolved")
+    wait_until(lambda: not service.get(behind)["blocked"], name="publication of the next one")
+
+    counts = service.counts(group)
+    assert (counts["committed"], counts["blocked"], counts["abandoned"], counts["pending"]) == (2, 0, 1, 1)
+    for flag, found in (("true", [lost]), ("false", [behind])):
+        filters = {"producer_group": group, "state": "COMMITTED", "abandoned": flag}
+        page = service.api.get("/v1/transactions", params=filters).json()
+        assert [each["transaction_id"] for each in page["transactions"]] == found
+    first, second = audit_of(service, lost)
+    assert [entry["action"] for entry in (first, second)] == ["transaction.abandon", "transaction.abandon.answered"]
+    assert (first["reason"], first["before"]["blocked"], second["after"]["abandoned"]) == (
+        "its topic is gone for good", True, True,
+    )  # fmt: skip
+    (event,) = [event for event in service.events(lost) if event["type"] == "abandoned"]
+    assert (event["by"], event["reason"], event["effective"]) == ("operator", "its topic is gone for good", True)
+
+    create_topics(service.bridge.kafka, {topic: 1})
+    service.api.post(f"/v1/transactions/{later}/commit")
+    wait_until(lambda: service.get(later)["receipts"], name="publication in the topic that is back")
+    seen = service.read([lost, behind, later], service.topics.orders, topic)
+    assert [record.value for record in seen] == [b"3", b"4"]
+    assert service.api.http.delete(f"/v1/producer-groups/{group}").status_code == 200

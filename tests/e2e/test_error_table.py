@@ -222,7 +222,8 @@ def test_unknown_ids_are_404_everywhere(service: RunningService) -> None:
         for act in ("commit", "rollback", "check"):
             refused(service.api, None, 404, "unknown-transaction", f"{base}/{act}")
         refused(service.api, {"resolution": "COMMIT", "reason": "r"}, 404, "unknown-transaction", f"{base}/force")
-        refused(service.api, {"reason": "r"}, 404, "unknown-transaction", f"{base}/resume")
+        for act in ("resume", "abandon"):
+            refused(service.api, {"reason": "r"}, 404, "unknown-transaction", f"{base}/{act}")
 
 
 def test_deadline_passed_is_unknown_and_a_repeat_tells_the_truth(service: RunningService) -> None:

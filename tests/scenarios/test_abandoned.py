@@ -9,12 +9,13 @@ import pytest
 from bridge.core.message import Message
 from bridge.core.record import Act, ActRecord, Resolution
 from bridge.core.transaction import BODY_EXPIRED, ORDER, TransactionState, TransactionView
+from bridge.node import Node
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
 from bridge.service.operate import Who
 from bridge.sql.audit import read_audit
 from bridge.sql.stats import read_stats
 from bridge.store.memory.link import PASSES, Fate, NoFaults, Step
-from tests.support.service_world import ServiceProcess, ServiceWorld, make_service_world
+from tests.support.service_world import ServiceWorld, make_service_world
 from tests.support.settler_world import SettlerWorld, make_settler_world
 from tests.support.whole_service import projecting
 
@@ -170,13 +171,13 @@ async def read_entries(world: ServiceWorld) -> list[tuple[str, str, str, str | N
     return [(e.what, e.actor, e.target, e.reason) for e in reversed(entries)]
 
 
-async def prepare(world: ServiceWorld, api: ServiceProcess, **members: Any) -> str:
+async def prepare(world: ServiceWorld, api: Node, **members: Any) -> str:
     [answer] = await api.transactions.prepare([world.call(**members)])
     assert isinstance(answer, Prepared)
     return answer.transaction_id
 
 
-async def block(world: ServiceWorld, api: ServiceProcess, **members: Any) -> str:
+async def block(world: ServiceWorld, api: Node, **members: Any) -> str:
     """A commit to a topic that is gone by then."""
     transaction_id = await prepare(world, api, topic="credits", **members)
     world.settlers.memory.cluster.log.topics.pop("credits", None)

@@ -92,7 +92,7 @@ def test_split_batch_is_published_whole_and_in_order_whenever_its_owner_dies(poi
     assert publishing_order(world) == list(CHAIN)
 
 
-def test_chain_that_was_put_back_is_taken_over_in_the_order_of_its_ends() -> None:
+def test_chain_that_was_carried_forward_is_taken_over_in_the_order_of_its_ends() -> None:
     """States written again lie in another order than their ends; a successor publishes by the ends (O, L)."""
     config = SettlerConfig(horizon=LowWatermarkConfig(journal_records=1, journal_ms=1_000, op_messages=1, op_ms=20_000))
     world = make_settler_world(config=config)

@@ -31,7 +31,7 @@ async def lose(world: LostLogWorld, node: Any, name: str) -> tuple[Prepared, Pre
 
 
 async def is_searched(node: Any, made: Prepared) -> bool:
-    return isinstance(await node.service.transactions.get(made.transaction_id), TransactionView)
+    return isinstance(await node.transactions.get(made.transaction_id), TransactionView)
 
 
 async def is_prepared(world: LostLogWorld, node: Any) -> bool:
@@ -46,7 +46,7 @@ def test_whatever_is_asked_of_a_given_up_one_has_a_definite_answer(tmp_path: Pat
     async def story() -> None:
         async with world.running() as node:
             done, pending = await lose(world, node, name)
-            calls = node.service.transactions
+            calls = node.transactions
             who = Who("operator", "reason")
             answers = [
                 *[await world.end(node, pending, resolution) for resolution in Resolution],

@@ -18,7 +18,7 @@ async def fill(world: LostLogWorld, node: Any, count: int = 10) -> None:
     await world.end(node, made)
 
     async def is_projected() -> bool:
-        return isinstance(await node.service.transactions.get(made.transaction_id), TransactionView)
+        return isinstance(await node.transactions.get(made.transaction_id), TransactionView)
 
     await world.until_true(is_projected, "in search")
 

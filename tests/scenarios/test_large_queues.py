@@ -42,12 +42,12 @@ def uncollected() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_many_pending_transactions_are_put_back_once_and_rebuilt() -> None:
+def test_many_pending_transactions_are_carried_forward_once_and_rebuilt() -> None:
     """Put back catches up with four hundred thousand and then rests; a successor reads nothing but them (S).
 
     The threshold on op messages alone would chase its own tail here: more are live than it allows behind O.
     """
-    world = make_settler_world(config=SettlerConfig(max_put_backs=2_000, max_body_bytes=0))
+    world = make_settler_world(config=SettlerConfig(max_carried=2_000, max_body_bytes=0))
 
     async def story() -> None:
         clock = world.memory.clock
@@ -59,11 +59,11 @@ def test_many_pending_transactions_are_put_back_once_and_rebuilt() -> None:
             status = world.settlers["first"].status[0]
             position = last_position(world)
             assert (position.s, position.l, status.live) == (PENDING + 1, PENDING, PENDING + 1)
-            assert status.counts.put_backs == PENDING
+            assert status.counts.carried == PENDING
         async with world.settling("second"):
             await clock.sleep_ms(5_000)
             status = world.settlers["second"].status[0]
-            assert (status.live, status.counts.put_backs) == (PENDING + 1, 0)
+            assert (status.live, status.counts.carried) == (PENDING + 1, 0)
 
     world.run(story())
 

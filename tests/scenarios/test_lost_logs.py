@@ -46,6 +46,7 @@ def test_lost_op_topic_publishes_nothing_again(loss: str) -> None:
         async with world.settling("next"):
             await world.memory.clock.sleep_ms(30_000)
             assert world.settlers["next"].status[0].hold.value == "halted"
+            assert list(world.watches["next"].halts) == [0]
 
     world.run(story())
     assert world.memory.visible("credits") == [b"v"]

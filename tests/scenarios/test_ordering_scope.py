@@ -9,8 +9,9 @@ from bridge.core.message import Message
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.transaction import TransactionView, queue_of
+from bridge.node import Node
 from bridge.service.contract import EndCall, PrepareCall, Prepared
-from tests.support.service_world import ServiceProcess, ServiceWorld, make_service_world
+from tests.support.service_world import ServiceWorld, make_service_world
 
 
 class Made(NamedTuple):
@@ -22,14 +23,14 @@ class Made(NamedTuple):
     ordering_key: str | None = None
 
 
-async def prepare(api: ServiceProcess, made: Made) -> str:
+async def prepare(api: Node, made: Made) -> str:
     call = PrepareCall(made.group, (Message(made.topic, made.key, b"v"),), made.ordering_key)
     [prepared] = await api.transactions.prepare([call])
     assert isinstance(prepared, Prepared)
     return prepared.transaction_id
 
 
-async def commit(api: ServiceProcess, transaction_id: str) -> str | None:
+async def commit(api: Node, transaction_id: str) -> str | None:
     """Why it is blocked, if it is."""
     [view] = await api.transactions.end([EndCall(transaction_id, Resolution.COMMIT)])
     assert isinstance(view, TransactionView)

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from api.node import Node
 from bridge.core.message import Message, MessageQueue
 from bridge.core.record import Resolution
 from bridge.core.transaction import TransactionState, TransactionView
+from bridge.node import Node
 from bridge.service.contract import EndCall, PrepareCall, Prepared, RefusalCode, Refused
 from tests.support.lost_log_world import GROUP, LostLogWorld, make_lost_log_world
 
@@ -117,14 +117,14 @@ async def prepare_held(node: Node) -> list[Prepared]:
         PrepareCall(GROUP, (Message("credits", b"b", b"held b"), Message("orders", b"b", b"held b " + LARGE, (), 2))),
         PrepareCall(GROUP, (Message("orders", b"a", b"held c " + LARGE, (), 2),)),
     ]
-    made = await node.service.transactions.prepare(calls, 5_000)
+    made = await node.transactions.prepare(calls, 5_000)
     assert all(isinstance(answer, Prepared) for answer in made), made
     return made  # type: ignore[return-value]
 
 
 async def commit_all(node: Node, held: list[Prepared]) -> list[Any]:
     calls = [EndCall(made.transaction_id, Resolution.COMMIT, GROUP) for made in held]
-    return list(await node.service.transactions.end(calls, wait_ms=10_000))
+    return list(await node.transactions.end(calls, wait_ms=10_000))
 
 
 @pytest.mark.parametrize("owner", ["same owner", "replaced owner"])
@@ -168,7 +168,7 @@ def test_commit_waits_for_its_own_topic_alone_and_is_published_once(tmp_path: Pa
 
 
 async def say_why(node: Node, held: list[Prepared], why: str | None) -> bool:
-    views = [await node.service.transactions.get(made.transaction_id) for made in held]
+    views = [await node.transactions.get(made.transaction_id) for made in held]
     whys = {view.why for view in views if isinstance(view, TransactionView)}
     return why in whys and whys <= {why, "ORDER"}
 
@@ -183,7 +183,7 @@ async def check_refusal(world: LostLogWorld, node: Node, refusal: RefusalCode | 
     message = Message("orders", b"new", LARGE, (), 2)
 
     async def is_refused() -> bool:
-        (answer,) = await node.service.transactions.prepare([PrepareCall("late", (message,))], 5_000)
+        (answer,) = await node.transactions.prepare([PrepareCall("late", (message,))], 5_000)
         return isinstance(answer, Refused) and answer.code is refusal
 
     if refusal is not None:

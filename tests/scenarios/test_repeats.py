@@ -8,21 +8,22 @@ import pytest
 from bridge.core.message import Message
 from bridge.core.record import Resolution
 from bridge.core.transaction import TransactionState, TransactionView
+from bridge.node import Node
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
 from bridge.store.memory.link import StepKind
 from tests.support.held_steps import HeldSteps
-from tests.support.service_world import ServiceProcess, ServiceWorld, make_service_world
+from tests.support.service_world import ServiceWorld, make_service_world
 from tests.support.settler_world import SettlerWorld, make_settler_world
 from tests.support.whole_service import projecting
 
 COMMITTED = TransactionState.COMMITTED
 
 
-async def prepare(world: ServiceWorld, api: ServiceProcess, key: str = "key") -> Any:
+async def prepare(world: ServiceWorld, api: Node, key: str = "key") -> Any:
     return (await api.transactions.prepare([world.call(key.encode(), idempotency_key=key)]))[0]
 
 
-async def commit(api: ServiceProcess, transaction_id: str) -> Any:
+async def commit(api: Node, transaction_id: str) -> Any:
     return (await api.transactions.end([EndCall(transaction_id, Resolution.COMMIT)]))[0]
 
 

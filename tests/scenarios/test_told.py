@@ -9,9 +9,10 @@ import pytest
 from bridge.core.message import Message, MessageQueue
 from bridge.core.record import Resolution
 from bridge.core.transaction import TransactionView
+from bridge.node import Node
 from bridge.service.contract import EndCall, Outcome, PrepareCall, Prepared, RefusalCode, Refused
 from bridge.store.memory.link import PASSES, Fate, NoFaults, Step, StepKind
-from tests.support.service_world import ServiceProcess, ServiceWorld, make_service_world
+from tests.support.service_world import ServiceWorld, make_service_world
 
 COMMIT, ROLLBACK = Resolution.COMMIT, Resolution.ROLLBACK
 BAD = "credits"
@@ -51,7 +52,7 @@ def is_unknown(answer: object) -> bool:
     return isinstance(answer, Refused) and answer.outcome is Outcome.UNKNOWN
 
 
-async def prepare(api: ServiceProcess, topic: str, ordering_key: str | None) -> str:
+async def prepare(api: Node, topic: str, ordering_key: str | None) -> str:
     call = PrepareCall("shop", (Message(topic, topic.encode(), b"v"),), ordering_key)
     [prepared] = await api.transactions.prepare([call])
     assert isinstance(prepared, Prepared)

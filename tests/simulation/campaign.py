@@ -1,7 +1,7 @@
 """Many simulated schedules, on several processes, with progress, a ledger to go on from, and stories of what failed.
 
-The order in which Python walks a set of texts changes from process to process unless PYTHONHASHSEED is fixed,
-so every run happens in a process that has it fixed: a seed replays to the same event hash everywhere.
+A seed replays to the same event hash everywhere; PYTHONHASHSEED is fixed all the same, so that a failure can be
+told from the order in which Python walks a set of texts.
 """
 
 import argparse

@@ -16,12 +16,12 @@ from msgspec import Struct
 from bridge.core.message import Message
 from bridge.core.record import Act, Resolution
 from bridge.core.transaction import TransactionState, TransactionView
-from bridge.service.assembly import Service
+from bridge.node import Node
 from bridge.service.contract import Accepted, EndCall, Outcome, PrepareCall, Prepared, Refused, Wait
 from bridge.service.operate import Who
 from checker.caller import EndpointCall as HttpCall
 from checker.caller import EndpointReply, Failure, failure_of
-from tests.simulation.database import endpoint_of
+from tests.simulation.database import endpoint_of, instance_endpoint_of
 from tests.simulation.schedule import CALM_GROUPS, Call, Deed, Local, Manner, Verb
 from tests.support.virtual_time import VirtualClock
 
@@ -89,7 +89,7 @@ _OPERATOR = Who("ops", "simulated")
 WAIT_MS = 2_500
 
 
-async def perform(service: Service, call: Call, deed: Deed, transaction_id: str) -> Answer:
+async def perform(service: Node, call: Call, deed: Deed, transaction_id: str) -> Answer:
     """Asks the service of one process."""
     transactions, verb, group = service.transactions, deed.verb, deed.group
     if verb is Verb.PREPARE_AGAIN:
@@ -161,10 +161,17 @@ class Endpoints:
         self.manners: dict[str, Manner] = {}
         self.log: list[Asked] = []
         self.exchanges: list[Exchange] = []  # as they ended
+        self.gone: set[str] = set()
+        """Groups whose instance has gone."""
+        self.late: list[tuple[int, str]] = []
+        """Calls of an instance that had gone: when, and by whom."""
 
     async def call(self, call: HttpCall, node: str) -> EndpointReply:
         """One exchange."""
-        group = next(name for name in CALM_GROUPS if endpoint_of(name) == call.url)
+        group = next(name for name in CALM_GROUPS if call.url in {endpoint_of(name), instance_endpoint_of(name)})
+        if group in self.gone and call.url == instance_endpoint_of(group):
+            self.late.append((self._clock.monotonic_ms(), node))
+            return EndpointReply(call.url, 1, failure=Failure.REFUSED)
         checks, began_ms, known = json.loads(call.body)["checks"], self._clock.monotonic_ms(), len(self.log)
         reply = await self._answer(call, group, checks, node)
         names = {check["transaction_id"] for check in checks}

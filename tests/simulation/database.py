@@ -9,7 +9,8 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.pool import StaticPool
 
 from bridge.sql.groups import put_group
-from bridge.sql.tables import metadata
+from bridge.sql.tables import bridge_keys, metadata
+from tests.simulation.node import KEY
 from tests.simulation.schedule import CALM_GROUPS
 from tests.simulation.situations import SETTINGS
 
@@ -17,6 +18,11 @@ from tests.simulation.situations import SETTINGS
 def endpoint_of(group: str) -> str:
     """The callback URL of a producer group."""
     return f"https://{group}.example/check"
+
+
+def instance_endpoint_of(group: str) -> str:
+    """The callback URL that an instance of the group registers."""
+    return f"https://{group}.example/instance"
 
 
 def open_database() -> Engine:
@@ -63,6 +69,7 @@ def _template() -> sqlite3.Connection:
         metadata.create_all(conn)
         for group in CALM_GROUPS:
             put_group(conn, group, SETTINGS, [endpoint_of(group)], 0)
+        conn.execute(sa.insert(bridge_keys).values(key_id=KEY.key_id, secret=KEY.secret, signs=1, created_ms=0))
     return connection
 
 

@@ -27,7 +27,6 @@ from bridge.core.record_codec import decode_parked, decode_record
 from bridge.core.transaction import TransactionState, is_transaction_id
 from bridge.giving_up import GivingUp, GivingUpPorts
 from bridge.sql.engine import SqlUnavailable
-from bridge.sql.identity import TopicIdentity, record_identity
 from bridge.sql.stats import read_stats
 from bridge.sql.tables import given_up
 from bridge.store.memory.process import MemoryProcess
@@ -104,10 +103,6 @@ class LosingWorld(World):
         super().__init__(schedule)
         self.archive: LosingArchive = LosingArchive(self.cluster.log)
         self._loss = loss
-        names = (self.topics.half, self.topics.op, self.topics.parked)
-        known = {name: TopicIdentity("memory", self.cluster.log.topics[name].topic_id) for name in names}
-        with self.engine.begin() as connection:
-            record_identity(connection, known, 0)
         self._losing: asyncio.Task[None] | None = None
         self.all_heard: list[Heard] = []
 

@@ -7,37 +7,34 @@ frozen and comes to nothing once it is dead.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import count
 from random import Random
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
 
-from api.node import Node as BridgeNode
-from api.node import NodeConfig, NodePorts, Roles
 from bridge.clock import Timer
-from bridge.core.keyring import SECRET_BYTES, BridgeKey, Keyring, OpSeals
+from bridge.core.errors import ConfigError, StoreError
+from bridge.core.keyring import SECRET_BYTES, BridgeKey, Keyring
 from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.topics import InternalTopics
-from bridge.log_watch import LogWatch
+from bridge.node import Backing, NodeConfig, Roles
+from bridge.node import Node as BridgeNode
 from bridge.projector import ProjectorConfig
-from bridge.service.assembly import Service, ServiceConfig, Stores
 from bridge.service.redrive import RedriveConfig
-from bridge.settler.known_topics import KnownTopics
 from bridge.settler.ports import SettlerConfig
-from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database, SqlUnavailable
 from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.process import MemoryProcess
-from bridge.store.sealed import SealedOwnerStore, SealWatch
 from checker.caller import EndpointCall, EndpointReply
 from checker.config import CheckerConfig
 from tests.support.virtual_time import VirtualClock
 
 _DRAIN_MS, _DRAIN_STEP_MS = 2_000, 50
+_RESTART_MS = 200
 T = TypeVar("T")
 _RUNNING: ContextVar["Node | None"] = ContextVar("running", default=None)
 
@@ -46,7 +43,7 @@ SETTLER = SettlerConfig(
     max_batch_bytes=6_000,
     idle_wait_ms=800,
     position_delay_ms=100,
-    max_put_backs=3,
+    max_carried=3,
     horizon=LowWatermarkConfig(
         remember_ended_ms=12_000, journal_records=6, journal_ms=4_000, op_messages=12, op_ms=10_000
     ),
@@ -54,7 +51,9 @@ SETTLER = SettlerConfig(
 CHECKER = CheckerConfig(total_calls=4, report_wait_ms=5_000, append_retry_ms=1_000, tick_ms=1_000)
 CALM_SETTLER, CALM_CHECKER = replace(SETTLER, idle_wait_ms=100), replace(CHECKER, tick_ms=100)  # to measure lateness
 REDRIVE = RedriveConfig(idle_ms=1_000, lease_ms=6_000, step_wait_ms=2_000, max_step=3)
-KEYRING = Keyring([BridgeKey("1", b"k" * SECRET_BYTES)])
+OVERRIDDEN = ("compaction-lag",)  # a cleaner as greedy as can be
+KEY = BridgeKey("1", b"k" * SECRET_BYTES)
+KEYRING = Keyring([KEY])
 PROJECTOR = ProjectorConfig(max_read_records=50, lease_ms=9_000, retry_ms=500, max_wait_ms=1_500, min_interval_ms=150)
 
 
@@ -188,22 +187,18 @@ class Node:
         self.process = MemoryProcess(cluster, name)
         self.clock = NodeClock(clock, self.process)
         self.is_dead = False
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they began
         self._has_sql = surroundings.has_sql
         self._database = NodeDatabase(surroundings.engine, self.process, self.clock, surroundings.sql_fate, random)
-        self._directory = SqlDirectory(self._database, self.clock, refresh_ms=2_000)
-        self._stack = AsyncExitStack()
         self._requests = 0
-        self.is_closed = False
-        """Whether it takes no requests: it is about to end."""
-        self._node = self._put_together(surroundings, random)
-        self.service = self._node.service
-        self.service.redrive_loop._config = REDRIVE
-        self.failed = self._node.failed
+        self.is_closed = True
+        """Whether it takes no requests: it has not begun yet, or is about to end."""
+        self._is_ending = False
+        self.bridge = put_together(name, self.process, self._database, self.clock, surroundings, random)
 
-    def start(self) -> None:
-        """Starts every loop of the process."""
-        self.spawn(self._run())
+    def start(self) -> "asyncio.Task[None]":
+        """Starts every loop of the process; ends with an error if one of them does."""
+        return self.spawn(self._run())
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """Work inside the process: its loops, and requests that reach it."""
@@ -213,12 +208,12 @@ class Node:
         finally:
             _RUNNING.reset(token)
 
-    async def ask(self, work: Callable[[Service], Awaitable[T]]) -> T:
+    async def ask(self, work: Callable[[BridgeNode], Awaitable[T]]) -> T:
         """A request over HTTP, its answer included."""
         self._requests += 1
         try:
             await self.process.pause()
-            answer = await work(self.service)
+            answer = await work(self.bridge)
             await self.process.pause()
         finally:
             self._requests -= 1
@@ -246,51 +241,69 @@ class Node:
         self.kill()
 
     async def _run(self) -> None:
+        roles = Roles(api=True, settler=True, projector=self._has_sql)
         while True:
             try:
-                await self._directory.refresh()
+                await self.bridge.start(roles)
                 break
-            except SqlUnavailable:
-                await self.clock.sleep_ms(200)
+            except (ConfigError, StoreError, SqlUnavailable):  # the supervisor starts it again
+                await self.clock.sleep_ms(_RESTART_MS)
         self._database.is_away = not self._has_sql
-        self._node.start(Roles(api=True, settler=True, projector=self._has_sql))
+        self.is_closed = self._is_ending
+        await self.bridge.wait_failed()
 
     async def _stop(self) -> None:
         """Intake, then everything else in production's order."""
-        self.is_closed = True
+        self.is_closed = self._is_ending = True
         for _ in range(_DRAIN_MS // _DRAIN_STEP_MS):
             if not self._requests:
                 break
             await self.clock.sleep_ms(_DRAIN_STEP_MS)
-        await self._stack.aclose()
+        await self.bridge.stop()
 
-    def _put_together(self, surroundings: Surroundings, random: Random) -> BridgeNode:
-        process, clock, seal_watch = self.process, self.clock, SealWatch(OpSeals(KEYRING))
-        sealed = SealedOwnerStore(process.owners, surroundings.topics.op, seal_watch)
-        ports = NodePorts(
-            Stores(process.store, process.owners, process.admin, self._database),
-            sealed, sealed, KnownTopics(process.admin, clock), self._directory, clock,
-            LogWatch(process.admin, surroundings.topics, clock, self._database),
-            lambda: _GatedCaller(process, surroundings.call, self.name),
-            lambda: f"{random.getrandbits(64):016x}", random.random,
-        )  # fmt: skip
-        service = ServiceConfig(
-            lambda url: None, surroundings.topics, seal_watch=seal_watch, prefix=f"r{self.name}-",
-            random_bits=random.getrandbits,
-        )  # fmt: skip
-        settler, checker = (CALM_SETTLER, CALM_CHECKER) if surroundings.is_calm else (SETTLER, CHECKER)
-        return BridgeNode(ports, NodeConfig(self.name, service, settler, checker, PROJECTOR), self._stack)
+
+def put_together(
+    name: str,
+    process: MemoryProcess,
+    database: NodeDatabase,
+    clock: NodeClock,
+    surroundings: Surroundings,
+    random: Random,
+) -> BridgeNode:
+    """The node of one simulated process, with bounds and times as small as its runs."""
+    backing = Backing(
+        process.store, process.owners, process.admin, database, clock,
+        lambda: _GatedCaller(process, surroundings.call, name), random,
+    )  # fmt: skip
+    settler, checker = (CALM_SETTLER, CALM_CHECKER) if surroundings.is_calm else (SETTLER, CHECKER)
+    config = NodeConfig(
+        name, surroundings.topics, redrive=REDRIVE, settler=settler, checker=checker, projector=PROJECTOR,
+        overridden=OVERRIDDEN,
+    )  # fmt: skip
+    return BridgeNode(backing, config)
+
+
+class _NumberedTask(asyncio.Task[T]):
+    """Sets of tasks, as a task group has one, are walked in an order that no address in memory decides."""
+
+    def __init__(self, number: int, work: Coroutine[Any, Any, T], **options: Any) -> None:
+        self._number = number
+        super().__init__(work, **options)
+
+    def __hash__(self) -> int:
+        return self._number
 
 
 def track_tasks(loop: asyncio.AbstractEventLoop) -> None:
     """Makes each task belong to the process whose task created it."""
+    numbers = count()
 
     def make(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], **options: Any) -> "asyncio.Task[T]":
-        task = asyncio.Task(work, loop=loop, **options)
+        task = _NumberedTask(next(numbers), work, loop=loop, **options)
         node = _RUNNING.get()
         if node is not None:
-            node.tasks.add(task)
-            task.add_done_callback(node.tasks.discard)
+            node.tasks[task] = None
+            task.add_done_callback(node.tasks.pop)
             if node.is_dead:
                 task.cancel()
         return task

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from bridge.core.record import Act, Resolution, Source
 from bridge.core.transaction import TransactionState
+from bridge.sql.leases import read_terms
 from bridge.sql.search import SearchFilter, search_transactions
 from bridge.store.acceptance import NotTaken
 from tests.simulation.clients import Asked
@@ -14,9 +15,10 @@ from tests.simulation.oracle import Truth
 from tests.simulation.promises import Evidence, Violation
 from tests.simulation.rules import find_parkings, longest_pause_ms
 from tests.simulation.schedule import START_MS, FaultKind
-from tests.simulation.situations import PULL_LEASE_MS, BadKind, Chore, ChoreKind, is_surely_small
+from tests.simulation.situations import ENDPOINT_LEASE_MS, PULL_LEASE_MS, BadKind, Chore, ChoreKind, is_surely_small
 
 _PARKED = TransactionState.PARKED
+_SEEN_MS = 2 * 1_000 + 500  # two refreshes of the directory: one to see the lease, one to see it over
 _STEP_MS = 4_000  # for a step of a redrive that was on its way when it was stopped
 _ACTED = {
     ChoreKind.RESUME: Act.RESUME,
@@ -27,7 +29,7 @@ _ACTED = {
 
 def check_operated(evidence: Evidence) -> list[Violation]:
     """All violations."""
-    checks = (_prepared, _sized, _claimed, _deleted, _redriven, _listed)
+    checks = (_prepared, _sized, _claimed, _leased, _deleted, _redriven, _listed)
     return [violation for check in checks for violation in check(evidence)]
 
 
@@ -86,6 +88,27 @@ def _claimed(evidence: Evidence) -> Iterator[Violation]:
             if after.at_ms < before.began_ms + PULL_LEASE_MS:
                 what = f"check {number} was claimed again {after.at_ms - before.began_ms} ms after it was claimed"
                 yield Violation("K", transaction_id, what)
+
+
+# --- endpoints with a lease ---
+
+
+def _leased(evidence: Evidence) -> Iterator[Violation]:
+    """T: an instance that has gone is asked no more once a process has seen its lease unchanged for its length."""
+    operating = evidence.operating
+    if operating is None or evidence.is_restored:
+        return
+    still = {FaultKind.FREEZE, FaultKind.FREEZE_AT}
+    frozen_ms = sum(fault.for_ms for fault in evidence.schedule.faults if fault.kind in still)
+    slack_ms = ENDPOINT_LEASE_MS + _SEEN_MS + frozen_ms + operating.down_ms
+    with evidence.engine.begin() as connection:
+        left = read_terms(connection)
+    if left and operating.over_ms > operating.gone_ms + slack_ms:
+        yield Violation("T", "", f"leases that nobody renewed are still there: {left}")
+    for at_ms, node in evidence.late_calls:
+        over_ms = max(operating.gone_ms, operating.started[node]) + slack_ms
+        if at_ms > over_ms:
+            yield Violation("T", node, f"an instance that had gone was asked {at_ms - over_ms} ms after its lease")
 
 
 # --- operators ---

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from bridge.core.errors import QueueHalted, StoreError
-from bridge.core.keyring import OpSeals
 from bridge.core.message import MessageQueue
 from bridge.core.record import Resolution, Source
-from bridge.projector import PositionMoved, Projector, ProjectorPorts, rebuild
-from bridge.service.assembly import Service
+from bridge.node import Node
+from bridge.projector import PositionMoved
 from bridge.service.claims import ClaimCall, ClaimedCheck
 from bridge.service.contract import EndCall, Refused
+from bridge.service.groups import EndpointRegistered
 from bridge.service.operate import Who
 from bridge.service.redrive import RedriveAction, RedrivePreview
 from bridge.sql.engine import SqlUnavailable
@@ -26,16 +26,16 @@ from bridge.sql.groups import put_group
 from bridge.sql.redrive import JobState, RedriveJob
 from bridge.sql.transactions import SearchFilter
 from bridge.store.memory.process import MemoryProcess
-from bridge.store.sealed import SealedOwnerStore, SealWatch
 from tests.simulation.clients import Asked, number_of_value, same_messages
-from tests.simulation.database import back_up, endpoint_of, restore
-from tests.simulation.node import KEYRING, PROJECTOR, NodeClock, NodeDatabase, SqlFate
+from tests.simulation.database import back_up, endpoint_of, instance_endpoint_of, restore
+from tests.simulation.node import NodeClock, NodeDatabase, SqlFate, put_together
 from tests.simulation.schedule import Fault, FaultKind, Manner
 from tests.simulation.situations import (
+    ENDPOINT_LEASE_MS,
     PULL_LEASE_MS,
-    SETTINGS,
     Chore,
     ChoreKind,
+    Instance,
     changed_times,
     settings_of,
 )
@@ -82,6 +82,14 @@ class Operating:
         self.parked: int | None = None
         """How many a preview of everybody's redrive counted at the end."""
         self.is_restored = False
+        self.gone_ms = 0
+        """When the instance with an endpoint lease went."""
+        self.over_ms = 0
+        """When all was quiet."""
+        self.started: dict[str, int] = {}
+        """When each process began."""
+        self.down_ms = 0
+        """For how long the database could not be read, at most."""
 
     # --- the database ---
 
@@ -99,6 +107,7 @@ class Operating:
 
     def take_down(self, for_ms: int) -> None:
         """Nothing can be read or written for so long."""
+        self.down_ms += for_ms
         self._down_until_ms = max(self._down_until_ms, self._world.clock.monotonic_ms() + for_ms)
 
     def heal(self) -> None:
@@ -170,17 +179,13 @@ class Operating:
             process = MemoryProcess(world.cluster, name)
             clock = NodeClock(world.clock, process)
             database = NodeDatabase(world.engine, process, clock, self.sql_fate, self._random)
-            owners = SealedOwnerStore(process.owners, world.topics.op, SealWatch(OpSeals(KEYRING)))
-            ports = ProjectorPorts(owners, process.store, process.admin, database, clock, lambda _: SETTINGS.times)
-            projector = Projector(world.topics, name, ports, PROJECTOR)
+            node = put_together(name, process, database, clock, world.surroundings, self._random)
             try:
-                verdict = await rebuild(projector, ports, world.topics, lambda _: None)
+                verdict = await node.rebuild(lambda _: None)
             except (StoreError, QueueHalted, SqlUnavailable, PositionMoved) as error:
                 world.story.tell("operator", f"rebuild failed: {error}")
                 await world.clock.sleep_ms(1_000)
                 continue
-            finally:
-                await projector.close()
             self.orphans += verdict.orphan_count
             world.story.tell("operator", f"rebuilt the projection: {verdict.total}")
             return
@@ -202,7 +207,7 @@ class Operating:
         self.done.append(Done(chore, began, world.clock.monotonic_ms(), is_ok, ids, is_running))
         world.story.tell("operator", f"{chore.kind.value} {chore.group} at {node.name} -> {found}"[:300])
 
-    async def _ask(self, service: Service, chore: Chore) -> Any:
+    async def _ask(self, service: Node, chore: Chore) -> Any:
         group, who, situation = chore.group, Who("ops", chore.reason), self._world.schedule.situation
         if chore.kind is ChoreKind.CHANGE:
             settings = settings_of(group, situation, changed_times(chore))
@@ -236,10 +241,32 @@ class Operating:
             )
             self.parked = found.count if isinstance(found, RedrivePreview) else None
 
+    # --- instances with an endpoint lease ---
+
+    async def register(self, instance: Instance) -> None:
+        """One instance: registers its endpoint, renews the lease, and goes."""
+        world, turn = self._world, 0
+        url, who = instance_endpoint_of(instance.group), Who("instance", "")
+        while world.clock.monotonic_ms() < instance.gone_ms:
+            node = world.nodes[turn % world.schedule.instances]
+            turn += 1
+            if not node.is_dead and not node.is_closed:
+                made = await world.callers.reach(
+                    node,
+                    lambda service: service.groups.register_endpoint(instance.group, url, ENDPOINT_LEASE_MS, who),
+                    _ANSWER_MS,
+                )
+                world.struck["endpoints registered"] += isinstance(made, EndpointRegistered)
+            await world.clock.sleep_ms(ENDPOINT_LEASE_MS // 3)
+        self.gone_ms = world.clock.monotonic_ms()
+        world.endpoints.gone.add(instance.group)
+        world.story.tell(f"instance of {instance.group}", "goes")
+
     # --- groups that fetch their checks ---
 
     def stop(self) -> None:
         """Nobody claims any more."""
+        self.over_ms = self._world.clock.monotonic_ms()
         self._is_over = True
 
     async def pull(self, group: str, number: int) -> None:
@@ -284,7 +311,7 @@ class Operating:
             await world.callers.reach(node, lambda service: service.transactions.end(calls, wait_ms=2_000), _ANSWER_MS)
 
 
-def _claim(group: str, service: Service) -> Any:
+def _claim(group: str, service: Node) -> Any:
     return service.claims.claim(ClaimCall(group, 4, _CLAIM_WAIT_MS, PULL_LEASE_MS, lambda: True))
 
 

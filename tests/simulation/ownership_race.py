@@ -21,7 +21,7 @@ from bridge.store.memory.link import Step, StepKind
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.message_store import QueueOffsets
 from tests.simulation.stepped_log import INTERNAL, OP, Setting, SteppedOwners, Turn, World
-from tests.support.settler_world import RecordingObserver
+from tests.support.settler_world import NoDatabase, RecordingObserver
 
 GONE = -1
 """Where an instance stands that is dead or has let the queue go."""
@@ -43,7 +43,7 @@ class Instance:
         self._config = SettlerConfig(max_batch_records=world.setting.max_batch_records, position_delay_ms=0)
         self._ports = SettlerPorts(
             process.store, owners, KnownTopics(process.admin, world.clock), lambda _: _TIMES,
-            RecordingObserver(), world.clock, LogWatch(process.admin, INTERNAL, world.clock),
+            RecordingObserver(), world.clock, LogWatch(process.admin, INTERNAL, world.clock, NoDatabase()),
         )  # fmt: skip
         self._work = self._run()
         self.hear(None)
@@ -66,7 +66,7 @@ class Instance:
             self.began = (self.left, repr(self._memory))
             queue = OwnedQueue(self._target, self._ports, self._config, self._memory, QueueCounts())
             try:
-                await queue.take_over()
+                await queue.recover()
                 while True:
                     await queue.run_once()
             except QueueHalted:

@@ -75,6 +75,8 @@ class Evidence:
         self.operating: Operating | None = None
         self.exchanges: Sequence[Exchange] = ()
         """All calls of endpoints, as they ended."""
+        self.late_calls: Sequence[tuple[int, str]] = ()
+        """Calls of an instance that had gone: when, and by whom."""
 
     @cached_property
     def clock_ms(self) -> int:

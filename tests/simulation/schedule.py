@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from bridge.core.message import Message
 from bridge.store.memory.link import StepKind
-from tests.simulation.situations import Situation, make_bad, make_situation, pick, resize
+from tests.simulation.situations import Situation, make_bad, make_instance, make_situation, pick, resize
 
 CALLS_MS = 5_000  # producers begin transactions, and faults begin, within this time
 MIN_FAULTS = 5
@@ -172,6 +172,8 @@ def make_schedule(seed: int) -> Schedule:
     faults = [_make_fault(random, instances) for _ in range(random.randint(MIN_FAULTS, 12))]
     faults += _make_doom(Random(seed ^ 0xD), instances)
     situation = make_situation(more, instances, GROUPS, tuple(TOPICS), has_sql=has_sql)
+    registered = make_instance(Random(f"{seed}/registered"), GROUPS, has_sql=has_sql)
+    situation = msgspec.structs.replace(situation, registered=registered)
     faults += _make_later_faults(more, has_sql=has_sql)
     calls = [_vary(more, call, situation.limit_bytes) for call in calls]
     return Schedule(

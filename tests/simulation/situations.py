@@ -13,6 +13,7 @@ from bridge.core.message import Message
 
 CHORES_MS = 16_000  # operators begin within this time
 PULL_LEASE_MS = 2_500
+ENDPOINT_LEASE_MS = 1_500
 SHRUNK_BYTES = 1_000  # what a topic takes that has shrunk
 SETTINGS = GroupSettings(
     CheckTimes(transaction_timeout_ms=1_000, interval_ms=1_000, max_checks=3, max_lifetime_ms=10_000),
@@ -24,6 +25,7 @@ CHANGED = (
 )
 """What the settings of a group may be changed to."""
 _PULL_SHARE, _CHORES_SHARE, _BAD_SHARE, _SMALL_SHARE = 0.3, 0.4, 0.08, 0.1
+_REGISTERED_SHARE = 0.6
 _LIMIT_BYTES = 3_000
 _OVERHEAD_BYTES = 200  # of a record, at most, without its headers
 
@@ -76,6 +78,13 @@ class Bad(Struct, frozen=True):
         return message.topic == self.topic and not is_small
 
 
+class Instance(Struct, frozen=True):
+    """A process of a producer group: it registers an endpoint of its own, renews its lease, and goes without a word."""
+
+    group: str
+    gone_ms: int
+
+
 class Situation(Struct, frozen=True):
     """`limit_bytes`: of a message, in all real topics; 0: Kafka's own. `pull_groups` fetch their checks.
 
@@ -86,6 +95,7 @@ class Situation(Struct, frozen=True):
     limit_bytes: int = 0
     pull_groups: tuple[str, ...] = ()
     chores: tuple[Chore, ...] = ()
+    registered: Instance | None = None
     is_calm: bool = False
 
 
@@ -100,6 +110,13 @@ def make_situation(
     if has_sql and random.random() < _CHORES_SHARE:
         chores = [_make_chore(random, number, instances, groups) for number in range(random.randint(1, 4))]
     return Situation(bad, limit_bytes, pull_groups, tuple(sorted(chores, key=lambda chore: chore.at_ms)))
+
+
+def make_instance(random: Random, groups: Sequence[str], *, has_sql: bool) -> Instance | None:
+    """An instance with an endpoint lease; most runs have none."""
+    if not has_sql or random.random() >= _REGISTERED_SHARE:
+        return None
+    return Instance(random.choice(groups), random.randrange(500, 5_000))
 
 
 def make_bad(random: Random, topics: Sequence[str], latest_ms: int) -> Bad:

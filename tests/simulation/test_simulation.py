@@ -1,7 +1,6 @@
 """The simulation itself: it replays, it bites, and it tells a story that a person can read."""
 
 import os
-import re
 import subprocess
 import sys
 
@@ -15,12 +14,18 @@ from tests.simulation.schedule import MIN_FAULTS, make_schedule
 from tests.simulation.shrink import shrink
 from tests.simulation.world import simulate
 
+_ORDERED_ONCE = (7024, 7036, 7038, 7054, 7066, 7075, 7078, 7092, 7105, 7125, 7189, 8236)
+"""Seeds that went otherwise in another process: sets of group names, sets of tasks, and a secret by real chance."""
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_seed_replays_to_the_same_event_hash(seed: int) -> None:
-    """Also in another process, however that one orders its sets."""
-    here = {_replay(seed, hash_seed) for hash_seed in ("1", "2")}
-    assert len(here) == 1
+
+def test_seeds_replay_to_the_same_event_hashes() -> None:
+    """In another process too, however that one orders its sets."""
+    assert len({_replay(hash_seed) for hash_seed in ("1", "2", "3")}) == 1
+
+
+def test_command_replays_a_seed() -> None:
+    """It names the event hash that a campaign adds up."""
+    assert simulate(make_schedule(1)).story.hash() in _run("-m", "tests.simulation", "--replay", "1", "--whole")
 
 
 def test_every_schedule_has_its_faults() -> None:
@@ -51,10 +56,18 @@ def test_schedule_that_once_broke_a_promise_breaks_none(name: str) -> None:
     assert simulate(read_corpus()[name]).violations == []
 
 
-def _replay(seed: int, hash_seed: str) -> str:
-    command = [sys.executable, "-m", "tests.simulation", "--replay", str(seed), "--whole"]
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    found = re.search(r"event hash (\w+)", done.stdout)
-    assert found is not None, done.stdout[-500:]
-    return found[1]
+_PROGRAM = """
+from tests.simulation.schedule import make_schedule
+from tests.simulation.world import simulate
+for seed in {seeds}:
+    print(seed, simulate(make_schedule(seed)).story.hash())
+"""
+
+
+def _replay(hash_seed: str) -> str:
+    return _run("-c", _PROGRAM.format(seeds=_ORDERED_ONCE), PYTHONHASHSEED=hash_seed)
+
+
+def _run(*arguments: str, **environment: str) -> str:
+    command, environment = [sys.executable, *arguments], os.environ | environment
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout

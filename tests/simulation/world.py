@@ -22,6 +22,7 @@ from bridge.core.message import Message, MessageQueue
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import queue_of
 from bridge.service import repeats
+from bridge.sql.identity import TopicIdentity, record_identity
 from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.log import clean
 from bridge.store.memory.partition import Stamp
@@ -81,7 +82,7 @@ class World:
         self.endpoints = Endpoints(self.clock, self.locals, Random(schedule.seed ^ 0xE))
         self.struck: Counter[str] = Counter()
         self.unheard: list[dict[str, Any]] = []  # errors that nobody awaited
-        self._surroundings = Surroundings(
+        self.surroundings = Surroundings(
             self.topics,
             self.engine,
             schedule.has_sql,
@@ -112,6 +113,8 @@ class World:
         pulling = [
             asyncio.create_task(self.operating.pull(group, n)) for group in situation.pull_groups for n in (0, 1)
         ]
+        if situation.registered is not None:
+            acting.append(asyncio.create_task(self.operating.register(situation.registered)))
         if situation.bad is not None:
             self._tasks.add(self._at(situation.bad.at_ms, self._go_bad, None))
         failing = [self._at(fault.at_ms, self._inflict, fault) for fault in self.schedule.faults]
@@ -146,6 +149,10 @@ class World:
         log.create_topic(topics.op, topics.queues, OP_CONFIG | {"min.compaction.lag.ms": "0", "segment.bytes": "16384"})
         log.create_topic(topics.parked, 1, PARKED_CONFIG)
         append_first_positions(self.cluster, topics, OpSeals(KEYRING))
+        names = (topics.half, topics.op, topics.parked)
+        known = {name: TopicIdentity("memory-cluster", log.topics[name].topic_id) for name in names}
+        with self.engine.begin() as connection:
+            record_identity(connection, known, 0)
         for name, queues in TOPICS.items():
             log.create_topic(name, queues, {"max.message.bytes": self._largest})
 
@@ -159,18 +166,17 @@ class World:
     def _start(self, instance: int) -> None:
         self._lives[instance] = life = self._lives.get(instance, 0) + 1
         name = f"{instance}.{life}"
-        node = Node(name, self.cluster, self.clock, self._surroundings, Random(f"{self.schedule.seed}/{name}"))
+        node = Node(name, self.cluster, self.clock, self.surroundings, Random(f"{self.schedule.seed}/{name}"))
         node.clock.skew_ms = self._skews.get(instance, 0)
         self.nodes[instance] = node
         self.story.tell(f"node {name}", "starts")
-        node.start()
-        node.failed.add_done_callback(lambda _: self._note_failure(node))
+        self.operating.started[name] = self.clock.monotonic_ms()
+        node.start().add_done_callback(lambda ended: self._note_failure(node, ended))
 
-    def _note_failure(self, node: Node) -> None:
+    def _note_failure(self, node: Node, ended: "asyncio.Task[None]") -> None:
         """A loop that should never end has ended: production's process would end with it."""
-        error = node.failed.exception()
-        if not node.is_dead:
-            self.unheard.append({"exception": error})
+        if not node.is_dead and not ended.cancelled():
+            self.unheard.append({"exception": ended.exception()})
 
     def schedule_call(self, number: int) -> Call:
         """The transaction of this number."""
@@ -440,7 +446,7 @@ def simulate(schedule: Schedule, make: Callable[[Schedule], World] | None = None
     world.conclude()
     evidence = Evidence(schedule, world.topics, world.archive, world.callers.heard, world.endpoints.log, world.engine)
     evidence.healed_ms, evidence.operating = world.healed_ms, world.operating
-    evidence.exchanges = world.endpoints.exchanges
+    evidence.exchanges, evidence.late_calls = world.endpoints.exchanges, world.endpoints.late
     violations = failed + check_promises(evidence) + check_rules(evidence)
     violations += check_operated(evidence) + check_bulkhead(evidence)
     return Run(schedule, world.story, violations, evidence, world.struck)

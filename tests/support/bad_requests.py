@@ -232,6 +232,16 @@ TEXTS = [
         path="/v1/transactions/<prepared>/force",
     ),
     _invalid("resume without a reason", "/reason", b"{}", path="/v1/transactions/<prepared>/resume"),
+    _invalid("abandon without a reason", "/reason", b"{}", path="/v1/transactions/<committed>/abandon"),
+    _invalid(
+        "abandon for a blank reason", "/reason", b'{"reason":" \\n"}', path="/v1/transactions/<committed>/abandon"
+    ),
+    _invalid(
+        "abandon with a resolution",
+        "/resolution",
+        b'{"reason":"x","resolution":"COMMIT"}',
+        path="/v1/transactions/<committed>/abandon",
+    ),
     BadRequest(
         "a timestamp of 0",
         422,
@@ -348,6 +358,20 @@ FACTS = [
         "not-parked",
         b'{"reason":"why not"}',
         path="/v1/transactions/<prepared>/resume",
+    ),
+    BadRequest(
+        "abandoning what is undecided",
+        409,
+        "not-blocked",
+        b'{"reason":"why not"}',
+        path="/v1/transactions/<prepared>/abandon",
+    ),
+    BadRequest(
+        "abandoning what nobody knows",
+        404,
+        "unknown-transaction",
+        b'{"reason":"why not"}',
+        path="/v1/transactions/<unknown>/abandon",
     ),
     BadRequest(
         "abandoning what is not blocked",

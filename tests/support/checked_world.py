@@ -17,9 +17,8 @@ from contextlib import asynccontextmanager
 
 from bridge.core.check_rules import CheckTimes, GroupSettings
 from bridge.directory import Endpoint, MemoryDirectory, ProducerGroup
+from bridge.node import NodeConfig
 from checker.caller import EndpointCall, Handler, MemoryCaller, Response
-from checker.desk import CheckPorts
-from checker.service import CheckService
 from tests.support.settler_world import GROUP, SettlerWorld, make_settler_world
 
 URL = "https://shop.example/"
@@ -49,8 +48,10 @@ class CheckedWorld:
     @asynccontextmanager
     async def checking(self, name: str = "settler") -> AsyncIterator[None]:
         """A process with settler and checker; leaves cleanly."""
-        clock, store = self.world.memory.clock, self.world.memory.start_process(f"{name}-checker").store
-        service = CheckService(CheckPorts(store, self.directory, self.caller, clock), self.world.topics)
+        process = self.world.memory.start_process(f"{name}-checker")
+        node = self.world.make_node(process, name, NodeConfig(name, self.world.topics))
+        node.directory = self.directory
+        service = node.make_checks(self.caller)
         self.world.observer = service  # type: ignore[assignment]
         running = asyncio.ensure_future(service.run_forever())
         try:

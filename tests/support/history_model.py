@@ -18,6 +18,8 @@ from tests.support.history.evidence import (
     PARKED,
     PREPARED,
     ROLLED_BACK,
+    ActRow,
+    AuditRow,
     CheckCall,
     CountsRow,
     EndRow,
@@ -101,6 +103,7 @@ class ModelBridge:
         self.consumed: list[RealRecord] = []
         self.checks: list[CheckCall] = []
         self.counts: list[CountsRow] = []
+        self.audited: list[AuditRow] = []
         self.is_blocking = False
         self._calls = 0
         self._ends: dict[tuple[str, int], int] = {}
@@ -160,7 +163,7 @@ class ModelBridge:
         op = made.op
         is_new = invoke.call is Call.PREPARE and op.state == PREPARED
         status = 201 if is_new else 202 if op.blocked and invoke.call is not Call.GET else 200
-        return Ok(invoke.call_id, at_ms, status, name, op.state, op.blocked, op.receipts)
+        return Ok(invoke.call_id, at_ms, status, name, op.state, op.blocked, op.receipts, abandoned=op.abandoned)
 
     # --- what the bridge does ---
 
@@ -188,6 +191,8 @@ class ModelBridge:
             return name in self.made
         if call is Call.RESUME:
             return self.resume(name)
+        if call is Call.ABANDON:
+            return self.abandon(name)
         is_commit = call in {Call.COMMIT, Call.FORCE_COMMIT}
         self.append_end(name, "COMMIT" if is_commit else "ROLLBACK", "O" if "force" in call else "P")
         return name in self.made and self.made[name].op.state == (COMMITTED if is_commit else ROLLED_BACK)
@@ -268,6 +273,18 @@ class ModelBridge:
         self._write(name)
         return True
 
+    def abandon(self, name: str) -> bool:
+        """Gives a blocked commit up; the act lies in the journal whatever it finds."""
+        made = self.made[name]
+        row = ActRow(0, len(self.journal), self.tick(), name, "ABANDON")
+        self.journal.append(row)
+        self.audited.append(AuditRow(name))
+        if not made.op.blocked:
+            return False
+        made.op = msgspec.structs.replace(made.op, blocked=False, abandoned=True, at=row.offset)
+        self._write(name)
+        return True
+
     def check(self, name: str, answer: str | None, *, arrives: bool = True) -> None:
         """A check reaches the endpoint; its answer reaches the journal."""
         made = self.made[name]
@@ -302,6 +319,7 @@ class ModelBridge:
                 CountsRow(
                     self.tick(), group, len(ops), states.count(COMMITTED), states.count(ROLLED_BACK),
                     states.count(PARKED), states.count(PREPARED), sum(op.blocked for op in ops), is_last,
+                    sum(op.abandoned for op in ops),
                 )
             )  # fmt: skip
 
@@ -315,7 +333,7 @@ class ModelBridge:
         shown = [
             ShownRow(
                 name, made.op.group, made.op.state, made.op.blocked, made.op.check_times, made.op.receipts,
-                made.invoke.idempotency_key,
+                made.invoke.idempotency_key, made.op.abandoned,
             )
             for name, made in self.made.items()
         ]  # fmt: skip
@@ -331,4 +349,5 @@ class ModelBridge:
             shown=list(shown),
             checks=list(self.checks),
             counts=list(self.counts),
+            audited=list(self.audited),
         )

@@ -1,7 +1,8 @@
 """Small histories in a line each. A script is what happens at a correct bridge, then, behind "|", what is changed.
 
 Deeds: `a.p` prepares transaction a, `a.pub` publishes it; `a.c`, `a.r`, `a.u` resolve it (commit, rollback, unknown),
-`a.fc` and `a.fr` by an operator; `a.get`, `a.resume`, `a.ask`. After a colon, what a prepare asks for besides:
+`a.fc` and `a.fr` by an operator; `a.get`, `a.resume`, `a.ask`, `a.ab` (abandon). After a colon, what a
+prepare asks for besides:
 `a.p:count=2,key=K,order=O,mkey=M,part=1,twin=0,ts=5,imm=9,max=2,group=h`; the bytes are those of `from=b` if said.
 A suffix is the call's fate: `?` and `~` applied, but unknown to the client or killed with it; `?0` and `~0` the same,
 not applied; `!` refused; `!!` told so, but applied; `=STATE` nothing is done, and 200 with this state is told; `404`.
@@ -46,6 +47,7 @@ _CALLS = {
     "get": Call.GET,
     "resume": Call.RESUME,
     "ask": Call.CHECK,
+    "ab": Call.ABANDON,
 }
 _ASKED = {
     "group": "group",

@@ -14,23 +14,22 @@ from typing import Any, NamedTuple, Self
 from msgspec.structs import replace
 
 from bridge.clock import SystemClock
-from bridge.core.check_rules import CheckTimes
 from bridge.core.message import Message, MessageQueue
 from bridge.core.record import EndRecord, HalfMessage, Record, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.topics import InternalTopics, with_prefix
 from bridge.core.transaction import Transaction, TransactionState, make_transaction_id
-from bridge.log_watch import LogWatch
+from bridge.node import Backing, Node, NodeConfig
 from bridge.settler.known_topics import KnownTopics
 from bridge.settler.owner import OwnedQueue
-from bridge.settler.ports import QueueOwner, SettlerConfig, SettlerPorts
-from bridge.settler.settler import Settler
+from bridge.settler.ports import QueueOwner, SettlerConfig
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
 from bridge.store.message_store import PutStatus
 from bridge.store.positions import begin_queues
-from tests.support.settler_world import RecordingObserver
+from checker.caller import MemoryCaller
+from tests.support.settler_world import NoDatabase, RecordingObserver
 
 GROUP = "shop"
 _DEADLINE_S = 60
@@ -42,7 +41,7 @@ class Known(NamedTuple):
     s: int
     live: dict[str, Transaction]
     ended: dict[str, bytes]
-    chains: dict[int, list[str]]
+    blocked_queues: dict[int, list[str]]
 
     @classmethod
     def of(cls, owner: QueueOwner) -> Self:
@@ -52,7 +51,7 @@ class Known(NamedTuple):
         live = {
             i: t if t.state is TransactionState.PREPARED else replace(t, next_due_ms=0) for i, t in state.live.items()
         }
-        return cls(state.s, live, dict(state.ended), {k: list(v) for k, v in state.chains.items()})
+        return cls(state.s, live, dict(state.ended), {k: list(v) for k, v in state.blocked_queues.items()})
 
 
 class _TakeOvers(RecordingObserver):
@@ -95,8 +94,8 @@ class LoneWorld:
         appended = {"message.timestamp.type": "LogAppendTime", **(settings or {})}
         for topic in (world.topics.half, world.topics.op, world.topics.parked):
             await admin.create_topic(topic, 1, 1, appended)
-        log = await LogWatch(admin, world.topics, world._clock).identify()
         owners = KafkaOwnerStore(world._kafka)
+        log = await world._make_node(world._store, owners, admin).log.identify()
         await begin_queues(world._store, owners, world.topics, log)
         await owners.close()
         await admin.close()
@@ -114,11 +113,8 @@ class LoneWorld:
             KafkaOwnerStore(self._kafka),
             KafkaTopicAdmin(self._kafka),
         )
-        ports = SettlerPorts(
-            store, owners, KnownTopics(admin, self._clock, max_age_ms=100), lambda _: CheckTimes(),
-            self.observer, self._clock, LogWatch(admin, self.topics, self._clock),
-        )  # fmt: skip
-        settler = Settler(self.topics, "lone", ports, self._config)
+        destinations = KnownTopics(admin, self._clock, max_age_ms=100)
+        settler = self._make_node(store, owners, admin, destinations).make_settler(self.observer)
         running = asyncio.create_task(settler.run_forever())
         try:
             async with asyncio.timeout(_DEADLINE_S):
@@ -128,6 +124,19 @@ class LoneWorld:
             settler.stop()
             await running
             await asyncio.gather(owners.close(), store.close(), admin.close())
+
+    def _make_node(
+        self,
+        store: KafkaMessageStore,
+        owners: KafkaOwnerStore,
+        admin: KafkaTopicAdmin,
+        destinations: KnownTopics | None = None,
+    ) -> Node:
+        backing = Backing(
+            store, owners, admin, NoDatabase(), self._clock, lambda: MemoryCaller(self._clock),
+            destinations=destinations,
+        )  # fmt: skip
+        return Node(backing, NodeConfig("lone", self.topics, settler=self._config))
 
     def owner(self) -> QueueOwner:
         """The owner of the queue now."""

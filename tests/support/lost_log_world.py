@@ -21,24 +21,18 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from api.node import Node, NodeConfig, NodePorts, Roles
-from bridge.core.keyring import Keyring, OpSeals
 from bridge.core.message import Message
 from bridge.core.record import Resolution
 from bridge.core.topics import InternalTopics
 from bridge.giving_up import GivingUp, GivingUpPorts, Loss
-from bridge.log_watch import LogWatch
+from bridge.node import Backing, Node, NodeConfig, Roles
 from bridge.seals import load_seals, start_seals
-from bridge.service.assembly import ServiceConfig, Stores
 from bridge.service.contract import EndCall, Outcome, PrepareCall, Prepared, Refused
-from bridge.settler.known_topics import KnownTopics
-from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import InlineDatabase, open_new_database
 from bridge.store.memory.log import Topic
-from bridge.store.memory.process import MemoryProcess
 from bridge.store.positions import begin_queues
 from bridge.store.sealed import SealedOwnerStore, SealWatch
-from bridge.topology import TopologyGuard, create_missing, migrate_topics
+from bridge.topology import create_missing, migrate_topics
 from checker.caller import MemoryCaller
 from tests.support.memory_world import MemoryWorld, make_memory_world
 
@@ -78,18 +72,18 @@ class LostLogWorld:
             node = await self._start(
                 f"bridge-{self._lives}", stack, Roles(True, is_settling, is_settling and is_projecting)
             )
-            await self.until(lambda: node.service.is_ready, "ready")
+            await self.until(lambda: node.is_ready, "ready")
             yield node
 
     async def prepare(self, node: Node, value: bytes = b"v", **members: Any) -> Prepared | Any:
         """One call with one message; `topic` is `orders` unless said."""
         message = Message(members.pop("topic", "orders"), members.pop("message_key", b"k"), value)
-        return (await node.service.transactions.prepare([PrepareCall(GROUP, (message,), **members)], 5_000))[0]
+        return (await node.transactions.prepare([PrepareCall(GROUP, (message,), **members)], 5_000))[0]
 
     async def end(self, node: Node, made: Prepared, resolution: Resolution = Resolution.COMMIT) -> Any:
         """Ends what was prepared."""
         calls = [EndCall(made.transaction_id, resolution, GROUP)]
-        return (await node.service.transactions.end(calls, wait_ms=5_000))[0]
+        return (await node.transactions.end(calls, wait_ms=5_000))[0]
 
     async def refused(self, node: Node, words: str = "") -> Refused:
         """Prepares until that is refused as certainly not applied, in such words; what it says."""
@@ -124,7 +118,8 @@ class LostLogWorld:
 
     async def give_up(self) -> Sequence[Loss]:
         """An operator's `migrate --accept-identity --yes`."""
-        process, seal_watch = await self._open("operator")
+        process, seal_watch = self.memory.start_process("operator"), SealWatch()
+        await load_seals(self.database, seal_watch.seals)
         owners = SealedOwnerStore(process.owners, self.topics.op, seal_watch)
         ports = GivingUpPorts(process.store, owners, process.admin, self.database, self.memory.clock)
         await create_missing(process.admin, self.topics)
@@ -153,31 +148,15 @@ class LostLogWorld:
         await migrate_topics(process.admin, self.database, self.topics, clock.now_ms(), begin)
         await start_seals(process.store, self.database, self.topics, clock.now_ms())
 
-    async def _open(self, name: str) -> tuple[MemoryProcess, SealWatch]:
-        seal_watch = SealWatch(OpSeals(keyring := Keyring()))
-        await load_seals(self.database, keyring, seal_watch.seals)
-        return self.memory.start_process(name), seal_watch
-
     async def _start(self, name: str, stack: AsyncExitStack, roles: Roles) -> Node:
-        """As `api.wiring` does."""
-        clock, database, random = self.memory.clock, self.database, Random(self._lives)
-        process, seal_watch = await self._open(name)
-        directory = SqlDirectory(database, clock)
-        guard = TopologyGuard(process.admin, database, self.topics, clock)
-        log = LogWatch(process.admin, self.topics, clock, database, seals=seal_watch.seals, guard=guard)
-        sealed = SealedOwnerStore(process.owners, self.topics.op, seal_watch)
-        ports = NodePorts(
-            Stores(process.store, process.owners, process.admin, database), sealed, sealed,
-            KnownTopics(process.admin, clock), directory, clock, log, lambda: MemoryCaller(clock),
-            lambda: f"{random.getrandbits(72):022d}", random.random,
+        process, clock = self.memory.start_process(name), self.memory.clock
+        backing = Backing(
+            process.store, process.owners, process.admin, self.database, clock, lambda: MemoryCaller(clock),
+            Random(self._lives),
         )  # fmt: skip
-        service = ServiceConfig(
-            lambda _: None, self.topics, seal_watch=seal_watch, prefix=f"{name}-", random_bits=random.getrandbits
-        )
-        node = Node(ports, NodeConfig(name, service), stack)
-        await directory.refresh()
-        await log.run_once()
-        node.start(roles)
+        node = Node(backing, NodeConfig(name, self.topics))
+        stack.push_async_callback(node.stop)
+        await node.start(roles)
         return node
 
 

@@ -52,6 +52,19 @@ PARKED_CONFIG = {
 }
 
 
+class SoundLog:
+    """Port LogState where nothing is ever wrong."""
+
+    def find_refusal(self, queue_id: int) -> str | None:
+        return None
+
+    def find_seen(self, queue_id: int) -> int:
+        return 0
+
+    def doubt(self, queue_id: int, offset: int | None = None) -> None:
+        return None
+
+
 @dataclass(slots=True)
 class MemoryWorld:
     """`store`, `owners` and `admin` are those of the process "main"."""

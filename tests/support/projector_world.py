@@ -19,7 +19,8 @@ from sqlalchemy import Connection
 from bridge.core.message import MessageQueue
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TimelineEvent, TransactionView
-from bridge.projector import Projector, ProjectorConfig, ProjectorPorts
+from bridge.node import NodeConfig
+from bridge.projector import Projector, ProjectorConfig
 from bridge.sql.engine import InlineDatabase, SqlUnavailable
 from bridge.sql.stats import ProjectionStats, read_stats
 from bridge.sql.tables import check_results, group_counts, timeline_events, transaction_keys, transactions
@@ -69,21 +70,10 @@ class ProjectorWorld:
     def topics(self) -> InternalTopics:
         return self.settlers.topics
 
-    def make_ports(self, name: str) -> ProjectorPorts:
-        """What one more process works with."""
-        process, clock = self.settlers.memory.start_process(name), self.settlers.memory.clock
-        return ProjectorPorts(
-            self.settlers.seal(process.owners),
-            process.store,
-            process.admin,
-            self.database,
-            clock,
-            lambda _: self.settlers.times,
-        )
-
     def make_projector(self, name: str) -> Projector:
         """One more projector process."""
-        return Projector(self.topics, name, self.make_ports(name), self.config)
+        process, config = self.settlers.memory.start_process(name), NodeConfig(name, self.topics, projector=self.config)
+        return self.settlers.make_node(process, name, config, self.database).make_projector()
 
     def run(self, story: Coroutine[Any, Any, None]) -> None:
         """Runs a story on the virtual clock, then gives the database back."""

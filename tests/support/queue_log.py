@@ -1,4 +1,4 @@
-"""A journal and an op topic as plain lists, driven through QueueState and the batch maker: no store, no clock."""
+"""A journal and an op topic as plain lists, driven through QueueState and QueueBatch: no store, no clock."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,8 @@ from bridge.core.record_codec import decode_record, encode_half
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction
 from bridge.core.transition import Effect, LogPosition
-from bridge.settler.batch import BatchTarget, LoadedHalf, RealTopics, make_batch, make_plan
+from bridge.settler.batch import BatchTarget, QueueBatch, RealTopics
+from bridge.store.halves import LoadedHalf
 from bridge.store.message_store import BatchKind
 
 TOPICS = InternalTopics(queues=1)
@@ -78,26 +79,41 @@ class QueueLog:
         )
         return QueueState.restore(restored, {"g": CheckTimes()}.__getitem__, self.config)
 
-    def decide(self, state: QueueState, count: int, refuse: set[str], parks: Sequence[str] = ()) -> list[Effect]:
-        """Decides up to `count` records and commits what follows. `refuse`: commits that are blocked."""
+    def decide(
+        self,
+        state: QueueState,
+        count: int,
+        refuse: set[str],
+        parks: Sequence[str] = (),
+        *,
+        is_aborted: bool = False,
+    ) -> list[Effect]:
+        """Decides up to `count` records and commits what follows. `refuse`: commits that are blocked.
+
+        `is_aborted`: after a first Kafka transaction, in which every commit was to be published, was aborted.
+        """
         effects: list[Effect] = []
         for place, record, held in self.journal[state.s : state.s + count]:
             okey = effective_okey(record, held.messages[0].key) if isinstance(record, HalfMessage) and held else 0
-            effects += state.apply(place, record, okey)
+            obstacle = "REFUSED" if record.transaction_id in refuse and not is_aborted else None
+            effects += state.apply(place, record, okey, obstacle)
         if self.journal[state.s : state.s + count]:
             last = self.journal[min(state.s + count, len(self.journal)) - 1][0]
             state.advance(last.offset + 1, last.stored_ms)
-        effects = state.withhold(effects, lambda t: "REFUSED" if t.transaction_id in refuse else None)
-        return self.commit(state, [*state.put_back(100), *effects, *[e for i in parks for e in state.park(i, "TEST")]])
+        if is_aborted:
+            effects = state.defer(effects, lambda _: "REFUSED")
+        return self.commit(
+            state, [*state.carry_forward(100), *effects, *[e for i in parks for e in state.park(i, "TEST")]]
+        )
 
     def commit(self, state: QueueState, effects: Sequence[Effect]) -> list[Effect]:
         """Writes effects and position as one Kafka transaction."""
         held = {h.half.transaction_id: h for _, _, h in self.journal if h is not None}
-        plan = make_plan(effects)
+        batch = QueueBatch(effects, BatchKind.SETTLE)
         real = RealTopics(lambda _: 1, lambda _, decided_ms: decided_ms)
-        made = make_batch(plan, BatchKind.SETTLE, state, held, real, TARGET)
-        receipts = [Receipt(m.topic, 0, n) for n, m in enumerate(made.batch.messages)]
-        for message in made.batch.finish(receipts):
+        made = batch.build(state, held, real, TARGET)
+        receipts = [Receipt(m.topic, 0, n) for n, m in enumerate(made.messages)]
+        for message in made.finish(receipts):
             assert message.key is not None
             assert message.value is not None
             self.op.append((self.op_end, message.key, message.value))
@@ -105,11 +121,11 @@ class QueueLog:
             self.op_end += 1
         self.op_end += 1  # the commit marker
         self.position = decode_position(self.op[-1][2])
-        self.abandoned |= {t.transaction_id for t in plan.ops.values() if t.abandoned}
-        for t in plan.publishes.values():
+        self.abandoned |= {t.transaction_id for t in batch.ops.values() if t.abandoned}
+        for t in batch.publishes.values():
             self.published += [(t.transaction_id, n) for n in range(len(held[t.transaction_id].messages))]
         state.keep_time(state.journal_ms)
-        state.confirm(made.sealed, self.op[-1][0])
+        state.confirm(batch.written, self.op[-1][0])
         return list(effects)
 
 

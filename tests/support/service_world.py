@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -28,17 +27,12 @@ from bridge.core.record import HalfMessage, Record, is_void
 from bridge.core.record_codec import decode_record
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState, TransactionView
+from bridge.node import Node, NodeConfig
 from bridge.service.answers import make_view
-from bridge.service.assembly import Service, ServiceConfig, Stores, assemble
 from bridge.service.contract import Limits, PrepareCall
-from bridge.service.ports import ServicePorts
-from bridge.service.replies import OpFollower, PendingReplies
-from bridge.service.transactions import TransactionService
-from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import InlineDatabase, SqlUnavailable
 from bridge.sql.rows import encode_receipts, make_row_id
 from bridge.sql.tables import metadata, projection_positions, transactions
-from bridge.store.memory.process import MemoryProcess
 from tests.support.settler_world import SettlerWorld, make_settler_world
 
 T = TypeVar("T")
@@ -57,39 +51,12 @@ class DatabaseThatGoes(InlineDatabase):
 
 
 @dataclass(slots=True)
-class ServiceProcess:
-    """One api process."""
-
-    process: MemoryProcess
-    directory: SqlDirectory
-    service: Service
-
-    @property
-    def ports(self) -> ServicePorts:
-        return self.service.ports
-
-    @property
-    def transactions(self) -> TransactionService:
-        return self.service.transactions
-
-    @property
-    def follower(self) -> OpFollower:
-        return self.ports.hearing.follower
-
-    @property
-    def waiters(self) -> PendingReplies:
-        return self.ports.hearing.waiters
-
-
-@dataclass(slots=True)
 class ServiceWorld:
     """`database` is shared by all processes."""
 
     settlers: SettlerWorld
     database: DatabaseThatGoes
     limits: Limits = field(default_factory=Limits)
-    random: Random = field(default_factory=lambda: Random(7))
-    processes: int = 0
     projected: dict[int, int] = field(default_factory=dict)  # op offset by queue
 
     @property
@@ -103,26 +70,19 @@ class ServiceWorld:
     async def sleep(self, ms: int) -> None:
         await self.settlers.memory.clock.sleep_ms(ms)
 
-    def make_process(self, name: str = "api", *, auto_create_groups: bool = True) -> ServiceProcess:
+    def make_process(self, name: str = "api", *, auto_create_groups: bool = True) -> Node:
         """One more api process, its follower not running yet."""
-        self.processes += 1
-        memory, clock = self.settlers.memory, self.settlers.memory.clock
-        process = memory.start_process(name)
-        stores = Stores(process.store, process.owners, process.admin, self.database)
-        config = ServiceConfig(
-            lambda url: None if url.startswith("https://") else "only https",
+        config = NodeConfig(
+            name,
             self.topics,
+            lambda url: None if url.startswith("https://") else "only https",
             self.limits,
             auto_create_groups=auto_create_groups,
-            seal_watch=self.settlers.seal_watch,
-            prefix=f"r{self.processes}-",
-            random_bits=self.random.getrandbits,
         )
-        directory = SqlDirectory(self.database, clock)
-        return ServiceProcess(process, directory, assemble(stores, directory, clock, config))
+        return self.settlers.make_node(self.settlers.memory.start_process(name), name, config, self.database)
 
     @asynccontextmanager
-    async def serving(self, name: str = "api", **options: Any) -> AsyncIterator[ServiceProcess]:
+    async def serving(self, name: str = "api", **options: Any) -> AsyncIterator[Node]:
         """A running api process that is ready."""
         made = self.make_process(name, **options)
         task = asyncio.create_task(made.follower.run_forever())

@@ -14,20 +14,17 @@ import sys
 import structlog
 
 from bridge.clock import SystemClock
-from bridge.core.check_rules import CheckTimes
-from bridge.core.keyring import Keyring, OpSeals
 from bridge.core.topics import with_prefix
-from bridge.log_watch import LogWatch
+from bridge.node import Backing, Node, NodeConfig
 from bridge.seals import load_seals
 from bridge.settler.known_topics import KnownTopics
-from bridge.settler.ports import SettlerConfig, SettlerPorts
-from bridge.settler.settler import Settler
 from bridge.sql.engine import Database
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
-from bridge.store.sealed import SealedOwnerStore, SealWatch
-from tests.support.settler_world import RecordingObserver
+from bridge.store.sealed import SealWatch
+from checker.caller import MemoryCaller
+from tests.support.settler_world import NoDatabase, RecordingObserver
 
 SESSION_MS = 3_000  # so soon a successor gets the queues of one that stands still
 
@@ -39,15 +36,16 @@ async def run(bootstrap: str, prefix: str, queues: int, database_url: str | None
     destinations = KnownTopics(admin, clock)
     owners = KafkaOwnerStore(config, destinations.max_message_bytes)
     store = KafkaMessageStore(config, owners)
-    keyring, topics = Keyring(), with_prefix(prefix, queues)
-    seals = OpSeals(keyring)
+    seal_watch, topics = SealWatch(), with_prefix(prefix, queues)
     if database_url is not None:
         database = Database(database_url)
-        await load_seals(database, keyring, seals)
+        await load_seals(database, seal_watch.seals)
         await database.close()
-    sealed, log = SealedOwnerStore(owners, topics.op, SealWatch(seals)), LogWatch(admin, topics, clock)
-    ports = SettlerPorts(store, sealed, destinations, lambda _: CheckTimes(), RecordingObserver(), clock, log)
-    settler = Settler(topics, "lone", ports, SettlerConfig())
+    backing = Backing(
+        store, owners, admin, NoDatabase(), clock, lambda: MemoryCaller(clock),
+        destinations=destinations, seal_watch=seal_watch,
+    )  # fmt: skip
+    settler = Node(backing, NodeConfig("lone", topics)).make_settler(RecordingObserver())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, settler.stop)
     await settler.run_forever()
     await asyncio.gather(owners.close(), store.close(), admin.close())

@@ -12,7 +12,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from random import Random
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection
 
 from bridge.core.check_rules import CheckTimes
 from bridge.core.message import Message, MessageQueue
@@ -31,15 +34,18 @@ from bridge.core.record_codec import encode_act, encode_end, encode_half
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction, make_transaction_id
 from bridge.log_watch import LogWatch
-from bridge.settler.known_topics import KnownTopics
-from bridge.settler.ports import QueueOwner, SettlerConfig, SettlerPorts
+from bridge.node import Backing, Node, NodeConfig
+from bridge.settler.ports import QueueOwner, SettlerConfig
 from bridge.settler.settler import Settler
+from bridge.sql.engine import Database, SqlUnavailable
 from bridge.store.memory.process import MemoryOwnerStore, MemoryProcess
 from bridge.store.message_store import OwnerStore, PutResult
 from bridge.store.sealed import SealedOwnerStore, SealWatch
+from checker.caller import MemoryCaller
 from tests.support.memory_world import MemoryWorld, make_memory_world
 
 GROUP = "shop"
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -77,6 +83,31 @@ class OpLog:
     positions: list[Position] = field(default_factory=list)
 
 
+class NoDatabase(Database):
+    """One that never answers."""
+
+    def __init__(self) -> None:
+        self.is_sqlite = True
+
+    async def run(self, work: Callable[[Connection], T], timeout_ms: int | None = None) -> T:
+        raise SqlUnavailable("there is none")
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        raise SqlUnavailable("there is none")
+
+
+class _WorldNode(Node):
+    """`start` is not called: a world looks neither at topics nor at groups by itself."""
+
+    def __init__(self, backing: Backing, config: NodeConfig, world: "SettlerWorld") -> None:
+        super().__init__(backing, config)
+        self._world = world
+        self.guard.faults = ()
+
+    def times_of(self, group: str) -> CheckTimes:
+        return self._world.times
+
+
 class SettlerWorld:
     """One journal, any number of settlers."""
 
@@ -88,6 +119,7 @@ class SettlerWorld:
         self.config = config
         self.observer = RecordingObserver()
         self.times = CheckTimes()
+        self.random = Random(7)
         self.settlers: dict[str, Settler] = {}
         self.watches: dict[str, LogWatch] = {}
         self._ids: dict[str, str] = {}
@@ -102,19 +134,24 @@ class SettlerWorld:
         name: str = "settler",
         owners: Callable[[MemoryOwnerStore], OwnerStore] = lambda owners: owners,
     ) -> Settler:
-        clock = self.memory.clock
-        log = LogWatch(process.admin, self.topics, clock)
-        ports = SettlerPorts(
-            process.store,
-            self.seal(owners(process.owners)),
-            KnownTopics(process.admin, clock),
-            lambda _: self.times,
-            self.observer,
-            clock,
-            log,
-        )
-        self.watches[name] = log
-        return Settler(self.topics, name, ports, self.config)
+        node = self.make_node(process, name, NodeConfig(name, self.topics, settler=self.config), owners=owners)
+        self.watches[name] = node.log
+        return node.make_settler(self.observer)
+
+    def make_node(
+        self,
+        process: MemoryProcess,
+        name: str,
+        config: NodeConfig,
+        database: Database | None = None,
+        owners: Callable[[MemoryOwnerStore], OwnerStore] = lambda owners: owners,
+    ) -> Node:
+        """A process whose groups have the times of this world."""
+        backing = Backing(
+            process.store, owners(process.owners), process.admin, database or NoDatabase(), self.memory.clock,
+            lambda: MemoryCaller(self.memory.clock), self.random, seal_watch=self.seal_watch,
+        )  # fmt: skip
+        return _WorldNode(backing, config, self)
 
     def seal(self, owners: OwnerStore) -> SealedOwnerStore:
         """What a process reads and writes op records through."""

@@ -19,9 +19,10 @@ from typing import Any, Self, TypeVar
 
 from starlette.types import Message, Receive
 
-from api.memory_bridge import MemoryBridge, MemoryPorts
+from api.testing.bridge import MemoryBridge
 from bridge.core.message import StoredMessage
 from bridge.core.topics import InternalTopics
+from bridge.node import Backing
 from bridge.sql.engine import open_new_database
 from checker.caller import Handler, MemoryCaller
 from tests.support.memory_world import make_memory_world
@@ -55,10 +56,11 @@ class WholeBridge:
         self.clock = self.memory.clock
         self._database = open_new_database(folder)
         self._caller = MemoryCaller(self.clock)
-        ports = MemoryPorts(
-            self.memory.cluster, self.memory.topics, self.clock, self.clock, self._database, self._caller, Random(7)
+        process = self.memory.start_process("bridge")
+        backing = Backing(
+            process.store, process.owners, process.admin, self._database, self.clock, lambda: self._caller, Random(7)
         )
-        self._bridge = MemoryBridge(ports)
+        self._bridge = MemoryBridge(backing, self.memory.topics)
         self._runner = asyncio.Runner()
 
     @property

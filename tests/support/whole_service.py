@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from bridge.projector import Projector, ProjectorConfig, ProjectorPorts
+from bridge.node import NodeConfig
+from bridge.projector import Projector, ProjectorConfig
 from tests.support.service_world import ServiceWorld
 
 
@@ -13,12 +14,9 @@ async def projecting(
     world: ServiceWorld, name: str = "projector", config: ProjectorConfig | None = None
 ) -> AsyncIterator[Projector]:
     """A running projector process; leaves cleanly at the end."""
-    settlers = world.settlers
-    process, clock = settlers.memory.start_process(name), settlers.memory.clock
-    ports = ProjectorPorts(
-        process.owners, process.store, process.admin, world.database, clock, lambda _: settlers.times
-    )
-    projector = Projector(world.topics, name, ports, config or ProjectorConfig())
+    process = world.settlers.memory.start_process(name)
+    made = NodeConfig(name, world.topics, projector=config or ProjectorConfig())
+    projector = world.settlers.make_node(process, name, made, world.database).make_projector()
     task = asyncio.create_task(projector.run_forever())
     try:
         yield projector

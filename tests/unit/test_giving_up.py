@@ -1,11 +1,13 @@
 """bridge.giving_up and bridge.sql.identity: what an operator is told of a lost log, and how its queue goes on."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
+from api.cli.examinations import make_void
 from bridge.core.errors import HaltKind
-from bridge.core.message import Message
+from bridge.core.message import Message, MessageQueue
 from bridge.giving_up import GivingUp, GivingUpPorts
 from bridge.sql.engine import SqlUnavailable
 from bridge.sql.identity import Halt, clear_halt, read_halts, store_halt
@@ -25,7 +27,7 @@ def recreate(world: ProjectorWorld, name: str) -> None:
 
 
 def make_giving_up(world: ProjectorWorld) -> GivingUp:
-    ports = world.make_ports("operator")
+    ports = world.make_projector("operator").ports
     return GivingUp(GivingUpPorts(ports.store, ports.owners, ports.admin, world.database, ports.clock), world.topics)
 
 
@@ -60,6 +62,22 @@ def test_what_is_lost_is_told_first_and_the_queue_goes_on_without_it(
 
     world.run(story())
     assert world.settlers.memory.visible("orders") == [b"v", b"w"]
+
+
+def test_void_half_message_is_no_transaction_to_be_given_up(database_url: str) -> None:
+    """It counts for nobody, as those of `doctor` do."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            journal = MessageQueue(world.topics.half, 0)
+            await world.settlers.memory.store.put(journal, make_void(journal.topic, 0, 1))
+            await world.settlers.settled()
+        recreate(world, world.topics.op)
+        (loss,) = await make_giving_up(world).survey()
+        assert loss.unproven == []
+
+    world.run(story())
 
 
 @pytest.mark.parametrize("lost", ["op", "half"])
@@ -104,3 +122,29 @@ def test_first_halt_of_a_queue_stays_until_it_is_cleared(database_url: str) -> N
     assert world.query(read_halts) == {0: first}
     world.query(partial(clear_halt, queue_id=0))
     assert world.query(read_halts) == {}
+
+
+def test_queue_that_was_added_begins_with_nothing_given_up(database_url: str) -> None:
+    """Journal and op topic have both grown, and the setting with them: the new queue gets its first position (53)."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await world.settlers.prepare("before", ORDER)
+            await world.settlers.settled()
+            await world.catch_up()
+        await world.projector.close()
+        for name in (world.topics.half, world.topics.op):
+            world.settlers.memory.cluster.log.add_queues(name, 2)
+        ports, topics = world.make_projector("operator").ports, replace(world.topics, queues=2)
+        giving_up = GivingUp(GivingUpPorts(ports.store, ports.owners, ports.admin, world.database, ports.clock), topics)
+        (loss,) = await giving_up.act("operator")
+        assert (loss.queue_id, loss.kind, loss.unproven) == (1, HaltKind.NO_POSITION, [])
+        assert await giving_up.find_faults() == {}
+        assert world.query(read_halts) == {}
+        async with world.settlers.settling():
+            await world.settlers.commit("before")
+            await world.settlers.settled()
+
+    world.run(story())
+    assert world.settlers.memory.visible("orders") == [b"v"]

@@ -1,7 +1,5 @@
 """The projector behind a real settler on the in-memory log: what it shows, and that it counts once."""
 
-import asyncio
-
 import pytest
 
 from bridge.core.errors import QueueHalted
@@ -319,31 +317,6 @@ def test_unparsable_records_are_stepped_over_and_counted(database_url: str) -> N
     assert world.projector.quarantined == 2
 
 
-def test_unknown_version_halts_its_queue_and_no_other(database_url: str) -> None:
-    """A newer format is not guessed at: that queue is not ready until a newer projector runs (40)."""
-    world = make_projector_world(database_url, queues=2)
-
-    async def story() -> None:
-        op = MessageQueue(world.topics.op, 0)
-        async with world.settlers.settling():
-            await world.settlers.prepare("a", of())
-            await world.settlers.prepare("b", of(), queue_id=1)
-            await world.catch_up()
-            await world.settlers.commit("b", queue_id=1)
-            await world.settled()
-            key = world.settlers.id_of("a").encode()
-            await world.settlers.memory.store.put(op, Message(op.topic, key, b'{"v":2}'))
-            running = asyncio.create_task(world.projector.run_forever())
-            while counts_of(world)[1] == 0 or not world.projector.halted:
-                await world.settlers.memory.clock.sleep_ms(50)
-            world.projector.stop()
-            await running
-
-    world.run(story())
-    assert list(world.projector.halted) == [0]
-    assert "version" in world.projector.halted[0]
-
-
 def test_recreated_topic_halts_until_a_rebuild(database_url: str) -> None:
     """Offsets of another log mean nothing: they are not applied (53, 62)."""
     world = make_projector_world(database_url)
@@ -362,37 +335,6 @@ def test_recreated_topic_halts_until_a_rebuild(database_url: str) -> None:
 
     world.run(story())
     assert counts_of(world) == (1, 0, 0, 0, 0, 1)
-
-
-def test_standby_takes_over_when_the_active_one_dies(database_url: str) -> None:
-    """One works, the other waits for its lease to end; nothing is counted twice."""
-    world = make_projector_world(database_url)
-
-    async def story() -> None:
-        clock = world.settlers.memory.clock
-        other = world.make_projector("other")
-        first = asyncio.create_task(world.projector.run_forever())
-        while not world.projector.is_active:
-            await clock.sleep_ms(10)
-        second = asyncio.create_task(other.run_forever())
-        async with world.settlers.settling():
-            await world.settlers.prepare("a", of())
-            while world.view("a") is None:
-                await clock.sleep_ms(10)
-            assert not other.is_active
-            world.database.fail_before = 10**9  # dies without giving its lease back
-            first.cancel()
-            await asyncio.wait([first])
-            world.database.fail_before = 0
-            await world.settlers.commit("a")
-            while counts_of(world)[1] == 0:
-                await clock.sleep_ms(10)
-            assert other.is_active
-        other.stop()
-        await second
-
-    world.run(story())
-    assert counts_of(world) == (1, 1, 0, 0, 0, 0)
 
 
 def test_commit_published_after_a_long_block_is_kept_as_long_as_any_other(database_url: str) -> None:

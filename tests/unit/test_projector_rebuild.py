@@ -11,10 +11,12 @@ from bridge.core.record import Act, ActRecord, Resolution, Source
 from bridge.core.transaction import TransactionState
 from bridge.projector import Projector, ProjectorConfig, RebuildProgress, rebuild
 from bridge.sql.bulk import insert_rows
+from bridge.sql.identity import record_identity
 from bridge.sql.projection import Orphan
 from bridge.sql.rows import ALL_COLUMNS, all_values, make_row
 from bridge.sql.tables import transactions
 from bridge.store.memory.log import clean
+from bridge.topology import identify
 from tests.support.projector_world import ProjectorWorld, make_projector_world
 
 pytest_plugins = ["tests.support.postgres"]
@@ -115,7 +117,7 @@ def test_rebuild_beside_a_working_projector_gives_the_same_rows(database_url: st
             while not world.projector.is_active:
                 await world.settlers.memory.clock.sleep_ms(10)
             other = world.make_projector("rebuilder")
-            verdict = await rebuild(other, world.make_ports("rebuilder-2"), world.topics, seen.append)
+            verdict = await rebuild(other, seen.append)
             assert {name: set(rows) ^ set(before[name]) for name, rows in world.dump().items()} == {
                 name: set() for name in before
             }
@@ -125,6 +127,33 @@ def test_rebuild_beside_a_working_projector_gives_the_same_rows(database_url: st
 
     world.run(story())
     assert seen[-1].applied == seen[-1].wanted
+
+
+@pytest.mark.parametrize("lost", ["half", "op"])
+@pytest.mark.parametrize("is_made_again", [False, True], ids=["missing", "made again"])
+def test_rebuild_leaves_the_projection_where_the_log_is_lost(
+    database_url: str, lost: str, *, is_made_again: bool
+) -> None:
+    """The projection alone knows then what has ended: an operator is told before anything is thrown away (F, D)."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of())
+            await world.settlers.commit("a")
+            await world.catch_up()
+        known = await identify(world.settlers.memory.admin, world.topics)
+        await world.database.run(lambda conn: record_identity(conn, known, 1))
+        log, name, before = world.settlers.memory.cluster.log, getattr(world.topics, lost), world.dump()
+        config = log.topics[name].config
+        log.delete_topic(name)
+        if is_made_again:
+            log.create_topic(name, 1, config)
+        with pytest.raises(QueueHalted, match="nothing was changed; see `outbox-bridge migrate --accept-identity`"):
+            await rebuild(world.projector, lambda _: None)
+        assert world.dump() == before
+
+    world.run(story())
 
 
 def test_rebuild_names_what_kafka_does_not_know(database_url: str) -> None:
@@ -137,9 +166,9 @@ def test_rebuild_names_what_kafka_does_not_know(database_url: str) -> None:
             await world.catch_up()
             ghost = make_row("0" * 28, "shop", 0, 99, 1)
             world.query(lambda c: insert_rows(c, transactions, ALL_COLUMNS, [all_values(ghost)]))
-            verdict = await rebuild(world.projector, world.make_ports("rebuilder"), world.topics, lambda _: None)
+            verdict = await rebuild(world.projector, lambda _: None)
             assert (verdict.orphan_count, verdict.orphans) == (1, [Orphan("0" * 28, "shop", TransactionState.PREPARED)])
-            again = await rebuild(world.projector, world.make_ports("rebuilder"), world.topics, lambda _: None)
+            again = await rebuild(world.projector, lambda _: None)
             assert again.orphan_count == 0
 
     world.run(story())
@@ -158,7 +187,7 @@ def test_rebuild_ends_where_the_journal_ends_before_what_was_decided(database_ur
         partition.records.clear()
         partition.maximum = 0
         with pytest.raises(QueueHalted, match="ends at 0"):
-            await rebuild(world.projector, world.make_ports("rebuilder"), world.topics, lambda _: None)
+            await rebuild(world.projector, lambda _: None)
 
     world.run(story())
 
@@ -176,7 +205,7 @@ def test_rebuild_ends_after_a_minute_without_progress(database_url: str) -> None
         assert await other.hold_lease()
         renewing = asyncio.create_task(renew(world, other))
         with pytest.raises(StoreTimeout, match="queue 0 is at 0 of 1"):
-            await rebuild(world.projector, world.make_ports("rebuilder"), world.topics, lambda _: None)
+            await rebuild(world.projector, lambda _: None)
         renewing.cancel()
 
     world.run(story())
@@ -210,7 +239,7 @@ def test_compacted_log_still_gives_every_state(database_url: str) -> None:
             clean(log)
             log.topics[world.topics.half].partitions[0].drop_below(4)
             before = {name: world.view(name) for name in ("t0", "t3", "t5", "new")}
-            await rebuild(world.projector, world.make_ports("rebuilder"), world.topics, lambda _: None)
+            await rebuild(world.projector, lambda _: None)
         after = {name: world.view(name) for name in before}
         assert after["t0"] is not None
         assert (after["t0"].state, after["t0"].messages, after["t0"].receipts != ()) == ("COMMITTED", (), True)

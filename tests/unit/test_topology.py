@@ -1,19 +1,21 @@
 """The internal topics: made where the bridge never ran, and guarded after that."""
 
-import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 import pytest
+from sqlalchemy import Connection
 
+from bridge.core.op_message import LogTopics
 from bridge.core.topics import InternalTopics
-from bridge.sql.engine import InlineDatabase
-from bridge.sql.identity import TopicIdentity
+from bridge.sql.engine import InlineDatabase, SqlUnavailable
 from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.message_store import ClusterDescription, TopicDescription
-from bridge.store.positions import begin_queues
+from bridge.store.positions import begin_queues, find_position
 from bridge.topology import (
     JOURNAL_RULES,
     OP_RULES,
@@ -22,8 +24,6 @@ from bridge.topology import (
     TopologyConflict,
     TopologyGuard,
     choose_replicas,
-    examine,
-    find_faults,
     judge_topic,
     migrate_topics,
     rules_of,
@@ -32,8 +32,25 @@ from tests.support.virtual_time import VirtualClock
 
 pytest_plugins = ["tests.support.postgres"]
 
+T = TypeVar("T")
+
 TOPICS = InternalTopics(queues=3)
 DAY_MS = 86_400_000
+HALF = TopicDescription(
+    TOPICS.half, "id", 3, frozenset(), 3, JOURNAL_RULES.max_message_bytes, True, 0, 0, JOURNAL_RULES.make_config(2)
+)
+
+
+class DatabaseThatFails(InlineDatabase):
+    """So many next reads fail."""
+
+    fail_reads = 0
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        if self.fail_reads:
+            self.fail_reads -= 1
+            raise SqlUnavailable("down")
+        return await super().read(work)
 
 
 class TopologyWorld:
@@ -44,7 +61,7 @@ class TopologyWorld:
         self.cluster = MemoryCluster(self.clock)
         self.process = MemoryProcess(self.cluster, "bridge")
         self.admin = self.process.admin
-        self.database = InlineDatabase(url)
+        self.database = DatabaseThatFails(url)
 
     async def migrate(self) -> list[str]:
         begin = partial(begin_queues, self.process.store, self.process.owners, TOPICS)
@@ -75,17 +92,41 @@ async def test_migrating_again_makes_nothing(world: TopologyWorld) -> None:
     assert await world.migrate() == []
 
 
+async def test_queues_begin_with_the_topics_that_were_recorded(world: TopologyWorld) -> None:
+    """A later owner sees by them that the log is still that one; again where a first migration got no further."""
+    topics = world.cluster.log.topics
+    assert await world.migrate()
+    first = await find_position(world.process.store, world.process.owners, TOPICS, 2)
+    begun: list[LogTopics] = []
+
+    async def begin(log: LogTopics) -> None:
+        begun.append(log)
+
+    await migrate_topics(world.admin, world.database, TOPICS, 1, begin)
+    ids = LogTopics(*[topics[name].topic_id for name in (TOPICS.half, TOPICS.op, TOPICS.parked)])
+    assert begun == [ids]
+    assert first is not None
+    assert first.topics == ids
+
+
 async def test_bridge_that_never_ran_is_not_ready(world: TopologyWorld) -> None:
     """Nothing is ever "nothing pending" by accident."""
-    kinds = [fault.kind for fault in await world.guard("missing", "not-migrated").run_once()]
-    assert kinds == [FaultKind.NOT_MIGRATED] + [FaultKind.MISSING] * 3
+    faults = await world.guard("missing", "not-migrated").run_once()
+    assert [(fault.kind, fault.topic) for fault in faults] == [
+        (FaultKind.NOT_MIGRATED, TOPICS.half),
+        *[(FaultKind.MISSING, topic) for topic in (TOPICS.half, TOPICS.op, TOPICS.parked)],
+    ]
+    assert {fault.remedy for fault in faults} == {"run `outbox-bridge migrate`"}
+    assert [fault.detail for fault in faults] == [
+        "this database knows no internal topics", *["the topic is missing"] * 3,
+    ]  # fmt: skip
 
 
 async def test_topic_gone_after_the_bridge_ran_is_not_made_again(world: TopologyWorld) -> None:
     """An empty journal in its place would forget what was acknowledged (53)."""
     await world.migrate()
     world.cluster.log.delete_topic(TOPICS.op)
-    with pytest.raises(TopologyConflict, match="gone"):
+    with pytest.raises(TopologyConflict, match=f"^{TOPICS.op}: the topic is gone; restore it, or .*--accept-identity"):
         await world.migrate()
     assert TOPICS.op not in world.cluster.log.topics
     assert [fault.kind for fault in await world.guard().run_once()] == [FaultKind.MISSING]
@@ -94,12 +135,14 @@ async def test_topic_gone_after_the_bridge_ran_is_not_made_again(world: Topology
 async def test_recreated_topic_is_found_by_its_id_until_it_is_accepted(world: TopologyWorld) -> None:
     """Same name, other log; only an operator may say that this is meant (62)."""
     await world.migrate()
-    config = world.cluster.log.topics[TOPICS.half].config
+    before = world.cluster.log.topics[TOPICS.half]
     world.cluster.log.delete_topic(TOPICS.half)
-    world.cluster.log.create_topic(TOPICS.half, 3, config)
+    after = world.cluster.log.create_topic(TOPICS.half, 3, before.config)
     guard = world.guard()
-    assert [fault.kind for fault in await guard.run_once()] == [FaultKind.OTHER_TOPIC]
-    with pytest.raises(TopologyConflict, match="--accept"):
+    (fault,) = await guard.run_once()
+    assert (fault.kind, fault.topic) == (FaultKind.OTHER_TOPIC, TOPICS.half)
+    assert fault.detail.startswith(f"topic id {after.topic_id}, recorded was {before.topic_id}:")
+    with pytest.raises(TopologyConflict, match=r"; check the addresses; .*--accept"):
         await world.migrate()
 
 
@@ -107,36 +150,46 @@ async def test_other_cluster_is_refused(world: TopologyWorld) -> None:
     """An address that leads to another cluster must not look like an empty bridge (62)."""
     await world.migrate()
     world.cluster.cluster_id = "another"
-    kinds = {fault.kind for fault in await world.guard().run_once()}
-    assert kinds == {FaultKind.OTHER_CLUSTER}
-    with pytest.raises(TopologyConflict, match="another"):
+    faults = await world.guard().run_once()
+    assert [(fault.kind, fault.topic) for fault in faults] == [
+        (FaultKind.OTHER_CLUSTER, topic) for topic in (TOPICS.half, TOPICS.op, TOPICS.parked)
+    ]
+    with pytest.raises(TopologyConflict, match=f"; {TOPICS.op}: cluster another, recorded was memory-cluster; check "):
         await world.migrate()
 
 
 @pytest.mark.parametrize(
-    ("topic", "config", "kind"),
+    ("topic", "config", "kind", "detail"),
     [
-        (TOPICS.half, {"cleanup.policy": "compact,delete"}, FaultKind.CLEANUP_POLICY),
-        (TOPICS.op, {"cleanup.policy": "delete"}, FaultKind.CLEANUP_POLICY),
-        (TOPICS.half, {"retention.ms": str(13 * DAY_MS)}, FaultKind.RETENTION),
-        (TOPICS.parked, {"retention.bytes": "1000000"}, FaultKind.RETENTION),
-        (TOPICS.op, {"min.compaction.lag.ms": "0"}, FaultKind.COMPACTION_LAG),
-        (TOPICS.half, {"message.timestamp.type": "CreateTime"}, FaultKind.TIMESTAMPS),
-        (TOPICS.half, {"max.message.bytes": str(8 * 2**20)}, FaultKind.MESSAGE_SIZE),
-        (TOPICS.op, {"max.message.bytes": str(8 * 2**20 + 65536)}, FaultKind.MESSAGE_SIZE),
-        (TOPICS.op, {"unclean.leader.election.enable": "true"}, FaultKind.UNCLEAN_ELECTION),
-        (TOPICS.half, {"min.insync.replicas": "2"}, FaultKind.REPLICAS),
+        (TOPICS.half, {"cleanup.policy": "compact,delete"}, FaultKind.CLEANUP_POLICY, "policy 'compact,delete'"),
+        (TOPICS.op, {"cleanup.policy": "delete"}, FaultKind.CLEANUP_POLICY, "cleanup.policy 'delete'"),
+        (TOPICS.half, {"retention.ms": str(13 * DAY_MS)}, FaultKind.RETENTION, "1123200000, at least 1209600000"),
+        (TOPICS.op, {"retention.ms": "0"}, FaultKind.RETENTION, "retention.ms 0, at least 2592000000 is needed"),
+        (TOPICS.parked, {"retention.bytes": "1000000"}, FaultKind.RETENTION, "retention.bytes 1000000"),
+        (TOPICS.op, {"min.compaction.lag.ms": "0"}, FaultKind.COMPACTION_LAG, "min.compaction.lag.ms 0"),
+        (TOPICS.half, {"message.timestamp.type": "CreateTime"}, FaultKind.TIMESTAMPS, "timestamps are not the"),
+        (TOPICS.half, {"max.message.bytes": str(8 * 2**20)}, FaultKind.MESSAGE_SIZE, "max.message.bytes 8388608"),
+        (TOPICS.op, {"max.message.bytes": str(8 * 2**20 + 65536)}, FaultKind.MESSAGE_SIZE, "bytes 8454144"),
+        (TOPICS.op, {"unclean.leader.election.enable": "true"}, FaultKind.UNCLEAN_ELECTION, "unclean leader el"),
+        (TOPICS.half, {"min.insync.replicas": "2"}, FaultKind.REPLICAS, "replicas 2 with 1 replicas: nothing can"),
     ],
 )
-async def test_unsafe_setting_is_found_and_says_what_to_do(
-    world: TopologyWorld, topic: str, config: Mapping[str, str], kind: FaultKind
+async def test_unsafe_setting_is_found_and_healed_by_its_remedy(
+    world: TopologyWorld, topic: str, config: Mapping[str, str], kind: FaultKind, detail: str
 ) -> None:
-    """Somebody changed a topic while the bridge runs: not ready, with the remedy (54)."""
+    """Somebody changed a topic while the bridge runs: not ready, until an operator does what he is told (54)."""
     await world.migrate()
     world.cluster.log.topics[topic].alter(config)
-    (fault,) = await world.guard().run_once()
+    guard = world.guard()
+    (fault,) = await guard.run_once()
     assert (fault.kind, fault.topic) == (kind, topic)
-    assert f"set {next(iter(config))}=" in fault.remedy
+    assert str(fault) == f"{topic}: {fault.detail}; {fault.remedy}"
+    assert detail in fault.detail
+    remedy = re.match(r"set (\S+)=(\S+) on it .* or override `(\S+)`", fault.remedy)
+    assert remedy is not None
+    assert remedy[3] == kind.value
+    world.cluster.log.topics[topic].alter({remedy[1]: remedy[2]})
+    assert await guard.run_once() == []
 
 
 async def test_unlimited_retention_is_enough(world: TopologyWorld) -> None:
@@ -153,7 +206,12 @@ async def test_retention_follows_the_longest_life_of_any_group(world: TopologyWo
     guard = TopologyGuard(world.admin, world.database, TOPICS, world.clock, longest_life_of=lambda: max(lives))
     assert await guard.run_once() == []
     lives.append(7 * DAY_MS + 1)
-    assert [fault.kind for fault in await guard.run_once()] == [FaultKind.RETENTION]
+    (fault,) = await guard.run_once()
+    assert (fault.kind, fault.topic) == (FaultKind.RETENTION, TOPICS.half)
+    assert f"set retention.ms={14 * DAY_MS + 1} on it" in fault.remedy
+    world.cluster.log.topics[TOPICS.half].alter({"retention.ms": "1000"})
+    (same,) = await guard.run_once()
+    assert same.remedy == fault.remedy
 
 
 async def test_added_queues_are_found(world: TopologyWorld) -> None:
@@ -162,7 +220,7 @@ async def test_added_queues_are_found(world: TopologyWorld) -> None:
     world.cluster.log.add_queues(TOPICS.half, 4)
     (fault,) = await world.guard().run_once()
     assert fault.kind is FaultKind.QUEUE_COUNT
-    assert "4 queues, 3 are configured" in str(fault)
+    assert str(fault).startswith(f"{TOPICS.half}: 4 queues, 3 are configured; journal and op topic must both have")
 
 
 async def test_fault_can_be_overridden_by_name_but_not_the_ones_that_matter_most(world: TopologyWorld) -> None:
@@ -176,65 +234,68 @@ async def test_fault_can_be_overridden_by_name_but_not_the_ones_that_matter_most
 
 async def test_guard_is_not_ready_before_it_has_looked(world: TopologyWorld) -> None:
     """Between start and first look nothing is known."""
-    assert [fault.kind for fault in world.guard().faults] == [FaultKind.UNREACHABLE]
+    (fault,) = world.guard().faults
+    assert (fault.kind, str(fault)) == (FaultKind.UNREACHABLE, f"{TOPICS.half}: not looked at yet; wait")
 
 
 async def test_guard_looks_again_while_the_bridge_runs(world: TopologyWorld) -> None:
-    """Every 5 minutes, and soon again while something is wrong."""
+    """Every 5 minutes, every 5 seconds while something is wrong or cannot be asked, and at once when told to."""
     await world.migrate()
-    guard = world.guard()
+    guard, topic = world.guard(), world.cluster.log.topics[TOPICS.half]
 
-    async def story() -> None:
-        world.cluster.log.topics[TOPICS.half].alter({"retention.ms": "1000"})
-        while not any(fault.kind is FaultKind.RETENTION for fault in guard.faults):
-            await world.clock.sleep_ms(1_000)
-        world.cluster.log.topics[TOPICS.half].alter({"retention.ms": "-1"})
-        while guard.faults:
-            await world.clock.sleep_ms(100)
-        assert world.clock.monotonic_ms() < 320_000
+    async def look_after(ms: int, *, is_due: bool = False) -> list[FaultKind]:
+        await world.clock.advance(ms)
+        await guard.run_if_due(is_due=is_due)
+        return [fault.kind for fault in guard.faults]
 
-    await world.clock.drive(run_beside(guard, story()))
-
-
-async def run_beside(guard: TopologyGuard, story: Coroutine[Any, Any, None]) -> None:
-    async def look() -> None:
-        while True:
-            await guard.run_if_due()
-            await guard._clock.sleep_ms(1_500)
-
-    task = asyncio.ensure_future(look())
-    try:
-        await story
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
+    await guard.run_if_due(is_due=False)
+    topic.alter({"retention.ms": "1000"})
+    assert await look_after(299_999) == []
+    assert await look_after(1) == [FaultKind.RETENTION]
+    topic.alter({"retention.ms": "-1"})
+    assert await look_after(4_999) == [FaultKind.RETENTION]
+    assert await look_after(1) == []
+    topic.alter({"retention.ms": "1000"})
+    world.database.fail_reads = 1
+    assert await look_after(299_999, is_due=True) == []
+    assert await look_after(4_999) == []
+    assert await look_after(1) == [FaultKind.RETENTION]
 
 
-@pytest.mark.parametrize(("brokers", "wanted", "expected"), [(1, None, (1, 1)), (3, None, (3, 2)), (5, 2, (2, 2))])
-def test_replicas_follow_the_size_of_the_cluster(brokers: int, wanted: int | None, expected: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("brokers", "expected"), [(1, (1, 1)), (2, (3, 2)), (3, (3, 2))])
+def test_replicas_follow_the_size_of_the_cluster(brokers: int, expected: tuple[int, int]) -> None:
     """One broker: one replica; else what survives a lost disk."""
-    cluster = ClusterDescription("c", [f"broker:{n}" for n in range(brokers)])
-    assert choose_replicas(cluster, wanted) == expected
+    assert choose_replicas(ClusterDescription("c", [f"broker:{n}" for n in range(brokers)])) == expected
 
 
-def test_one_insync_replica_of_three_is_a_fault() -> None:
-    """What is acknowledged would be on one disk only."""
-    config = JOURNAL_RULES.make_config(1)
-    topic = TopicDescription("t", "id", 3, frozenset(), 3, JOURNAL_RULES.max_message_bytes, True, 0, 0, config)
-    assert [fault.kind for fault in judge_topic(topic, rules_of(TOPICS)[TOPICS.half])] == [FaultKind.REPLICAS]
+@pytest.mark.parametrize(
+    ("replicas", "in_sync", "detail", "wanted"),
+    [
+        (3, 1, "min.insync.replicas 1 with 3 replicas: one lost disk loses what was acknowledged", 2),
+        (2, 1, "min.insync.replicas 1 with 2 replicas: one lost disk loses what was acknowledged", 2),
+        (3, 4, "min.insync.replicas 4 with 3 replicas: nothing can be written", 2),
+        (1, 2, "min.insync.replicas 2 with 1 replicas: nothing can be written", 1),
+        *[(replicas, in_sync, None, 0) for replicas, in_sync in ((1, 1), (2, 2), (3, 2), (3, 3))],
+    ],
+)
+def test_what_is_acknowledged_is_on_two_disks(replicas: int, in_sync: int, detail: str | None, wanted: int) -> None:
+    """As many as there are, up to two; and a topic that needs more than it has takes nothing."""
+    topic = replace(HALF, replication_factor=replicas, config=JOURNAL_RULES.make_config(in_sync))
+    faults = judge_topic(topic, rules_of(TOPICS)[TOPICS.half])
+    assert [(fault.kind, fault.detail) for fault in faults] == ([(FaultKind.REPLICAS, detail)] if detail else [])
+    assert all(f"set min.insync.replicas={wanted} on it" in fault.remedy for fault in faults)
+
+
+def test_setting_that_the_cluster_does_not_tell_is_as_kafka_has_it() -> None:
+    """No limit in bytes and no unclean election, but nothing that keeps records longer."""
+    faults = judge_topic(replace(HALF, config={"min.insync.replicas": "2"}), OP_RULES)
+    assert [fault.kind for fault in faults if fault.kind is not FaultKind.QUEUE_COUNT] == [
+        FaultKind.CLEANUP_POLICY, FaultKind.RETENTION, FaultKind.COMPACTION_LAG, FaultKind.MESSAGE_SIZE,
+    ]  # fmt: skip
+    assert "cleanup.policy ''" in str(faults[1])
 
 
 def test_op_and_parked_records_may_be_larger_than_the_journals() -> None:
     """A half message of the largest size still fits with what is added to it."""
     assert OP_RULES.max_message_bytes == PARKED_RULES.max_message_bytes == JOURNAL_RULES.max_message_bytes + 65_536
     assert set(rules_of(TOPICS)) == {TOPICS.half, TOPICS.op, TOPICS.parked}
-
-
-async def test_faults_can_be_found_without_a_recorded_identity(world: TopologyWorld) -> None:
-    """`doctor` looks at topics alone, where it has no database."""
-    await world.migrate()
-    found = await world.admin.describe_topics([TOPICS.half, TOPICS.op, TOPICS.parked])
-    assert find_faults(TOPICS, found) == []
-    assert [fault.kind for fault in find_faults(TOPICS, {})] == [FaultKind.MISSING] * 3
-    recorded = {TOPICS.half: TopicIdentity("memory-cluster", "another")}
-    assert [fault.kind for fault in await examine(world.admin, TOPICS, recorded)] == [FaultKind.OTHER_TOPIC]

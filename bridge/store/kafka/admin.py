@@ -24,7 +24,7 @@ from bridge.futures import take_error
 from bridge.store.kafka.client_thread import Silence
 from bridge.store.kafka.errors import SILENCE, error_of, make_store_error
 from bridge.store.kafka.options import ClientErrors, KafkaConfig, admin_options
-from bridge.store.message_store import ClusterDescription, TopicDescription
+from bridge.store.message_store import ClusterDescription, TopicDescription, TopicOutline
 
 T = TypeVar("T")
 _LOG = structlog.get_logger()
@@ -212,11 +212,14 @@ class KafkaTopicAdmin:
             raise StoreUnavailable(f"no right to describe {', '.join(denied)}")
         return {name: _describe(name, topics[name], configs[name]) for name in wanted}
 
-    async def identify_topics(self, names: Collection[str]) -> dict[str, str | None]:
+    async def identify_topics(self, names: Collection[str]) -> dict[str, TopicOutline | None]:
         found = await self._ask_topics(sorted(set(names)))
         if denied := [name for name, topic in found.items() if topic is Missing.DENIED]:
             raise StoreUnavailable(f"no right to describe {', '.join(denied)}")
-        return {name: None if isinstance(topic, Missing) else str(topic.topic_id) for name, topic in found.items()}
+        return {
+            name: None if isinstance(topic, Missing) else TopicOutline(str(topic.topic_id), len(topic.partitions))
+            for name, topic in found.items()
+        }
 
     async def list_topics(self) -> list[str]:
         found = await self._asker.run(lambda client, timeout_s: client.list_topics(timeout=timeout_s))

@@ -15,6 +15,7 @@ OptionValue = str | int | float | bool
 ProducerFactory = Callable[[dict[str, Any]], Producer]
 
 CLIENT_LOG = logging.getLogger(__name__)
+CLIENT_LOG.addHandler(logging.NullHandler())  # a command that sets no logging up says itself what failed
 POLL_S = 0.05  # no call into a client waits longer for something that may never come
 
 _EVERY_CLIENT: Mapping[str, OptionValue] = {

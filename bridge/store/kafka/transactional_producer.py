@@ -32,7 +32,7 @@ POINTS_OF: Mapping[BatchKind, BatchPoints] = {
     BatchKind.BLOCK: BatchPoints(None, FaultPoint.BLOCK_SENT_ALL, FaultPoint.BLOCK_COMMITTED),
     BatchKind.RETRY: BatchPoints(FaultPoint.RETRY_SENT_REAL, FaultPoint.RETRY_SENT_ALL, FaultPoint.RETRY_COMMITTED),
     BatchKind.PARK: BatchPoints(FaultPoint.PARK_SENT_COPY, FaultPoint.PARK_SENT_ALL, FaultPoint.PARK_COMMITTED),
-    BatchKind.PUT_BACK: BatchPoints(None, FaultPoint.PUT_BACK_SENT_ALL, FaultPoint.PUT_BACK_COMMITTED),
+    BatchKind.CARRY_FORWARD: BatchPoints(None, FaultPoint.CARRY_SENT_ALL, FaultPoint.CARRY_COMMITTED),
     BatchKind.POSITION: BatchPoints(None, FaultPoint.POSITION_SENT_ALL, FaultPoint.POSITION_COMMITTED),
     BatchKind.TAKE_OVER: BatchPoints(None, FaultPoint.TAKE_OVER_SENT_ALL, FaultPoint.TAKE_OVER_COMMITTED),
 }

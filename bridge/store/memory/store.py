@@ -21,6 +21,7 @@ from bridge.store.message_store import (
     PutStatus,
     QueueOffsets,
     TopicDescription,
+    TopicOutline,
 )
 
 
@@ -258,11 +259,12 @@ class MemoryTopicAdmin:
             ",".join(names), lambda: {name: topics[name].describe() if name in topics else None for name in names}
         )
 
-    async def identify_topics(self, names: Collection[str]) -> dict[str, str | None]:
-        topics = self._cluster.log.topics
-        return await self._ask(
-            ",".join(names), lambda: {name: topics[name].topic_id if name in topics else None for name in names}
-        )
+    async def identify_topics(self, names: Collection[str]) -> dict[str, TopicOutline | None]:
+        def outline(name: str) -> TopicOutline | None:
+            topic = self._cluster.log.topics.get(name)
+            return TopicOutline(topic.topic_id, len(topic.partitions)) if topic is not None else None
+
+        return await self._ask(",".join(names), lambda: {name: outline(name) for name in names})
 
     async def list_topics(self) -> list[str]:
         return await self._ask("", lambda: [name for name in self._cluster.log.topics if not name.startswith("__")])

@@ -9,23 +9,20 @@ from uuid import uuid4
 import pytest_asyncio
 
 from bridge.clock import SystemClock
-from bridge.core.check_rules import CheckTimes
 from bridge.core.message import Message
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.topics import InternalTopics, with_prefix
 from bridge.core.transaction import make_transaction_id
-from bridge.log_watch import LogWatch
-from bridge.projector import Projector, ProjectorPorts, RebuildProgress, rebuild
-from bridge.settler.known_topics import KnownTopics
-from bridge.settler.ports import SettlerConfig, SettlerPorts
-from bridge.settler.settler import Settler
+from bridge.node import Backing, Node, NodeConfig
+from bridge.projector import RebuildProgress, rebuild
 from bridge.sql.engine import Database
 from bridge.sql.search import SearchFilter, search_transactions
 from bridge.sql.stats import GroupStats, read_stats
 from bridge.store.message_store import PutStatus
 from bridge.store.positions import begin_queues
 from bridge.topology import TopologyGuard, migrate_topics
+from checker.caller import MemoryCaller
 from tests.contract.kafka_adapter import KafkaProcess, open_process
 from tests.support.settler_world import RecordingObserver
 
@@ -44,22 +41,12 @@ class KafkaBridge:
         self.clock = SystemClock()
         self.real_topic = topics.transactional_prefix + "-orders"
 
-    def make_projector(self, owner: str) -> tuple[Projector, ProjectorPorts]:
-        process = self.process
-        ports = ProjectorPorts(
-            process.owners, process.store, process.admin, self.database, self.clock, lambda _: CheckTimes()
+    def make_node(self, owner: str) -> Node:
+        process, clock = self.process, self.clock
+        backing = Backing(
+            process.store, process.owners, process.admin, self.database, clock, lambda: MemoryCaller(clock)
         )
-        return Projector(self.topics, owner, ports), ports
-
-    def make_settler(self) -> Settler:
-        process = self.process
-        destinations = KnownTopics(process.admin, self.clock)
-        times = CheckTimes()
-        ports = SettlerPorts(
-            process.store, process.owners, destinations, lambda _: times, RecordingObserver(), self.clock,
-            LogWatch(process.admin, self.topics, self.clock, self.database),
-        )  # fmt: skip
-        return Settler(self.topics, "settler", ports, SettlerConfig())
+        return Node(backing, NodeConfig(owner, self.topics))
 
     async def append(self, *messages: Message) -> None:
         results = await self.process.store.put_many(messages)
@@ -100,8 +87,8 @@ async def bridge(kafka: str, database: Database) -> AsyncIterator[KafkaBridge]:
 
 async def test_everything_is_projected_once_and_a_rebuild_gives_the_same(bridge: KafkaBridge) -> None:
     """Two projectors, one after the other takes over, then a rebuild beside the one at work (C, 11, 67)."""
-    (first, _), (second, _) = bridge.make_projector("first"), bridge.make_projector("second")
-    settler = bridge.make_settler()
+    first, second = bridge.make_node("first").make_projector(), bridge.make_node("second").make_projector()
+    settler = bridge.make_node("settler").make_settler(RecordingObserver())
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(settler.run_forever())
         working = tasks.create_task(first.run_forever())
@@ -113,9 +100,9 @@ async def test_everything_is_projected_once_and_a_rebuild_gives_the_same(bridge:
         await working
         await bridge.append(*[bridge.end(n, Resolution.ROLLBACK) for n in range(1, COUNT, 3)])
         before = await bridge.wait_for((COUNT, COUNT // 3, COUNT // 3, COUNT // 3))
-        rebuilder, ports = bridge.make_projector("rebuilder")
+        rebuilder = bridge.make_node("rebuilder").make_projector()
         seen: list[RebuildProgress] = []
-        verdict = await rebuild(rebuilder, ports, bridge.topics, seen.append)
+        verdict = await rebuild(rebuilder, seen.append)
         assert (replace(verdict.total, age_histogram=before.age_histogram), verdict.orphan_count) == (before, 0)
         assert seen[-1].applied == seen[-1].wanted
         await rebuilder.close()

@@ -1,5 +1,6 @@
 """Pages, look-ups and counts over rows as the projector writes them, on both databases."""
 
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -88,15 +89,24 @@ async def test_new_rows_do_not_shift_the_next_page(database: Database) -> None:
     ("wanted", "expected"),
     [
         (SearchFilter(states=[PREPARED]), {0, 4}),
-        (SearchFilter(states=[COMMITTED]), {1, 5}),
-        (SearchFilter(states=[COMMITTED, PARKED]), {1, 3, 5}),
+        (SearchFilter(states=[COMMITTED]), {1, 5, 6}),
+        (SearchFilter(states=[COMMITTED, PARKED]), {1, 3, 5, 6}),
         (SearchFilter(states=[ROLLED_BACK], group="shop"), {2}),
-        (SearchFilter(group="bank"), {4, 5}),
+        (SearchFilter(group="bank"), {4, 5, 6}),
         (SearchFilter(blocked=True), {5}),
-        (SearchFilter(blocked=False, states=[COMMITTED]), {1}),
+        (SearchFilter(blocked=False, states=[COMMITTED]), {1, 6}),
+        (SearchFilter(abandoned=True), {6}),
+        (SearchFilter(abandoned=True, group="bank"), {6}),
+        (SearchFilter(abandoned=True, group="shop"), set()),
+        (SearchFilter(abandoned=True, blocked=True), set()),
+        (SearchFilter(abandoned=True, states=[PREPARED]), set()),
+        (SearchFilter(abandoned=True, topic="credits"), {6}),
+        (SearchFilter(abandoned=True, born_before_ms=6), set()),
+        (SearchFilter(abandoned=False, states=[COMMITTED]), {1, 5}),
+        (SearchFilter(abandoned=False, topic="credits"), {4, 5}),
         (SearchFilter(blocked=True, states=[PREPARED]), set()),
-        (SearchFilter(topic="credits"), {4, 5}),
-        (SearchFilter(key=b"\xff"), {4, 5}),
+        (SearchFilter(topic="credits"), {4, 5, 6}),
+        (SearchFilter(key=b"\xff"), {4, 5, 6}),
         (SearchFilter(topic="credits", key=b"k"), set()),
         (SearchFilter(topic="credits", group="bank", states=[PREPARED]), {4}),
         (SearchFilter(topic="credits", blocked=True), {5}),
@@ -109,7 +119,7 @@ async def test_new_rows_do_not_shift_the_next_page(database: Database) -> None:
 async def test_filters_can_be_combined(database: Database, wanted: SearchFilter, expected: set[int]) -> None:
     """Each combination finds exactly what it says."""
     shop = [make(0), make(1, state=COMMITTED), make(2, state=ROLLED_BACK), make(3, state=PARKED)]
-    bank = [make(4, "bank"), make(5, "bank", COMMITTED, blocked=1)]
+    bank = [make(4, "bank"), make(5, "bank", COMMITTED, blocked=1), make(6, "bank", COMMITTED, abandoned_ms=6)]
 
     def fill(conn: Connection) -> None:
         put(conn, shop)
@@ -118,6 +128,34 @@ async def test_filters_can_be_combined(database: Database, wanted: SearchFilter,
     await database.run(fill)
     pages = await read_pages(database, wanted, 2)
     assert {int(i) for page in pages for i in page} == expected
+
+
+async def test_abandoned_ones_are_found_by_their_own_index(database: Database) -> None:
+    """Few among millions of commits: no other index leads to them."""
+    rows = [make(n, state=COMMITTED) for n in range(2_000)]
+    few = [make(n, "bank", COMMITTED, abandoned_ms=n) for n in range(2_000, 2_003)]
+    await database.run(lambda conn: put(conn, rows + few))
+    for group in (None, "bank"):
+        plan = await database.run(lambda conn, group=group: explain(conn, SearchFilter(group=group, abandoned=True)))
+        assert "ix_transactions_abandoned" in plan, plan
+
+
+def explain(conn: Connection, wanted: SearchFilter) -> str:
+    """How the database would find the first page."""
+    statements: list[tuple[str, Any]] = []
+    listen = partial(_note_statement, statements)
+    sa.event.listen(conn, "before_cursor_execute", listen)
+    search_transactions(conn, wanted, 10)
+    sa.event.remove(conn, "before_cursor_execute", listen)
+    statement, parameters = statements[0]
+    is_sqlite = conn.dialect.name == "sqlite"
+    conn.exec_driver_sql("ANALYZE")
+    explained = f"EXPLAIN {'QUERY PLAN ' if is_sqlite else ''}{statement}"
+    return "\n".join(str(row) for row in conn.exec_driver_sql(explained, parameters))
+
+
+def _note_statement(found: list[tuple[str, Any]], _: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
+    found.append((statement, parameters))
 
 
 @pytest.mark.parametrize("cursor", ["", "x", "!!", "MTox", "MTo5OTk5OTk5OTk5OTk5OTk5OTk5OTk5OTk5Ojk", "ä"])

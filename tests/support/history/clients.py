@@ -90,6 +90,8 @@ def _note(told: Told, invoke: Invoke, end: End | None) -> None:
         _note_answer(facts, invoke, end)
     elif invoke.call is not Call.GET:
         facts.unknown = facts.unknown or invoke.call_id
+    if invoke.call is Call.ABANDON and not isinstance(end, Fail):
+        facts.given_up_by = facts.given_up_by or invoke.call_id
     if invoke.call in {Call.RESUME, Call.CHECK} and not isinstance(end, Fail):
         facts.is_hastened = True
         facts.resumes += invoke.call is Call.RESUME
@@ -167,9 +169,9 @@ def _note_answer(facts: Facts, invoke: Invoke, end: Ok | Fail) -> None:
     if end.state is not None:
         receipts = tuple((r.topic, r.queue_id, r.queue_offset) for r in end.receipts)
         is_silent = isinstance(end, Fail) and end.state == COMMITTED
-        blocked = None if is_silent else end.blocked
+        blocked = None if is_silent or end.abandoned else end.blocked
         heard = Heard(end.call_id, invoke.at_ms, end.at_ms, end.state, blocked, receipts)
-        facts.hear(heard)
+        facts.hear(heard, is_abandoned=end.abandoned)
     if end.problem == "unknown-transaction" and (facts.forgotten is None or facts.forgotten.asked_ms < invoke.at_ms):
         facts.forgotten = Heard(end.call_id, invoke.at_ms, end.at_ms, "", blocked=False, receipts=())
     lie = _find_lie(facts, invoke, end)
@@ -185,11 +187,13 @@ def _find_lie(facts: Facts, invoke: Invoke, end: Ok | Fail) -> str | None:
         return f"was refused as already resolved, and {end.state} is what it wanted" if is_done else None
     if wanted is not None and end.state not in {None, wanted}:
         return f"got {end.status} with {end.state}"
+    if end.abandoned or invoke.call is Call.ABANDON:
+        is_true = end.abandoned and end.state == COMMITTED and not (end.blocked or end.receipts)
+        return None if is_true else f"got {end.status}, {end.state} that is not abandoned, or not only that"
     if end.status == 201 and end.state not in {None, PREPARED}:
         return f"got 201 with {end.state}"
     if invoke.call is not Call.GET and end.status == 200 and end.state == COMMITTED and end.blocked:
         return "got 200 for a commit that is blocked"
-    is_short = end.status == 200 and end.state == COMMITTED and invoke.call in COMMITTING and facts.contents is not None
-    if is_short and len(end.receipts) != len(facts.contents or ()):
-        return f"got {len(end.receipts)} receipts for {len(facts.contents or ())} messages"
-    return None
+    is_whole = end.status == 200 and end.state == COMMITTED and invoke.call in COMMITTING and facts.contents is not None
+    is_short = is_whole and len(end.receipts) != len(facts.contents or ())
+    return f"got {len(end.receipts)} receipts for {len(facts.contents or ())} messages" if is_short else None

@@ -27,6 +27,7 @@ class Call(StrEnum):
     FORCE_COMMIT = "force_commit"
     FORCE_ROLLBACK = "force_rollback"
     CHECK = "check"  # ask now
+    ABANDON = "abandon"
     GET = "get"
 
 
@@ -65,6 +66,7 @@ class _End(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="event")
     problem: str | None = None
     outcome: str | None = None
     check_times: int | None = None
+    abandoned: bool = False
 
 
 class Ok(_End, frozen=True, gc=False, tag="ok"):
@@ -99,6 +101,7 @@ def make_end(call_id: str, at_ms: int, status: int = 0, body: Mapping[str, Any] 
         "problem": None if problem is None else str(problem).rpartition("/")[2],
         "outcome": body.get("outcome"),
         "check_times": body.get("check_times"),
+        "abandoned": bool(body.get("abandoned", False)),
     }
     if 200 <= status < 300:
         return Ok(call_id, at_ms, status, **heard)

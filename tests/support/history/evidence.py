@@ -63,7 +63,17 @@ class EndRow(Struct, frozen=True, gc=False):
     check_number: int = 0
 
 
-JournalRow = HalfRow | EndRow
+class ActRow(Struct, frozen=True, gc=False):
+    """An operator's act in the journal."""
+
+    queue_id: int
+    offset: int
+    stored_ms: int
+    transaction_id: str
+    act: str  # CHECK, RESUME, ABANDON
+
+
+JournalRow = HalfRow | EndRow | ActRow
 
 
 class OpRow(Struct, frozen=True, gc=False):
@@ -86,6 +96,7 @@ class OpRow(Struct, frozen=True, gc=False):
     stored_ms: int = 0
     why: str | None = None
     base: int = 0
+    abandoned: bool = False
 
 
 class PositionRow(Struct, frozen=True, gc=False):
@@ -114,6 +125,7 @@ class ShownRow(Struct, frozen=True, gc=False, omit_defaults=True):
     check_times: int = 0
     receipts: tuple[Receipt, ...] = ()
     idempotency_key: str | None = None
+    abandoned: bool = False
 
 
 class CheckCall(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -140,6 +152,13 @@ class CountsRow(Struct, frozen=True, gc=False, omit_defaults=True):
     pending: int
     blocked: int = 0
     is_last: bool = False
+    abandoned: int = 0
+
+
+class AuditRow(Struct, frozen=True, gc=False):
+    """An entry of the audit: somebody wanted to abandon it."""
+
+    transaction_id: str
 
 
 class Gone(Struct, frozen=True):
@@ -172,6 +191,7 @@ class Evidence(Struct, frozen=True):
     checks: Iterable[CheckCall] | None = None
     counts: Iterable[CountsRow] | None = None
     gone: Iterable[Gone] = ()
+    audited: Iterable[AuditRow] | None = None
 
 
 def nothing_is_foreign(_: RealRecord) -> bool:

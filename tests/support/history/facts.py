@@ -11,6 +11,7 @@ from tests.support.history.evidence import (
     COMMITTED,
     FINAL,
     ROLLED_BACK,
+    ActRow,
     CheckCall,
     EndRow,
     HalfRow,
@@ -62,7 +63,8 @@ class Side(Struct, gc=False):
 class Facts(Struct, gc=False):
     """One transaction. `contents` None: nobody is known to have asked for it. The first group is what clients told,
     the second what lies in Kafka and SQL; `state` is the truth that all views must share. `published_ms`: append time
-    of the first op message that says so."""
+    of the first op message that says so. `given_up_by`: a call that may have abandoned it; `given_up`: the act in the
+    journal."""
 
     transaction_id: str
     group: str | None = None
@@ -86,6 +88,8 @@ class Facts(Struct, gc=False):
     forgotten: Heard | None = None
     resumes: int = 0
     is_hastened: bool = False
+    given_up_by: str | None = None
+    first_abandoned: Heard | None = None
 
     state: str | None = None
     half: HalfRow | None = None
@@ -93,6 +97,8 @@ class Facts(Struct, gc=False):
     op: OpRow | None = None
     op_odd: OpRow | None = None
     published_ms: int | None = None
+    given_up: ActRow | None = None
+    is_audited: bool = False
     sql: ShownRow | None = None
     shown: ShownRow | None = None
     parked: ParkedRow | None = None
@@ -127,7 +133,14 @@ class Facts(Struct, gc=False):
 
     def is_published(self) -> bool:
         """Whether its records must be there."""
+        if self.is_abandoned():
+            return False
         return self.state == COMMITTED and not (self.op is not None and self.op.blocked)
+
+    def is_abandoned(self) -> bool:
+        """Whether an operator has given up its publication; by the op topic, or the next best view."""
+        view = self.op or self.sql or self.shown
+        return view.abandoned if view is not None else self.first_abandoned is not None
 
     def appended_ms(self) -> int:
         """When its half message was appended; not before, if no view tells."""
@@ -143,8 +156,10 @@ class Facts(Struct, gc=False):
             return self.op.ended_ms
         return None if self.first_final is None else self.first_final.heard_ms
 
-    def hear(self, heard: Heard) -> None:
+    def hear(self, heard: Heard, *, is_abandoned: bool = False) -> None:
         """An answer with a state; of many only those are kept that can contradict others."""
+        if is_abandoned:
+            self.first_abandoned = _earlier(self.first_abandoned, heard)
         if heard.state not in FINAL:
             self.last_open = _later(self.last_open, heard)
             return

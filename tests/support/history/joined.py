@@ -14,6 +14,7 @@ from tests.support.history.evidence import (
     FINAL,
     PARKED,
     PREPARED,
+    ActRow,
     CheckCall,
     CountsRow,
     EndRow,
@@ -63,6 +64,8 @@ def join(events: Iterable[Event], evidence: Evidence, rules: Rules) -> Joined:
     for parked in evidence.parked or ():
         told.find(parked.transaction_id).parked = parked
     _add_checks(joined, evidence.checks or ())
+    for entry in evidence.audited or ():
+        told.find(entry.transaction_id).is_audited = True
     joined.gone = list(evidence.gone)
     for number, gone in enumerate(joined.gone):
         _add_visible(joined, gone.committed, name_gone(gone.topic, number))
@@ -82,6 +85,9 @@ def _add_journal(joined: Joined, rows: Iterable[JournalRow]) -> None:
         facts = joined.told.find(row.transaction_id)
         if isinstance(row, HalfRow):
             _add_half(joined, facts, row)
+        elif isinstance(row, ActRow):
+            if row.act == "ABANDON" and facts.given_up is None and _is_settled(joined, row):
+                facts.given_up = row
         elif facts.half is not None and facts.decided is None and _decides(joined, facts.half, row):
             facts.decided = row
 
@@ -110,13 +116,18 @@ def _add_op(joined: Joined, rows: Iterable[OpRow]) -> None:
     for row in rows:
         facts = joined.told.find(row.transaction_id)
         before = facts.op
-        if before is not None and before.state in FINAL and row.state != before.state:
-            facts.op_odd = facts.op_odd or before
-        if facts.published_ms is None and row.state == COMMITTED and not row.blocked:
+        if before is not None and before.state in FINAL and _end_of(row) != _end_of(before):
+            is_unblocked = before.blocked and row.state == COMMITTED
+            facts.op_odd = facts.op_odd or (None if is_unblocked else before)
+        if facts.published_ms is None and row.state == COMMITTED and not (row.blocked or row.abandoned):
             facts.published_ms = row.stored_ms
         if row.state == PARKED:
             facts.add_park(row)
         facts.op = row
+
+
+def _end_of(row: OpRow) -> tuple[str, bool]:
+    return row.state, row.abandoned
 
 
 def _set_sql(facts: Facts, row: ShownRow) -> None:

@@ -9,6 +9,7 @@ from bridge.core.message import BY_KEY, Header, Receipt, StoredMessage
 from tests.support.history.content import Content, mark, mark_headers
 from tests.support.history.evidence import (
     PARKED,
+    ActRow,
     EndRow,
     HalfRow,
     JournalRow,
@@ -50,7 +51,7 @@ def split_id(headers: Sequence[Header]) -> tuple[Sequence[Header], str | None]:
 
 
 def read_journal(stored: Stored) -> Iterator[JournalRow]:
-    """Half messages and ends; operators' acts and foreign records are left out."""
+    """Half messages, ends and operators' acts; foreign records are left out."""
     for queue_id, message in stored:
         properties = _properties(message)
         kind = properties.get("KIND")
@@ -67,6 +68,8 @@ def read_journal(stored: Stored) -> Iterator[JournalRow]:
                 properties.get("PGROUP"),
                 int(properties.get("TRANSACTION_CHECK_TIMES", "0")),
             )
+        elif kind == "A":
+            yield ActRow(queue_id, message.queue_offset, message.stored_ms, properties["UNIQ_KEY"], properties["ACT"])
 
 
 def read_parked(stored: Stored) -> Iterator[ParkedRow]:
@@ -109,6 +112,7 @@ def _op(queue_id: int, message: StoredMessage, members: dict[str, Any]) -> OpRow
         message.stored_ms,
         members.get("why", "?" if members["state"] == PARKED else None),
         members.get("base", 0),
+        members.get("abandoned", False),
     )
 
 

@@ -20,13 +20,14 @@ from tests.support.history.joined import Joined
 from tests.support.history.violation import Kind, Violation
 
 Found = Iterator[Violation]
+_ABANDONED = "abandoned"
 
 
 def compare_decisions(joined: Joined, facts: Facts) -> Found:
     """The op topic says what the journal decided, once."""
     op, decided = facts.op, facts.decided
     if facts.op_odd is not None and op is not None:
-        text = f"op says {facts.op_odd.state} at offset {facts.op_odd.offset}, later {op.state} at {op.offset}"
+        text = f"op says {_name(facts.op_odd)} at offset {facts.op_odd.offset}, later {_name(op)} at {op.offset}"
         yield Violation(Kind.CONTRADICTION, facts.transaction_id, text)
     if "op" not in joined.has or "journal" not in joined.has:
         return
@@ -43,6 +44,27 @@ def compare_decisions(joined: Joined, facts: Facts) -> Found:
     elif facts.state in FINAL:
         text = f"the op topic says {facts.state}, and nothing in the journal decides so"
         yield Violation(Kind.CONTRADICTION, facts.transaction_id, text)
+
+
+def _name(row: OpRow) -> str:
+    return f"{row.state}{' abandoned' if row.abandoned else ' blocked' if row.blocked else ''}"
+
+
+def compare_abandoned(joined: Joined, facts: Facts) -> Found:
+    """A commit is given up by an operator alone, audited, and for ever."""
+    told = facts.first_abandoned
+    if told is not None and not facts.is_abandoned():
+        text = f"{told.call_id} heard at {told.heard_ms} that it is abandoned, and it is not"
+        yield Violation(Kind.CONTRADICTION, facts.transaction_id, text)
+    if not facts.is_abandoned():
+        return
+    for is_known, is_so, what in (
+        ("journal" in joined.has, facts.given_up is not None, "the journal has no operator's act"),
+        ("checks" in joined.has, facts.given_up_by is not None, "nobody asked for it"),
+        ("audited" in joined.has, facts.is_audited, "the audit does not say so"),
+    ):
+        if is_known and not is_so:
+            yield Violation(Kind.CONTRADICTION, facts.transaction_id, f"it is abandoned, and {what}")
 
 
 def compare_shown(_: Joined, facts: Facts) -> Found:
@@ -65,6 +87,8 @@ def _shown_differences(facts: Facts, row: ShownRow) -> Iterator[tuple[str, objec
         return
     if row.blocked != op.blocked:
         yield "blocked", row.blocked, op.blocked
+    if row.abandoned != op.abandoned:
+        yield "abandoned", row.abandoned, op.abandoned
     if row.check_times != op.check_times:
         yield "check times", row.check_times, op.check_times
     if row.state == COMMITTED and are_other_receipts(_triples(row), _triples(op)):
@@ -82,7 +106,11 @@ def compare_answers(joined: Joined, facts: Facts) -> Found:
     if facts.state != final.state:
         text = f"{_tell(final)}, the truth is {facts.state}"
         yield Violation(Kind.CONTRADICTION, facts.transaction_id, text)
-    for before, after in ((final, facts.last_open), (facts.first_published, facts.last_blocked)):
+    for before, after in (
+        (final, facts.last_open),
+        (facts.first_published, facts.last_blocked),
+        (facts.first_abandoned, facts.last_blocked),
+    ):
         if before is not None and after is not None and after.asked_ms > before.heard_ms + slack_ms:
             text = f"{_tell(before)}, and {_tell(after)}, asked for at {after.asked_ms}"
             yield Violation(Kind.CHANGED_ANSWER, facts.transaction_id, text)
@@ -130,6 +158,7 @@ def _find_wrong_receipt(joined: Joined, facts: Facts, receipts: tuple[tuple[str,
 def check_counts(joined: Joined) -> Found:
     """Prepared = committed + rolled back + parked + pending, whenever anybody looked; at last, the true numbers."""
     true = Counter((facts.group, facts.state) for facts in joined.transactions.values() if facts.state is not None)
+    true.update((facts.group, _ABANDONED) for facts in joined.transactions.values() if facts.is_abandoned())
     for row in joined.counts:
         yield from _check_sum(row)
         if row.is_last:
@@ -138,6 +167,7 @@ def check_counts(joined: Joined) -> Found:
                 (ROLLED_BACK, row.rolled_back),
                 (PARKED, row.parked),
                 (PREPARED, row.pending),
+                (_ABANDONED, row.abandoned),
             ):
                 if counted != true[row.group, state]:
                     text = f"group {row.group} counts {counted} {state}, the truth is {true[row.group, state]}"
@@ -149,8 +179,9 @@ def _check_sum(row: CountsRow) -> Found:
     if row.prepared != sum(parts):
         text = f"group {row.group} at {row.at_ms}: prepared {row.prepared} is not {' + '.join(map(str, parts))}"
         yield Violation(Kind.NOT_CONSERVED, None, text)
-    if min(parts) < 0 or not 0 <= row.blocked <= row.committed:
-        text = f"group {row.group} at {row.at_ms}: {parts} with {row.blocked} blocked cannot be"
+    if min(*parts, row.blocked, row.abandoned) < 0 or row.blocked + row.abandoned > row.committed:
+        unseen = f"{row.blocked} blocked, {row.abandoned} abandoned"
+        text = f"group {row.group} at {row.at_ms}: {parts} with {unseen} cannot be"
         yield Violation(Kind.NOT_CONSERVED, None, text)
 
 

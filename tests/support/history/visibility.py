@@ -25,6 +25,8 @@ def find_phantoms(joined: Joined, facts: Facts) -> Found:
         return
     if facts.state != COMMITTED:
         yield Violation(Kind.PHANTOM, facts.transaction_id, f"it is {facts.state}, and {places} can be read")
+    elif facts.is_abandoned():
+        yield Violation(Kind.PHANTOM, facts.transaction_id, f"it was abandoned, and {places} can be read")
     elif facts.op is not None and facts.op.blocked:
         yield Violation(Kind.DISAGREEMENT, facts.transaction_id, f"the op topic says blocked, and {places} can be read")
     elif "journal" in joined.has and facts.half is not None and facts.decided is None:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from api.settings import load_settings
-from api.web.limits import SMALL_BYTES, ByteBudget, ByteLease
+from api.web.guard import ByteLease
+from api.web.limits import SMALL_BYTES, ByteBudget
 from bridge.core.errors import ConfigError
 
 TOTAL = SMALL_BYTES * 8

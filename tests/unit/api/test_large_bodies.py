@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from api.web.large_bodies import (
@@ -93,6 +93,10 @@ def test_prepares_are_read_as_small_ones(document: object, size: int) -> None:
     )
 
 
+TWO_FAULTS = {"producer_group": "g", "messages": [{"topic": "t", "timestamp_ms": 0}, {"topic": "t", "more": 1}]}
+
+
+@example([TWO_FAULTS], 0)
 @given(st.lists(PREPARES | st.just(7), max_size=4), st.integers(0, 9_000))
 def test_batches_are_read_as_small_ones(items: object, size: int) -> None:
     """Each transaction by itself."""

@@ -67,7 +67,8 @@ def test_document_has_exactly_the_routes() -> None:
         if isinstance(route, APIRoute)
         for method in route.methods
     }
-    pages = {("get", path) for path in ("/", "/docs", "/redoc", "/docs/assets/{name}")}
+    pages = {("get", path) for path in ("/", "/docs", "/redoc", "/docs/assets/{name}", "/openapi.json")}
+    pages.add(("head", "/openapi.json"))
     assert {(method, path) for method, path, _ in OPERATIONS} | pages == routes
     assert routes >= CONTRACT
 

@@ -44,6 +44,7 @@ async def test_misspelt_filters_are_refused(live: LiveServer) -> None:
         ("producer_group=a%20b", "?producer_group"),
         ("cursor=%C3%A9", "?cursor"),
         ("blocked=maybe", "?blocked"),
+        ("abandoned=maybe", "?abandoned"),
     ]:
         problem = check_problem(await live.client.get(f"/v1/transactions?{query}"), 422, "invalid-request")
         assert named_places(problem) == {name}, query

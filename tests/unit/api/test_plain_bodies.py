@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.web.bodies import Prepare, read_plain_prepare, read_plain_prepares, read_plain_resolutions
+from api.web.bodies import Prepare
 from api.web.json import MAX_DEPTH, read_strict
+from api.web.parse import read_plain_prepare, read_plain_prepares, read_plain_resolutions
 
 ID = "00" + "7" * 25 + "0"
 GOOD = '{"producer_group":"g","messages":[{"topic":"t","key":"k","value":"v: {[,"}]}'

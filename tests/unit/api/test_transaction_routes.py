@@ -7,7 +7,7 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from api.web.hot_path import HotPath
+from api.web.road import Road
 from bridge.core.record import Act, Resolution, Source
 from bridge.core.transaction import TransactionState
 from bridge.service.contract import Outcome, RefusalCode, Refused
@@ -273,7 +273,7 @@ async def test_calls_that_bypass_the_router_answer_as_it_does(
     heard = []
     for is_hot in (True, False):
         if not is_hot:
-            monkeypatch.setattr(HotPath, "find", lambda self, target, headers: None)
+            monkeypatch.setattr(Road, "find_hot", lambda self, target, headers: None)
         fake = FakeTransactions()
         facts = await make_facts(fake)
         async with serve(make_services(fake)) as server:

@@ -1,20 +1,21 @@
 """Nonces of checks."""
 
 import itertools
+from random import SystemRandom
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.core.keyring import BridgeKey, Keyring
+from bridge.node import make_random_text
 from checker.call import Nonces
-from checker.desk import random_text
 
 OLD, NEW = BridgeKey("1", b"o" * 32), BridgeKey("2", b"n" * 32)
 
 
 def nonces(*keys: BridgeKey) -> Nonces:
-    return Nonces(Keyring(keys), random_text)
+    return Nonces(Keyring(keys), lambda: make_random_text(SystemRandom()))
 
 
 @settings(deadline=None)

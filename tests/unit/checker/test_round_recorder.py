@@ -8,7 +8,7 @@ import pytest
 
 from bridge.directory import Endpoint, MemoryDirectory, ProducerGroup, UnansweredRound
 from checker.config import CheckCounts
-from checker.desk import RoundRecorder
+from checker.context import RoundRecorder
 from tests.support.virtual_time import VirtualClock
 
 URL = "https://a.example/"

@@ -321,23 +321,29 @@ def test_groups_do_not_stand_between_each_other() -> None:
 def test_wake_names_groups_at_rest_once() -> None:
     """A group is woken when its first due time comes, and again only after it rested."""
     table = table_with(make_transaction("a"), make_transaction("b", FIRST + 500))
-    assert table.wake(0, FIRST - 1) == set()
+    assert table.wake(0, FIRST - 1) == []
     assert table.next_front_ms(0) == FIRST
-    assert table.wake(0, FIRST) == {"g"}
-    assert table.wake(0, FIRST) == set()
+    assert table.wake(0, FIRST) == ["g"]
+    assert table.wake(0, FIRST) == []
     take(table, at(FIRST))
     table.rest("g")
-    assert table.wake(0, FIRST + 499) == set()
-    assert table.wake(0, FIRST + 500) == {"g"}
+    assert table.wake(0, FIRST + 499) == []
+    assert table.wake(0, FIRST + 500) == ["g"]
+
+
+def test_groups_wake_in_the_order_of_their_due_times() -> None:
+    """No order of a set decides who begins."""
+    transactions = [make_transaction(name, FIRST - place, group=name) for place, name in enumerate("abcdefgh")]
+    assert table_with(*transactions).wake(0, FIRST) == list("hgfedcba")
 
 
 def test_earlier_time_wakes_earlier() -> None:
     """An operator asks now; the later time, still registered, wakes nobody."""
     table = table_with(make_transaction("a", FIRST + 60_000))
     table.set_prepared(0, [make_transaction("a", FIRST)], 0)
-    assert table.wake(0, FIRST) == {"g"}
+    assert table.wake(0, FIRST) == ["g"]
     assert names(take(table, at(FIRST)).asks) == ["a"]
-    assert table.wake(0, FIRST + 60_000) == set()
+    assert table.wake(0, FIRST + 60_000) == []
 
 
 def test_groups_with_nothing_due_for_ever_leave_nothing() -> None:
@@ -347,7 +353,7 @@ def test_groups_with_nothing_due_for_ever_leave_nothing() -> None:
     table.rest("g")
     table.rest("nobody")
     assert table._tables[0]._lanes == {}
-    assert table.wake(0, FIRST) == set()
+    assert table.wake(0, FIRST) == []
     assert table.next_front_ms(0) is None
 
 

@@ -29,7 +29,7 @@ from bridge.store.memory.store import MemoryStore
 from bridge.store.message_store import PutResult, PutStatus
 from checker.caller import EndpointCall, Handler, MemoryCaller, Response
 from checker.config import CheckerConfig
-from checker.desk import CheckPorts
+from checker.context import CheckContext
 from checker.service import CheckService
 from tests.support.memory_world import MemoryWorld, make_memory_world
 from tests.support.virtual_time import VirtualClock
@@ -261,8 +261,11 @@ def make_world(config: CheckerConfig | None = None) -> World:
     store = FlakyStore(memory.cluster, memory.cluster.connect("checker"))
     directory, caller, board = FlakyDirectory(), MemoryCaller(clock), FlakyBoard()
     worlds: list[World] = []
-    ports = CheckPorts(store, directory, caller, clock, Texts(), lambda: worlds[0].jitter, board)
-    service = CheckService(ports, memory.topics, config)
+    context = CheckContext(
+        store, memory.topics, directory, caller, clock, Texts(), lambda: worlds[0].jitter, board,
+        config=config or CheckerConfig(),
+    )  # fmt: skip
+    service = CheckService(context)
     world = World(clock, memory, store, directory, caller, service, board)
     worlds.append(world)
     world.take_queue(0)

@@ -1,5 +1,6 @@
 """api.cli.dev: what it says when it cannot start. Nothing here needs a Kafka."""
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from api.cli.dev import begin_when_led
 from bridge.broker.broker_process import FileLock
+from bridge.core.errors import StoreError, StoreTimeout, StoreUnavailable
 
 TIMEOUT_S = 60
 
@@ -111,3 +114,26 @@ def test_unknown_setting_is_a_usage_error(tmp_path: Path) -> None:
     done = run_dev(tmp_path, "--port", "0")
     assert done.returncode == 2
     assert "insecure_no_auth" in done.stderr
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("leader epoch is newer"), StoreTimeout("nobody answers")])
+def test_broker_that_leads_nothing_yet_is_waited_for(error: StoreError) -> None:
+    """Its port is open before it leads the partitions that lie in its data: no reason to end."""
+    errors: list[Exception] = [error] * 3
+
+    async def begin() -> None:
+        if errors:
+            raise errors.pop()
+
+    asyncio.run(begin_when_led(begin, pause_s=0))
+    assert errors == []
+
+
+def test_broker_that_never_leads_is_told() -> None:
+    """In the end the error itself."""
+
+    async def begin() -> None:
+        raise StoreTimeout("nobody answers")
+
+    with pytest.raises(StoreTimeout, match="nobody answers"):
+        asyncio.run(begin_when_led(begin, pause_s=0))

@@ -27,6 +27,14 @@ def test_list_sends_its_filters(cli: Cli, bridge: CannedServer) -> None:
     assert row.split()[-1] == "orders.created[0]@7"
 
 
+@pytest.mark.parametrize("filter_name", ["blocked", "abandoned"])
+def test_list_finds_what_needs_an_operator(cli: Cli, bridge: CannedServer, filter_name: str) -> None:
+    """Commits that cannot be published, and those that were given up."""
+    bridge.answer("GET", "/v1/transactions", 200, {"transactions": [], "next": None})
+    assert cli("tx", "list", f"--{filter_name}", "--url", bridge.url).err == "none found\n"
+    assert bridge.asked[0].query == {filter_name: "true", "limit": "50"}
+
+
 def test_list_says_how_to_go_on(cli: Cli, bridge: CannedServer) -> None:
     """The cursor is for people, so not among the results."""
     bridge.answer("GET", "/v1/transactions", 200, {"transactions": [TRANSACTION], "next": "abc"})

@@ -87,35 +87,35 @@ def test_first_position_beyond_l_holds_the_op_topic() -> None:
     assert horizon.first_op_offset(8, 150, 0) == 140
 
 
-def test_half_message_is_put_back_for_its_distance_or_its_age() -> None:
+def test_half_message_is_carried_forward_for_its_distance_or_its_age() -> None:
     """Beyond the bound, not at it; the oldest first, up to the number wanted."""
     horizon, live = horizon_of(live_one(0, 2, 50), live_one(1, 3, 60), live_one(2, 4, 70))
-    assert horizon.choose_put_backs(12, 0, 1_050, 9) == []
-    assert horizon.choose_put_backs(13, 0, 0, 9) == ["0"]
-    assert horizon.choose_put_backs(14, 0, 0, 9) == ["0", "1"]
-    assert horizon.choose_put_backs(0, 0, 1_051, 9) == ["0"]
-    assert horizon.choose_put_backs(99, 0, 0, 2) == ["0", "1"]
-    assert horizon.choose_put_backs(99, 0, 0, 0) == []
+    assert horizon.choose_to_carry(12, 0, 1_050, 9) == []
+    assert horizon.choose_to_carry(13, 0, 0, 9) == ["0"]
+    assert horizon.choose_to_carry(14, 0, 0, 9) == ["0", "1"]
+    assert horizon.choose_to_carry(0, 0, 1_051, 9) == ["0"]
+    assert horizon.choose_to_carry(99, 0, 0, 2) == ["0", "1"]
+    assert horizon.choose_to_carry(99, 0, 0, 0) == []
     horizon.mark("0", 5, 0)
     del live["1"]
-    assert horizon.choose_put_backs(99, 0, 0, 9) == ["2"]
+    assert horizon.choose_to_carry(99, 0, 0, 9) == ["2"]
 
 
-def test_op_message_is_put_back_for_its_distance_or_its_age() -> None:
+def test_op_message_is_carried_forward_for_its_distance_or_its_age() -> None:
     """Of a live one, by its last op message."""
     horizon, live = horizon_of()
     for number in range(3):
         live[f"{number}"] = live_one(number)
         horizon.mark(f"{number}", 50 + number, 100 + number)
-    assert horizon.choose_put_backs(0, 70, 5_100, 9) == []
-    assert horizon.choose_put_backs(0, 71, 0, 9) == ["0"]
-    assert horizon.choose_put_backs(0, 72, 0, 9) == ["0", "1"]
-    assert horizon.choose_put_backs(0, 0, 5_101, 9) == ["0"]
-    assert horizon.choose_put_backs(0, 99, 0, 2) == ["0", "1"]
-    assert horizon.choose_put_backs(0, 99, 0, 0) == []
+    assert horizon.choose_to_carry(0, 70, 5_100, 9) == []
+    assert horizon.choose_to_carry(0, 71, 0, 9) == ["0"]
+    assert horizon.choose_to_carry(0, 72, 0, 9) == ["0", "1"]
+    assert horizon.choose_to_carry(0, 0, 5_101, 9) == ["0"]
+    assert horizon.choose_to_carry(0, 99, 0, 2) == ["0", "1"]
+    assert horizon.choose_to_carry(0, 99, 0, 0) == []
     horizon.mark("0", 90, 0)
     del live["1"]
-    assert horizon.choose_put_backs(0, 99, 0, 9) == ["2"]
+    assert horizon.choose_to_carry(0, 99, 0, 9) == ["2"]
 
 
 def test_many_live_ones_are_not_written_again_and_again() -> None:
@@ -123,8 +123,8 @@ def test_many_live_ones_are_not_written_again_and_again() -> None:
     horizon, live = horizon_of()
     live |= {f"{number}": live_one(number) for number in range(10)}
     horizon.mark("0", 50, 0)
-    assert horizon.choose_put_backs(0, 50 + 40, 0, 9) == []
-    assert horizon.choose_put_backs(0, 50 + 41, 0, 9) == ["0"]
+    assert horizon.choose_to_carry(0, 50 + 40, 0, 9) == []
+    assert horizon.choose_to_carry(0, 50 + 41, 0, 9) == ["0"]
 
 
 def test_half_message_of_an_earlier_life_of_the_id_holds_nothing() -> None:
@@ -132,7 +132,7 @@ def test_half_message_of_an_earlier_life_of_the_id_holds_nothing() -> None:
     horizon, live = horizon_of(live_one(0, 2))
     live["0"] = Transaction("0", "g", 6, 0, 0, COMMITTED, blocked=True)
     horizon.add_half(live["0"])
-    assert horizon.choose_put_backs(99, 0, 0, 9) == ["0"]
+    assert horizon.choose_to_carry(99, 0, 0, 9) == ["0"]
     assert horizon.first_journal_offset(9) == 6
 
 
@@ -140,20 +140,20 @@ def blocked_one(number: int, appended_ms: int, parked: int | None = None) -> Tra
     return Transaction(f"{number}", "g", 0, appended_ms, 0, COMMITTED, blocked=True, parked=parked)
 
 
-def test_old_blocked_ones_are_put_back_however_young_their_op_messages() -> None:
+def test_old_blocked_ones_are_carried_forward_however_young_their_op_messages() -> None:
     """At the age at which the journal may lose their body, the oldest first, up to the number wanted, each once."""
     horizon, live = horizon_of()
     live |= {"0": blocked_one(0, 30), "1": blocked_one(1, 10), "2": blocked_one(2, 20), "3": live_one(3)}
     live["4"] = blocked_one(4, 0, parked=7)
     for name in live:
         horizon.mark(name, 50, 5_000)
-    assert horizon.choose_put_backs(0, 50, 5_009, 9) == []
-    assert horizon.choose_put_backs(0, 50, 5_010, 9) == ["1"]
+    assert horizon.choose_to_carry(0, 50, 5_009, 9) == []
+    assert horizon.choose_to_carry(0, 50, 5_010, 9) == ["1"]
     horizon.mark("1", 51, 5_000)  # its next try
-    assert horizon.choose_put_backs(0, 50, 5_030, 1) == ["2"]
-    assert horizon.choose_put_backs(0, 50, 5_030, 0) == []
-    assert horizon.choose_put_backs(0, 50, 5_030, 9) == ["0"]
-    assert horizon.choose_put_backs(0, 50, 9_999, 9) == []
+    assert horizon.choose_to_carry(0, 50, 5_030, 1) == ["2"]
+    assert horizon.choose_to_carry(0, 50, 5_030, 0) == []
+    assert horizon.choose_to_carry(0, 50, 5_030, 9) == ["0"]
+    assert horizon.choose_to_carry(0, 50, 9_999, 9) == []
 
 
 def test_blocked_ones_that_need_no_copy_any_more_are_passed_over() -> None:
@@ -165,16 +165,16 @@ def test_blocked_ones_that_need_no_copy_any_more_are_passed_over() -> None:
     del live["0"]
     live["1"] = live_one(1)
     live["2"] = blocked_one(2, 2, parked=7)
-    assert horizon.choose_put_backs(0, 50, 5_100, 2) == ["3", "4"]
+    assert horizon.choose_to_carry(0, 50, 5_100, 2) == ["3", "4"]
 
 
-def test_limit_of_put_backs_is_for_all_reasons_together() -> None:
+def test_limit_of_what_is_carried_forward_is_for_all_reasons_together() -> None:
     """Two half messages leave room for one of three blocked ones."""
     horizon, live = horizon_of(live_one(0), live_one(1))
     for number in (2, 3, 4):
         live[f"{number}"] = blocked_one(number, number)
         horizon.mark(f"{number}", 50, 5_000)
-    assert horizon.choose_put_backs(99, 50, 5_100, 3) == ["0", "1", "2"]
+    assert horizon.choose_to_carry(99, 50, 5_100, 3) == ["0", "1", "2"]
 
 
 def test_ended_id_is_noted_anew_when_it_is_blocked_again() -> None:
@@ -183,5 +183,5 @@ def test_ended_id_is_noted_anew_when_it_is_blocked_again() -> None:
     for _ in range(2):
         live["0"] = blocked_one(0, 0)
         horizon.mark("0", 50, 5_000)
-        assert horizon.choose_put_backs(0, 50, 5_100, 9) == ["0"]
+        assert horizon.choose_to_carry(0, 50, 5_100, 9) == ["0"]
         horizon.end("0", 51, 5_000)

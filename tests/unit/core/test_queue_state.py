@@ -1,6 +1,6 @@
 """A queue's state machine against its log: whatever happened, a successor knows what the owner knew."""
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -11,7 +11,15 @@ from bridge.core.op_message import AnswerCode, OpMessage, Position, encode_op
 from bridge.core.queue_state import QueueState, RecoveredOp, RecoveredState, WrittenOp, effective_okey
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
 from bridge.core.topics import hash_ordering_key
-from bridge.core.transaction import COMMITTED, PARKED, PREPARED, Transaction, TransactionState, make_transaction_id
+from bridge.core.transaction import (
+    COMMITTED,
+    PARKED,
+    PREPARED,
+    ROLLED_BACK,
+    Transaction,
+    TransactionState,
+    make_transaction_id,
+)
 from bridge.core.transition import LogPosition, Park, Publish, Reply, Rewrite, Schedule, WriteOp
 from tests.support.queue_log import QueueLog, ends_of, essence
 
@@ -46,8 +54,8 @@ STEPS = st.lists(
 )  # fmt: skip
 
 
-def play(steps: list[tuple[object, ...]]) -> tuple[QueueLog, dict[str, int]]:
-    """Plays steps; after every Kafka transaction a successor is compared with the owner."""
+def play(steps: list[tuple[object, ...]], *, is_settled: bool = True) -> tuple[QueueLog, dict[str, int]]:
+    """Plays steps; after every Kafka transaction a successor is compared with the owner. `is_settled`: to the end."""
     log = QueueLog(TIGHT)
     state = log.restore()
     used: dict[str, int] = {}
@@ -73,7 +81,9 @@ def play(steps: list[tuple[object, ...]]) -> tuple[QueueLog, dict[str, int]]:
             case ("park", int(n)):
                 log.decide(state, 0, set(), [IDS[n]])
             case ("unblock",):
-                log.commit(state, [e for chain in list(state.chains.values()) for e in state.unblock(chain[0])])
+                log.commit(
+                    state, [e for waiting in list(state.blocked_queues.values()) for e in state.unblock(waiting[0])]
+                )
             case ("restart",):
                 state = log.restore()
             case ("wait", int(ms)):
@@ -81,9 +91,10 @@ def play(steps: list[tuple[object, ...]]) -> tuple[QueueLog, dict[str, int]]:
         if step[0] in {"decide", "park", "unblock"}:
             successor = log.restore()
             assert {essence(t) for t in successor.live.values()} == {essence(t) for t in state.live.values()}
-            assert successor.chains == state.chains
+            assert successor.blocked_queues == state.blocked_queues
             assert state.ended.keys() <= successor.ended.keys()
-    log.decide(state, len(log.journal), set())
+    if is_settled:
+        log.decide(state, len(log.journal), set())
     return log, used
 
 
@@ -110,7 +121,7 @@ def test_first_resolution_of_each_transaction_is_what_happened(steps: list[tuple
         elif isinstance(record, EndRecord) and record.transaction_id in known and record.resolution:
             first.setdefault(record.transaction_id, record.resolution)
     state = log.restore()
-    blocked = {i for chain in state.chains.values() for i in chain}
+    blocked = {i for waiting in state.blocked_queues.values() for i in waiting}
     published = {transaction_id for transaction_id, _ in log.published}
     committed = {i for i, resolution in first.items() if resolution is Resolution.COMMIT}
     assert published | blocked | log.abandoned == committed
@@ -119,7 +130,7 @@ def test_first_resolution_of_each_transaction_is_what_happened(steps: list[tuple
     assert log.abandoned <= set(acts)
 
 
-def test_put_back_lets_l_move_on() -> None:
+def test_carrying_forward_lets_l_move_on() -> None:
     """A transaction that stays PREPARED does not hold the journal's first needed offset for ever."""
     log = QueueLog(TIGHT)
     state = log.restore()
@@ -143,7 +154,7 @@ def test_blocked_commits_of_one_key_keep_the_order_of_their_ends() -> None:
         log.append(EndRecord(IDS[n], Resolution.COMMIT, Source.PRODUCER, 0))
     log.decide(state, 9, {IDS[3]})
     assert log.published == []
-    assert list(state.chains.values()) == [[IDS[3], IDS[0]]]
+    assert list(state.blocked_queues.values()) == [[IDS[3], IDS[0]]]
     assert state.live[IDS[0]].why == "ORDER"
 
 
@@ -200,12 +211,12 @@ def seal(state: QueueState, *transactions: Transaction) -> Position:
 def blocked_pair() -> tuple[QueueState, Transaction, Transaction]:
     """Two commits of one ordering key, the first refused by its topic."""
     state = state_with(0, 1)
-    effects = [*state.apply(LogPosition(2, 102), commit_of(0), 0), *state.apply(LogPosition(3, 103), commit_of(1), 0)]
+    effects = [*state.apply(LogPosition(2, 102), commit_of(0), 0, "REFUSED")]
+    effects += state.apply(LogPosition(3, 103), commit_of(1), 0)
     state.advance(4, 103)
-    kept = state.withhold(effects, lambda t: "REFUSED" if t.transaction_id == IDS[0] else None)
     first, second = state.live[IDS[0]], state.live[IDS[1]]
-    assert kept == [WriteOp(first), WriteOp(second)]
-    assert (first.why, second.why, state.chains) == ("REFUSED", "ORDER", {7: [IDS[0], IDS[1]]})
+    assert effects == [WriteOp(first), WriteOp(second)]
+    assert (first.why, second.why, state.blocked_queues) == ("REFUSED", "ORDER", {7: [IDS[0], IDS[1]]})
     return state, first, second
 
 
@@ -321,7 +332,7 @@ def test_blocked_ones_are_tried_again_in_their_order() -> None:
     state, first, second = blocked_pair()
     for t, rest in ((first, {7: [IDS[1]]}), (second, {})):
         assert state.unblock(t.transaction_id) == (Publish(replace(t, blocked=False, why=None, at=3)),)
-        assert state.chains == rest
+        assert state.blocked_queues == rest
         assert t.transaction_id not in state.live
 
 
@@ -334,22 +345,35 @@ def test_blocked_one_is_written_again_only_for_another_reason() -> None:
 
 
 def test_withholding_leaves_everything_else_as_it_was() -> None:
-    """What is no commit, and commits of other ordering keys, in their order."""
+    """What is no commit, in its order."""
     state = state_with(0)
-    others = [Reply("a", IDS[5], AnswerCode.ALREADY), Publish(Transaction(IDS[4], "g", 0, 0, 8, COMMITTED))]
+    others = [Reply("a", IDS[5], AnswerCode.ALREADY), WriteOp(Transaction(IDS[4], "g", 0, 0, 8, ROLLED_BACK))]
     [publish] = state.apply(LogPosition(1, 101), commit_of(0), 0)
-    kept = state.withhold([others[0], publish, others[1]], lambda t: "REFUSED" if t.okey == 7 else None)
+    kept = state.defer([others[0], publish, others[1]], lambda t: "REFUSED" if t.okey == 7 else "SPLIT")
     assert kept == [others[0], WriteOp(state.live[IDS[0]]), others[1]]
+    assert state.live[IDS[0]].why == "REFUSED"
 
 
-def test_old_blocked_ones_are_put_back_with_a_copy_of_their_body() -> None:
+@given(STEPS)
+def test_commits_withheld_after_an_abort_stand_as_if_refused_before(steps: list[tuple[object, ...]]) -> None:
+    """Whether an obstacle was known in advance, or the Kafka transaction was aborted: the same op messages (A, O)."""
+    logs = [play(steps, is_settled=False)[0] for _ in range(2)]
+    left = [record for _, record, _ in logs[0].journal[logs[0].position.s :]]
+    assume(not any(isinstance(record, ActRecord) for record in left))  # may concern what is blocked only in one of them
+    for log, is_aborted in zip(logs, (False, True), strict=True):
+        log.decide(log.restore(), len(left), set(IDS), is_aborted=is_aborted)
+    assert logs[0].op == logs[1].op
+    assert logs[0].restore().blocked_queues == logs[1].restore().blocked_queues
+
+
+def test_old_blocked_ones_are_carried_forward_with_a_copy_of_their_body() -> None:
     """From the age on at which the journal may lose it; younger ones as a state alone."""
     state, first, second = blocked_pair()
     seal(state, first, second)
     state.op_start += 99
     state.advance(5, 100 + TIGHT.op_ms)  # the first is just old enough, the second a millisecond too young
-    assert state.put_back(9) == [Park(replace(first, requests=())), WriteOp(replace(second, requests=()))]
-    assert len(state.put_back(1)) == 1
+    assert state.carry_forward(9) == [Park(replace(first, requests=())), WriteOp(replace(second, requests=()))]
+    assert len(state.carry_forward(1)) == 1
 
 
 def test_op_value_is_what_the_op_topic_says_or_would_say() -> None:
@@ -372,7 +396,7 @@ def test_successor_reads_op_messages_in_any_order() -> None:
     ]
     successor = QueueState.restore(RecoveredState(Position(4, 4, 40, ""), ops, [], 60, 70, 103), TIMES_OF, TIGHT)
     assert successor.live == {IDS[0]: first, IDS[1]: second}
-    assert successor.chains == state.chains
+    assert successor.blocked_queues == state.blocked_queues
     assert successor.ended == {IDS[2]: ops[2].value}
     assert successor.next_position([], "me") == Position(4, 4, 40, "me")
     seal(successor, *[e.transaction for e in successor.unblock(IDS[0]) if isinstance(e, Publish)])
@@ -402,7 +426,7 @@ def test_abandoned_one_frees_its_ordering_key() -> None:
     for n, t, rest in ((0, first, {7: [IDS[1]]}), (1, second, {})):
         given_up = replace(t, blocked=False, abandoned=True, at=5 + n, requests=("a",))
         assert state.apply(LogPosition(5 + n, 105 + n), act_of(n, Act.ABANDON), 0) == (WriteOp(given_up),)
-        assert state.chains == rest
+        assert state.blocked_queues == rest
         assert t.transaction_id not in state.live
         seal(state, given_up)
         assert state.get_op_value(IDS[n]) == encode_op(OpMessage(given_up))
@@ -414,8 +438,18 @@ def test_commit_behind_an_abandoned_one_is_published_in_the_same_batch() -> None
     state.apply(LogPosition(4, 104), half_of(2), 7)
     effects = [e for n in (0, 1) for e in state.apply(LogPosition(5 + n, 105 + n), act_of(n, Act.ABANDON), 0)]
     effects += state.apply(LogPosition(7, 107), commit_of(2), 0)
-    kept = state.withhold(effects, lambda _: None)
-    assert [type(effect) for effect in kept] == [WriteOp, WriteOp, Publish]
+    assert [type(effect) for effect in effects] == [WriteOp, WriteOp, Publish]
+
+
+def test_commit_that_is_given_up_in_the_same_batch_was_blocked_first() -> None:
+    """Records take effect one after the other: whoever was committed before the act waits for the next try."""
+    state = state_with(0, 1)
+    effects = [*state.apply(LogPosition(2, 102), commit_of(0), 0, "REFUSED")]
+    effects += state.apply(LogPosition(3, 103), commit_of(1), 0)
+    effects += state.apply(LogPosition(4, 104), act_of(0, Act.ABANDON), 0)
+    last = {e.transaction.transaction_id: e.transaction for e in effects if isinstance(e, WriteOp)}
+    assert (last[IDS[0]].abandoned, last[IDS[0]].why, last[IDS[1]].why) == (True, "REFUSED", "ORDER")
+    assert state.blocked_queues == {7: [IDS[1]]}
 
 
 def test_successor_does_not_hold_what_was_abandoned() -> None:
@@ -426,6 +460,6 @@ def test_successor_does_not_hold_what_was_abandoned() -> None:
     ops = [RecoveredOp(offset, t, encode_op(OpMessage(t)), 103) for offset, t in values]
     successor = QueueState.restore(RecoveredState(Position(6, 6, 40, ""), ops, [], 60, 70, 105), TIMES_OF, TIGHT)
     assert successor.live == {IDS[1]: second}
-    assert successor.chains == {7: [IDS[1]]}
+    assert successor.blocked_queues == {7: [IDS[1]]}
     [reply] = successor.apply(LogPosition(6, 106), act_of(0, Act.ABANDON), 0)
     assert reply == Reply("a", IDS[0], AnswerCode.ALREADY)

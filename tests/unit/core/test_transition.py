@@ -10,6 +10,7 @@ from bridge.core.check_rules import CheckTimes, is_exhausted
 from bridge.core.op_message import AnswerCode
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
 from bridge.core.transaction import (
+    BODY_EXPIRED,
     COMMITTED,
     MAX_CHECKS,
     PARKED,
@@ -31,7 +32,7 @@ def prepared() -> Transaction:
 def answer(t: Transaction, number: int, source: Source = Source.CHECK) -> Transaction:
     """The transaction after an UNKNOWN with this check number."""
     record = EndRecord(ID, Resolution.UNKNOWN, source, 0, check_number=number)
-    return transition.end(t, record, LogPosition(t.at + 1, 2_000), TIMES, has_body=True).transaction
+    return transition.end(t, record, LogPosition(t.at + 1, 2_000), TIMES).transaction
 
 
 @pytest.mark.parametrize(("number", "source"), [(0, Source.CHECK), (2, Source.CHECK), (1, Source.PRODUCER)])
@@ -88,8 +89,10 @@ def test_published_is_committed_by_its_producer_at_once() -> None:
     assert follow(transition.prepare(half, PLACE, 77, TIMES)) == (made, [Publish(made)])
 
 
-def end_of(t: Transaction, resolution: Resolution, source: Source, *, has_body: bool = True, **more: Any) -> Transition:
-    return transition.end(t, EndRecord(ID, resolution, source, 0, **more), PLACE, TIMES, has_body=has_body)
+def end_of(
+    t: Transaction, resolution: Resolution, source: Source, *, obstacle: str | None = None, **more: Any
+) -> Transition:
+    return transition.end(t, EndRecord(ID, resolution, source, 0, **more), PLACE, TIMES, obstacle)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +133,7 @@ def test_counted_unknown_puts_the_next_check_off_by_an_interval() -> None:
         (replace(T, state=ROLLED_BACK), Resolution.COMMIT, {}, AnswerCode.ALREADY),
         (T, Resolution.UNKNOWN, {"group": "g"}, AnswerCode.ALREADY),
         (replace(T, state=PARKED), Resolution.UNKNOWN, {"check_number": 1}, AnswerCode.ALREADY),
-        (T, Resolution.COMMIT, {"has_body": False}, AnswerCode.BODY_EXPIRED),
+        (T, Resolution.COMMIT, {"obstacle": BODY_EXPIRED}, AnswerCode.BODY_EXPIRED),
     ],
 )
 def test_ends_that_change_nothing_are_answered(
@@ -141,9 +144,23 @@ def test_ends_that_change_nothing_are_answered(
     assert follow(end_of(t, resolution, Source.CHECK, **more)) == (t, [])
 
 
-def test_rollback_needs_no_body() -> None:
+@pytest.mark.parametrize("obstacle", [BODY_EXPIRED, "REFUSED"])
+def test_rollback_meets_no_obstacle(obstacle: str) -> None:
     """Nothing is to be published."""
-    assert end_of(T, Resolution.ROLLBACK, Source.OPERATOR, has_body=False).transaction.state is ROLLED_BACK
+    ended, effects = follow(end_of(T, Resolution.ROLLBACK, Source.OPERATOR, obstacle=obstacle))
+    assert (ended.state, ended.blocked, effects) == (ROLLED_BACK, False, [WriteOp(ended)])
+
+
+def test_commit_that_cannot_be_published_stands() -> None:
+    """It is blocked, whether it ends a half message or comes with it."""
+    ended, effects = follow(end_of(T, Resolution.COMMIT, Source.CHECK, obstacle="REFUSED", check_number=1, request="a"))
+    assert (ended.state, ended.blocked, ended.why, ended.by, ended.requests) == (
+        COMMITTED, True, "REFUSED", "check", ("a",)
+    )  # fmt: skip
+    assert effects == [WriteOp(ended)]
+    half = HalfMessage(ID, "g", 1, 0, is_published=True)
+    at_once, effects = follow(transition.prepare(half, PLACE, 7, TIMES, "REFUSED"))
+    assert (at_once.state, at_once.blocked, at_once.end, effects) == (COMMITTED, True, PLACE.offset, [WriteOp(at_once)])
 
 
 def act_on(t: Transaction, act: Act, request: str | None = "a") -> tuple[Transaction, list[Effect]]:
@@ -224,10 +241,10 @@ def test_moves_of_the_owner_name_nobody_who_waits() -> None:
     ("blocked", "parked", "is_old", "is_copied"),
     [(True, None, True, True), (True, 6, True, False), (True, None, False, False), (False, None, True, False)],
 )
-def test_put_back_copies_the_body_of_an_old_blocked_one(
+def test_carrying_forward_copies_the_body_of_an_old_blocked_one(
     blocked: bool, parked: int | None, is_old: bool, is_copied: bool
 ) -> None:
     """Once, before the journal loses it."""
     t = replace(T, blocked=blocked, parked=parked)
     again = replace(t, requests=())
-    assert follow(transition.put_back(t, is_old=is_old)) == (again, [Park(again) if is_copied else WriteOp(again)])
+    assert follow(transition.carry_forward(t, is_old=is_old)) == (again, [Park(again) if is_copied else WriteOp(again)])

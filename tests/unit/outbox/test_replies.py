@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from api.web.problems import PROBLEMS, Problem, encode_problem
 from bridge.service.contract import Outcome as Recorded
+from outbox.client.block import result_of
 from outbox.client.calls import Call, end_call, get_call, leave_call, prepare_call
 from outbox.client.errors import Outcome
 from outbox.client.errors import Problem as Told
-from outbox.client.listener import Resolution, TransactionState
+from outbox.client.listener import HalfMessage, LocalTransactionState, Resolution, TransactionState
 from outbox.client.message import Message
 from outbox.client.replies import (
     Answer,
@@ -141,6 +142,16 @@ def test_transaction_is_read_whole() -> None:
     assert (view.check_times, view.queue_id, view.queue_offset, view.ordering_key) == (3, 1, 9, "o")
     assert view.messages == ()
     assert read_prepared(members).born_time == NOW
+
+
+@pytest.mark.parametrize(("member", "flags"), [("blocked", (True, False)), ("abandoned", (False, True))])
+def test_result_of_a_send_says_why_nothing_is_published(member: str, flags: tuple[bool, bool]) -> None:
+    """Not yet, or never: committed both times, without receipts."""
+    half = HalfMessage(ID, "shop", (Message("orders"),))
+    view = read_view(committed(receipts=[], **{member: True}))
+    result = result_of(half, read_prepared(committed()), LocalTransactionState.COMMIT_MESSAGE, view)
+    assert (result.is_settled, result.state, result.receipts) == (True, TransactionState.COMMITTED, ())
+    assert (result.is_blocked, result.is_abandoned) == flags == (view.is_blocked, view.is_abandoned)
 
 
 def test_answers_without_a_transaction_are_taken_where_none_is_asked_for() -> None:

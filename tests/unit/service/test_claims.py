@@ -9,13 +9,14 @@ from bridge.core.errors import StoreTimeout
 from bridge.core.message import MessageQueue, StoredMessage
 from bridge.core.record import Resolution
 from bridge.directory import MemoryPullCheckStore, PullCheck
-from bridge.service.claims import ClaimCall, ClaimedCheck, ClaimPorts, ClaimsConfig, ClaimService
+from bridge.node import Node
+from bridge.service.claims import ClaimCall, ClaimedCheck, ClaimsConfig, ClaimService
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
 from bridge.service.operate import Who
 from bridge.service.reads import BodyReader
 from bridge.sql.directory import SqlDirectory
 from bridge.store.memory.store import MemoryStore
-from tests.support.service_world import GROUP, ServiceProcess, ServiceWorld, make_service_world
+from tests.support.service_world import GROUP, ServiceWorld, make_service_world
 
 PULL = GroupSettings(calls=CheckCalls(mode=CheckMode.PULL))
 WHO = Who("ada", "why")
@@ -47,18 +48,19 @@ class StoreThatGoes(MemoryStore):
 
     is_down = False
 
-    async def get_each(self, queue: MessageQueue, offsets: Collection[int]) -> dict[int, StoredMessage]:
+    async def get_each(
+        self, queue: MessageQueue, offsets: Collection[int], max_bytes: int | None = None
+    ) -> dict[int, StoredMessage]:
         if self.is_down:
             raise StoreTimeout("no leader")
-        return await super().get_each(queue, offsets)
+        return await super().get_each(queue, offsets, max_bytes)
 
 
 def make_claims(
-    world: ServiceWorld, api: ServiceProcess, board: CountingBoard, config: ClaimsConfig | None = None
+    world: ServiceWorld, api: Node, board: CountingBoard, config: ClaimsConfig | None = None
 ) -> ClaimService:
-    bodies = BodyReader(api.process.store, world.topics)
-    ports = ClaimPorts(board, api.directory, api.ports.lookups.reads, bodies, world.settlers.memory.clock)
-    return ClaimService(ports, config)
+    bodies = BodyReader(api.backing.store, world.topics)
+    return ClaimService(board, api.directory, api.reads, bodies, world.settlers.memory.clock, config)
 
 
 def call(wait_ms: int = 0, limit: int = 10, group: str = GROUP) -> ClaimCall:
@@ -70,9 +72,9 @@ def ids_of(claimed: Sequence[ClaimedCheck] | Refused) -> list[str]:
     return [check.view.transaction_id for check in claimed]
 
 
-async def prepare(world: ServiceWorld, api: ServiceProcess, count: int) -> list[str]:
+async def prepare(world: ServiceWorld, api: Node, count: int) -> list[str]:
     """So many transactions of the group, which fetches its checks."""
-    await api.service.groups.put(GROUP, PULL, [], WHO)
+    await api.groups.put(GROUP, PULL, [], WHO)
     prepared = await api.transactions.prepare([world.call(b"v%d" % number) for number in range(count)])
     return [each.transaction_id for each in prepared if isinstance(each, Prepared)]
 
@@ -162,7 +164,7 @@ def test_too_many_waiting_are_sent_away(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with world.serving() as api:
-            await api.service.groups.put(GROUP, PULL, [], WHO)
+            await api.groups.put(GROUP, PULL, [], WHO)
             claims = make_claims(world, api, board, ClaimsConfig(max_waiting=2))
             waiting = [asyncio.ensure_future(claims.claim(call(10_000))) for _ in range(2)]
             await world.sleep(100)
@@ -183,7 +185,7 @@ def test_database_away_is_told_and_nothing_lost(tmp_path: Path) -> None:
     async def story() -> None:
         async with world.serving() as api, world.settlers.settling():
             (transaction_id,) = await prepare(world, api, 1)
-            claims = api.service.claims
+            claims = api.claims
             waiting = asyncio.ensure_future(claims.claim(call(10_000)))
             await world.sleep(200)
             world.database.is_down = True
@@ -214,14 +216,13 @@ def test_journal_away_gives_the_checks_back(tmp_path: Path) -> None:
             (transaction_id,) = await prepare(world, api, 1)
             await world.sleep(1_000)
             await board.lay(transaction_id)
-            ports = ClaimPorts(
+            claims = ClaimService(
                 board,
                 api.directory,
-                api.ports.lookups.reads,
+                api.reads,
                 BodyReader(store, world.topics),
                 world.settlers.memory.clock,
             )
-            claims = ClaimService(ports)
             store.is_down = True
             refused = await claims.claim(call())
             assert isinstance(refused, Refused)

@@ -30,7 +30,7 @@ class CountingDatabase(InlineDatabase):
 
 def make_reads(world: ServiceWorld, database: InlineDatabase) -> CurrentReads:
     clock = world.settlers.memory.clock
-    ends = EndOffsets(world.settlers.memory.store, world.topics.half)
+    ends = EndOffsets(world.settlers.memory.store, world.topics)
     return CurrentReads(database, ends, ProjectionPositions(database, clock), clock, 2_000)
 
 
@@ -71,7 +71,7 @@ def test_note_is_never_older_than_the_question(tmp_path: Path) -> None:
 
     async def story() -> None:
         clock = world.settlers.memory.clock
-        ends = EndOffsets(world.settlers.memory.store, world.topics.half)
+        ends = EndOffsets(world.settlers.memory.store, world.topics)
         faults.give(StepKind.GET, Fate(answer_ms=100))
         first = asyncio.create_task(ends.note(0, Deadline.after(clock, 1_000)))
         await world.sleep(50)

@@ -11,18 +11,19 @@ from bridge.core.message import Message, MessageQueue
 from bridge.core.op_message import ANSWERS_KEY, Answer, AnswerCode, OpMessage, encode_answers, encode_op
 from bridge.core.record import EndRecord, Resolution, Source
 from bridge.core.transaction import SPLIT, Transaction, TransactionState, TransactionView
+from bridge.node import Node
 from bridge.service import reads
 from bridge.service.contract import Accepted, EndCall, Outcome, Prepared, RefusalCode, Refused, Wait
 from bridge.sql.identity import find_losses
 from bridge.store.memory.link import Fate, StepKind
 from tests.support.memory_faults import ScriptedFaults
-from tests.support.service_world import ServiceProcess, ServiceWorld, make_service_world
+from tests.support.service_world import ServiceWorld, make_service_world
 
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
 NOBODY = "00" + "0" * 26
 
 
-async def prepare(world: ServiceWorld, api: ServiceProcess, count: int = 1) -> list[str]:
+async def prepare(world: ServiceWorld, api: Node, count: int = 1) -> list[str]:
     answers = await api.transactions.prepare([world.call(b"%d" % n) for n in range(count)])
     return [answer.transaction_id for answer in answers if isinstance(answer, Prepared)]
 
@@ -133,6 +134,23 @@ def test_durable_is_not_waited_for(tmp_path: Path) -> None:
     world.run(story())
 
 
+def test_durable_end_without_an_answer_is_unknown(tmp_path: Path) -> None:
+    """With the id of each, so that it can be looked up."""
+    faults = ScriptedFaults()
+    world = make_service_world(tmp_path, faults=faults)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            ids = await prepare(world, api, 2)
+            faults.give(StepKind.PUT, Fate(answer_ms=None), client="api")
+            answers = await api.transactions.end([EndCall(i, COMMIT) for i in ids], Wait.DURABLE, wait_ms=2_000)
+            assert [(a.code, a.outcome, a.transaction_id) for a in answers if isinstance(a, Refused)] == [
+                (RefusalCode.OUTCOME_UNKNOWN, Outcome.UNKNOWN, transaction_id) for transaction_id in ids
+            ]
+
+    world.run(story())
+
+
 def test_refused_put_is_not_applied(tmp_path: Path) -> None:
     """The log's own no; nobody is left waiting."""
     world = make_service_world(tmp_path)
@@ -222,6 +240,7 @@ def test_forgotten_and_unreadable_is_unknown(tmp_path: Path) -> None:
             [refused] = await api.transactions.end([EndCall(NOBODY, COMMIT)])
             assert isinstance(refused, Refused)
             assert (refused.code, refused.outcome) == (RefusalCode.PROJECTION_BEHIND, Outcome.UNKNOWN)
+            assert (refused.transaction_id, refused.retry_after_s) == (NOBODY, 1)
             world.database.is_down = True
             [refused] = await api.transactions.end([EndCall(NOBODY, COMMIT)])
             assert isinstance(refused, Refused)

@@ -21,7 +21,7 @@ def test_put_creates_once_and_tells_its_secret_once(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with world.serving() as api:
-            groups = api.service.groups
+            groups = api.groups
             first = await groups.put("shop", GroupSettings(), ["https://a.example/x"], WHO)
             second = await groups.put("shop", SLOW, ["https://b.example/x"], WHO)
             assert isinstance(first, GroupSaved)
@@ -32,7 +32,7 @@ def test_put_creates_once_and_tells_its_secret_once(tmp_path: Path) -> None:
             rotated = await groups.rotate_secret("shop", WHO)
             assert isinstance(rotated, str)
             assert api.directory.groups["shop"].secrets == (rotated, first.secret)
-            audit = await api.service.search.audit(10)
+            audit = await api.search.audit(10)
             assert isinstance(audit, AuditList)
             whats = [(entry.what, entry.actor, entry.target) for entry in audit.entries]
             assert whats == [
@@ -57,15 +57,15 @@ def test_urls_that_may_not_be_called_are_refused(tmp_path: Path) -> None:
     async def story() -> None:
         async with world.serving() as api:
             urls = ["https://a.example", "http://b.example", "ftp://c"]
-            refused = await api.service.groups.put("shop", SLOW, urls, WHO)
+            refused = await api.groups.put("shop", SLOW, urls, WHO)
             assert isinstance(refused, Refused)
             assert refused.code is RefusalCode.CALLBACK_URL_FORBIDDEN
             assert [pointer for pointer, _ in refused.errors] == ["/endpoints/1/url", "/endpoints/2/url"]
             for name, many in (("no spaces", []), ("shop", ["https://a.example"] * 101)):
-                refused = await api.service.groups.put(name, SLOW, many, WHO)
+                refused = await api.groups.put(name, SLOW, many, WHO)
                 assert isinstance(refused, Refused)
                 assert refused.code is RefusalCode.INVALID_REQUEST
-            missing = await api.service.groups.get("shop")
+            missing = await api.groups.get("shop")
             assert isinstance(missing, Refused)
             assert missing.code is RefusalCode.UNKNOWN_PRODUCER_GROUP
 
@@ -78,7 +78,7 @@ def test_delete_waits_for_what_is_pending(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with world.serving() as api, world.settlers.settling():
-            groups = api.service.groups
+            groups = api.groups
             [prepared] = await api.transactions.prepare([world.call()])
             assert isinstance(prepared, Prepared)
             behind = await groups.delete("shop", WHO)
@@ -93,7 +93,7 @@ def test_delete_waits_for_what_is_pending(tmp_path: Path) -> None:
                 gone = await groups.delete("shop", WHO)
                 assert isinstance(gone, Refused)
                 assert gone.code is RefusalCode.UNKNOWN_PRODUCER_GROUP
-                audit = await api.service.search.audit(10)
+                audit = await api.search.audit(10)
                 assert isinstance(audit, AuditList)
                 assert [entry.what for entry in audit.entries] == ["producer-group.delete"]
 
@@ -107,13 +107,13 @@ def test_list_is_in_the_order_of_names(tmp_path: Path) -> None:
     async def story() -> None:
         async with world.serving() as api, world.serving("other") as other:
             for name in ("c", "a", "b"):
-                await other.service.groups.put(name, SLOW, [], WHO)
-            found = await api.service.groups.list(2)
-            rest = await api.service.groups.list(2, "b")
+                await other.groups.put(name, SLOW, [], WHO)
+            found = await api.groups.list(2)
+            rest = await api.groups.list(2, "b")
             assert not isinstance(found, Refused)
             assert not isinstance(rest, Refused)
             assert [health.group.name for health in (*found, *rest)] == ["a", "b", "c"]
-            health = await api.service.groups.get("c")
+            health = await api.groups.get("c")
             assert isinstance(health, GroupHealth)
             assert (health.group.settings, health.stats.pending) == (SLOW, 0)
 
@@ -127,7 +127,7 @@ def test_sql_down_is_said(tmp_path: Path) -> None:
     async def story() -> None:
         async with world.serving() as api:
             world.database.is_down = True
-            groups = api.service.groups
+            groups = api.groups
             answers = [
                 await groups.put("shop", SLOW, [], WHO),
                 await groups.get("shop"),
@@ -149,7 +149,7 @@ def test_leased_endpoints_are_audited_once(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with world.serving() as api:
-            groups = api.service.groups
+            groups = api.groups
             unknown = await groups.register_endpoint("shop", url, 60_000, WHO)
             assert isinstance(unknown, Refused)
             assert unknown.code is RefusalCode.UNKNOWN_PRODUCER_GROUP
@@ -164,7 +164,7 @@ def test_leased_endpoints_are_audited_once(tmp_path: Path) -> None:
             assert inward.code is RefusalCode.CALLBACK_URL_FORBIDDEN
             assert await groups.remove_endpoint("shop", url, WHO) is True
             assert await groups.remove_endpoint("shop", url, WHO) is False
-            audit = await api.service.search.audit(10)
+            audit = await api.search.audit(10)
             assert isinstance(audit, AuditList)
             assert [entry.what for entry in audit.entries] == [
                 "producer-group.remove-endpoint",
@@ -182,7 +182,7 @@ def test_leases_of_a_group_have_a_limit(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with world.serving() as api:
-            groups = api.service.groups
+            groups = api.groups
             await groups.put("shop", SLOW, [], WHO)
             urls = [f"https://{number}.example/x" for number in range(MAX_LEASED_ENDPOINTS + 1)]
             for url in urls[:-1]:

@@ -4,9 +4,10 @@ import asyncio
 
 from bridge.clock import KafkaTime
 from bridge.core.message import Message
-from bridge.service.journal import Deadline, Journal, SoundLog
+from bridge.core.topics import InternalTopics
+from bridge.service.journal import Deadline, Journal
 from bridge.store.message_store import PutStatus, Refusal
-from tests.support.memory_world import make_memory_world
+from tests.support.memory_world import SoundLog, make_memory_world
 
 
 def test_only_records_of_the_halted_queue_are_refused() -> None:
@@ -21,7 +22,7 @@ def test_only_records_of_the_halted_queue_are_refused() -> None:
             return "queue 1 halts" if queue_id == 1 else None
 
     async def story() -> None:
-        journal = Journal(process.store, KafkaTime(clock), 100, OneHalts())
+        journal = Journal(process.store, InternalTopics(), KafkaTime(clock), 100, OneHalts())
         messages = [Message("two", b"k", value, (), queue_id) for value, queue_id in ((b"a", 0), (b"b", 1), (b"c", 0))]
         results = await journal.append(messages, Deadline.after(clock, 5_000))
         assert [result.status is PutStatus.REFUSED for result in results] == [False, True, False]

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from bridge.node import Node
 from bridge.service.contract import Outcome, PrepareCall, Prepared, RefusalCode, Refused
-from tests.support.service_world import ServiceProcess, ServiceWorld, make_service_world
+from tests.support.service_world import ServiceWorld, make_service_world
 
 FLOOD = 10_000
 
@@ -12,7 +13,7 @@ def invented(world: ServiceWorld, *numbers: int) -> list[PrepareCall]:
     return [world.call(group="pest", topic=f"invented-{number}") for number in numbers]
 
 
-async def is_prepared(world: ServiceWorld, api: ServiceProcess, topic: str) -> bool:
+async def is_prepared(world: ServiceWorld, api: Node, topic: str) -> bool:
     """What another group hears."""
     [answer] = await api.transactions.prepare([world.call(topic=topic)])
     return isinstance(answer, Prepared)

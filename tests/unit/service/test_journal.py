@@ -9,7 +9,7 @@ from bridge.service.journal import Deadline, Journal
 from bridge.store.memory.link import Fate, StepKind
 from bridge.store.message_store import PutStatus, Refusal
 from tests.support.memory_faults import ScriptedFaults
-from tests.support.memory_world import make_memory_world
+from tests.support.memory_world import SoundLog, make_memory_world
 
 HALF = InternalTopics().half
 
@@ -18,7 +18,7 @@ def test_records_in_flight_are_bounded() -> None:
     """What is too much is refused, certainly unwritten; the bound is given back with the answers, late ones too."""
     faults = ScriptedFaults()
     memory = make_memory_world(faults=faults)
-    journal = Journal(memory.store, KafkaTime(memory.clock), 3)
+    journal = Journal(memory.store, InternalTopics(), KafkaTime(memory.clock), 3, SoundLog())
     message = Message(HALF, None, b"", (), 0)
 
     async def story() -> None:
@@ -43,7 +43,9 @@ def test_append_times_are_kafkas_time() -> None:
     time = KafkaTime(memory.clock)
 
     async def story() -> None:
-        await Journal(memory.store, time, 3).append([Message(HALF, queue_id=0)], Deadline.after(memory.clock, 100))
+        await Journal(memory.store, InternalTopics(), time, 3, SoundLog()).append(
+            [Message(HALF, queue_id=0)], Deadline.after(memory.clock, 100)
+        )
         assert time.now_ms() == memory.clock.now_ms()
 
     asyncio.run(memory.clock.drive(story()))

@@ -14,7 +14,8 @@ from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction, TransactionState
 from bridge.service.journal import Deadline
 from bridge.service.replies import FollowerPorts, OpFollower, PendingReplies, ReplyBatch
-from tests.support.memory_world import MemoryWorld, make_memory_world
+from bridge.store.sealed import SealWatch
+from tests.support.memory_world import MemoryWorld, SoundLog, make_memory_world
 
 ID = "00" + "0" * 26
 TOPICS = InternalTopics(queues=2)
@@ -27,12 +28,13 @@ class Following:
     waiters: PendingReplies
     time: KafkaTime
 
-    async def put(self, key: bytes, value: bytes) -> None:
-        await self.memory.store.put(MessageQueue(TOPICS.op, 0), Message("", key, value))
+    async def put(self, *records: tuple[bytes | None, bytes | None]) -> None:
+        """Together, so that they are read together."""
+        await self.memory.store.put_many([Message(TOPICS.op, key, value, (), 0) for key, value in records])
 
     async def put_state(self, state: TransactionState = TransactionState.COMMITTED) -> None:
         transaction = replace(Transaction(ID, "shop", 5, 1_000, 0), state=state)
-        await self.put(ID.encode(), encode_op(OpMessage(transaction)))
+        await self.put((ID.encode(), encode_op(OpMessage(transaction))))
 
     async def wait(self, wait: ReplyBatch) -> bool:
         await wait.until(Deadline.after(self.memory.clock, 20_000))
@@ -42,7 +44,7 @@ class Following:
 @asynccontextmanager
 async def following(memory: MemoryWorld, *, is_ready: bool = True) -> AsyncIterator[Following]:
     time, waiters = KafkaTime(memory.clock), PendingReplies("p-")
-    ports = FollowerPorts(memory.store, memory.owners, memory.clock, time, waiters)
+    ports = FollowerPorts(memory.store, memory.owners, memory.clock, time, waiters, SealWatch(), SoundLog())
     follower = OpFollower(TOPICS, ports)
     task = asyncio.create_task(follower.run_forever())
     try:
@@ -86,17 +88,22 @@ def test_what_was_there_before_wakes_nobody() -> None:
 
 
 def test_answers_of_others_are_not_parsed() -> None:
-    """An answers record without our prefix may be anything; one that cannot be read hides nothing after it."""
+    """An answers record without our prefix may be anything; one that cannot be read hides nothing read with it."""
 
     async def story(memory: MemoryWorld) -> None:
         async with following(memory) as f:
             wait = f.waiters.open([ID])
-            await f.put(ANSWERS_KEY, b"not JSON")
-            await f.put(ANSWERS_KEY, b"p- but not JSON")
-            await f.put(ID.encode(), b"not JSON")
             answer = Answer(wait.requests[0], ID, AnswerCode.GROUP_MISMATCH, None)
-            await f.put(ANSWERS_KEY, encode_answers([(answer, None)])[0])
+            await f.put(
+                (ANSWERS_KEY, b"not JSON"),
+                (ANSWERS_KEY, b"p- but not JSON"),
+                (ID.encode(), b"not JSON"),
+                (ID.encode(), None),
+                (ANSWERS_KEY, None),
+                (ANSWERS_KEY, encode_answers([(answer, None)])[0]),
+            )
             assert await f.wait(wait)
+            assert not f.follower.is_failing
 
     run(story)
 

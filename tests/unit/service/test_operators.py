@@ -4,22 +4,23 @@ from pathlib import Path
 
 from bridge.core.record import Act, EndRecord, Resolution, Source
 from bridge.core.transaction import TransactionState, TransactionView
+from bridge.node import Node
 from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
 from bridge.service.operate import Who
 from bridge.sql.audit import read_audit
-from tests.support.service_world import ServiceProcess, ServiceWorld, make_service_world
+from tests.support.service_world import ServiceWorld, make_service_world
 
 WHO = Who("ada", "because")
 NOBODY = "00" + "0" * 26
 
 
-async def prepare(world: ServiceWorld, api: ServiceProcess) -> str:
+async def prepare(world: ServiceWorld, api: Node) -> str:
     [answer] = await api.transactions.prepare([world.call()])
     assert isinstance(answer, Prepared)
     return answer.transaction_id
 
 
-async def park(world: ServiceWorld, api: ServiceProcess, transaction_id: str) -> None:
+async def park(world: ServiceWorld, api: Node, transaction_id: str) -> None:
     world.settlers.observer.owners[0].park({transaction_id: "MAX_CHECKS"})
     while True:
         view = await api.transactions.get(transaction_id)
@@ -114,6 +115,7 @@ def test_check_is_not_asked_for_too_early(tmp_path: Path) -> None:
             refused = await api.transactions.act(transaction_id, Act.CHECK, WHO)
             assert isinstance(refused, Refused)
             assert (refused.code, refused.retry_after_s) == (RefusalCode.TOO_EARLY, 6)
+            assert (refused.transaction_id, refused.state) == (transaction_id, TransactionState.PREPARED)
             await world.sleep(6_001)
             view = await api.transactions.act(transaction_id, Act.CHECK, WHO)
             assert isinstance(view, TransactionView)

@@ -239,7 +239,7 @@ def test_too_many_pending_are_refused(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with world.serving() as api:
-            assert await api.ports.door.pending.run_once() == 0
+            assert await api.pending.run_once() == 0
             [refused] = await api.transactions.prepare([world.call()])
             assert isinstance(refused, Refused)
             assert (refused.code, refused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)

@@ -7,6 +7,7 @@ import pytest
 
 from bridge.core.record import Resolution
 from bridge.core.transaction import TransactionState, TransactionView
+from bridge.node import Node
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
 from bridge.service.operate import Who
 from bridge.service.redrive import RedriveAction, RedrivePreview
@@ -15,12 +16,12 @@ from bridge.sql.redrive import JobState, RedriveJob
 from bridge.sql.transactions import SearchFilter
 from bridge.store.memory.link import Fate, StepKind
 from tests.support.memory_faults import ScriptedFaults
-from tests.support.service_world import ServiceProcess, ServiceWorld, make_service_world
+from tests.support.service_world import ServiceWorld, make_service_world
 
 WHO = Who("ada", "why")
 
 
-async def park_some(world: ServiceWorld, api: ServiceProcess, count: int, group: str = "shop") -> list[str]:
+async def park_some(world: ServiceWorld, api: Node, count: int, group: str = "shop") -> list[str]:
     answers = await api.transactions.prepare([world.call(b"%d" % n, group=group) for n in range(count)])
     ids = [answer.transaction_id for answer in answers if isinstance(answer, Prepared)]
     await world.settlers.settled()
@@ -30,22 +31,22 @@ async def park_some(world: ServiceWorld, api: ServiceProcess, count: int, group:
     return ids
 
 
-async def list_parked(api: ServiceProcess, wanted: SearchFilter) -> list[str]:
-    page = await api.service.parked.list(wanted, 500)
+async def list_parked(api: Node, wanted: SearchFilter) -> list[str]:
+    page = await api.parked.list(wanted, 500)
     assert isinstance(page, TransactionList)
     return [view.transaction_id for view in page.transactions]
 
 
-async def finish(api: ServiceProcess, job: RedriveJob | Refused) -> RedriveJob:
+async def finish(api: Node, job: RedriveJob | Refused) -> RedriveJob:
     assert isinstance(job, RedriveJob)
-    while not (await api.service.redrive_loop.run_once()).is_idle:
+    while not (await api.redrive.run_once()).is_idle:
         pass
-    done = await api.service.parked.get_job(job.job_id)
+    done = await api.parked.get_job(job.job_id)
     assert isinstance(done, RedriveJob)
     return done
 
 
-async def states_of(api: ServiceProcess, ids: list[str]) -> set[TransactionState]:
+async def states_of(api: Node, ids: list[str]) -> set[TransactionState]:
     views = [await api.transactions.get(transaction_id) for transaction_id in ids]
     return {view.state for view in views if isinstance(view, TransactionView)}
 
@@ -65,7 +66,7 @@ def test_job_acts_on_what_matches(tmp_path: Path, action: RedriveAction, state: 
     async def story() -> None:
         async with world.serving() as api, world.settlers.settling(), world.projecting():
             mine, others = await park_some(world, api, 5), await park_some(world, api, 2, "other")
-            parked, wanted = api.service.parked, SearchFilter(group="shop")
+            parked, wanted = api.parked, SearchFilter(group="shop")
             preview = await parked.preview(wanted)
             assert isinstance(preview, RedrivePreview)
             assert (preview.count, preview.is_more, len(preview.sample)) == (5, False, 5)
@@ -73,7 +74,7 @@ def test_job_acts_on_what_matches(tmp_path: Path, action: RedriveAction, state: 
             assert (done.state, done.counts) == (JobState.DONE, {"done": 5})
             assert await states_of(api, mine) == {state}
             assert await states_of(api, others) == {TransactionState.PARKED}
-            audit = await api.service.search.audit(10)
+            audit = await api.search.audit(10)
             assert isinstance(audit, AuditList)
             assert [(e.what, e.target, e.reason) for e in audit.entries] == [
                 ("redrive.end", done.job_id, "why"),
@@ -91,12 +92,12 @@ def test_rate_is_kept_by_the_loop(tmp_path: Path) -> None:
     async def story() -> None:
         async with world.serving() as api, world.settlers.settling(), world.projecting():
             await park_some(world, api, 5)
-            job = await api.service.parked.redrive(SearchFilter(), RedriveAction.COMMIT, 2, WHO)
+            job = await api.parked.redrive(SearchFilter(), RedriveAction.COMMIT, 2, WHO)
             assert isinstance(job, RedriveJob)
             before_ms = world.settlers.memory.clock.monotonic_ms()
-            task = asyncio.create_task(api.service.redrive_loop.run_forever())
+            task = asyncio.create_task(api.redrive.run_forever())
             while True:
-                now = await api.service.parked.get_job(job.job_id)
+                now = await api.parked.get_job(job.job_id)
                 assert isinstance(now, RedriveJob)
                 if now.state is JobState.DONE:
                     break
@@ -115,9 +116,9 @@ def test_job_goes_on_in_another_process(tmp_path: Path) -> None:
     async def story() -> None:
         async with world.serving() as api, world.serving("2") as other, world.settlers.settling(), world.projecting():
             ids = await park_some(world, api, 4)
-            job = await api.service.parked.redrive(SearchFilter(), RedriveAction.ROLLBACK, 2, WHO)
-            assert (await api.service.redrive_loop.run_once()).acted == 2
-            assert (await other.service.redrive_loop.run_once()).is_idle
+            job = await api.parked.redrive(SearchFilter(), RedriveAction.ROLLBACK, 2, WHO)
+            assert (await api.redrive.run_once()).acted == 2
+            assert (await other.redrive.run_once()).is_idle
             await world.sleep(60_001)
             done = await finish(other, job)
             assert (done.state, done.counts) == (JobState.DONE, {"done": 4})
@@ -133,12 +134,12 @@ def test_job_of_a_process_whose_clock_was_ahead_goes_on(tmp_path: Path) -> None:
     async def story() -> None:
         async with world.serving() as api, world.serving("2") as other, world.settlers.settling(), world.projecting():
             ids = await park_some(world, api, 4)
-            job = await api.service.parked.redrive(SearchFilter(), RedriveAction.ROLLBACK, 2, WHO)
+            job = await api.parked.redrive(SearchFilter(), RedriveAction.ROLLBACK, 2, WHO)
             world.settlers.memory.clock.shift_wall_clock(3_600_000)
-            assert (await api.service.redrive_loop.run_once()).acted == 2
+            assert (await api.redrive.run_once()).acted == 2
             world.settlers.memory.clock.shift_wall_clock(-3_600_000)
             for _ in range(6):
-                assert (await other.service.redrive_loop.run_once()).is_idle
+                assert (await other.redrive.run_once()).is_idle
                 await world.sleep(10_001)
             done = await finish(other, job)
             assert (done.state, done.counts) == (JobState.DONE, {"done": 4})
@@ -155,15 +156,15 @@ def test_stopped_job_tells_of_its_last_step(tmp_path: Path) -> None:
     async def story() -> None:
         async with world.serving() as api, world.settlers.settling(), world.projecting():
             await park_some(world, api, 4)
-            job = await api.service.parked.redrive(SearchFilter(), RedriveAction.COMMIT, 2, WHO)
+            job = await api.parked.redrive(SearchFilter(), RedriveAction.COMMIT, 2, WHO)
             assert isinstance(job, RedriveJob)
             faults.give(StepKind.PUT, Fate(answer_ms=500))
-            step = asyncio.ensure_future(api.service.redrive_loop.run_once())
+            step = asyncio.ensure_future(api.redrive.run_once())
             await world.sleep(100)
-            assert isinstance(await api.service.parked.stop(job.job_id, WHO), RedriveJob)
+            assert isinstance(await api.parked.stop(job.job_id, WHO), RedriveJob)
             assert (await step).acted == 2
-            assert (await api.service.redrive_loop.run_once()).is_idle
-            stopped = await api.service.parked.get_job(job.job_id)
+            assert (await api.redrive.run_once()).is_idle
+            stopped = await api.parked.get_job(job.job_id)
             assert isinstance(stopped, RedriveJob)
             assert (stopped.state, stopped.counts) == (JobState.STOPPED, {"done": 2})
 
@@ -177,15 +178,15 @@ def test_stop_holds_after_the_present_step(tmp_path: Path) -> None:
     async def story() -> None:
         async with world.serving() as api, world.settlers.settling(), world.projecting():
             ids = await park_some(world, api, 4)
-            parked = api.service.parked
+            parked = api.parked
             job = await parked.redrive(SearchFilter(), RedriveAction.COMMIT, 2, WHO)
             assert isinstance(job, RedriveJob)
-            await api.service.redrive_loop.run_once()
+            await api.redrive.run_once()
             for _ in range(2):
                 stopped = await parked.stop(job.job_id, WHO)
                 assert isinstance(stopped, RedriveJob)
                 assert (stopped.state, stopped.counts) == (JobState.STOPPED, {"done": 2})
-            assert (await api.service.redrive_loop.run_once()).is_idle
+            assert (await api.redrive.run_once()).is_idle
             assert await states_of(api, ids) == {TransactionState.COMMITTED, TransactionState.PARKED}
             assert await parked.stop("nothing", WHO) is None
             jobs = await parked.list_jobs(10)
@@ -204,7 +205,7 @@ def test_late_commit_against_redrive_is_one_end(tmp_path: Path) -> None:
             async with world.projecting():
                 ids = await park_some(world, api, 2)
             await api.transactions.end([EndCall(ids[0], Resolution.COMMIT)])
-            job = await api.service.parked.redrive(SearchFilter(), RedriveAction.ROLLBACK, 100, WHO)
+            job = await api.parked.redrive(SearchFilter(), RedriveAction.ROLLBACK, 100, WHO)
             done = await finish(api, job)
             assert done.counts == {"done": 1, "already-resolved": 1}
             assert world.settlers.memory.visible("orders") == [b"0"]
@@ -220,9 +221,9 @@ def test_unknown_step_is_done_again(tmp_path: Path) -> None:
     async def story() -> None:
         async with world.serving() as api, world.settlers.settling(), world.projecting():
             ids = await park_some(world, api, 3)
-            job = await api.service.parked.redrive(SearchFilter(), RedriveAction.RESUME, 100, WHO)
+            job = await api.parked.redrive(SearchFilter(), RedriveAction.RESUME, 100, WHO)
             faults.give(StepKind.PUT, Fate(request_ms=None), client="api")
-            step = await api.service.redrive_loop.run_once()
+            step = await api.redrive.run_once()
             assert (step.acted, step.is_idle) == (0, False)
             done = await finish(api, job)
             assert (done.state, done.counts) == (JobState.DONE, {"done": 3})
@@ -237,7 +238,7 @@ def test_unreasonable_jobs_are_refused(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with world.serving() as api:
-            parked = api.service.parked
+            parked = api.parked
             for rate, who in ((0, WHO), (10_000, WHO), (10, Who("ada", " "))):
                 refused = await parked.redrive(SearchFilter(), RedriveAction.COMMIT, rate, who)
                 assert isinstance(refused, Refused)

@@ -6,15 +6,14 @@ from typing import Any
 
 from bridge.core.record import EndRecord, HalfMessage, Resolution
 from bridge.core.transaction import TransactionState, TransactionView
+from bridge.node import Node
 from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
 from bridge.store.memory.link import Fate, StepKind
 from tests.support.memory_faults import ScriptedFaults
-from tests.support.service_world import ServiceProcess, ServiceWorld, make_service_world
+from tests.support.service_world import ServiceWorld, make_service_world
 
 
-async def prepare(
-    world: ServiceWorld, api: ServiceProcess, value: bytes = b"v", key: str = "key", wait_ms: int = 5_000
-) -> Any:
+async def prepare(world: ServiceWorld, api: Node, value: bytes = b"v", key: str = "key", wait_ms: int = 5_000) -> Any:
     return (await api.transactions.prepare([world.call(value, idempotency_key=key)], wait_ms))[0]
 
 
@@ -147,7 +146,7 @@ def test_refused_one_that_could_not_be_heard_does_not_hold_its_key(tmp_path: Pat
 
     async def story() -> None:
         async with world.serving() as api, world.settlers.settling(), world.projecting():
-            full = api.ports.hearing.waiters.open([f"{n:028}" for n in range(200_000)])
+            full = api.waiters.open([f"{n:028}" for n in range(200_000)])
             refused = await prepare(world, api)
             assert isinstance(refused, Refused)
             assert (refused.code, refused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
@@ -231,6 +230,7 @@ def test_void_twice_is_unknown(tmp_path: Path) -> None:
             refused = await task
             assert isinstance(refused, Refused)
             assert (refused.code, refused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.UNKNOWN)
+            assert refused.retry_after_s == 1
             keyed = [half for half in await halves(world) if half.idempotency_key]
             assert {half.transaction_id for half in keyed} == {refused.transaction_id}
             assert len(keyed) == 2

@@ -28,14 +28,14 @@ def test_pages_are_newest_first(tmp_path: Path) -> None:
             found: list[str] = []
             cursor = None
             while True:
-                page = await api.service.search.search(SearchFilter(states=(TransactionState.PREPARED,)), 2, cursor)
+                page = await api.search.search(SearchFilter(states=(TransactionState.PREPARED,)), 2, cursor)
                 assert isinstance(page, TransactionList)
                 found += [view.transaction_id for view in page.transactions]
                 cursor = page.next
                 if cursor is None:
                     break
             assert found == ids[:0:-1]
-            refused = await api.service.search.search(SearchFilter(), 2, "no cursor")
+            refused = await api.search.search(SearchFilter(), 2, "no cursor")
             assert isinstance(refused, Refused)
             assert refused.code is RefusalCode.INVALID_REQUEST
 
@@ -50,20 +50,20 @@ def test_lags_tell_who_is_behind(tmp_path: Path) -> None:
         async with world.serving() as api:
             await api.transactions.prepare([world.call()])
             await world.sleep(5_000)
-            stats = await api.service.search.stats()
+            stats = await api.search.stats()
             assert isinstance(stats, BridgeStats)
             assert (stats.lag.settle_ms, stats.lag.projection_ms) == (5_000, 5_000)
             async with world.settlers.settling():
                 await world.settlers.settled()
                 await world.sleep(1_000)
-                stats = await api.service.search.stats()
+                stats = await api.search.stats()
                 assert isinstance(stats, BridgeStats)
                 assert stats.lag.settle_ms == 0
                 assert stats.lag.projection_ms > 5_000
                 await world.project()
-                assert await api.service.search.stats() is stats
+                assert await api.search.stats() is stats
                 await world.sleep(1_000)
-                stats = await api.service.search.stats()
+                stats = await api.search.stats()
                 assert isinstance(stats, BridgeStats)
                 assert stats.lag == (0, 0)
 
@@ -77,7 +77,7 @@ def test_sql_down_is_said(tmp_path: Path) -> None:
     async def story() -> None:
         async with world.serving() as api:
             world.database.is_down = True
-            search = api.service.search
+            search = api.search
             for answer in (await search.search(SearchFilter(), 10), await search.audit(10), await search.stats()):
                 assert isinstance(answer, Refused)
                 assert answer.code is RefusalCode.UNAVAILABLE
@@ -94,9 +94,9 @@ def test_audit_is_paged(tmp_path: Path) -> None:
             [prepared] = await api.transactions.prepare([world.call()])
             assert isinstance(prepared, Prepared)
             await api.transactions.force(prepared.transaction_id, Resolution.COMMIT, Who("ada", "why"))
-            first = await api.service.search.audit(1)
+            first = await api.search.audit(1)
             assert isinstance(first, AuditList)
-            second = await api.service.search.audit(1, first.next)
+            second = await api.search.audit(1, first.next)
             assert isinstance(second, AuditList)
             assert [entry.what for entry in (*first.entries, *second.entries)] == [
                 "transaction.force.answered",

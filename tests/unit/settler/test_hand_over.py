@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 import pytest
 
-from bridge.core.errors import BatchOutcomeUnknown
+from bridge.core.errors import BatchOutcomeUnknown, StoreError, StoreTimeout
 from bridge.core.message import Message, MessageQueue
 from bridge.settler.settler import Hold, Settler
 from bridge.store.memory.link import PASSES, Fate, NoFaults, Step, StepKind
@@ -18,10 +18,10 @@ ZERO, ONE = frozenset({0}), frozenset({1})
 
 
 class ScriptedMember:
-    """A group member that is told its changes by the test, and keeps what was released."""
+    """A group member that is told its changes, or of the end of its membership, and keeps what was released."""
 
     def __init__(self) -> None:
-        self.changes: asyncio.Queue[GroupChange] = asyncio.Queue()
+        self.changes: asyncio.Queue[GroupChange | StoreError] = asyncio.Queue()
         self.owned: set[int] = set()
         self.released: list[int] = []
 
@@ -32,7 +32,10 @@ class ScriptedMember:
         self.changes.put_nowait(GroupChange(gained, revoked, lost))
 
     async def next_change(self) -> GroupChange:
-        return await self.changes.get()
+        change = await self.changes.get()
+        if isinstance(change, StoreError):
+            raise change
+        return change
 
     def release(self, queue_ids: Collection[int]) -> None:
         self.released += queue_ids
@@ -50,6 +53,7 @@ class ScriptedOwners:
     def __init__(self, owners: MemoryOwnerStore, member: ScriptedMember) -> None:
         self._owners = owners
         self._member = member
+        self.joins = 0
 
     def open_reader(self, queue: MessageQueue, offset: int) -> QueueReader:
         return self._owners.open_reader(queue, offset)
@@ -58,6 +62,7 @@ class ScriptedOwners:
         return self._owners.open_writer(transactional_ids)
 
     def join_group(self, group: str, topic: str) -> GroupMember:
+        self.joins += 1
         return self._member
 
 
@@ -81,9 +86,9 @@ class World:
         self.faults = StuckQueue()
         self.settlers: SettlerWorld = make_settler_world(queues=2, faults=self.faults)
         self.member = ScriptedMember()
-        self.settler: Settler = self.settlers.make_settler(
-            self.settlers.memory.start_process("settler"), owners=lambda owners: ScriptedOwners(owners, self.member)
-        )
+        process = self.settlers.memory.start_process("settler")
+        self.owners = ScriptedOwners(process.owners, self.member)
+        self.settler: Settler = self.settlers.make_settler(process, owners=lambda _: self.owners)
 
     async def sleep(self, ms: int) -> None:
         await self.settlers.memory.clock.sleep_ms(ms)
@@ -200,5 +205,112 @@ def test_queue_that_is_lost_soon_after_each_take_over_waits_longer_each_time() -
         assert 5 < settler.status[0].take_overs < 30
         settler.stop()
         await running
+
+    settlers.run(story())
+
+
+def test_settler_whose_membership_ends_lets_go_and_joins_again() -> None:
+    """Later each time, up to 5 s; soon again when it has been a member in between."""
+    world = World()
+
+    async def end_membership() -> int:
+        """Milliseconds until it has joined again."""
+        joins, clock = world.owners.joins, world.settlers.memory.clock
+        began_ms = clock.monotonic_ms()
+        world.member.changes.put_nowait(StoreTimeout("no coordinator"))
+        while world.owners.joins == joins:
+            await world.sleep(1)
+        return clock.monotonic_ms() - began_ms
+
+    async def story() -> None:
+        running = asyncio.create_task(world.settler.run_forever())
+        world.member.tell(gained=ZERO | ONE)
+        await world.sleep(1_000)
+        assert world.settler.is_placed
+        pauses = [await end_membership() for _ in range(8)]
+        assert sorted(world.member.released) == [0, 1]
+        assert world.settler.status == {}
+        assert not world.settler.is_placed
+        longest = [200, 400, 800, 1_600, 3_200, 5_000, 5_000]  # the first one also waits for its queues
+        assert all(most // 2 <= pause <= most + 1 for pause, most in zip(pauses[1:], longest, strict=True)), pauses
+        world.member.tell(gained=ONE)
+        await world.sleep(1_000)
+        assert list(world.settler.status) == [1]
+        assert await end_membership() <= 501  # with the queue's last batch
+        await world.end(running)
+
+    world.settlers.run(story())
+
+
+def test_settler_without_queues_stands_by_after_a_while() -> None:
+    """Ready, since there may be more settlers than queues; not before the group had time to give it some."""
+    world = World()
+
+    async def story() -> None:
+        assert not world.settler.is_placed
+        running = asyncio.create_task(world.settler.run_forever())
+        await world.sleep(10_000)
+        assert not world.settler.is_placed
+        await world.sleep(1)
+        assert world.settler.is_placed
+        await world.end(running)
+        assert not world.settler.is_placed
+
+    world.settlers.run(story())
+
+
+def test_status_and_consume_offset_show_how_a_queue_stands() -> None:
+    """For health, metrics and Kafka's lag tools."""
+    world = World()
+    memory = world.settlers.memory
+
+    async def story() -> None:
+        running = asyncio.create_task(world.settler.run_forever())
+        world.member.tell(gained=ZERO)
+        await world.settlers.prepare("pending", Message("orders", b"k", b"v" * 500))
+        await world.settlers.prepare("doomed", Message("credits", None, b"v"))
+        await world.settlers.settled()
+        memory.cluster.log.topics["credits"].is_denied = True
+        await world.settlers.commit("doomed")
+        await world.settlers.settled()
+        await world.sleep(5_000)
+        status = world.settler.status[0]
+        assert (status.hold, status.why, status.take_overs) == (Hold.OWNED, None, 1)
+        assert (status.s, status.live, status.blocked) == (3, 2, 1)
+        assert status.held_bytes > 500
+        assert 0 <= memory.clock.now_ms() - status.journal_ms <= 60_000
+        journal = MessageQueue(world.settlers.topics.half, 0)
+        assert await memory.store.get_consume_offset(world.settlers.topics.group, journal) == 3
+        await world.end(running)
+
+    world.settlers.run(story())
+
+
+class BrokenQueue(NoFaults):
+    """Whoever fences queue 0 meets a bug."""
+
+    is_broken = True
+
+    async def before(self, step: Step) -> Fate:
+        if self.is_broken and step.kind is StepKind.INIT and step.subject.endswith(("-0-0", "-0-1")):
+            raise ZeroDivisionError
+        return PASSES
+
+
+def test_bug_in_one_queue_stops_no_other() -> None:
+    """It is tried again and again, and says so."""
+    faults = BrokenQueue()
+    settlers = make_settler_world(queues=2, faults=faults)
+
+    async def story() -> None:
+        async with settlers.settling():
+            await settlers.prepare("a", Message("orders", b"k", b"v"), queue_id=1)
+            await settlers.settled(1)
+            status = settlers.settlers["settler"].status
+            assert (status[0].hold, status[0].why) == (Hold.TAKING_OVER, "internal error")
+            assert status[1].hold is Hold.OWNED
+            faults.is_broken = False
+            await settlers.memory.clock.sleep_ms(5_001)
+            assert (status[0].hold, status[0].why) == (Hold.OWNED, None)
 
     settlers.run(story())

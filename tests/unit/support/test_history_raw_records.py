@@ -2,11 +2,11 @@
 
 from bridge.core.message import Message, Receipt, StoredMessage
 from bridge.core.op_message import OpMessage, Position, encode_op, encode_position
-from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
-from bridge.core.record_codec import encode_end, encode_half, encode_parked, encode_published
+from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
+from bridge.core.record_codec import encode_act, encode_end, encode_half, encode_parked, encode_published
 from bridge.core.transaction import Transaction, TransactionState
 from tests.support.history.content import make_content, mark, mark_headers
-from tests.support.history.evidence import EndRow, HalfRow, OpRow, ParkedRow, PositionRow, RealRecord
+from tests.support.history.evidence import ActRow, EndRow, HalfRow, OpRow, ParkedRow, PositionRow, RealRecord
 from tests.support.history.raw_records import read_journal, read_op, read_parked, read_real
 
 ID = "00" + "a" * 25 + "0"
@@ -51,6 +51,19 @@ def test_ends_are_read() -> None:
         EndRow(3, 7, 40, ID, "COMMIT"),
         EndRow(3, 8, 40, ID, "UNKNOWN", "C", "g", 4),
     ]
+
+
+def test_acts_are_read() -> None:
+    """What an operator wanted, and of which transaction."""
+    act = encode_act(ActRecord(ID, Act.ABANDON, "ada", "gone for good", 9), "half", 3)
+    assert list(read_journal([lie(act, 7, 40)])) == [ActRow(3, 7, 40, ID, "ABANDON")]
+
+
+def test_abandoned_op_message_is_read() -> None:
+    """It is blocked no more, and keeps the reason."""
+    transaction = Transaction(ID, "g", 1, 30, 5, TransactionState.COMMITTED, 2, end=1, abandoned=True, why="ORDER")
+    states, _ = read_op([lie(Message("op", ID.encode(), encode_op(OpMessage(transaction))), 7, 41)])
+    assert [(row.state, row.blocked, row.abandoned, row.why) for row in states] == [("COMMITTED", False, True, "ORDER")]
 
 
 def test_op_messages_and_positions_are_read() -> None:

@@ -22,8 +22,8 @@ def test_good_verdict_says_what_was_looked_at() -> None:
     first, counts = report.splitlines()
     assert first == "GOOD: no promise broken"
     assert counts == (
-        "calls 5, unknown calls 1, transactions 2, COMMITTED 1, ROLLED_BACK 1, records 1, aborted records 1, "
-        "foreign records 1, checks 0"
+        "calls 5, unknown calls 1, transactions 2, COMMITTED 1, ROLLED_BACK 1, abandoned 0, records 1, "
+        "aborted records 1, foreign records 1, checks 0"
     )
 
 
@@ -86,7 +86,7 @@ def test_every_part_is_read_once() -> None:
     assert events.taken == 200
     assert {name: part.taken for name, part in counted.items()} == {
         "committed": 50, "uncommitted": 50, "consumed": 50, "journal": 100, "op": 50, "positions": 1, "parked": 0,
-        "sql": 50, "shown": 50, "checks": 0, "counts": 1, "gone": 0,
+        "sql": 50, "shown": 50, "checks": 0, "counts": 1, "gone": 0, "audited": 0,
     }  # fmt: skip
 
 

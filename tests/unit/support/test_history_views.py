@@ -65,6 +65,18 @@ blocked commit told 200
     block a.p a.c | heard:c-2.status=200 allow:block => FALSE_ACCEPT
 blocked commit told 202
     block a.p a.c | allow:block
+blocked commit is abandoned, and told so ever after
+    block a.p a.c a.ab a.c a.get a.r a.ab count well b.p b.c
+what is published is not abandoned
+    a.p a.c a.ab a.get
+abandoned commit told 200 without a word of it
+    block a.p a.c a.ab a.c | heard:c-4.abandoned=no => LOST FALSE_ACCEPT
+abandoned commit told to be blocked later
+    block a.p a.c a.ab a.c | heard:c-4.abandoned=no heard:c-4.blocked=yes heard:c-4.status=202 => CHANGED_ANSWER
+abandoned is told, and it is published later
+    block a.p a.c a.ab a.rewrite | op:a#2.abandoned=no no:counts => LOST CONTRADICTION DISAGREEMENT
+act is acknowledged, and the commit is still blocked
+    block a.p a.c a.ab | -op:a#1 no:counts,sql,shown allow:block => CONTRADICTION
 UNKNOWN changes nothing
     a.p a.u a.u a.c
 UNKNOWN after the end hears the end
@@ -78,6 +90,22 @@ two groups end their own
 """
 
 VIEWS = """
+abandoned, and nobody asked for it
+    block a.p a.c a.ab | -heard:c-3 => CONTRADICTION
+abandoned without an act in the journal
+    block a.p a.c a.ab | -journal:a#2 => CONTRADICTION
+abandoned without a word in the audit
+    block a.p a.c a.ab | -audited:a => CONTRADICTION
+abandoned, and it can be read
+    block a.p a.c a.ab | copyof:a => PHANTOM
+abandoned, and blocked again
+    block a.p a.c a.ab a.rewrite | op:a#2.abandoned=no op:a#2.blocked=yes no:sql,shown,counts => CONTRADICTION UNSETTLED
+SQL does not know that it is abandoned
+    block a.p a.c a.ab | sql:a.abandoned=no => DISAGREEMENT
+abandoned ones are not counted
+    block a.p a.c a.ab | counts:g#0.abandoned=0 => NOT_CONSERVED
+more is blocked and abandoned than committed
+    block a.p a.c a.ab b.p b.c count | counts:g#0.blocked=2 allow:block => NOT_CONSERVED
 SQL says another state
     a.p a.c | sql:a.state=ROLLED_BACK => DISAGREEMENT
 SQL still says PREPARED

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import secrets
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -93,61 +92,59 @@ class RoundRecorder:
             await self._clock.sleep_ms(100)
 
 
-def random_text() -> str:
-    """22 characters that nobody can guess."""
-    return secrets.token_urlsafe(16)
+@dataclass(slots=True, eq=False)
+class CheckContext:
+    """What a checker works with, and what its loops share.
 
-
-@dataclass(frozen=True, slots=True)
-class CheckPorts:
-    """What the checker works with. `random_text`: for nonces and ids; `jitter`: from [0, 1).
-
-    `keyring`: what proves nonces to whoever takes answers over HTTP.
-    `board`: shared with whoever lets groups claim their checks; one of its own shows them to nobody.
+    `random_text`: for nonces and ids; `jitter`: from [0, 1). `board`: shared with whoever lets groups claim their
+    checks; one of its own shows them to nobody. `keyring`: what proves nonces to whoever takes answers over HTTP.
     """
 
     store: MessageStore
+    topics: InternalTopics
     directory: ProducerDirectory
     caller: CheckCaller
     clock: Clock
-    random_text: Callable[[], str] = random_text
+    random_text: Callable[[], str]
     jitter: Callable[[], float] = random.random
     board: PullCheckStore = field(default_factory=MemoryPullCheckStore)
     keyring: Keyring = field(default_factory=Keyring)
+    config: CheckerConfig = field(default_factory=CheckerConfig)
+    counts: CheckCounts = field(init=False, default_factory=CheckCounts)
+    owners: dict[int, QueueOwner] = field(init=False, default_factory=dict)
+    rendering: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+    """Held while bodies are read: those of one round at a time are in memory."""
+    is_closing: bool = field(init=False, default=False)
+    nonces: Nonces = field(init=False)
+    gate: ConcurrencyGate = field(init=False)
+    large_calls: LargeCalls = field(init=False)
+    recorder: RoundRecorder = field(init=False)
+    keeper: PullCheckPublisher = field(init=False)
+    timetable: CheckScheduler = field(init=False)
+    _alerts: set[tuple[str, str]] = field(init=False, default_factory=set)
 
-
-class Desk:
-    """Ports, settings and state of the checker."""
-
-    def __init__(self, ports: CheckPorts, topics: InternalTopics, config: CheckerConfig) -> None:
-        self.ports = ports
-        self.topics = topics
-        self.config = config
-        self.counts = CheckCounts()
-        self.owners: dict[int, QueueOwner] = {}
-        self.nonces = Nonces(ports.keyring, ports.random_text)
+    def __post_init__(self) -> None:
+        config = self.config
+        self.nonces = Nonces(self.keyring, self.random_text)
         self.gate = ConcurrencyGate(config.total_calls)
         self.large_calls = LargeCalls(config.large_calls)
-        self.rendering = asyncio.Lock()  # bodies of one round at a time are in memory
-        self.recorder = RoundRecorder(ports.directory, ports.clock, self.counts)
-        self.keeper = PullCheckPublisher(ports.board, ports.clock, self.counts, ports.random_text)
+        self.recorder = RoundRecorder(self.directory, self.clock, self.counts)
+        self.keeper = PullCheckPublisher(self.board, self.clock, self.counts, self.random_text)
         self.timetable = CheckScheduler(
-            lambda group: ports.directory.settings_of(group).times,
+            lambda group: self.directory.settings_of(group).times,
             report_wait_ms=config.report_wait_ms,
             max_lag_ms=config.max_lag_ms,
         )
-        self.is_closing = False
-        self._alerts: set[tuple[str, str]] = set()
 
     def moment_of(self, queue_id: int) -> QueueTime:
         """How a held queue stands now."""
         owner = self.owners[queue_id]
-        return QueueTime(owner.now_ms(), owner.read_through_ms(), self.ports.clock.monotonic_ms())
+        return QueueTime(owner.now_ms(), owner.read_through_ms(), self.clock.monotonic_ms())
 
     def now_of(self, queue_id: int) -> int:
         """Kafka's time for a queue; of a queue let go meanwhile nothing needs it, so the wall clock will do."""
         owner = self.owners.get(queue_id)
-        return self.ports.clock.now_ms() if owner is None else owner.now_ms()
+        return self.clock.now_ms() if owner is None else owner.now_ms()
 
     def raise_alert(self, group: str, event: str) -> None:
         """Logs an event for people to act on, the first time until `clear_alert`."""

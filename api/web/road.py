@@ -1,0 +1,285 @@
+"""One road in: the table of routes, and what a request passes on its way to one of them and back.
+
+A request that came in one piece, for a hot route, is handed over by its connection (`answer_whole`). All others come
+by ASGI, and pass the same places.
+"""
+
+import asyncio
+import logging
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import structlog
+from fastapi.routing import APIRoute
+from starlette.routing import Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.web.guard import ByteLease, Doorkeeper, RawHeaders, Traffic, refuse_accept
+from api.web.limits import ByteBudget
+from api.web.metrics import HttpMetrics
+from api.web.openapi import Json
+from api.web.problems import (
+    INTERNAL,
+    METHOD_NOT_ALLOWED,
+    NOT_FOUND,
+    UNAVAILABLE,
+    Problem,
+    Rejected,
+    encode_problem,
+    problem_headers,
+)
+from api.web.request import JSON, NDJSON, ApiRequest
+from api.web.services import Services
+from api.web.views import encode_json
+from bridge.service.contract import Outcome
+from bridge.turns import each_in_steps
+
+_LOG = structlog.get_logger()
+_LEVEL = logging.getLogger(__name__)  # asked before anything is put together for the log
+_LINES = NDJSON.encode()
+T = TypeVar("T")
+NO_PATH = Problem(NOT_FOUND, "there is nothing at this path")
+NO_STORE = (("Cache-Control", "no-store"),)
+
+
+class HttpAnswer:
+    """An answer. `headers` besides its length; its type is among them where `media_type` is None."""
+
+    __slots__ = ("body", "headers", "media_type", "status")
+
+    def __init__(
+        self, status: int, body: bytes, headers: Sequence[tuple[str, str]] = (), media_type: str | None = JSON
+    ) -> None:
+        self.status = status
+        self.body = body
+        self.headers = headers
+        self.media_type = media_type
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """Sends it by ASGI."""
+        headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in self.headers]
+        headers.append((b"content-length", str(len(self.body)).encode()))
+        if self.media_type is not None:
+            headers.append((b"content-type", self.media_type.encode()))
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+def json_answer(status: int, body: object, headers: Sequence[tuple[str, str]] = ()) -> HttpAnswer:
+    """An answer from a struct or plain values."""
+    return HttpAnswer(status, encode_json(body), headers)
+
+
+async def answer_list(
+    request: ApiRequest,
+    name: str,
+    items: Iterable[T],
+    render: Callable[[T], object],
+    rest: Mapping[str, object] | None = None,
+    headers: Sequence[tuple[str, str]] = (),
+) -> HttpAnswer:
+    """An answer of a list that may be long, and the members behind it. Others are served while it is rendered."""
+    shown = await request.services.turns.run(each_in_steps(items, lambda item: encode_json(render(item))))
+    end = b"}" if rest is None else b"," + encode_json(rest)[1:]
+    return HttpAnswer(200, b'{"%b":[%b]%b' % (name.encode(), b",".join(shown), end), headers)
+
+
+Run = Callable[..., Awaitable[ASGIApp]]
+
+
+class Route(APIRoute):
+    """An entry of the table. `described`: how the document shows it, if it does. `is_hot`: every transaction makes this
+    call, and routing it would cost more than it does; its answer is an `HttpAnswer`."""
+
+    def __init__(self, method: str, path: str, run: Run, described: Json | None, *, is_hot: bool) -> None:
+        shown = {"include_in_schema": False} if described is None else described
+        super().__init__(path, _nothing, methods=[method], name=run.__name__, description=run.__doc__, **shown)
+        self.method = method
+        self.run = run
+        self.is_hot = is_hot
+
+
+async def _nothing() -> None:
+    """What the framework knows of a route's parameters."""
+
+
+class Routes(list[Route]):
+    """The routes of one resource, in the order in which they are tried."""
+
+    def add(
+        self, method: str, path: str, described: Json | None = None, *, is_hot: bool = False
+    ) -> Callable[[Run], Run]:
+        """Decorates what answers a method at a path."""
+
+        def register(run: Run) -> Run:
+            self.append(Route(method, path, run, described, is_hot=is_hot))
+            return run
+
+        return register
+
+
+class HotCall(NamedTuple):
+    """A hot route and the texts in its path."""
+
+    route: Route
+    path: str
+    query: bytes
+    texts: tuple[str, ...] = ()
+
+
+class Road:
+    """Admits requests, finds their routes, turns failures into problems, and accounts for all of it."""
+
+    def __init__(self, table: Sequence[Route], services: Services, traffic: Traffic, metrics: HttpMetrics) -> None:
+        hot = [route for route in table if route.is_hot]  # all are POST, with one text in their paths at most
+        self._table = table
+        self._hot = {r.path.encode(): HotCall(r, r.path, b"") for r in hot if not r.param_convertors}
+        self._hot_by_ends = [(*_cut(route.path_format), route) for route in hot if route.param_convertors]
+        self._services = services
+        self._metrics = metrics
+        self.traffic = traffic
+        self.doorkeeper = Doorkeeper()  # hears from the server where it listens
+
+    def find_hot(self, target: bytes, headers: RawHeaders) -> HotCall | None:
+        """The hot call that a POST to this target is. Lines are answered while they are read, so they are none."""
+        path, _, query = target.partition(b"?")
+        call = self._hot.get(path)
+        if call is None:
+            return self._find_by_ends(path, query)
+        for name, value in headers:
+            if name == b"content-type" and _LINES in value.lower():
+                return None
+        return call._replace(query=query) if query else call
+
+    def _find_by_ends(self, path: bytes, query: bytes) -> HotCall | None:
+        for before, after, route in self._hot_by_ends:
+            if path.endswith(after) and path.startswith(before):
+                text = path[len(before) : -len(after)]
+                if text.isalnum():  # nothing that has to be decoded
+                    return HotCall(route, path.decode(), query, (text.decode(),))
+        return None
+
+    async def answer_whole(
+        self, call: HotCall, headers: RawHeaders, client: tuple[str, int] | None, body: bytes, lease: ByteLease
+    ) -> tuple[HttpAnswer, str]:
+        """The answer to a hot call, and the request's id. Never raises."""
+        scope: Scope = {
+            "type": "http", "method": "POST", "path": call.path, "query_string": call.query, "headers": headers,
+            "client": client,
+        }  # fmt: skip
+        request = ApiRequest(scope, _receive_nothing, self._services, self.traffic, lease, body)
+        request.route_name = call.route.path_format
+        answer = await self._try(request, call.route.run, request, *call.texts)
+        assert isinstance(answer, HttpAnswer)
+        request.status = answer.status
+        self._dismiss(request)
+        return answer, request.request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        lease = scope.get("state", {}).get("lease") or ByteLease(ByteBudget())  # a server besides ours counts nothing
+        request = ApiRequest(scope, receive, self._services, self.traffic, lease)
+
+        async def note(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                request.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request.request_id.encode())]
+            await send(message)
+
+        try:
+            problem = await self._try(request, self._route, request, receive, note)
+            # an answer that has begun is left unfinished: the server then closes the connection
+            if problem is not None and not request.status:
+                await problem(scope, receive, note)
+        finally:
+            self._dismiss(request)
+
+    async def _route(self, request: ApiRequest, receive: Receive, send: Send) -> None:
+        """Sends the answer of the route with this path and method. Raises Rejected."""
+        allowed: set[str] = set()
+        for route in self._table:
+            match, found = route.matches(request.scope)
+            if match is Match.FULL:
+                request.route_name = route.path_format
+                answer = await route.run(request, *found["path_params"].values())
+                await answer(request.scope, receive, send)
+                return
+            if match is Match.PARTIAL:
+                request.route_name = request.route_name or route.path_format
+                allowed.add(route.method)
+        if not allowed:
+            raise Rejected(NO_PATH)
+        listed = ", ".join(sorted(allowed))
+        detail = f"{request.method} is not possible here; allowed: {listed}"
+        raise Rejected(Problem(METHOD_NOT_ALLOWED, detail, headers={"Allow": listed}))
+
+    async def _try(self, request: ApiRequest, run: Callable[..., Awaitable[T]], *args: object) -> T | HttpAnswer:
+        """What `run` gives; a problem if the request is not admitted, or fails. Never raises."""
+        problem = self._admit(request)
+        try:
+            if problem is None:
+                return await run(*args)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the last one who can answer
+            problem = _explain(error, request.request_id)
+        self._metrics.count_problem(problem.type.slug)
+        body = encode_problem(problem, request.request_id)
+        return HttpAnswer(problem.type.status, body, [*problem_headers(problem).items()], None)
+
+    def _admit(self, request: ApiRequest) -> Problem | None:
+        """Counts a request as being served; why it is not served, if so."""
+        path, headers = request.path, request.scope["headers"]
+        problem = (
+            self.doorkeeper.refuse(request.method, path, headers)
+            or self.traffic.refuse(path)
+            or refuse_accept(path, headers)
+        )
+        request.enter()
+        return problem
+
+    def _dismiss(self, request: ApiRequest) -> None:
+        """The request is over. A `status` of 0: its answer has not begun."""
+        request.leave()
+        request.lease.close()
+        seconds = time.perf_counter() - request.started
+        route = request.route_name or "unmatched"
+        self._metrics.observe(route, request.method, request.status, seconds)
+        level = logging.INFO if request.status >= 500 else logging.DEBUG
+        if _LEVEL.isEnabledFor(level):
+            _LOG.log(
+                level,
+                "request_answered",
+                method=request.method,
+                route=route,
+                status=request.status,
+                duration_ms=round(seconds * 1000, 1),
+                request_id=request.request_id,
+            )
+
+
+def _cut(path: str) -> tuple[bytes, bytes]:
+    """What stands before and behind the text in a path."""
+    return path[: path.index("{")].encode(), path[path.index("}") + 1 :].encode()
+
+
+async def _receive_nothing() -> Message:
+    """There is no more to come of a request that is whole."""
+    return {"type": "http.disconnect"}
+
+
+def _explain(error: BaseException, request_id: str) -> Problem:
+    """What the caller of a request that failed is told."""
+    if isinstance(error, Rejected):
+        return error.problem
+    if isinstance(error, asyncio.CancelledError):
+        # the process stops at once; whether the call was applied is told by its repeat
+        return Problem(UNAVAILABLE, "stopped before the answer was known", Outcome.UNKNOWN, retry_after_s=1)
+    _log_internal(error, request_id)
+    return Problem(INTERNAL, "an error inside the bridge; see its log")
+
+
+def _log_internal(error: BaseException, request_id: str) -> None:
+    """Where it happened, not with which values: messages of exceptions may hold keys and bodies."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = [f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames[-8:]]
+    _LOG.error("internal_error", request_id=request_id, error=type(error).__name__, where=where)

@@ -1,0 +1,127 @@
+"""Writes what an owner decides: one Kafka transaction at a time, after which its state and the log agree."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+
+from bridge.clock import KafkaTime
+from bridge.core.errors import HaltKind, QueueHalted
+from bridge.core.message import Message
+from bridge.core.queue_state import QueueState, RecoveredState
+from bridge.core.transaction import PREPARED, Transaction
+from bridge.fault_points import FaultPoint, reach
+from bridge.settler.batch import BatchTarget, QueueBatch, RealTopics
+from bridge.settler.bodies import Bodies
+from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
+from bridge.store.halves import LoadedHalf
+from bridge.store.message_store import BatchKind, BatchWriter
+
+LoadedHalves = Mapping[str, LoadedHalf]
+"""Half messages with their bodies by transaction id."""
+
+
+class QueueWriter:
+    """The state of one queue, the bodies it needs, and the way of both into the log."""
+
+    def __init__(
+        self, target: BatchTarget, ports: SettlerPorts, config: SettlerConfig, memory: QueueMemory, counts: QueueCounts
+    ) -> None:
+        self.target = target
+        self.time = KafkaTime(ports.clock)
+        self.state = QueueState(ports.times_of, config.horizon)
+        self.bodies = Bodies(ports.store, target.topics, target.queue_id, config.max_body_bytes, config.max_batch_bytes)
+        self._ports = ports
+        self._config = config
+        self._memory = memory
+        self._counts = counts
+        self._writer: BatchWriter | None = None
+        self._written_s = -1
+        self._written_at_ms = 0
+        self._moved_at_ms: int | None = None  # since when S is ahead of what is written
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether S has moved since it was written."""
+        return self.state.s != self._written_s
+
+    async def fence(self) -> None:
+        """Fences the last owner. Raises StoreError."""
+        topics, queue_id = self.target.topics, self.target.queue_id
+        ids = (topics.transactional_id(queue_id, 0), topics.transactional_id(queue_id, 1))
+        self._writer = self._ports.owners.open_writer(ids)
+        reach(FaultPoint.TAKE_OVER_BEGUN)
+        await self._writer.fence()
+
+    async def close(self) -> None:
+        """Lets the log go; a successor ends what is open."""
+        if self._writer is not None:
+            await self._writer.close()
+
+    def recover(self, recovered: RecoveredState, bodies: Iterable[LoadedHalf]) -> None:
+        """Goes on from what the log says. Raises QueueHalted."""
+        clock, config = self._ports.clock, self._config
+        self.state = QueueState.restore(recovered, self._ports.times_of, config.horizon, clock.monotonic_ms())
+        for loaded in bodies:
+            if loaded.half.transaction_id in self.state.live:
+                self.bodies.keep(loaded.half, loaded.stored)
+
+    async def describe(self, bodies: Iterable[LoadedHalf], *, is_forced: bool = False) -> None:
+        """Sees to it that what is known of their destinations is fresh. Raises StoreError."""
+        topics = {message.topic for loaded in bodies for message in loaded.messages}
+        await self._ports.destinations.refresh(topics, is_forced=is_forced)
+
+    def find_obstacle(self, transaction_id: str, messages: Sequence[Message]) -> str | None:
+        """Why these cannot be published now, as far as the cluster says."""
+        now_ms, has_id = self.time.now_ms(), self.target.has_id_header
+        return self._ports.destinations.find_reason(transaction_id, messages, now_ms, has_id_header=has_id)
+
+    async def write(self, batch: QueueBatch, bodies: LoadedHalves) -> None:
+        """One Kafka transaction: what is decided, and the position. `bodies`: of what is published or parked.
+
+        Raises StoreError.
+        """
+        assert self._writer is not None
+        state, destinations = self.state, self._ports.destinations
+        real = RealTopics(destinations.queues_of, partial(destinations.stamp, now_ms=self.time.now_ms()))
+        result = await self._writer.put_all(batch.build(state, bodies, real, self.target))
+        self._check_op_offset(result.last_offset)
+        state.confirm(batch.written, result.last_offset)
+        self._memory.confirm(state.s, self.target.log, state.log_start, state.op_start)
+        self.bodies.drop([i for i in batch.ops if i not in state.live or i in batch.parks])
+        self.time.observe(result.last_stored_ms)
+        self._written_s, self._written_at_ms = state.s, self._ports.clock.monotonic_ms()
+        self._moved_at_ms = None
+        self._counts.batches += 1
+        self._counts.published += len(batch.publishes)
+        self._counts.parked += len(batch.parks)
+
+    async def write_position(self, kind: BatchKind = BatchKind.POSITION) -> None:
+        """A Kafka transaction of nothing but the position. Raises StoreError."""
+        await self.write(QueueBatch([], kind), {})
+
+    async def write_position_if_due(self) -> None:
+        """So that S moves on while nothing else is written. Raises StoreError."""
+        now_ms = self._ports.clock.monotonic_ms()
+        if self.is_ahead:
+            self._moved_at_ms = now_ms if self._moved_at_ms is None else self._moved_at_ms
+            is_due = now_ms - self._moved_at_ms >= self._config.position_delay_ms
+        else:
+            is_due = now_ms - self._written_at_ms >= self._config.idle_position_ms
+        if is_due:
+            await self.write_position()
+
+    def notify(self, changed: Mapping[str, Transaction], seen_at_ms: int) -> None:
+        """Shows the checker what was written."""
+        prepared = [t for t in changed.values() if t.state is PREPARED]
+        ended = [i for i, t in changed.items() if t.state is not PREPARED]
+        if prepared:
+            self._ports.observer.prepared(self.target.queue_id, prepared, seen_at_ms)
+        if ended:
+            self._ports.observer.ended(self.target.queue_id, ended)
+
+    def _check_op_offset(self, last_offset: int | None) -> None:
+        """Offsets only rise: else what this queue's op messages said is gone, and a successor would not know it."""
+        if last_offset is not None and last_offset < self.state.op_start:
+            detail = (
+                f"op offset {last_offset} was given out again, although all below {self.state.op_start} was written"
+            )
+            raise QueueHalted(detail, HaltKind.OP_LOST)

@@ -1,0 +1,96 @@
+"""Half messages read again by offset, with what they carry: from the journal, else from the parked topic."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from bridge.core.errors import MalformedRecord, UnknownRecordVersion
+from bridge.core.message import Message, MessageQueue, StoredMessage
+from bridge.core.properties import count_stored_bytes
+from bridge.core.record import HalfMessage
+from bridge.core.record_codec import decode_body, decode_parked, decode_record
+from bridge.core.topics import PARKED_QUEUE, InternalTopics
+from bridge.store.message_store import MessageStore
+
+
+class LoadedHalf(Struct, frozen=True, gc=False):
+    """A half message as the journal, or the parked topic, holds it, with the prepared messages."""
+
+    half: HalfMessage
+    stored: StoredMessage
+    messages: Sequence[Message]
+
+    @classmethod
+    def decode(cls, half: HalfMessage, stored: StoredMessage) -> "LoadedHalf":
+        """Raises MalformedRecord."""
+        return cls(half, stored, decode_body(half, stored))
+
+
+class HalfPlace(NamedTuple):
+    """Where a half message was appended: queue and offset of the journal, and of its copy in the parked topic."""
+
+    transaction_id: str
+    queue_id: int
+    offset: int
+    parked_offset: int | None
+
+
+class HalvesRead(NamedTuple):
+    """Half messages by transaction id; what no log has is left out. `mean_bytes`: of a record read, 0 without one.
+
+    `found` None: they weigh more than was allowed.
+    """
+
+    found: dict[str, LoadedHalf] | None
+    mean_bytes: int
+
+
+async def read_halves(
+    store: MessageStore, topics: InternalTopics, places: Sequence[HalfPlace], max_bytes: int | None = None
+) -> HalvesRead:
+    """All that is wanted of a queue at once. Raises StoreError."""
+    reading = _Reading(store, max_bytes)
+    for queue_id in {place.queue_id for place in places}:
+        wanted = {place.offset: place.transaction_id for place in places if place.queue_id == queue_id}
+        await reading.read(MessageQueue(topics.half, queue_id), wanted, is_parked=False)
+    missing = [place for place in places if place.transaction_id not in reading.found]
+    copies = {place.parked_offset: place.transaction_id for place in missing if place.parked_offset is not None}
+    await reading.read(MessageQueue(topics.parked, PARKED_QUEUE), copies, is_parked=True)
+    mean_bytes = reading.size // reading.count if reading.count else 0
+    return HalvesRead(None if reading.is_over else reading.found, mean_bytes)
+
+
+class _Reading:
+    """Reads until there are too many bytes."""
+
+    def __init__(self, store: MessageStore, max_bytes: int | None) -> None:
+        self._store = store
+        self._max_bytes = max_bytes
+        self.found: dict[str, LoadedHalf] = {}
+        self.size = self.count = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self._max_bytes is not None and self.size >= self._max_bytes
+
+    async def read(self, queue: MessageQueue, wanted: Mapping[int, str], *, is_parked: bool) -> None:
+        """Those that are half messages of the transactions they should be of."""
+        if not wanted or self.is_over:
+            return
+        room = None if self._max_bytes is None else self._max_bytes - self.size
+        stored = await self._store.get_each(queue, wanted.keys(), room)
+        self.size += sum(map(count_stored_bytes, stored.values()))
+        self.count += len(stored)
+        for offset, message in stored.items():
+            loaded = _decode(message, is_parked=is_parked)
+            if loaded is not None and loaded.half.transaction_id == wanted[offset]:
+                self.found[wanted[offset]] = loaded
+
+
+def _decode(stored: StoredMessage, *, is_parked: bool) -> LoadedHalf | None:
+    try:
+        record = decode_parked(stored) if is_parked else decode_record(stored)
+        return LoadedHalf.decode(record, stored) if isinstance(record, HalfMessage) else None
+    except (MalformedRecord, UnknownRecordVersion):
+        return None

@@ -1,0 +1,27 @@
+"""Refusals that are the same wherever they are given."""
+
+from bridge.core.transaction import TransactionState, TransactionView
+from bridge.service.answers import refuse_given_up, refuse_missing
+from bridge.service.contract import Outcome, RefusalCode
+
+ID = "0" * 28
+LOST_MS = 1_750_000_000_000
+
+
+def test_given_up_is_neither_not_applied_nor_unknown() -> None:
+    """No log will ever say what became of it; when it was given up, and how it was last seen, is all there is."""
+    view = TransactionView(ID, "shop", TransactionState.PREPARED, 0, 5, 0, 0, given_up_ms=LOST_MS)
+    seen, unseen = refuse_given_up(view), refuse_missing(ID, LOST_MS)
+    for refused, state in ((seen, TransactionState.PREPARED), (unseen, None)):
+        assert (refused.code, refused.outcome) == (RefusalCode.GIVEN_UP, None)
+        assert (refused.transaction_id, refused.state) == (ID, state)
+        assert "2025-06-15T15:06:40.000Z" in refused.detail
+        assert "this call has changed nothing" in refused.detail
+    assert "last seen PREPARED" in seen.detail
+
+
+def test_unknown_one_was_not_changed() -> None:
+    """Nothing was lost that could have held it."""
+    refused = refuse_missing(ID)
+    assert (refused.code, refused.outcome) == (RefusalCode.UNKNOWN_TRANSACTION, Outcome.NOT_APPLIED)
+    assert (refused.transaction_id, refused.state) == (ID, None)

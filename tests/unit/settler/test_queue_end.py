@@ -1,0 +1,108 @@
+"""When a queue is known to have been read to its end."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from bridge.clock import KafkaTime
+from bridge.core.errors import StoreTimeout
+from bridge.core.message import Message, MessageQueue
+from bridge.settler.ports import QueueEnd
+from bridge.store.memory.store import MemoryStore
+from bridge.store.message_store import QueueOffsets
+from tests.support.memory_world import MemoryWorld, make_memory_world
+
+QUEUE = MessageQueue("orders", 0)
+
+
+class SilentStore(MemoryStore):
+    """So many next questions are not answered."""
+
+    failing = asked = 0
+
+    async def get_offsets(self, queue: MessageQueue) -> QueueOffsets:
+        self.asked += 1
+        found = await super().get_offsets(queue)
+        await asyncio.sleep(0)
+        if self.failing:
+            self.failing -= 1
+            raise StoreTimeout("no leader")
+        return found
+
+
+class Followed:
+    """A queue with three records, whose end somebody wants to know."""
+
+    def __init__(self) -> None:
+        self.memory: MemoryWorld = make_memory_world({"orders": 1})
+        self.store = SilentStore(self.memory.cluster, self.memory.cluster.connect("settler"))
+        self.time = KafkaTime(self.memory.clock)
+        self.time.observe(self.memory.clock.now_ms())
+        self.end = QueueEnd(self.store, QUEUE, self.time)
+
+    def run(self, story: Coroutine[Any, Any, None]) -> None:
+        async def whole() -> None:
+            for _ in range(3):
+                await self.memory.store.put(QUEUE, Message("orders", b"k", b"v"))
+            await story
+
+        asyncio.run(self.memory.clock.drive(whole()))
+
+    async def follow(self, s: int, after_ms: int = 1_000) -> int:
+        """What is known after `s` was reached."""
+        self.end.follow(s)
+        await self.memory.clock.sleep_ms(after_ms)
+        return self.end.read_through_ms
+
+
+def test_queue_is_read_through_at_the_moment_its_end_was_asked_for() -> None:
+    """Once all below it is decided; what comes later was not asked for, and nothing is asked without need."""
+    followed = Followed()
+
+    async def story() -> None:
+        assert (await followed.follow(3), followed.store.asked, followed.end.is_asked) == (0, 0, False)
+        asked_ms = followed.time.now_ms() or 0
+        followed.end.ask()
+        assert followed.end.is_asked
+        assert await followed.follow(1) == 0
+        assert await followed.follow(2) == 0
+        followed.end.ask()  # asked again for a later moment, when this one is known
+        assert (await followed.follow(3), followed.store.asked) == (asked_ms, 2)
+        later_ms = (followed.time.now_ms() or 0) - 1_000
+        assert followed.end.is_asked
+        assert await followed.follow(4) == later_ms
+        assert (followed.store.asked, followed.end.is_asked) == (2, False)
+
+    followed.run(story())
+
+
+def test_end_that_could_not_be_asked_for_is_asked_for_again() -> None:
+    """Nothing is believed meanwhile."""
+    followed = Followed()
+
+    async def story() -> None:
+        followed.store.failing = 2
+        followed.end.ask()
+        assert [await followed.follow(3) for _ in range(2)] == [0, 0]
+        assert followed.end.is_asked
+        await followed.follow(3)
+        began_ms = (followed.time.now_ms() or 0) - 1_000
+        assert await followed.follow(3) == began_ms
+        assert followed.store.asked == 3
+
+    followed.run(story())
+
+
+def test_closed_one_notes_nothing_more() -> None:
+    """The question that is under way is dropped with its queue."""
+    followed = Followed()
+
+    async def story() -> None:
+        followed.end.close()
+        followed.end.ask()
+        followed.end.follow(3)
+        followed.end.close()
+        await followed.memory.clock.sleep_ms(1_000)
+        assert await followed.follow(3) == 0
+
+    followed.run(story())

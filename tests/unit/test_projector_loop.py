@@ -1,0 +1,152 @@
+"""The projector's loop: who works, how many write at once, and what does not stop it."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import pytest
+from sqlalchemy import Connection
+
+from bridge.core.message import Message, MessageQueue
+from bridge.projector import ProjectorConfig
+from bridge.sql.projection import apply_chunk
+from tests.support.projector_world import DatabaseThatFails, ProjectorWorld, make_projector_world
+from tests.support.settler_world import make_settler_world
+
+pytest_plugins = ["tests.support.postgres"]
+
+T = TypeVar("T")
+
+
+def of() -> Message:
+    return Message("orders", b"k", b"v")
+
+
+def committed(world: ProjectorWorld) -> int:
+    return world.stats().total.committed
+
+
+def test_standby_takes_over_when_the_active_one_dies(database_url: str) -> None:
+    """One works, the other waits for its lease to end; nothing is counted twice."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        clock = world.settlers.memory.clock
+        other = world.make_projector("other")
+        first = asyncio.create_task(world.projector.run_forever())
+        while not world.projector.is_active:
+            await clock.sleep_ms(10)
+        second = asyncio.create_task(other.run_forever())
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of())
+            while world.view("a") is None:
+                await clock.sleep_ms(10)
+            assert not other.is_active
+            world.database.fail_before = 10**9  # dies without giving its lease back
+            first.cancel()
+            await asyncio.wait([first])
+            world.database.fail_before = 0
+            await world.settlers.commit("a")
+            while committed(world) == 0:
+                await clock.sleep_ms(10)
+            assert other.is_active
+        other.stop()
+        await second
+
+    world.run(story())
+    assert (world.stats().total.prepared, committed(world)) == (1, 1)
+
+
+def test_unknown_version_halts_its_queue_and_no_other(database_url: str) -> None:
+    """A newer format is not guessed at: that queue is not ready until a newer projector runs (40)."""
+    world = make_projector_world(database_url, queues=2)
+
+    async def story() -> None:
+        op = MessageQueue(world.topics.op, 0)
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of())
+            await world.settlers.prepare("b", of(), queue_id=1)
+            await world.catch_up()
+            await world.settlers.commit("b", queue_id=1)
+            await world.settled()
+            key = world.settlers.id_of("a").encode()
+            await world.settlers.memory.store.put(op, Message(op.topic, key, b'{"v":2}'))
+            running = asyncio.create_task(world.projector.run_forever())
+            while committed(world) == 0 or not world.projector.halted:
+                await world.settlers.memory.clock.sleep_ms(50)
+            world.projector.stop()
+            await running
+
+    world.run(story())
+    assert list(world.projector.halted) == [0]
+    assert "version" in world.projector.halted[0]
+
+
+def test_projector_at_rest_keeps_its_lease_and_forgets_what_is_old(database_url: str) -> None:
+    """Nothing to read and an SQL that fails now and then are no reason to stop and begin anew."""
+    world = make_projector_world(database_url)
+    clock = world.settlers.memory.clock
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await world.settlers.prepare("old", of())
+            await world.settlers.commit("old")
+            await world.settled()
+            clock.shift_wall_clock(7 * 86_400_000 + 1_000)
+            await world.settlers.prepare("new", of())
+            await world.settlers.commit("new")
+            await world.settled()
+        running = asyncio.create_task(world.projector.run_forever())
+        while committed(world) < 2:
+            await clock.sleep_ms(10)
+        world.database.fail_before = 3  # renewals of the lease and a purge
+        for _ in range(2_000):
+            assert world.projector.is_active
+            await clock.sleep_ms(10)
+        assert world.database.fail_before == 0
+        world.projector.stop()
+        await running
+
+    world.run(story())
+    assert (world.view("old"), world.view("new") is None) == (None, False)
+
+
+class CountingDatabase(DatabaseThatFails):
+    """`most`: so many chunks were applied at once."""
+
+    applying = most = 0
+
+    async def run(self, work: Callable[[Connection], T], timeout_ms: int | None = None) -> T:
+        if not isinstance(work, partial) or work.func is not apply_chunk:
+            return await super().run(work, timeout_ms)
+        self.applying += 1
+        self.most = max(self.most, self.applying)
+        try:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            return await super().run(work, timeout_ms)
+        finally:
+            self.applying -= 1
+
+
+@pytest.mark.parametrize(("is_sqlite", "writers"), [(True, 1), (False, 2)])
+def test_queues_leave_the_pool_to_readers(make_sqlite_url: Callable[[], str], is_sqlite: bool, writers: int) -> None:
+    """SQLite has one writer; of PostgreSQL's pool the projector takes half, however many queues have come in."""
+    database = CountingDatabase(make_sqlite_url())
+    database.is_sqlite = is_sqlite
+    world = ProjectorWorld(make_settler_world(queues=6), database, ProjectorConfig())
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            for queue_id in range(6):
+                await world.settlers.prepare("a", of(), queue_id=queue_id)
+            await world.settled()
+        running = asyncio.create_task(world.projector.run_forever())
+        while world.stats().total.prepared < 6:
+            await world.settlers.memory.clock.sleep_ms(10)
+        world.projector.stop()
+        await running
+
+    world.run(story())
+    assert database.most == writers
