@@ -7,6 +7,8 @@ crash points in the list of faults.
 from collections.abc import Callable, Mapping
 from functools import partial
 
+import httpx2
+
 from bridge.fault_points import FaultPoint as P
 from tests.crash.check_scenarios import check, die_asking, fetch, put_group
 from tests.support.bridge_process import BridgeProcess, check_endpoint, create_topics, wait_until
@@ -195,8 +197,12 @@ def block(stage: Stage, point: P) -> None:
         if not stage.end(victim, [blocked]):
             break
         set_limit(stage, 2 * _LARGE_BYTES)
-        stage.wait_state(victim, blocked, "COMMITTED")
+        try:
+            stage.wait_state(victim, blocked, "COMMITTED")
+        except httpx2.TransportError:  # answered as not decided yet, and died only then
+            break
     stage.wait_dead(victim)
+    set_limit(stage, _LARGE_BYTES // 2)
     nothing_new_visible(stage)
     successor = stage.serve()
     wait_until(lambda: stage.end(successor, [blocked]) and blocked.state, PATIENCE_S, "a blocked commit")

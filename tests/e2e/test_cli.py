@@ -61,7 +61,8 @@ def test_transaction_goes_its_way_by_commands(dev: DevProcess, tmp_path: Path) -
         json.loads(line)["type"]
         for line in command(dev, tmp_path, "tx", "timeline", transaction_id, "-o", "jsonl").splitlines()
     ]
-    assert events == ["prepared", "end", "published", "end"]
+    # Nobody serves the group's endpoint: a command that comes late finds that it was called in vain.
+    assert [event for event in events if event != "check_unanswered"] == ["prepared", "end", "published", "end"]
     tailed = command(
         dev, tmp_path, "topic", "tail", TOPIC, "--from-beginning", "--no-follow", "-o", "jsonl"
     ).splitlines()
