@@ -16,10 +16,10 @@ from api.heap import GC_THRESHOLD, HeapLoop, make_heap_acts
 from api.own_addresses import OwnAddresses, parse_servers
 from api.settings import Settings
 from api.web.app import create_app
+from api.web.health import make_readiness
 from api.web.limits import HttpLimits
 from api.web.metrics import register_gauges
 from api.web.parse import MessageLimits
-from api.web.readiness import make_readiness
 from api.web.server import ApiServer, ServeConfig, fit_connections, stop_at_signals
 from api.web.services import Services, TransactionCalls
 from bridge.clock import SystemClock
@@ -31,7 +31,7 @@ from bridge.node import Backing, Node, NodeConfig, Roles
 from bridge.projector import RebuildProgress
 from bridge.service.contract import Limits
 from bridge.service.topics import TopicCacheConfig
-from bridge.settler.known_topics import KnownTopics
+from bridge.settler.bodies import KnownTopics
 from bridge.settler.ports import SettlerConfig
 from bridge.sql.engine import Database
 from bridge.sql.migrate import read_revisions

@@ -18,10 +18,9 @@ from bridge.core.op_message import POSITION_KEY, OpMessage, Position, encode_op,
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.transaction import Transaction, TransactionState, make_transaction_id, make_uuid7_bits
-from bridge.sql.chunking import JournalBuffer, OpBuffer, next_chunk
 from bridge.sql.engine import Database
 from bridge.sql.migrate import upgrade
-from bridge.sql.projection import Chunk, apply_chunk
+from bridge.sql.projection import Chunk, JournalBuffer, OpBuffer, apply_chunk, next_chunk
 from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position
 from tests.support.postgres import PostgresServer
 

@@ -24,7 +24,7 @@ import psutil
 from api.cli.reports import connector_jars
 from benchmarks.outcome import LATEST, Values, conclude, tell
 from benchmarks.stage import Shape
-from bridge.broker.java import find_java
+from bridge.broker.broker_process import find_java
 from spark.judge.findings import CLEARED, FINDINGS_FILE, decode_findings, encode_findings
 from spark.read.offsets import take_window
 from spark.read.scope import OffsetRange, QueuePlace

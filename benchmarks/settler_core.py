@@ -14,7 +14,7 @@ from bridge.core.topics import InternalTopics
 from bridge.core.transaction import make_transaction_id, make_uuid7_bits
 from bridge.log_watch import LogWatch
 from bridge.settler.batch import BatchTarget
-from bridge.settler.known_topics import KnownTopics
+from bridge.settler.bodies import KnownTopics
 from bridge.settler.owner import OwnedQueue
 from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
 from bridge.store.memory.process import MemoryProcess

@@ -21,7 +21,7 @@ from bridge.core.record import HalfMessage, is_void
 from bridge.core.record_codec import decode_record
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState
-from bridge.sql.audit import ActEntry, record_act
+from bridge.sql.directory import ActEntry, record_act
 from bridge.sql.engine import Database
 from bridge.sql.identity import (
     GIVE_UP,

@@ -21,14 +21,13 @@ from bridge.fault_points import FaultPoint, reach
 from bridge.log_watch import LogWatch
 from bridge.projector import Projector, ProjectorConfig, ProjectorPorts, RebuildProgress, RebuildVerdict, rebuild
 from bridge.seals import load_seals
-from bridge.service.admission import Admission
+from bridge.service.admission import Admission, PendingGauge
 from bridge.service.claims import ClaimService
 from bridge.service.contract import Limits
 from bridge.service.end import Ender
 from bridge.service.groups import GroupService, UrlRule
 from bridge.service.journal import EndOffsets, Journal
 from bridge.service.operate import AuditTrail, Operators
-from bridge.service.pending import PendingGauge
 from bridge.service.prepare import Preparer
 from bridge.service.reads import BodyReader, ConsumerLag, CurrentReads, ProjectionPositions
 from bridge.service.redrive import ParkedService, RedriveConfig, RedriveLoop
@@ -37,7 +36,7 @@ from bridge.service.replies import FollowerPorts, OpFollower, PendingReplies
 from bridge.service.search import SearchService
 from bridge.service.topics import TopicCache, TopicCacheConfig
 from bridge.service.transactions import TransactionService
-from bridge.settler.known_topics import KnownTopics
+from bridge.settler.bodies import KnownTopics
 from bridge.settler.ports import SettlerConfig, SettlerObserver, SettlerPorts
 from bridge.settler.settler import Settler
 from bridge.sql.directory import SqlDirectory

@@ -20,18 +20,21 @@ from bridge.core.message import MessageQueue
 from bridge.core.op_message import LogStart
 from bridge.core.topics import InternalTopics
 from bridge.fault_points import FaultPoint, reach
-from bridge.sql.chunking import JournalBuffer, OpBuffer, Quarantined, next_chunk
 from bridge.sql.engine import Database, SqlUnavailable
 from bridge.sql.fold import TimesOf
 from bridge.sql.identity import read_identity
 from bridge.sql.leases import LeaseWatch, release_lease, take_lease
 from bridge.sql.projection import (
     Chunk,
+    JournalBuffer,
+    OpBuffer,
     Orphan,
+    Quarantined,
     allow_long_statements,
     apply_chunk,
     clear_projection,
     forget_previous,
+    next_chunk,
     purge,
     read_orphans,
 )

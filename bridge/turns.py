@@ -4,6 +4,13 @@ import asyncio
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeVar
 
+
+def take_error(future: "asyncio.Future[Any]") -> None:
+    """A done callback: if all who waited have gone, its error is nobody's surprise."""
+    if not future.cancelled():
+        future.exception()
+
+
 T = TypeVar("T")
 Made = TypeVar("Made")
 Steps = Generator[None, None, T]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from standardwebhooks.webhooks import EmptyWebhookSecretError, Webhook
 
 from bridge.core.keyring import Keyring
-from bridge.core.message_json import JsonText, write_json, write_message
+from bridge.core.message import JsonText, write_json, write_message
 from bridge.core.record import Resolution
 from bridge.core.transaction import Transaction
 from bridge.settler.ports import HalfBody

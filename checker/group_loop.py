@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import structlog
 
-from bridge.core.backoff import Backoff
-from bridge.core.check_rules import CheckMode, GroupSettings
+from bridge.core.check_rules import Backoff, CheckMode, GroupSettings
 from bridge.core.errors import BridgeError, StoreError
 from bridge.core.record import EndRecord, Resolution, Source
 from bridge.core.record_codec import encode_end

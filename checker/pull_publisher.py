@@ -11,7 +11,7 @@ import structlog
 from bridge.clock import Clock
 from bridge.core.transaction import Transaction
 from bridge.directory import LEASE_SLACK_MS, PullCheck, PullCheckStore
-from bridge.futures import take_error
+from bridge.turns import take_error
 from checker.config import CheckCounts
 
 _LOG = structlog.get_logger()

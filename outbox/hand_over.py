@@ -12,13 +12,13 @@ from typing import Final, NamedTuple, Protocol
 
 import httpx2
 
+from outbox.client.caller import NOT_SENT
 from outbox.client.calls import JSON, PUBLISH, Call, PrepareOptions, check_group, is_batch, join, prepare_call
 from outbox.client.config import check_seconds, check_url
 from outbox.client.errors import HandOverUnavailable, InvalidMessage, Problem
 from outbox.client.listener import TransactionState
 from outbox.client.message import Message
 from outbox.client.replies import Answer, BatchRejected, CallResult, NoReply, Reply, read_answer, read_answers
-from outbox.client.transport import NOT_SENT
 
 _TIMEOUT_S: Final = 15.0
 _WAITED_PART: Final = 2 / 3  # of it, until what the bridge recorded is settled; it waits 10 s at most

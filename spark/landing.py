@@ -22,11 +22,10 @@ from pyspark.sql import DataFrame, SparkSession
 from spark.errors import BadUsage
 from spark.options import Access, add_access, read_access
 from spark.read.events import EVENTS
-from spark.read.landed import complete_units, window_of
 from spark.read.offsets import take_window
 from spark.read.scope import QueuePlace
 from spark.read.sources import KafkaAccess, stream_kafka
-from spark.read.window import WINDOW_FILE, Window, encode_window
+from spark.read.window import WINDOW_FILE, Window, complete_units, encode_window, window_of
 from spark.reconcile import Tell, explained, run_command
 from spark.report.run_index import hold, write_durably
 from spark.session import BRIEF_OFFSETS, running_session

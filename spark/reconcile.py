@@ -22,17 +22,22 @@ from spark.errors import BadUsage, Indeterminate, ReconcileError, explain
 from spark.judge import totals
 from spark.judge.findings import CLEARED, FINDINGS_FILE, Finding, compare, decide_exit, decode_findings
 from spark.judge.fold import fold_sql
-from spark.judge.judging import Judged, find_out_of_order, find_unreadable, judge_suspects, keep_events
+from spark.judge.judging import (
+    Judged,
+    find_out_of_order,
+    find_unreadable,
+    judge_suspects,
+    keep_events,
+    link_by_receipts,
+)
 from spark.judge.producer_tables import ProducerTables
-from spark.judge.receipts import link_by_receipts
 from spark.judge.rules import FindingKind
 from spark.options import Options, parse_options
 from spark.read.events import TRANSACTIONS, IngestedEvents, Late, fold_events, land, write_carry
-from spark.read.landed import find_landed
 from spark.read.offsets import look_for_topics, take_window
 from spark.read.scope import OffsetRange, QueuePlace, Scope, Tolerances
 from spark.read.sources import KafkaAccess
-from spark.read.window import Window, read_window
+from spark.read.window import Window, find_landed, read_window
 from spark.report.files import Measured, as_rows, count_unfinished, make_summary, write_report
 from spark.report.run_index import Run, RunIndex, hold
 from spark.session import BRIEF_OFFSETS, running_session

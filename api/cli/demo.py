@@ -19,8 +19,8 @@ from api.cli.demo_environment import DemoEnvironment, DemoProcess, Steps, find_s
 from api.cli.http_calls import call, client_for, find_all
 from api.cli.local import sigterm_as_ctrl_c
 from api.cli.output import CommandFailed, Exit, result_console, say
+from bridge.broker.broker_process import find_java
 from bridge.broker.jars import fetch_jars
-from bridge.broker.java import find_java
 from bridge.broker.ports import choose_free_port
 
 

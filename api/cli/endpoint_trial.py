@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from bridge.clock import SystemClock
 from bridge.core.keyring import Keyring
-from bridge.core.message import Message
-from bridge.core.message_json import write_message
+from bridge.core.message import Message, write_message
 from bridge.core.transaction import make_transaction_id, make_uuid7_bits
 from bridge.directory import ProducerGroup
 from checker.call import Check, Nonces, Subject, can_sign, encode_call, render_check, sign_call

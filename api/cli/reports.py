@@ -42,6 +42,7 @@ from api.cli.output import (
     show_rows,
 )  # fmt: skip
 from api.cli.repairs import AUDIT, DONE, NOT_NEEDED, WANTED, find_run, read_proposals, work_through
+from bridge.broker.broker_process import Java, find_java
 from bridge.broker.errors import BrokerError, JavaMissing
 from bridge.broker.jars import (
     FetchProgress,
@@ -52,10 +53,9 @@ from bridge.broker.jars import (
     fetch_jars,
     parse_pins,
 )
-from bridge.broker.java import Java, find_java
 from spark.errors import BadUsage
-from spark.json_file import read_json
 from spark.judge.rules import FindingKind
+from spark.options import read_json
 from spark.read.table_list import MARIADB, POSTGRESQL, SQLITE, kinds_of, parse_tables
 from spark.report.advice import ADVICE
 from spark.versions import SPARK_VERSION

@@ -22,8 +22,7 @@ from api.cli.output import (
     show_documents,
     show_rows,
 )
-from bridge.core.message import Message, MessageQueue, StoredMessage
-from bridge.core.message_json import show_message, write_json
+from bridge.core.message import Message, MessageQueue, StoredMessage, show_message, write_json
 from bridge.core.topics import InternalTopics, is_legal_topic, is_reserved_topic, with_prefix
 from checker.call import show_time
 

@@ -14,10 +14,7 @@ from typing import Any
 
 import structlog
 
-from api.testing.cut_ends import CutEnds
-from api.testing.memory import MemoryStand
-from api.testing.published import read_published
-from api.testing.stand import Stand
+from api.testing.stand import CutEnds, MemoryStand, Stand, read_published
 from bridge.broker.errors import BrokerError
 from bridge.core.errors import BridgeError
 
@@ -124,7 +121,7 @@ async def serve(make_stand: Callable[[], Stand], log: _KeptLog) -> None:
 
 def _choose(kind: str, folder: Path) -> Callable[[], Stand]:
     if kind == "kafka":
-        from api.testing.kafka import KafkaStand  # noqa: PLC0415  # slow to import
+        from api.testing.stand import KafkaStand  # noqa: PLC0415  # slow to import
 
         return lambda: KafkaStand(folder)
     return lambda: MemoryStand(folder)

@@ -1,12 +1,121 @@
 """A bridge that a test opens, uses and closes."""
 
 import asyncio
+import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from base64 import b64encode
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
 
-from api.testing.cut_ends import CutEnds
+from api.migration import migrate
+from api.settings import CallbacksSettings, HttpSettings, Settings, TopicsSettings
+from api.testing.bridge import MemoryBridge
+from api.testing.clock import MovableClock, TrueDate
+from api.web.server import ApiServer, ServeConfig
 from api.web.services import TransactionCalls
+from api.wiring import Embedding, KafkaParts, kafka_parts, parse_roles, run_roles
+from bridge.broker.dev_broker import DevBroker
+from bridge.core.message import MessageQueue, StoredMessage
+from bridge.core.record import Source
+from bridge.core.topics import InternalTopics
+from bridge.core.transaction import TransactionView
+from bridge.node import Backing
+from bridge.service.contract import Accepted, EndCall, RefusalCode, Refused, Wait
+from bridge.service.transactions import TransactionService
+from bridge.sql.engine import open_new_database
+from bridge.store.memory.process import MemoryProcess
+from bridge.store.memory.store import MemoryCluster
 from bridge.store.message_store import MessageStore, TopicAdmin
+from checker.endpoint_guard import CallbackPolicy, parse_networks
+from checker.http_caller import HttpCaller
+
+_PAGE = 1_000
+_ID_HEADER = "transaction-id"
+
+
+async def read_published(store: MessageStore, admin: TopicAdmin, topic: str) -> list[dict[str, Any]] | None:
+    """All that committed readers find now, partition by partition; None if there is no such topic."""
+    described = (await admin.describe_topics([topic]))[topic]
+    if described is None:
+        return None
+    found: list[dict[str, Any]] = []
+    for number in range(described.queues):
+        found += [_encode(number, stored) for stored in await _read_queue(store, MessageQueue(topic, number))]
+    return found
+
+
+async def _read_queue(store: MessageStore, queue: MessageQueue) -> Sequence[StoredMessage]:
+    offsets = await store.get_offsets(queue)
+    offset, found = offsets.minimum, list[StoredMessage]()
+    while offset < offsets.stable:
+        result = await store.get(queue, offset, _PAGE)
+        found += result.messages
+        if result.next_begin_offset <= offset:
+            break
+        offset = result.next_begin_offset
+    return found
+
+
+def _encode(partition: int, stored: StoredMessage) -> dict[str, Any]:
+    own = [value for name, value in stored.headers if name == _ID_HEADER and value is not None]
+    return {
+        "partition": partition,
+        "offset": stored.queue_offset,
+        "key": _text(stored.key),
+        "value": _text(stored.value),
+        "headers": [(name, _text(value)) for name, value in stored.headers if name != _ID_HEADER],
+        "transaction_id": own[0].decode() if own else None,
+    }
+
+
+def _text(raw: bytes | None) -> str | None:
+    return None if raw is None else b64encode(raw).decode()
+
+
+_LONG_S = 3_600  # nobody waits so long: a living producer gives up at once, and leaves it to the back-check
+
+
+class CutEnds(TransactionService):
+    """The same service; while cut, producers' ends do not get through."""
+
+    def __init__(self, calls: TransactionService) -> None:
+        vars(self).update(vars(calls))  # with all that it works with
+        self._cuts: list[list[str]] = []
+
+    @property
+    def left(self) -> list[str]:
+        """The ids of the transactions whose ends have been cut off since the last `cut`."""
+        return self._cuts[-1]
+
+    def cut(self) -> None:
+        """From now on no producer's end gets through, until as many `mend` have come."""
+        self._cuts.append([])
+
+    def mend(self) -> list[str]:
+        """Ends the last cut; the ids that were cut off by it."""
+        return self._cuts.pop()
+
+    async def end(
+        self, calls: Sequence[EndCall], wait: Wait = Wait.SETTLED, wait_ms: int = 10_000
+    ) -> list[TransactionView | Accepted | Refused]:
+        if not self._cuts:
+            return await super().end(calls, wait, wait_ms)
+        through = [call for call in calls if not _is_producers(call)]
+        answers = iter(await super().end(through, wait, wait_ms) if through else ())
+        self.left.extend(call.transaction_id for call in calls if _is_producers(call))
+        return [_refuse(call) if _is_producers(call) else next(answers) for call in calls]
+
+
+def _is_producers(call: EndCall) -> bool:
+    """Not the answer to a check."""
+    return call.source is Source.PRODUCER and call.check_number == 0
+
+
+def _refuse(call: EndCall) -> Refused:
+    detail = "cut off by kill_before_commit"
+    return Refused(RefusalCode.UNAVAILABLE, detail, transaction_id=call.transaction_id, retry_after_s=_LONG_S)
+
 
 QUEUES = 2
 LOOPBACK = ("127.0.0.0/8", "::1/128")
@@ -55,3 +164,116 @@ class Stand(ABC):
     def _put_between(self, calls: TransactionCalls) -> TransactionCalls:
         self.ends = CutEnds(calls)
         return self.ends
+
+
+class KafkaStand(Stand):
+    """With a broker of its own on free ports, whose data are in `folder`; `open` raises BrokerError without one."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._parts: KafkaParts | None = None
+
+    @property
+    def store(self) -> MessageStore:
+        assert self._parts is not None
+        return self._parts.store
+
+    @property
+    def admin(self) -> TopicAdmin:
+        assert self._parts is not None
+        return self._parts.admin
+
+    async def _serve(self, on_started: Callable[[str], None]) -> None:
+        broker = DevBroker(self._folder / "kafka", port=None)
+        try:
+            await asyncio.to_thread(broker.start)
+            await self._serve_on(broker.bootstrap, on_started)
+        finally:
+            await asyncio.to_thread(broker.kill)
+
+    async def _serve_on(self, bootstrap: str, on_started: Callable[[str], None]) -> None:
+        settings = Settings(
+            kafka={"bootstrap.servers": bootstrap},
+            data_dir=self._folder,
+            topics=TopicsSettings(queues=QUEUES),
+            http=HttpSettings(port=0),
+            callbacks=CallbacksSettings(allow_networks=LOOPBACK),
+        )
+        await migrate(settings)
+        self._parts = kafka_parts(settings)
+        try:
+            roles = parse_roles("api,settler,projector")
+            guest = Embedding(self._put_between)
+            await run_roles(settings, roles, on_ready=on_started, stop=self._stop, guest=guest)
+        finally:
+            await self._parts.close()
+
+
+_HURRY_MS = 50
+
+
+class MemoryStand(Stand):
+    """Empty each time it is opened. `folder`: for the bridge's SQLite file."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._make_log()
+
+    @property
+    def store(self) -> MessageStore:
+        return self._reader.store
+
+    @property
+    def admin(self) -> TopicAdmin:
+        return self._reader.admin
+
+    async def move(self, for_ms: int) -> None:
+        """What is due in so much time is done or under way."""
+        await self._clock.move(for_ms)
+
+    async def move_to(self, until_ms: int) -> None:
+        """The same, up to a time of the bridge's clock."""
+        await self._clock.move(until_ms - self._clock.now_ms())
+
+    def _make_log(self) -> None:
+        self._clock = MovableClock()
+        self._cluster = MemoryCluster(self._clock)
+        self._reader = MemoryProcess(self._cluster, "test")
+
+    async def _serve(self, on_started: Callable[[str], None]) -> None:
+        self._make_log()
+        database = open_new_database(self._folder)
+        networks = CallbackPolicy(parse_networks(LOOPBACK))
+        # an empty context: certificates take long to load, and nothing but loopback is called
+        caller = HttpCaller(networks, self._clock, ssl_context=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        process = MemoryProcess(self._cluster, "bridge")
+        backing = Backing(
+            process.store, process.owners, process.admin, database, self._clock, lambda: caller,
+            check_clock=TrueDate(self._clock),
+        )  # fmt: skip
+        try:
+            await self._serve_until_stop(
+                MemoryBridge(backing, InternalTopics(queues=QUEUES), self._put_between), on_started
+            )
+        finally:
+            database.dispose()
+
+    async def _serve_until_stop(self, bridge: MemoryBridge, on_started: Callable[[str], None]) -> None:
+        server = ApiServer(bridge.app, ServeConfig(port=0))
+        await self._hurry(bridge.start())
+        try:
+            serving = asyncio.create_task(server.serve_until(self._stop))
+            await server.wait_started()
+            on_started(f"http://127.0.0.1:{server.port}")
+            await serving
+        finally:
+            await self._hurry(bridge.stop())
+
+    async def _hurry(self, work: Coroutine[Any, Any, object]) -> None:
+        """Whatever waits for time does not have to."""
+        task = asyncio.ensure_future(work)
+        while not task.done():
+            await self._clock.move(_HURRY_MS)
+        task.result()

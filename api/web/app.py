@@ -1,19 +1,123 @@
 """The HTTP application."""
 
+import inspect
 from collections.abc import Callable
 from importlib.metadata import version
+from types import ModuleType
+from typing import Any
 
+import msgspec
 from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
 from starlette.types import ASGIApp
 
-from api.web import acts, checks, groups, health, messages, pages, parked, resolutions, search, transactions
-from api.web.document import make_document
+from api.web import (
+    acts,
+    bodies,
+    checks,
+    groups,
+    health,
+    messages,
+    pages,
+    parked,
+    resolutions,
+    search,
+    transactions,
+    views,
+)
 from api.web.guard import Traffic
 from api.web.limits import ByteBudget
 from api.web.metrics import HttpMetrics
-from api.web.openapi import Json
+from api.web.openapi import COMPONENT, Json, reference
+from api.web.problems import PROBLEMS
 from api.web.road import Road
 from api.web.services import Services
+
+_MODULES = (acts, bodies, checks, groups, health, parked, search, transactions, views)
+_DESCRIPTION = """\
+RocketMQ's transactional messages for services that live on Kafka: prepare a half message, run your local
+transaction, then commit or roll back. If the end never comes, the bridge asks your producer group.
+
+Every error is `application/problem+json` (RFC 9457). `outcome` tells whether the call changed anything:
+`not_applied`, or `unknown`, and then repeating the call gives the truth. Unknown paths answer `not-found`, other
+methods `method-not-allowed` with `Allow`.
+
+| status | code | meaning | what to do |
+|---|---|---|---|
+"""
+
+
+def make_document(app: FastAPI) -> Json:
+    """The document of the application's routes."""
+    document = get_openapi(
+        title=app.title,
+        version=app.version,
+        openapi_version=app.openapi_version,
+        summary=app.summary,
+        description=_DESCRIPTION + "\n".join(_problem_rows()),
+        routes=app.routes,
+        tags=app.openapi_tags,
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+    )
+    document["components"] = {"schemas": make_schemas()}
+    document["webhooks"] = {"transaction.check": _check_callback()}
+    return document
+
+
+def make_schemas() -> Json:
+    """Schemas of all structs that go in or out."""
+    structs = [struct for module in _MODULES for struct in _structs(module)]
+    _, components = msgspec.json.schema_components(structs, ref_template=COMPONENT)
+    return dict(sorted(components.items()))
+
+
+def _structs(module: ModuleType) -> list[type[Any]]:
+    return [
+        member
+        for _, member in inspect.getmembers(module, inspect.isclass)
+        if issubclass(member, msgspec.Struct)
+        and member.__module__ == module.__name__
+        and not member.__name__.startswith("_")
+    ]
+
+
+def _problem_rows() -> list[str]:
+    rows = sorted(PROBLEMS.values(), key=lambda row: (row.status, row.slug))
+    return [f"| {row.status} | `{row.slug}` | {row.title} | {row.remedy} |" for row in rows]
+
+
+def _check_callback() -> Json:
+    """What the bridge sends to an endpoint of a producer group."""
+    headers = {
+        "webhook-id": "The same for each endpoint tried within one round.",
+        "webhook-timestamp": "Seconds since 1970, of this attempt.",
+        "webhook-signature": "`v1,` and the HMAC-SHA256 of `id.timestamp.body`, base64; one for each valid secret.",
+    }
+    return {
+        "post": {
+            "tags": ["callback"],
+            "summary": "Check",
+            "description": "Asks a producer group what became of transactions whose end is missing. Signed as Standard "
+            "Webhooks say. Anything but 200 with exactly the shape below is no answer: it uses up no check, and the "
+            "next endpoint is asked. UNKNOWN is an answer and uses one up.",
+            "operationId": "transaction_check",
+            "parameters": [
+                {"name": name, "in": "header", "required": True, "description": text, "schema": {"type": "string"}}
+                for name, text in headers.items()
+            ],
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"schema": reference(checks.CheckCall)}},
+            },
+            "responses": {
+                "200": {
+                    "description": "Resolutions. A transaction that is left out is asked about again.",
+                    "content": {"application/json": {"schema": reference(checks.CheckAnswer)}},
+                }
+            },
+        }
+    }
+
 
 _TAGS = [
     {"name": "transactions", "description": "Prepare and end transactions, look them up."},

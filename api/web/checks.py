@@ -15,11 +15,10 @@ from api.web.parse import check_group
 from api.web.request import ApiRequest, Query, read_json, refuse
 from api.web.road import NO_STORE, HttpAnswer, Routes
 from api.web.views import MessageAnswer, Time
-from bridge.core.message_json import write_message
-from bridge.futures import take_error
+from bridge.core.message import write_message
 from bridge.service.claims import ClaimCall, ClaimedCheck
 from bridge.service.contract import Refused
-from bridge.turns import Steps, each_in_steps
+from bridge.turns import Steps, each_in_steps, take_error
 from checker.call import Check, NonceMaker, Subject, encode_call, render_check
 
 

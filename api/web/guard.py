@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from api.web.limits import SMALL_BYTES, ByteBudget
+from api.web.limits import SMALL_BYTES, ByteBudget, Streams
 from api.web.problems import (
     CLOSE,
     FORBIDDEN,
@@ -21,7 +21,6 @@ from api.web.problems import (
     UNSUPPORTED_MEDIA_TYPE,
     Problem,
 )
-from api.web.streams import Streams
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 

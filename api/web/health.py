@@ -1,7 +1,7 @@
 """Liveness, readiness, metrics: routes, answers and their description."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -10,6 +10,113 @@ from api.web.openapi import HEALTH, Operation, query_parameter
 from api.web.request import ApiRequest, Query
 from api.web.road import NO_STORE, HttpAnswer, Routes, json_answer
 from api.web.services import CheckResult, ReadinessCheck
+from bridge.core.errors import StoreError
+from bridge.log_watch import REMEDY, LogWatch
+from bridge.node import Node
+from bridge.projector import Projector
+from bridge.service.contract import Refused
+from bridge.service.replies import OpFollower
+from bridge.service.search import SearchService
+from bridge.settler.settler import Hold, Settler
+from bridge.sql.engine import Database, SqlUnavailable
+from bridge.sql.transactions import read_positions
+from bridge.store.message_store import TopicAdmin
+from bridge.store.sealed import SealWatch
+from bridge.topology import TopologyGuard
+
+MAX_SETTLE_LAG_MS = 60_000
+_KAFKA_ANSWER_MS = 2_000
+
+
+def make_readiness(node: Node, kafka_error: Callable[[], str | None]) -> Mapping[str, ReadinessCheck]:
+    """The checks of a process that has started, by name. `kafka_error`: what its clients complained of last."""
+    checks: dict[str, ReadinessCheck] = {
+        "kafka": lambda: _kafka(node.backing.admin, kafka_error),
+        "sql": lambda: check_sql(node.backing.database),
+        "topology": lambda: _topology(node.guard),
+        "op-records": lambda: _op_records(node.seal_watch),
+        "log": lambda: _log(node.log),
+    }
+    if (settler := node.settler) is not None:
+        checks["settler"] = lambda: _settler(settler)
+    if (projector := node.projector) is not None:
+        checks["projector"] = lambda: _projector(projector)
+    if node.roles.api:
+        checks["answers"] = lambda: _answers(node.follower)
+        checks["settling"] = lambda: _settling(node.search)
+    return checks
+
+
+async def _kafka(admin: TopicAdmin, kafka_error: Callable[[], str | None]) -> CheckResult:
+    try:
+        async with asyncio.timeout(_KAFKA_ANSWER_MS / 1000):
+            await admin.ping()
+    except (StoreError, TimeoutError) as error:
+        return CheckResult(is_ok=False, detail=kafka_error() or str(error) or "no answer")
+    return CheckResult(is_ok=True)
+
+
+async def check_sql(database: Database) -> CheckResult:
+    """Whether it answers, and whether nobody is sent away: one look may get in where others do not."""
+    try:
+        await database.read(read_positions)
+    except SqlUnavailable as error:
+        return CheckResult(is_ok=False, detail=str(error))
+    if database.is_overloaded:
+        return CheckResult(is_ok=False, detail="the database is overloaded: calls are sent away")
+    return CheckResult(is_ok=True)
+
+
+async def _topology(guard: TopologyGuard) -> CheckResult:
+    faults = guard.faults
+    return CheckResult(is_ok=not faults, detail="; ".join(map(str, faults)))
+
+
+async def _op_records(seal_watch: SealWatch) -> CheckResult:
+    forged = seal_watch.forged
+    if forged:
+        return CheckResult(is_ok=False, is_degraded=True, detail=f"{forged} op records are not the owner's")
+    return CheckResult(is_ok=True)
+
+
+async def _log(log: LogWatch) -> CheckResult:
+    told = [f"queue {halt.queue_id} halts: {halt.detail}; {REMEDY}" for halt in log.halts.values()]
+    fault = log.find_fault()
+    return CheckResult(is_ok=not (told or fault), detail="; ".join([*told, *([fault] if fault else [])]))
+
+
+async def _settler(settler: Settler) -> CheckResult:
+    halted = {q: s.why for q, s in settler.status.items() if s.hold is Hold.HALTED}
+    if halted:
+        return CheckResult(is_ok=False, detail=f"halted queues: {halted}")
+    waiting = {q: s.why for q, s in settler.status.items() if s.hold is not Hold.OWNED}
+    if waiting:
+        return CheckResult(is_ok=False, detail=f"queues being taken over: {waiting}")
+    quarantined = sum(status.counts.quarantined for status in settler.status.values())
+    if quarantined:
+        return CheckResult(is_ok=False, is_degraded=True, detail=f"{quarantined} records quarantined")
+    return CheckResult(is_ok=settler.is_placed, detail="" if settler.is_placed else "joining the group")
+
+
+async def _projector(projector: Projector) -> CheckResult:
+    halted = dict(projector.halted)
+    return CheckResult(is_ok=not halted, detail=f"halted queues: {halted}" if halted else "")
+
+
+async def _answers(follower: OpFollower) -> CheckResult:
+    if not follower.is_ready:
+        return CheckResult(is_ok=False, detail="the op topic's ends are not known yet")
+    return CheckResult(
+        is_ok=not follower.is_failing, detail="the op topic cannot be read" if follower.is_failing else ""
+    )
+
+
+async def _settling(search: SearchService) -> CheckResult:
+    stats = await search.stats()
+    if isinstance(stats, Refused):
+        return CheckResult(is_ok=False, detail=stats.detail)
+    is_ok = stats.lag.settle_ms <= MAX_SETTLE_LAG_MS
+    return CheckResult(is_ok=is_ok, detail="" if is_ok else f"settlers are {stats.lag.settle_ms} ms behind the journal")
 
 
 class ReadyAnswer(Struct):

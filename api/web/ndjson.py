@@ -12,10 +12,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from starlette.types import Receive, Scope, Send
 
-from api.web.limits import HttpLimits, too_large
+from api.web.limits import HttpLimits, Stream, too_large
 from api.web.problems import Problem, Rejected
 from api.web.request import NDJSON, ApiRequest, problem_item
-from api.web.streams import Stream
 
 MAX_LINES = 1_000
 

@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from api.web.guard import ByteLease
-from api.web.limits import ByteBudget
+from api.web.limits import ByteBudget, Streams
 from api.web.problems import (
     HEADERS_TOO_LARGE,
     MALFORMED_REQUEST,
@@ -24,7 +24,6 @@ from api.web.problems import (
     problem_headers,
 )
 from api.web.road import HotCall, HttpAnswer, Road
-from api.web.streams import Streams
 from api.web.transports import ClosingTransport, EndedTransport, HeldFlow, Lingering
 
 _LOG = structlog.get_logger()

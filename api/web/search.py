@@ -16,7 +16,7 @@ from api.web.views import Time, TransactionAnswer, render_time, render_transacti
 from bridge.core.transaction import TransactionState
 from bridge.service.contract import Refused
 from bridge.service.search import BridgeStats
-from bridge.sql.audit import ActEntry
+from bridge.sql.directory import ActEntry
 from bridge.sql.search import SearchFilter
 from bridge.sql.stats import GroupStats
 

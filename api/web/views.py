@@ -9,8 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from api.web.bodies import GroupName, TransactionId
-from bridge.core.message import Message
-from bridge.core.message_json import JsonText, show_message
+from bridge.core.message import JsonText, Message, show_message
 from bridge.core.transaction import MessageSummary, TimelineEvent, TransactionState, TransactionView
 from bridge.service.contract import Accepted, Prepared
 from bridge.turns import Steps, each_in_steps

@@ -13,6 +13,7 @@ from pathlib import Path
 from bridge.broker.broker_process import (
     FileLock,
     Lifeline,
+    find_java,
     find_left_over,
     read_tail,
     start_process,
@@ -21,7 +22,6 @@ from bridge.broker.broker_process import (
 )
 from bridge.broker.errors import BrokerFailed, DataFolderInUse, DataFolderUnusable, PortTaken
 from bridge.broker.jars import Report, fetch_jars
-from bridge.broker.java import find_java
 from bridge.broker.ports import check_port, choose_free_port
 from bridge.broker.server_properties import (
     FENCED_LINE,

@@ -1,6 +1,16 @@
-"""Messages as RocketMQ's store speaks of them, on Kafka's terms (null is not empty, headers are a list)."""
+"""Messages as RocketMQ's store speaks of them, on Kafka's terms (null is not empty, headers are a list).
 
-from collections.abc import Sequence
+The value of a text that is a JSON object or array is a `JsonText`: `write_json` puts it into the document as
+it is, so that big integers, decimals and the order of members stay what they were; any other JSON writer
+makes a string of it, which loses nothing either.
+"""
+
+import base64
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from json.encoder import encode_basestring_ascii
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -44,3 +54,135 @@ class Receipt(Struct, frozen=True, gc=False, array_like=True):
     topic: str
     queue_id: int
     queue_offset: int | None
+
+
+MAX_DEPTH = 32  # what the bridge itself takes; deeper JSON is shown as text
+_MAX_NUMBER = 400
+_BOUNDARY = re.compile(r"\s*[\[{]")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_LINE_ENDS = {10: " ", 13: " "}
+
+
+class JsonText(str):
+    """A text that is one JSON object or array, readable by any strict parser, on one line."""
+
+    __slots__ = ()
+
+
+def show_message(message: Message) -> dict[str, object]:
+    """A message's members as answers show them; `partition` and `timestamp_ms` only if they were asked for."""
+    shown: dict[str, object] = {"topic": message.topic}
+    shown |= _show_text("key", message.key)
+    shown |= _show_value(message.value)
+    shown |= _show_headers(message.headers)
+    if message.queue_id != BY_KEY:
+        shown["partition"] = message.queue_id
+    if message.timestamp_ms is not None:
+        shown["timestamp_ms"] = message.timestamp_ms
+    return shown
+
+
+def write_message(message: Message) -> JsonText:
+    """The same as text."""
+    return JsonText(write_json(show_message(message)))
+
+
+def write_json(value: object) -> str:
+    """Compact JSON on one line, of mappings, lists, tuples and scalars; a JsonText stands in it as it is."""
+    if isinstance(value, JsonText):
+        return str(value)
+    if isinstance(value, str):
+        return encode_basestring_ascii(value)
+    if isinstance(value, Mapping):
+        members = [f"{encode_basestring_ascii(name)}:{write_json(member)}" for name, member in value.items()]
+        return "{" + ",".join(members) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join([write_json(item) for item in value]) + "]"
+    return json.dumps(value, allow_nan=False)
+
+
+def read_json_text(raw: bytes) -> JsonText | str | None:
+    """The bytes as JSON object or array, else as text; None where they are not UTF-8."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        return None
+    if _BOUNDARY.match(text) and _is_strict_json(text):
+        return JsonText(text.strip().translate(_LINE_ENDS))
+    return text
+
+
+def _show_value(value: bytes | None) -> dict[str, object]:
+    if value is None:
+        return {"value": None}
+    text = read_json_text(value)
+    return {"value_base64": _to_base64(value)} if text is None else {"value": text}
+
+
+def _show_text(name: str, raw: bytes | None) -> dict[str, object]:
+    try:
+        return {name: None if raw is None else raw.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": _to_base64(raw)}
+
+
+def _show_headers(headers: Iterable[Header]) -> dict[str, object]:
+    """One form for the whole list, so that order and repeats stay readable."""
+    listed = list(headers)
+    try:
+        return {"headers": [[name, None if raw is None else raw.decode()] for name, raw in listed]}
+    except UnicodeDecodeError:
+        return {"headers_base64": [[name, _to_base64(raw)] for name, raw in listed]}
+
+
+def _to_base64(raw: bytes | None) -> str | None:
+    return None if raw is None else base64.b64encode(raw).decode()
+
+
+def _is_strict_json(text: str) -> bool:
+    """Whether every parser reads the text alike: no repeated names, lone surrogates, numbers out of range."""
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_unique,
+            parse_constant=_refuse,
+            parse_float=_finite,
+            parse_int=_finite,
+        )
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return False
+    return _is_shallow(value)
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("repeated name")
+    return members
+
+
+def _refuse(word: str) -> object:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _finite(number: str) -> float:
+    if len(number) > _MAX_NUMBER or math.isinf(value := float(number)):
+        raise ValueError("number out of range")
+    return value
+
+
+def _is_shallow(value: object) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _children(outer)]
+        if not level:
+            return True
+    return False
+
+
+def _children(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()

@@ -8,8 +8,8 @@ from bridge.clock import Clock, KafkaTime
 from bridge.core.errors import StoreTimeout
 from bridge.core.message import Message, MessageQueue
 from bridge.core.topics import InternalTopics
-from bridge.futures import take_error
 from bridge.store.message_store import MessageStore, PutResult, PutStatus, Refusal
+from bridge.turns import take_error
 
 
 class Deadline(NamedTuple):

@@ -28,7 +28,7 @@ from bridge.service.end import Ender
 from bridge.service.journal import Deadline
 from bridge.service.reads import CurrentReads, refuse_read
 from bridge.service.replies import ReceivedReply
-from bridge.sql.audit import ActEntry, record_act
+from bridge.sql.directory import ActEntry, record_act
 from bridge.sql.engine import Database, SqlUnavailable
 
 _LOG = structlog.get_logger()

@@ -14,7 +14,6 @@ from bridge.core.errors import StoreError
 from bridge.core.message import Message, MessageQueue
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionView, is_transaction_id, queue_of
-from bridge.futures import take_error
 from bridge.service.answers import refuse_missing
 from bridge.service.contract import Outcome, RefusalCode, Refused
 from bridge.service.journal import Deadline, EndOffsets
@@ -24,6 +23,7 @@ from bridge.sql.identity import find_losses
 from bridge.sql.transactions import AppliedPosition, find_many, read_positions
 from bridge.store.halves import HalfPlace, read_halves
 from bridge.store.message_store import GetStatus, MessageStore
+from bridge.turns import take_error
 
 
 class Lag(NamedTuple):

@@ -8,7 +8,7 @@ import structlog
 from msgspec import Struct
 
 from bridge.clock import Clock, KafkaTime
-from bridge.core.backoff import Backoff
+from bridge.core.check_rules import Backoff
 from bridge.core.errors import MalformedRecord, QueueHalted, StoreError, UnknownRecordVersion
 from bridge.core.message import MessageQueue, StoredMessage
 from bridge.core.op_message import (

@@ -14,8 +14,8 @@ from bridge.core.properties import measure_published
 from bridge.core.topics import InternalTopics, is_legal_topic, is_reserved_topic
 from bridge.service.contract import RefusalCode, Refused
 from bridge.service.journal import Deadline
-from bridge.store.acceptance import NotTaken, find_obstacle
 from bridge.store.message_store import TopicAdmin, TopicDescription
+from bridge.store.positions import NotTaken, find_obstacle
 
 _OTHERS = ""  # groups for which there is no bucket of their own
 

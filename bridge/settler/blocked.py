@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from bridge.core.backoff import Backoff
+from bridge.core.check_rules import Backoff
 from bridge.core.transaction import ORDER, SPLIT, UNTRIED, Transaction
 
 DestinationSet = frozenset[str]

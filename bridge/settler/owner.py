@@ -13,9 +13,18 @@ from bridge.core.record import HalfMessage
 from bridge.core.transaction import BODY_EXPIRED, SPLIT, Transaction
 from bridge.core.transition import Effect
 from bridge.fault_points import FaultPoint, reach
-from bridge.settler.batch import BatchTarget, QueueBatch
-from bridge.settler.known_topics import topics_of
-from bridge.settler.portion import Commit, Portion, ReadRecord, choose_fitting, cut, decode_portion, find_commits
+from bridge.settler.batch import (
+    BatchTarget,
+    Commit,
+    Portion,
+    QueueBatch,
+    ReadRecord,
+    choose_fitting,
+    cut,
+    decode_portion,
+    find_commits,
+)
+from bridge.settler.bodies import topics_of
 from bridge.settler.ports import (
     BodiesRead,
     HalfBody,

@@ -15,7 +15,7 @@ from bridge.core.op_message import LogStart, LogTopics
 from bridge.core.record import HalfMessage
 from bridge.core.transaction import Transaction
 from bridge.settler.blocked import BlockedSchedule
-from bridge.settler.known_topics import KnownTopics
+from bridge.settler.bodies import KnownTopics
 from bridge.store.message_store import MessageStore, OwnerStore
 
 

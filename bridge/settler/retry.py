@@ -10,7 +10,7 @@ from bridge.core.transaction import BODY_EXPIRED, SPLIT, Transaction
 from bridge.core.transition import Effect, Park, WriteOp
 from bridge.settler.batch import QueueBatch
 from bridge.settler.blocked import LONGEST_BACKOFF_MS, LONGEST_SPLIT_MS, NOWHERE, DestinationSet, Try
-from bridge.settler.known_topics import UNKNOWN_TOPIC, topics_of
+from bridge.settler.bodies import UNKNOWN_TOPIC, topics_of
 from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
 from bridge.settler.writer import LoadedHalves, QueueWriter
 from bridge.store.halves import LoadedHalf

@@ -9,7 +9,7 @@ from enum import Enum
 
 import structlog
 
-from bridge.core.backoff import Backoff
+from bridge.core.check_rules import Backoff
 from bridge.core.errors import BatchOutcomeUnknown, QueueHalted, StoreError, StoreFenced, UnknownRecordVersion
 from bridge.core.message import MessageQueue
 from bridge.core.topics import InternalTopics

@@ -1,12 +1,14 @@
 """The directory of producer groups over SQL: read from memory, refreshed beside, written through."""
 
 import asyncio
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from secrets import token_bytes
 from typing import TypeVar
 
+import sqlalchemy as sa
 import structlog
 from sqlalchemy import Connection
 
@@ -14,9 +16,7 @@ from bridge.clock import Clock
 from bridge.core.check_rules import GroupSettings
 from bridge.directory import DEFAULT_SETTINGS, ProducerGroup, UnansweredRound
 from bridge.fault_points import FaultPoint, reach
-from bridge.futures import take_error
 from bridge.sql import groups
-from bridge.sql.audit import ActEntry, record_act
 from bridge.sql.engine import Database, SqlUnavailable
 from bridge.sql.groups import GroupDeletion, GroupHealth, GroupPut, RandomBytes, Snapshot, read_health, record_rounds
 from bridge.sql.leases import (
@@ -30,6 +30,61 @@ from bridge.sql.leases import (
     remove_ended,
     remove_endpoint,
 )
+from bridge.sql.rows import decode_cursor, encode_cursor
+from bridge.sql.tables import audit
+from bridge.turns import take_error
+
+_CURSOR = "a"
+
+
+@dataclass(frozen=True, slots=True)
+class ActEntry:
+    """An audited act. `before`, `after`: JSON members of what changed; secrets never."""
+
+    at_ms: int
+    actor: str
+    what: str
+    target: str
+    reason: str | None = None
+    before: Mapping[str, object] | None = None
+    after: Mapping[str, object] | None = None
+
+
+def record_act(conn: Connection, entry: ActEntry) -> None:
+    """Keeps the entry, in the SQL transaction of what it speaks of."""
+    conn.execute(
+        sa.insert(audit).values(
+            at_ms=entry.at_ms,
+            actor=entry.actor,
+            what=entry.what,
+            target=entry.target,
+            reason=entry.reason,
+            before=_encode(entry.before),
+            after=_encode(entry.after),
+        )
+    )
+
+
+def read_audit(conn: Connection, limit: int, cursor: str | None = None) -> tuple[list[ActEntry], str | None]:
+    """A page, newest first, and the cursor of the next one. Raises MalformedCursor."""
+    query = sa.select(audit).order_by(audit.c.id.desc()).limit(limit + 1)
+    if cursor is not None:
+        query = query.where(audit.c.id < decode_cursor(_CURSOR, 1, cursor)[0])
+    rows = list(conn.execute(query))
+    entries = [
+        ActEntry(row.at_ms, row.actor, row.what, row.target, row.reason, _decode(row.before), _decode(row.after))
+        for row in rows[:limit]
+    ]
+    return entries, encode_cursor(_CURSOR, rows[limit - 1].id) if len(rows) > limit else None
+
+
+def _encode(members: Mapping[str, object] | None) -> str | None:
+    return None if members is None else json.dumps(members, separators=(",", ":"))
+
+
+def _decode(text: str | None) -> Mapping[str, object] | None:
+    return None if text is None else dict(json.loads(text))
+
 
 T = TypeVar("T")
 _LOG = structlog.get_logger()

@@ -24,7 +24,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from bridge.core.backoff import Backoff
+from bridge.core.check_rules import Backoff
 from bridge.core.errors import BridgeError, ConfigError
 from bridge.sql.tables import metadata
 

@@ -9,12 +9,16 @@ The bridge runs in a process of its own, behind a socket on loopback; its method
 """
 
 import inspect
+import json
 import ssl
 import time
+from base64 import b64decode
 from collections import UserList
-from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import httpx2
@@ -22,9 +26,42 @@ import httpx2
 from outbox import Bridge, TransactionState, TransactionView
 from outbox.asgi import CheckApp
 from outbox.check_handler import Answer, AsyncAnswer, AsyncCheckHandler, CheckHandler
-from outbox.testing.app_server import AppServer
-from outbox.testing.process import BridgeProcess
-from outbox.testing.published import PublishedMessage, decode_published
+from outbox.testing.process import AppServer, BridgeProcess
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedMessage:
+    """One message. `headers`: without the bridge's own, which is `transaction_id`."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    transaction_id: str | None
+
+    def json(self) -> Any:  # noqa: ANN401 - what JSON holds
+        """The value read as JSON; decimals keep their digits. Raises ValueError if it is none."""
+        return json.loads(self.value or b"null", parse_float=Decimal)
+
+
+def decode_published(topic: str, members: Mapping[str, Any]) -> PublishedMessage:
+    """From the answer of the bridge's process, whose bytes are base64."""
+    return PublishedMessage(
+        topic,
+        members["partition"],
+        members["offset"],
+        _decode(members["key"]),
+        _decode(members["value"]),
+        tuple((name, _decode(value)) for name, value in members["headers"]),
+        members["transaction_id"],
+    )
+
+
+def _decode(text: str | None) -> bytes | None:
+    return None if text is None else b64decode(text)
+
 
 _CALL_S = 30.0
 _LOOK_INTERVAL_S = 0.005

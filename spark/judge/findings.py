@@ -1,4 +1,8 @@
-"""Findings as they are reported: compared with the last run's, weighed against thresholds. Pure."""
+"""Findings as they are reported: compared with the last run's, weighed against thresholds. Pure.
+
+Nothing that would publish is proposed unless it is proved that nothing of the transaction was ever published: what
+is missing, for whatever reason, proves nothing.
+"""
 
 import json
 from collections import Counter
@@ -8,9 +12,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from spark.errors import BadUsage
-from spark.judge.history import replay
+from spark.judge.history import TransactionHistory, replay, why_not_unpublished
 from spark.judge.rules import FindingKind, Found
-from spark.read.envelope import EMPTY, OTHER_VERSION, Event, Evidence
+from spark.read.envelope import EMPTY, OTHER_VERSION, Event, Evidence, OpState
+from spark.read.scope import Scope
 
 NEW, STILL, CLEARED = "NEW", "STILL", "CLEARED"
 FINDINGS_FILE = "findings.jsonl"
@@ -152,3 +157,31 @@ def _topic_of(events: Sequence[Event]) -> str | None:
     seen = [event.topic for event in events if event.leg == Evidence.VISIBLE]
     told = [receipt.topic for event in events for receipt in event.receipts or ()]
     return next(iter(asked), None) or min(seen, default=None) or next(iter(told), None)
+
+
+def propose_repair(finding: Finding, events: Sequence[Event], scope: Scope) -> dict[str, Any] | None:
+    """A call with what must be true before it; or nothing: what was published is for people to look at."""
+    call = _call_for(finding, replay(finding.transaction_id, events), scope)
+    if call is None:
+        return None
+    verb, body = call
+    return {
+        "transaction_id": finding.transaction_id,
+        "kind": finding.kind,
+        "method": "POST",
+        "path": f"/v1/transactions/{finding.transaction_id}/{verb}",
+        "body": body,
+        "precondition": {"state": ["PREPARED"], "published": False},
+        "evidence": [asdict(leg) for leg in finding.legs],
+    }
+
+
+def _call_for(finding: Finding, story: TransactionHistory, scope: Scope) -> tuple[str, dict[str, str] | None] | None:
+    if finding.kind not in {FindingKind.STALE, FindingKind.UNSETTLED} or why_not_unpublished(story, scope) is not None:
+        return None
+    if finding.kind == FindingKind.STALE:
+        return ("check", None) if story.decision is None else None
+    if story.decision is None:
+        return None
+    resolution = "COMMIT" if story.decision == OpState.COMMITTED else "ROLLBACK"
+    return "force", {"resolution": resolution, "reason": f"reconciliation: {finding.detail}"}

@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from api.web.limits import HttpLimits
+from api.web.limits import HttpLimits, Streams
 from api.web.server import ServeConfig
-from api.web.streams import Streams
 from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.live_server import HOST, LiveServer, serve
 

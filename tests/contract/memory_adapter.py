@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from bridge.core.message import Message, MessageQueue
-from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.link import PASSES, Fate, Faults, Step
 from bridge.store.memory.log import clean
 from bridge.store.memory.process import MemoryProcess, MemoryProducer
+from bridge.store.memory.store import MemoryCluster
 from tests.contract.world import SWEEP_MS
 from tests.support.virtual_time import VirtualClock
 

@@ -27,8 +27,8 @@ from bridge.projector import ProjectorConfig
 from bridge.service.redrive import RedriveConfig
 from bridge.settler.ports import SettlerConfig
 from bridge.sql.engine import Database, SqlUnavailable
-from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.process import MemoryProcess
+from bridge.store.memory.store import MemoryCluster
 from checker.caller import EndpointCall, EndpointReply
 from checker.config import CheckerConfig
 from tests.support.virtual_time import VirtualClock

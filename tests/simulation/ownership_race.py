@@ -13,7 +13,7 @@ from bridge.core.check_rules import CheckTimes
 from bridge.core.errors import QueueHalted, StoreError
 from bridge.log_watch import LogWatch
 from bridge.settler.batch import BatchTarget
-from bridge.settler.known_topics import KnownTopics
+from bridge.settler.bodies import KnownTopics
 from bridge.settler.owner import OwnedQueue
 from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
 from bridge.store.memory.errors import LogError

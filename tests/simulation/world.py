@@ -23,9 +23,9 @@ from bridge.core.topics import InternalTopics
 from bridge.core.transaction import queue_of
 from bridge.service import repeats
 from bridge.sql.identity import TopicIdentity, record_identity
-from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.log import clean
 from bridge.store.memory.partition import Stamp
+from bridge.store.memory.store import MemoryCluster
 from tests.simulation.abandoning import give_up
 from tests.simulation.bulkhead import check_bulkhead
 from tests.simulation.callers import Callers, Finding

@@ -22,9 +22,8 @@ from spark.judge.findings import CLEARED, decode_findings
 from spark.landing import land_once
 from spark.options import Access, Options, parse_groups
 from spark.read.events import EVENTS
-from spark.read.landed import find_landed
 from spark.read.sources import KafkaAccess, read_kafka, read_landed
-from spark.read.window import Window, encode_window
+from spark.read.window import Window, encode_window, find_landed
 from spark.reconcile import RunOutcome, Tell, reconcile
 from spark.selftest.run import Injector, SeededTopics, groups_document, make_tales
 from tests.support.bridge_process import wait_until

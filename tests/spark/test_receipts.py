@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from bridge.core.transaction import make_transaction_id, make_uuid7_bits
 from spark.judge.findings import decode_findings
-from spark.judge.receipts import link_by_receipts
+from spark.judge.judging import link_by_receipts
 from spark.judge.rules import FindingKind, judge
 from spark.options import Options, parse_groups
 from spark.read.envelope import Event, Evidence, PreparedMessage, ReceiptRow

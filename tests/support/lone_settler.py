@@ -20,7 +20,7 @@ from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.topics import InternalTopics, with_prefix
 from bridge.core.transaction import Transaction, TransactionState, make_transaction_id
 from bridge.node import Backing, Node, NodeConfig
-from bridge.settler.known_topics import KnownTopics
+from bridge.settler.bodies import KnownTopics
 from bridge.settler.owner import OwnedQueue
 from bridge.settler.ports import QueueOwner, SettlerConfig
 from bridge.store.kafka.admin import KafkaTopicAdmin

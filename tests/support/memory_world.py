@@ -20,10 +20,9 @@ from bridge.core.keyring import OpSeals
 from bridge.core.message import Message, StoredMessage
 from bridge.core.op_message import LogTopics
 from bridge.core.topics import InternalTopics
-from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.link import Faults
 from bridge.store.memory.process import MemoryOwnerStore, MemoryProcess
-from bridge.store.memory.store import MemoryStore, MemoryTopicAdmin
+from bridge.store.memory.store import MemoryCluster, MemoryStore, MemoryTopicAdmin
 from bridge.store.positions import make_first_position, make_position_message
 from tests.support.virtual_time import VirtualClock
 

@@ -17,7 +17,7 @@ from bridge.clock import SystemClock
 from bridge.core.topics import with_prefix
 from bridge.node import Backing, Node, NodeConfig
 from bridge.seals import load_seals
-from bridge.settler.known_topics import KnownTopics
+from bridge.settler.bodies import KnownTopics
 from bridge.sql.engine import Database
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig

@@ -12,8 +12,8 @@ from sqlalchemy import Connection
 from bridge.core.op_message import LogTopics
 from bridge.core.topics import InternalTopics
 from bridge.sql.engine import InlineDatabase, SqlUnavailable
-from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.process import MemoryProcess
+from bridge.store.memory.store import MemoryCluster
 from bridge.store.message_store import ClusterDescription, TopicDescription
 from bridge.store.positions import begin_queues, find_position
 from bridge.topology import (

@@ -16,11 +16,11 @@ from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec  # type: ign
 
 from bridge.core.errors import StoreTimeout
 from bridge.core.message import MessageQueue
-from bridge.futures import take_error
 from bridge.store.kafka.admin import Asker
 from bridge.store.kafka.errors import COORDINATOR_AWAY, SILENCE, error_of, make_store_error
 from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, group_options
 from bridge.store.message_store import QueueOffsets
+from bridge.turns import take_error
 
 _EARLIEST, _LATEST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _LEADERS_S = 300.0  # the client forgets them after three times that

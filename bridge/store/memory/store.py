@@ -4,14 +4,16 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
+from bridge.clock import Clock
 from bridge.core.errors import QueueHalted, StoreUnavailable
 from bridge.core.message import Message, MessageQueue, StoredMessage
 from bridge.core.properties import count_stored_bytes
-from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.errors import Code, LogError, NoAnswerError, make_refused_put, make_store_error
-from bridge.store.memory.groups import Membership
-from bridge.store.memory.link import NEVER, Link, Step, StepKind
+from bridge.store.memory.groups import GroupCoordinator, Membership
+from bridge.store.memory.link import NEVER, Agenda, Faults, Link, NoFaults, Step, StepKind
+from bridge.store.memory.log import MemoryLog
 from bridge.store.memory.partition import Appended, Partition
+from bridge.store.memory.producers import TransactionCoordinator
 from bridge.store.message_store import (
     ClusterDescription,
     GetResult,
@@ -23,6 +25,23 @@ from bridge.store.message_store import (
     TopicDescription,
     TopicOutline,
 )
+
+
+class MemoryCluster:
+    """What outlives every client process. Time is the given clock's; nothing happens in between by itself."""
+
+    def __init__(self, clock: Clock, faults: Faults | None = None, session_timeout_ms: int = 10_000) -> None:
+        self.cluster_id = "memory-cluster"
+        self.faults = faults
+        self.agenda = Agenda(clock)
+        self.log = MemoryLog(self.agenda)
+        self.groups = GroupCoordinator(self.log, session_timeout_ms)
+        marker_delay_ms = (faults or NoFaults()).marker_delay_ms
+        self.producers = TransactionCoordinator(self.log, marker_delay_ms)
+
+    def connect(self, client: str) -> Link:
+        """A client process's way to the cluster."""
+        return Link(client, self.agenda, self.faults)
 
 
 class MemoryQueueReader:

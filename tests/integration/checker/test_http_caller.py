@@ -10,8 +10,8 @@ import pytest
 
 from api.own_addresses import OwnAddresses
 from bridge.clock import SystemClock
-from bridge.store.memory.cluster import MemoryCluster
 from bridge.store.memory.process import MemoryProcess
+from bridge.store.memory.store import MemoryCluster
 from checker.caller import EndpointCall, EndpointReply, Failure
 from checker.endpoint_guard import CallbackPolicy, parse_networks
 from checker.http_caller import HttpCaller, resolve_name

@@ -7,8 +7,7 @@ import jsonschema_rs
 import pytest
 from fastapi.routing import APIRoute
 
-from api.web.app import create_app
-from api.web.document import make_schemas
+from api.web.app import create_app, make_schemas
 from api.web.problems import PROBLEMS
 from tests.support.api_fakes import FakeTransactions, make_services
 

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import Connection
 
-from api.web.readiness import check_sql
+from api.web.health import check_sql
 from bridge.sql.engine import Database, SqlConfig, SqlUnavailable
 from bridge.sql.tables import metadata
 from tests.support.api_fakes import FakeTransactions, make_services

@@ -1,12 +1,12 @@
-"""bridge.broker.java: which Java runs Kafka."""
+"""bridge.broker.broker_process: which Java runs Kafka."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
+from bridge.broker.broker_process import find_java, parse_java_version
 from bridge.broker.errors import JavaMissing
-from bridge.broker.java import find_java, parse_java_version
 
 
 @pytest.mark.parametrize(

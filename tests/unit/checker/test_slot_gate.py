@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from checker.gates import ConcurrencyGate
+from checker.context import ConcurrencyGate
 from tests.support.virtual_time import settle
 
 

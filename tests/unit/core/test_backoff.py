@@ -1,6 +1,6 @@
 """Pauses that grow."""
 
-from bridge.core.backoff import Backoff
+from bridge.core.check_rules import Backoff
 
 
 def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_success() -> None:

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.core.message import Message
-from bridge.core.message_json import JsonText, read_json_text, show_message, write_json
+from bridge.core.message import JsonText, Message, read_json_text, show_message, write_json
 
 SCALARS = st.none() | st.booleans() | st.integers(-(10**40), 10**40) | st.text()
 JSON_VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)

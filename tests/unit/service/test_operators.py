@@ -7,7 +7,7 @@ from bridge.core.transaction import TransactionState, TransactionView
 from bridge.node import Node
 from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
 from bridge.service.operate import Who
-from bridge.sql.audit import read_audit
+from bridge.sql.directory import read_audit
 from tests.support.service_world import ServiceWorld, make_service_world
 
 WHO = Who("ada", "because")

@@ -5,9 +5,8 @@ from collections.abc import Collection
 import pytest
 
 from bridge.core.message import Message
-from bridge.settler.known_topics import KnownTopics
-from bridge.store.memory.cluster import MemoryCluster
-from bridge.store.memory.store import MemoryTopicAdmin
+from bridge.settler.bodies import KnownTopics
+from bridge.store.memory.store import MemoryCluster, MemoryTopicAdmin
 from bridge.store.message_store import TopicDescription
 from tests.support.virtual_time import VirtualClock
 

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark.errors import BadUsage, Indeterminate
-from spark.read.landed import find_landed
 from spark.read.scope import OffsetRange, QueuePlace
-from spark.read.window import Window, encode_window
+from spark.read.window import Window, encode_window, find_landed
 
 JOURNAL, ORDERS = QueuePlace("half", 0), QueuePlace("orders", 1)
 Marks = list[tuple[int, int]]

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from spark.judge.findings import report
+from spark.judge.findings import propose_repair, report
 from spark.judge.history import replay
-from spark.judge.proposals import propose_repair
 from spark.judge.rules import FindingKind, Found, judge
 from spark.read.envelope import Event, Evidence, OpState
 from spark.read.scope import Scope

@@ -1,8 +1,8 @@
-"""api.testing.cut_ends: producers' ends are cut off, and nothing else."""
+"""api.testing.stand: producers' ends are cut off, and nothing else."""
 
 from pathlib import Path
 
-from api.testing.cut_ends import CutEnds
+from api.testing.stand import CutEnds
 from bridge.core.record import Resolution
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
