@@ -60,7 +60,7 @@ class HeapLoop:
         is_grown = before > self._settled + max(_LEAST_GROWTH, self._settled // 4)
         if is_grown:
             self._acts.collect()
-        # what was freed since the last time lies between what is in use, and malloc keeps it
+        # memory freed since the last time is between blocks in use, and malloc keeps it
         await asyncio.to_thread(self._acts.trim)
         after = self._acts.resident_bytes()
         self._settled = after if is_grown else min(self._settled, after)

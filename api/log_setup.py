@@ -10,7 +10,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 LogFormat = Literal["auto", "json", "pretty"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-# Loggers that would tell addresses, SQL or payloads of ours below this level.
+# Loggers that would show addresses, SQL or payloads of ours below this level.
 _QUIET = {
     "aiohttp": logging.WARNING,
     "sqlalchemy": logging.WARNING,

@@ -31,8 +31,8 @@ async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[st
     """Tables to their newest form, internal topics and first positions where this bridge never ran; what was done,
     line by line.
 
-    `confirm`: hears what would be given up of a log that is not what was left, and says whether it is; without it
-    such a log is refused. Raises ConfigError, StoreError, SqlUnavailable.
+    `confirm`: is called with what would be given up of a log that is not what was left, and returns whether to go on;
+    without it such a log is refused. Raises ConfigError, StoreError, SqlUnavailable.
     """
     before = await asyncio.to_thread(upgrade, settings.sql_url())
     topics, clock = internal_topics(settings), SystemClock()

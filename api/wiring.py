@@ -163,7 +163,7 @@ async def _tell_ready(
 async def rebuild_projection(settings: Settings, on_progress: Callable[[int, int], None]) -> dict[str, int]:
     """The projection anew from Kafka, while the bridge runs; its counts at the end. Raises StoreError, SqlUnavailable.
 
-    `on_progress` hears journal offsets applied and wanted, summed over the queues.
+    `on_progress` is called with journal offsets applied and wanted, summed over the queues.
     """
 
     def tell(progress: RebuildProgress) -> None:

@@ -156,7 +156,7 @@ class Node:
 
     @property
     def is_ready(self) -> bool:
-        """Whether answers of the settlers are heard."""
+        """Whether answers of the settlers arrive."""
         return self.follower.is_ready
 
     async def start(self, roles: Roles) -> None:
@@ -234,7 +234,7 @@ class Node:
         return Projector(config.topics, config.owner, ports, config.projector)
 
     def make_settler(self, observer: SettlerObserver) -> Settler:
-        """The settler of this process; `observer` hears what it has decided."""
+        """The settler of this process; `observer` gets its decisions."""
         backing, config = self.backing, self._config
         destinations = backing.destinations or KnownTopics(backing.admin, backing.clock)
         ports = SettlerPorts(

@@ -330,7 +330,7 @@ class GroupCheckLoop:
                 return
 
     async def run_once(self, rounds: asyncio.TaskGroup) -> bool:
-        """One step: parks, starts one round, or lays checks on the board; False if nothing is due."""
+        """One step: parks, starts one round, or puts checks on the board; False if nothing is due."""
         context = self._context
         await self._wait_for_turn()
         settings = context.directory.settings_of(self.group)

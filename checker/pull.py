@@ -1,4 +1,4 @@
-"""Pull mode: due checks of a group that fetches them are laid on the board, one look an interval."""
+"""Pull mode: due checks of a group that fetches them are put on the board, one look an interval."""
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
@@ -41,7 +41,7 @@ class PullDispatcher:
         self._unclaimed_ms: int | None = None  # when nobody had come last
 
     async def offer(self, asks: Sequence[DueCheck]) -> None:
-        """Lays checks on the board, or finds them still lying; lands every ask, whatever happens."""
+        """Puts checks on the board, or finds them still there; lands every ask, whatever happens."""
         flying = {ask.transaction.transaction_id: ask for ask in asks}
         try:
             for queue_id in sorted({ask.queue_id for ask in asks}):
@@ -76,7 +76,7 @@ class PullDispatcher:
     def _divide(
         asks: Sequence[DueCheck], before: Iterable[PullCheck | None], room: int
     ) -> tuple[list[DueCheck], list[DueCheck]]:
-        """Those that lie there already or find room, and the others."""
+        """The checks that are there already or find room, and the others."""
         laid: list[DueCheck] = []
         left: list[DueCheck] = []
         for ask, known in zip(asks, before, strict=True):

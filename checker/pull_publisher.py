@@ -23,7 +23,8 @@ _MAX_BATCH = 1_000
 
 @dataclass(slots=True)
 class _OwnershipEpoch:
-    """A queue of which we lay checks. `tick_ms` was written at `ticked_ms` of our monotonic clock."""
+    """A queue whose checks this process puts on the board. `tick_ms` was written at `ticked_ms` of our monotonic
+    clock."""
 
     queue_id: int
     owner: str
@@ -58,7 +59,7 @@ class PullCheckPublisher:
     # --- what the settler says; never blocks ---
 
     def prepared(self, queue_id: int, transactions: Iterable[Transaction]) -> None:
-        """A check whose answer was counted lies there no more."""
+        """Removes checks whose answers were counted."""
         tenure = self._tenures.get(queue_id)
         for transaction in transactions if tenure and tenure.lying else ():
             assert tenure is not None
@@ -83,17 +84,17 @@ class PullCheckPublisher:
     # --- laying ---
 
     def count_lying(self, group: str) -> int:
-        """How many checks of the group lie there."""
+        """How many checks of the group are on the board."""
         return self._lying[group]
 
     def find(self, queue_id: int, check: PullCheck) -> PullCheck | None:
-        """The same check as we laid it there, with the claims known then."""
+        """The same check as it was put there, with the claims known then."""
         tenure = self._tenures.get(queue_id)
         found = tenure.lying.get(check.transaction_id) if tenure else None
         return found if found is not None and found.check_number == check.check_number else None
 
     async def lay(self, queue_id: int, checks: Sequence[PullCheck]) -> Mapping[str, int] | None:
-        """How often each check was claimed by now. None: nothing lies there, the queue seems to be another's.
+        """How often each check was claimed by now. None: nothing was put, the queue seems to be another's.
 
         Raises SqlUnavailable.
         """
@@ -110,7 +111,7 @@ class PullCheckPublisher:
         return claims
 
     async def _take(self, queue_id: int) -> _OwnershipEpoch:
-        """All groups that want to lay checks of the queue wait for one SQL transaction."""
+        """All groups with checks of the queue wait for one SQL transaction."""
         taking = self._taking.get(queue_id)
         if taking is None:
             taking = self._taking[queue_id] = asyncio.create_task(self._make_tenure(queue_id))
@@ -130,7 +131,7 @@ class PullCheckPublisher:
         tenure.lying[check.transaction_id] = check
 
     def _forget(self, tenure: _OwnershipEpoch, transaction_id: str) -> None:
-        """Its check lies there in vain."""
+        """Its check is on the board in vain."""
         check = tenure.lying.pop(transaction_id, None)
         if check is not None:
             self._lying[check.group] -= 1

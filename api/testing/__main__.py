@@ -35,7 +35,7 @@ class Commands:
         return await self._stand.open()
 
     async def close(self) -> None:
-        """It ends while the next one is opened already: a server takes its time for that."""
+        """The old one ends while the next one is opened already: a server takes its time for that."""
         closing = asyncio.create_task(self._stand.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)

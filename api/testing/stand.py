@@ -159,7 +159,7 @@ class Stand(ABC):
 
     @abstractmethod
     async def _serve(self, on_started: Callable[[str], None]) -> None:
-        """A bridge from its start, when its address is told, until `_stop`."""
+        """A bridge from its start, when its address is printed, until `_stop`."""
 
     def _put_between(self, calls: TransactionCalls) -> TransactionCalls:
         self.ends = CutEnds(calls)
@@ -272,7 +272,7 @@ class MemoryStand(Stand):
             await self._hurry(bridge.stop())
 
     async def _hurry(self, work: Coroutine[Any, Any, object]) -> None:
-        """Whatever waits for time does not have to."""
+        """Waits for time end at once."""
         task = asyncio.ensure_future(work)
         while not task.done():
             await self._clock.move(_HURRY_MS)

@@ -1,6 +1,6 @@
 """What every request passes before its call: names and origins, load, bytes in flight.
 
-A browser sends to this machine whatever a page tells it to. Three things give such a page away: the `Origin` it comes
+A browser sends to this machine what a page asks for. Three things give such a page away: the `Origin` it comes
 from; the `Host` it called, if its own name was made to point here (DNS rebinding); and, where neither is looked at
 anywhere on the way, that it cannot send a JSON content type or a header of ours without asking first (preflight).
 """
@@ -172,7 +172,7 @@ class Traffic:
         self.streams.drain()
 
     def refuse(self, path: str) -> Problem | None:
-        """Why a request is not served now. Health is always told."""
+        """Why a request is not served now. Health is always answered."""
         if path in HEALTH:
             return None
         if self.is_draining:

@@ -127,7 +127,7 @@ class ReadyAnswer(Struct):
 
 
 class ReadyCheck(Struct):
-    """One thing that must be so. `degraded`: told, but not a reason to be not ready."""
+    """One thing that must be so. `degraded`: reported, but not a reason to be not ready."""
 
     name: str
     ok: bool

@@ -61,7 +61,7 @@ def read_strict(raw: bytes, max_depth: int = MAX_DEPTH) -> bytes:
     """
     if raw.startswith(BOM):
         raise reject(MALFORMED_JSON, "the body begins with a byte order mark")
-    # Control bytes cannot occur in valid JSON, so they can stand for escapes while texts are told apart.
+    # Control bytes cannot occur in valid JSON, so they can stand for escapes while texts are found.
     escaped = raw.replace(b"\\\\", b"\x01").replace(b'\\"', b"\x02") if b"\\" in raw else raw
     parts = escaped.split(b'"')
     outside = b'"'.join(parts[::2])
@@ -141,7 +141,7 @@ def read_strict_in_steps(
     """As `read_strict` reads it.
 
     `most`: how many items the arrays that are members of the document may have, then those in the objects of these
-    arrays. A lone surrogate is told without its place.
+    arrays. A lone surrogate is reported without its place.
     """
     if raw.startswith(BOM):
         raise reject(MALFORMED_JSON, "the body begins with a byte order mark")
@@ -177,7 +177,7 @@ def _find_end(raw: bytes, at: int, token: re.Pattern[bytes]) -> Steps[int]:
 
 
 def _find_brackets(window: bytes) -> bytes:
-    """Those that stand in no text."""
+    """The characters outside of texts."""
     outside = b'"'.join(_hide_escapes(window).split(b'"')[::2])
     return outside.translate(None, NOT_BRACKETS)
 
@@ -188,7 +188,7 @@ def _hide_escapes(window: bytes) -> bytes:
 
 
 class _Text:
-    """A window up to its last comma outside of texts, told apart into what lies in texts and what does not."""
+    """A window up to its last comma outside of texts, split into the parts inside and outside of texts."""
 
     def __init__(self, window: bytes, *, is_last: bool) -> None:
         self.parts = _hide_escapes(window).split(b'"')
@@ -227,7 +227,7 @@ class _Reader:
         self._max_depth = max_depth
         self._most = most
         self._open = ""
-        self._names: dict[int, set[str]] = {}  # of open objects, by how deep they lie
+        self._names: dict[int, set[str]] = {}  # of open objects, by their depth
         self._counts: dict[int, int] = {}  # of items of open arrays that are bounded
         self._seen: dict[int, set[str]] = {}  # of the window's objects that go on behind it
         self._kept = 0  # so many of the open brackets stay open throughout the window

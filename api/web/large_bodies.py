@@ -105,7 +105,7 @@ def resolution_in_steps(raw: bytes) -> Steps[EndCall | NoncedEnd]:
 def _make_prepare(
     raw: bytes | Raw, limits: MessageLimits, header_key: str | None, *, is_published: bool
 ) -> Steps[PrepareCall]:
-    """First the shape of everything, as where it is read at once: of several faults the same one is told."""
+    """First the shape of everything, as where it is read at once: of several faults the same one is reported."""
     body = decode_body(raw, _prepare_parts)
     read: list[Message] = []
     pace = Pace(WINDOW)

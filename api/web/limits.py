@@ -48,17 +48,17 @@ class Streams:
             stream.end(_DRAINING)
 
     def enter(self, stream: "Stream") -> None:
-        """It has no line to answer. Raises Rejected if nothing more is taken."""
+        """The stream has no line to answer. Raises Rejected if nothing more is taken."""
         if self._is_draining:
             raise Rejected(_DRAINING)
         self._waiting.setdefault(stream)
 
     def leave(self, stream: "Stream") -> None:
-        """It has lines to answer, or is over."""
+        """The stream has lines to answer, or is over."""
         self._waiting.pop(stream, None)
 
     def close(self, stream: "Stream") -> None:
-        """It is over."""
+        """The stream is over."""
         self.leave(stream)
         self.count -= 1
 
@@ -79,12 +79,12 @@ class Stream:
 
     @property
     def is_ending(self) -> bool:
-        """Whether it has been told to end."""
+        """Whether the stream was asked to end."""
         return self._end is not None
 
     async def wait(self, receive: Callable[[], Awaitable[T]], deadline: float | None) -> T:
         """What comes next. Raises Rejected where the stream ends: for others, or at the deadline of its line."""
-        if self._end is not None:  # told while its last piece was on its way
+        if self._end is not None:  # asked to end while its last piece was on its way
             raise Rejected(self._end)
         self._streams.enter(self)
         try:

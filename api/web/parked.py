@@ -182,7 +182,7 @@ async def list_parked(request: ApiRequest) -> HttpAnswer:
 
 @routes.add("POST", "/v1/parked/redrive", REDRIVE)
 async def redrive(request: ApiRequest) -> HttpAnswer:
-    """Resumes, commits or rolls back all that match, as a job. With `preview`, only tells what it would act on."""
+    """Resumes, commits or rolls back all that match, as a job. With `preview`, only shows what it would act on."""
     body = await read_json(request, _redrive)
     wanted = parked_filter(body.filter)
     if body.preview:

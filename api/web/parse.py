@@ -2,7 +2,7 @@
 
 msgspec's parser is strict but for names given twice, depth, and the UTF-8 of what it hands on unread. Names are
 counted instead of compared: as many members as there are colons that stand in no text, so none was given twice.
-What this fast reading does not take is read once more, by the strict parser, which tells what is wrong.
+What this fast reading does not take is read once more, by the strict parser, which names what is wrong.
 """
 
 import binascii
@@ -404,7 +404,7 @@ def _count_headers(headers: Headers | UnsetType) -> int:
 
 
 def _count_value(body: MessageBody, value: bytes, depth: int) -> int:
-    """An object or array is read strictly, and made compact. `depth`: how deep it lies."""
+    """An object or array is read strictly, and made compact. `depth`: its depth."""
     if value[:1] in b"{[":
         body.value = msgspec.Raw(read_strict(value, MAX_DEPTH - depth))
     return value.count(b":")

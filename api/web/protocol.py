@@ -60,7 +60,7 @@ class BoundedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._is_in_head = True  # also before the first byte: a connection must say something
-        self._head_bytes = 0  # as the parser told them
+        self._head_bytes = 0  # as the parser reported them
         self._raw_bytes = 0  # as they came
         self._messages = 0
         self._head_timer: asyncio.TimerHandle | None = None
@@ -214,7 +214,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """A piece of the body."""
         is_kept = self._lease.grow(len(body))
         if self._hot is None:
-            super().on_body(body if is_kept else b"")  # who waits for it is told in any case
+            super().on_body(body if is_kept else b"")  # its waiter is answered in any case
         elif is_kept:
             self._hot.pieces.append(body)
 
@@ -255,7 +255,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._send_timer = self.loop.call_later(self.send_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It takes something again."""
+        """The client reads again."""
         self._stop_send_timer()
         super().resume_writing()
 

@@ -80,12 +80,12 @@ class ApiRequest:
         self._whole = whole
 
     def enter(self) -> None:
-        """It takes a place."""
+        """The request takes a place."""
         self.traffic.in_flight += 1
         self._is_counted = True
 
     def leave(self) -> None:
-        """It takes no place any more: it is over, or counted elsewhere."""
+        """The request gives its place back: it is over, or counted elsewhere."""
         if self._is_counted:
             self._is_counted = False
             self.traffic.in_flight -= 1

@@ -140,7 +140,7 @@ class Road:
         self._services = services
         self._metrics = metrics
         self.traffic = traffic
-        self.doorkeeper = Doorkeeper()  # hears from the server where it listens
+        self.doorkeeper = Doorkeeper()  # gets the server's address
 
     def find_hot(self, target: bytes, headers: RawHeaders) -> HotCall | None:
         """The hot call that a POST to this target is. Lines are answered while they are read, so they are none."""
@@ -268,11 +268,11 @@ async def _receive_nothing() -> Message:
 
 
 def _explain(error: BaseException, request_id: str) -> Problem:
-    """What the caller of a request that failed is told."""
+    """The answer to a request that failed."""
     if isinstance(error, Rejected):
         return error.problem
     if isinstance(error, asyncio.CancelledError):
-        # the process stops at once; whether the call was applied is told by its repeat
+        # the process stops at once; a repeat shows whether the call was applied
         return Problem(UNAVAILABLE, "stopped before the answer was known", Outcome.UNKNOWN, retry_after_s=1)
     _log_internal(error, request_id)
     return Problem(INTERNAL, "an error inside the bridge; see its log")

@@ -297,7 +297,8 @@ async def answer_each(
     pointer: str,
     make: Callable[[Sequence[T]], Awaitable[Sequence[Prepared | TransactionView | Accepted | Refused]]],
 ) -> list[bytes]:
-    """A result for each call, or for what is wrong with it. `pointer`: where call number {} lies in the document."""
+    """A result for each call, or for what is wrong with it. `pointer`: the pointer of call number {} in the
+    document."""
     answers = iter(await make([call for call in calls if not isinstance(call, Problem)]))
     merged = [call if isinstance(call, Problem) else next(answers) for call in calls]
     return await show_all(request.services.turns, merged, request.request_id, pointer)

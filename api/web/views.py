@@ -229,7 +229,7 @@ def render_transaction(view: TransactionView, bodies: Raw | None = None) -> Tran
     )
     if view.abandoned:
         shown.abandoned = True
-    if view.messages or bodies is not None:  # else it was made of an op message, which does not tell more
+    if view.messages or bodies is not None:  # else it was made of an op message, which has no more members
         shown.born_time = render_time(view.born_ms)
         shown.first_check_at = render_optional_time(view.first_check_ms)
         shown.ordering_key, shown.idempotency_key = view.ordering_key, view.idempotency_key

@@ -27,7 +27,7 @@ class Backoff:
         return self.pause_ms
 
     def reset(self) -> None:
-        """It works again."""
+        """The destination works again."""
         self.pause_ms = 0
 
 

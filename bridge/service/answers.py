@@ -1,4 +1,4 @@
-"""What callers hear: views of op messages, refusals of puts and of states. Pure."""
+"""What callers get: views of op messages, refusals of puts and of states. Pure."""
 
 from datetime import UTC, datetime
 
@@ -22,7 +22,8 @@ _PUT_OK = PutStatus.PUT_OK
 
 
 def make_view(op: OpMessage) -> TransactionView:
-    """A transaction as its op message shows it. It does not say when it was born: its append time stands for that."""
+    """A transaction as its op message shows it. The answer does not say when the transaction was born: its append
+    time stands for that."""
     t = op.transaction
     state = t.state
     return TransactionView(
@@ -63,19 +64,19 @@ def refuse_put(result: PutResult, transaction_id: str) -> Refused | None:
 
 
 def refuse_unheard(transaction_id: str | None = None) -> Refused:
-    """What the settlers decide would not be heard."""
+    """The settlers' decision would not arrive."""
     return refuse_unavailable("answers of the settlers cannot be heard now", transaction_id)
 
 
 def refuse_unknown(transaction_id: str) -> Refused:
-    """It may or may not have happened, or may happen yet: the same call again, or a look, gives the truth."""
+    """The outcome is unknown, and may still change: the same call again, or a look, gives the truth."""
     detail = "not known in time; repeat the call, or look the transaction up"
     return Refused(RefusalCode.OUTCOME_UNKNOWN, detail, Outcome.UNKNOWN, transaction_id)
 
 
 def refuse_given_up(view: TransactionView) -> Refused:
-    """No log says what became of it, and none will. Neither "not applied" nor "unknown" is told: a repeat of the
-    call tells no more, and what an earlier one did may have been published."""
+    """No log says what became of it, and none will. The answer is neither "not applied" nor "unknown": a repeat of
+    the call gets the same, and an earlier call may have been published."""
     detail = (
         f"the log that held this transaction was lost, and an operator gave it up at {_show(view.given_up_ms or 0)}; "
         f"it was last seen {view.state.value}, and this call has changed nothing"
@@ -117,7 +118,7 @@ def answer_end(call: EndCall, heard: ReceivedReply) -> TransactionView | Refused
 
 
 def compare_end(call: EndCall, view: TransactionView) -> TransactionView | Refused:
-    """The recorded state as the answer to an end: a repeat hears the same, a contradiction the truth."""
+    """The recorded state as the answer to an end: a repeat gets the same answer, a contradiction the recorded state."""
     if call.group is not None and call.group != view.group:
         return _refuse_group(call.transaction_id)
     if view.is_unproven:

@@ -44,7 +44,7 @@ class _Waiting:
 
 
 class ClaimWatch:
-    """Who came first is let go first; no more of a group's claims than its free checks can serve."""
+    """Claims are served in the order of their arrival; no more of a group's claims than its free checks can serve."""
 
     def __init__(self, board: PullCheckStore, clock: Clock, *, poll_ms: int, max_waiting: int) -> None:
         self._board = board
@@ -220,7 +220,7 @@ class ClaimService:
     def _take_as_many_as_fit(
         self, checks: Sequence[PullCheck], views: Mapping[str, TransactionView]
     ) -> Sequence[PullCheck]:
-        """Those of the first whose values fit into one answer, at least one."""
+        """The first checks whose values fit into one answer, at least one."""
         used = 0
         for index, check in enumerate(checks):
             used += sum(message.value_bytes or 0 for message in views[check.transaction_id].messages)

@@ -66,7 +66,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A refusal. `transaction_id` is told whenever it is known, so that the caller can ask again."""
+    """A refusal. `transaction_id` is set whenever it is known, so that the caller can ask again."""
 
     code: RefusalCode
     detail: str

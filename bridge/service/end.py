@@ -106,7 +106,7 @@ class Ender:
         try:
             results = await self._journal.append(await encode(wait.requests), deadline)
             reach(acked)
-            for place, result in enumerate(results):  # of what may be written the settlers may still tell
+            for place, result in enumerate(results):  # the settlers may still answer for records that may be written
                 if result.status is _REFUSED and (refusal := refuse_put(result, ids[place])):
                     refused[place] = refusal
                     wait.drop(place)
@@ -152,7 +152,7 @@ class Ender:
                 call.group,
                 request,
                 call.check_number,
-                None,  # endpoint, status and latency are the checker's to tell
+                None,  # endpoint, status and latency come from the checker
                 0,
                 0,
                 call.actor,

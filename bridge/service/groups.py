@@ -26,7 +26,7 @@ UrlRule = Callable[[str], str | None]
 
 @dataclass(frozen=True, slots=True)
 class GroupSaved:
-    """What a put made. `secret` is told once, when the put created the group."""
+    """What a put made. `secret` is returned once, when the put created the group."""
 
     group: ProducerGroup
     is_created: bool
@@ -103,7 +103,7 @@ class GroupService:
         return refuse_group(name) if deletion is GroupDeletion.UNKNOWN else None
 
     async def rotate_secret(self, name: str, who: Who) -> str | Refused:
-        """The new secret, told once; the old one signs for another 24 h."""
+        """The new secret, returned once; the old one signs for another 24 h."""
         try:
             secret = await self._directory.rotate_secret(
                 name, self._entry(who, "producer-group.rotate-secret", name, None, None)

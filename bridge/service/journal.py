@@ -32,7 +32,7 @@ class Deadline(NamedTuple):
         return self._replace(at_ms=min(self.at_ms, self.clock.monotonic_ms() + duration_ms))
 
     async def wait(self, future: "asyncio.Future[Any]") -> bool:
-        """Whether `future` is done in time. It is never cancelled: not by the deadline, nor with the caller."""
+        """Whether `future` is done in time. The task is never cancelled: not by the deadline, nor with the caller."""
         if future.done():
             return True
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -62,7 +62,7 @@ class EndOffsets:
         self._queued: dict[int, asyncio.Task[int]] = {}
 
     async def note(self, queue_id: int, deadline: Deadline) -> int:
-        """An offset that no record appended before this call lies at or above. Raises StoreError."""
+        """An offset above all records appended before this call. Raises StoreError."""
         task = self._queued.get(queue_id)
         if task is None:
             task = asyncio.ensure_future(self._ask(queue_id, self._running.get(queue_id)))
@@ -91,7 +91,7 @@ class LogState(Protocol):
         ...
 
     def find_seen(self, queue_id: int) -> int:
-        """Below this journal offset records are known to lie."""
+        """Records are known below this journal offset."""
         ...
 
     def doubt(self, queue_id: int, offset: int | None = None) -> None:
@@ -108,8 +108,8 @@ _PUT_OK = PutStatus.PUT_OK  # Python finds the members of an enum only slowly
 class Journal:
     """Plain puts of many records at once, within a bound of records in flight, to queues that go on.
 
-    Offsets only rise. A record whose offset is not above what was there before it was sent lies in a journal that was
-    made again or cut off: it is not acknowledged, since it may be lost with that journal.
+    Offsets only rise. A record whose offset is not above what was there before it was sent is in a journal that was
+    recreated or truncated: it is not acknowledged, since it may be lost with that journal.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Journal:
         return [self._judge(m.queue_id, result, floors) for m, result in zip(messages, results, strict=True)]
 
     def _find_floor(self, queue_id: int) -> int:
-        """Whatever is sent from now on lies above it."""
+        """Everything sent from now on is above it."""
         return max(self._highest.get(queue_id, -1), self._log.find_seen(queue_id) - 1)
 
     def _judge(self, queue_id: int, result: PutResult, floors: Mapping[int, int]) -> PutResult:

@@ -145,7 +145,7 @@ class Operators:
         return None
 
     async def append_acts(self, records: Sequence[ActRecord], deadline: Deadline) -> list[TransactionView | Refused]:
-        """Appends acts and hears what became of each, same order. Neither checked nor audited here."""
+        """Appends acts and returns the outcome of each, same order. Neither checked nor audited here."""
 
         async def encode(requests: Sequence[str]) -> list[Message]:
             return [

@@ -209,7 +209,7 @@ class _Batch:
         return None
 
     def _open(self, drafts: Sequence[_Draft]) -> tuple[list[_Draft], ReplyBatch]:
-        """Those that wait for an answer, refused if nobody could hear it, and what they wait with."""
+        """The calls that wait for an answer, refused if it could not arrive, and their waiters."""
         waiting = [d for d in drafts if d.is_waiting and self.answers[d.index] is None]
         wait = self._preparer.follower.open([draft.half.transaction_id for draft in waiting])
         if wait is not None:
@@ -261,7 +261,7 @@ class _Batch:
         return message
 
     def _note_failure(self, draft: _Draft, result: PutResult, wait: ReplyBatch) -> None:
-        """A refusal is the answer; of what may be written the settlers may still tell."""
+        """A refusal is the answer; records that may be written can still be answered by the settlers."""
         if result.status is PutStatus.OUTCOME_UNKNOWN and draft.is_waiting:
             return
         self.answers[draft.index] = refuse_put(result, draft.half.transaction_id)

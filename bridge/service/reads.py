@@ -82,7 +82,7 @@ T = TypeVar("T")
 Work = Callable[[Any], T]
 Ends = Mapping[int, int]  # journal offset by queue
 _LOG = structlog.get_logger()
-_LOSS_MS = 14 * 86_400_000  # the journal's retention: what is older had ended, or was told
+_LOSS_MS = 14 * 86_400_000  # the journal's retention: what is older had ended, or was reported
 
 
 class Freshness(Enum):

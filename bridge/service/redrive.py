@@ -204,7 +204,7 @@ class StepResult:
 class RedriveLoop:
     """One step: a page of parked ones, acted on at once, then the job's row moved on.
 
-    A step that is done again after a crash hears of each one what it became, and changes nothing twice.
+    A step that is repeated after a crash gets each one's recorded state, and changes nothing twice.
     """
 
     def __init__(

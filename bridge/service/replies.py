@@ -65,7 +65,7 @@ class ReplyBatch:
             self.count_down()
 
     async def until(self, deadline: Deadline) -> None:
-        """Returns when all have been heard or dropped, or at the deadline; leaves no waiter behind either way."""
+        """Returns when all are answered or dropped, or at the deadline; leaves no waiter behind either way."""
         try:
             await deadline.wait(self.done)
         finally:
@@ -217,11 +217,11 @@ class OpFollower:
 
     @property
     def is_ready(self) -> bool:
-        """Whether answers to what is appended from now on will be heard."""
+        """Whether answers to records appended from now on will be read."""
         return all(tail.is_started for tail in self._tails)
 
     def open(self, transaction_ids: Sequence[str], *, is_named: bool = False) -> ReplyBatch | None:
-        """Begins to wait for each of the ids; None if what the settlers answer cannot be heard now."""
+        """Begins to wait for each of the ids; None if the settlers' answers cannot be received now."""
         waiters = self._ports.waiters
         if transaction_ids and not (self.is_ready and waiters.has_room(len(transaction_ids))):
             return None
@@ -321,7 +321,7 @@ class _QueueTail:
                 else:
                     waiters.hear_state(decode_op(key.decode(), opened))
             except (MalformedRecord, UnknownRecordVersion) as error:
-                # whoever waits for it is told "unknown" at its deadline; the owner of the queue halts or quarantines
+                # its callers get "unknown" at their deadline; the owner of the queue halts or quarantines
                 _LOG.warning("op_message_unreadable", queue=self._queue.queue_id, reason=type(error).__name__)
 
     async def _back_off(self, error: Exception) -> None:
@@ -332,7 +332,7 @@ class _QueueTail:
         log("op_topic_unreadable", queue=self._queue.queue_id, reason=str(error), retry_ms=retry_ms)
         if isinstance(error, QueueHalted):
             self._ports.log.doubt(self.queue_id)
-            self._next_offset = -1  # the log does not reach back so far any more: those who wait hear "unknown"
+            self._next_offset = -1  # the log does not reach back so far any more: callers that wait get "unknown"
         await self._close()
         await self._ports.clock.sleep_ms(retry_ms)
 

@@ -214,7 +214,7 @@ class TopicCache:
             self._start(names, self._ask_new(names, groups))
 
     def _start(self, topics: Collection[str], asking: Coroutine[None, None, None]) -> None:
-        """It goes on when they are gone who want to know."""
+        """The question goes on when its callers are gone."""
         task = asyncio.ensure_future(asking)
         self._asking |= dict.fromkeys(topics, task)
 
@@ -295,7 +295,7 @@ class TopicCache:
 
 
 def _refuse(obstacle: NotTaken, message: Message, topic: TopicDescription, now_ms: int) -> _Reason:
-    """What to tell a caller, and which member of the message to change."""
+    """The refusal for the caller, and the member of the message to change."""
     name = f"topic {topic.name}"
     if obstacle is NotTaken.UNKNOWN_PARTITION:
         return RefusalCode.UNKNOWN_PARTITION, f"{name} has partitions 0..{topic.queues - 1}", "partition"

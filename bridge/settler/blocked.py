@@ -222,7 +222,7 @@ class BlockedSchedule:
 def _without_overtaking(
     transactions: list[Transaction], chosen: Collection[str], blocked_queues: Mapping[int, list[str]]
 ) -> list[Transaction]:
-    """Those of `chosen` whose predecessors of their ordering key are chosen too, in the order of their ends."""
+    """The chosen transactions whose predecessors of the ordering key are chosen too, in the order of their ends."""
     allowed: set[str] = set()
     for okey in {t.okey for t in transactions}:
         for transaction_id in blocked_queues[okey]:

@@ -75,7 +75,7 @@ class _Reading:
         return self._max_bytes is not None and self.size >= self._max_bytes
 
     async def read(self, queue: MessageQueue, wanted: Mapping[int, str], *, is_parked: bool) -> None:
-        """Those that are half messages of the transactions they should be of."""
+        """The messages that are half messages of the expected transactions."""
         if not wanted or self.is_over:
             return
         room = None if self._max_bytes is None else self._max_bytes - self.size
