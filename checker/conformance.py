@@ -188,9 +188,9 @@ def judge_open(answer: Answer) -> Judgement:
     return _good(f"answers {answer.name}, as it may")
 
 
-def skip(why: str) -> Judgement:
+def skip(reason: str) -> Judgement:
     """Not tried."""
-    return Judgement(TrialVerdict.SKIPPED, why)
+    return Judgement(TrialVerdict.SKIPPED, reason)
 
 
 def judge_restarted(before: Answer, after: Answer) -> Judgement:

@@ -367,9 +367,9 @@ class GroupCheckLoop:
     def _park(self, parks: Mapping[int, Mapping[str, str]]) -> None:
         if parks:
             reach(FaultPoint.PARK_CHOSEN)
-        for queue_id, whys in parks.items():
-            self._context.owners[queue_id].park(whys)
-            self._context.counts.parked += len(whys)
+        for queue_id, reasons in parks.items():
+            self._context.owners[queue_id].park(reasons)
+            self._context.counts.parked += len(reasons)
 
     async def _start_round(self, asks: Sequence[DueCheck], settings: GroupSettings, rounds: asyncio.TaskGroup) -> None:
         """Without an endpoint nothing is called, so no slot is waited for."""

@@ -401,9 +401,9 @@ class CheckScheduler:
     def _decide(self, table: QueueSchedule, entry: HeapItem, moment: QueueTime, taken: InFlight) -> None:
         transaction = entry.transaction
         times = self._times_of(transaction.group)
-        due, why = decide_due(transaction, times, moment.now_ms, had_round=entry.had_round)
+        due, reason = decide_due(transaction, times, moment.now_ms, had_round=entry.had_round)
         entry.answered = 0
-        if why == MAX_LIFE:
+        if reason == MAX_LIFE:
             left_ms = self._left_of_life_ms(table, entry, life_end_ms(transaction, times), moment)
             if left_ms > 0:
                 entry.life_end_ms = moment.now_ms + left_ms
@@ -412,9 +412,9 @@ class CheckScheduler:
             self._in_flight.add(transaction.transaction_id)
             taken.asks.append(DueCheck(transaction, table.queue_id, entry.due_ms))
         elif due is Due.PARK:
-            found_nobody = why == MAX_LIFE and entry.found_no_endpoint
-            whys = taken.parks.setdefault(table.queue_id, {})
-            whys[transaction.transaction_id] = NO_ENDPOINT if found_nobody else why
+            found_nobody = reason == MAX_LIFE and entry.found_no_endpoint
+            reasons = taken.parks.setdefault(table.queue_id, {})
+            reasons[transaction.transaction_id] = NO_ENDPOINT if found_nobody else reason
             table.schedule(entry, moment.now_ms + self._report_wait_ms)
         else:
             table.schedule(entry, self._due_ms(entry))

@@ -86,10 +86,10 @@ async def _log(log: LogWatch) -> CheckResult:
 
 
 async def _settler(settler: Settler) -> CheckResult:
-    halted = {q: s.why for q, s in settler.status.items() if s.hold is Hold.HALTED}
+    halted = {q: s.reason for q, s in settler.status.items() if s.hold is Hold.HALTED}
     if halted:
         return CheckResult(is_ok=False, detail=f"halted queues: {halted}")
-    waiting = {q: s.why for q, s in settler.status.items() if s.hold is not Hold.OWNED}
+    waiting = {q: s.reason for q, s in settler.status.items() if s.hold is not Hold.OWNED}
     if waiting:
         return CheckResult(is_ok=False, detail=f"queues being taken over: {waiting}")
     quarantined = sum(status.counts.quarantined for status in settler.status.values())

@@ -100,9 +100,9 @@ class Stream:
         """Whole lines have come: it is among the last to be ended from now on."""
         self._streams.leave(self)
 
-    def end(self, why: Problem) -> None:
+    def end(self, reason: Problem) -> None:
         """Ends it at its present line, of which nothing is begun."""
-        self._end = why
+        self._end = reason
         if self._clock is not None:
             self._clock.reschedule(asyncio.get_running_loop().time())
 

@@ -218,7 +218,7 @@ def render_transaction(view: TransactionView, bodies: Raw | None = None) -> Tran
         view.group,
         state,
         view.blocked,
-        view.why,
+        view.reason,
         view.by if is_resolved else None,
         None if ended_ms is None or not is_resolved else render_time(ended_ms),
         [ReceiptAnswer(r.topic, r.queue_id, r.queue_offset) for r in view.receipts],

@@ -78,7 +78,7 @@ class OpMessage(Struct, frozen=True, gc=False):
 def encode_op(op: OpMessage) -> bytes:
     """The value of an op message; members without meaning for the state are left out."""
     t = op.transaction
-    is_published = t.state is COMMITTED and not t.blocked and t.why is None and t.parked is None and t.by is not None
+    is_published = t.state is COMMITTED and not t.blocked and t.reason is None and t.parked is None and t.by is not None
     encode = _encode_published if is_published and op.receipts else _encode_any
     return encode(t, op.receipts).encode()
 
@@ -95,8 +95,8 @@ def _encode_any(t: Transaction, receipts: Sequence[Receipt]) -> str:
     parts.append(f'"check_times":{t.check_times}')
     if t.state is PREPARED:
         parts.append(f'"next_due_ms":{t.next_due_ms}')
-    if t.why is not None:
-        parts.append(f'"why":{json.dumps(t.why)}')
+    if t.reason is not None:
+        parts.append(f'"why":{json.dumps(t.reason)}')
     if t.is_live:
         parts.append(_rebuild_members(t))
     if t.parked is not None:
@@ -270,7 +270,7 @@ def _check_version(value: bytes) -> None:
 
 def _make_op(transaction_id: str, op: _Op) -> OpMessage:
     try:
-        okey = int(op.okey, 16)
+        ordering_hash = int(op.okey, 16)
     except ValueError as error:
         raise MalformedRecord("op message: okey is not a hexadecimal number") from error
     transaction = Transaction(
@@ -278,7 +278,7 @@ def _make_op(transaction_id: str, op: _Op) -> OpMessage:
         sys.intern(op.group),
         op.half,
         op.appended_ms,
-        okey,
+        ordering_hash,
         op.state,
         op.half if op.at == op.half else op.at,  # one object where two are equal: millions may be pending
         op.appended_ms if op.since_ms in {None, op.appended_ms} else op.since_ms,
@@ -305,7 +305,7 @@ def _quote(text: str) -> str:
 
 
 def _rebuild_members(t: Transaction) -> str:
-    parts = [f'"okey":"{t.okey:016x}","base":{t.base},"since_ms":{t.since_ms}']
+    parts = [f'"okey":"{t.ordering_hash:016x}","base":{t.base},"since_ms":{t.since_ms}']
     if t.end is not None:
         parts.append(f'"end":{t.end}')
     if t.max_checks is not None:

@@ -53,10 +53,10 @@ class WrittenOp(Struct, frozen=True, gc=False):
     value: bytes
 
 
-def effective_okey(half: HalfMessage, first_key: bytes | None) -> int:
+def effective_ordering_hash(half: HalfMessage, first_key: bytes | None) -> int:
     """Hash of the effective ordering key of a half message whose first message has this key: the one recorded."""
-    if half.okey is not None:
-        return half.okey
+    if half.ordering_hash is not None:
+        return half.ordering_hash
     return hash_ordering_key(choose_placing_key(half.ordering_key, first_key, half.transaction_id.encode()))
 
 
@@ -94,12 +94,14 @@ class QueueState:
         state.log_start = restored.position.start
         state._horizon.move(restored.position.s, restored.op_floor)
         state._restore_ops(restored.ops)
-        for place, half, okey in restored.halves:
-            state._restore_half(place, half, okey)
+        for place, half, ordering_hash in restored.halves:
+            state._restore_half(place, half, ordering_hash)
         return state
 
-    def apply(self, place: LogPosition, record: Record, okey: int, obstacle: str | None = None) -> Sequence[Effect]:
-        """Decides one journal record. `okey` matters for half messages, `obstacle` for what would be published.
+    def apply(
+        self, place: LogPosition, record: Record, ordering_hash: int, obstacle: str | None = None
+    ) -> Sequence[Effect]:
+        """Decides one journal record. `ordering_hash` matters for half messages, `obstacle` for what is published.
 
         `obstacle`: why its messages cannot be published now. A commit behind a blocked one of its ordering key is
         blocked too (O).
@@ -107,7 +109,7 @@ class QueueState:
         if isinstance(record, EndRecord):
             return self._apply_end(place, record, obstacle)
         if isinstance(record, HalfMessage):
-            return self._apply_half(place, record, okey, obstacle)
+            return self._apply_half(place, record, ordering_hash, obstacle)
         return self._apply_act(place, record)
 
     def advance(self, s: int, stored_ms: int) -> None:
@@ -124,22 +126,22 @@ class QueueState:
         """All records still to come were appended after this: so journal time goes on in an idle queue too."""
         self.journal_ms = max(self.journal_ms, read_through_ms)
 
-    def park(self, transaction_id: str, why: str) -> Sequence[Effect]:
+    def park(self, transaction_id: str, reason: str) -> Sequence[Effect]:
         """Parks a transaction that is still PREPARED."""
         t = self.live.get(transaction_id)
         if t is None or t.state is not PREPARED:
             return ()
-        return self._follow(t, transition.park(t, why, self.s - 1))
+        return self._follow(t, transition.park(t, reason, self.s - 1))
 
     def unblock(self, transaction_id: str) -> Sequence[Effect]:
         """Makes the first blocked one of its ordering key ready to be published."""
         t = self.live[transaction_id]
         return self._follow(t, transition.unblock(t, self.s - 1))
 
-    def block_again(self, transaction_id: str, why: str) -> Sequence[Effect]:
+    def block_again(self, transaction_id: str, reason: str) -> Sequence[Effect]:
         """Gives a blocked transaction another reason, if it is another."""
         t = self.live[transaction_id]
-        return () if t.why == why else self._follow(t, transition.block(t, why))
+        return () if t.reason == reason else self._follow(t, transition.block(t, reason))
 
     def carry_forward(self, most: int) -> list[Effect]:
         """Writes again what has held L or O back for long."""
@@ -198,15 +200,17 @@ class QueueState:
             return encode_op(OpMessage(t))
         return value
 
-    def _apply_half(self, place: LogPosition, half: HalfMessage, okey: int, obstacle: str | None) -> Sequence[Effect]:
+    def _apply_half(
+        self, place: LogPosition, half: HalfMessage, ordering_hash: int, obstacle: str | None
+    ) -> Sequence[Effect]:
         if is_void(half, place.stored_ms):
             return ()
         transaction_id = half.transaction_id
         if transaction_id in self.live or transaction_id in self._settling or transaction_id in self.ended:
             again: tuple[Effect, ...] = (Rewrite(transaction_id),) if transaction_id in self.ended else ()
             return again + self._answer(half.request, transaction_id, AnswerCode.ALREADY)
-        obstacle = obstacle or (ORDER if okey in self.blocked_queues else None)
-        made = transition.prepare(half, place, okey, self._times_of(half.group), obstacle)
+        obstacle = obstacle or (ORDER if ordering_hash in self.blocked_queues else None)
+        made = transition.prepare(half, place, ordering_hash, self._times_of(half.group), obstacle)
         if not made.transaction.is_final:
             self._horizon.add_half(made.transaction)
         return self._follow(None, made)
@@ -215,7 +219,7 @@ class QueueState:
         t = self._find(record.transaction_id)
         if t is None:
             return self._answer(record.request, record.transaction_id, AnswerCode.UNKNOWN_TRANSACTION)
-        obstacle = obstacle or (ORDER if t.okey in self.blocked_queues else None)
+        obstacle = obstacle or (ORDER if t.ordering_hash in self.blocked_queues else None)
         return self._follow(t, transition.end(t, record, place, self._times_of(t.group), obstacle))
 
     def _apply_act(self, place: LogPosition, record: ActRecord) -> Sequence[Effect]:
@@ -247,26 +251,26 @@ class QueueState:
         return made.effects
 
     def _add_blocked(self, t: Transaction) -> None:
-        waiting = self.blocked_queues.setdefault(t.okey, [])
+        waiting = self.blocked_queues.setdefault(t.ordering_hash, [])
         insort(waiting, t.transaction_id, key=lambda transaction_id: self.live[transaction_id].end or 0)
 
     def _remove_blocked(self, t: Transaction) -> None:
-        waiting = self.blocked_queues[t.okey]
+        waiting = self.blocked_queues[t.ordering_hash]
         waiting.remove(t.transaction_id)
         if not waiting:
-            del self.blocked_queues[t.okey]
+            del self.blocked_queues[t.ordering_hash]
 
     @staticmethod
     def _answer(request: str | None, transaction_id: str, code: AnswerCode) -> tuple[Effect, ...]:
         return () if request is None else (Reply(request, transaction_id, code),)
 
-    def _restore_half(self, place: LogPosition, half: HalfMessage, okey: int) -> None:
+    def _restore_half(self, place: LogPosition, half: HalfMessage, ordering_hash: int) -> None:
         if half.transaction_id in self.live or half.transaction_id in self.ended or is_void(half, place.stored_ms):
             return
         if half.is_published:
             detail = f"journal offset {place.offset} was published, but the op topic does not know it"
             raise QueueHalted(detail, HaltKind.OP_LOST)
-        transaction = transition.prepare(half, place, okey, self._times_of(half.group)).transaction
+        transaction = transition.prepare(half, place, ordering_hash, self._times_of(half.group)).transaction
         self.live[half.transaction_id] = transaction
         self._horizon.add_half(transaction)
 

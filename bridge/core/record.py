@@ -33,8 +33,8 @@ class HalfMessage(Struct, frozen=True, gc=False):
     """A half message without its body. For several messages `real_topic` is "" and the rest of the three unset.
 
     `is_published`: prepared and committed in one step. `seen_ms`: Kafka's time as the api knew it before
-    it looked whether the key is known; 0 if it knew none. `okey`: hash of the effective ordering key; None where
-    there is none, and in records of versions whose implicit keys spanned groups and topics.
+    it looked whether the key is known; 0 if it knew none. `ordering_hash`: hash of the effective ordering key; None
+    where there is none, and in records of versions whose implicit keys spanned groups and topics.
     """
 
     transaction_id: str
@@ -52,7 +52,7 @@ class HalfMessage(Struct, frozen=True, gc=False):
     seen_ms: int = 0
     request: str | None = None
     is_published: bool = False
-    okey: int | None = None
+    ordering_hash: int | None = None
 
 
 class EndRecord(Struct, frozen=True, gc=False):

@@ -85,10 +85,10 @@ def encode_act(act: ActRecord, topic: str, queue_id: int) -> Message:
     return _bare(act.transaction_id, properties, topic, queue_id)
 
 
-def encode_parked(stored: StoredMessage, check_times: int, why: str, topic: str, queue_id: int) -> Message:
+def encode_parked(stored: StoredMessage, check_times: int, reason: str, topic: str, queue_id: int) -> Message:
     """The parked topic's record of a half message: KIND D, check times and reason added, the rest untouched."""
     properties = decode_properties(_properties_of(stored))
-    properties |= {"KIND": "D", "TRANSACTION_CHECK_TIMES": str(check_times), "WHY": why}
+    properties |= {"KIND": "D", "TRANSACTION_CHECK_TIMES": str(check_times), "WHY": reason}
     headers = [*stored.headers[:-1], (PROPERTIES_HEADER, encode_properties(properties))]
     return Message(topic, stored.key, stored.value, headers, queue_id)
 
@@ -116,7 +116,7 @@ def _decode_usual(found: re.Match[bytes]) -> Record:
 
 
 def _decode_usual_half(groups: Sequence[Any]) -> HalfMessage:
-    transaction_id, group, born, topic, queue_id, okey, ordering_key, *rest = groups
+    transaction_id, group, born, topic, queue_id, ordering_hash, ordering_key, *rest = groups
     immunity, key, seen, request, is_published = rest
     return HalfMessage(
         transaction_id.decode(),
@@ -134,7 +134,7 @@ def _decode_usual_half(groups: Sequence[Any]) -> HalfMessage:
         0 if seen is None else int(seen),
         None if request is None else request.decode(),
         is_published is not None,
-        None if okey is None else int(okey, 16),
+        None if ordering_hash is None else int(ordering_hash, 16),
     )
 
 
@@ -200,8 +200,8 @@ def _half_properties(half: HalfMessage) -> bytes:
         text += f"REAL_TOPIC\x01{half.real_topic}\x02REAL_QID\x01{half.real_queue_id!s}\x02"
         if half.timestamp_ms is not None:
             text += f"TS\x01{half.timestamp_ms}\x02"
-    if half.okey is not None:
-        text += f"OKEY\x01{half.okey:016x}\x02"
+    if half.ordering_hash is not None:
+        text += f"OKEY\x01{half.ordering_hash:016x}\x02"
     return (text + write_properties(_rare_half_properties(half)) if _is_rare(half) else text).encode()
 
 

@@ -111,16 +111,16 @@ class Transaction(Struct, frozen=True, gc=False):
 
     `half`, `appended_ms`: its half message. `at`: the record that caused the present state. `end`,
     `ended_ms`, `by`: the deciding end. `since_ms`: start of its life, moved by a resume; `base`: check
-    times at that moment. `max_checks`, `max_life_s`: its own limits, else its group's hold. `okey`: hash
+    times at that moment. `max_checks`, `max_life_s`: its own limits, else its group's hold. `ordering_hash`: hash
     of the effective ordering key. `parked`: offset of its copy in the parked topic. `abandoned`: committed, and given
-    up by an operator while it was blocked, for `why`: it is never published.
+    up by an operator while it was blocked, for `reason`: it is never published.
     """
 
     transaction_id: str
     group: str
     half: int
     appended_ms: int
-    okey: int
+    ordering_hash: int
     state: TransactionState = PREPARED
     at: int = 0
     since_ms: int = 0
@@ -133,7 +133,7 @@ class Transaction(Struct, frozen=True, gc=False):
     end: int | None = None
     ended_ms: int | None = None
     blocked: bool = False
-    why: str | None = None
+    reason: str | None = None
     parked: int | None = None
     requests: tuple[str, ...] = ()
     abandoned: bool = False
@@ -175,7 +175,7 @@ class TransactionView(Struct, frozen=True, gc=False):
     appended_ms: int
     check_times: int = 0
     blocked: bool = False
-    why: str | None = None
+    reason: str | None = None
     by: str | None = None
     ended_ms: int | None = None
     next_due_ms: int | None = None

@@ -69,7 +69,7 @@ _BY = {Source.PRODUCER: "producer", Source.CHECK: "check", Source.OPERATOR: "ope
 
 
 def prepare(
-    half: HalfMessage, place: LogPosition, okey: int, times: CheckTimes, obstacle: str | None = None
+    half: HalfMessage, place: LogPosition, ordering_hash: int, times: CheckTimes, obstacle: str | None = None
 ) -> Transition:
     """A new half message, not void and not a repeat; committed at once if it asks for it: see `end`."""
     is_published = half.is_published
@@ -78,7 +78,7 @@ def prepare(
         half.group,
         place.offset,
         place.stored_ms,
-        okey,
+        ordering_hash,
         COMMITTED if is_published else PREPARED,
         place.offset,
         place.stored_ms,
@@ -132,7 +132,7 @@ def _resolve(t: Transaction, record: EndRecord, place: LogPosition) -> Transacti
         by=_BY[record.source],
         end=place.offset,
         ended_ms=place.stored_ms,
-        why=None,
+        reason=None,
         requests=_requests(record.request),
     )
 
@@ -162,35 +162,35 @@ def act(t: Transaction, record: ActRecord, place: LogPosition) -> Transition:
         since_ms=place.stored_ms,
         next_due_ms=place.stored_ms,
         base=t.check_times,
-        why=None,
+        reason=None,
         requests=_requests(record.request),
     )
     return Transition(resumed, (WriteOp(resumed), Schedule(resumed)))
 
 
 def _abandon(t: Transaction, record: ActRecord, place: LogPosition) -> Transition:
-    """The resolution stands and nothing is published, ever; `why` keeps the reason of the block."""
+    """The resolution stands and nothing is published, ever; `reason` keeps the reason of the block."""
     if not t.blocked:
         return Transition(t, _reply(record.request, t.transaction_id, AnswerCode.ALREADY))
     abandoned = replace(t, blocked=False, abandoned=True, at=place.offset, requests=_requests(record.request))
     return Transition(abandoned, (WriteOp(abandoned),))
 
 
-def park(t: Transaction, why: str, at: int) -> Transition:
+def park(t: Transaction, reason: str, at: int) -> Transition:
     """Discard: out of checks or out of life. A late answer or an operator can still end it."""
-    parked = replace(t, state=PARKED, at=at, by="timer", why=why, requests=())
+    parked = replace(t, state=PARKED, at=at, by="timer", reason=reason, requests=())
     return Transition(parked, (Park(parked),))
 
 
-def block(t: Transaction, why: str) -> Transition:
+def block(t: Transaction, reason: str) -> Transition:
     """A commit that stands but cannot be published now."""
-    blocked = replace(t, blocked=True, why=why)
+    blocked = replace(t, blocked=True, reason=reason)
     return Transition(blocked, (WriteOp(blocked),))
 
 
 def unblock(t: Transaction, at: int) -> Transition:
     """The next try of a blocked commit."""
-    released = replace(t, blocked=False, why=None, at=at)
+    released = replace(t, blocked=False, reason=None, at=at)
     return Transition(released, (Publish(released),))
 
 

@@ -36,7 +36,7 @@ def make_view(op: OpMessage) -> TransactionView:
         t.appended_ms,
         t.check_times,
         t.blocked,
-        t.why,
+        t.reason,
         t.by,
         t.ended_ms,
         t.next_due_ms if state is _PREPARED else None,

@@ -91,10 +91,10 @@ class ClaimWatch:
                 left[waiting.group] -= waiting.limit
                 self._let_go(future, Waited.FREE)
 
-    def _let_go(self, future: "asyncio.Future[Waited]", why: Waited) -> None:
+    def _let_go(self, future: "asyncio.Future[Waited]", reason: Waited) -> None:
         del self._waiting[future]
         if not future.done():
-            future.set_result(why)
+            future.set_result(reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,13 +145,15 @@ class Journal:
 
     def _refuse(self, messages: Sequence[Message]) -> dict[int, PutResult]:
         """What no record may be added to now, by place: a queue that halts would never decide it."""
-        whys = {queue_id: self._log.find_refusal(queue_id) for queue_id in {message.queue_id for message in messages}}
-        if not any(whys.values()):
+        reasons = {
+            queue_id: self._log.find_refusal(queue_id) for queue_id in {message.queue_id for message in messages}
+        }
+        if not any(reasons.values()):
             return {}
         return {
-            place: PutResult(PutStatus.REFUSED, refusal=Refusal.HALTED, detail=why)
+            place: PutResult(PutStatus.REFUSED, refusal=Refusal.HALTED, detail=reason)
             for place, message in enumerate(messages)
-            if (why := whys[message.queue_id])
+            if (reason := reasons[message.queue_id])
         }
 
     async def _append(self, messages: Sequence[Message], deadline: Deadline) -> list[PutResult]:

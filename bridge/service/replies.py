@@ -173,7 +173,7 @@ class PendingReplies:
 
 def is_interim(t: Transaction) -> bool:
     """Whether the next op message of the transaction is about to follow: decided, tried again apart from others."""
-    return t.blocked and t.why == SPLIT
+    return t.blocked and t.reason == SPLIT
 
 
 _LOG = structlog.get_logger()

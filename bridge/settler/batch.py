@@ -19,7 +19,7 @@ from bridge.core.op_message import (
     encode_position,
 )
 from bridge.core.properties import count_stored_bytes
-from bridge.core.queue_state import QueueState, WrittenOp, effective_okey
+from bridge.core.queue_state import QueueState, WrittenOp, effective_ordering_hash
 from bridge.core.record import EndRecord, HalfMessage, Record, Resolution
 from bridge.core.record_codec import decode_record, encode_parked, encode_published
 from bridge.core.topics import PARKED_QUEUE, InternalTopics, choose_real_queue
@@ -69,11 +69,11 @@ def decode_portion(
         place = LogPosition(message.queue_offset, message.stored_ms)
         try:
             record = decode_record(message)
-            okey = 0
+            ordering_hash = 0
             if isinstance(record, HalfMessage):
                 bodies[record.transaction_id] = held = LoadedHalf.decode(record, message)
-                okey = effective_okey(record, held.messages[0].key)
-            records.append((place, record, okey))
+                ordering_hash = effective_ordering_hash(record, held.messages[0].key)
+            records.append((place, record, ordering_hash))
         except MalformedRecord as error:
             quarantine(place.offset, error)
         except UnknownRecordVersion as error:
@@ -261,4 +261,4 @@ def _real_message(message: Message, t: Transaction, real: RealTopics, target: Ba
 
 
 def _parked_copy(held: LoadedHalf, t: Transaction, target: BatchTarget) -> Message:
-    return encode_parked(held.stored, t.check_times, t.why or "", target.topics.parked, PARKED_QUEUE)
+    return encode_parked(held.stored, t.check_times, t.reason or "", target.topics.parked, PARKED_QUEUE)

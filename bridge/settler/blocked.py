@@ -30,7 +30,7 @@ class _Pause:
 class _Failing:
     """A set of destinations that failed. `limit`: how many to try at once, fewer while one of them is bad."""
 
-    why: str | None
+    reason: str | None
     limit: int
     pause: _Pause = field(default_factory=_Pause)
 
@@ -68,8 +68,8 @@ class BlockedSchedule:
     def failing_reason(self, destinations: DestinationSet) -> str | None:
         """Why a commit for these destinations is not tried together with others; None if it may be."""
         for known, failing in self._sets.items():
-            if failing.why is not None and known <= destinations:
-                return failing.why
+            if failing.reason is not None and known <= destinations:
+                return failing.reason
         return None
 
     def next_due_ms(self, now_ms: int) -> int:
@@ -95,12 +95,12 @@ class BlockedSchedule:
             is_behind = False
             for transaction_id in waiting:
                 t = live[transaction_id]
-                if t.why == SPLIT:
+                if t.reason == SPLIT:
                     is_late = split_before_ms is None or (t.ended_ms or 0) < split_before_ms
                     if not is_behind and not is_late:
                         continue
-                    why = self.failing_reason(destinations_of.get(transaction_id, NOWHERE))
-                    reasons[transaction_id] = why or (ORDER if is_behind else UNTRIED)
+                    reason = self.failing_reason(destinations_of.get(transaction_id, NOWHERE))
+                    reasons[transaction_id] = reason or (ORDER if is_behind else UNTRIED)
                 is_behind = True
         return reasons
 
@@ -158,7 +158,7 @@ class BlockedSchedule:
         destinations, transactions = min(by_set.items(), key=lambda item: min(t.end or 0 for t in item[1]))
         failing = self._sets.get(destinations)
         limit = failing.limit if failing else self.max_batch
-        transactions.sort(key=lambda t: (blocked_queues[t.okey][0] in self._suspended, t.end or 0))
+        transactions.sort(key=lambda t: (blocked_queues[t.ordering_hash][0] in self._suspended, t.end or 0))
         chosen = {t.transaction_id for t in transactions[:limit]}
         return Try(destinations, _without_overtaking(transactions, chosen, blocked_queues))
 
@@ -169,27 +169,27 @@ class BlockedSchedule:
         failing = self._sets.get(done.destinations)
         if failing is not None:
             failing.limit *= 2
-            failing.why = None
+            failing.reason = None
             failing.pause = _Pause()
             if failing.limit >= self.max_batch:
                 del self._sets[done.destinations]
 
-    def note_failure(self, failed: Try, why: str, now_ms: int) -> None:
+    def note_failure(self, failed: Try, reason: str, now_ms: int) -> None:
         """A Kafka transaction with these failed: fewer at once, and later each time one alone fails."""
         self.doubt()
         if failed.is_joint:
             return
         count = len(failed.transactions)
-        failing = self._fail(failed.destinations, why)
+        failing = self._fail(failed.destinations, reason)
         failing.limit = max(1, count // 8)
         if count == 1:
             failing.pause.extend(now_ms)
             self.suspend([failed.transactions[0].transaction_id], now_ms)
 
-    def note_refused(self, destinations: DestinationSet, why: str, now_ms: int) -> None:
+    def note_refused(self, destinations: DestinationSet, reason: str, now_ms: int) -> None:
         """The cluster itself says that nothing can be published there now."""
         self._working -= destinations
-        self._fail(destinations, why).pause.extend(now_ms)
+        self._fail(destinations, reason).pause.extend(now_ms)
 
     def forget(self, transaction_ids: Collection[str]) -> None:
         """These are not to be tried any more."""
@@ -205,9 +205,9 @@ class BlockedSchedule:
         for transaction_id in transaction_ids:
             self._suspended.setdefault(transaction_id, _Pause()).extend(now_ms)
 
-    def _fail(self, destinations: DestinationSet, why: str) -> _Failing:
-        failing = self._sets.setdefault(destinations, _Failing(why, self.max_batch))
-        failing.why = why
+    def _fail(self, destinations: DestinationSet, reason: str) -> _Failing:
+        failing = self._sets.setdefault(destinations, _Failing(reason, self.max_batch))
+        failing.reason = reason
         return failing
 
     def _is_paused(self, destinations: DestinationSet, now_ms: int) -> bool:
@@ -224,8 +224,8 @@ def _without_overtaking(
 ) -> list[Transaction]:
     """The chosen transactions whose predecessors of the ordering key are chosen too, in the order of their ends."""
     allowed: set[str] = set()
-    for okey in {t.okey for t in transactions}:
-        for transaction_id in blocked_queues[okey]:
+    for ordering_hash in {t.ordering_hash for t in transactions}:
+        for transaction_id in blocked_queues[ordering_hash]:
             if transaction_id not in chosen:
                 break
             allowed.add(transaction_id)

@@ -95,8 +95,8 @@ class OwnedQueue(QueueOwner):
         found = {transaction_id: HalfBody(h.half, h.messages) for transaction_id, h in loaded.found.items()}
         return BodiesRead(found, loaded.asked)
 
-    def park(self, whys: Mapping[str, str]) -> None:
-        self._retry.park(whys)
+    def park(self, reasons: Mapping[str, str]) -> None:
+        self._retry.park(reasons)
 
     # --- for the settler ---
 
@@ -236,8 +236,8 @@ class OwnedQueue(QueueOwner):
         state, portion, obstacles = self.state, batch.portion, batch.obstacles
         state.keep_time(seen_at_ms)
         effects: list[Effect] = []
-        for place, record, okey in portion.records:
-            effects += state.apply(place, record, okey, obstacles.get(record.transaction_id))
+        for place, record, ordering_hash in portion.records:
+            effects += state.apply(place, record, ordering_hash, obstacles.get(record.transaction_id))
         state.advance(portion.next_offset, portion.last_ms)
         return effects
 

@@ -107,7 +107,7 @@ class QueueOwner(Protocol):
         """Bodies from memory or re-read: of the first that weigh at most `max_bytes` together, of one at least."""
         ...
 
-    def park(self, whys: Mapping[str, str]) -> None:
+    def park(self, reasons: Mapping[str, str]) -> None:
         """Asks the owner to park transactions (id -> why); it does so if they are still PREPARED."""
         ...
 

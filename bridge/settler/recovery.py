@@ -13,7 +13,7 @@ from bridge.core.log_facts import LogFacts, Span, Witness, check_position
 from bridge.core.message import MessageQueue, StoredMessage
 from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, LogTopics, Position, decode_op, decode_position
 from bridge.core.properties import count_stored_bytes
-from bridge.core.queue_state import RecoveredOp, RecoveredState, effective_okey
+from bridge.core.queue_state import RecoveredOp, RecoveredState, effective_ordering_hash
 from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_record
 from bridge.core.topics import InternalTopics
@@ -85,8 +85,8 @@ class _JournalTail:
             record = decode_record(message)
             if isinstance(record, HalfMessage):
                 body = LoadedHalf.decode(record, message)
-                okey = effective_okey(record, body.messages[0].key)
-                self.halves.append((LogPosition(message.queue_offset, message.stored_ms), record, okey))
+                ordering_hash = effective_ordering_hash(record, body.messages[0].key)
+                self.halves.append((LogPosition(message.queue_offset, message.stored_ms), record, ordering_hash))
                 self._hold(body)
 
     def _hold(self, body: LoadedHalf) -> None:

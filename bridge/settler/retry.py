@@ -40,9 +40,9 @@ class Retry:
         """Whether parks are to be written."""
         return bool(self._parks)
 
-    def park(self, whys: Mapping[str, str]) -> None:
+    def park(self, reasons: Mapping[str, str]) -> None:
         """Asks for transactions to be parked: id -> why."""
-        self._parks |= whys
+        self._parks |= reasons
 
     async def recover(self) -> None:
         """Looks up the destinations of blocked commits. Raises StoreError."""
@@ -80,7 +80,7 @@ class Retry:
         schedule = self._memory.schedule
         self._retry_at_ms = 0
         self._blocked_to[t.transaction_id] = destinations
-        if t.why == UNKNOWN_TOPIC and schedule.failing_reason(destinations) is None:
+        if t.reason == UNKNOWN_TOPIC and schedule.failing_reason(destinations) is None:
             schedule.note_refused(destinations, UNKNOWN_TOPIC, self._ports.clock.monotonic_ms())
 
     def _forget(self, transaction_id: str) -> None:
@@ -99,14 +99,14 @@ class Retry:
         if now_ms < self._memory.park_not_before_ms:
             return
         state = self._writer.state
-        whys = dict([self._parks.popitem() for _ in range(min(len(self._parks), self._config.max_parks))])
-        known = [state.live[i] for i in whys if i in state.live]
+        reasons = dict([self._parks.popitem() for _ in range(min(len(self._parks), self._config.max_parks))])
+        known = [state.live[i] for i in reasons if i in state.live]
         bodies, asked = await self._writer.bodies.load(known)
-        self._parks |= {t.transaction_id: whys[t.transaction_id] for t in known[asked:]}
+        self._parks |= {t.transaction_id: reasons[t.transaction_id] for t in known[asked:]}
         effects: list[Effect] = []
         for t in known[:asked]:
             if t.transaction_id in bodies:
-                effects += state.park(t.transaction_id, whys[t.transaction_id])
+                effects += state.park(t.transaction_id, reasons[t.transaction_id])
             else:
                 _LOG.error("body_expired", queue=self._writer.target.queue_id, transaction_id=t.transaction_id)
         if not effects:
@@ -163,8 +163,8 @@ class Retry:
         attempt = attempt._replace(transactions=attempt.transactions[:asked])
         reasons = await self._find_reasons(attempt, bodies)
         possible = attempt.without(reasons.keys() | self._find_again(bodies), blocked_queues)
-        schedule.suspend([i for i, why in reasons.items() if why != UNKNOWN_TOPIC], now_ms)
-        for destinations in {self._blocked_to[i] for i, why in reasons.items() if why == UNKNOWN_TOPIC}:
+        schedule.suspend([i for i, reason in reasons.items() if reason != UNKNOWN_TOPIC], now_ms)
+        for destinations in {self._blocked_to[i] for i, reason in reasons.items() if reason == UNKNOWN_TOPIC}:
             schedule.note_refused(destinations, UNKNOWN_TOPIC, now_ms)
         await self._explain(reasons)
         if possible.transactions:
@@ -182,9 +182,9 @@ class Retry:
         await self._writer.describe([bodies[i] for i in ids if i in bodies], is_forced=not attempt.is_joint)
         reasons: dict[str, str] = {}
         for i in ids:
-            why = self._writer.find_obstacle(i, bodies[i].messages) if i in bodies else BODY_EXPIRED
-            if why is not None:
-                reasons[i] = why
+            reason = self._writer.find_obstacle(i, bodies[i].messages) if i in bodies else BODY_EXPIRED
+            if reason is not None:
+                reasons[i] = reason
         return reasons
 
     async def _try_blocked(self, attempt: Try, bodies: LoadedHalves, seen_at_ms: int) -> None:
@@ -195,8 +195,8 @@ class Retry:
             await self._writer.write(QueueBatch(effects, BatchKind.RETRY), bodies)
         except BatchAborted as error:
             self._memory.schedule.note_failure(attempt, error.reason, now_ms)
-            why = SPLIT if attempt.is_joint else error.reason
-            effects = state.defer(effects, lambda _: why)
+            reason = SPLIT if attempt.is_joint else error.reason
+            effects = state.defer(effects, lambda _: reason)
             await self._writer.write(QueueBatch(effects, BatchKind.BLOCK), bodies)
         except BatchOutcomeUnknown:
             self._memory.schedule.note_failure(attempt, "NO_ANSWER", now_ms)
@@ -209,16 +209,16 @@ class Retry:
         self._writer.notify(changed_by(effects), seen_at_ms)
 
     async def _explain(self, reasons: Mapping[str, str]) -> None:
-        effects = [effect for i, why in reasons.items() for effect in self._explain_one(i, why)]
+        effects = [effect for i, reason in reasons.items() for effect in self._explain_one(i, reason)]
         for start in range(0, len(effects), self._config.max_batch_records):
             await self._writer.write(
                 QueueBatch(effects[start : start + self._config.max_batch_records], BatchKind.BLOCK), {}
             )
 
-    def _explain_one(self, transaction_id: str, why: str) -> Sequence[Effect]:
+    def _explain_one(self, transaction_id: str, reason: str) -> Sequence[Effect]:
         t = self._writer.state.live.get(transaction_id)
-        effects = self._writer.state.block_again(transaction_id, why) if t is not None and t.blocked else ()
-        if effects and why == BODY_EXPIRED:
+        effects = self._writer.state.block_again(transaction_id, reason) if t is not None and t.blocked else ()
+        if effects and reason == BODY_EXPIRED:
             _LOG.error("body_expired", queue=self._writer.target.queue_id, transaction_id=transaction_id)
         return effects
 

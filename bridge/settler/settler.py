@@ -42,7 +42,7 @@ class QueueStatus:
     """One assigned queue, for health and metrics."""
 
     hold: Hold = Hold.TAKING_OVER
-    why: str | None = None
+    reason: str | None = None
     s: int = 0
     live: int = 0
     blocked: int = 0
@@ -178,15 +178,15 @@ class Settler:
                 await self._own(held, member, backoff)
                 pause_ms = 0
             except (QueueHalted, UnknownRecordVersion) as error:
-                status.hold, status.why = Hold.HALTED, str(error)
+                status.hold, status.reason = Hold.HALTED, str(error)
                 pause_ms = await self._note_halt(queue_id, error, backoff)
             except StoreError as error:
-                status.hold, status.why = Hold.TAKING_OVER, str(error)
+                status.hold, status.reason = Hold.TAKING_OVER, str(error)
                 _LOG.warning("queue_dropped", queue=queue_id, error=type(error).__name__, reason=str(error))
                 is_slow = not isinstance(error, BatchOutcomeUnknown) or isinstance(error, StoreFenced)
                 pause_ms = _choose_pause_ms(backoff, is_slow=is_slow)
             except Exception:  # noqa: BLE001 - a bug in one queue must not stop the others
-                status.hold, status.why = Hold.TAKING_OVER, "internal error"
+                status.hold, status.reason = Hold.TAKING_OVER, "internal error"
                 _LOG.exception("queue_failed", queue=queue_id)
                 pause_ms = _choose_pause_ms(backoff)
             if pause_ms:
@@ -213,7 +213,7 @@ class Settler:
                 return
             await queue.recover()
             status.take_overs += 1
-            status.hold, status.why = Hold.OWNED, None
+            status.hold, status.reason = Hold.OWNED, None
             owned_at_ms = self._ports.clock.monotonic_ms()
             _LOG.info("queue_taken_over", queue=queue_id, s=queue.state.s, live=len(queue.state.live))
             while not let_go.is_set():

@@ -213,10 +213,10 @@ class Fold:
     def _add_op_events(self, row: ProjectedRow, entry: OpEntry) -> None:
         t = entry.op.transaction
         if t.state is TransactionState.PARKED and row.state != t.state.value:
-            members = {"why": t.why, "check_times": t.check_times, "parked_offset": t.parked}
+            members = {"why": t.reason, "check_times": t.check_times, "parked_offset": t.parked}
             self._add_event(row, Moment(OP, entry.offset, entry.stored_ms), "parked", t.by, members)
-        elif t.blocked and not (row.blocked and row.why == t.why):
-            self._add_event(row, Moment(OP, entry.offset, entry.stored_ms), "blocked", None, {"why": t.why})
+        elif t.blocked and not (row.blocked and row.why == t.reason):
+            self._add_event(row, Moment(OP, entry.offset, entry.stored_ms), "blocked", None, {"why": t.reason})
 
     def _apply_other(self, entry: RawEntry) -> None:
         row = self.rows.get(entry.transaction_id)
@@ -330,7 +330,7 @@ def _move(row: ProjectedRow, entry: OpEntry) -> None:
     row.at_offset = t.at
     row.next_due_ms = t.next_due_ms if state == PREPARED else None
     row.check_times, row.base, row.since_ms = t.check_times, t.base, t.since_ms
-    row.resolved_by, row.ended_ms, row.why = t.by, t.ended_ms, t.why
+    row.resolved_by, row.ended_ms, row.why = t.by, t.ended_ms, t.reason
     row.parked_offset = t.parked
     row.receipts = encode_receipts(entry.op.receipts)
     is_published = state == _COMMITTED and not t.blocked and not t.abandoned

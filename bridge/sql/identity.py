@@ -141,7 +141,7 @@ def clear_halt(conn: Connection, queue_id: int) -> None:
     conn.execute(sa.delete(queue_halts).where(queue_halts.c.queue_id == queue_id))
 
 
-GIVEN_UP = "GIVEN_UP"  # `why` of such a transaction
+GIVEN_UP = "GIVEN_UP"  # `reason` of such a transaction
 _G, _T = given_up.c, transactions.c
 _SHARED = (
     "transaction_id", "producer_group", "state", "blocked", "queue_id", "queue_offset", "born_ms", "appended_ms",

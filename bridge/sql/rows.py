@@ -161,6 +161,7 @@ def make_view(row: sa.Row[Any]) -> TransactionView:
     del members["id"]
     members["group"] = members.pop("producer_group")
     members["by"] = members.pop("resolved_by")
+    members["reason"] = members.pop("why")
     members["state"] = TransactionState(members["state"])
     members["blocked"] = bool(members["blocked"])
     members["abandoned"] = members.pop("abandoned_ms") is not None

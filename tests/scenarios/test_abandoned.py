@@ -47,7 +47,7 @@ def test_abandoned_one_frees_its_ordering_key_and_is_never_published() -> None:
     async def story() -> None:
         async with world.settling("first"):
             await block_chain(world)
-            assert world.op_of("t2").transaction.why == ORDER
+            assert world.op_of("t2").transaction.reason == ORDER
             await abandon(world)
             await world.settled()
             await world.memory.clock.sleep_ms(1_000)
@@ -156,11 +156,11 @@ def test_commit_whose_body_no_log_has_can_be_given_up() -> None:
         world.memory.cluster.log.topics["credits"].is_denied = False
         async with world.settling("second"):
             await world.memory.clock.sleep_ms(2_000)
-            assert world.op_of("t1").transaction.why == BODY_EXPIRED
+            assert world.op_of("t1").transaction.reason == BODY_EXPIRED
             await abandon(world)
             await world.memory.clock.sleep_ms(5_000)
             t = world.op_of("t1").transaction
-            assert (t.abandoned, t.why) == (True, BODY_EXPIRED)
+            assert (t.abandoned, t.reason) == (True, BODY_EXPIRED)
 
     world.run(story())
     assert world.memory.visible("orders") == [b"t2", b"t3"]
@@ -183,7 +183,7 @@ async def block(world: ServiceWorld, api: Node, **members: Any) -> str:
     world.settlers.memory.cluster.log.topics.pop("credits", None)
     [answer] = await api.transactions.end([EndCall(transaction_id, Resolution.COMMIT)])
     assert isinstance(answer, TransactionView)
-    assert (answer.blocked, answer.why) == (True, "UNKNOWN_TOPIC")
+    assert (answer.blocked, answer.reason) == (True, "UNKNOWN_TOPIC")
     return transaction_id
 
 
@@ -201,7 +201,7 @@ def test_abandoned_commit_is_shown_as_such_everywhere(tmp_path: Path) -> None:
             [again] = await api.transactions.end([EndCall(transaction_id, Resolution.COMMIT)])
             for seen in (view, looked, again):
                 assert isinstance(seen, TransactionView)
-                assert (seen.state, seen.blocked, seen.abandoned, seen.why, seen.by, seen.receipts) == shown
+                assert (seen.state, seen.blocked, seen.abandoned, seen.reason, seen.by, seen.receipts) == shown
             [refused] = await api.transactions.end([EndCall(transaction_id, Resolution.ROLLBACK)])
             assert isinstance(refused, Refused)
             assert (refused.code, refused.state) == (RefusalCode.ALREADY_RESOLVED, TransactionState.COMMITTED)

@@ -192,8 +192,8 @@ def test_who_stands_behind_a_blocked_head_is_told_so_at_once() -> None:
             await commit_together(world, process, CHAIN)
             await world.memory.clock.sleep_ms(2_000)
             told = [world.op_of(name).transaction for name in CHAIN]
-            assert [t.why for t in told][1:] == [ORDER, ORDER]
-            assert told[0].why not in {None, SPLIT}
+            assert [t.reason for t in told][1:] == [ORDER, ORDER]
+            assert told[0].reason not in {None, SPLIT}
             world.memory.cluster.log.topics["credits"].is_denied = False
             await world.memory.clock.sleep_ms(120_000)
 
@@ -215,7 +215,7 @@ def test_split_commit_gets_a_reason_in_time_however_many_others_are_tried_before
             faults.topics = frozenset(topics)
             await commit_together(world, process, topics)
             await world.memory.clock.sleep_ms(20_000)
-            assert {world.op_of(topic).transaction.why for topic in topics} & {None, SPLIT} == set()
+            assert {world.op_of(topic).transaction.reason for topic in topics} & {None, SPLIT} == set()
 
     world.run(story())
 
@@ -237,10 +237,10 @@ def test_blocked_commit_whose_body_no_log_has_says_so() -> None:
         world.memory.cluster.log.topics["credits"].is_denied = False
         async with world.settling("second"):
             await world.memory.clock.sleep_ms(2_000)
-            assert world.op_of("t1").transaction.why == BODY_EXPIRED
+            assert world.op_of("t1").transaction.reason == BODY_EXPIRED
             await world.commit("t2", request="t2")
             await world.memory.clock.sleep_ms(2_000)
-            assert world.op_of("t2").transaction.why == ORDER
+            assert world.op_of("t2").transaction.reason == ORDER
 
     world.run(story())
     assert world.memory.visible("credits") == []
@@ -258,7 +258,7 @@ def test_topic_that_became_compacted_is_the_reason_of_a_keyless_commit() -> None
             await world.memory.clock.sleep_ms(10_000)
             await world.commit("a")
             await world.memory.clock.sleep_ms(10_000)
-            assert world.op_of("a").transaction.why == "KEY_REQUIRED"
+            assert world.op_of("a").transaction.reason == "KEY_REQUIRED"
             topic.alter({"cleanup.policy": "delete"})
             await world.memory.clock.sleep_ms(90_000)
 

@@ -98,7 +98,7 @@ def test_life_lasts_as_long_as_it_should_although_the_clock_jumps(*, is_read_bac
             before = len(story.calls)
             await story.sleep(3 * MINUTE_MS)
             parked = world.op_of(name).transaction
-            assert (parked.state, parked.why) == (TransactionState.PARKED, MAX_LIFE)
+            assert (parked.state, parked.reason) == (TransactionState.PARKED, MAX_LIFE)
             assert len(story.calls) - before <= 6, "asked at its interval, not more often"
 
     world.run(body())

@@ -62,7 +62,7 @@ def test_resumed_one_has_its_new_life_under_the_next_owner(*, is_decided: bool) 
     world.run(body())
     assert [check["check_number"] for _, check in story.calls] == [1, 2, 3, 4]
     op = world.op_of("a").transaction
-    assert (op.state, op.why, op.check_times, op.base) == (TransactionState.PARKED, MAX_CHECKS, 4, 2)
+    assert (op.state, op.reason, op.check_times, op.base) == (TransactionState.PARKED, MAX_CHECKS, 4, 2)
 
 
 def test_life_that_ended_while_everything_was_down_is_asked_about_first() -> None:

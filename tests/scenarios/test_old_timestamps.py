@@ -62,7 +62,7 @@ def test_timestamp_that_was_asked_for_stays_and_is_the_reason() -> None:
         async with world.settling():
             old = Message("credits", b"k", b"old", timestamp_ms=asked_ms)
             await block_for(world, 2 * HOUR_MS, old, Message("credits", b"l", b"v"))
-            assert world.op_of("t0").transaction.why == "INVALID_TIMESTAMP"
+            assert world.op_of("t0").transaction.reason == "INVALID_TIMESTAMP"
             assert world.memory.visible("credits") == [b"v"]
             world.memory.cluster.log.topics["credits"].alter({"message.timestamp.before.max.ms": str(10 * HOUR_MS)})
             await world.memory.clock.sleep_ms(120_000)

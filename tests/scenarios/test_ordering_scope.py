@@ -34,8 +34,8 @@ async def commit(api: Node, transaction_id: str) -> str | None:
     """Why it is blocked, if it is."""
     [view] = await api.transactions.end([EndCall(transaction_id, Resolution.COMMIT)])
     assert isinstance(view, TransactionView)
-    assert view.blocked is (view.why is not None)
-    return view.why
+    assert view.blocked is (view.reason is not None)
+    return view.reason
 
 
 def reasons(tmp_path: Path, *others: Made, head: Made) -> list[str | None]:
@@ -63,8 +63,8 @@ def test_message_key_holds_up_its_own_group_and_topic_only(tmp_path: Path) -> No
 
 def test_message_key_holds_up_later_ones_of_its_group_and_topic(tmp_path: Path) -> None:
     """They are behind it wherever the topic stands."""
-    [why] = reasons(tmp_path, Made("shop", "credits"), head=Made("shop", "credits"))
-    assert why is not None
+    [reason] = reasons(tmp_path, Made("shop", "credits"), head=Made("shop", "credits"))
+    assert reason is not None
 
 
 def test_ordering_key_spans_the_topics_of_its_group(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_ordering_key_spans_the_topics_of_its_group(tmp_path: Path) -> None:
 async def append_as_before(world: ServiceWorld, known: HalfMessage, name: str, topic: str) -> str:
     """The half message and commit of a version that recorded no ordering key."""
     transaction_id = known.transaction_id[:2] + name * 8 + known.transaction_id[10:]
-    half = replace(known, transaction_id=transaction_id, real_topic=topic, okey=None, group=name)
+    half = replace(known, transaction_id=transaction_id, real_topic=topic, ordering_hash=None, group=name)
     messages = [Message(topic, b"42", b"v")]
     end = EndRecord(transaction_id, Resolution.COMMIT, Source.PRODUCER, 5)
     queue_id = queue_of(transaction_id)
@@ -100,8 +100,8 @@ def test_what_was_prepared_by_an_older_version_keeps_its_order(tmp_path: Path) -
             async with world.settlers.settling("second"):
                 old.append(await append_as_before(world, known, "c", "orders"))
                 await world.sleep(2_000)
-                whys = [world.settlers.read_op().last[i].transaction.why for i in old]
-                assert whys[1:] == ["ORDER", "ORDER"]
+                reasons = [world.settlers.read_op().last[i].transaction.reason for i in old]
+                assert reasons[1:] == ["ORDER", "ORDER"]
                 assert await commit(api, new) is None
 
     world.run(story())

@@ -171,7 +171,7 @@ def test_blocked_commit_that_is_tried_again_and_again_outlives_the_journal() -> 
             topic.is_denied = True
             await world.commit("a")
             await pass_minutes(world, 40)
-            assert world.op_of("a").transaction.why == "TOPIC_AUTHORIZATION_FAILED"
+            assert world.op_of("a").transaction.reason == "TOPIC_AUTHORIZATION_FAILED"
         topic.is_denied = False
         async with world.settling("last"):
             await world.memory.clock.sleep_ms(90_000)

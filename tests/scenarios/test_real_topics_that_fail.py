@@ -26,11 +26,11 @@ LARGE = b"x" * 2_000
 
 @dataclass(frozen=True)
 class Trouble:
-    """`why`: the reason of a commit that waits, None where nothing need wait; `refusal`: of a new prepare."""
+    """`reason`: the reason of a commit that waits, None where nothing need wait; `refusal`: of a new prepare."""
 
     strike: Callable[[LostLogWorld], None]
     repair: Callable[[LostLogWorld], None]
-    why: str | None = None
+    reason: str | None = None
     refusal: RefusalCode | None = None
 
 
@@ -143,15 +143,17 @@ def test_commit_waits_for_its_own_topic_alone_and_is_published_once(tmp_path: Pa
                 trouble.strike(world)
                 answers = await commit_all(nodes[-1], held)
                 assert [answer.state for answer in answers] == [TransactionState.COMMITTED] * len(held), answers
-                if trouble.why is not None:
+                if trouble.reason is not None:
                     assert all(answer.blocked for answer in answers)
                     await check_refusal(world, nodes[-1], trouble.refusal)
-                    await world.until_true(lambda: say_why(nodes[-1], held, trouble.why), f"shown as {trouble.why}")
+                    await world.until_true(
+                        lambda: say_why(nodes[-1], held, trouble.reason), f"shown as {trouble.reason}"
+                    )
                 if owner == "replaced owner":
                     nodes.append(await second.enter_async_context(world.running()))
                     await first.aclose()
                     answers = await commit_all(nodes[-1], held)
-                    assert all(answer.blocked == (trouble.why is not None) for answer in answers), answers
+                    assert all(answer.blocked == (trouble.reason is not None) for answer in answers), answers
                 before = len(committed)
                 await world.until(lambda: len(committed) > before + 20, "progress of others")
                 trouble.repair(world)
@@ -167,10 +169,10 @@ def test_commit_waits_for_its_own_topic_alone_and_is_published_once(tmp_path: Pa
     world.run(story())
 
 
-async def say_why(node: Node, held: list[Prepared], why: str | None) -> bool:
+async def say_why(node: Node, held: list[Prepared], reason: str | None) -> bool:
     views = [await node.transactions.get(made.transaction_id) for made in held]
-    whys = {view.why for view in views if isinstance(view, TransactionView)}
-    return why in whys and whys <= {why, "ORDER"}
+    reasons = {view.reason for view in views if isinstance(view, TransactionView)}
+    return reason in reasons and reasons <= {reason, "ORDER"}
 
 
 async def are_published(node: Node, held: list[Prepared]) -> bool:

@@ -119,7 +119,7 @@ def test_log_that_lost_its_beginning_halts_the_queue(lose: Callable[[SettlerWorl
             await world.memory.clock.sleep_ms(30_000)
             status = world.settlers["second"].status[0]
             assert status.hold is Hold.HALTED
-            assert status.why
+            assert status.reason
         assert len(world.read_op().positions) == positions, "nothing moves"
         assert world.read_op().answers == []
 
@@ -162,7 +162,7 @@ def test_newer_op_message_halts_the_successor() -> None:
         async with world.settling("second"):
             await world.memory.clock.sleep_ms(30_000)
             status = world.settlers["second"].status[0]
-            assert (status.hold, status.why) == (Hold.HALTED, str(UnknownRecordVersion("op message version 2")))
+            assert (status.hold, status.reason) == (Hold.HALTED, str(UnknownRecordVersion("op message version 2")))
 
     world.run(story())
     assert world.memory.visible("credits") == [b"a"]

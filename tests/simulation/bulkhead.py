@@ -64,7 +64,7 @@ def _answers(evidence: Evidence) -> Iterator[Violation]:
             what = f"{heard.verb} of a bystander: {heard} after {took_ms} ms"
             yield Violation("B", heard.transaction_id or str(heard.number), what)
         elif heard.view is not None and heard.view.blocked:
-            yield Violation("B", heard.transaction_id or "", f"a bystander's commit is blocked: {heard.view.why}")
+            yield Violation("B", heard.transaction_id or "", f"a bystander's commit is blocked: {heard.view.reason}")
 
 
 def _checks(evidence: Evidence) -> Iterator[Violation]:
@@ -138,7 +138,7 @@ def _clocks(evidence: Evidence) -> Iterator[Violation]:
     """
     if not evidence.clock_ms:
         return
-    out_of_life = {t.transaction_id for t, _ in find_parkings(evidence) if t.why != MAX_CHECKS}
+    out_of_life = {t.transaction_id for t, _ in find_parkings(evidence) if t.reason != MAX_CHECKS}
     firsts: dict[str, int] = {}
     for asked in evidence.asked:
         firsts.setdefault(asked.transaction_id, asked.at_ms)

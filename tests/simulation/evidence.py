@@ -100,7 +100,7 @@ class Archive:
         stuck = find_stuck(truth.values(), bad)
         for transaction_id, op in ops.items():
             if op.transaction.blocked and transaction_id not in stuck:
-                return f"{transaction_id} is blocked: {op.transaction.why}"
+                return f"{transaction_id} is blocked: {op.transaction.reason}"
         return _find_pending(truth, ops)
 
 

@@ -135,8 +135,8 @@ def judge(contest: Contest, state: State) -> list[Violation]:
     """Every promise that the log alone can show, after B has gone on alone for a while."""
     is_held = contest.quieten(state)
     archive = Archive(contest.world.cluster.log)
-    why = archive.unquiet(INTERNAL, None) if is_held else "the queue has halted"
-    found = [] if why is None else [Violation("T", "", why)]
+    reason = archive.unquiet(INTERNAL, None) if is_held else "the queue has halted"
+    found = [] if reason is None else [Violation("T", "", reason)]
     archive.keep()
     evidence = Evidence(_NoSql(), INTERNAL, archive, [], [], None)  # type: ignore[arg-type]
     return found + check_records(evidence) + list(_contradictions(archive))

@@ -69,7 +69,7 @@ def _sized(evidence: Evidence) -> Iterator[Violation]:
             if all(is_surely_small(message, limit_bytes) for message in messages):
                 yield Violation("A", str(heard.number), "refused as too large, and it is not")
     for _, op in evidence.op_history:
-        if op.transaction.blocked and op.transaction.why == NotTaken.MESSAGE_TOO_LARGE:
+        if op.transaction.blocked and op.transaction.reason == NotTaken.MESSAGE_TOO_LARGE:
             what = "accepted, and larger than its topic has ever taken"
             yield Violation("A", op.transaction.transaction_id, what)
 

@@ -65,13 +65,13 @@ def find_parkings(evidence: Evidence) -> Iterator[tuple[Transaction, int]]:
 
 def _judge_parking(evidence: Evidence, t: Transaction, stored_ms: int) -> Iterator[Violation]:
     possible = evidence.times_of(t.group)
-    if t.why in {MAX_LIFE, NO_ENDPOINT}:
+    if t.reason in {MAX_LIFE, NO_ENDPOINT}:
         early_ms = t.since_ms + min(times.max_lifetime_ms for times in possible) - stored_ms - evidence.clock_ms
         if early_ms > 0:
             yield Violation("K", t.transaction_id, f"parked as out of life {early_ms} ms too early")
         return
-    if t.why != MAX_CHECKS:
-        yield Violation("S", t.transaction_id, f"parked, and why is {t.why!r}")
+    if t.reason != MAX_CHECKS:
+        yield Violation("S", t.transaction_id, f"parked, and why is {t.reason!r}")
         return
     known = {a.check_number for a in evidence.answers[t.transaction_id] if a.offset <= t.at}
     in_life = [number for number in range(t.base + 1, t.check_times + 1) if number in known]
@@ -242,8 +242,8 @@ def _judge_view(view: TransactionView, op: OpMessage) -> Iterator[Violation]:
     if view.state in {_COMMITTED, _ROLLED_BACK} and (view.by, view.ended_ms) != (t.by, t.ended_ms):
         what = f"an answer says by {view.by} at {view.ended_ms}, the op message by {t.by} at {t.ended_ms}"
         yield Violation("A", t.transaction_id, what)
-    if (view.why is not None) is not (view.blocked or view.abandoned or view.state is _PARKED):
-        what = f"an answer says {view.state.value}, blocked {view.blocked}, why {view.why}"
+    if (view.reason is not None) is not (view.blocked or view.abandoned or view.state is _PARKED):
+        what = f"an answer says {view.state.value}, blocked {view.blocked}, why {view.reason}"
         yield Violation("A", t.transaction_id, what)
 
 
@@ -293,7 +293,7 @@ def _projected(evidence: Evidence) -> Iterator[Violation]:
             t = op.transaction
             blocks = (row.blocked, row.abandoned), (t.blocked, t.abandoned)
             said = (row.check_times, *blocks[0], row.why, row.by, row.ended_ms, row.parked_offset, row.base)
-            wanted = (t.check_times, *blocks[1], t.why, t.by, t.ended_ms, t.parked, t.base)
+            wanted = (t.check_times, *blocks[1], t.reason, t.by, t.ended_ms, t.parked, t.base)
             if said != wanted or list(row.receipts) != list(op.receipts):
                 what = f"the projection says {(*said, row.receipts)}, the op message {(*wanted, op.receipts)}"
                 yield Violation("F", transaction_id, what)

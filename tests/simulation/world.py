@@ -391,15 +391,15 @@ class World:
     async def _wait_quiet(self) -> None:
         """Until everything due is decided, published and projected. Raises Finding if that never comes."""
         until_ms = self.clock.monotonic_ms() + _QUIET_LIMIT_MS
-        while (why := await self._find_unquiet()) is not None:
+        while (reason := await self._find_unquiet()) is not None:
             if self.clock.monotonic_ms() > until_ms:
-                raise Finding(f"not at rest {_QUIET_LIMIT_MS} ms after the last fault: {why}")
+                raise Finding(f"not at rest {_QUIET_LIMIT_MS} ms after the last fault: {reason}")
             await self.clock.sleep_ms(1_000)
 
     async def _find_unquiet(self) -> str | None:
         has_sql = self.schedule.has_sql
-        why = self.archive.unquiet(self.topics, self.engine if has_sql else None, self.schedule.situation.bad)
-        return why or (await self.operating.find_unfinished() if has_sql else None)
+        reason = self.archive.unquiet(self.topics, self.engine if has_sql else None, self.schedule.situation.bad)
+        return reason or (await self.operating.find_unfinished() if has_sql else None)
 
 
 _AT_ONCE = {

@@ -112,15 +112,15 @@ def test_one_content_has_one_hash_wherever_it_lies(spark: SparkSession) -> None:
 def test_effective_ordering_key_is_that_of_the_version_that_wrote_it(spark: SparkSession) -> None:
     """With OKEY an ordering key orders within its group, a message key within group and topic; else both everywhere."""
 
-    def okeys(okey: int | None) -> list[int]:
+    def ordering_hashes(ordering_hash: int | None) -> list[int]:
         made = [
-            make_half([Message(topic, b"k", b"v")], group=group, ordering_key=key, okey=okey)
+            make_half([Message(topic, b"k", b"v")], group=group, ordering_key=key, ordering_hash=ordering_hash)
             for key in ("k", None)
             for group, topic in (("shop", "orders"), ("shop", "credits"), ("bank", "orders"))
         ]
         return [row.okey for row in read(spark, journal_sql, made)]
 
-    before, now = okeys(None), okeys(7)
+    before, now = ordering_hashes(None), ordering_hashes(7)
     assert len(set(before)) == 1
     assert now[0] == now[1]
     assert len({*now, *before}) == 6
@@ -167,8 +167,8 @@ def test_journal_is_read(spark: SparkSession) -> None:
     assert shown(rows[0]) == {**half, **own, "code": COMMIT, "asked": 1}
     assert [(m.topic, m.part, m.ts) for m in rows[0].messages] == [("orders", 2, 44)]
     assert [shown(row) for row in rows[1:3]] == [{**half, "is_void": True}, half]
-    assert rows[0].okey == rows[1].okey  # an ordering key orders with an equal message key
-    assert rows[2].okey is None
+    assert rows[0].ordering_hash == rows[1].ordering_hash  # an ordering key orders with an equal message key
+    assert rows[2].ordering_hash is None
     end = {"tx": TX, "leg": Evidence.END, "is_void": False}
     assert shown(rows[3]) == {**end, "code": 12, "src": EndSource.PRODUCER}
     check = {"code": UNKNOWN, "src": EndSource.CHECK, "num": 3, "latency_ms": 17, "grp": "shop"}
@@ -191,11 +191,11 @@ def test_op_topic_is_read(spark: SparkSession) -> None:
         op_sql,
         [
             make_op(state=committed, at=20, by="check", ended_ms=6, check_times=2, receipts=receipts),
-            make_op(state=committed, at=20, by="check", end=20, ended_ms=6, blocked=True, why="gone"),
+            make_op(state=committed, at=20, by="check", end=20, ended_ms=6, blocked=True, reason="gone"),
             make_op(state=rolled_back, at=20, by="producer", ended_ms=6),
-            make_op(state=parked, at=20, by="timer", why="MAX_CHECKS", parked=4),
+            make_op(state=parked, at=20, by="timer", reason="MAX_CHECKS", parked=4),
             make_op(at=20),
-            make_op(state=committed, at=21, by="check", end=20, ended_ms=6, abandoned=True, why="gone"),
+            make_op(state=committed, at=21, by="check", end=20, ended_ms=6, abandoned=True, reason="gone"),
             Message("op", POSITION_KEY, encode_position(Position(31, 10, 5, "me"))),
             Message("op", ANSWERS_KEY, b'{"v":1,"answers":[]}'),
             Message("op", TX.encode(), b'{"v":2,"state":"COMMITTED"}'),

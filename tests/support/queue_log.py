@@ -7,7 +7,7 @@ from bridge.core.check_rules import CheckTimes
 from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.message import Message, Receipt, StoredMessage
 from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, Position, decode_op, decode_position
-from bridge.core.queue_state import QueueState, RecoveredOp, RecoveredState, effective_okey
+from bridge.core.queue_state import QueueState, RecoveredOp, RecoveredState, effective_ordering_hash
 from bridge.core.record import EndRecord, HalfMessage, Record
 from bridge.core.record_codec import decode_record, encode_half
 from bridge.core.topics import InternalTopics
@@ -62,7 +62,7 @@ class QueueLog:
             if key == POSITION_KEY and offset >= position.o and decode_position(value).s <= position.l
         ]
         halves = [
-            (place, record, effective_okey(record, held.messages[0].key))
+            (place, record, effective_ordering_hash(record, held.messages[0].key))
             for place, record, held in self.journal[position.l : position.s]
             if isinstance(record, HalfMessage) and held is not None
         ]
@@ -94,9 +94,11 @@ class QueueLog:
         """
         effects: list[Effect] = []
         for place, record, held in self.journal[state.s : state.s + count]:
-            okey = effective_okey(record, held.messages[0].key) if isinstance(record, HalfMessage) and held else 0
+            ordering_hash = (
+                effective_ordering_hash(record, held.messages[0].key) if isinstance(record, HalfMessage) and held else 0
+            )
             obstacle = "REFUSED" if record.transaction_id in refuse and not is_aborted else None
-            effects += state.apply(place, record, okey, obstacle)
+            effects += state.apply(place, record, ordering_hash, obstacle)
         if self.journal[state.s : state.s + count]:
             last = self.journal[min(state.s + count, len(self.journal)) - 1][0]
             state.advance(last.offset + 1, last.stored_ms)
@@ -132,8 +134,8 @@ class QueueLog:
 def essence(t: Transaction) -> tuple[object, ...]:
     """What a successor must know of a live transaction."""
     return (
-        t.transaction_id, t.group, t.half, t.appended_ms, t.okey, t.state, t.since_ms, t.check_times, t.base,
-        t.max_checks, t.max_life_s, t.end if t.blocked else None, t.blocked, t.why, t.parked,
+        t.transaction_id, t.group, t.half, t.appended_ms, t.ordering_hash, t.state, t.since_ms, t.check_times, t.base,
+        t.max_checks, t.max_life_s, t.end if t.blocked else None, t.blocked, t.reason, t.parked,
     )  # fmt: skip
 
 

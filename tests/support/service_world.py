@@ -159,7 +159,7 @@ class ServiceWorld:
             "base": view.base,
             "resolved_by": view.by,
             "ended_ms": view.ended_ms,
-            "why": view.why,
+            "why": view.reason,
             "parked_offset": view.parked_offset,
             "idempotency_key": view.idempotency_key,
             "ordering_key": view.ordering_key,

@@ -102,7 +102,7 @@ async def test_end_need_not_be_waited_for(live: LiveServer, facts: Facts) -> Non
 
 async def test_blocked_commit_is_accepted(live: LiveServer, facts: Facts, fake: FakeTransactions) -> None:
     """202: it is decided, nobody can read it yet."""
-    view = replace(fake.views[facts.committed], blocked=True, why="topic is gone", receipts=())
+    view = replace(fake.views[facts.committed], blocked=True, reason="topic is gone", receipts=())
     fake.views[facts.committed] = view
     answer = await live.client.post(f"/v1/transactions/{facts.committed}/commit")
     shown = answer.json()
@@ -181,7 +181,9 @@ async def test_abandon_needs_reason_and_block(live: LiveServer, facts: Facts, fa
     """COMMITTED, neither blocked nor published; else refused. Other answers do not show the member."""
     path = f"/v1/transactions/{facts.committed}/abandon"
     assert "abandoned" not in (await live.client.get(f"/v1/transactions/{facts.committed}")).json()
-    fake.views[facts.committed] = replace(fake.views[facts.committed], blocked=True, why="UNKNOWN_TOPIC", receipts=())
+    fake.views[facts.committed] = replace(
+        fake.views[facts.committed], blocked=True, reason="UNKNOWN_TOPIC", receipts=()
+    )
     for body in ({}, {"reason": ""}, {"reason": " "}, {"reason": "x", "more": 1}):
         refused = await live.client.post(path, json=body)
         assert (refused.status_code, refused.json()["type"].rsplit("/", 1)[1]) == (422, "invalid-request")

@@ -26,7 +26,7 @@ def make_table(times: CheckTimes = TIMES) -> CheckScheduler:
 
 def make_transaction(name: str, due_ms: int = FIRST, group: str = "g", **members: Any) -> Transaction:
     """A new half message, unless `members` say otherwise."""
-    made = Transaction(name, group, half=5, appended_ms=T0, okey=0, at=5, since_ms=T0, next_due_ms=due_ms)
+    made = Transaction(name, group, half=5, appended_ms=T0, ordering_hash=0, at=5, since_ms=T0, next_due_ms=due_ms)
     return replace(made, **members)
 
 

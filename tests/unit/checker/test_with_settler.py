@@ -53,7 +53,7 @@ def test_answers_unknown_are_counted_until_it_is_parked() -> None:
     gaps = [later - at for (at, _), (later, _) in zip(story.calls, story.calls[1:], strict=False)]
     assert all(30_000 <= gap <= 31_000 for gap in gaps)
     op = story.world.op_of("a").transaction
-    assert (op.state, op.why, op.check_times) == (TransactionState.PARKED, MAX_CHECKS, 3)
+    assert (op.state, op.reason, op.check_times) == (TransactionState.PARKED, MAX_CHECKS, 3)
     assert len(story.world.memory.read_visible(story.world.topics.parked)) == 1
 
 
@@ -90,7 +90,7 @@ def test_rounds_without_endpoint_use_nothing_up() -> None:
 
     story.world.run(body())
     op = story.world.op_of("a").transaction
-    assert (op.state, op.why, op.check_times) == (TransactionState.PARKED, NO_ENDPOINT, 0)
+    assert (op.state, op.reason, op.check_times) == (TransactionState.PARKED, NO_ENDPOINT, 0)
 
 
 def test_resumed_transaction_is_asked_about_at_once() -> None:

@@ -80,8 +80,8 @@ class StandInOwner(QueueOwner):
                 found[t.transaction_id] = body
         return BodiesRead(found, len(transactions))
 
-    def park(self, whys: Mapping[str, str]) -> None:
-        self.parked |= whys
+    def park(self, reasons: Mapping[str, str]) -> None:
+        self.parked |= reasons
 
 
 class FlakyStore(MemoryStore):

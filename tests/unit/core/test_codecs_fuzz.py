@@ -140,7 +140,7 @@ def test_a_changed_frame_is_a_message_or_malformed(name: str, text: str) -> None
 
 
 LIVE = Transaction(
-    ID, "shop", 3, 10, 77, TransactionState.PARKED, 5, 10, 0, 2, 1, 3, 4, "timer", why="MAX_CHECKS", parked=9,
+    ID, "shop", 3, 10, 77, TransactionState.PARKED, 5, 10, 0, 2, 1, 3, 4, "timer", reason="MAX_CHECKS", parked=9,
     requests=("a-1",),
 )  # fmt: skip
 OPS = [

@@ -59,14 +59,14 @@ def ended_with(**members: object) -> Transaction:
 
 
 @given(ENDED, RECEIPTS.map(tuple))
-@example(ended_with(why="ORDER"), (Receipt("t", 0, 1),))
+@example(ended_with(reason="ORDER"), (Receipt("t", 0, 1),))
 @example(ended_with(parked=6), (Receipt("t", 0, 1),))
 @example(ended_with(by=None), (Receipt("t", 0, 1),))
 @example(ended_with(blocked=True), (Receipt("t", 0, 1),))
 @example(ended_with(state=TransactionState.ROLLED_BACK), (Receipt("t", 0, 1),))
 def test_ended_state_and_receipts_come_back(made: Transaction, receipts: tuple[Receipt, ...]) -> None:
     """A final op message keeps who, when, where, why and for whom; what only the living need is left out."""
-    kept = made if made.blocked else replace(made, end=None, okey=0, since_ms=made.appended_ms)
+    kept = made if made.blocked else replace(made, end=None, ordering_hash=0, since_ms=made.appended_ms)
     assert decode_op(ID, encode_op(OpMessage(made, receipts))) == OpMessage(kept, receipts)
 
 

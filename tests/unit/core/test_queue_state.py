@@ -8,7 +8,7 @@ from bridge.core.check_rules import CheckTimes
 from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.message import Message
 from bridge.core.op_message import AnswerCode, OpMessage, Position, encode_op
-from bridge.core.queue_state import QueueState, RecoveredOp, RecoveredState, WrittenOp, effective_okey
+from bridge.core.queue_state import QueueState, RecoveredOp, RecoveredState, WrittenOp, effective_ordering_hash
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
 from bridge.core.topics import hash_ordering_key
 from bridge.core.transaction import (
@@ -155,7 +155,7 @@ def test_blocked_commits_of_one_key_keep_the_order_of_their_ends() -> None:
     log.decide(state, 9, {IDS[3]})
     assert log.published == []
     assert list(state.blocked_queues.values()) == [[IDS[3], IDS[0]]]
-    assert state.live[IDS[0]].why == "ORDER"
+    assert state.live[IDS[0]].reason == "ORDER"
 
 
 def test_op_message_is_kept_while_its_half_is_read_by_a_successor() -> None:
@@ -216,17 +216,17 @@ def blocked_pair() -> tuple[QueueState, Transaction, Transaction]:
     state.advance(4, 103)
     first, second = state.live[IDS[0]], state.live[IDS[1]]
     assert effects == [WriteOp(first), WriteOp(second)]
-    assert (first.why, second.why, state.blocked_queues) == ("REFUSED", "ORDER", {7: [IDS[0], IDS[1]]})
+    assert (first.reason, second.reason, state.blocked_queues) == ("REFUSED", "ORDER", {7: [IDS[0], IDS[1]]})
     return state, first, second
 
 
 def test_ordering_key_of_a_half_message() -> None:
     """The one recorded; else its own, else its first message's key, else its id, so that it waits for nobody."""
     half = half_of(0)
-    assert effective_okey(replace(half, ordering_key="o", okey=0), b"k") == 0
-    assert effective_okey(replace(half, ordering_key="o"), b"k") == hash_ordering_key(b"o")
-    assert effective_okey(half, b"k") == hash_ordering_key(b"k")
-    assert effective_okey(half, None) == hash_ordering_key(IDS[0].encode())
+    assert effective_ordering_hash(replace(half, ordering_key="o", ordering_hash=0), b"k") == 0
+    assert effective_ordering_hash(replace(half, ordering_key="o"), b"k") == hash_ordering_key(b"o")
+    assert effective_ordering_hash(half, b"k") == hash_ordering_key(b"k")
+    assert effective_ordering_hash(half, None) == hash_ordering_key(IDS[0].encode())
 
 
 def test_empty_queue_begins_at_nothing() -> None:
@@ -245,7 +245,7 @@ def test_half_message_is_scheduled_by_its_group_and_its_own_wishes() -> None:
     state = QueueState(TIMES_OF, TIGHT)
     [effect] = state.apply(LogPosition(0, 100), half_of(0, immunity_s=60), 7)
     t = state.live[IDS[0]]
-    assert (effect, t.next_due_ms, t.okey) == (Schedule(t), 60_100, 7)
+    assert (effect, t.next_due_ms, t.ordering_hash) == (Schedule(t), 60_100, 7)
     assert list(state.prepared()) == [t]
     restored = RecoveredState(
         Position(1, 0, 0, ""), [], [(LogPosition(0, 100), half_of(0, immunity_s=60), 7)], 0, 0, 100
@@ -319,7 +319,7 @@ def test_only_what_is_prepared_is_parked() -> None:
     [effect] = state.park(IDS[0], "MAX_LIFE")
     t = state.live[IDS[0]]
     assert effect == Park(t)
-    assert (t.state, t.why, t.at) == (PARKED, "MAX_LIFE", 1)
+    assert (t.state, t.reason, t.at) == (PARKED, "MAX_LIFE", 1)
     assert state.park(IDS[0], "MAX_LIFE") == ()
     assert state.park(IDS[5], "MAX_LIFE") == ()
     assert [t.transaction_id for t in state.prepared()] == [IDS[1]]
@@ -331,7 +331,7 @@ def test_blocked_ones_are_tried_again_in_their_order() -> None:
     """Each leaves the chain for the batch; a chain that is empty is gone."""
     state, first, second = blocked_pair()
     for t, rest in ((first, {7: [IDS[1]]}), (second, {})):
-        assert state.unblock(t.transaction_id) == (Publish(replace(t, blocked=False, why=None, at=3)),)
+        assert state.unblock(t.transaction_id) == (Publish(replace(t, blocked=False, reason=None, at=3)),)
         assert state.blocked_queues == rest
         assert t.transaction_id not in state.live
 
@@ -340,8 +340,8 @@ def test_blocked_one_is_written_again_only_for_another_reason() -> None:
     """Not at every try."""
     state, first, _ = blocked_pair()
     assert state.block_again(IDS[0], "REFUSED") == ()
-    assert state.block_again(IDS[0], "GONE") == (WriteOp(replace(first, why="GONE")),)
-    assert state.live[IDS[0]].why == "GONE"
+    assert state.block_again(IDS[0], "GONE") == (WriteOp(replace(first, reason="GONE")),)
+    assert state.live[IDS[0]].reason == "GONE"
 
 
 def test_withholding_leaves_everything_else_as_it_was() -> None:
@@ -349,9 +349,9 @@ def test_withholding_leaves_everything_else_as_it_was() -> None:
     state = state_with(0)
     others = [Reply("a", IDS[5], AnswerCode.ALREADY), WriteOp(Transaction(IDS[4], "g", 0, 0, 8, ROLLED_BACK))]
     [publish] = state.apply(LogPosition(1, 101), commit_of(0), 0)
-    kept = state.defer([others[0], publish, others[1]], lambda t: "REFUSED" if t.okey == 7 else "SPLIT")
+    kept = state.defer([others[0], publish, others[1]], lambda t: "REFUSED" if t.ordering_hash == 7 else "SPLIT")
     assert kept == [others[0], WriteOp(state.live[IDS[0]]), others[1]]
-    assert state.live[IDS[0]].why == "REFUSED"
+    assert state.live[IDS[0]].reason == "REFUSED"
 
 
 @given(STEPS)
@@ -448,7 +448,7 @@ def test_commit_that_is_given_up_in_the_same_batch_was_blocked_first() -> None:
     effects += state.apply(LogPosition(3, 103), commit_of(1), 0)
     effects += state.apply(LogPosition(4, 104), act_of(0, Act.ABANDON), 0)
     last = {e.transaction.transaction_id: e.transaction for e in effects if isinstance(e, WriteOp)}
-    assert (last[IDS[0]].abandoned, last[IDS[0]].why, last[IDS[1]].why) == (True, "REFUSED", "ORDER")
+    assert (last[IDS[0]].abandoned, last[IDS[0]].reason, last[IDS[1]].reason) == (True, "REFUSED", "ORDER")
     assert state.blocked_queues == {7: [IDS[1]]}
 
 

@@ -46,7 +46,7 @@ def halves(draw: st.DrawFn) -> tuple[HalfMessage, list[Message]]:
         draw(IDS), draw(GROUPS), len(messages), draw(st.integers(0, 2**41)),
         *((only.topic, only.queue_id, only.timestamp_ms) if len(messages) == 1 else ("", -1, None)),
         draw(st.none() | TEXTS), draw(COUNTS), draw(COUNTS), draw(COUNTS), request=draw(st.none() | TEXTS),
-        is_published=draw(st.booleans()), okey=draw(st.none() | st.integers(0, 2**64 - 1)),
+        is_published=draw(st.booleans()), ordering_hash=draw(st.none() | st.integers(0, 2**64 - 1)),
     )  # fmt: skip
     if draw(st.booleans()):
         half = replace(half, idempotency_key=draw(TEXTS), seen_ms=draw(st.integers(0, 2**41)))
@@ -105,7 +105,7 @@ def test_end_of_an_operator_comes_back(actor: str) -> None:
     ("field", "value"),
     [
         ("timestamp_ms", 7), ("ordering_key", ""), ("immunity_s", 0), ("max_checks", 2), ("max_life_s", 3),
-        ("idempotency_key", "k"), ("request", "a-1"), ("is_published", True), ("okey", 0),
+        ("idempotency_key", "k"), ("request", "a-1"), ("is_published", True), ("ordering_hash", 0),
     ],
 )  # fmt: skip
 def test_each_rare_field_of_a_half_message_comes_back_alone(field: str, value: object) -> None:

@@ -101,8 +101,8 @@ def end_of(
 @pytest.mark.parametrize("state", [PREPARED, PARKED])
 def test_first_resolution_ends_it_wherever_it_comes_from(source: Source, by: str, state: TransactionState) -> None:
     """Who, where and when are kept, why it was parked is not; whoever asked before has had his answer."""
-    t = replace(T, state=state, why="MAX_CHECKS" if state is PARKED else None, check_times=2, base=1)
-    ended = replace(t, state=COMMITTED, at=9, by=by, end=9, ended_ms=9_000, why=None, requests=("a",))
+    t = replace(T, state=state, reason="MAX_CHECKS" if state is PARKED else None, check_times=2, base=1)
+    ended = replace(t, state=COMMITTED, at=9, by=by, end=9, ended_ms=9_000, reason=None, requests=("a",))
     assert follow(end_of(t, Resolution.COMMIT, source, request="a", group="g")) == (ended, [Publish(ended)])
     ended = replace(ended, state=ROLLED_BACK, requests=())
     assert follow(end_of(t, Resolution.ROLLBACK, source)) == (ended, [WriteOp(ended)])
@@ -154,7 +154,7 @@ def test_rollback_meets_no_obstacle(obstacle: str) -> None:
 def test_commit_that_cannot_be_published_stands() -> None:
     """It is blocked, whether it ends a half message or comes with it."""
     ended, effects = follow(end_of(T, Resolution.COMMIT, Source.CHECK, obstacle="REFUSED", check_number=1, request="a"))
-    assert (ended.state, ended.blocked, ended.why, ended.by, ended.requests) == (
+    assert (ended.state, ended.blocked, ended.reason, ended.by, ended.requests) == (
         COMMITTED, True, "REFUSED", "check", ("a",)
     )  # fmt: skip
     assert effects == [WriteOp(ended)]
@@ -195,16 +195,16 @@ def test_acts_on_other_states_change_nothing() -> None:
 
 def test_resumed_lives_anew_from_now() -> None:
     """Due at once; why it was parked is forgotten, where its copy lies is not."""
-    t = replace(T, state=PARKED, why="MAX_LIFE", by="timer", check_times=4, base=2, parked=6)
+    t = replace(T, state=PARKED, reason="MAX_LIFE", by="timer", check_times=4, base=2, parked=6)
     resumed = replace(
-        t, state=PREPARED, at=9, by="operator", since_ms=9_000, next_due_ms=9_000, base=4, why=None, requests=("a",)
+        t, state=PREPARED, at=9, by="operator", since_ms=9_000, next_due_ms=9_000, base=4, reason=None, requests=("a",)
     )
     assert act_on(t, Act.RESUME) == (resumed, [WriteOp(resumed), Schedule(resumed)])
 
 
 def test_blocked_commit_is_given_up_and_nothing_is_published() -> None:
     """The resolution, who gave it and when, and the reason of the block stay; only the asking operator is named."""
-    t = replace(T, state=COMMITTED, at=3, end=3, by="check", blocked=True, why="UNKNOWN_TOPIC", requests=("old",))
+    t = replace(T, state=COMMITTED, at=3, end=3, by="check", blocked=True, reason="UNKNOWN_TOPIC", requests=("old",))
     abandoned = replace(t, blocked=False, abandoned=True, at=9, requests=("a",))
     assert act_on(t, Act.ABANDON) == (abandoned, [WriteOp(abandoned)])
     assert not abandoned.is_live
@@ -222,16 +222,16 @@ def test_only_a_blocked_commit_is_given_up() -> None:
 @pytest.mark.parametrize("resolution", list(Resolution))
 def test_later_ends_of_an_abandoned_one_change_nothing(resolution: Resolution) -> None:
     """They hear it as it is."""
-    t = replace(T, state=COMMITTED, abandoned=True, why="UNKNOWN_TOPIC")
+    t = replace(T, state=COMMITTED, abandoned=True, reason="UNKNOWN_TOPIC")
     assert follow(end_of(t, resolution, Source.PRODUCER, request="a")) == (t, [Reply("a", ID, AnswerCode.ALREADY)])
 
 
 def test_moves_of_the_owner_name_nobody_who_waits() -> None:
     """Parked, blocked, tried again, put back: the whole of what each changes."""
-    parked = replace(T, state=PARKED, at=8, by="timer", why="MAX_LIFE", requests=())
+    parked = replace(T, state=PARKED, at=8, by="timer", reason="MAX_LIFE", requests=())
     assert follow(transition.park(T, "MAX_LIFE", 8)) == (parked, [Park(parked)])
     ended = replace(T, state=COMMITTED)
-    blocked = replace(ended, blocked=True, why="ORDER")
+    blocked = replace(ended, blocked=True, reason="ORDER")
     assert follow(transition.block(ended, "ORDER")) == (blocked, [WriteOp(blocked)])
     released = replace(ended, at=8)
     assert follow(transition.unblock(blocked, 8)) == (released, [Publish(released)])

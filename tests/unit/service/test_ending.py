@@ -269,15 +269,15 @@ def test_answers_are_read_from_the_op_topic_alone(tmp_path: Path) -> None:
             expired = Answer(end.request, NOBODY, AnswerCode.BODY_EXPIRED, None)
             await put(ANSWERS_KEY, encode_answers([(expired, encode_op(parked))])[0])
             blocked = replace(base, state=TransactionState.COMMITTED, blocked=True, by="producer", ended_ms=2_000)
-            await put(NOBODY.encode(), encode_op(OpMessage(replace(blocked, why=SPLIT))))
+            await put(NOBODY.encode(), encode_op(OpMessage(replace(blocked, reason=SPLIT))))
             await world.sleep(3_000)
             assert not task.done()
-            await put(NOBODY.encode(), encode_op(OpMessage(replace(blocked, why="UNKNOWN_TOPIC"))))
+            await put(NOBODY.encode(), encode_op(OpMessage(replace(blocked, reason="UNKNOWN_TOPIC"))))
             first, second = await task
             assert isinstance(first, Refused)
             assert (first.code, first.state) == (RefusalCode.BODY_EXPIRED, TransactionState.PARKED)
             assert isinstance(second, TransactionView)
-            assert (second.blocked, second.why, second.ended_ms) == (True, "UNKNOWN_TOPIC", 2_000)
+            assert (second.blocked, second.reason, second.ended_ms) == (True, "UNKNOWN_TOPIC", 2_000)
 
     world.run(story())
 

@@ -24,9 +24,9 @@ def op(state: TransactionState, transaction_id: str = ID, **members: Any) -> OpM
     [
         (TransactionState.COMMITTED, {}, True),
         (TransactionState.ROLLED_BACK, {}, True),
-        (TransactionState.COMMITTED, {"blocked": True, "why": "UNKNOWN_TOPIC"}, True),
-        (TransactionState.COMMITTED, {"blocked": True, "why": SPLIT}, False),
-        (TransactionState.COMMITTED, {"blocked": True, "why": SPLIT, "requests": ("p-0",)}, False),
+        (TransactionState.COMMITTED, {"blocked": True, "reason": "UNKNOWN_TOPIC"}, True),
+        (TransactionState.COMMITTED, {"blocked": True, "reason": SPLIT}, False),
+        (TransactionState.COMMITTED, {"blocked": True, "reason": SPLIT, "requests": ("p-0",)}, False),
         (TransactionState.PREPARED, {}, False),
         (TransactionState.PREPARED, {"requests": ("p-0",)}, True),
         (TransactionState.PREPARED, {"requests": ("p-1", "q-0")}, False),
@@ -62,7 +62,7 @@ async def test_answer_with_a_split_state_wakes_nobody() -> None:
     """A repeated commit must hear receipts, which follow at once, and not an interim state."""
     waiters = PendingReplies("p-")
     wait = waiters.open([ID])
-    split = op(TransactionState.COMMITTED, blocked=True, why=SPLIT)
+    split = op(TransactionState.COMMITTED, blocked=True, reason=SPLIT)
     waiters.hear_answers([Answer(wait.requests[0], ID, AnswerCode.ALREADY, split)])
     assert not wait.done.done()
 

@@ -12,8 +12,8 @@ from bridge.settler.blocked import BlockedSchedule, Try
 TO = frozenset({"orders"})
 
 
-def blocked(name: str, okey: int, end: int) -> Transaction:
-    made = transition.prepare(HalfMessage(name, "g", 1, 0), LogPosition(0, 0), okey, CheckTimes()).transaction
+def blocked(name: str, ordering_hash: int, end: int) -> Transaction:
+    made = transition.prepare(HalfMessage(name, "g", 1, 0), LogPosition(0, 0), ordering_hash, CheckTimes()).transaction
     return replace(made, end=end, blocked=True)
 
 
@@ -83,8 +83,8 @@ def test_refused_topic_and_suspended_transaction_are_never_tried_jointly() -> No
 
 def chains_of(*names: str) -> tuple[dict[str, Transaction], dict[int, list[str]]]:
     """Each name a chain of its own, ended in this order; the chains come in any."""
-    live = {name: blocked(name, okey, okey) for okey, name in enumerate(names, start=1)}
-    return live, {t.okey: [name] for name, t in reversed(live.items())}
+    live = {name: blocked(name, ordering_hash, ordering_hash) for ordering_hash, name in enumerate(names, start=1)}
+    return live, {t.ordering_hash: [name] for name, t in reversed(live.items())}
 
 
 def names_of(chosen: Try | None) -> list[str]:
@@ -180,12 +180,12 @@ def test_split_commit_that_is_not_about_to_be_tried_gets_its_reason() -> None:
         ("after", 3, SPLIT, 100), ("gone", 4, SPLIT, 99), ("gone too", 4, SPLIT, 100), ("unread", 5, SPLIT, 100),
     ]  # fmt: skip
     live = {
-        name: replace(blocked(name, okey, n), why=why, ended_ms=ended_ms)
-        for n, (name, okey, why, ended_ms) in enumerate(rows)
+        name: replace(blocked(name, ordering_hash, n), reason=reason, ended_ms=ended_ms)
+        for n, (name, ordering_hash, reason, ended_ms) in enumerate(rows)
     }
     chains: dict[int, list[str]] = {}
     for t in live.values():
-        chains.setdefault(t.okey, []).append(t.transaction_id)
+        chains.setdefault(t.ordering_hash, []).append(t.transaction_id)
     to = {name: frozenset({name.split()[0]}) for name in live if name != "unread"}
     behind = {"after": ORDER, "gone too": "UNKNOWN_TOPIC"}
     late = {"old": UNTRIED, "gone": "UNKNOWN_TOPIC"}

@@ -275,7 +275,7 @@ def test_status_and_consume_offset_show_how_a_queue_stands() -> None:
         await world.settlers.settled()
         await world.sleep(5_000)
         status = world.settler.status[0]
-        assert (status.hold, status.why, status.take_overs) == (Hold.OWNED, None, 1)
+        assert (status.hold, status.reason, status.take_overs) == (Hold.OWNED, None, 1)
         assert (status.s, status.live, status.blocked) == (3, 2, 1)
         assert status.held_bytes > 500
         assert 0 <= memory.clock.now_ms() - status.journal_ms <= 60_000
@@ -307,10 +307,10 @@ def test_bug_in_one_queue_stops_no_other() -> None:
             await settlers.prepare("a", Message("orders", b"k", b"v"), queue_id=1)
             await settlers.settled(1)
             status = settlers.settlers["settler"].status
-            assert (status[0].hold, status[0].why) == (Hold.TAKING_OVER, "internal error")
+            assert (status[0].hold, status[0].reason) == (Hold.TAKING_OVER, "internal error")
             assert status[1].hold is Hold.OWNED
             faults.is_broken = False
             await settlers.memory.clock.sleep_ms(5_001)
-            assert (status[0].hold, status[0].why) == (Hold.OWNED, None)
+            assert (status[0].hold, status[0].reason) == (Hold.OWNED, None)
 
     settlers.run(story())

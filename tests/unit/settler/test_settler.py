@@ -88,7 +88,7 @@ def test_commit_to_a_deleted_topic_is_blocked_and_others_go_on() -> None:
                 await world.commit(name)
             await world.settled()
             blocked = world.op_of("a").transaction
-            assert (blocked.state, blocked.blocked, blocked.why) == ("COMMITTED", True, "UNKNOWN_TOPIC")
+            assert (blocked.state, blocked.blocked, blocked.reason) == ("COMMITTED", True, "UNKNOWN_TOPIC")
             assert world.memory.visible("orders") == [b"b"]
             world.memory.cluster.log.create_topic("credits", 1)
             await world.memory.clock.sleep_ms(70_000)
@@ -115,7 +115,7 @@ def test_topic_that_vanishes_costs_its_queue_one_time_out() -> None:
             await world.commit("d")
             await world.memory.clock.sleep_ms(2_000)
             assert world.memory.visible("orders") == [b"d"]
-            assert world.op_of("c").transaction.why == "UNKNOWN_TOPIC"
+            assert world.op_of("c").transaction.reason == "UNKNOWN_TOPIC"
 
     world.run(story())
 
@@ -134,7 +134,7 @@ def test_refused_destination_is_split_off_and_explained() -> None:
             await world.memory.clock.sleep_ms(15_000)
             assert world.memory.visible("orders") == [b"b"]
             blocked = [world.op_of(name).transaction for name in ("a", "c")]
-            assert all(t.blocked and t.why not in {None, "SPLIT"} for t in blocked), blocked
+            assert all(t.blocked and t.reason not in {None, "SPLIT"} for t in blocked), blocked
             world.memory.cluster.log.topics["credits"].is_denied = False
             await world.memory.clock.sleep_ms(120_000)
 
@@ -243,7 +243,7 @@ def test_parked_transaction_is_ended_by_a_late_commit_from_the_parked_copy() -> 
             world.observer.owners[0].park({world.id_of("a"): "MAX_CHECKS"})
             await world.memory.clock.sleep_ms(1_000)
             parked = world.op_of("a").transaction
-            assert (parked.state, parked.why, parked.by) == ("PARKED", "MAX_CHECKS", "timer")
+            assert (parked.state, parked.reason, parked.by) == ("PARKED", "MAX_CHECKS", "timer")
             assert world.id_of("a") not in world.observer.pending
             await world.commit("a", source=Source.OPERATOR, actor="me", reason="looked it up")
             await world.settled()

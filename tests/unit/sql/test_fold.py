@@ -48,7 +48,7 @@ def known_row(t: Transaction = PREPARED) -> ProjectedRow:
     row = make_row(ID, "shop", 3, t.half, t.appended_ms)
     row.has_half, row.is_new = 1, False
     row.state, row.blocked, row.live = t.state.value, int(t.blocked), int(t.is_live)
-    row.why, row.ended_ms, row.resolved_by, row.at_offset = t.why, t.ended_ms, t.by, t.at
+    row.why, row.ended_ms, row.resolved_by, row.at_offset = t.reason, t.ended_ms, t.by, t.at
     row.was = counted_as(row)
     return row
 
@@ -84,10 +84,10 @@ def test_counts_move_by_comparing_with_the_stored_state() -> None:
 
 def test_blocked_is_counted_beside_committed_until_it_is_published() -> None:
     """SPLIT, a reason, then published: three op messages, one commit."""
-    split = replace(COMMITTED, blocked=True, why="SPLIT")
+    split = replace(COMMITTED, blocked=True, reason="SPLIT")
     made = fold(op(split), halves=[], known=known_row())
     assert counts_of(made) == {"committed": 1, "blocked": 1}
-    gone = replace(split, why="UNKNOWN_TOPIC")
+    gone = replace(split, reason="UNKNOWN_TOPIC")
     made = fold(op(gone, 1), op(replace(COMMITTED, at=12), 2), halves=[], known=known_row(split))
     assert counts_of(made) == {"blocked": -1}
     assert [(event.type, json.loads(event.members)) for event in made.events] == [("blocked", {"why": "UNKNOWN_TOPIC"})]
@@ -155,7 +155,7 @@ def act(offset: int, record: ActRecord = ABANDON) -> RawEntry:
 
 def test_abandoned_is_counted_beside_committed_and_blocked_no_more() -> None:
     """Its own count, its own time, nothing left to do, and the operator's act on the timeline (C)."""
-    blocked = replace(COMMITTED, blocked=True, why="UNKNOWN_TOPIC")
+    blocked = replace(COMMITTED, blocked=True, reason="UNKNOWN_TOPIC")
     abandoned = replace(blocked, blocked=False, abandoned=True, at=20)
     made = fold(op(abandoned, 7), halves=[], others=[end(11), act(20)], known=known_row(blocked))
     row = made.rows[ID]

@@ -61,7 +61,7 @@ def test_acts_are_read() -> None:
 
 def test_abandoned_op_message_is_read() -> None:
     """It is blocked no more, and keeps the reason."""
-    transaction = Transaction(ID, "g", 1, 30, 5, TransactionState.COMMITTED, 2, end=1, abandoned=True, why="ORDER")
+    transaction = Transaction(ID, "g", 1, 30, 5, TransactionState.COMMITTED, 2, end=1, abandoned=True, reason="ORDER")
     states, _ = read_op([lie(Message("op", ID.encode(), encode_op(OpMessage(transaction))), 7, 41)])
     assert [(row.state, row.blocked, row.abandoned, row.why) for row in states] == [("COMMITTED", False, True, "ORDER")]
 
@@ -83,7 +83,18 @@ def test_op_messages_and_positions_are_read() -> None:
 def test_blocked_op_message_is_read() -> None:
     """Blocked, with what a successor needs."""
     transaction = Transaction(
-        ID, "g", 1, 30, 5, TransactionState.COMMITTED, 2, by="producer", end=2, ended_ms=40, blocked=True, why="SPLIT"
+        ID,
+        "g",
+        1,
+        30,
+        5,
+        TransactionState.COMMITTED,
+        2,
+        by="producer",
+        end=2,
+        ended_ms=40,
+        blocked=True,
+        reason="SPLIT",
     )
     states, _ = read_op([lie(Message("op", ID.encode(), encode_op(OpMessage(transaction))), 7, 41)])
     assert states == [OpRow(3, 7, ID, "COMMITTED", "g", 2, 30, 40, True, 0, "producer", stored_ms=41, why="SPLIT")]
@@ -91,7 +102,9 @@ def test_blocked_op_message_is_read() -> None:
 
 def test_parked_op_message_says_why() -> None:
     """And how many checks were answered in earlier lives; one without a reason is not taken for good."""
-    transaction = Transaction(ID, "g", 1, 30, 5, TransactionState.PARKED, 2, check_times=7, by="timer", base=4, why="X")
+    transaction = Transaction(
+        ID, "g", 1, 30, 5, TransactionState.PARKED, 2, check_times=7, by="timer", base=4, reason="X"
+    )
     message = Message("op", ID.encode(), encode_op(OpMessage(transaction)))
     unreasoned = Message("op", ID.encode(), (message.value or b"").replace(b'"why":"X",', b""))
     states, _ = read_op([lie(message, 7, 41), lie(unreasoned, 8, 41)])
