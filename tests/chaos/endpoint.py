@@ -85,8 +85,7 @@ def make_handler(endpoint: Endpoint) -> type[BaseHTTPRequestHandler]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            call = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            status, body = endpoint.answer(call)
+            status, body = endpoint.answer(json.loads(self._read_body()))
             if not status:
                 self.close_connection = True
                 return
@@ -95,6 +94,14 @@ def make_handler(endpoint: Endpoint) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        def _read_body(self) -> bytes:
+            """Raises ConnectionError where the caller was killed in the middle."""
+            wanted = int(self.headers.get("Content-Length", -1))
+            body = self.rfile.read(max(wanted, 0))
+            if len(body) != wanted:
+                raise ConnectionAbortedError("the call ends in the middle")
+            return body
 
         def log_message(self, *_: object) -> None:
             return None
