@@ -116,14 +116,17 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
+def open_server(run: RunFile, group: str, port: int, name: str, log: LineWriter) -> ThreadingHTTPServer:
+    """The group's endpoint of the process with this name; it does not serve yet."""
+    endpoint = Endpoint(run, group, log, random.Random(f"{run.seed} {name} {group}"))
+    return _Server(("127.0.0.1", port), make_handler(endpoint))
+
+
 def main() -> None:
     """Serves until it is killed."""
     run, name, number = RunFile.read(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     log = LineWriter(run.folder / f"{name}.checks.jsonl")
-    servers = []
-    for group, ports in run.endpoint_ports.items():
-        endpoint = Endpoint(run, group, log, random.Random(f"{run.seed} {name} {group}"))
-        servers.append(_Server(("127.0.0.1", ports[number]), make_handler(endpoint)))
+    servers = [open_server(run, group, ports[number], name, log) for group, ports in run.endpoint_ports.items()]
     for server in servers[1:]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
     servers[0].serve_forever()
