@@ -12,6 +12,7 @@ import psycopg
 
 from tests.chaos.destinations import read_gone
 from tests.chaos.dump import read_topic
+from tests.chaos.insist import insist
 from tests.chaos.orders import RunFile
 from tests.support.bridge_process import Bridge
 from tests.support.history.events import Event, read_receipts
@@ -20,7 +21,6 @@ from tests.support.history.lines import LineReader
 from tests.support.history.raw_records import read_journal, read_op, read_parked, read_real
 
 _PAGE = 500
-_PATIENCE_S = 60.0
 _AT_REST = ("pending", "blocked", "settle_lag_seconds", "projection_lag_seconds")
 _STATS_AGE_S = 1.2  # an api process counts once a second and shows that to all who ask
 _ROWS = (
@@ -123,18 +123,14 @@ def read_unrest(http: httpx2.Client, seconds: float) -> dict[str, Any]:
 
 def get(http: httpx2.Client, path: str) -> dict[str, Any]:
     """The answer, asked for until there is one."""
-    give_up_at = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            reply = http.get(path)
-            if reply.status_code == 200:
-                body: dict[str, Any] = reply.json()
-                return body
-            told = f"{reply.status_code} {reply.text[:500]}"
-        except httpx2.TransportError as error:
-            told = str(error)
-        assert time.monotonic() < give_up_at, f"GET {path}: {told}"
-        time.sleep(0.1)
+
+    def ask() -> dict[str, Any]:
+        reply = http.get(path)
+        assert reply.status_code == 200, f"GET {path}: {reply.status_code} {reply.text[:500]}"
+        body: dict[str, Any] = reply.json()
+        return body
+
+    return insist(ask)
 
 
 def _shown_row(shown: dict[str, Any]) -> ShownRow:

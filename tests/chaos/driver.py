@@ -4,10 +4,11 @@ import shutil
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx2
@@ -21,16 +22,18 @@ from tests.chaos.destinations import USUAL_CONFIG, Destinations, find_troubles
 from tests.chaos.faults import Faults, Stage
 from tests.chaos.fleet import ClientProcess, Fleet, running_fleet, settler_bytes, stop_all
 from tests.chaos.guard import guarded
-from tests.chaos.orders import RULES, SETTINGS, RunFile, Size
+from tests.chaos.insist import insist
+from tests.chaos.orders import QUIET, RULES, SETTINGS, RunFile, Size
 from tests.chaos.recorded_calls import now_ms
 from tests.chaos.report import Report, read_processor_seconds, read_versions
 from tests.chaos.schedule import BROKER_KINDS, DESTINATION_KINDS, FREEZING_KINDS, HELD_KINDS, Kind, make_lanes
+from tests.chaos.shop import ROLLBACK
 from tests.chaos.waiting import WaitingRoom, restart_settlers, slowest
 from tests.support.bridge_process import Bridge, create_topics, wait_until
 from tests.support.history.evidence import Rules
 from tests.support.history.lines import LineWriter
 from tests.support.history.report import write_report
-from tests.support.history.verdict import judge
+from tests.support.history.verdict import Verdict, judge
 from tests.support.kafka_cluster import KafkaCluster, running_cluster
 from tests.support.memory_limit import MIB
 from tests.support.postgres import PostgresServer
@@ -43,6 +46,7 @@ _TELL_S = 10.0
 _DECIDED_S = 180.0
 _CLIENTS_S = 150.0
 _SHORTEST_DISK_MB, _DISK_BYTES_EACH = 512, 8_000
+_READING_S = 60.0
 _MOST_SHOWN = 20
 _STATES = ("COMMITTED", "ROLLED_BACK", "PARKED", "PREPARED")
 _TOLD = (*HELD_KINDS, *BROKER_KINDS, *DESTINATION_KINDS)
@@ -63,6 +67,7 @@ class Run:
         self._broken: list[str] = []
         self._waited = 0
         self._restarted_ms: int | None = None  # both settlers, while many transactions wait
+        self._decided_after_s: float | None = None
 
     def run(self) -> Report:
         """Everything, to the verdict."""
@@ -93,22 +98,31 @@ class Run:
                 put_groups(http, run)
                 clients = self._start_clients(run)
                 mortal = clients["producer"] + clients["endpoint"]
-                destinations = Destinations(cluster.direct, folder, config, cluster.replicas)
+                destinations = Destinations(run, config, cluster.replicas, self.stopping)
                 stage = Stage(cluster, fleet, mortal, sql, destinations, bridge.prefix)
                 faults = Faults(stage, folder / "faults.jsonl", self.stopping, lambda: _count_prepared(run))
-                try:
+                with self._judged_all_the_same("faults and load"):
                     self._break_things_in_company(run, faults, fleet, bridge)
-                    decided_after_s = self._come_to_rest(run, clients, http)
-                finally:
-                    stop_all(clients["endpoint"], 0)
+                with self._judged_all_the_same("the end of the load"):
+                    self._come_to_rest(run, clients, http)
+                stop_all([client for kind in clients.values() for client in kind], 0)
                 self.tell("reading everything")
-                report = self._judge(Parts(run, bridge), faults, decided_after_s)
-                broken = [
-                    *report.broken,
-                    *_judge_memory(fleet.peak_bytes, settler_bytes(self.size.pending)),
-                    *self.conclude(run, bridge, fleet),
-                ]
+                report = self._judge(Parts(run, bridge), faults)
+                with self._judged_all_the_same("what came after the verdict"):
+                    self._broken += self.conclude(run, bridge, fleet)
+                self._broken += fleet.hung + _judge_memory(fleet.peak_bytes, settler_bytes(self.size.pending))
+                broken = report.broken + self._broken
                 return msgspec.structs.replace(report, broken=broken, settler_mib=fleet.peak_bytes // MIB)
+
+    @contextmanager
+    def _judged_all_the_same(self, part: str) -> Iterator[None]:
+        """An error of the run itself ends faults and load, and is a finding beside those of the verdict."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - told in the report
+            traceback.print_exc()
+            self._broken.append(f"{part}: {type(error).__name__}: {error}")
+            self.stopping.set()
 
     # --- what others may do besides ---
 
@@ -192,26 +206,25 @@ class Run:
 
     def _read_pending_back(self, run: RunFile, fleet: Fleet) -> None:
         """Both settlers start anew while many wait; producers go on, so that their commits show the end of it."""
-        room = WaitingRoom(run)
+        room = WaitingRoom(run, "waiting", list(QUIET), "waits")
         self._waited = room.fill(self.size.pending, self.stopping.is_set)
         self.tell(f"{self._waited:,} transactions wait while the settlers start again")
         self._restarted_ms = restart_settlers(fleet)
-        room.empty()  # each of these commits nothing, the producers' do
+        room.end(ROLLBACK)  # each of these commits nothing, the producers' do
         room.close()
 
-    def _come_to_rest(self, run: RunFile, clients: dict[str, list[ClientProcess]], http: httpx2.Client) -> float | None:
-        """Producers finish, back-checks decide what they left; seconds that it took from then on."""
+    def _come_to_rest(self, run: RunFile, clients: dict[str, list[ClientProcess]], http: httpx2.Client) -> None:
+        """Producers finish, back-checks decide what they left."""
         stop_all(clients["producer"], _CLIENTS_S)
         ended_ms = now_ms()
         decided = self._wait_decided(http)
         stop_all(clients["desk"], _CLIENTS_S)
         decided = decided and self._wait_decided(http)  # the desk may have resumed one meanwhile
-        decided_after_s = (now_ms() - ended_ms) / 1_000 if decided else None
+        self._decided_after_s = (now_ms() - ended_ms) / 1_000 if decided else None
         stop_all(clients["consumer"], _CLIENTS_S)
         counts = LineWriter(run.folder / "last.counts.jsonl")
         for row in counts_of(get(http, "/v1/stats"), is_last=True):
             counts.write(row)
-        return decided_after_s
 
     def _wait_decided(self, http: httpx2.Client) -> bool:
         """Whether all that is due was decided in time (T)."""
@@ -221,16 +234,17 @@ class Run:
             self._broken.append(f"T: {unrest} at the end: {[each['transaction_id'] for each in shown]}")
         return not unrest
 
-    def _judge(self, parts: Parts, faults: Faults, decided_after_s: float | None) -> Report:
+    def _judge(self, parts: Parts, faults: Faults) -> Report:
         troubles = find_troubles(faults.done)
         frozen_s = max((done.seconds for done in faults.done if done.kind in FREEZING_KINDS), default=0.0)
         in_flight_ms = _IN_FLIGHT_MS + int(frozen_s * 1_000)
         rules = Rules(may_pend=True, in_flight_ms=in_flight_ms, clock_slack_ms=100, groups=RULES, troubles=troubles)
-        verdict = judge(parts.events(), parts.evidence(), rules)
-        told = write_report(verdict, parts.events(), parts.evidence())
-        reached = self._reached(faults, sum(verdict.counts.get(state, 0) for state in _STATES) - self._waited)
+        verdict, told = Verdict([], {}), "nothing was judged"
+        with self._judged_all_the_same("the verdict"):
+            verdict = insist(lambda: judge(parts.events(), parts.evidence(), rules), _READING_S)
+            told = write_report(verdict, parts.events(), parts.evidence())
+        reached = self._reached(faults, verdict.counts)
         broken = [
-            *self._broken,
             *faults.errors,
             *[f"surprise: {line}" for line in parts.surprises()[:_MOST_SHOWN]],
             *[f"log of {line}" for line in parts.bugs()[:_MOST_SHOWN]],
@@ -254,7 +268,7 @@ class Run:
             verdict=told,
             looked_at=verdict.counts,
             broken=broken,
-            decided_after_s=decided_after_s,
+            decided_after_s=self._decided_after_s,
             figures=figures.distributions(recoveries),
         )
 
@@ -265,13 +279,15 @@ class Run:
         last = slowest(figures.first_commit_after(commits, self._restarted_ms, queue) for queue in range(QUEUES))
         return [] if last is None else [figures.Recovery(figures.READ_BACK, self._restarted_ms, last, is_alone=True)]
 
-    def _reached(self, faults: Faults, transactions: int) -> dict[str, tuple[int, int]]:
+    def _reached(self, faults: Faults, counts: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        transactions = sum(counts.get(state, 0) for state in _STATES) - self._waited
         return {
             "transactions": (self.size.transactions, transactions),
             "kills of bridge processes": (self.size.kills, faults.count(Kind.KILL)),
             "broker faults": (self.size.broker_faults, faults.count(*BROKER_KINDS)),
             "held EndTxn": (self.size.held_ends, faults.count_held()),
             "faults of destinations": (self.size.destination_faults, faults.count(*DESTINATION_KINDS)),
+            "abandoned commits": (faults.count(Kind.SHRINK), counts.get("abandoned", 0)),
         }
 
 

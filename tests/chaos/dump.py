@@ -3,12 +3,11 @@
 import secrets
 from collections.abc import Iterator
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Received
 
 from bridge.core.message import StoredMessage
 
-_PATIENCE_S = 60
 _BATCH = 2_000
 
 
@@ -23,8 +22,7 @@ def read_ends(kafka: str, topic: str) -> dict[int, int]:
     """The high watermark of each partition."""
     consumer = Consumer({"bootstrap.servers": kafka, "group.id": "dump"})
     try:
-        partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
-        places = [TopicPartition(topic, number) for number in partitions]
+        places = [TopicPartition(topic, number) for number in _partitions_of(consumer, topic)]
         return {each.partition: consumer.get_watermark_offsets(each, timeout=30)[1] for each in places}
     finally:
         consumer.close()
@@ -44,10 +42,10 @@ def read_topic(kafka: str, topic: str, isolation: str = "read_committed") -> Ite
         }
     )
     try:
-        partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
-        places = [TopicPartition(topic, number, 0) for number in partitions]
-        consumer.assign([TopicPartition(topic, p.partition, consumer.get_watermark_offsets(p)[0]) for p in places])
-        still_open = set(partitions)
+        places = [TopicPartition(topic, number) for number in _partitions_of(consumer, topic)]
+        begins = [consumer.get_watermark_offsets(place, timeout=30)[0] for place in places]
+        consumer.assign([TopicPartition(topic, p.partition, at) for p, at in zip(places, begins, strict=True)])
+        still_open = {place.partition for place in places}
         while still_open:
             messages = consumer.consume(_BATCH, 0.1)
             for message in messages:
@@ -60,3 +58,10 @@ def read_topic(kafka: str, topic: str, isolation: str = "read_committed") -> Ite
                     raise AssertionError(f"{topic} cannot be read: {error}")
     finally:
         consumer.close()
+
+
+def _partitions_of(consumer: Consumer, topic: str) -> list[int]:
+    found = consumer.list_topics(topic, timeout=30).topics[topic]
+    if found.error is not None:
+        raise KafkaException(found.error)
+    return list(found.partitions)

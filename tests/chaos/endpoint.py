@@ -85,8 +85,7 @@ def make_handler(endpoint: Endpoint) -> type[BaseHTTPRequestHandler]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            call = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            status, body = endpoint.answer(call)
+            status, body = endpoint.answer(json.loads(self._read_body()))
             if not status:
                 self.close_connection = True
                 return
@@ -95,6 +94,14 @@ def make_handler(endpoint: Endpoint) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        def _read_body(self) -> bytes:
+            """Raises ConnectionError where the caller was killed in the middle."""
+            wanted = int(self.headers.get("Content-Length", -1))
+            body = self.rfile.read(max(wanted, 0))
+            if len(body) != wanted:
+                raise ConnectionAbortedError("the call ends in the middle")
+            return body
 
         def log_message(self, *_: object) -> None:
             return None
@@ -109,14 +116,17 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
+def open_server(run: RunFile, group: str, port: int, name: str, log: LineWriter) -> ThreadingHTTPServer:
+    """The group's endpoint of the process with this name; it does not serve yet."""
+    endpoint = Endpoint(run, group, log, random.Random(f"{run.seed} {name} {group}"))
+    return _Server(("127.0.0.1", port), make_handler(endpoint))
+
+
 def main() -> None:
     """Serves until it is killed."""
     run, name, number = RunFile.read(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     log = LineWriter(run.folder / f"{name}.checks.jsonl")
-    servers = []
-    for group, ports in run.endpoint_ports.items():
-        endpoint = Endpoint(run, group, log, random.Random(f"{run.seed} {name} {group}"))
-        servers.append(_Server(("127.0.0.1", ports[number]), make_handler(endpoint)))
+    servers = [open_server(run, group, ports[number], name, log) for group, ports in run.endpoint_ports.items()]
     for server in servers[1:]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
     servers[0].serve_forever()

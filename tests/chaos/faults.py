@@ -11,6 +11,7 @@ import msgspec
 
 from tests.chaos.destinations import TOPIC_OF, Destinations
 from tests.chaos.fleet import ClientProcess, Fleet
+from tests.chaos.insist import insist
 from tests.chaos.recorded_calls import now_ms
 from tests.chaos.schedule import DESTINATION_KINDS, HELD_KINDS, Done, Fault, Kind
 from tests.support.history.lines import LineWriter
@@ -110,66 +111,69 @@ class Faults:
         self._diary.write(done)
         self.done.append(done)
 
+    def _hurt(
+        self, fault: Fault, target: str, hurt: Callable[[], object], heal: Callable[[], object],
+        queues: Sequence[int] = (),
+    ) -> bool:  # fmt: skip
+        """Both can be repeated."""
+        with self._noted(fault.kind, target, queues):
+            insist(hurt)
+            self._wait(fault.seconds)
+            insist(heal)
+        return True
+
     def _kill(self, fault: Fault, choice: random.Random) -> bool:
-        slot = self._stage.fleet.choose(choice)
+        fleet = self._stage.fleet
+        slot = fleet.choose(choice)
         if slot is None:
             return False
-        with self._noted(fault.kind, slot.name, slot.owned_queues()):
-            self._stage.fleet.kill(slot)
-            self._wait(fault.seconds)
-            self._stage.fleet.start(slot)
-        return True
+        queues = slot.owned_queues()
+        return self._hurt(fault, slot.name, lambda: fleet.kill(slot), lambda: fleet.start(slot), queues)
 
     def _pause(self, fault: Fault, choice: random.Random) -> bool:
         slot = self._stage.fleet.choose(choice)
         if slot is None:
             return False
         process = slot.process
-        with self._noted(fault.kind, slot.name, slot.owned_queues()):
-            process.pause()
-            self._wait(fault.seconds)
-            process.resume()
-        return True
+        return self._hurt(fault, slot.name, process.pause, process.resume, slot.owned_queues())
 
     def _kill_client(self, fault: Fault, choice: random.Random) -> bool:
         client = choice.choice(self._stage.clients)
         with self._noted(fault.kind, client.name):
             client.kill()
-            client.start()
+            insist(client.start)
         return True
 
     def _node(self, fault: Fault) -> ClusterNode:
+        """The one to be hit. Should it have ended by itself, as one without space may do late, it is started first."""
         nodes = self._stage.cluster.nodes
-        return nodes[fault.target % len(nodes)]
+        node = nodes[fault.target % len(nodes)]
+        insist(node.broker.start)
+        return node
 
     def _kill_broker(self, fault: Fault, _: random.Random) -> bool:
         node = self._node(fault)
-        with self._noted(fault.kind, node.folder.name):
-            node.broker.kill()
-            self._wait(fault.seconds)
-            node.broker.start()
-        return True
+        return self._hurt(fault, node.folder.name, node.broker.kill, node.broker.start)
 
     def _pause_broker(self, fault: Fault, _: random.Random) -> bool:
         node = self._node(fault)
-        with self._noted(fault.kind, node.folder.name):
-            node.broker.pause()
-            self._wait(2 * fault.seconds)
-            node.broker.resume()
-        return True
+        longer = fault._replace(seconds=2 * fault.seconds)
+        return self._hurt(longer, node.folder.name, node.broker.pause, node.broker.resume)
 
     def _fill_disk(self, fault: Fault, _: random.Random) -> bool:
         """Kafka ends itself when it cannot write; an operator makes space and starts it."""
         node = self._node(fault)
         with self._noted(fault.kind, node.folder.name) as done:
-            node.fill_disk()
+            insist(node.fill_disk)
             give_up_at = time.monotonic() + _DISK_S
             while node.broker.is_running and time.monotonic() < give_up_at:
                 time.sleep(_LOOK_S)
             done.note = f"{node.way_to_fill}, broker {'lived' if node.broker.is_running else 'ended'}"
             self._wait(fault.seconds)
             node.empty_disk()
-            node.broker.start()
+            insist(node.broker.start)
+            self._wait(_GRACE_S)
+            insist(node.broker.start)  # one that lived may have been about to end
         return True
 
     def _cut(self, fault: Fault, choice: random.Random) -> bool:
@@ -197,22 +201,14 @@ class Faults:
         return True
 
     def _kill_sql(self, fault: Fault, _: random.Random) -> bool:
-        with self._noted(fault.kind, "PostgreSQL"):
-            self._stage.sql.kill()
-            self._wait(fault.seconds)
-            self._stage.sql.start()
-        return True
+        return self._hurt(fault, "PostgreSQL", self._stage.sql.kill, self._stage.sql.start)
 
     def _freeze_sql(self, fault: Fault, _: random.Random) -> bool:
-        with self._noted(fault.kind, "PostgreSQL"):
-            self._stage.sql.freeze()
-            self._wait(fault.seconds)
-            self._stage.sql.thaw()
-        return True
+        return self._hurt(fault, "PostgreSQL", self._stage.sql.freeze, self._stage.sql.thaw)
 
     def _trouble(self, fault: Fault, _: random.Random) -> bool:
         with self._noted(fault.kind, TOPIC_OF[fault.kind]) as done:
-            done.note = self._stage.destinations.do(fault.kind, fault.seconds, self._wait)
+            done.note = self._stage.destinations.do(fault.kind, fault.seconds)
         return True
 
     # --- EndTxn ---

@@ -9,9 +9,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bridge.broker.ports import choose_free_port
+from tests.chaos.insist import insist
 from tests.support.bridge_process import Bridge, BridgeProcess
 from tests.support.memory_limit import MIB, memory_group, peak_bytes
 from tests.support.source_tree import ROOT
@@ -53,6 +55,8 @@ class Slot:
         with self.process.log.open("rb") as log:
             log.seek(self.log_from)
             for line in log:
+                if not line.endswith(b"\n"):  # it is being written
+                    break
                 if b'"queue_taken_over"' in line:
                     owned.add(json.loads(line)["queue"])
                 elif b'"queue_let_go"' in line or b'"queue_dropped"' in line:
@@ -71,6 +75,7 @@ class Fleet:
         self._kafka = kafka
         self._stopping = threading.Event()
         self.exits = 0  # processes that ended by themselves
+        self.hung: list[str] = []
         self.peak_bytes = 0
         self.slots = [self._make_slot(role) for role in ROLES for _ in range(2)]
         for slot, group in zip(self._settlers(), groups, strict=False):
@@ -113,7 +118,8 @@ class Fleet:
         slots = [slot for slot in self.slots if slot.role in roles]
         for slot in slots:
             slot.is_wanted = False
-            slot.process.stop()
+            if insist(slot.process.stop) == -signal.SIGKILL:  # by the first try
+                self.hung.append(f"{slot.name} did not stop in peace")
 
     def close(self) -> None:
         """Ends all."""
@@ -138,7 +144,7 @@ class Fleet:
             for slot in self.slots:
                 if slot.is_wanted and not slot.lives:
                     self.exits += 1
-                    self.start(slot)
+                    insist(partial(self.start, slot))
 
     def _settlers(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.role == "settler"]

@@ -312,7 +312,7 @@ class ReceivedCall(NamedTuple):
 class CheckEndpoint:
     """A producer's check endpoint: answers as `answers` says, keeps every call. `status`: of all its answers.
 
-    A transaction whose answer is "" is left out.
+    `answers`: by transaction id, or by the key of the first message. A transaction whose answer is "" is left out.
     """
 
     port: int
@@ -325,6 +325,11 @@ class CheckEndpoint:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/check"
+
+    def answer(self, check: Mapping[str, Any]) -> str:
+        """To one of the checks of a call."""
+        by_key = self.answers.get(check["messages"][0].get("key") or "", self.default)
+        return self.answers.get(check["transaction_id"], by_key)
 
     def asked(self, transaction_id: str) -> int:
         """How often it was asked about a transaction."""
@@ -344,7 +349,7 @@ def check_endpoint(default: str = "UNKNOWN") -> Iterator[CheckEndpoint]:
             resolutions = [
                 {"transaction_id": c["transaction_id"], "nonce": c["nonce"], "resolution": answer}
                 for c in call["checks"]
-                if (answer := endpoint.answers.get(c["transaction_id"], endpoint.default))
+                if (answer := endpoint.answer(c))
             ]
             body = json.dumps({"resolutions": resolutions}).encode()
             self.send_response(endpoint.status)

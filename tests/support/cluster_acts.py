@@ -84,7 +84,10 @@ def grow_topic(kafka: str, topic: str, partitions: int) -> None:
 
 def count_partitions(kafka: str, topic: str) -> int:
     """How many a topic has."""
-    return len(AdminClient({"bootstrap.servers": kafka}).list_topics(topic, timeout=_ANSWER_S).topics[topic].partitions)
+    found = AdminClient({"bootstrap.servers": kafka}).list_topics(topic, timeout=_ANSWER_S).topics[topic]
+    if found.error is not None:
+        raise KafkaException(found.error)
+    return len(found.partitions)
 
 
 def reset_offsets(kafka: str, group: str, topic: str, offsets: Mapping[int, int]) -> bool:

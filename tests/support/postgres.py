@@ -62,9 +62,10 @@ class PostgresServer:
 
     def kill(self) -> None:
         """All of its processes end at once, without a checkpoint; `start` brings it back with its data."""
-        postmaster = psutil.Process(self._server.get_pid())
-        postmaster.send_signal(signal.SIGQUIT)
-        postmaster.wait(30)
+        with suppress(psutil.NoSuchProcess):
+            postmaster = psutil.Process(self._server.get_pid())
+            postmaster.send_signal(signal.SIGQUIT)
+            postmaster.wait(30)
 
     def start(self) -> None:
         """Returns when it answers again, at the same place. On a busy machine a start may time out and yet succeed."""
