@@ -1,16 +1,17 @@
 """Redrive: acts on all parked transactions that match, as a job."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bridge.core.record import Resolution
+from bridge.core.record import HalfMessage, Resolution
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.node import Node
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
 from bridge.service.operate import Who
-from bridge.service.redrive import RedriveAction, RedrivePreview
+from bridge.service.redrive import RedriveAction, RedrivePreview, decode_filter, encode_filter
 from bridge.service.search import AuditList, TransactionList
 from bridge.sql.redrive import JobState, RedriveJob
 from bridge.sql.transactions import SearchFilter
@@ -81,8 +82,29 @@ def test_job_acts_on_what_matches(tmp_path: Path, action: RedriveAction, state: 
                 ("redrive.start", done.job_id, "why"),
             ]
             assert audit.entries[0].after == {"state": "done", "done": 5}
+            acts = [record for record in await world.journal() if not isinstance(record, HalfMessage)]
+            assert {(record.transaction_id, record.actor, record.reason) for record in acts} == {
+                (transaction_id, "ada", "why") for transaction_id in mine
+            }
 
     world.run(story())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "members"),
+    [
+        (SearchFilter(), {}),
+        (SearchFilter(group="shop"), {"producer_group": "shop"}),
+        (SearchFilter(topic="orders", key=b"\xff"), {"topic": "orders", "key_base64": "/w=="}),
+        (SearchFilter(born_after_ms=5), {"born_after_ms": 5}),
+        (SearchFilter(born_before_ms=0), {"born_before_ms": 0}),
+        (SearchFilter(states=(TransactionState.PREPARED,), blocked=True), {}),
+    ],
+)
+def test_job_keeps_its_filter(wanted: SearchFilter, members: dict[str, object]) -> None:
+    """One that was lost on the way would act on what nobody asked for; only parked ones are acted on in any case."""
+    assert encode_filter(wanted) == members
+    assert decode_filter(members) == replace(wanted, states=(TransactionState.PARKED,), blocked=None)
 
 
 def test_rate_is_kept_by_the_loop(tmp_path: Path) -> None:
@@ -92,10 +114,11 @@ def test_rate_is_kept_by_the_loop(tmp_path: Path) -> None:
     async def story() -> None:
         async with world.serving() as api, world.settlers.settling(), world.projecting():
             await park_some(world, api, 5)
+            task = asyncio.create_task(api.redrive.run_forever())
+            await world.sleep(2_100)  # the loop has looked, twice, and found nothing to do
             job = await api.parked.redrive(SearchFilter(), RedriveAction.COMMIT, 2, WHO)
             assert isinstance(job, RedriveJob)
             before_ms = world.settlers.memory.clock.monotonic_ms()
-            task = asyncio.create_task(api.redrive.run_forever())
             while True:
                 now = await api.parked.get_job(job.job_id)
                 assert isinstance(now, RedriveJob)
