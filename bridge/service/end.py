@@ -94,7 +94,9 @@ class Ender:
         ids = [call.transaction_id for call in calls]
         heard = await self.ask(ids, encode, deadline, FaultPoint.END_ACKED)
         reach(FaultPoint.END_HEARD)
-        return await self._find_forgotten(calls, [_answer_call(*pair) for pair in zip(calls, heard, strict=True)], deadline)
+        return await self._find_forgotten(
+            calls, [_read_reply(*pair) for pair in zip(calls, heard, strict=True)], deadline
+        )
 
     async def ask(
         self,
@@ -172,7 +174,7 @@ class Ender:
         return messages
 
 
-def _answer_call(call: EndCall, heard: ReceivedReply | Refused | None) -> Settled | None:
+def _read_reply(call: EndCall, heard: ReceivedReply | Refused | None) -> Settled | None:
     if isinstance(heard, ReceivedReply):
         return answer_end(call, heard)
     return heard or refuse_unknown(call.transaction_id)

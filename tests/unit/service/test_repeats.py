@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from bridge.core.record import EndRecord, HalfMessage, Resolution
-from bridge.core.transaction import TransactionState, TransactionView
+from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
+from bridge.core.transaction import TransactionState, TransactionView, queue_of
 from bridge.node import Node
 from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
 from bridge.store.memory.link import Fate, StepKind
@@ -273,6 +273,47 @@ def test_note_of_the_end_serves_for_a_minute(tmp_path: Path) -> None:
             assert refused.code is RefusalCode.PROJECTION_BEHIND
             async with world.projecting():
                 assert isinstance(await prepare(world, api, key="3"), Prepared)
+
+    world.run(story())
+
+
+def test_notes_of_one_queue_serve_beside_those_of_others(tmp_path: Path) -> None:
+    """Which queues a list of calls is spread over makes no difference to the next one."""
+    world = make_service_world(tmp_path, queues=4)
+
+    async def prepare_each(api: Node, key: str) -> list[Prepared]:
+        """One after the other, of all queues."""
+        made = []
+        for n in range(16):
+            call = world.call(message_key=b"%d" % n, idempotency_key=f"{key}-{n}")
+            made += [a for a in await api.transactions.prepare([call]) if isinstance(a, Prepared)]
+        return made
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling():
+            async with world.projecting():
+                first = await prepare_each(api, "1")
+                assert {queue_of(prepared.transaction_id) for prepared in first} == {0, 1, 2, 3}
+            await world.sleep(50_000)
+            for key in ("2", "3"):  # the newest notes are beyond what the projection has; those before still serve
+                assert len(await prepare_each(api, key)) == 16
+
+    world.run(story())
+
+
+def test_repeat_of_one_that_was_asked_about_tells_its_first_check(tmp_path: Path) -> None:
+    """An answer of UNKNOWN has moved the next check, not the first."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            first = await prepare(world, api)
+            await world.sleep(7_000)
+            answer = EndCall(first.transaction_id, Resolution.UNKNOWN, source=Source.CHECK, check_number=1)
+            [asked] = await api.transactions.end([answer])
+            assert isinstance(asked, TransactionView)
+            assert asked.check_times == 1
+            assert await prepare(world, api) == first
 
     world.run(story())
 
