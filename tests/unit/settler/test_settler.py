@@ -133,13 +133,19 @@ def test_refused_destination_is_split_off_and_explained() -> None:
                 await world.commit(name, request=name)
             await world.memory.clock.sleep_ms(15_000)
             assert world.memory.visible("orders") == [b"b"]
-            blocked = [world.op_of(name).transaction for name in ("a", "c")]
-            assert all(t.blocked and t.why not in {None, "SPLIT"} for t in blocked), blocked
+            await world.prepare("d", Message("credits", b"d", b"d"))
+            await world.commit("d")
+            await world.settled()
+            for name in ("a", "c", "d"):  # the last one without a try
+                blocked = world.op_of(name).transaction
+                assert (blocked.blocked, blocked.why) == (True, "TOPIC_AUTHORIZATION_FAILED")
             world.memory.cluster.log.topics["credits"].is_denied = False
             await world.memory.clock.sleep_ms(120_000)
 
     world.run(story())
-    assert world.memory.visible("credits") == [b"a", b"c"], "in the order of their commits (O)"
+    published = world.memory.visible("credits")
+    assert sorted(published) == [b"a", b"c", b"d"]
+    assert published.index(b"a") < published.index(b"c"), "in the order of their commits (O)"
 
 
 def test_lost_answer_to_the_end_of_a_kafka_transaction_publishes_once() -> None:
@@ -254,6 +260,30 @@ def test_parked_transaction_is_ended_by_a_late_commit_from_the_parked_copy() -> 
     assert (copy.key, copy.value, copy.headers[0]) == (b"k", b"v", ("h", b"1"))
     assert world.memory.visible("credits") == [b"v"]
     assert world.op_of("a").transaction.by == "operator"
+
+
+def test_park_that_is_refused_is_asked_for_again_and_tried_after_a_while() -> None:
+    """The parked topic is a destination that can fail: what the journal says is settled meanwhile (B)."""
+    world = make_settler_world(config=SettlerConfig(park_backoff_ms=3_000))
+
+    async def story() -> None:
+        async with world.settling():
+            for name in ("a", "b"):
+                await world.prepare(name, Message("credits", b"k", b"v"))
+            await world.settled()
+            world.memory.cluster.log.topics[world.topics.parked].is_denied = True
+            world.observer.owners[0].park({world.id_of("a"): "MAX_CHECKS"})
+            await world.memory.clock.sleep_ms(500)
+            world.observer.owners[0].park({world.id_of("a"): "MAX_CHECKS"})  # the checker finds it pending again
+            world.memory.cluster.log.topics[world.topics.parked].is_denied = False
+            await world.commit("b")
+            await world.settled()
+            assert world.memory.visible("credits") == [b"v"]
+            assert world.id_of("a") not in world.read_op().last
+            await world.memory.clock.sleep_ms(3_000)
+            assert world.op_of("a").transaction.state is TransactionState.PARKED
+
+    world.run(story())
 
 
 def test_only_the_expected_check_number_is_counted() -> None:
