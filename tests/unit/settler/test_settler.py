@@ -148,6 +148,37 @@ def test_refused_destination_is_split_off_and_explained() -> None:
     assert published.index(b"a") < published.index(b"c"), "in the order of their commits (O)"
 
 
+@pytest.mark.parametrize(
+    ("rule", "message", "why"),
+    [
+        ({"max.message.bytes": "1000"}, Message("credits", b"k", b"v" * 2_000), "MESSAGE_TOO_LARGE"),
+        ({"message.timestamp.before.max.ms": "1000"}, Message("credits", timestamp_ms=1), "INVALID_TIMESTAMP"),
+    ],
+)
+def test_topic_that_has_changed_its_rules_is_the_reason_at_once(
+    rule: dict[str, str], message: Message, why: str
+) -> None:
+    """After a refused batch the cluster is asked anew: no try is needed to find out whose fault it was (B, T)."""
+    world = make_settler_world()
+
+    async def story() -> None:
+        async with world.settling():
+            for name in ("before", "after"):
+                await world.prepare(name, message)
+            await world.prepare("other", Message("orders", None, b"v"))
+            await world.commit("before")
+            await world.settled()
+            world.memory.cluster.log.topics["credits"].alter(rule)
+            await world.commit("after")
+            await world.commit("other")
+            await world.settled()
+            whys = [op.transaction.why for op in world.read_op().every if op.transaction.blocked]
+            assert whys == [why]
+
+    world.run(story())
+    assert len(world.memory.visible("credits")) == len(world.memory.visible("orders")) == 1
+
+
 def test_lost_answer_to_the_end_of_a_kafka_transaction_publishes_once() -> None:
     """Committed, but the owner does not know: it takes the queue over and decides nothing twice (D)."""
     faults = ScriptedFaults()
