@@ -8,9 +8,11 @@ from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.transaction import TransactionState, TransactionView, queue_of
 from bridge.node import Node
 from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
+from bridge.service.repeats import KeyClaim, RecentKeys
 from bridge.store.memory.link import Fate, StepKind
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.service_world import ServiceWorld, make_service_world
+from tests.support.virtual_time import VirtualClock
 
 
 async def prepare(world: ServiceWorld, api: Node, value: bytes = b"v", key: str = "key", wait_ms: int = 5_000) -> Any:
@@ -299,6 +301,23 @@ def test_notes_of_one_queue_serve_beside_those_of_others(tmp_path: Path) -> None
                 assert len(await prepare_each(api, key)) == 16
 
     world.run(story())
+
+
+async def test_key_is_held_until_the_projection_knows_it() -> None:
+    """Three minutes, from its last use: by then a reuse with other content is found in SQL; few are kept at once."""
+    clock = VirtualClock()
+    keys, key = RecentKeys(clock, max_keys=2), ("shop", "k")
+    await clock.advance(1_000_000)
+    assert [keys.claim(key, name) for name in "aab"] == [KeyClaim.MADE, KeyClaim.HELD, KeyClaim.TAKEN]
+    await clock.advance(180_000)
+    assert keys.claim(key, "b") is KeyClaim.TAKEN
+    assert keys.claim(key, "a") is KeyClaim.HELD
+    await clock.advance(180_001)
+    assert keys.claim(key, "b") is KeyClaim.MADE
+    keys.forget(key)
+    assert keys.claim(key, "c") is KeyClaim.MADE
+    assert [keys.claim(("shop", other), other) for other in "xy"] == [KeyClaim.MADE] * 2
+    assert keys.claim(key, "d") is KeyClaim.MADE, "the oldest was left out"
 
 
 def test_repeat_of_one_that_was_asked_about_tells_its_first_check(tmp_path: Path) -> None:
