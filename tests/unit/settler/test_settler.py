@@ -467,6 +467,7 @@ def test_blocked_commit_outlives_the_journal_in_the_parked_topic() -> None:
                 await world.memory.clock.sleep_ms(1_000)
             await world.settled()
             assert world.op_of("a").transaction.parked == 0
+            assert world.settlers["settler"].status[0].counts.carried > 1
         log.topics[world.topics.half].alter({"retention.ms": "5000"})
         clean(log)
         assert (await world.memory.store.get_offsets(MessageQueue(world.topics.half, 0))).minimum > 0
