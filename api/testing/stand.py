@@ -98,7 +98,7 @@ class CutEnds(TransactionService):
 
     async def end(
         self, calls: Sequence[EndCall], wait: Wait = Wait.SETTLED, wait_ms: int = 10_000
-    ) -> list[TransactionView | Accepted | Refused]:
+    ) -> Sequence[TransactionView | Accepted | Refused]:
         if not self._cuts:
             return await super().end(calls, wait, wait_ms)
         through = [call for call in calls if not _is_producers(call)]

@@ -1,6 +1,7 @@
 """End transaction: resolutions into the journal, the answer from the op topic (design section 6)."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from bridge.clock import Clock
 from bridge.core.message import Message
@@ -24,7 +25,8 @@ from bridge.service.replies import OpFollower, ReceivedReply
 from bridge.store.message_store import PutStatus
 from bridge.turns import Turns
 
-EndAnswer = TransactionView | Accepted | Refused
+Settled = TransactionView | Refused
+T = TypeVar("T")
 _REFUSED = PutStatus.REFUSED
 _STEP_RECORDS = 256  # are made in about a millisecond
 
@@ -42,15 +44,23 @@ class Ender:
         self._clock = clock
         self._turns = turns
 
-    async def end(self, calls: Sequence[EndCall], deadline: Deadline, *, is_awaited: bool) -> list[EndAnswer]:
-        """An answer for each call, same order; Accepted, once durable, if it is not awaited until settled."""
-        make = self._settle if is_awaited else self._append
-        answers: list[EndAnswer | None] = [self._check(call) for call in calls]
+    async def settle(self, calls: Sequence[EndCall], deadline: Deadline) -> list[Settled]:
+        """An answer for each call, same order, as soon as it is settled."""
+        return await self._answer(calls, lambda possible: self._settle(possible, deadline))
+
+    async def append(self, calls: Sequence[EndCall], deadline: Deadline) -> list[Accepted | Refused]:
+        """An answer for each call, same order, as soon as it is durable."""
+        return await self._answer(calls, lambda possible: self._append(possible, deadline))
+
+    async def _answer(
+        self, calls: Sequence[EndCall], make: Callable[[Sequence[EndCall]], Awaitable[list[T | Refused]]]
+    ) -> list[T | Refused]:
+        answers: list[T | Refused | None] = [self._check(call) for call in calls]
         open_places = [place for place, answer in enumerate(answers) if answer is None]
         if calls and len(open_places) == len(calls):
-            return await make(calls, deadline)
+            return await make(calls)
         if open_places:
-            made = await make([calls[place] for place in open_places], deadline)
+            made = await make([calls[place] for place in open_places])
             for place, answer in zip(open_places, made, strict=True):
                 answers[place] = answer
         return [answer for answer in answers if answer is not None]
@@ -67,7 +77,7 @@ class Ender:
                 return Refused(RefusalCode.INVALID_REQUEST, detail, errors=((f"/{name}", detail),))
         return None
 
-    async def _append(self, calls: Sequence[EndCall], deadline: Deadline) -> list[EndAnswer]:
+    async def _append(self, calls: Sequence[EndCall], deadline: Deadline) -> list[Accepted | Refused]:
         messages = await self._encode(calls, [None] * len(calls))
         results = await self._journal.append(messages, deadline)
         return [
@@ -75,7 +85,7 @@ class Ender:
             for call, result in zip(calls, results, strict=True)
         ]
 
-    async def _settle(self, calls: Sequence[EndCall], deadline: Deadline) -> list[EndAnswer]:
+    async def _settle(self, calls: Sequence[EndCall], deadline: Deadline) -> list[Settled]:
         async def encode(requests: Sequence[str]) -> list[Message]:
             messages = await self._encode(calls, requests)
             reach(FaultPoint.END_UNSENT)
@@ -84,7 +94,9 @@ class Ender:
         ids = [call.transaction_id for call in calls]
         heard = await self.ask(ids, encode, deadline, FaultPoint.END_ACKED)
         reach(FaultPoint.END_HEARD)
-        return await self._find_forgotten(calls, [_answer(*pair) for pair in zip(calls, heard, strict=True)], deadline)
+        return await self._find_forgotten(
+            calls, [_read_reply(*pair) for pair in zip(calls, heard, strict=True)], deadline
+        )
 
     async def ask(
         self,
@@ -116,16 +128,16 @@ class Ender:
         return [refused.get(place) or heard for place, heard in enumerate(wait.heard)]
 
     async def _find_forgotten(
-        self, calls: Sequence[EndCall], answers: Sequence[TransactionView | Refused | None], deadline: Deadline
-    ) -> list[EndAnswer]:
+        self, calls: Sequence[EndCall], answers: Sequence[Settled | None], deadline: Deadline
+    ) -> list[Settled]:
         """None: the owner of the queue does not know it any more. The projection does not forget."""
-        known: list[EndAnswer] = [answer for answer in answers if answer is not None]
+        known: list[Settled] = [answer for answer in answers if answer is not None]
         if len(known) == len(calls):
             return known
         forgotten = {call.transaction_id for call, answer in zip(calls, answers, strict=True) if answer is None}
         read = await self._reads.find(forgotten, deadline)
         missing = {} if read.value is None else await self._reads.refuse_all_missing(forgotten - read.value.keys())
-        found: list[EndAnswer] = []
+        found: list[Settled] = []
         for call, answer in zip(calls, answers, strict=True):
             if answer is not None:
                 found.append(answer)
@@ -162,7 +174,7 @@ class Ender:
         return messages
 
 
-def _answer(call: EndCall, heard: ReceivedReply | Refused | None) -> TransactionView | Refused | None:
+def _read_reply(call: EndCall, heard: ReceivedReply | Refused | None) -> Settled | None:
     if isinstance(heard, ReceivedReply):
         return answer_end(call, heard)
     return heard or refuse_unknown(call.transaction_id)

@@ -23,10 +23,10 @@ from bridge.service.answers import (
     refuse_unavailable,
     refuse_unknown,
 )
-from bridge.service.contract import Accepted, EndCall, Limits, Outcome, RefusalCode, Refused
+from bridge.service.contract import EndCall, Limits, Outcome, RefusalCode, Refused
 from bridge.service.end import Ender
 from bridge.service.journal import Deadline
-from bridge.service.reads import CurrentReads, refuse_read
+from bridge.service.reads import CurrentReads
 from bridge.service.replies import ReceivedReply
 from bridge.sql.directory import ActEntry, record_act
 from bridge.sql.engine import Database, SqlUnavailable
@@ -111,19 +111,16 @@ class Operators:
         if not await self._trail.record(who, "transaction.force", transaction_id, describe(view), None):
             return refuse_unavailable("the act could not be audited", transaction_id)
         call = EndCall(transaction_id, resolution, source=Source.OPERATOR, actor=who.actor, reason=who.reason)
-        answer = (await self._ender.end([call], deadline, is_awaited=True))[0]
+        answer = (await self._ender.settle([call], deadline))[0]
         await self._trail.record(who, "transaction.force.answered", transaction_id, describe(view), describe(answer))
-        return refuse_unknown(transaction_id) if isinstance(answer, Accepted) else answer
+        return answer
 
     async def _find(self, transaction_id: str, who: Who, deadline: Deadline) -> TransactionView | Refused:
         if not self._reads.can_exist(transaction_id):
             return refuse_missing(transaction_id)
         if not all(is_text(text, self._max_text_chars) for text in (who.actor, who.reason)):
             return Refused(RefusalCode.INVALID_REQUEST, "actor or reason cannot be used", transaction_id=transaction_id)
-        read = await self._reads.find([transaction_id], deadline)
-        if read.value is None:
-            return refuse_read(read.currency, transaction_id)
-        return read.value.get(transaction_id) or await self._reads.refuse_missing(transaction_id)
+        return await self._reads.find_one(transaction_id, deadline)
 
     def _refuse_act(self, act: Act, view: TransactionView) -> Refused | None:
         if view.is_unproven:
@@ -158,13 +155,11 @@ class Operators:
         return [_answer_act(*pair) for pair in zip(records, heard, strict=True)]
 
 
-def describe(answer: TransactionView | Accepted | Refused) -> Members:
+def describe(answer: TransactionView | Refused) -> Members:
     """What an audit entry says of a transaction, or of why nothing came of it."""
     if isinstance(answer, Refused):
         outcome = answer.outcome or Outcome.NOT_APPLIED
         return {"refused": answer.code.value, "outcome": outcome.value}
-    if isinstance(answer, Accepted):
-        return {"resolution": answer.resolution.name}
     members = {"state": answer.state.value, "blocked": answer.blocked, "check_times": answer.check_times}
     return members | {"by": answer.by} | ({"abandoned": True} if answer.abandoned else {})
 

@@ -171,6 +171,13 @@ class CurrentReads:
             {queue_of(i) for i in wanted}, lambda connection: find_many(connection, wanted), deadline
         )
 
+    async def find_one(self, transaction_id: str, deadline: Deadline) -> TransactionView | Refused:
+        """The transaction with this id, or why it cannot be shown."""
+        read = await self.find([transaction_id], deadline)
+        if read.value is None:
+            return refuse_read(read.currency, transaction_id)
+        return read.value.get(transaction_id) or await self.refuse_missing(transaction_id)
+
     async def refuse_missing(self, transaction_id: str) -> Refused:
         """As `refuse_all_missing`, of one."""
         return (await self.refuse_all_missing([transaction_id]))[transaction_id]

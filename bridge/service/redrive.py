@@ -13,7 +13,7 @@ from bridge.clock import Clock
 from bridge.core.record import Act, ActRecord, Resolution, Source
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.fault_points import FaultPoint, reach
-from bridge.service.contract import Accepted, EndCall, Outcome, RefusalCode, Refused
+from bridge.service.contract import EndCall, Outcome, RefusalCode, Refused
 from bridge.service.end import Ender
 from bridge.service.groups import refuse_sql
 from bridge.service.journal import Deadline
@@ -179,7 +179,7 @@ def decode_filter(members: Mapping[str, Any]) -> SearchFilter:
 _LOG = structlog.get_logger()
 _RESOLUTIONS = {RedriveAction.COMMIT: Resolution.COMMIT, RedriveAction.ROLLBACK: Resolution.ROLLBACK}
 _NO_LEASE = Lease("", 0)
-_Answer = TransactionView | Accepted | Refused
+_Answer = TransactionView | Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +293,7 @@ class RedriveLoop:
             )
         resolution = _RESOLUTIONS[action]
         calls = [EndCall(i, resolution, source=Source.OPERATOR, actor=who.actor, reason=who.reason) for i in ids]
-        return await self._ender.end(calls, deadline, is_awaited=True)
+        return await self._ender.settle(calls, deadline)
 
     async def _keep(self, job: RedriveJob) -> None:
         """Moves the job's row on; a job that was stopped meanwhile, or taken over, stays as it is."""

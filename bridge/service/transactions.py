@@ -48,18 +48,16 @@ class TransactionService:
 
     async def end(
         self, calls: Sequence[EndCall], wait: Wait = Wait.SETTLED, wait_ms: int = 10_000
-    ) -> list[TransactionView | Accepted | Refused]:
+    ) -> Sequence[TransactionView | Accepted | Refused]:
         """The settled view, the same for every repeat; Accepted with Wait.DURABLE, once the end cannot be lost."""
-        return await self._ender.end(calls, self._deadline(wait_ms), is_awaited=wait is Wait.SETTLED)
+        end = self._ender.settle if wait is Wait.SETTLED else self._ender.append
+        return await end(calls, self._deadline(wait_ms))
 
     async def get(self, transaction_id: str) -> TransactionView | Refused:
         """The transaction as of now: sees every write acknowledged before the call."""
         if not self._reads.can_exist(transaction_id):
             return refuse_missing(transaction_id)
-        read = await self._reads.find([transaction_id], self._reads.deadline())
-        if read.value is None:
-            return refuse_read(read.currency, transaction_id)
-        return read.value.get(transaction_id) or await self._reads.refuse_missing(transaction_id)
+        return await self._reads.find_one(transaction_id, self._reads.deadline())
 
     async def timeline(self, transaction_id: str) -> list[TimelineEvent] | Refused:
         """What happened to the transaction, oldest first; as current as `get`."""

@@ -109,11 +109,10 @@ def choose_fitting(
 
 
 def cut(portion: Portion, count: int) -> tuple[Portion, Portion]:
-    """The first `count` records, and the rest."""
+    """The first `count` records, and the rest; neither is empty."""
     first, rest = portion.records[:count], portion.records[count:]
-    last_ms = first[-1][0].stored_ms if first else 0
     return (
-        Portion(first, _only(portion.bodies, first), last_ms, rest[0][0].offset),
+        Portion(first, _only(portion.bodies, first), first[-1][0].stored_ms, rest[0][0].offset),
         portion._replace(records=rest, bodies=_only(portion.bodies, rest)),
     )
 

@@ -86,7 +86,6 @@ class Retry:
     def _forget(self, transaction_id: str) -> None:
         """The next of its ordering key is tried at once."""
         self._blocked_to.pop(transaction_id, None)
-        self._copies.discard(transaction_id)
         self._retry_at_ms = 0
         self._counts.abandoned += 1
         self._memory.schedule.forget([transaction_id])

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 from msgspec import Struct
@@ -22,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 STATE = ROOT / ".outbox-bridge" / "mutation"
 _COPIED = ("alembic", "alembic.ini", "api", "bridge", "checker", "docs", "outbox", "pyproject.toml", "spark", "tests")
 _SAMPLE = ("*__mutmut_*4",)  # every tenth
+_PYTEST = ("-ptests.mutation.hung", "--timeout=300", "--hypothesis-profile=mutation", "-knot postgres")
 # What an error or a line in the log says is promised nowhere; crash points have a lane of their own.
 _LEFT = (r"raise \w+\(", r"_LOG\.\w+\(", r"\breach\(FaultPoint")
 
@@ -95,11 +97,20 @@ def main(arguments: Sequence[str]) -> int:
     for part in parts:
         if options.anew:
             shutil.rmtree(STATE / part.name, ignore_errors=True)
-        names = [mutant.name for mutant in _read(part) if mutant.is_alive] if options.survivors else list(part.sample)
+        names = _choose(part, is_again=options.survivors)
         if not options.report and (names or not options.survivors) and _run(part, options.jobs, names):
             return 1
         is_enough &= _show(part, equivalent, is_report=options.report) >= part.goal
     return 0 if is_enough else 1
+
+
+def _choose(part: Part, *, is_again: bool) -> list[str]:
+    """Names or patterns of the mutants to try; of a sample, what an earlier run has not come to."""
+    known = _read(part)
+    if is_again:
+        return [mutant.name for mutant in known if mutant.is_alive]
+    left = [mutant.name for mutant in known if mutant.is_untried]
+    return [name for name in left if any(fnmatch(name, pattern) for pattern in part.sample)] or list(part.sample)
 
 
 def _run(part: Part, jobs: int, names: Sequence[str]) -> int:
@@ -129,11 +140,12 @@ def _settings(part: Part) -> str:
         "only_mutate": part.modules,
         "do_not_mutate_patterns": _LEFT,
         "also_copy": ["alembic", "docs", "outbox"],
-        "pytest_add_cli_args": [*(f"-p{name}" for name in plugins), "--hypothesis-profile=mutation", "-knot postgres"],
+        "pytest_add_cli_args": [*(f"-p{name}" for name in plugins), *_PYTEST],
         "pytest_add_cli_args_test_selection": part.tests,
     }
     lines = [f"{name} =\n" + "\n".join(f"    {line}" for line in lists[name]) for name in lists]
-    scalars = ["timeout_multiplier = 3", "track_dependencies = false", "use_git_change_detection = false"]
+    # mutmut's own limits are of wall-clock time, which a busy machine exceeds: see hung.py
+    scalars = ["timeout_constant = 3600", "track_dependencies = false", "use_git_change_detection = false"]
     return "\n".join(["[mutmut]", *lines, *scalars, ""])
 
 
@@ -158,9 +170,10 @@ def _show_line(title: str, mutants: Sequence[Mutant], equivalent: frozenset[tupl
     untried = sum(mutant.is_untried for mutant in mutants)
     tried = len(mutants) - untried - same
     share = 100 * (tried - len(alive) + same) / tried if tried else 0.0
+    hung = sum(mutant.is_hung for mutant in mutants)
     seconds = sum(mutant.seconds for mutant in mutants)
     print(
-        f"{title:<32} {len(mutants):5} mutants {tried - len(alive) + same:5} killed {same:3} equivalent "
+        f"{title:<32} {len(mutants):5} mutants {tried - len(alive) + same:5} killed ({hung} hung) {same:3} equivalent "
         f"{len(alive) - same:3} survived {untried:5} untried {share:5.1f} % {seconds:5.0f} s",
         flush=True,
     )

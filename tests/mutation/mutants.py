@@ -7,8 +7,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from tests.mutation.hung import HUNG
+
 _EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 _SURVIVED = 0
+_FAILED = frozenset({1, 3})  # a test; pytest itself
 _NOT_COVERED = 33  # mutmut's number for a function that no test enters
 
 
@@ -25,8 +28,13 @@ class Mutant(Struct, frozen=True):
 
     @property
     def is_untried(self) -> bool:
-        """Whether the run was stopped before it."""
-        return self.exit_code is None
+        """Whether the run was stopped before it or in it: so is a process that takes no end for hours."""
+        return not (self.is_alive or self.is_hung or self.exit_code in _FAILED)
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether a test took many times its CPU time."""
+        return self.exit_code == HUNG
 
     @property
     def is_alive(self) -> bool:

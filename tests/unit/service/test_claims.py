@@ -4,16 +4,20 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from bridge.core.check_rules import CheckCalls, CheckMode, GroupSettings
 from bridge.core.errors import StoreTimeout
 from bridge.core.message import MessageQueue, StoredMessage
 from bridge.core.record import Resolution
+from bridge.core.transaction import MessageSummary, TransactionView
 from bridge.directory import MemoryPullCheckStore, PullCheck
 from bridge.node import Node
 from bridge.service.claims import ClaimCall, ClaimedCheck, ClaimsConfig, ClaimService
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
+from bridge.service.journal import Deadline
 from bridge.service.operate import Who
-from bridge.service.reads import BodyReader
+from bridge.service.reads import BodyReader, CurrentRead, CurrentReads
 from bridge.sql.directory import SqlDirectory
 from bridge.store.memory.store import MemoryStore
 from tests.support.service_world import GROUP, ServiceWorld, make_service_world
@@ -44,16 +48,34 @@ class CountingBoard(MemoryPullCheckStore):
 
 
 class StoreThatGoes(MemoryStore):
-    """`is_down`: no record can be read."""
+    """`is_down`: no record can be read; `is_slow`: whoever reads one waits for ever."""
 
-    is_down = False
+    is_down = is_slow = False
 
     async def get_each(
         self, queue: MessageQueue, offsets: Collection[int], max_bytes: int | None = None
     ) -> dict[int, StoredMessage]:
         if self.is_down:
             raise StoreTimeout("no leader")
+        if self.is_slow:
+            await asyncio.Event().wait()
         return await super().get_each(queue, offsets, max_bytes)
+
+
+class SizedReads(CurrentReads):
+    """Values are as large as said here."""
+
+    def __init__(self, reads: CurrentReads, sizes: Mapping[str, int]) -> None:
+        self._reads = reads
+        self._sizes = sizes
+
+    async def find(self, ids: Collection[str], deadline: Deadline) -> CurrentRead[Mapping[str, TransactionView]]:
+        read = await self._reads.find(ids, deadline)
+        views = {
+            i: replace(view, messages=(MessageSummary("orders", None, self._sizes[i], -1, None),))
+            for i, view in (read.value or {}).items()
+        }
+        return CurrentRead(read.currency, views)
 
 
 def make_claims(
@@ -230,6 +252,49 @@ def test_journal_away_gives_the_checks_back(tmp_path: Path) -> None:
             assert board.free() == [transaction_id]
             store.is_down = False
             assert ids_of(await claims.claim(call())) == [transaction_id]
+
+    world.run(story())
+
+
+def test_claim_takes_as_many_as_fit_into_an_answer(tmp_path: Path) -> None:
+    """All values together count; one that is too large for any answer goes alone, and the rest is free for others."""
+    world, board = make_service_world(tmp_path), CountingBoard()
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            ids = await prepare(world, api, 6)
+            sizes = dict(zip(ids, [4, 3, 3, 11, 1, 9], strict=True))
+            reads, bodies = SizedReads(api.reads, sizes), BodyReader(api.backing.store, world.topics)
+            clock, config = world.settlers.memory.clock, ClaimsConfig(max_bytes=10)
+            claims = ClaimService(board, api.directory, reads, bodies, clock, config)
+            await board.lay(*ids)
+            for taken in (ids[:3], ids[3:4], ids[4:]):
+                assert ids_of(await claims.claim(call())) == taken
+            assert board.free() == []
+
+    world.run(story())
+
+
+def test_caller_that_goes_while_bodies_are_read_holds_nothing(tmp_path: Path) -> None:
+    """His checks are free at once, not when their check lease is over."""
+    world, board = make_service_world(tmp_path), CountingBoard()
+    store = StoreThatGoes(world.settlers.memory.cluster, world.settlers.memory.cluster.connect("claims"))
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            (transaction_id,) = await prepare(world, api, 1)
+            await world.sleep(1_000)
+            await board.lay(transaction_id)
+            clock = world.settlers.memory.clock
+            bodies = BodyReader(store, world.topics)
+            claims = ClaimService(board, api.directory, api.reads, bodies, clock)
+            store.is_slow = True
+            claiming = asyncio.ensure_future(claims.claim(call()))
+            await world.sleep(100)
+            assert board.free() == []
+            claiming.cancel()
+            await asyncio.wait([claiming])
+            assert board.free() == [transaction_id]
 
     world.run(story())
 

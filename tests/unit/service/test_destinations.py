@@ -64,6 +64,12 @@ class Preflight:
         return self.destinations.check(messages)
 
 
+MEMBERS = {
+    RefusalCode.UNKNOWN_PARTITION: "partition",
+    RefusalCode.INVALID_REQUEST: "key",
+    RefusalCode.INVALID_TIMESTAMP: "timestamp_ms",
+    RefusalCode.MESSAGE_TOO_LARGE: "value",
+}
 NOW_MS = make_memory_world().clock.now_ms()
 
 
@@ -109,7 +115,23 @@ async def test_preflight_refuses_what_could_never_be_published(message: Message,
     preflight = Preflight()
     refused = await preflight.check(Message("orders"), message)
     assert (refused.code if refused else None) is code
-    assert refused is None or refused.errors[0][0].startswith("/messages/1/")
+    assert refused is None or refused.errors == ((f"/messages/1/{MEMBERS.get(refused.code, 'topic')}", refused.detail),)
+
+
+@pytest.mark.parametrize(
+    ("message", "detail"),
+    [
+        (Message("orders", queue_id=3), "topic orders has partitions 0..2"),
+        (Message("dated", timestamp_ms=1), f"topic dated takes timestamps at most {HOUR_MS} ms old"),
+        (Message("dated", timestamp_ms=NOW_MS * 2), f"topic dated takes timestamps at most {HOUR_MS} ms ahead"),
+        (Message("small", None, b"x" * 500), "topic small takes 500"),
+    ],
+)
+async def test_refusal_says_what_would_be_taken(message: Message, detail: str) -> None:
+    """The caller need not look the topic up."""
+    refused = await Preflight().check(message)
+    assert refused is not None
+    assert refused.detail.endswith(detail)
 
 
 async def test_compacted_topic_asks_for_a_key() -> None:
@@ -187,8 +209,17 @@ async def test_cluster_that_cannot_be_asked_is_not_a_missing_topic() -> None:
     refused = await preflight.check(Message("orders"))
     assert refused is not None
     assert (refused.code, refused.retry_after_s) == (RefusalCode.UNAVAILABLE, 1)
+    assert [pointer for pointer, _ in refused.errors] == ["/messages/0/topic"]
     preflight.admin.is_down = False
     assert await preflight.check(Message("orders")) is None
+    missing = await preflight.check(Message("nothing"))
+    assert missing is not None
+    assert (missing.code, missing.retry_after_s) == (RefusalCode.UNKNOWN_TOPIC, None)
+    preflight.admin.is_down = True
+    await preflight.memory.clock.advance(1_001)
+    refused = await preflight.check(Message("nothing"))
+    assert refused is not None
+    assert refused.code is RefusalCode.UNAVAILABLE
 
 
 async def test_old_descriptions_are_not_believed() -> None:

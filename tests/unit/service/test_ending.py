@@ -96,6 +96,8 @@ def test_each_call_of_a_list_has_its_own_answer(tmp_path: Path) -> None:
                 EndCall(second, UNKNOWN),
                 EndCall(NOBODY, ROLLBACK),
                 EndCall(third, COMMIT, "a\x01b"),
+                EndCall(third, COMMIT, actor="a" * 10_000),
+                EndCall(third, COMMIT, reason="\ud800"),
             ]
             answers = await api.transactions.end(calls)
             found = [a.code if isinstance(a, Refused) else a.state for a in answers if not isinstance(a, Accepted)]
@@ -106,10 +108,17 @@ def test_each_call_of_a_list_has_its_own_answer(tmp_path: Path) -> None:
                 RefusalCode.UNKNOWN_TRANSACTION,
                 TransactionState.PREPARED,
                 RefusalCode.UNKNOWN_TRANSACTION,
-                RefusalCode.INVALID_REQUEST,
+                *[RefusalCode.INVALID_REQUEST] * 3,
             ]
+            refused = [answer for answer in answers if isinstance(answer, Refused)]
+            assert [r.transaction_id for r in refused[:4]] == ["nonsense", first, "01" + "0" * 26, NOBODY]
+            pointers = [pointer for r in refused for pointer, _ in r.errors]
+            assert pointers == ["/producer_group", "/actor", "/reason"]
             ends = [record for record in await world.journal() if isinstance(record, EndRecord)]
             assert [end.transaction_id for end in ends] == [first, first, second, NOBODY]
+            await world.sleep(200_000)  # its settler forgets the transaction
+            [thief] = await api.transactions.end([EndCall(first, COMMIT, "thief")])
+            assert thief == refused[1]
 
     world.run(story())
 
@@ -125,7 +134,7 @@ def test_durable_is_not_waited_for(tmp_path: Path) -> None:
             assert answers == [Accepted(transaction_id, COMMIT)]
             end = (await world.journal())[-1]
             assert isinstance(end, EndRecord)
-            assert end.request is None
+            assert end == EndRecord(transaction_id, COMMIT, Source.PRODUCER, world.settlers.memory.clock.now_ms())
             world.settlers.memory.cluster.log.topics[world.topics.half].is_denied = True
             [refused] = await api.transactions.end([EndCall(transaction_id, COMMIT)], Wait.DURABLE)
             assert isinstance(refused, Refused)
@@ -245,6 +254,7 @@ def test_forgotten_and_unreadable_is_unknown(tmp_path: Path) -> None:
             [refused] = await api.transactions.end([EndCall(NOBODY, COMMIT)])
             assert isinstance(refused, Refused)
             assert (refused.code, refused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.UNKNOWN)
+            assert (refused.transaction_id, refused.retry_after_s) == (NOBODY, 1)
 
     world.run(story())
 

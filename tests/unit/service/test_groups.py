@@ -40,11 +40,13 @@ def test_put_creates_once_and_tells_its_secret_once(tmp_path: Path) -> None:
                 ("producer-group.put", "ada", "shop"),
                 ("producer-group.put", "ada", "shop"),
             ]
-            before, after = audit.entries[1].before, audit.entries[1].after
-            assert before is not None
-            assert after is not None
-            assert (before["endpoints"], before["interval_ms"]) == (["https://a.example/x"], 30_000)
-            assert (after["endpoints"], after["interval_ms"]) == (["https://b.example/x"], 60_000)
+            told = {
+                "endpoints": ["https://a.example/x"], "transaction_timeout_ms": 6_000, "interval_ms": 30_000,
+                "max_checks": 15, "max_lifetime_ms": 86_400_000, "call_timeout_ms": 5_000, "batch_size": 100,
+                "concurrency": 8, "mode": "push",
+            }  # fmt: skip
+            assert audit.entries[1].before == told
+            assert audit.entries[1].after == told | {"endpoints": ["https://b.example/x"], "interval_ms": 60_000}
             assert "whsec" not in str(audit)
 
     world.run(story())
@@ -61,10 +63,17 @@ def test_urls_that_may_not_be_called_are_refused(tmp_path: Path) -> None:
             assert isinstance(refused, Refused)
             assert refused.code is RefusalCode.CALLBACK_URL_FORBIDDEN
             assert [pointer for pointer, _ in refused.errors] == ["/endpoints/1/url", "/endpoints/2/url"]
-            for name, many in (("no spaces", []), ("shop", ["https://a.example"] * 101)):
+            assert refused.detail == "only https"
+            refused = await api.groups.put("shop", SLOW, urls[2:], WHO)
+            assert isinstance(refused, Refused)
+            assert [pointer for pointer, _ in refused.errors] == ["/endpoints/0/url"]
+            for name, many, pointer in (
+                ("no spaces", [], "producer_group"), ("shop", ["https://a.example"] * 101, "/endpoints"),
+            ):  # fmt: skip
                 refused = await api.groups.put(name, SLOW, many, WHO)
                 assert isinstance(refused, Refused)
                 assert refused.code is RefusalCode.INVALID_REQUEST
+                assert refused.errors == ((pointer, refused.detail),)
             missing = await api.groups.get("shop")
             assert isinstance(missing, Refused)
             assert missing.code is RefusalCode.UNKNOWN_PRODUCER_GROUP

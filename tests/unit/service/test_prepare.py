@@ -83,28 +83,74 @@ def test_order_key_chooses_the_queue(tmp_path: Path) -> None:
     world.run(story())
 
 
+def test_half_message_keeps_all_that_was_asked_for(tmp_path: Path) -> None:
+    """Its settler knows nothing else: the keys, and how long and how often the group is to be asked."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            message = Message("orders", b"k", b"v", (("h", b"1"),), 2, 5)
+            call = PrepareCall("shop", (message,), "order-1", None, 60, 3, 7_200)
+            [prepared] = await api.transactions.prepare([call])
+            assert isinstance(prepared, Prepared)
+            [half] = await world.journal()
+            assert isinstance(half, HalfMessage)
+            assert (half.transaction_id, half.group, half.message_count) == (prepared.transaction_id, "shop", 1)
+            assert (half.real_topic, half.real_queue_id, half.timestamp_ms) == ("orders", 2, 5)
+            assert (half.ordering_key, half.immunity_s, half.max_checks, half.max_life_s) == ("order-1", 60, 3, 7_200)
+            assert (half.idempotency_key, half.request, half.is_published) == (None, None, False)
+
+    world.run(story())
+
+
+def test_one_message_may_be_as_large_as_its_topic_takes(tmp_path: Path) -> None:
+    """Only what several need together is measured here."""
+    world = make_service_world(tmp_path, limits=Limits(max_record_bytes=1_000))
+
+    async def story() -> None:
+        async with world.serving() as api:
+            large = Message("orders", None, b"x" * 900)
+            calls = [PrepareCall("shop", (large,)), PrepareCall("shop", (large, large))]
+            first, second = await api.transactions.prepare(calls)
+            assert isinstance(first, Prepared)
+            assert isinstance(second, Refused)
+            assert second.code is RefusalCode.MESSAGE_TOO_LARGE
+
+    world.run(story())
+
+
+BAD = RefusalCode.INVALID_REQUEST
+HEADERS = "/messages/0/headers"
+
+
 @pytest.mark.parametrize(
-    ("members", "code"),
+    ("members", "code", "pointer"),
     [
-        ({"messages": ()}, RefusalCode.INVALID_REQUEST),
-        ({"messages": (Message("orders"),) * 101}, RefusalCode.INVALID_REQUEST),
-        ({"messages": (Message("orders", None, b"x" * (1024 * 1024 + 1)),)}, RefusalCode.MESSAGE_TOO_LARGE),
-        ({"messages": (Message("orders", headers=(("properties", b""),)),)}, RefusalCode.INVALID_REQUEST),
-        ({"messages": (Message("orders", headers=(("transaction-id", b""),)),)}, RefusalCode.INVALID_REQUEST),
-        ({"messages": (Message("orders", headers=(("\ud800", b""),)),)}, RefusalCode.INVALID_REQUEST),
-        ({"messages": (Message("orders", headers=(("transaction-id\x00", b""),)),)}, RefusalCode.INVALID_REQUEST),
-        ({"messages": (Message("RMQ_SYS_TRANS_OP_HALF_TOPIC"),)}, RefusalCode.RESERVED_TOPIC),
-        ({"ordering_key": "a\x01b"}, RefusalCode.INVALID_REQUEST),
-        ({"ordering_key": "a\x00b"}, RefusalCode.INVALID_REQUEST),
-        ({"ordering_key": "\ud800"}, RefusalCode.INVALID_REQUEST),
-        ({"idempotency_key": "\x02"}, RefusalCode.INVALID_REQUEST),
-        ({"group": "no spaces"}, RefusalCode.INVALID_REQUEST),
-        ({"group": ""}, RefusalCode.INVALID_REQUEST),
-        ({"messages": (Message("orders", None, b"x" * 900_000),) * 8}, RefusalCode.MESSAGE_TOO_LARGE),
+        ({"messages": ()}, BAD, "/messages"),
+        ({"messages": (Message("orders"),) * 101}, BAD, "/messages"),
+        (
+            {"messages": (Message("orders"), Message("orders", None, b"x" * (1024 * 1024 + 1)))},
+            RefusalCode.MESSAGE_TOO_LARGE,
+            "/messages/1/value",
+        ),
+        ({"messages": (Message("orders", headers=(("properties", b""),)),)}, BAD, HEADERS),
+        ({"messages": (Message("orders", headers=(("transaction-id", b""),)),)}, BAD, HEADERS),
+        ({"messages": (Message("orders", headers=(("\ud800", b""),)),)}, BAD, HEADERS),
+        ({"messages": (Message("orders", headers=(("transaction-id\x00", b""),)),)}, BAD, HEADERS),
+        ({"messages": (Message("RMQ_SYS_TRANS_OP_HALF_TOPIC"),)}, RefusalCode.RESERVED_TOPIC, "/messages/0/topic"),
+        ({"ordering_key": "a\x01b"}, BAD, "/ordering_key"),
+        ({"ordering_key": "a\x00b"}, BAD, "/ordering_key"),
+        ({"ordering_key": "\ud800"}, BAD, "/ordering_key"),
+        ({"idempotency_key": "\x02"}, BAD, "/idempotency_key"),
+        ({"group": "no spaces"}, BAD, "/producer_group"),
+        ({"group": ""}, BAD, "/producer_group"),
+        ({"messages": (Message("orders", None, b"x" * 900_000),) * 8}, RefusalCode.MESSAGE_TOO_LARGE, None),
     ],
 )
-def test_what_cannot_be_kept_is_refused(tmp_path: Path, members: dict[str, object], code: RefusalCode) -> None:
-    """Nothing is appended, and the others of the list go on."""
+def test_what_cannot_be_kept_is_refused(
+    tmp_path: Path, members: dict[str, object], code: RefusalCode, pointer: str | None
+) -> None:
+    """Nothing is appended, the pointer leads to what is wrong, and the others of the list go on."""
     world = make_service_world(tmp_path)
 
     async def story() -> None:
@@ -113,6 +159,7 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path, members: dict[str, objec
             answers = await api.transactions.prepare([bad, world.call()])
             assert isinstance(answers[0], Refused)
             assert (answers[0].code, answers[0].outcome) == (code, Outcome.NOT_APPLIED)
+            assert [each for each, _ in answers[0].errors] == ([pointer] if pointer else [])
             assert isinstance(answers[1], Prepared)
             assert len(await world.journal()) == 1
 

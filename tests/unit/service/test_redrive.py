@@ -1,18 +1,19 @@
 """Redrive: acts on all parked transactions that match, as a job."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bridge.core.record import Resolution
+from bridge.core.record import HalfMessage, Resolution
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.node import Node
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
 from bridge.service.operate import Who
-from bridge.service.redrive import RedriveAction, RedrivePreview
+from bridge.service.redrive import RedriveAction, RedrivePreview, decode_filter, encode_filter
 from bridge.service.search import AuditList, TransactionList
-from bridge.sql.redrive import JobState, RedriveJob
+from bridge.sql.redrive import JobState, RedriveJob, create_job
 from bridge.sql.transactions import SearchFilter
 from bridge.store.memory.link import Fate, StepKind
 from tests.support.memory_faults import ScriptedFaults
@@ -81,8 +82,31 @@ def test_job_acts_on_what_matches(tmp_path: Path, action: RedriveAction, state: 
                 ("redrive.start", done.job_id, "why"),
             ]
             assert audit.entries[0].after == {"state": "done", "done": 5}
+            told = {"action": action.value, "filter": {"producer_group": "shop"}, "rate_per_s": 2}
+            assert audit.entries[1].after == told
+            acts = [record for record in await world.journal() if not isinstance(record, HalfMessage)]
+            assert {(record.transaction_id, record.actor, record.reason) for record in acts} == {
+                (transaction_id, "ada", "why") for transaction_id in mine
+            }
 
     world.run(story())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "members"),
+    [
+        (SearchFilter(), {}),
+        (SearchFilter(group="shop"), {"producer_group": "shop"}),
+        (SearchFilter(topic="orders", key=b"\xff"), {"topic": "orders", "key_base64": "/w=="}),
+        (SearchFilter(born_after_ms=5), {"born_after_ms": 5}),
+        (SearchFilter(born_before_ms=0), {"born_before_ms": 0}),
+        (SearchFilter(states=(TransactionState.PREPARED,), blocked=True), {}),
+    ],
+)
+def test_job_keeps_its_filter(wanted: SearchFilter, members: dict[str, object]) -> None:
+    """One that was lost on the way would act on what nobody asked for; only parked ones are acted on in any case."""
+    assert encode_filter(wanted) == members
+    assert decode_filter(members) == replace(wanted, states=(TransactionState.PARKED,), blocked=None)
 
 
 def test_rate_is_kept_by_the_loop(tmp_path: Path) -> None:
@@ -92,10 +116,11 @@ def test_rate_is_kept_by_the_loop(tmp_path: Path) -> None:
     async def story() -> None:
         async with world.serving() as api, world.settlers.settling(), world.projecting():
             await park_some(world, api, 5)
+            task = asyncio.create_task(api.redrive.run_forever())
+            await world.sleep(2_100)  # the loop has looked, twice, and found nothing to do
             job = await api.parked.redrive(SearchFilter(), RedriveAction.COMMIT, 2, WHO)
             assert isinstance(job, RedriveJob)
             before_ms = world.settlers.memory.clock.monotonic_ms()
-            task = asyncio.create_task(api.redrive.run_forever())
             while True:
                 now = await api.parked.get_job(job.job_id)
                 assert isinstance(now, RedriveJob)
@@ -228,6 +253,36 @@ def test_unknown_step_is_done_again(tmp_path: Path) -> None:
             done = await finish(api, job)
             assert (done.state, done.counts) == (JobState.DONE, {"done": 3})
             assert await states_of(api, ids) == {TransactionState.PREPARED}
+
+    world.run(story())
+
+
+@pytest.mark.parametrize(
+    "members",
+    [{"action": "delete"}, {"cursor": "nonsense"}, {"filter": {"key_base64": "/"}}],
+    ids=["act", "page", "key"],
+)
+def test_job_that_makes_no_sense_fails_and_the_next_one_goes_on(tmp_path: Path, members: dict[str, object]) -> None:
+    """Left by another release: it is audited as failed, and nobody stands still behind it."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            ids = await park_some(world, api, 1)
+            job = await api.parked.redrive(SearchFilter(), RedriveAction.COMMIT, 1, WHO)
+            assert isinstance(job, RedriveJob)
+            strange = replace(job, job_id="0", created_ms=0, **members)  # type: ignore[arg-type]
+            await world.database.run(lambda connection: create_job(connection, strange))
+            step = await api.redrive.run_once()
+            assert (step.acted, step.pause_ms, step.is_idle) == (0, 0, False)
+            failed = await api.parked.get_job("0")
+            assert isinstance(failed, RedriveJob)
+            assert failed.state is JobState.FAILED
+            audit = await api.search.audit(1)
+            assert isinstance(audit, AuditList)
+            assert [(e.what, e.target, e.after) for e in audit.entries] == [("redrive.end", "0", {"state": "failed"})]
+            assert (await finish(api, job)).counts == {"done": 1}
+            assert await states_of(api, ids) == {TransactionState.COMMITTED}
 
     world.run(story())
 

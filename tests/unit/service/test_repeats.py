@@ -4,13 +4,15 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from bridge.core.record import EndRecord, HalfMessage, Resolution
-from bridge.core.transaction import TransactionState, TransactionView
+from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
+from bridge.core.transaction import TransactionState, TransactionView, queue_of
 from bridge.node import Node
 from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
+from bridge.service.repeats import KeyClaim, RecentKeys
 from bridge.store.memory.link import Fate, StepKind
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.service_world import ServiceWorld, make_service_world
+from tests.support.virtual_time import VirtualClock
 
 
 async def prepare(world: ServiceWorld, api: Node, value: bytes = b"v", key: str = "key", wait_ms: int = 5_000) -> Any:
@@ -273,6 +275,64 @@ def test_note_of_the_end_serves_for_a_minute(tmp_path: Path) -> None:
             assert refused.code is RefusalCode.PROJECTION_BEHIND
             async with world.projecting():
                 assert isinstance(await prepare(world, api, key="3"), Prepared)
+
+    world.run(story())
+
+
+def test_notes_of_one_queue_serve_beside_those_of_others(tmp_path: Path) -> None:
+    """Which queues a list of calls is spread over makes no difference to the next one."""
+    world = make_service_world(tmp_path, queues=4)
+
+    async def prepare_each(api: Node, key: str) -> list[Prepared]:
+        """One after the other, of all queues."""
+        made = []
+        for n in range(16):
+            call = world.call(message_key=b"%d" % n, idempotency_key=f"{key}-{n}")
+            made += [a for a in await api.transactions.prepare([call]) if isinstance(a, Prepared)]
+        return made
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling():
+            async with world.projecting():
+                first = await prepare_each(api, "1")
+                assert {queue_of(prepared.transaction_id) for prepared in first} == {0, 1, 2, 3}
+            await world.sleep(50_000)
+            for key in ("2", "3"):  # the newest notes are beyond what the projection has; those before still serve
+                assert len(await prepare_each(api, key)) == 16
+
+    world.run(story())
+
+
+async def test_key_is_held_until_the_projection_knows_it() -> None:
+    """Three minutes, from its last use: by then a reuse with other content is found in SQL; few are kept at once."""
+    clock = VirtualClock()
+    keys, key = RecentKeys(clock, max_keys=2), ("shop", "k")
+    await clock.advance(1_000_000)
+    assert [keys.claim(key, name) for name in "aab"] == [KeyClaim.MADE, KeyClaim.HELD, KeyClaim.TAKEN]
+    await clock.advance(180_000)
+    assert keys.claim(key, "b") is KeyClaim.TAKEN
+    assert keys.claim(key, "a") is KeyClaim.HELD
+    await clock.advance(180_001)
+    assert keys.claim(key, "b") is KeyClaim.MADE
+    keys.forget(key)
+    assert keys.claim(key, "c") is KeyClaim.MADE
+    assert [keys.claim(("shop", other), other) for other in "xy"] == [KeyClaim.MADE] * 2
+    assert keys.claim(key, "d") is KeyClaim.MADE, "the oldest was left out"
+
+
+def test_repeat_of_one_that_was_asked_about_tells_its_first_check(tmp_path: Path) -> None:
+    """An answer of UNKNOWN has moved the next check, not the first."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            first = await prepare(world, api)
+            await world.sleep(7_000)
+            answer = EndCall(first.transaction_id, Resolution.UNKNOWN, source=Source.CHECK, check_number=1)
+            [asked] = await api.transactions.end([answer])
+            assert isinstance(asked, TransactionView)
+            assert asked.check_times == 1
+            assert await prepare(world, api) == first
 
     world.run(story())
 

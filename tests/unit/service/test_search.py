@@ -38,6 +38,7 @@ def test_pages_are_newest_first(tmp_path: Path) -> None:
             refused = await api.search.search(SearchFilter(), 2, "no cursor")
             assert isinstance(refused, Refused)
             assert refused.code is RefusalCode.INVALID_REQUEST
+            assert refused.errors == (("cursor", refused.detail),)
 
     world.run(story())
 
@@ -66,6 +67,8 @@ def test_lags_tell_who_is_behind(tmp_path: Path) -> None:
                 stats = await api.search.stats()
                 assert isinstance(stats, BridgeStats)
                 assert stats.lag == (0, 0)
+                kafka_ms = api.kafka_time.now_ms()
+                assert stats.now_ms == kafka_ms
 
     world.run(story())
 

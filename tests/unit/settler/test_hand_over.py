@@ -5,9 +5,10 @@ from collections.abc import Collection
 
 import pytest
 
+from bridge.core.check_rules import Backoff
 from bridge.core.errors import BatchOutcomeUnknown, StoreError, StoreTimeout
 from bridge.core.message import Message, MessageQueue
-from bridge.settler.settler import Hold, Settler
+from bridge.settler.settler import Hold, Settler, _choose_pause_ms
 from bridge.store.memory.link import PASSES, Fate, NoFaults, Step, StepKind
 from bridge.store.memory.process import MemoryOwnerStore
 from bridge.store.message_store import BatchWriter, GroupChange, GroupMember, QueueReader
@@ -172,6 +173,14 @@ def test_settler_that_stops_waits_for_the_stuck_one_too() -> None:
         assert world.member.released == [0]
 
     world.settlers.run(story())
+
+
+def test_first_pause_is_short_where_nobody_else_is_expected() -> None:
+    """Later ones have jitter, so that two settlers do not fence each other in step."""
+    quick, slow = Backoff(100, 5_000), Backoff(100, 5_000)
+    assert _choose_pause_ms(quick, is_slow=False) == 25
+    assert 100 <= _choose_pause_ms(quick, is_slow=False) <= 200
+    assert 50 <= _choose_pause_ms(slow) <= 100
 
 
 class EverySecondBatchFails(NoFaults):

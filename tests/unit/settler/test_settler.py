@@ -133,13 +133,50 @@ def test_refused_destination_is_split_off_and_explained() -> None:
                 await world.commit(name, request=name)
             await world.memory.clock.sleep_ms(15_000)
             assert world.memory.visible("orders") == [b"b"]
-            blocked = [world.op_of(name).transaction for name in ("a", "c")]
-            assert all(t.blocked and t.reason not in {None, "SPLIT"} for t in blocked), blocked
+            await world.prepare("d", Message("credits", b"d", b"d"))
+            await world.commit("d")
+            await world.settled()
+            for name in ("a", "c", "d"):  # the last one without a try
+                blocked = world.op_of(name).transaction
+                assert (blocked.blocked, blocked.reason) == (True, "TOPIC_AUTHORIZATION_FAILED")
             world.memory.cluster.log.topics["credits"].is_denied = False
             await world.memory.clock.sleep_ms(120_000)
 
     world.run(story())
-    assert world.memory.visible("credits") == [b"a", b"c"], "in the order of their commits (O)"
+    published = world.memory.visible("credits")
+    assert sorted(published) == [b"a", b"c", b"d"]
+    assert published.index(b"a") < published.index(b"c"), "in the order of their commits (O)"
+
+
+@pytest.mark.parametrize(
+    ("rule", "message", "why"),
+    [
+        ({"max.message.bytes": "1000"}, Message("credits", b"k", b"v" * 2_000), "MESSAGE_TOO_LARGE"),
+        ({"message.timestamp.before.max.ms": "1000"}, Message("credits", timestamp_ms=1), "INVALID_TIMESTAMP"),
+    ],
+)
+def test_topic_that_has_changed_its_rules_is_the_reason_at_once(
+    rule: dict[str, str], message: Message, why: str
+) -> None:
+    """After a refused batch the cluster is asked anew: no try is needed to find out whose fault it was (B, T)."""
+    world = make_settler_world()
+
+    async def story() -> None:
+        async with world.settling():
+            for name in ("before", "after"):
+                await world.prepare(name, message)
+            await world.prepare("other", Message("orders", None, b"v"))
+            await world.commit("before")
+            await world.settled()
+            world.memory.cluster.log.topics["credits"].alter(rule)
+            await world.commit("after")
+            await world.commit("other")
+            await world.settled()
+            whys = [op.transaction.reason for op in world.read_op().every if op.transaction.blocked]
+            assert whys == [why]
+
+    world.run(story())
+    assert len(world.memory.visible("credits")) == len(world.memory.visible("orders")) == 1
 
 
 def test_lost_answer_to_the_end_of_a_kafka_transaction_publishes_once() -> None:
@@ -254,6 +291,30 @@ def test_parked_transaction_is_ended_by_a_late_commit_from_the_parked_copy() -> 
     assert (copy.key, copy.value, copy.headers[0]) == (b"k", b"v", ("h", b"1"))
     assert world.memory.visible("credits") == [b"v"]
     assert world.op_of("a").transaction.by == "operator"
+
+
+def test_park_that_is_refused_is_asked_for_again_and_tried_after_a_while() -> None:
+    """The parked topic is a destination that can fail: what the journal says is settled meanwhile (B)."""
+    world = make_settler_world(config=SettlerConfig(park_backoff_ms=3_000))
+
+    async def story() -> None:
+        async with world.settling():
+            for name in ("a", "b"):
+                await world.prepare(name, Message("credits", b"k", b"v"))
+            await world.settled()
+            world.memory.cluster.log.topics[world.topics.parked].is_denied = True
+            world.observer.owners[0].park({world.id_of("a"): "MAX_CHECKS"})
+            await world.memory.clock.sleep_ms(500)
+            world.observer.owners[0].park({world.id_of("a"): "MAX_CHECKS"})  # the checker finds it pending again
+            world.memory.cluster.log.topics[world.topics.parked].is_denied = False
+            await world.commit("b")
+            await world.settled()
+            assert world.memory.visible("credits") == [b"v"]
+            assert world.id_of("a") not in world.read_op().last
+            await world.memory.clock.sleep_ms(3_000)
+            assert world.op_of("a").transaction.state is TransactionState.PARKED
+
+    world.run(story())
 
 
 def test_only_the_expected_check_number_is_counted() -> None:
@@ -406,6 +467,7 @@ def test_blocked_commit_outlives_the_journal_in_the_parked_topic() -> None:
                 await world.memory.clock.sleep_ms(1_000)
             await world.settled()
             assert world.op_of("a").transaction.parked == 0
+            assert world.settlers["settler"].status[0].counts.carried > 1
         log.topics[world.topics.half].alter({"retention.ms": "5000"})
         clean(log)
         assert (await world.memory.store.get_offsets(MessageQueue(world.topics.half, 0))).minimum > 0
