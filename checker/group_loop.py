@@ -338,8 +338,9 @@ class GroupCheckLoop:
         self._park(taken.parks)
         for queue_id in taken.unread:
             context.owners[queue_id].note_end()
-        if taken.asks:
+        if taken.asks or not taken.unread:
             self._read_wait_ms = _MIN_READ_WAIT_MS
+        if taken.asks:
             if settings.calls.mode is CheckMode.PULL:
                 await self._offers.offer(taken.asks)
                 await context.clock.sleep_ms(0)

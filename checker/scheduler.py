@@ -249,7 +249,10 @@ class CheckScheduler:
         return any(table.compact_one() for table in self._tables.values()) or is_more
 
     def set_prepared(self, queue_id: int, transactions: Sequence[Transaction], read_monotonic_ms: int) -> None:
-        """New or changed transactions; the first check of a new one waits by the monotonic clock too."""
+        """New or changed transactions; a first check, and one after an answer, wait by the monotonic clock too.
+
+        Append times may be behind the owner's time for long: a broker's clock was set back, or another leads.
+        """
         table = self._tables.get(queue_id)
         if table is None:
             return
@@ -266,6 +269,9 @@ class CheckScheduler:
             if before is None or before.since_ms != transaction.since_ms:
                 entry.since_ms, entry.life_end_ms = read_monotonic_ms, 0
             entry.transaction = transaction
+            if before is not None and transaction.check_times:  # an answer came, or an operator asks at once
+                is_answered = transaction.check_times > before.check_times
+                entry.not_before_ms = self._next_check_ms(table, entry, read_monotonic_ms) if is_answered else 0
             self._add(table, entry)
 
     def set_ended(self, queue_id: int, transaction_ids: Iterable[str]) -> None:
@@ -385,14 +391,19 @@ class CheckScheduler:
             return due_ms
         return min(due_ms, max(life_end_ms(entry.transaction, times), entry.life_end_ms))
 
-    @staticmethod
-    def _left_of_life_ms(table: QueueSchedule, entry: HeapItem, end_ms: int, moment: QueueTime) -> int:
+    def _next_check_ms(self, table: QueueSchedule, entry: HeapItem, monotonic_ms: int) -> int:
+        """By the monotonic clock: an interval after an answer that was read just now, or the end of its life."""
+        interval_ms = self._times_of(entry.transaction.group).interval_ms
+        return monotonic_ms + min(interval_ms, self._left_of_life_ms(table, entry, monotonic_ms))
+
+    def _left_of_life_ms(self, table: QueueSchedule, entry: HeapItem, monotonic_ms: int) -> int:
         """What is left of its life by the monotonic clock: append times jump when a broker's clock is set."""
+        end_ms = life_end_ms(entry.transaction, self._times_of(entry.transaction.group))
         if entry.since_ms is not None:
-            return end_ms - entry.transaction.since_ms - (moment.monotonic_ms - entry.since_ms)
+            return end_ms - entry.transaction.since_ms - (monotonic_ms - entry.since_ms)
         if table.taken is None:
             return 0
-        return end_ms - table.taken.now_ms - (moment.monotonic_ms - table.taken.monotonic_ms)
+        return end_ms - table.taken.now_ms - (monotonic_ms - table.taken.monotonic_ms)
 
     def _by_head(self, group: str) -> list[QueueSchedule]:
         heads = [(table.head_ms(group), table.queue_id) for table in self._tables.values()]
@@ -404,7 +415,7 @@ class CheckScheduler:
         due, reason = decide_due(transaction, times, moment.now_ms, had_round=entry.had_round)
         entry.answered = 0
         if reason == MAX_LIFE:
-            left_ms = self._left_of_life_ms(table, entry, life_end_ms(transaction, times), moment)
+            left_ms = self._left_of_life_ms(table, entry, moment.monotonic_ms)
             if left_ms > 0:
                 entry.life_end_ms = moment.now_ms + left_ms
                 due = Due.ASK if moment.now_ms >= transaction.next_due_ms else Due.NOTHING

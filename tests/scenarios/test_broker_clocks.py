@@ -104,6 +104,51 @@ def test_life_lasts_as_long_as_it_should_although_the_clock_jumps(*, is_read_bac
     world.run(body())
 
 
+@pytest.mark.parametrize("act", [None, Act.CHECK], ids=["by itself", "an operator asks"])
+def test_further_checks_keep_their_interval_although_the_clock_was_ahead(act: Act | None) -> None:
+    """Set back again, append times are behind the owner's for as long as it owns the queue; all checks at once (K)."""
+    story = CheckedWorld(CheckTimes(interval_ms=30_000))
+    story.serve(saying("UNKNOWN"))
+    world = story.world
+
+    async def body() -> None:
+        async with story.checking():
+            world.memory.clock.shift_wall_clock(3 * MINUTE_MS)
+            await pass_others(world, "x")
+            world.memory.clock.shift_wall_clock(-3 * MINUTE_MS)
+            await world.prepare("a", Message("credits", b"k", b"v"))
+            await story.sleep(10_000)
+            assert len(story.calls) == 1
+            if act is not None:
+                await world.act(ActRecord(world.id_of("a"), act, "me", "now", 0))
+                await story.sleep(10_000)
+                assert len(story.calls) == 2, "who asks for a check gets it at once"
+            await story.sleep(2 * MINUTE_MS)
+            assert 5 <= len(story.calls) <= 6
+            assert world.op_of("a").transaction.state is TransactionState.PREPARED
+
+    world.run(body())
+
+
+@pytest.mark.parametrize("is_read_back", [False, True], ids=["read live", "read back"])
+def test_life_ends_between_two_checks(*, is_read_back: bool) -> None:
+    """The interval by the monotonic clock holds up no parking (T)."""
+    story = CheckedWorld(CheckTimes(interval_ms=60 * MINUTE_MS, max_lifetime_ms=10 * MINUTE_MS))
+    story.serve(saying("UNKNOWN"))
+    world = story.world
+
+    async def body() -> None:
+        async with story.checking("first"):
+            await world.prepare("a", Message("credits", b"k", b"v"))
+            await story.sleep(0 if is_read_back else 11 * MINUTE_MS)
+        async with story.checking("second"):
+            await story.sleep(11 * MINUTE_MS if is_read_back else 0)
+            parked = world.op_of("a").transaction
+            assert (parked.state, parked.reason) == (TransactionState.PARKED, MAX_LIFE)
+
+    world.run(body())
+
+
 def test_resumed_one_has_its_whole_life_although_the_clock_jumps() -> None:
     """A new life is counted anew by both clocks (S)."""
     story = CheckedWorld(CheckTimes(max_checks=1_000, max_lifetime_ms=30 * MINUTE_MS))

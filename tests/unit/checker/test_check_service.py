@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 import structlog
+from msgspec import structs
 from standardwebhooks.webhooks import Webhook
 
 from bridge.core.check_rules import CheckCalls, CheckTimes
@@ -165,6 +166,22 @@ async def test_nobody_is_asked_while_the_settler_lags(world: World) -> None:
     world.owners[0].is_lagging = False
     await world.pass_ms(1_000)
     assert len(world.calls) == 1
+
+
+async def test_wait_for_the_reader_begins_anew_once_the_queue_was_read(world: World) -> None:
+    """A long wait that ended with a parking makes no later check late."""
+    world.add_group("shop", A)
+    world.owners[0].is_lagging = True
+    old = world.prepare("shop")
+    world.service.prepared(0, [structs.replace(old, check_times=15)], world.clock.monotonic_ms())
+    await world.pass_ms(60_000)
+    world.owners[0].is_lagging = False
+    await world.pass_ms(1_000)
+    assert world.owners[0].parked == {old.transaction_id: MAX_CHECKS}
+    world.end(old)
+    due_ms = world.prepare("shop").next_due_ms
+    await world.pass_ms(2 * FIRST_MS)
+    assert [seen.at_ms - due_ms for seen in world.calls] == [20]
 
 
 async def test_no_check_after_a_resolution(world: World) -> None:
