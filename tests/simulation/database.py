@@ -2,10 +2,9 @@
 
 import sqlite3
 from functools import cache
-from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Engine
 from sqlalchemy.pool import StaticPool
 
 from bridge.sql.groups import put_group
@@ -53,18 +52,8 @@ def _dbapi(engine: Engine) -> sqlite3.Connection:
 
 
 @cache
-def _open() -> tuple[sqlite3.Connection, Engine]:
-    connection = _connect()
-    engine = sa.create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool)
-    event.listen(engine, "begin", _begin)
-    return connection, engine
-
-
-@cache
 def _template() -> sqlite3.Connection:
-    connection = _connect()
-    engine = sa.create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool)
-    event.listen(engine, "begin", _begin)
+    connection, engine = _make()
     with engine.begin() as conn:
         metadata.create_all(conn)
         for group in CALM_GROUPS:
@@ -73,11 +62,14 @@ def _template() -> sqlite3.Connection:
     return connection
 
 
-def _connect() -> sqlite3.Connection:
+@cache
+def _open() -> tuple[sqlite3.Connection, Engine]:
+    return _make()
+
+
+def _make() -> tuple[sqlite3.Connection, Engine]:
     connection = sqlite3.connect(":memory:", check_same_thread=False)
     connection.isolation_level = None
-    return connection
-
-
-def _begin(conn: Connection) -> Any:
-    conn.exec_driver_sql("BEGIN")
+    engine = sa.create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool)
+    engine.dialect.do_begin = lambda _: connection.execute("BEGIN")  # an event would cost every statement something
+    return connection, engine

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cache
 from itertools import count
 from random import Random
 from typing import Any, TypeVar
@@ -128,7 +129,8 @@ class NodeDatabase(Database):
         fate = SqlFate.DOWN if self.is_away else self._fate(is_write=is_write)
         if fate is SqlFate.DOWN:
             raise SqlUnavailable("down")
-        with self.engine.connect() as connection, connection.begin() as transaction:
+        connection = _lasting_connection(self.engine)
+        with connection.begin() as transaction:
             result = work(connection)
             if fate is SqlFate.NOT_APPLIED_UNKNOWN:
                 transaction.rollback()
@@ -136,6 +138,12 @@ class NodeDatabase(Database):
         if fate is not SqlFate.WORKS:
             raise SqlUnavailable("the connection broke in COMMIT", is_outcome_unknown=True)
         return result
+
+
+@cache
+def _lasting_connection(engine: Engine) -> Connection:
+    """One that is never given back: each piece of work holds it in one step of the loop."""
+    return engine.connect()
 
 
 class _GatedCaller:

@@ -431,6 +431,7 @@ def simulate(schedule: Schedule, make: Callable[[Schedule], World] | None = None
     world = (make or World)(schedule)
     log_into(world.story, running_name)
     failed: list[Violation] = []
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         _scale_times()
@@ -440,7 +441,8 @@ def simulate(schedule: Schedule, make: Callable[[Schedule], World] | None = None
     else:
         failed += [Violation("T", "nobody awaited it", f"{each.get('exception')!r}") for each in world.unheard]
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
         structlog.reset_defaults()
     world.archive.keep()
     world.conclude()
