@@ -292,7 +292,7 @@ def _projected(evidence: Evidence) -> Iterator[Violation]:
         if op is not None:
             t = op.transaction
             blocks = (row.blocked, row.abandoned), (t.blocked, t.abandoned)
-            said = (row.check_times, *blocks[0], row.why, row.by, row.ended_ms, row.parked_offset, row.base)
+            said = (row.check_times, *blocks[0], row.reason, row.by, row.ended_ms, row.parked_offset, row.base)
             wanted = (t.check_times, *blocks[1], t.reason, t.by, t.ended_ms, t.parked, t.base)
             if said != wanted or list(row.receipts) != list(op.receipts):
                 what = f"the projection says {(*said, row.receipts)}, the op message {(*wanted, op.receipts)}"
