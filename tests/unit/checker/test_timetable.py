@@ -91,26 +91,6 @@ def test_lagging_reader_stops_old_dues_too() -> None:
     assert names(take(table, at(FIRST + 20_000, read_ms=FIRST + 5_000)).asks) == ["a"]
 
 
-def test_first_check_of_a_live_half_message_waits_by_the_monotonic_clock_too() -> None:
-    """A jump of Kafka's time makes nothing due; both conditions hold."""
-    table = make_table()
-    table.add_queue(0, [])
-    table.set_prepared(0, [make_transaction("a")], read_monotonic_ms=500)
-    jumped = FIRST + 3_600_000
-    assert take(table, at(jumped, monotonic_ms=6_499)).asks == []
-    assert take(table, at(jumped, monotonic_ms=6_500)).asks == []  # put off by one more millisecond of Kafka's time
-    assert names(take(table, at(jumped + 1, monotonic_ms=6_501)).asks) == ["a"]
-
-
-def test_only_new_half_messages_wait_so() -> None:
-    """A resumed or counted transaction is due by Kafka's time alone."""
-    table = make_table()
-    table.add_queue(0, [])
-    resumed = make_transaction("a", T0 + DAY, at=99, since_ms=T0 + DAY)
-    table.set_prepared(0, [resumed], read_monotonic_ms=0)
-    assert names(take(table, at(T0 + DAY, monotonic_ms=0)).asks) == ["a"]
-
-
 def test_in_flight_is_never_taken_twice() -> None:
     """Not by another report, not after the queue was let go and taken again."""
     table = table_with(make_transaction("a"))

@@ -1,0 +1,81 @@
+"""Due times and the monotonic clock: append times jump when a broker's clock is set."""
+
+import pytest
+from msgspec.structs import replace
+
+from bridge.core.check_rules import CheckTimes
+from bridge.core.transaction import MAX_LIFE
+from checker.scheduler import CheckScheduler, QueueTime
+from tests.unit.checker.test_timetable import DAY, FIRST, T0, at, make_table, make_transaction, names, take
+
+LONG_AFTER = FIRST + 3_600_000
+TAKEN = QueueTime(T0 + 10_000, T0 + 10_000, 1_000)
+
+
+def test_first_check_of_a_live_half_message_waits_by_the_monotonic_clock_too() -> None:
+    """A jump of Kafka's time makes nothing due; both conditions hold."""
+    table = make_table()
+    table.add_queue(0, [])
+    table.set_prepared(0, [make_transaction("a")], read_monotonic_ms=500)
+    jumped = FIRST + 3_600_000
+    assert take(table, at(jumped, monotonic_ms=6_499)).asks == []
+    assert take(table, at(jumped, monotonic_ms=6_500)).asks == []  # put off by one more millisecond of Kafka's time
+    assert names(take(table, at(jumped + 1, monotonic_ms=6_501)).asks) == ["a"]
+
+
+def test_only_new_half_messages_wait_so() -> None:
+    """A resumed or counted transaction is due by Kafka's time alone."""
+    table = make_table()
+    table.add_queue(0, [])
+    resumed = make_transaction("a", T0 + DAY, at=99, since_ms=T0 + DAY)
+    table.set_prepared(0, [resumed], read_monotonic_ms=0)
+    assert names(take(table, at(T0 + DAY, monotonic_ms=0)).asks) == ["a"]
+
+
+def read_back(times: CheckTimes | None = None, *, is_sorted: bool = True) -> CheckScheduler:
+    """The queue of a transaction that was asked about once, taken over ten seconds after its prepare."""
+    table = make_table(times or CheckTimes(max_lifetime_ms=7 * DAY))
+    table.add_queue(0, [make_transaction("a", check_times=1, at=7)], TAKEN)
+    assert not is_sorted or not table.tidy(10)
+    return table
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_check_after_an_answer_waits_for_an_interval_of_both_clocks(*, is_sorted: bool) -> None:
+    """By append times, which are behind once a clock that was ahead was set back, all would be due at once (K)."""
+    table = read_back(is_sorted=is_sorted)
+    table.set_prepared(0, [make_transaction("a", FIRST, check_times=2, at=9)], read_monotonic_ms=5_000)
+    assert take(table, at(LONG_AFTER, monotonic_ms=34_999)).asks == []
+    assert names(take(table, at(LONG_AFTER + 1, monotonic_ms=35_000)).asks) == ["a"]
+
+
+def test_interval_of_the_group_counts() -> None:
+    """As its settings say when the answer is read."""
+    table = read_back(CheckTimes(interval_ms=2_000, max_lifetime_ms=7 * DAY))
+    table.set_prepared(0, [make_transaction("a", FIRST, check_times=2, at=9)], read_monotonic_ms=5_000)
+    assert take(table, at(LONG_AFTER, monotonic_ms=6_999)).asks == []
+    assert names(take(table, at(LONG_AFTER + 1, monotonic_ms=7_000)).asks) == ["a"]
+
+
+def test_operator_who_asks_for_a_check_gets_it_at_once() -> None:
+    """No answer came with it, so no interval has begun."""
+    table = read_back()
+    counted = make_transaction("a", FIRST, check_times=2, at=9)
+    table.set_prepared(0, [counted], read_monotonic_ms=5_000)
+    table.set_prepared(0, [replace(counted, at=10)], read_monotonic_ms=5_001)
+    assert names(take(table, at(LONG_AFTER, monotonic_ms=5_001)).asks) == ["a"]
+
+
+@pytest.mark.parametrize("is_read_back", [True, False])
+def test_interval_outlasts_no_life(*, is_read_back: bool) -> None:
+    """A minute of life by the monotonic clock, from the prepare that was read, or as old as it was when taken over."""
+    times = CheckTimes(interval_ms=3_600_000, max_lifetime_ms=60_000)
+    table, end_ms = read_back(times), 51_000
+    if not is_read_back:
+        table.set_ended(0, ["a"])
+        table.set_prepared(0, [make_transaction("a")], read_monotonic_ms=1_000)
+        end_ms = 61_000
+    table.set_prepared(0, [make_transaction("a", FIRST, check_times=2, at=9)], read_monotonic_ms=5_000)
+    (ask,) = take(table, at(T0 + 60_000, monotonic_ms=end_ms)).asks
+    table.set_postponed(ask, T0 + 60_001, was_tried=True)
+    assert take(table, at(T0 + 60_001, monotonic_ms=end_ms + 1)).parks == {0: {"a": MAX_LIFE}}
