@@ -11,7 +11,7 @@ from bridge.clock import SystemClock
 from bridge.core.errors import ConfigError, HaltKind, StoreError
 from bridge.core.op_message import LogTopics
 from bridge.core.topics import InternalTopics
-from bridge.giving_up import GivingUp, GivingUpPorts, Loss
+from bridge.giving_up import GivingUp, Loss
 from bridge.log_watch import REMEDY
 from bridge.seals import is_op_topic_empty, is_sealed, load_seals, start_seals
 from bridge.sql.engine import Database
@@ -40,7 +40,7 @@ async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[st
     async with open_stores(settings) as (kafka, database):
         seal_watch = SealWatch()
         owners = SealedOwnerStore(kafka.owners, topics.op, seal_watch)
-        giving_up = GivingUp(GivingUpPorts(kafka.store, owners, kafka.admin, database, clock), topics)
+        giving_up = GivingUp(kafka.store, owners, kafka.admin, database, clock, topics)
         is_new_key = not await is_sealed(database)
         if not is_new_key:
             await load_seals(database, seal_watch.seals)

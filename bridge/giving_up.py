@@ -65,17 +65,6 @@ class Loss:
     decided: Sequence[Unproven] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class GivingUpPorts:
-    """What an operator's command works with."""
-
-    store: MessageStore
-    owners: OwnerStore
-    admin: TopicAdmin
-    database: Database
-    clock: Clock
-
-
 class _Judged(NamedTuple):
     position: Position | None
     facts: LogFacts
@@ -85,8 +74,20 @@ class _Judged(NamedTuple):
 class GivingUp:
     """`survey` only reports; `act` does what it says, queue by queue, and can be repeated."""
 
-    def __init__(self, ports: GivingUpPorts, topics: InternalTopics) -> None:
-        self._ports = ports
+    def __init__(
+        self,
+        store: MessageStore,
+        owners: OwnerStore,
+        admin: TopicAdmin,
+        database: Database,
+        clock: Clock,
+        topics: InternalTopics,
+    ) -> None:
+        self._store = store
+        self._owners = owners
+        self._admin = admin
+        self._database = database
+        self._clock = clock
         self._topics = topics
 
     async def survey(self) -> list[Loss]:
@@ -100,8 +101,8 @@ class GivingUp:
         Missing topics have been made before. Raises StoreError and SqlUnavailable.
         """
         losses = [await self._give_up(queue_id, actor) for queue_id in range(self._topics.queues)]
-        known, now_ms = await identify(self._ports.admin, self._topics), self._ports.clock.now_ms()
-        await self._ports.database.run(partial(record_identity, topics=known, now_ms=now_ms))
+        known, now_ms = await identify(self._admin, self._topics), self._clock.now_ms()
+        await self._database.run(partial(record_identity, topics=known, now_ms=now_ms))
         return [loss for loss in losses if loss is not None]
 
     async def _give_up(self, queue_id: int, actor: str) -> Loss | None:
@@ -118,17 +119,17 @@ class GivingUp:
         if loss is None:
             return None
         await self._halt(loss)
-        await write_position(self._ports.owners, self._topics, queue_id, make)
+        await write_position(self._owners, self._topics, queue_id, make)
         for loss in found:
-            now_ms = self._ports.clock.now_ms()
-            await self._ports.database.run(partial(_record, loss=loss, actor=actor, now_ms=now_ms), _SQL_TIMEOUT_MS)
+            now_ms = self._clock.now_ms()
+            await self._database.run(partial(_record, loss=loss, actor=actor, now_ms=now_ms), _SQL_TIMEOUT_MS)
         return found[0] if found else None
 
     async def _halt(self, loss: Loss) -> None:
         """First of all: once the new position is written the log seems whole, and a repeat must still finish this."""
         detail = f"an operator is giving up what is lost ({loss.kind.value})"
-        halt = Halt(loss.queue_id, loss.kind, detail, self._ports.clock.now_ms())
-        await self._ports.database.run(partial(store_halt, halt=halt))
+        halt = Halt(loss.queue_id, loss.kind, detail, self._clock.now_ms())
+        await self._database.run(partial(store_halt, halt=halt))
 
     async def find_faults(self) -> dict[int, HaltKind]:
         """What is wrong, by queue, without looking for what is lost by it. Raises StoreError and SqlUnavailable."""
@@ -146,22 +147,22 @@ class GivingUp:
         return Loss(queue_id, kind, next_position, [*unproven, *open_ones], [u for u in decided if u not in open_ones])
 
     async def _judge(self, queue_id: int) -> "_Judged":
-        topics, ports = self._topics, self._ports
+        topics = self._topics
         names = (topics.half, topics.op, topics.parked)
-        found = await ports.admin.identify_topics(names)
+        found = await self._admin.identify_topics(names)
         log = LogTopics(*[topic.topic_id if (topic := found[name]) else "" for name in names])
         journal = await self._measure(topics.half, queue_id, log.half)
         op = await self._measure(topics.op, queue_id, log.op)
         position = (
-            await find_position(ports.store, ports.owners, topics, queue_id, is_last=True) if op.maximum else None
+            await find_position(self._store, self._owners, topics, queue_id, is_last=True) if op.maximum else None
         )
         facts = LogFacts(log, journal, op, await self._find_last_ms(queue_id, position, journal))
         return _Judged(position, facts, await self._find_kind(queue_id, position, facts))
 
     async def _find_kind(self, queue_id: int, position: Position | None, facts: LogFacts) -> HaltKind | None:
         """A stored halt counts although the log seems whole again; doubt about the op topic counts first."""
-        halts = await self._ports.database.read(read_halts)
-        known = await self._ports.database.read(partial(read_position, queue_id=queue_id))
+        halts = await self._database.read(read_halts)
+        known = await self._database.read(partial(read_position, queue_id=queue_id))
         if known is not None:
             witness = Witness(known[0].s, known[1].journal_topic_id, known[1].op_topic_id, op_next=known[0].op_next)
             facts = facts._replace(witnesses=(witness,))
@@ -190,7 +191,7 @@ class GivingUp:
                 first_new = offset + 1
             else:
                 waiting[half.transaction_id] = offset
-        projected = await self._ports.database.read(partial(find_known_ids, transaction_ids=waiting))
+        projected = await self._database.read(partial(find_known_ids, transaction_ids=waiting))
         return max([first_new, *[waiting[transaction_id] + 1 for transaction_id in projected]])
 
     async def _find_unprojected(self, queue_id: int) -> list[Unproven]:
@@ -202,7 +203,7 @@ class GivingUp:
             with suppress(MalformedRecord, UnknownRecordVersion):
                 t = decode_op(message.key.decode("latin-1"), message.value).transaction
                 last[t.transaction_id] = Unproven(t.transaction_id, t.group, t.state, t.half, None, t.blocked)
-        projected = await self._ports.database.read(partial(find_known_ids, transaction_ids=last))
+        projected = await self._database.read(partial(find_known_ids, transaction_ids=last))
         return [u for u in last.values() if u.transaction_id not in projected]
 
     async def _read_op_ids(self, queue_id: int) -> set[str]:
@@ -215,7 +216,7 @@ class GivingUp:
     async def _find_unproven(
         self, queue_id: int, kind: HaltKind, position: Position, journal: Span
     ) -> Sequence[Unproven]:
-        live = await self._ports.database.read(partial(read_live, queue_id=queue_id))
+        live = await self._database.read(partial(read_live, queue_id=queue_id))
         if kind is HaltKind.JOURNAL_GAP:
             gone = [u for u in live if u.state is TransactionState.PREPARED and u.queue_offset < journal.minimum]
             known = await self._read_op_ids(queue_id) if gone else set()
@@ -229,19 +230,19 @@ class GivingUp:
                 if offset < position.s and half.transaction_id not in found:
                     state, key = TransactionState.PREPARED, half.idempotency_key
                     waiting[half.transaction_id] = Unproven(half.transaction_id, half.group, state, offset, key)
-        projected = await self._ports.database.read(partial(find_known_ids, transaction_ids=waiting))
+        projected = await self._database.read(partial(find_known_ids, transaction_ids=waiting))
         return [*live, *[u for u in waiting.values() if u.transaction_id not in projected]]
 
     async def _measure(self, topic: str, queue_id: int, topic_id: str) -> Span:
         if not topic_id:
             return _GONE
-        offsets = await self._ports.store.get_offsets(MessageQueue(topic, queue_id))
+        offsets = await self._store.get_offsets(MessageQueue(topic, queue_id))
         return Span(offsets.minimum, offsets.maximum)
 
     async def _find_last_ms(self, queue_id: int, position: Position | None, journal: Span) -> int | None:
         if position is None or not journal.minimum < position.s <= journal.maximum:
             return None
-        last = await self._ports.store.get_each(MessageQueue(self._topics.half, queue_id), [position.s - 1])
+        last = await self._store.get_each(MessageQueue(self._topics.half, queue_id), [position.s - 1])
         return next((message.stored_ms for message in last.values()), None)
 
     async def _read_halves(self, queue_id: int, start: int) -> AsyncIterator[tuple[int, HalfMessage]]:
@@ -253,8 +254,8 @@ class GivingUp:
 
     async def _read(self, topic: str, queue_id: int, start: int = 0) -> AsyncIterator[StoredMessage]:
         queue = MessageQueue(topic, queue_id)
-        offsets = await self._ports.store.get_offsets(queue)
-        async for message in read_range(self._ports.owners, queue, max(start, offsets.minimum), offsets.maximum):
+        offsets = await self._store.get_offsets(queue)
+        async for message in read_range(self._owners, queue, max(start, offsets.minimum), offsets.maximum):
             yield message
 
 

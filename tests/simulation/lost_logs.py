@@ -25,7 +25,7 @@ from bridge.core.properties import TRANSACTION_ID_HEADER
 from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_parked, decode_record
 from bridge.core.transaction import TransactionState, is_transaction_id
-from bridge.giving_up import GivingUp, GivingUpPorts
+from bridge.giving_up import GivingUp
 from bridge.sql.engine import SqlUnavailable
 from bridge.sql.stats import read_stats
 from bridge.sql.tables import given_up
@@ -152,10 +152,10 @@ class LosingWorld(World):
         clock = NodeClock(self.clock, process)
         database = NodeDatabase(self.engine, process, clock, self.operating.sql_fate, Random(self.schedule.seed))
         owners = SealedOwnerStore(process.owners, self.topics.op, SealWatch(OpSeals(KEYRING)))
-        ports = GivingUpPorts(process.store, owners, process.admin, database, clock)
+        giving_up = GivingUp(process.store, owners, process.admin, database, clock, self.topics)
         while True:
             try:
-                await GivingUp(ports, self.topics).act("operator")
+                await giving_up.act("operator")
             except (StoreError, SqlUnavailable) as error:
                 self.story.tell("operator", f"cannot act: {error}")
                 await self.clock.sleep_ms(_AGAIN_MS)

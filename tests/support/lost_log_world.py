@@ -24,7 +24,7 @@ from typing import Any
 from bridge.core.message import Message
 from bridge.core.record import Resolution
 from bridge.core.topics import InternalTopics
-from bridge.giving_up import GivingUp, GivingUpPorts, Loss
+from bridge.giving_up import GivingUp, Loss
 from bridge.node import Backing, Node, NodeConfig, Roles
 from bridge.seals import load_seals, start_seals
 from bridge.service.contract import EndCall, Outcome, PrepareCall, Prepared, Refused
@@ -121,9 +121,10 @@ class LostLogWorld:
         process, seal_watch = self.memory.start_process("operator"), SealWatch()
         await load_seals(self.database, seal_watch.seals)
         owners = SealedOwnerStore(process.owners, self.topics.op, seal_watch)
-        ports = GivingUpPorts(process.store, owners, process.admin, self.database, self.memory.clock)
         await create_missing(process.admin, self.topics)
-        return await GivingUp(ports, self.topics).act("operator")
+        clock = self.memory.clock
+        giving_up = GivingUp(process.store, owners, process.admin, self.database, clock, self.topics)
+        return await giving_up.act("operator")
 
     def lose(self, name: str) -> None:
         """Deletes a topic."""

@@ -8,7 +8,7 @@ import pytest
 from api.cli.examinations import make_void
 from bridge.core.errors import HaltKind
 from bridge.core.message import Message, MessageQueue
-from bridge.giving_up import GivingUp, GivingUpPorts
+from bridge.giving_up import GivingUp
 from bridge.sql.engine import SqlUnavailable
 from bridge.sql.identity import Halt, clear_halt, read_halts, store_halt
 from tests.support.projector_world import ProjectorWorld, make_projector_world
@@ -28,7 +28,7 @@ def recreate(world: ProjectorWorld, name: str) -> None:
 
 def make_giving_up(world: ProjectorWorld) -> GivingUp:
     ports = world.make_projector("operator").ports
-    return GivingUp(GivingUpPorts(ports.store, ports.owners, ports.admin, world.database, ports.clock), world.topics)
+    return GivingUp(ports.store, ports.owners, ports.admin, world.database, ports.clock, world.topics)
 
 
 @pytest.mark.parametrize(("lost", "kind"), [("op", HaltKind.NO_POSITION), ("half", HaltKind.OTHER_JOURNAL)])
@@ -137,7 +137,7 @@ def test_queue_that_was_added_begins_with_nothing_given_up(database_url: str) ->
         for name in (world.topics.half, world.topics.op):
             world.settlers.memory.cluster.log.add_queues(name, 2)
         ports, topics = world.make_projector("operator").ports, replace(world.topics, queues=2)
-        giving_up = GivingUp(GivingUpPorts(ports.store, ports.owners, ports.admin, world.database, ports.clock), topics)
+        giving_up = GivingUp(ports.store, ports.owners, ports.admin, world.database, ports.clock, topics)
         (loss,) = await giving_up.act("operator")
         assert (loss.queue_id, loss.kind, loss.unproven) == (1, HaltKind.NO_POSITION, [])
         assert await giving_up.find_faults() == {}
