@@ -213,6 +213,7 @@ def test_leased_endpoints_are_audited_once(tmp_path: Path) -> None:
                 "producer-group.put",
             ]
             assert audit.entries[1].after == {"url": url, "lease_ms": 60_000}
+            assert (audit.entries[0].before, audit.entries[0].after) == ({"url": url}, None)
 
     world.run(story())
 
