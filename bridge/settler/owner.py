@@ -226,7 +226,7 @@ class OwnedQueue(QueueOwner):
         """Keeps journal time going while nothing is appended, or O would stay behind until retention passes it."""
         self._end.follow(self.state.s)
         self.state.pass_time(self._end.read_through_ms)
-        if is_idle and self.now_ms() - self.state.journal_ms > self._config.idle_note_ms:
+        if is_idle and not self._end.is_asked and self.now_ms() - self.state.journal_ms > self._config.idle_note_ms:
             self._end.ask()
 
     # --- deciding and writing ---

@@ -1,8 +1,9 @@
 """Refusals that are the same wherever they are given."""
 
 from bridge.core.transaction import TransactionState, TransactionView
-from bridge.service.answers import refuse_given_up, refuse_missing
-from bridge.service.contract import Outcome, RefusalCode
+from bridge.service.answers import refuse_given_up, refuse_missing, refuse_put
+from bridge.service.contract import Outcome, RefusalCode, Refused
+from bridge.store.message_store import PutResult, PutStatus, Refusal
 
 ID = "0" * 28
 LOST_MS = 1_750_000_000_000
@@ -25,3 +26,10 @@ def test_unknown_one_was_not_changed() -> None:
     refused = refuse_missing(ID)
     assert (refused.code, refused.outcome) == (RefusalCode.UNKNOWN_TRANSACTION, Outcome.NOT_APPLIED)
     assert (refused.transaction_id, refused.state) == (ID, None)
+
+
+def test_put_into_a_halted_queue_says_why_and_of_which() -> None:
+    """An operator is needed: there is no hurry to try again."""
+    halted = PutResult(PutStatus.REFUSED, refusal=Refusal.HALTED, detail="the log was lost")
+    expected = Refused(RefusalCode.UNAVAILABLE, "the log was lost", transaction_id=ID, retry_after_s=10)
+    assert refuse_put(halted, ID) == expected

@@ -8,6 +8,7 @@ from typing import TypeVar
 from sqlalchemy import Connection
 
 from bridge.core.message import Message, MessageQueue
+from bridge.service.contract import RefusalCode
 from bridge.service.journal import Deadline, EndOffsets
 from bridge.service.reads import CurrentReads, Freshness, ProjectionPositions
 from bridge.sql.engine import InlineDatabase
@@ -101,5 +102,7 @@ def test_unreachable_log_or_database_is_not_behind(tmp_path: Path) -> None:
         await world.sleep(100)
         world.database.is_down = True
         assert (await task).currency is Freshness.UNREACHABLE
+        missing = await reads.refuse_missing("0" * 28)
+        assert (missing.code, missing.transaction_id) == (RefusalCode.UNAVAILABLE, "0" * 28)
 
     world.run(story())

@@ -116,9 +116,26 @@ def test_each_call_of_a_list_has_its_own_answer(tmp_path: Path) -> None:
             assert pointers == ["/producer_group", "/actor", "/reason"]
             ends = [record for record in await world.journal() if isinstance(record, EndRecord)]
             assert [end.transaction_id for end in ends] == [first, first, second, NOBODY]
-            await world.sleep(200_000)  # its settler forgets the transaction
+            await world.sleep(200_000)
+            await prepare(world, api)  # now its settler forgets the transaction
+            await world.sleep(1_000)
             [thief] = await api.transactions.end([EndCall(first, COMMIT, "thief")])
             assert thief == refused[1]
+
+    world.run(story())
+
+
+def test_end_whose_answer_could_not_be_heard_is_refused(tmp_path: Path) -> None:
+    """Before anything is appended, so nothing was done."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        api = world.make_process()
+        [refused] = await api.transactions.end([EndCall(NOBODY, COMMIT)])
+        assert isinstance(refused, Refused)
+        assert (refused.code, refused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
+        assert (refused.transaction_id, refused.retry_after_s) == (NOBODY, 1)
+        assert await world.journal() == []
 
     world.run(story())
 

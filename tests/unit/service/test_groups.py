@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import pytest
+
 from bridge.core.check_rules import CheckTimes, GroupSettings
 from bridge.core.record import Resolution
 from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
 from bridge.service.groups import MAX_LEASED_ENDPOINTS, EndpointRegistered, GroupSaved
 from bridge.service.operate import Who
 from bridge.service.search import AuditList
+from bridge.sql.engine import SqlUnavailable
 from bridge.sql.groups import GroupHealth
 from tests.support.service_world import make_service_world
 
@@ -109,6 +112,35 @@ def test_delete_waits_for_what_is_pending(tmp_path: Path) -> None:
     world.run(story())
 
 
+@pytest.mark.parametrize(("is_unknown", "outcome"), [(True, Outcome.UNKNOWN), (False, Outcome.NOT_APPLIED)])
+def test_write_that_the_database_breaks_off_is_unknown_only_if_it_may_have_been_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_unknown: bool, outcome: Outcome
+) -> None:
+    """A COMMIT without an answer; all else changed nothing."""
+    world = make_service_world(tmp_path)
+
+    async def break_off(*_: object, **__: object) -> None:
+        raise SqlUnavailable("gone", is_outcome_unknown=is_unknown)
+
+    async def story() -> None:
+        async with world.serving() as api, world.projecting():
+            groups, url = api.groups, "https://a.example"
+            await groups.put("shop", SLOW, [], WHO)
+            monkeypatch.setattr(world.database, "run", break_off)
+            for answer in (
+                await groups.put("shop", SLOW, [url], WHO),
+                await groups.delete("shop", WHO),
+                await groups.rotate_secret("shop", WHO),
+                await groups.register_endpoint("shop", url, 1_000, WHO),
+                await groups.remove_endpoint("shop", url, WHO),
+            ):
+                assert isinstance(answer, Refused)
+                assert (answer.code, answer.outcome) == (RefusalCode.UNAVAILABLE, outcome)
+                assert answer.retry_after_s == 1
+
+    world.run(story())
+
+
 def test_list_is_in_the_order_of_names(tmp_path: Path) -> None:
     """With health; a page goes on after a name."""
     world = make_service_world(tmp_path)
@@ -181,6 +213,7 @@ def test_leased_endpoints_are_audited_once(tmp_path: Path) -> None:
                 "producer-group.put",
             ]
             assert audit.entries[1].after == {"url": url, "lease_ms": 60_000}
+            assert (audit.entries[0].before, audit.entries[0].after) == ({"url": url}, None)
 
     world.run(story())
 

@@ -198,6 +198,10 @@ def test_unknown_groups_are_created_or_refused(tmp_path: Path) -> None:
             assert isinstance(refused, Refused)
             assert refused.code is RefusalCode.UNKNOWN_PRODUCER_GROUP
             assert isinstance(known, Prepared)
+            world.database.is_down = True
+            for answer in await api.transactions.prepare([world.call(group="newer"), world.call(group="newest")]):
+                assert isinstance(answer, Refused)
+                assert (answer.code, answer.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
 
     world.run(story())
 

@@ -295,6 +295,25 @@ def test_status_and_consume_offset_show_how_a_queue_stands() -> None:
     world.settlers.run(story())
 
 
+def test_successor_of_an_idle_queue_knows_its_journal_time() -> None:
+    """From the last record that was decided, although it has none to read (T)."""
+    world = make_settler_world()
+
+    async def story() -> None:
+        async with world.settling("first"):
+            await world.prepare("a", Message("credits", None, b"v"))
+            last_ms = (await world.rollback("a")).stored_ms
+            await world.settled()
+        await world.memory.clock.sleep_ms(10_000)
+        async with world.settling("second"):
+            while not (status := world.settlers["second"].status.get(0)) or status.hold is not Hold.OWNED:
+                await world.memory.clock.sleep_ms(10)
+            await world.memory.clock.sleep_ms(1_000)
+            assert status.journal_ms == last_ms
+
+    world.run(story())
+
+
 class BrokenQueue(NoFaults):
     """Whoever fences queue 0 meets a bug."""
 

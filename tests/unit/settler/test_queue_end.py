@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+import pytest
+
 from bridge.clock import KafkaTime
 from bridge.core.errors import StoreTimeout
 from bridge.core.message import Message, MessageQueue
@@ -11,6 +13,7 @@ from bridge.settler.ports import QueueEnd
 from bridge.store.memory.store import MemoryStore
 from bridge.store.message_store import QueueOffsets
 from tests.support.memory_world import MemoryWorld, make_memory_world
+from tests.support.settler_world import make_settler_world
 
 QUEUE = MessageQueue("orders", 0)
 
@@ -106,3 +109,25 @@ def test_closed_one_notes_nothing_more() -> None:
         assert await followed.follow(3) == 0
 
     followed.run(story())
+
+
+def test_idle_owner_asks_for_its_end_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that journal time goes on; more would be requests of every queue for nothing."""
+    world, get_offsets, asked = make_settler_world(), MemoryStore.get_offsets, 0
+
+    async def count(store: MemoryStore, queue: MessageQueue) -> QueueOffsets:
+        nonlocal asked
+        asked += queue.topic == world.topics.half
+        return await get_offsets(store, queue)
+
+    async def story() -> None:
+        nonlocal asked
+        async with world.settling():
+            await world.memory.clock.sleep_ms(60_000)
+            before_ms, asked = world.settlers["settler"].status[0].journal_ms, 0
+            await world.memory.clock.sleep_ms(600_000)
+            assert 8 <= asked <= 11
+            assert world.settlers["settler"].status[0].journal_ms - before_ms >= 530_000
+
+    monkeypatch.setattr(MemoryStore, "get_offsets", count)
+    world.run(story())
