@@ -19,7 +19,6 @@ from api.web.app import create_app
 from api.web.health import make_readiness
 from api.web.limits import HttpLimits
 from api.web.metrics import register_gauges
-from api.web.parse import MessageLimits
 from api.web.server import ApiServer, ServeConfig, fit_connections, stop_at_signals
 from api.web.services import Services, TransactionCalls
 from bridge.clock import SystemClock
@@ -234,8 +233,8 @@ class _Process:
                 receive_s=http.receive_seconds,
                 in_flight=min(limits.requests_in_flight, max(1, connections // 2)),
                 in_flight_bytes=limits.in_flight_bytes,
+                headers_per_message=limits.headers_per_message,
             ),
-            message_limits=MessageLimits(limits.message_bytes, limits.headers_per_message),
             turns=node.turns,
         )
         register_gauges(services.registry, node)

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from api.web.parse import MessageLimits, parse_prepare_batch, parse_resolutions
+from api.web.parse import parse_prepare_batch, parse_resolutions
 from api.web.transactions import show_all
 from bridge.clock import SystemClock
 from bridge.core.message import Message, MessageQueue, Receipt, StoredMessage
@@ -115,7 +115,7 @@ async def measure(folder: Path, transactions: int) -> dict[str, float]:
     follower = asyncio.create_task(service.follower.run_forever())
     while not service.is_ready:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0.01)
-    raw, limits = make_prepares(), MessageLimits()
+    raw, max_headers = make_prepares(), 64
     spent = dict.fromkeys(("parse", "prepare", "show", "parse_ends", "end", "show_ends"), 0.0)
 
     def note(stage: str, since: float) -> float:
@@ -123,11 +123,11 @@ async def measure(folder: Path, transactions: int) -> dict[str, float]:
         spent[stage] += now - since
         return now
 
-    await service.transactions.prepare([c for c in parse_prepare_batch(raw, limits) if isinstance(c, PrepareCall)])
+    await service.transactions.prepare([c for c in parse_prepare_batch(raw, max_headers) if isinstance(c, PrepareCall)])
     gc.collect()
     for _ in range(transactions // SIZE):
         at = time.process_time()
-        calls = [call for call in parse_prepare_batch(raw, limits) if isinstance(call, PrepareCall)]
+        calls = [call for call in parse_prepare_batch(raw, max_headers) if isinstance(call, PrepareCall)]
         at = note("parse", at)
         prepared = await service.transactions.prepare(calls)
         at = note("prepare", at)

@@ -11,9 +11,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from api.web.bodies import MAX_BATCH, MAX_MESSAGES, Message, Prepare, PrepareBatch, ResolutionItem, Resolutions
 from api.web.json import WINDOW, read_strict_in_steps
 from api.web.parse import (
-    MessageLimits,
     NoncedEnd,
-    check_call,
     decode_body,
     make_call,
     make_message,
@@ -58,15 +56,15 @@ def body_in_steps(raw: bytes, decoder: "msgspec.json.Decoder[T]") -> Steps[T]:
 
 
 def prepare_in_steps(
-    raw: bytes, limits: MessageLimits, *, header_key: str | None = None, is_published: bool = False
+    raw: bytes, max_headers: int, *, header_key: str | None = None, is_published: bool = False
 ) -> Steps[PrepareCall]:
     """As `parse_prepare`."""
     compact = yield from read_strict_in_steps(raw, most=(MAX_MESSAGES,))
-    return (yield from _make_prepare(compact, limits, header_key, is_published=is_published))
+    return (yield from _make_prepare(compact, max_headers, header_key, is_published=is_published))
 
 
 def prepare_batch_in_steps(
-    raw: bytes, limits: MessageLimits, *, is_published: bool = False
+    raw: bytes, max_headers: int, *, is_published: bool = False
 ) -> Steps[list[PrepareCall | Problem]]:
     """As `parse_prepare_batch`."""
     compact = yield from read_strict_in_steps(raw, most=(MAX_BATCH, MAX_MESSAGES))
@@ -74,7 +72,7 @@ def prepare_batch_in_steps(
     pace = Pace(WINDOW)
     for index, item in enumerate(decode_body(compact, _batch).transactions):
         try:
-            calls.append((yield from _make_prepare(item, limits, None, is_published=is_published)))
+            calls.append((yield from _make_prepare(item, max_headers, None, is_published=is_published)))
         except Rejected as rejected:
             calls.append(rejected.problem.at(f"/transactions/{index}"))
         if pace.spend(len(memoryview(item))):
@@ -103,32 +101,31 @@ def resolution_in_steps(raw: bytes) -> Steps[EndCall | NoncedEnd]:
 
 
 def _make_prepare(
-    raw: bytes | Raw, limits: MessageLimits, header_key: str | None, *, is_published: bool
+    raw: bytes | Raw, max_headers: int, header_key: str | None, *, is_published: bool
 ) -> Steps[PrepareCall]:
     """First the shape of everything, as where it is read at once: of several faults the same one is reported."""
     body = decode_body(raw, _prepare_parts)
     read: list[Message] = []
     pace = Pace(WINDOW)
     for index, part in enumerate(body.messages):
-        read.append(_read_message(part, limits, index))
+        read.append(_read_message(part, max_headers, index))
         if pace.spend(len(memoryview(part))):
             yield
-    check_call(body)
     messages: list[core.Message] = []
     for index, message in enumerate(read):
-        messages.append(make_message(message, limits, index))
+        messages.append(make_message(message, max_headers, index))
         if pace.spend(len(memoryview(body.messages[index]))):
             yield
     return make_call(body, messages, header_key, is_published=is_published)
 
 
-def _read_message(raw: Raw, limits: MessageLimits, index: int) -> Message:
+def _read_message(raw: Raw, max_headers: int, index: int) -> Message:
     try:
         if len(memoryview(raw)) > WINDOW:
             parts = decode_body(raw, _message_parts)
             for where, headers in (("/headers", parts.headers), ("/headers_base64", parts.headers_base64)):
-                if isinstance(headers, Raw) and _count_quotes(bytes(headers)) > _QUOTES_A_HEADER * limits.headers:
-                    raise refuse_headers(where, limits)
+                if isinstance(headers, Raw) and _count_quotes(bytes(headers)) > _QUOTES_A_HEADER * max_headers:
+                    raise refuse_headers(where, max_headers)
         return decode_body(raw, _message)
     except Rejected as rejected:
         raise Rejected(rejected.problem.at(f"/messages/{index}")) from None

@@ -129,6 +129,7 @@ class HttpLimits:
     receive_s: float = 10.0
     in_flight: int = 2_000
     in_flight_bytes: int = 256 * 1024 * 1024
+    headers_per_message: int = 64
     page: int = 500
     wait_s: float = 10.0
 

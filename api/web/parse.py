@@ -29,7 +29,6 @@ from api.web.json import MAX_DEPTH, escape_pointer, read_strict
 from api.web.problems import (
     INVALID_REQUEST,
     INVALID_TIMESTAMP,
-    MESSAGE_TOO_LARGE,
     Problem,
     Rejected,
     invalid,
@@ -37,14 +36,13 @@ from api.web.problems import (
 )
 from bridge.core.check_rules import is_group_name
 from bridge.core.message import BY_KEY, Header, Message
-from bridge.core.properties import NUL, RESERVED_HEADERS, is_property_text
+from bridge.core.properties import find_bad_header, is_property_text
 from bridge.core.record import Resolution
 from bridge.core.transaction import is_transaction_id
 from bridge.service.contract import EndCall, PrepareCall
 
 T = TypeVar("T")
 
-_IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,200}")
 _NAMED_FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(.*)`$", re.DOTALL)
 _WORDS = {"COMMIT": Resolution.COMMIT, "ROLLBACK": Resolution.ROLLBACK, "UNKNOWN": Resolution.UNKNOWN}
 _JSON_WORDS = {"`str`": "`string`", "`int`": "`integer`", "`float`": "`number`", "`bool`": "`boolean`"}
@@ -56,14 +54,6 @@ _end = msgspec.json.Decoder(EndTransaction)
 _resolution = msgspec.json.Decoder(ResolutionItem)
 _resolutions = msgspec.json.Decoder(Resolutions)
 _text = msgspec.json.Decoder(str)
-
-
-@dataclass(frozen=True, slots=True)
-class MessageLimits:
-    """What one message may be, whatever its topic takes."""
-
-    message_bytes: int = 1_048_576
-    headers: int = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +70,14 @@ def parse_body(raw: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
 
 
 def parse_prepare(
-    raw: bytes, limits: MessageLimits, *, header_key: str | None = None, is_published: bool = False
+    raw: bytes, max_headers: int, *, header_key: str | None = None, is_published: bool = False
 ) -> PrepareCall:
     """A prepare, or a publish. `header_key`: the `Idempotency-Key` header. Raises Rejected."""
     body = read_plain_prepare(raw) or decode_body(read_strict(raw), _prepare)
-    return _make_prepare(body, limits, header_key, is_published=is_published)
+    return _make_prepare(body, max_headers, header_key, is_published=is_published)
 
 
-def parse_prepare_batch(
-    raw: bytes, limits: MessageLimits, *, is_published: bool = False
-) -> list[PrepareCall | Problem]:
+def parse_prepare_batch(raw: bytes, max_headers: int, *, is_published: bool = False) -> list[PrepareCall | Problem]:
     """Every transaction of a batch, or what is wrong with it. Raises Rejected if it is no batch."""
     calls: list[PrepareCall | Problem] = []
     items: Sequence[Prepare | msgspec.Raw] = (
@@ -98,7 +86,7 @@ def parse_prepare_batch(
     for index, item in enumerate(items):
         try:
             body = item if isinstance(item, Prepare) else decode_body(item, _prepare)
-            calls.append(_make_prepare(body, limits, None, is_published=is_published))
+            calls.append(_make_prepare(body, max_headers, None, is_published=is_published))
         except Rejected as rejected:
             calls.append(rejected.problem.at(f"/transactions/{index}"))
     return calls
@@ -172,27 +160,18 @@ def _violation(what: str, path: str) -> Rejected:
     return invalid(pointer, what[:_MAX_DETAIL])
 
 
-def _make_prepare(body: Prepare, limits: MessageLimits, header_key: str | None, *, is_published: bool) -> PrepareCall:
-    check_call(body)
-    messages = [make_message(message, limits, index) for index, message in enumerate(body.messages)]
+def _make_prepare(body: Prepare, max_headers: int, header_key: str | None, *, is_published: bool) -> PrepareCall:
+    messages = [make_message(message, max_headers, index) for index, message in enumerate(body.messages)]
     return make_call(body, messages, header_key, is_published=is_published)
 
 
-def check_call(body: Prepare) -> None:
-    """Raises Rejected for a name or key that cannot be."""
-    check_group(body.producer_group, "/producer_group")
-    if body.ordering_key is not None:
-        check_property(body.ordering_key, "/ordering_key")
-
-
 def make_call(body: Prepare, messages: list[Message], header_key: str | None, *, is_published: bool) -> PrepareCall:
-    """A checked prepare with its messages. Raises Rejected for its idempotency key."""
-    is_keyed = body.idempotency_key is not None or header_key is not None
+    """A prepare with its messages. Raises Rejected for two idempotency keys."""
     return PrepareCall(
         body.producer_group,
         messages,
         body.ordering_key,
-        _idempotency_key(body.idempotency_key, header_key) if is_keyed else None,
+        body.idempotency_key if header_key is None else _one_key(body.idempotency_key, header_key),
         body.check_immunity_seconds,
         body.max_checks,
         body.max_lifetime_seconds,
@@ -200,24 +179,20 @@ def make_call(body: Prepare, messages: list[Message], header_key: str | None, *,
     )
 
 
-def _idempotency_key(in_body: str | None, in_header: str | None) -> str | None:
-    if in_body is not None and in_header is not None and in_body != in_header:
+def _one_key(in_body: str | None, in_header: str) -> str:
+    if in_body is not None and in_body != in_header:
         raise reject(
             INVALID_REQUEST,
             "two idempotency keys",
             ("/idempotency_key", "differs from the header Idempotency-Key"),
         )
-    key = in_header if in_body is None else in_body
-    if key is not None and _IDEMPOTENCY_KEY.fullmatch(key) is None:
-        raise invalid("/idempotency_key", "1..200 printable ASCII characters")
-    return key
+    return in_header
 
 
-def make_message(body: MessageBody, limits: MessageLimits, index: int) -> Message:
+def make_message(body: MessageBody, max_headers: int, index: int) -> Message:
     """Message number `index` of a prepare. Raises Rejected."""
     try:
-        key, value, headers = _key(body), _value(body), _headers(body, limits)
-        _check_size(key, value, headers, limits)
+        key, value, headers = _key(body), _value(body), _headers(body, max_headers)
         if body.timestamp_ms is not None and body.timestamp_ms <= 0:
             raise reject(INVALID_TIMESTAMP, "timestamp_ms is not above 0", ("/timestamp_ms", "must be above 0"))
     except Rejected as rejected:
@@ -245,37 +220,36 @@ def _value(body: MessageBody) -> bytes | None:
     return None if raw == b"null" else raw
 
 
-def _headers(body: MessageBody, limits: MessageLimits) -> Sequence[Header]:
+def _headers(body: MessageBody, max_headers: int) -> Sequence[Header]:
     if body.headers is UNSET and body.headers_base64 is UNSET:
         return ()
     if body.headers is not UNSET and body.headers_base64 is not UNSET:
         raise invalid("/headers_base64", "headers and headers_base64 are both given")
     if not isinstance(body.headers_base64, msgspec.UnsetType):
-        pairs = _pairs(body.headers_base64, "/headers_base64", limits)
+        pairs = _pairs(body.headers_base64, "/headers_base64", max_headers)
+        if (fault := find_bad_header(pairs)) is not None:  # looked for here too, for the member's own name
+            raise invalid("/headers_base64", fault)
         return [
             (name, None if text is None else parse_base64(text, f"/headers_base64/{n}"))
             for n, (name, text) in enumerate(pairs)
         ]
     if isinstance(body.headers, msgspec.UnsetType):
         return ()
-    return [(name, None if text is None else text.encode()) for name, text in _pairs(body.headers, "/headers", limits)]
+    return [
+        (name, None if text is None else text.encode()) for name, text in _pairs(body.headers, "/headers", max_headers)
+    ]
 
 
-def _pairs(headers: Headers, where: str, limits: MessageLimits) -> Sequence[tuple[str, str | None]]:
+def _pairs(headers: Headers, where: str, max_headers: int) -> Sequence[tuple[str, str | None]]:
     pairs = list(headers.items()) if isinstance(headers, dict) else headers
-    if len(pairs) > limits.headers:
-        raise refuse_headers(where, limits)
-    for name, _ in pairs:
-        if name in RESERVED_HEADERS:
-            raise invalid(where, f"the header name {name} is reserved")
-        if NUL in name:  # it would arrive cut off, and could be a reserved one then
-            raise invalid(where, "the byte 0x00 is not allowed in a header name")
+    if len(pairs) > max_headers:
+        raise refuse_headers(where, max_headers)
     return pairs
 
 
-def refuse_headers(where: str, limits: MessageLimits) -> Rejected:
+def refuse_headers(where: str, max_headers: int) -> Rejected:
     """There are too many."""
-    return invalid(where, f"more than {limits.headers} headers")
+    return invalid(where, f"more than {max_headers} headers")
 
 
 def parse_base64(text: str, where: str) -> bytes:
@@ -284,15 +258,6 @@ def parse_base64(text: str, where: str) -> bytes:
         return binascii.a2b_base64(text, strict_mode=True)
     except ValueError:
         raise invalid(where, "not base64 (RFC 4648 section 4, padded)") from None
-
-
-def _check_size(key: bytes | None, value: bytes | None, headers: Sequence[Header], limits: MessageLimits) -> None:
-    size = (len(key) if key else 0) + (len(value) if value else 0)
-    for name, text in headers:
-        size += len(name.encode()) + len(text or b"")
-    if size > limits.message_bytes:
-        detail = f"key, value and headers have {size} bytes, the limit is {limits.message_bytes}"
-        raise reject(MESSAGE_TOO_LARGE, detail, ("", detail))
 
 
 def make_resolution(body: ResolutionItem) -> EndCall | NoncedEnd:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry
 
 from api.web.limits import HttpLimits
-from api.web.parse import MessageLimits
 from bridge.clock import SystemClock
 from bridge.service.claims import ClaimService
 from bridge.service.groups import GroupService
@@ -44,6 +43,5 @@ class Services:
     readiness: Mapping[str, ReadinessCheck] = field(default_factory=dict)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     limits: HttpLimits = field(default_factory=HttpLimits)
-    message_limits: MessageLimits = field(default_factory=MessageLimits)
     now_ms: Callable[[], int] = SystemClock().now_ms
     turns: Turns = field(default_factory=Turns)

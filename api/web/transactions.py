@@ -208,12 +208,12 @@ async def prepare_one(request: ApiRequest, *, is_published: bool) -> HttpAnswer:
     raw = await json_body(request)
     header_key = idempotency_key(request.headers)
     services = request.services
-    limits = services.message_limits
+    max_headers = services.limits.headers_per_message
     if len(raw) > LARGE_BYTES:
-        steps = prepare_in_steps(raw, limits, header_key=header_key, is_published=is_published)
+        steps = prepare_in_steps(raw, max_headers, header_key=header_key, is_published=is_published)
         call = await services.turns.run(steps)
     else:
-        call = parse_prepare(raw, limits, header_key=header_key, is_published=is_published)
+        call = parse_prepare(raw, max_headers, header_key=header_key, is_published=is_published)
     (answer,) = await services.transactions.prepare([call], patience_of(request).wait_ms)
     if isinstance(answer, Refused):
         raise refuse(answer)
@@ -225,7 +225,7 @@ async def prepare_all(request: ApiRequest, *, is_published: bool) -> HttpAnswer 
     if idempotency_key(request.headers) is not None:
         raise invalid("?Idempotency-Key", "belongs into each transaction of a batch")
     wait_ms, services = patience_of(request).wait_ms, request.services
-    limits = services.message_limits
+    max_headers = services.limits.headers_per_message
 
     async def answer(calls: Sequence[PrepareCall | Problem], pointer: str) -> list[bytes]:
         return await answer_each(request, calls, pointer, lambda right: services.transactions.prepare(right, wait_ms))
@@ -234,8 +234,8 @@ async def prepare_all(request: ApiRequest, *, is_published: bool) -> HttpAnswer 
         calls = await parse_lines(
             services.turns,
             lines,
-            lambda line: parse_prepare(line, limits, is_published=is_published),
-            lambda line: prepare_in_steps(line, limits, is_published=is_published),
+            lambda line: parse_prepare(line, max_headers, is_published=is_published),
+            lambda line: prepare_in_steps(line, max_headers, is_published=is_published),
         )
         return await answer(calls, "")
 
@@ -243,9 +243,9 @@ async def prepare_all(request: ApiRequest, *, is_published: bool) -> HttpAnswer 
         return LinesAnswer(request, answer_lines)
     raw = await request.body()
     if len(raw) > LARGE_BYTES:
-        calls = await services.turns.run(prepare_batch_in_steps(raw, limits, is_published=is_published))
+        calls = await services.turns.run(prepare_batch_in_steps(raw, max_headers, is_published=is_published))
     else:
-        calls = parse_prepare_batch(raw, limits, is_published=is_published)
+        calls = parse_prepare_batch(raw, max_headers, is_published=is_published)
     del raw
     return join(await answer(calls, "/transactions/{}"))
 

@@ -1,7 +1,7 @@
 """RocketMQ's property map in RocketMQ's own encoding, and the size of a message as a Kafka record."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from bridge.core.errors import MalformedRecord
 from bridge.core.message import Header, Message, StoredMessage
@@ -61,6 +61,18 @@ ID_HEADER_BYTES = _HEADER_OVERHEAD_BYTES + len(TRANSACTION_ID_HEADER) + TRANSACT
 BATCH_HEADER_BYTES = 61
 _FIXED_BYTES = 3  # attributes, and the distances in time and offset from the batch's first record
 _ID_HEADER: Header = (TRANSACTION_ID_HEADER, bytes(TRANSACTION_ID_LENGTH))
+
+
+def find_bad_header(headers: Iterable[tuple[str, object]]) -> str | None:
+    """What is wrong with the first header that no message may have; None if there is no such header."""
+    for name, _ in headers:
+        if name in RESERVED_HEADERS:
+            return f"the header name {name} is reserved"
+        if NUL in name:  # it would arrive cut off, and could be a reserved one then
+            return "the byte 0x00 is not allowed in a header name"
+        if not (name.isascii() or is_property_text(name)):
+            return f"header name {name!r} cannot be used"
+    return None
 
 
 def count_body_bytes(message: Message) -> int:

@@ -1,13 +1,14 @@
 """What is refused at the door: before anything is written, and before the caller commits anything."""
 
-from collections.abc import Collection, Iterable, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import structlog
 
 from bridge.clock import Clock
 from bridge.core.check_rules import is_group_name
 from bridge.core.message import Message
-from bridge.core.properties import NUL, RESERVED_HEADERS, count_body_bytes, is_property_text
+from bridge.core.properties import count_body_bytes, find_bad_header, is_property_text
 from bridge.fault_points import FaultPoint, reach
 from bridge.service.answers import refuse_unavailable
 from bridge.service.contract import Limits, PrepareCall, RefusalCode, Refused
@@ -19,6 +20,8 @@ from bridge.sql.stats import count_pending
 from bridge.turns import Pace, Turns
 
 _LOG = structlog.get_logger()
+
+_is_key = re.compile(r"[\x20-\x7e]{1,200}").fullmatch
 
 
 class PendingGauge:
@@ -57,7 +60,7 @@ STEP_COST, _MESSAGE_COST = 64 * 1024, 256  # in bytes of values: what is looked 
 
 
 class Admission:
-    """Checks prepares. What learns does the I/O for many calls at once, `check` none."""
+    """Checks prepares; what has to be looked up is looked up for many calls at once."""
 
     def __init__(
         self,
@@ -78,17 +81,33 @@ class Admission:
 
     async def refuse(self, calls: Sequence[PrepareCall], deadline: Deadline) -> Sequence[Refused | None]:
         """Why calls are refused, by place. Groups last: a refused call makes none."""
+        refused = await self._in_turns(self._check_content, calls)
         if self._pending.is_full:
-            return [refuse_unavailable("too many transactions are pending")] * len(calls)
-        await self._learn_topics(calls, deadline)
-        pace, refused = Pace(STEP_COST), []
-        for call in calls:
-            refused.append(self.check(call))
-            if pace.spend(find_cost(call)):
-                await self.turns.take()
+            full = refuse_unavailable("too many transactions are pending")
+            return [refusal or full for refusal in refused]
+        left = [call for call, refusal in zip(calls, refused, strict=True) if refusal is None]
+        await self._learn_topics(left, deadline)
+        found = iter(await self._in_turns(self._check_destinations, left))
+        refused = [refusal or next(found) for refusal in refused]
         groups = {call.group for call, refusal in zip(calls, refused, strict=True) if refusal is None}
         refused_groups = await self._learn_groups(groups, deadline)
         return [refusal or refused_groups.get(call.group) for call, refusal in zip(calls, refused, strict=True)]
+
+    async def _in_turns(
+        self, check: Callable[[PrepareCall], Refused | None], calls: Iterable[PrepareCall]
+    ) -> list[Refused | None]:
+        pace, refused = Pace(STEP_COST), []
+        for call in calls:
+            refused.append(check(call))
+            if pace.spend(find_cost(call)):
+                await self.turns.take()
+        return refused
+
+    def _check_content(self, call: PrepareCall) -> Refused | None:
+        return refuse_call(call, self.limits, is_known=self.directory.get(call.group) is not None)
+
+    def _check_destinations(self, call: PrepareCall) -> Refused | None:
+        return self._destinations.check(call.messages)
 
     async def _learn_topics(self, calls: Sequence[PrepareCall], deadline: Deadline) -> None:
         """Looks up topics that are not known. Groups that are not known count as one: anybody can invent them."""
@@ -96,35 +115,11 @@ class Admission:
         groups = {group: group if self.directory.get(group) else "" for group, _ in wanted}
         await self._destinations.learn([(groups[group], topic) for group, topic in wanted], deadline)
 
-    def check(self, call: PrepareCall) -> Refused | None:
-        """Why the call is refused; None if nothing speaks against it."""
-        limits, messages = self.limits, call.messages
-        if not 1 <= len(messages) <= limits.max_messages:
-            return _invalid("/messages", f"1 to {limits.max_messages} messages")
-        if call.ordering_key is not None or call.idempotency_key is not None:
-            refused = self._check_keys(call)
-            if refused is not None:
-                return refused
-        for index, message in enumerate(messages):
-            if message.headers and (header := _find_bad_header(message)) is not None:
-                return _invalid(f"/messages/{index}/headers", f"header name {header!r} cannot be used")
-            if count_body_bytes(message) > limits.max_message_bytes:
-                return _too_large(index, limits.max_message_bytes)
-        return self._destinations.check(messages)
-
-    def _check_keys(self, call: PrepareCall) -> Refused | None:
-        for name, text in (("ordering_key", call.ordering_key), ("idempotency_key", call.idempotency_key)):
-            if text is not None and not is_text(text, self.limits.max_text_chars):
-                return _invalid(f"/{name}", "too long, or holds a byte that is not allowed")
-        return None
-
     async def _learn_groups(self, groups: Iterable[str], deadline: Deadline) -> dict[str, Refused]:
         """Looks up or creates groups that are not known; those that cannot be used, with the reason."""
         missing = [group for group in groups if self.directory.get(group) is None]
-        refused = {g: _invalid("/producer_group", "not a legal group name") for g in missing if not is_group_name(g)}
-        legal = [group for group in missing if group not in refused]
         learn = self._create if self._auto_create_groups else self._find
-        return refused | await learn(legal, deadline) if legal else refused
+        return await learn(missing, deadline) if missing else {}
 
     async def _find(self, groups: Collection[str], deadline: Deadline) -> dict[str, Refused]:
         """Another process may have made them a moment ago."""
@@ -150,6 +145,30 @@ class Admission:
         return refused
 
 
+def refuse_call(call: PrepareCall, limits: Limits, *, is_known: bool = False) -> Refused | None:
+    """Why the call is refused whatever the cluster says; None if nothing speaks against it. `is_known`: its group."""
+    if not (is_known or is_group_name(call.group)):
+        return _invalid("/producer_group", "a group name has 1..120 characters of A-Z a-z 0-9 . _ -")
+    if call.ordering_key is not None and not is_text(call.ordering_key, limits.max_text_chars):
+        return _invalid("/ordering_key", "the bytes 0x00, 0x01 and 0x02 are not allowed here")
+    refused = _refuse_messages(call.messages, limits)
+    if refused is None and call.idempotency_key is not None and not _is_key(call.idempotency_key):
+        return _invalid("/idempotency_key", "1..200 printable ASCII characters")
+    return refused
+
+
+def _refuse_messages(messages: Sequence[Message], limits: Limits) -> Refused | None:
+    if not 1 <= len(messages) <= limits.max_messages:
+        return _invalid("/messages", f"1 to {limits.max_messages} messages")
+    for index, message in enumerate(messages):
+        if message.headers and (fault := find_bad_header(message.headers)) is not None:
+            return _invalid(f"/messages/{index}/headers", fault)
+        size = count_body_bytes(message)
+        if size > limits.max_message_bytes:
+            return _too_large(index, size, limits.max_message_bytes)
+    return None
+
+
 def find_cost(call: PrepareCall) -> int:
     """What it costs to look at all messages of a call, in bytes of values."""
     return sum([_MESSAGE_COST + len(message.value or b"") for message in call.messages])
@@ -165,17 +184,10 @@ def refuse_group(group: str) -> Refused:
     return Refused(RefusalCode.UNKNOWN_PRODUCER_GROUP, f"producer group {group} does not exist")
 
 
-def _find_bad_header(message: Message) -> str | None:
-    for name, _ in message.headers:
-        if name in RESERVED_HEADERS or NUL in name or not (name.isascii() or is_property_text(name)):
-            return name
-    return None
-
-
 def _invalid(pointer: str, detail: str) -> Refused:
     return Refused(RefusalCode.INVALID_REQUEST, detail, errors=((pointer, detail),))
 
 
-def _too_large(index: int, max_bytes: int) -> Refused:
-    detail = f"a message may have {max_bytes} bytes"
-    return Refused(RefusalCode.MESSAGE_TOO_LARGE, detail, errors=((f"/messages/{index}/value", detail),))
+def _too_large(index: int, size: int, max_bytes: int) -> Refused:
+    detail = f"key, value and headers have {size} bytes, the limit is {max_bytes}"
+    return Refused(RefusalCode.MESSAGE_TOO_LARGE, detail, errors=((f"/messages/{index}", detail),))

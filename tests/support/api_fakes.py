@@ -23,8 +23,9 @@ from bridge.core.transaction import (
     make_transaction_id,
 )
 from bridge.directory import Endpoint, ProducerGroup
+from bridge.service.admission import refuse_call
 from bridge.service.claims import ClaimCall, ClaimedCheck
-from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, RefusalCode, Refused, Wait
+from bridge.service.contract import Accepted, EndCall, Limits, PrepareCall, Prepared, RefusalCode, Refused, Wait
 from bridge.service.groups import EndpointRegistered, GroupSaved
 from bridge.service.operate import Who
 from bridge.service.reads import Lag
@@ -60,7 +61,7 @@ class FakeTransactions:
         """A repeat of a keyed call names the same transaction."""
         await self._enter()
         self.batches.append(len(calls))
-        return [self.refusal or self._prepare(call) for call in calls]
+        return [self.refusal or refuse_call(call, Limits()) or self._prepare(call) for call in calls]
 
     async def end(
         self, calls: Sequence[EndCall], wait: Wait = Wait.SETTLED, wait_ms: int = 10_000

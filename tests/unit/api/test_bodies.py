@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.web.parse import (
-    MessageLimits,
     NoncedEnd,
     parse_end,
     parse_prepare,
@@ -24,14 +23,14 @@ from bridge.core.message import BY_KEY, Message
 from bridge.core.record import Resolution
 from bridge.service.contract import EndCall, PrepareCall
 
-LIMITS = MessageLimits()
+MAX_HEADERS = 64
 ID = "00" + "7" * 25 + "0"
 
 
 def parse_message(member: str) -> Message:
     """The one message of a prepare with this member, as it stands."""
     raw = '{"producer_group":"g","messages":[{"topic":"t"' + (f",{member}" if member else "") + "}]}"
-    (message,) = parse_prepare(raw.encode(), LIMITS).messages
+    (message,) = parse_prepare(raw.encode(), MAX_HEADERS).messages
     return message
 
 
@@ -131,7 +130,7 @@ def test_any_bytes_survive_base64(value: bytes | None, key: bytes, headers: list
     if value is not None:
         shown["value_base64"] = encode(value)
     raw = json.dumps({"producer_group": "g", "messages": [shown]}).encode()
-    (message,) = parse_prepare(raw, LIMITS).messages
+    (message,) = parse_prepare(raw, MAX_HEADERS).messages
     assert (message.key, message.value, list(message.headers)) == (key, value, kept)
 
 
@@ -146,7 +145,7 @@ def test_settings_of_a_prepare_are_taken() -> None:
         b'{"producer_group":"g","messages":[{"topic":"t"},{"topic":"u"}],"ordering_key":"o","idempotency_key":"k",'
         b'"check_immunity_seconds":7,"max_checks":3,"max_lifetime_seconds":60}'
     )
-    call = parse_prepare(raw, LIMITS, is_published=True)
+    call = parse_prepare(raw, MAX_HEADERS, is_published=True)
     assert call == PrepareCall("g", [Message("t"), Message("u")], "o", "k", 7, 3, 60, is_published=True)
 
 
@@ -154,14 +153,14 @@ def test_settings_of_a_prepare_are_taken() -> None:
 def test_idempotency_key_comes_from_body_or_header(in_body: str | None, in_header: str | None) -> None:
     """Both are fine if they agree."""
     body = {"producer_group": "g", "messages": [{"topic": "t"}], "idempotency_key": in_body}
-    assert parse_prepare(json.dumps(body).encode(), LIMITS, header_key=in_header).idempotency_key == "k"
+    assert parse_prepare(json.dumps(body).encode(), MAX_HEADERS, header_key=in_header).idempotency_key == "k"
 
 
 def test_a_bad_item_does_not_spoil_its_batch() -> None:
     """Each transaction is decided on its own, and named by its place."""
     good = b'{"producer_group":"g","messages":[{"topic":"t"}]}'
     bad = b'{"producer_group":"g","messages":[{"topic":"t"},{"topic":1}]}'
-    first, second, third = parse_prepare_batch(b'{"transactions":[%b,%b,7]}' % (good, bad), LIMITS)
+    first, second, third = parse_prepare_batch(b'{"transactions":[%b,%b,7]}' % (good, bad), MAX_HEADERS)
     assert isinstance(first, PrepareCall)
     assert isinstance(second, Problem)
     assert isinstance(third, Problem)
@@ -205,8 +204,8 @@ def test_an_end_may_have_no_body(raw: bytes, group: str | None) -> None:
 
 
 PARSERS: list[Callable[[bytes], object]] = [
-    lambda raw: parse_prepare(raw, LIMITS),
-    lambda raw: parse_prepare_batch(raw, LIMITS),
+    lambda raw: parse_prepare(raw, MAX_HEADERS),
+    lambda raw: parse_prepare_batch(raw, MAX_HEADERS),
     lambda raw: parse_end(raw, ID, Resolution.COMMIT),
     parse_resolution,
     parse_resolutions,

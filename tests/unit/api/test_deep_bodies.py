@@ -7,7 +7,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from api.web.parse import (
-    MessageLimits,
     parse_end,
     parse_prepare,
     parse_prepare_batch,
@@ -21,20 +20,20 @@ from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.bad_requests import NDJSON, UNKNOWN_ID
 from tests.support.live_server import serve
 
-LIMITS = MessageLimits(message_bytes=10_000_000)
+MAX_HEADERS = 64
 DEPTHS = st.integers(33, 2_000) | st.sampled_from([10_000, 100_000])
 BRACKETS = st.sampled_from([(b"[", b"]"), (b'{"a":', b"}"), (b'[{"a":', b"}]"), (b"[ ", b" ]"), (b"[0,", b"]")])
 READERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "prepare": (
-        lambda raw: parse_prepare(raw, LIMITS),
+        lambda raw: parse_prepare(raw, MAX_HEADERS),
         b'{"producer_group":"g","messages":[{"topic":"t","value":%b}]}',
     ),
     "publish": (
-        lambda raw: parse_prepare(raw, LIMITS, is_published=True),
+        lambda raw: parse_prepare(raw, MAX_HEADERS, is_published=True),
         b'{"messages":[{"value":%b,"topic":"t"}],"producer_group":"g"}',
     ),
     "batch": (
-        lambda raw: parse_prepare_batch(raw, LIMITS),
+        lambda raw: parse_prepare_batch(raw, MAX_HEADERS),
         b'{"transactions":[{"producer_group":"g","messages":[{"topic":"t","value":%b}]}]}',
     ),
     "resolution": (parse_resolution, b'{"transaction_id":"x","resolution":"COMMIT","more":%b}'),
@@ -87,6 +86,6 @@ def test_no_item_of_a_batch_is_read_when_one_is_too_deep() -> None:
     good = b'{"producer_group":"g","messages":[{"topic":"t"}]}'
     deep = READERS["prepare"][1].replace(b"%b", nest(1_000, (b"[", b"]")))
     with pytest.raises(Rejected):
-        parse_prepare_batch(b'{"transactions":[%b,%b]}' % (good, deep), LIMITS)
-    (only,) = parse_prepare_batch(b'{"transactions":[%b]}' % good, LIMITS)
+        parse_prepare_batch(b'{"transactions":[%b,%b]}' % (good, deep), MAX_HEADERS)
+    (only,) = parse_prepare_batch(b'{"transactions":[%b]}' % good, MAX_HEADERS)
     assert not isinstance(only, Problem)

@@ -15,14 +15,14 @@ from api.web.large_bodies import (
     resolution_in_steps,
     resolutions_in_steps,
 )
-from api.web.parse import MessageLimits, parse_prepare, parse_prepare_batch, parse_resolution, parse_resolutions
+from api.web.parse import parse_prepare, parse_prepare_batch, parse_resolution, parse_resolutions
 from api.web.problems import Problem, Rejected
 from bridge.turns import Steps, Turns
 from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.bad_requests import NDJSON, UNKNOWN_ID
 from tests.support.live_server import serve
 
-LIMITS = MessageLimits(message_bytes=1_000, headers=3)
+MAX_HEADERS = 3
 IDS = st.sampled_from([UNKNOWN_ID, "x", 1])
 HEADERS = st.lists(st.lists(st.sampled_from(["a", "\\", '"', None, 1]), min_size=1, max_size=3), max_size=5)
 MESSAGES = st.fixed_dictionaries(
@@ -88,8 +88,8 @@ def padded(document: object, size: int) -> bytes:
 def test_prepares_are_read_as_small_ones(document: object, size: int) -> None:
     """Or refused with the same type of problem."""
     raw = padded(document, size)
-    assert told(finish(prepare_in_steps(raw, LIMITS, header_key="i"))) == told(
-        small(lambda: parse_prepare(raw, LIMITS, header_key="i"))
+    assert told(finish(prepare_in_steps(raw, MAX_HEADERS, header_key="i"))) == told(
+        small(lambda: parse_prepare(raw, MAX_HEADERS, header_key="i"))
     )
 
 
@@ -101,7 +101,7 @@ TWO_FAULTS = {"producer_group": "g", "messages": [{"topic": "t", "timestamp_ms":
 def test_batches_are_read_as_small_ones(items: object, size: int) -> None:
     """Each transaction by itself."""
     raw = padded({"transactions": items}, size)
-    assert told(finish(prepare_batch_in_steps(raw, LIMITS))) == told(small(parse_prepare_batch, raw, LIMITS))
+    assert told(finish(prepare_batch_in_steps(raw, MAX_HEADERS))) == told(small(parse_prepare_batch, raw, MAX_HEADERS))
 
 
 @given(st.lists(RESOLUTIONS | st.just(7), max_size=4), st.integers(0, 9_000))
@@ -118,7 +118,7 @@ def test_resolutions_are_read_as_small_ones(items: list[object], size: int) -> N
 def test_headers_too_many_are_refused_before_they_are_read(headers: object) -> None:
     """Where they are told, whatever they are."""
     raw = json.dumps({"producer_group": "g", "messages": [{"topic": "t"}, {"topic": "t", "headers": headers}]}).encode()
-    problem = finish(prepare_in_steps(raw, LIMITS))
+    problem = finish(prepare_in_steps(raw, MAX_HEADERS))
     assert isinstance(problem, Problem)
     assert problem.errors == [("/messages/1/headers", "more than 3 headers")]
 

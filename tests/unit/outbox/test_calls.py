@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from api.web.parse import MessageLimits, NoncedEnd, parse_prepare, parse_prepare_batch, parse_resolutions
+from api.web.parse import NoncedEnd, parse_prepare, parse_prepare_batch, parse_resolutions
 from bridge.core.record import Resolution as Recorded
 from outbox.client.calls import (
     END,
@@ -25,7 +25,7 @@ from outbox.client.errors import InvalidMessage, OutboxConfigError
 from outbox.client.listener import Resolution
 from outbox.client.message import Message
 
-LIMITS = MessageLimits()
+MAX_HEADERS = 64
 ID = "0206k8e9s5ta7vo3q1m4c8b2h6dg"
 
 
@@ -38,7 +38,7 @@ def test_options_arrive_as_given() -> None:
         "max_checks": 1_000,
         "max_lifetime_seconds": 1,
     }
-    call = parse_prepare(prepare_call("shop", [Message("orders")], options).item, LIMITS)
+    call = parse_prepare(prepare_call("shop", [Message("orders")], options).item, MAX_HEADERS)
     assert (call.group, call.ordering_key, call.idempotency_key) == ("shop", 'a"b', "order 42")
     assert (call.immunity_s, call.max_checks, call.max_lifetime_s) == (0, 1_000, 1)
     plain = json.loads(prepare_call("shop", [Message("orders")], {"ordering_key": None}).item)
@@ -82,7 +82,7 @@ def test_single_call_goes_alone_and_many_as_a_list() -> None:
     assert (alone.target, alone.body) == ("/v1/transactions?wait_seconds=1.000", items[0])
     assert together.target == "/v1/messages/batch?wait_seconds=0.250"
     assert together.body is not None
-    assert len(parse_prepare_batch(together.body, LIMITS)) == 3
+    assert len(parse_prepare_batch(together.body, MAX_HEADERS)) == 3
     assert (is_batch(PREPARE, 1), is_batch(PREPARE, 2), is_batch(END, 1)) == (False, True, True)
 
 

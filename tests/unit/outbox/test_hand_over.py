@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.web.parse import MessageLimits, parse_prepare_batch
+from api.web.parse import parse_prepare_batch
 from outbox.client.calls import PUBLISH, Call, join
 from outbox.client.errors import Problem
 from outbox.client.replies import CallResult, NoReply, Reply
@@ -72,7 +72,7 @@ def test_bridge_reads_the_bytes_that_were_enqueued(
     sent = call_of(OutboxRow(1, "1", "the-key", "orders", key, value, tuple(headers), partition, 5, "order é"), "g")
     assert isinstance(sent, Call)
     request = join(PUBLISH, [sent.item, sent.item], 1.0)
-    for call in parse_prepare_batch(request.body or b"", MessageLimits(), is_published=True):
+    for call in parse_prepare_batch(request.body or b"", 64, is_published=True):
         (message,) = call.messages
         assert (message.topic, message.key, message.value) == ("orders", key, value)
         assert [(name, raw) for name, raw in message.headers] == headers

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.web.parse import MessageLimits, parse_prepare
+from api.web.parse import parse_prepare
 from bridge.core.message import BY_KEY
 from outbox.client.calls import prepare_call
 from outbox.client.errors import InvalidMessage
@@ -28,7 +28,7 @@ MESSAGES = messages(
 def test_bridge_reads_the_same_bytes(sent: list[Message]) -> None:
     """Encoded here, parsed by the bridge's own strict parser: null is not empty, repeats and order are kept."""
     call = prepare_call("shop", sent, {})
-    read = parse_prepare(call.item, MessageLimits()).messages
+    read = parse_prepare(call.item, 64).messages
     assert [
         (m.topic, m.key, m.value, tuple(m.headers), None if m.queue_id == BY_KEY else m.queue_id, m.timestamp_ms)
         for m in read

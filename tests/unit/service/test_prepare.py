@@ -131,7 +131,7 @@ HEADERS = "/messages/0/headers"
         (
             {"messages": (Message("orders"), Message("orders", None, b"x" * (1024 * 1024 + 1)))},
             RefusalCode.MESSAGE_TOO_LARGE,
-            "/messages/1/value",
+            "/messages/1",
         ),
         ({"messages": (Message("orders", headers=(("properties", b""),)),)}, BAD, HEADERS),
         ({"messages": (Message("orders", headers=(("transaction-id", b""),)),)}, BAD, HEADERS),
