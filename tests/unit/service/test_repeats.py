@@ -279,6 +279,23 @@ def test_note_of_the_end_serves_for_a_minute(tmp_path: Path) -> None:
     world.run(story())
 
 
+def test_note_is_renewed_beside_the_calls(tmp_path: Path) -> None:
+    """A call of half a minute ago has seen to it: a log that says nothing now does not stop this one."""
+    faults = ScriptedFaults()
+    world = make_service_world(tmp_path, faults=faults)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            for key in "12":
+                assert isinstance(await prepare(world, api, key=key), Prepared)
+                await world.sleep(40_000)
+            for _ in range(3):
+                faults.give(StepKind.GET, Fate(answer_ms=None), client="api")
+            assert isinstance(await prepare(world, api, key="3"), Prepared)
+
+    world.run(story())
+
+
 def test_notes_of_one_queue_serve_beside_those_of_others(tmp_path: Path) -> None:
     """Which queues a list of calls is spread over makes no difference to the next one."""
     world = make_service_world(tmp_path, queues=4)
