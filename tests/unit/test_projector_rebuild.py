@@ -194,7 +194,7 @@ def test_rebuild_ends_where_the_journal_ends_before_what_was_decided(database_ur
 
 def test_rebuild_ends_after_a_minute_without_progress(database_url: str) -> None:
     """A projector that holds the lease and does nothing, as if frozen for ever (19)."""
-    world = make_projector_world(database_url)
+    world = make_projector_world(database_url, queues=2)
 
     async def story() -> None:
         async with world.settlers.settling():
@@ -204,9 +204,40 @@ def test_rebuild_ends_after_a_minute_without_progress(database_url: str) -> None
         other = world.make_projector("frozen")
         assert await other.hold_lease()
         renewing = asyncio.create_task(renew(world, other))
-        with pytest.raises(StoreTimeout, match="queue 0 is at 0 of 1"):
+        with pytest.raises(StoreTimeout, match="s: queue 0 is at 0 of 1;"):
             await rebuild(world.projector, lambda _: None)
         renewing.cancel()
+
+    world.run(story())
+
+
+def test_rebuild_waits_for_a_slow_projector_as_long_as_it_gets_on(database_url: str) -> None:
+    """Minutes, if it takes that long: only standing still for a minute is an end (19)."""
+    world = make_projector_world(database_url, config=SMALL)
+    clock = world.settlers.memory.clock
+
+    async def crawl(projector: Projector) -> None:
+        while True:
+            for _ in range(25):
+                await clock.sleep_ms(1_000)
+                assert await projector.hold_lease()
+            while not (await projector.run_once()).chunks:
+                pass
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            for number in range(6):
+                await world.settlers.prepare(f"{number}", of())
+                await world.settlers.settled()
+            await world.catch_up()
+        await world.projector.close()
+        other, began_ms = world.make_projector("slow"), clock.monotonic_ms()
+        assert await other.hold_lease()
+        crawling = asyncio.create_task(crawl(other))
+        verdict = await rebuild(world.projector, lambda _: None)
+        assert (verdict.orphan_count, verdict.total.pending) == (0, 6)
+        assert clock.monotonic_ms() - began_ms > 60_000
+        crawling.cancel()
 
     world.run(story())
 
