@@ -43,11 +43,8 @@ def _modules_of(folder: str) -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).glob("*.py") if path.name != "__init__.py")
 
 
-_CODECS = ("record_codec", "op_message", "message_json", "properties", "transaction_id")
-_RULES = (
-    "check_rules", "config", "errors", "horizon", "queue_choice", "queue_state", "record", "record_size", "topics",
-    "transition",
-)  # fmt: skip
+_CODECS = ("record_codec", "op_message", "message", "properties", "transaction")
+_RULES = ("check_rules", "errors", "low_watermarks", "queue_state", "record", "topics", "transition")
 _SCENARIOS = [  # those that take a few seconds
     f"tests/scenarios/test_{name}.py"
     for name in ("blocked_chains", "ordering_scope", "rebuilding", "repeats", "take_over", "told")
@@ -61,11 +58,11 @@ PARTS = (
     Part("codecs", [f"bridge/core/{name}.py" for name in _CODECS], ["tests/unit/core"]),
     Part("rules", [f"bridge/core/{name}.py" for name in _RULES], ["tests/unit/core"]),
     Part("cursors", ["bridge/sql/rows.py"], ["tests/unit/sql/test_cursors.py"]),
-    Part("answers", ["checker/call.py", "checker/call.py"], ["tests/unit/checker"]),
+    Part("answers", ["checker/call.py"], ["tests/unit/checker"]),
     Part("guard", ["checker/endpoint_guard.py"], ["tests/unit/checker/test_endpoint_guard.py"]),
     Part(
         "turns",
-        [f"checker/{name}.py" for name in ("timetable", "lanes", "turns", "concurrency")],
+        [f"checker/{name}.py" for name in ("scheduler", "rotation", "concurrency")],
         [f"tests/unit/checker/test_{name}.py" for name in ("timetable", "turns", "concurrency")],
     ),
     Part("fold", ["bridge/sql/fold.py"], ["tests/unit/sql/test_fold.py", "tests/unit/test_projector.py"], 80),

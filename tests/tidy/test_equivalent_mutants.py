@@ -1,12 +1,13 @@
-"""tests/mutation/equivalent.txt: a list of exceptions only shrinks, and never outlives what it excepts."""
+"""tests/mutation: what is changed and tried is there; a list of exceptions never outlives what it excepts."""
 
 import ast
 from functools import cache
 
 import pytest
 
+from tests.mutation.__main__ import PARTS, Part
 from tests.mutation.mutants import read_equivalent
-from tests.support.source_tree import PACKAGES, parsed, place, python_files
+from tests.support.source_tree import PACKAGES, ROOT, parsed, place, python_files
 
 
 @cache
@@ -31,3 +32,10 @@ def test_every_equivalent_mutant_is_one_of_the_code_as_it_is(change: tuple[str, 
     function, before, after = change
     assert before in functions_by_name()[function]
     assert before != after
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_every_module_of_a_part_is_there(part: Part) -> None:
+    """A module that has moved would be left out, and nobody would miss it."""
+    assert len(set(part.modules)) == len(part.modules)
+    assert [path for path in (*part.modules, *part.tests) if not (ROOT / path).exists()] == []
