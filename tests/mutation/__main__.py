@@ -63,7 +63,7 @@ PARTS = (
     Part(
         "turns",
         [f"checker/{name}.py" for name in ("scheduler", "rotation", "concurrency")],
-        [f"tests/unit/checker/test_{name}.py" for name in ("timetable", "turns", "concurrency")],
+        [f"tests/unit/checker/test_{name}.py" for name in ("timetable", "timetable_clocks", "turns", "concurrency")],
     ),
     Part("fold", ["bridge/sql/fold.py"], ["tests/unit/sql/test_fold.py", "tests/unit/test_projector.py"], 80),
     Part("settler", _modules_of("bridge/settler"), [*_SETTLER, *_SCENARIOS], 80, _SAMPLE),

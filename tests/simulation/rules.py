@@ -138,11 +138,11 @@ def _neglected(evidence: Evidence, by_id: Mapping[str, Sequence[Asked]]) -> Iter
 
 
 def longest_pause_ms(evidence: Evidence) -> int:
-    """For how long a round that had begun, or an end on its way, may have stood still."""
+    """For how long a round that had begun, or an end on its way, may have stood still; a set clock is no pause."""
     still = {FaultKind.FREEZE, FaultKind.FREEZE_AT, FaultKind.LOSE_ANSWER, FaultKind.LOSE_REQUEST, FaultKind.LEADERLESS}
-    return max(
-        (fault.for_ms if fault.kind in still else fault.delay_ms for fault in evidence.schedule.faults), default=0
-    )
+    clocks = {FaultKind.BROKER_CLOCK, FaultKind.SKEW}
+    faults = [fault for fault in evidence.schedule.faults if fault.kind not in clocks]
+    return max((fault.for_ms if fault.kind in still else fault.delay_ms for fault in faults), default=0)
 
 
 # --- ends that were refused, or only taken ---
