@@ -3,7 +3,7 @@
 mutmut does the work, in .outbox-bridge/mutation/, and goes on where it was stopped; what changed in the code it tries
 again by itself, what changed in the tests with `--survivors` or `--anew`. It changes what functions do, not what stands
 outside of them. `equivalent.txt` lists the mutants that no test can kill, with the reason. Where tests take
-seconds, only some mutants are tried, the same each time.
+seconds, only some mutants are tried, the same each time. A mutant with which a test takes no end counts as killed.
 """
 
 import argparse

@@ -37,6 +37,25 @@ def test_records_in_flight_are_bounded() -> None:
     asyncio.run(memory.clock.drive(story()))
 
 
+def test_journal_that_begins_again_at_its_first_record_is_noticed() -> None:
+    """The smallest log there can be: one record was there, and the next one takes its place (54)."""
+    memory = make_memory_world()
+    journal = Journal(memory.store, InternalTopics(), KafkaTime(memory.clock), 3, SoundLog())
+
+    async def append() -> PutStatus:
+        [result] = await journal.append([Message(HALF, queue_id=0)], Deadline.after(memory.clock, 5_000))
+        return result.status
+
+    async def story() -> None:
+        assert await append() is PutStatus.PUT_OK
+        memory.cluster.log.delete_topic(HALF)
+        memory.cluster.log.create_topic(HALF, 4)
+        assert await append() is PutStatus.OUTCOME_UNKNOWN
+        assert await append() is PutStatus.PUT_OK
+
+    asyncio.run(memory.clock.drive(story()))
+
+
 def test_append_times_are_kafkas_time() -> None:
     """Delivery reports tell the time, whoever waits for them."""
     memory = make_memory_world()

@@ -123,3 +123,5 @@ async def test_room_is_bounded() -> None:
     waiters.open([ID])
     assert waiters.has_room(1)
     assert not waiters.has_room(2)
+    waiters.open([ID])
+    assert not waiters.has_room(1)
