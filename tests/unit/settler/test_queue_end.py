@@ -8,8 +8,10 @@ import pytest
 
 from bridge.clock import KafkaTime
 from bridge.core.errors import StoreTimeout
+from bridge.core.log_facts import Witness
 from bridge.core.message import Message, MessageQueue
-from bridge.settler.ports import QueueEnd
+from bridge.core.op_message import LogStart, LogTopics
+from bridge.settler.ports import QueueEnd, QueueMemory
 from bridge.store.memory.store import MemoryStore
 from bridge.store.message_store import QueueOffsets
 from tests.support.memory_world import MemoryWorld, make_memory_world
@@ -131,3 +133,13 @@ def test_idle_owner_asks_for_its_end_once_a_minute(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(MemoryStore, "get_offsets", count)
     world.run(story())
+
+
+def test_settler_is_a_witness_of_what_it_wrote() -> None:
+    """Should the log be lost under it, its next take-over sees that; without topics to compare it says nothing."""
+    memory = QueueMemory()
+    start = LogStart(1, 2)
+    memory.confirm(5, LogTopics("half", "op", "parked"), start, 7)
+    assert memory.confirmed == Witness(5, "half", "op", start, 7)
+    memory.confirm(6, None, start, 8)
+    assert memory.confirmed is None
