@@ -20,7 +20,7 @@ from api.web.health import make_readiness
 from api.web.limits import HttpLimits
 from api.web.metrics import register_gauges
 from api.web.server import ApiServer, ServeConfig, fit_connections, stop_at_signals
-from api.web.services import Services, TransactionCalls
+from api.web.services import Services
 from bridge.clock import SystemClock
 from bridge.core.errors import ConfigError
 from bridge.core.low_watermarks import LowWatermarkConfig
@@ -30,6 +30,7 @@ from bridge.node import Backing, Node, NodeConfig, Roles
 from bridge.projector import RebuildProgress
 from bridge.service.contract import Limits
 from bridge.service.topics import TopicCacheConfig
+from bridge.service.transactions import TransactionService
 from bridge.settler.bodies import KnownTopics
 from bridge.settler.ports import SettlerConfig
 from bridge.sql.engine import Database
@@ -48,7 +49,7 @@ _READY_POLL_MS = 50
 _GATHERING = {"fetch.min.bytes": 64 * 1024, "fetch.wait.max.ms": 50}
 
 
-Face = Callable[[TransactionCalls], TransactionCalls]
+Face = Callable[[TransactionService], TransactionService]
 
 
 @dataclass(frozen=True, slots=True)

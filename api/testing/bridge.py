@@ -7,11 +7,12 @@ from collections.abc import Callable
 from functools import partial
 
 from api.web.app import create_app
-from api.web.services import Services, TransactionCalls
+from api.web.services import Services
 from bridge.core.topics import InternalTopics
 from bridge.node import Backing, Node, NodeConfig, Roles
 from bridge.projector import ProjectorConfig
 from bridge.seals import start_seals
+from bridge.service.transactions import TransactionService
 from bridge.store.positions import begin_queues
 from bridge.topology import migrate_topics
 
@@ -20,7 +21,7 @@ _RARELY_MS = 60_000
 _PROJECTING = ProjectorConfig(max_wait_ms=10_000, lease_ms=3 * _RARELY_MS, purge_interval_ms=_RARELY_MS)
 _LOOK_INTERVAL_MS = 10
 
-Face = Callable[[TransactionCalls], TransactionCalls]
+Face = Callable[[TransactionService], TransactionService]
 
 
 class MemoryBridge:

@@ -13,7 +13,6 @@ from api.settings import CallbacksSettings, HttpSettings, Settings, TopicsSettin
 from api.testing.bridge import MemoryBridge
 from api.testing.clock import MovableClock, TrueDate
 from api.web.server import ApiServer, ServeConfig
-from api.web.services import TransactionCalls
 from api.wiring import Embedding, KafkaParts, kafka_parts, parse_roles, run_roles
 from bridge.broker.dev_broker import DevBroker
 from bridge.core.message import MessageQueue, StoredMessage
@@ -161,7 +160,7 @@ class Stand(ABC):
     async def _serve(self, on_started: Callable[[str], None]) -> None:
         """A bridge from its start, when its address is printed, until `_stop`."""
 
-    def _put_between(self, calls: TransactionCalls) -> TransactionCalls:
+    def _put_between(self, calls: TransactionService) -> TransactionService:
         self.ends = CutEnds(calls)
         return self.ends
 

@@ -16,8 +16,6 @@ from bridge.service.transactions import TransactionService
 from bridge.turns import Turns
 from checker.call import Nonces
 
-TransactionCalls = TransactionService
-
 
 class CheckResult(NamedTuple):
     """Whether something is as it must be. `is_degraded`: it is not, but promises can still be kept."""
