@@ -81,20 +81,6 @@ def _ask_version(path: Path) -> int | None:
     return parse_java_version(done.stderr + done.stdout) if done.returncode == 0 else None
 
 
-_STOP_TIMEOUT_S = 10.0
-
-
-def main() -> None:
-    """Arguments: the broker's pid and its properties file. Waits for the end of standard input."""
-    pid, properties_file = int(sys.argv[1]), Path(sys.argv[2])
-    sys.stdin.buffer.read()
-    stop_process(pid, properties_file, _STOP_TIMEOUT_S)
-
-
-if __name__ == "__main__":
-    main()
-
-
 class FileLock:
     """Exclusive while held. The file stays behind: deleting it would let two processes hold it."""
 
@@ -212,3 +198,20 @@ def read_tail(output_file: Path, offset: int, max_bytes: int = 64_000) -> str:
         end = output.seek(0, os.SEEK_END)
         output.seek(max(offset, end - max_bytes))
         return output.read().decode(errors="replace")
+
+
+_STOP_TIMEOUT_S = 10.0
+
+
+def main() -> None:
+    """Runs as a process beside the broker: when its parent dies, it stops the broker. See `Lifeline`.
+
+    Arguments: the broker's pid and its properties file. Waits for the end of standard input.
+    """
+    pid, properties_file = int(sys.argv[1]), Path(sys.argv[2])
+    sys.stdin.buffer.read()
+    stop_process(pid, properties_file, _STOP_TIMEOUT_S)
+
+
+if __name__ == "__main__":
+    main()

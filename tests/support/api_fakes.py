@@ -42,6 +42,9 @@ from tests.support.bad_requests import Facts
 BORN_MS = 1_769_860_800_123
 
 
+_LIMITS = Limits(max_messages=10_000)
+
+
 @dataclass
 class FakeTransactions:
     """Transactions in a dict. `refusal`: every call is answered with it; `broken`: every call raises it."""
@@ -61,7 +64,7 @@ class FakeTransactions:
         """A repeat of a keyed call names the same transaction."""
         await self._enter()
         self.batches.append(len(calls))
-        return [self.refusal or refuse_call(call, Limits()) or self._prepare(call) for call in calls]
+        return [self.refusal or refuse_call(call, _LIMITS) or self._prepare(call) for call in calls]
 
     async def end(
         self, calls: Sequence[EndCall], wait: Wait = Wait.SETTLED, wait_ms: int = 10_000

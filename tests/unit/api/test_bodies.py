@@ -116,7 +116,7 @@ def test_numbers_keep_every_digit(number: object) -> None:
     st.binary(max_size=50),
     st.lists(
         st.tuples(
-            st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=5),
+            st.text(st.characters(codec="utf-8", exclude_characters="\0\1\2"), max_size=5),
             st.binary(max_size=9) | st.none(),
         ),
         max_size=5,
