@@ -167,8 +167,8 @@ def test_journal_is_read(spark: SparkSession) -> None:
     assert shown(rows[0]) == {**half, **own, "code": COMMIT, "asked": 1}
     assert [(m.topic, m.part, m.ts) for m in rows[0].messages] == [("orders", 2, 44)]
     assert [shown(row) for row in rows[1:3]] == [{**half, "is_void": True}, half]
-    assert rows[0].ordering_hash == rows[1].ordering_hash  # an ordering key orders with an equal message key
-    assert rows[2].ordering_hash is None
+    assert rows[0].okey == rows[1].okey  # an ordering key orders with an equal message key
+    assert rows[2].okey is None
     end = {"tx": TX, "leg": Evidence.END, "is_void": False}
     assert shown(rows[3]) == {**end, "code": 12, "src": EndSource.PRODUCER}
     check = {"code": UNKNOWN, "src": EndSource.CHECK, "num": 3, "latency_ms": 17, "grp": "shop"}
