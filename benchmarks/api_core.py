@@ -131,7 +131,7 @@ async def measure(folder: Path, transactions: int) -> dict[str, float]:
         at = note("parse", at)
         prepared = await service.transactions.prepare(calls)
         at = note("prepare", at)
-        show_all(prepared, "0", "/transactions/{}")
+        await show_all(service.turns, prepared, "0", "/transactions/{}")
         note("show", at)
         ids = [p.transaction_id for p in prepared if isinstance(p, Prepared)]
         body = json.dumps({"resolutions": [{"transaction_id": i, "resolution": "COMMIT"} for i in ids]}).encode()
@@ -140,7 +140,7 @@ async def measure(folder: Path, transactions: int) -> dict[str, float]:
         at = note("parse_ends", at)
         ended = await service.transactions.end(ends, Wait.SETTLED)
         at = note("end", at)
-        show_all(ended, "0", "/resolutions/{}")
+        await show_all(service.turns, ended, "0", "/resolutions/{}")
         note("show_ends", at)
         assert len(ended) == SIZE
         assert all(isinstance(view, TransactionView) for view in ended)
