@@ -13,8 +13,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from spark import SPARK_VERSION
 from spark.errors import Indeterminate
+from spark.versions import SPARK_VERSION
 
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",

@@ -53,12 +53,12 @@ from bridge.broker.jars import (
     fetch_jars,
     parse_pins,
 )
-from spark import SPARK_VERSION
 from spark.errors import BadUsage
 from spark.json_file import read_json
 from spark.judge.rules import FindingKind
 from spark.read.table_list import MARIADB, POSTGRESQL, SQLITE, kinds_of, parse_tables
 from spark.report.advice import ADVICE
+from spark.versions import SPARK_VERSION
 
 _PINS = f"connector-{SPARK_VERSION}.sha256"
 _DRIVER_PINS = "jdbc-drivers.sha256"

@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from api.cli.reports import connector_jars
-from spark import SPARK_VERSION
 from spark.errors import Indeterminate
 from spark.session import check_connector
+from spark.versions import SPARK_VERSION
 
 _MANIFEST = "META-INF/MANIFEST.MF"
 
