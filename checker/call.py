@@ -11,7 +11,7 @@ from typing import NamedTuple
 from standardwebhooks.webhooks import EmptyWebhookSecretError, Webhook
 
 from bridge.core.keyring import Keyring
-from bridge.core.message import JsonText, write_json, write_message
+from bridge.core.message import JsonText, refuse_constant, unique_members, write_json, write_message
 from bridge.core.record import Resolution
 from bridge.core.transaction import Transaction
 from bridge.settler.ports import HalfBody
@@ -126,7 +126,7 @@ def decode_answers(body: bytes, asked: Mapping[str, str]) -> Answers:
     nonce, an unknown word or further members.
     """
     try:
-        document = json.loads(body.decode(), object_pairs_hook=_unique, parse_constant=_refuse)
+        document = json.loads(body.decode(), object_pairs_hook=unique_members, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return Answers({}, is_well_formed=False)
     if not isinstance(document, dict) or document.keys() != {"resolutions"}:
@@ -164,17 +164,6 @@ def _read_resolution(entry: Mapping[str, object], nonce: str) -> Resolution | No
     if isinstance(word, str):
         return _WORDS.get(word)
     return _NUMBERS.get(word) if type(word) is int else None  # neither false nor 8.0
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        raise ValueError("repeated name")
-    return members
-
-
-def _refuse(word: str) -> object:
-    raise ValueError(f"{word} is not JSON")
 
 
 def sign_call(secrets: Sequence[str], webhook_id: str, now_ms: int, body: str) -> Mapping[str, str] | None:

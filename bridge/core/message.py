@@ -144,8 +144,8 @@ def _is_strict_json(text: str) -> bool:
     try:
         value = json.loads(
             text,
-            object_pairs_hook=_unique,
-            parse_constant=_refuse,
+            object_pairs_hook=unique_members,
+            parse_constant=refuse_constant,
             parse_float=_finite,
             parse_int=_finite,
         )
@@ -156,14 +156,16 @@ def _is_strict_json(text: str) -> bool:
     return _is_shallow(value)
 
 
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def unique_members(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """For `object_pairs_hook` of strict JSON. Raises ValueError for a name that is given twice."""
     members = dict(pairs)
     if len(members) != len(pairs):
         raise ValueError("repeated name")
     return members
 
 
-def _refuse(word: str) -> object:
+def refuse_constant(word: str) -> object:
+    """For `parse_constant` of strict JSON. Raises ValueError for NaN and Infinity."""
     raise ValueError(f"{word} is not JSON")
 
 
