@@ -149,12 +149,18 @@ def refuse_call(call: PrepareCall, limits: Limits, *, is_known: bool = False) ->
     """Why the call is refused whatever the cluster says; None if nothing speaks against it. `is_known`: its group."""
     if not (is_known or is_group_name(call.group)):
         return _invalid("/producer_group", "a group name has 1..120 characters of A-Z a-z 0-9 . _ -")
-    if call.ordering_key is not None and not is_text(call.ordering_key, limits.max_text_chars):
-        return _invalid("/ordering_key", "the bytes 0x00, 0x01 and 0x02 are not allowed here")
-    refused = _refuse_messages(call.messages, limits)
+    refused = _refuse_ordering_key(call.ordering_key, limits) or _refuse_messages(call.messages, limits)
     if refused is None and call.idempotency_key is not None and not _is_key(call.idempotency_key):
         return _invalid("/idempotency_key", "1..200 printable ASCII characters")
     return refused
+
+
+def _refuse_ordering_key(key: str | None, limits: Limits) -> Refused | None:
+    if key is None or is_text(key, limits.max_text_chars):
+        return None
+    if len(key) > limits.max_text_chars:
+        return _invalid("/ordering_key", f"at most {limits.max_text_chars} characters")
+    return _invalid("/ordering_key", "the bytes 0x00, 0x01 and 0x02 are not allowed here")
 
 
 def _refuse_messages(messages: Sequence[Message], limits: Limits) -> Refused | None:

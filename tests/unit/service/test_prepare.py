@@ -141,6 +141,7 @@ HEADERS = "/messages/0/headers"
         ({"ordering_key": "a\x01b"}, BAD, "/ordering_key"),
         ({"ordering_key": "a\x00b"}, BAD, "/ordering_key"),
         ({"ordering_key": "\ud800"}, BAD, "/ordering_key"),
+        ({"ordering_key": "k" * 1_001}, BAD, "/ordering_key"),
         ({"idempotency_key": "\x02"}, BAD, "/idempotency_key"),
         ({"group": "no spaces"}, BAD, "/producer_group"),
         ({"group": ""}, BAD, "/producer_group"),
