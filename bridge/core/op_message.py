@@ -15,6 +15,7 @@ from bridge.core.transaction import COMMITTED, PREPARED, Transaction, Transactio
 
 POSITION_KEY = b"~"
 ANSWERS_KEY = b"?"
+NO_ANSWERS = b'{"v":1,"answers":[]}'  # joins the op queue to a Kafka transaction before there is anything to say
 MAX_ANSWERS_BYTES = 256_000
 
 

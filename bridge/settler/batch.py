@@ -10,6 +10,7 @@ from bridge.core.errors import MalformedRecord, UnknownRecordVersion
 from bridge.core.message import Header, Message, Receipt, StoredMessage
 from bridge.core.op_message import (
     ANSWERS_KEY,
+    NO_ANSWERS,
     POSITION_KEY,
     Answer,
     LogTopics,
@@ -208,7 +209,8 @@ class QueueBatch:
             none: list[Header] = []
             return [Message(topic, key, value, none, queue_id) for key, value in closing]
 
-        return AtomicBatch(messages, finish, kind=self.kind)
+        opening = Message(target.topics.op, ANSWERS_KEY, NO_ANSWERS, [], target.queue_id) if messages else None
+        return AtomicBatch(messages, finish, self.kind, opening)
 
     def _add(self, t: Transaction, to: dict[str, Transaction] | None) -> None:
         transaction_id = t.transaction_id

@@ -85,12 +85,14 @@ class AtomicBatch:
 
     `messages` are put first, in order; when all their offsets are known `finish` gets one Receipt for
     each and gives the records that close the batch (op messages, then the position as the last one).
-    `finish` is pure. Every message names its queue.
+    `finish` is pure. Every message names its queue. `opening` goes with the messages, so that its queue joins the
+    Kafka transaction in the same request as theirs.
     """
 
     messages: Sequence[Message]
     finish: Callable[[Sequence[Receipt]], Sequence[Message]]
     kind: BatchKind = BatchKind.SETTLE
+    opening: Message | None = None
 
 
 class BatchResult(NamedTuple):

@@ -103,7 +103,8 @@ class _SealingWriter:
         def finish(receipts: Sequence[Receipt]) -> list[Message]:
             return [self._seal(message) for message in batch.finish(receipts)]
 
-        return await self._inner.put_all(replace(batch, finish=finish))
+        opening = None if batch.opening is None else self._seal(batch.opening)
+        return await self._inner.put_all(replace(batch, finish=finish, opening=opening))
 
     def _seal(self, message: Message) -> Message:
         topic, key, value, headers, queue_id = (

@@ -210,7 +210,7 @@ class TransactionalProducer:
             raise BatchAborted(f"not begun: {len(rounds)} requests one after the other", rounds[-1][-1].topic)
         try:
             producer.begin_transaction()
-            receipts = self._put(producer, rounds).make_receipts(batch.messages)
+            receipts = self._put(producer, rounds, batch.opening).make_receipts(batch.messages)
             if batch.messages and points.sent_real is not None:
                 reach(points.sent_real)
             closing = batch.finish(receipts)
@@ -222,11 +222,14 @@ class TransactionalProducer:
             self._give_up(producer, error_of(raised), None)
         return _make_result(receipts, last)
 
-    def _put(self, producer: Producer, rounds: Sequence[Sequence[Message]]) -> _Reports:
+    def _put(self, producer: Producer, rounds: Sequence[Sequence[Message]], opening: Message | None) -> _Reports:
         reports = _Reports()
-        sent: list[Message] = []
+        sent: list[Message] = [] if opening is None else [opening]
+        is_taken = all(self._produce(producer, message, reports.callback_of(message)) for message in sent)
         for messages in rounds:
-            is_taken = all(self._produce(producer, message, reports.callback_of(message)) for message in messages)
+            is_taken = is_taken and all(
+                self._produce(producer, message, reports.callback_of(message)) for message in messages
+            )
             sent += messages
             self._flush(producer, reports, sent, is_taken=is_taken)
         return reports

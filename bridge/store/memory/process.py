@@ -164,7 +164,8 @@ class MemoryBatchWriter:
 
 async def _write(producer: MemoryProducer, batch: AtomicBatch) -> BatchResult:
     """Messages, the records that close the batch, end: each a step of its own."""
-    appended = await producer.put(batch.messages)
+    opening = [] if batch.opening is None else [batch.opening]
+    appended = (await producer.put([*opening, *batch.messages]))[len(opening) :]
     receipts = [
         Receipt(message.topic, message.queue_id, one.queue_offset if one.queue_offset >= 0 else None)
         for message, one in zip(batch.messages, appended, strict=True)
