@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from hmac import compare_digest
 from typing import NamedTuple
 
@@ -100,15 +101,10 @@ def make_check(transaction: Transaction, body: HalfBody, make_nonce: NonceMaker)
 def render_check(subject: Subject, make_nonce: NonceMaker) -> Check:
     """The check as it goes out, sent or fetched."""
     nonce = make_nonce(subject.transaction_id, subject.number)
-    text = write_json(
-        {
-            "transaction_id": subject.transaction_id,
-            "check_number": subject.number,
-            "nonce": nonce,
-            "born_time": show_time(subject.born_ms),
-            "idempotency_key": subject.idempotency_key,
-            "messages": subject.messages,
-        }
+    text = (
+        f'{{"transaction_id":"{subject.transaction_id}","check_number":{subject.number},"nonce":"{nonce}",'
+        f'"born_time":"{show_time(subject.born_ms)}","idempotency_key":{write_json(subject.idempotency_key)},'
+        f'"messages":[{",".join(subject.messages)}]}}'
     )
     return Check(subject.transaction_id, subject.number, nonce, text)
 
@@ -140,7 +136,12 @@ def decode_answers(body: bytes, asked: Mapping[str, str]) -> Answers:
 def show_time(time_ms: int) -> str:
     """RFC 3339 with Z, millisecond precision."""
     seconds, millis = divmod(min(max(time_ms, 0), _LAST_MS), 1000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{millis:03d}Z"
+    return f"{_show_second(seconds)}.{millis:03d}Z"
+
+
+@lru_cache(maxsize=1024)
+def _show_second(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
 
 
 def _read_entries(entries: Sequence[object], asked: Mapping[str, str]) -> Answers:

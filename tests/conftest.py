@@ -5,9 +5,13 @@ import os
 from collections.abc import Generator, Iterator
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from tests.support.broker import BrokerFactory, broker_maker, running_broker
+
+# how long an example took says how busy the machine is
+settings.register_profile("patient", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 # for tests.mutation: the same few examples for every mutant, and none made smaller
 settings.register_profile(

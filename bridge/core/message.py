@@ -9,7 +9,7 @@ import base64
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from json.encoder import encode_basestring_ascii
 from typing import NamedTuple
 
@@ -71,9 +71,7 @@ class JsonText(str):
 
 def show_message(message: Message) -> dict[str, object]:
     """A message's members as answers show them; `partition` and `timestamp_ms` only if they were asked for."""
-    shown: dict[str, object] = {"topic": message.topic}
-    shown |= _show_text("key", message.key)
-    shown |= _show_value(message.value)
+    shown = {"topic": message.topic, **_show_key(message.key), **_show_value(message.value)}
     shown |= _show_headers(message.headers)
     if message.queue_id != BY_KEY:
         shown["partition"] = message.queue_id
@@ -88,12 +86,12 @@ def write_message(message: Message) -> JsonText:
 
 
 def write_json(value: object) -> str:
-    """Compact JSON on one line, of mappings, lists, tuples and scalars; a JsonText stands in it as it is."""
-    if isinstance(value, JsonText):
-        return str(value)
+    """Compact JSON on one line, of dictionaries, lists, tuples and scalars; a JsonText stands in it as it is."""
     if isinstance(value, str):
-        return encode_basestring_ascii(value)
-    if isinstance(value, Mapping):
+        return str(value) if isinstance(value, JsonText) else encode_basestring_ascii(value)
+    if value is None:
+        return "null"
+    if isinstance(value, dict):
         members = [f"{encode_basestring_ascii(name)}:{write_json(member)}" for name, member in value.items()]
         return "{" + ",".join(members) + "}"
     if isinstance(value, list | tuple):
@@ -119,20 +117,19 @@ def _show_value(value: bytes | None) -> dict[str, object]:
     return {"value_base64": _to_base64(value)} if text is None else {"value": text}
 
 
-def _show_text(name: str, raw: bytes | None) -> dict[str, object]:
+def _show_key(key: bytes | None) -> dict[str, object]:
     try:
-        return {name: None if raw is None else raw.decode()}
+        return {"key": None if key is None else key.decode()}
     except UnicodeDecodeError:
-        return {f"{name}_base64": _to_base64(raw)}
+        return {"key_base64": _to_base64(key)}
 
 
-def _show_headers(headers: Iterable[Header]) -> dict[str, object]:
+def _show_headers(headers: Sequence[Header]) -> dict[str, object]:
     """One form for the whole list, so that order and repeats stay readable."""
-    listed = list(headers)
     try:
-        return {"headers": [[name, None if raw is None else raw.decode()] for name, raw in listed]}
+        return {"headers": [[name, None if raw is None else raw.decode()] for name, raw in headers]}
     except UnicodeDecodeError:
-        return {"headers_base64": [[name, _to_base64(raw)] for name, raw in listed]}
+        return {"headers_base64": [[name, _to_base64(raw)] for name, raw in headers]}
 
 
 def _to_base64(raw: bytes | None) -> str | None:
@@ -142,13 +139,7 @@ def _to_base64(raw: bytes | None) -> str | None:
 def _is_strict_json(text: str) -> bool:
     """Whether every parser reads the text alike: no repeated names, lone surrogates, numbers out of range."""
     try:
-        value = json.loads(
-            text,
-            object_pairs_hook=unique_members,
-            parse_constant=refuse_constant,
-            parse_float=_finite,
-            parse_int=_finite,
-        )
+        value = _STRICT.decode(text)
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
@@ -173,6 +164,11 @@ def _finite(number: str) -> float:
     if len(number) > _MAX_NUMBER or math.isinf(value := float(number)):
         raise ValueError("number out of range")
     return value
+
+
+_STRICT = json.JSONDecoder(
+    object_pairs_hook=unique_members, parse_constant=refuse_constant, parse_float=_finite, parse_int=_finite
+)
 
 
 def _is_shallow(value: object) -> bool:
