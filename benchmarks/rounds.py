@@ -10,6 +10,7 @@ from benchmarks.load import Load, load_batches, load_singles, percentile
 from benchmarks.paced import load_paced
 from benchmarks.peers.raw_loop import measure_raw_loop
 from benchmarks.stage import RAW_TOPIC, TOPIC, Stage, Used
+from benchmarks.wrk import has_wrk, load_wrk
 
 T = TypeVar("T")
 Note = Callable[[str, float], None]
@@ -52,6 +53,11 @@ def measure_round(stage: Stage, seconds: float, note: Note) -> None:
         load = settle(stage, lambda ports, n=connections: load_singles(ports, TOPIC, n, seconds))  # type: ignore[misc]
         note(f"single{connections}_tps", load.per_second)
         stage.await_projection()
+        if has_wrk():
+            load = load_wrk(stage.ports[0], TOPIC, connections, round(seconds))
+            stage.settled += load.transactions
+            note(f"wrk{connections}_tps", load.per_second)
+            stage.await_projection()
     for clients, pace in _PACE.items():
         load = settle(stage, lambda p, n=clients, r=pace: load_paced(p, TOPIC, n, r, seconds))  # type: ignore[misc]
         _note_latencies(f"commit{clients}", load, note)
