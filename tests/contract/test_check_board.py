@@ -221,7 +221,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 async def test_every_story_goes_as_in_memory(make_sqlite_url: Callable[[], str], steps: list[tuple[str, Any]]) -> None:
     """Whatever is done in whatever order, SQL answers what the simple board answers."""

@@ -492,7 +492,6 @@ def test_no_call_surprises_the_model(tmp_path: Path, quiet: None) -> None:
             stateful_step_count=STEPS,
             derandomize=not more,
             print_blob=True,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outbox import Bridge, Message
@@ -22,7 +22,7 @@ def face(bridge: SocketBridge) -> Iterator[Bridge]:
         yield running
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(sent=st.lists(MESSAGES, min_size=1, max_size=5))
 def test_bytes_arrive_as_they_were_given(bridge: SocketBridge, face: Bridge, sent: list[Message]) -> None:
     """Null is not empty, header lists keep order and repeats, timestamps are those asked for."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from api.web.parse import (
@@ -48,7 +48,6 @@ def nest(depth: int, brackets: tuple[bytes, bytes], core: bytes = b"1") -> bytes
 
 
 @pytest.mark.parametrize("name", READERS)
-@settings(deadline=None)
 @given(depth=DEPTHS, brackets=BRACKETS, escape=st.sampled_from([b"1", b'"\\u0041"', b'"["']))
 @example(depth=1_000, brackets=(b"[", b"]"), escape=b"1")
 def test_deep_value_is_malformed_json(name: str, depth: int, brackets: tuple[bytes, bytes], escape: bytes) -> None:

@@ -59,7 +59,7 @@ def client() -> httpx2.AsyncClient:
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES, ids=[f"{m} {p}" for m, p in ROUTES])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(body=_BODIES)
 async def test_any_body_gets_a_documented_answer(method: str, path: str, body: bytes) -> None:
     """Nothing is above 499 here, whatever is sent."""
@@ -68,7 +68,7 @@ async def test_any_body_gets_a_documented_answer(method: str, path: str, body: b
     assert answer.status_code < 500
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lines=st.lists(_BODIES, max_size=5))
 async def test_any_lines_get_a_result_each(lines: list[bytes]) -> None:
     """200 for the stream, and nothing above 499 in it."""
@@ -83,7 +83,7 @@ async def test_any_lines_get_a_result_each(lines: list[bytes]) -> None:
     assert all(result["status"] < 500 for result in results)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(query=st.dictionaries(_FILTERS | st.text(max_size=3), st.text(max_size=12), max_size=3))
 async def test_any_query_gets_a_documented_answer(query: dict[str, str]) -> None:
     """Filters are as strict as bodies."""

@@ -5,7 +5,7 @@ import time
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.core.message import Message
@@ -171,7 +171,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(JSON)
 def test_no_document_answers_by_accident(document: object) -> None:
     """Never raises; what counts names a transaction asked about, with its nonce and a known word."""
@@ -186,7 +185,6 @@ def test_no_document_answers_by_accident(document: object) -> None:
         assert resolution in set(Resolution)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_raise(body: bytes) -> None:
     """Whatever an endpoint sends."""
@@ -207,7 +205,6 @@ ENTRIES = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(ENTRIES)
 def test_one_whole_entry_alone_answers_a_transaction(entries: list[dict[str, object]]) -> None:
     """Its id was asked about and is named once, its nonce is that check's, its word is known, nothing else is there."""
@@ -221,7 +218,6 @@ def test_one_whole_entry_alone_answers_a_transaction(entries: list[dict[str, obj
     assert decode_answers(answer(*entries), ASKED).resolutions == expected
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_changed_bytes_never_turn_an_answer_into_another(data: st.DataObject) -> None:
     """Bytes lost, added or changed on the way: what still counts carries the nonce that was sent, and its own word."""

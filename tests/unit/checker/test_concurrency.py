@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from checker.concurrency import ConcurrencyLimiter
@@ -261,7 +261,6 @@ def test_forgetting_starts_anew() -> None:
 STEPS = st.lists(st.tuples(st.integers(0, 7), st.sampled_from([None, True, False])), max_size=200)
 
 
-@settings(deadline=None)
 @given(STEPS, st.integers(4, 12))
 def test_limits_hold_whatever_happens(steps: Sequence[tuple[int, bool | None]], total: int) -> None:
     """All slots, a group's own, the quarter: no sequence breaks them, and none is lost."""

@@ -4,7 +4,7 @@ import socket
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from yarl import URL
 
@@ -222,7 +222,6 @@ def test_shown_without_query() -> None:
     assert checked.shown == "https://shop.example/check"
 
 
-@settings(deadline=None)
 @given(st.from_regex(r"https?://[ -~]{1,40}", fullmatch=True))
 def test_the_client_reads_the_same_host_and_port(url: str) -> None:
     """No URL the guard takes means another host to the client."""
@@ -237,7 +236,6 @@ METADATA = ["169.254.169.254", "fd00:ec2::254", "168.63.129.16", "100.100.100.20
 ADDRESSES = st.ip_addresses() | st.sampled_from(METADATA).map(ip_address)
 
 
-@settings(deadline=None)
 @given(ADDRESSES)
 def test_no_address_outside_the_public_internet_is_allowed(address: IPv4Address | IPv6Address) -> None:
     """What the standard library knows as private, reserved or embedded is a second opinion."""
@@ -248,7 +246,6 @@ def test_no_address_outside_the_public_internet_is_allowed(address: IPv4Address 
             assert (address.ipv4_mapped, address.sixtofour, address.teredo) == (None, None, None)
 
 
-@settings(deadline=None)
 @given(st.ip_addresses(v=4), st.sampled_from(["::ffff:0:0", "::", "64:ff9b::", "64:ff9b:1::", "::ffff:0:0:0"]))
 def test_no_ipv4_address_is_allowed_inside_an_ipv6_address(inner: IPv4Address, prefix: str) -> None:
     """Mapped, compatible and translated ones, a public one too; neither in networks that are allowed."""
@@ -269,7 +266,6 @@ def spellings(draw: st.DrawFn) -> tuple[IPv4Address, str]:
     return address, ".".join(parts) + draw(st.sampled_from(["", "."]))
 
 
-@settings(deadline=None)
 @given(spellings(), st.sampled_from(["http", "https"]))
 def test_no_spelling_of_an_address_is_a_name(made: tuple[IPv4Address, str], scheme: str) -> None:
     """Nor is it an address, but for the usual spelling in networks that are allowed."""
@@ -280,7 +276,6 @@ def test_no_spelling_of_an_address_is_a_name(made: tuple[IPv4Address, str], sche
     assert isinstance(check_url(f"{scheme}://{text}/", PUBLIC), str)
 
 
-@settings(deadline=None)
 @given(st.text("0123456789abcdefxX.", min_size=1, max_size=20))
 @example("127.0.0.1")
 def test_what_libc_reads_as_an_address_is_no_name(host: str) -> None:
@@ -290,7 +285,6 @@ def test_what_libc_reads_as_an_address_is_no_name(host: str) -> None:
             socket.inet_aton(host)
 
 
-@settings(deadline=None)
 @given(ADDRESSES, st.integers(1, 65_535), st.booleans())
 def test_a_denied_address_stays_denied_whatever_is_allowed(
     address: IPv4Address | IPv6Address, port: int, is_public: bool

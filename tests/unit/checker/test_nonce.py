@@ -4,7 +4,7 @@ import itertools
 from random import SystemRandom
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.core.keyring import BridgeKey, Keyring
@@ -18,7 +18,6 @@ def nonces(*keys: BridgeKey) -> Nonces:
     return Nonces(Keyring(keys), lambda: make_random_text(SystemRandom()))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 999_999_999))
 def test_number_can_be_read_back(number: int) -> None:
     """Whoever answers later names the check by its nonce; each asking has another one."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -441,7 +441,6 @@ EVENTS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(EVENTS)
 def test_takes_exactly_what_a_plain_list_would(events: Sequence[tuple[str, int, int]]) -> None:
     """Heaps with lazy deletion give what a search through everything gives."""

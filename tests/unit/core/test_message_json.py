@@ -4,7 +4,7 @@ import base64
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.core.message import JsonText, Message, read_json_text, show_message, write_json
@@ -113,7 +113,6 @@ def test_json_over_several_lines_is_shown_on_one() -> None:
     assert json.loads(written) == {"value": {"a": [1, 2]}}
 
 
-@settings(deadline=None)
 @given(JSON_VALUES)
 def test_embedded_json_means_what_it_meant(value: object) -> None:
     """Any JSON value comes back from the document as it went in."""
@@ -128,14 +127,12 @@ def test_embedded_json_means_what_it_meant(value: object) -> None:
         assert member["value"] == value
 
 
-@settings(deadline=None)
 @given(st.none() | st.binary())
 def test_keys_are_never_decoded_lossily(key: bytes | None) -> None:
     """Key bytes can be had back from what is shown."""
     assert shown_bytes("key", show_message(Message("t", key))) == key
 
 
-@settings(deadline=None)
 @given(st.binary())
 def test_any_value_gives_valid_json(value: bytes) -> None:
     """No value, however hostile, breaks the document around it."""

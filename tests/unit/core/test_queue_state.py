@@ -98,7 +98,7 @@ def play(steps: list[tuple[object, ...]], *, is_settled: bool = True) -> tuple[Q
     return log, used
 
 
-@settings(max_examples=4 * settings().max_examples, deadline=None)
+@settings(max_examples=4 * settings().max_examples)
 @given(STEPS)
 def test_successor_knows_what_the_owner_knew(steps: list[tuple[object, ...]]) -> None:
     """L and O never leave out what is needed, whatever was decided, blocked, parked, put back (S, D)."""
@@ -106,7 +106,7 @@ def test_successor_knows_what_the_owner_knew(steps: list[tuple[object, ...]]) ->
     assert len(log.published) == len(set(log.published)), "published twice"
 
 
-@settings(max_examples=3 * settings().max_examples, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(STEPS)
 def test_first_resolution_of_each_transaction_is_what_happened(steps: list[tuple[object, ...]]) -> None:
     """Nobody is published without a COMMIT before any ROLLBACK, and nobody with one is forgotten (L, P, F)."""

@@ -52,7 +52,7 @@ _OPS = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(_OPS, max_size=4, unique_by=lambda event: event.off), st.integers(30, 71))
 @example([op("COMMITTED", off=30), op("PREPARED", off=31)], 40)
 @example([op("COMMITTED", off=60, part=1)], 61)

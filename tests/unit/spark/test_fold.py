@@ -177,7 +177,7 @@ def changed(draw: st.DrawFn, events: Sequence[Event]) -> list[Event]:
     return [*events[:index], hashed(told), *events[index + 1 :]]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data(), st.sampled_from(sorted(PLAIN)), st.integers(0, 2))
 def test_fold_lets_nothing_pass_that_is_said_otherwise(
     database: Any, data: st.DataObject, name: str, changes: int
@@ -189,7 +189,7 @@ def test_fold_lets_nothing_pass_that_is_said_otherwise(
     assert not let_pass(database, events) or kinds(events) == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from([[], *(events for events, _ in PLAIN.values())]),
     st.lists(_EVENTS, max_size=3),

@@ -9,7 +9,7 @@ from tests.support.history_strategies import corruptions, scripts
 _PENDING = " | allow:pend"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(scripts())
 def test_correct_histories_have_no_finding(script: str) -> None:
     """A false alarm in a million transactions would be one in every run."""
@@ -17,7 +17,7 @@ def test_correct_histories_have_no_finding(script: str) -> None:
     assert verdict.violations == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(scripts(), st.data())
 def test_each_single_corruption_is_named(script: str, data: st.DataObject) -> None:
     """Whatever one thing is changed, the promise that it breaks is among the findings."""
