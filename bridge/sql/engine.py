@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -303,7 +304,9 @@ def open_migration_engine(text: str) -> Engine:
         return _make_sqlite_engine(url, SqlConfig(statement_timeout_ms=60_000, threads=1), is_reader=False)
     options = "-c statement_timeout=0 -c lock_timeout=60000"
     connect = {"options": options, "connect_timeout": 5}
-    return sa.create_engine(url, pool_size=1, hide_parameters=True, connect_args=connect)
+    engine = sa.create_engine(url, pool_size=1, hide_parameters=True, connect_args=connect)
+    event.listen(engine, "connect", _make_durable)
+    return engine
 
 
 def _make_sqlite_engine(url: URL, config: SqlConfig, *, is_reader: bool) -> Engine:
@@ -351,7 +354,7 @@ def _make_postgres_engine(url: URL, config: SqlConfig) -> Engine:
     options = (
         f"-c statement_timeout={timeout} -c lock_timeout={timeout} -c idle_in_transaction_session_timeout={5 * timeout}"
     )
-    return sa.create_engine(
+    engine = sa.create_engine(
         url,
         pool_size=config.threads,
         max_overflow=0,
@@ -360,6 +363,18 @@ def _make_postgres_engine(url: URL, config: SqlConfig) -> Engine:
         hide_parameters=True,
         connect_args={"options": options, "connect_timeout": 3, "tcp_user_timeout": 5 * timeout},
     )
+    event.listen(engine, "connect", _make_durable)
+    return engine
+
+
+def _make_durable(dbapi: DBAPIConnection, _: object) -> None:
+    """With synchronous_commit off, a crash takes back what was acted upon: audits, secrets, given-up queues."""
+    cursor = dbapi.cursor()
+    cursor.execute(
+        "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+    )
+    cursor.close()
+    dbapi.commit()
 
 
 class InlineDatabase(Database):

@@ -49,6 +49,21 @@ async def test_work_is_applied_whole_or_not_at_all(database: Database) -> None:
     assert await database.read(count_leases) == 1
 
 
+@pytest.mark.parametrize(("found", "used"), [("off", "on"), ("remote_write", "remote_write")])
+async def test_commits_are_durable_whatever_the_server_says(database_url: str, found: str, used: str) -> None:
+    """A server that crashes must not take back an audit entry whose act has happened."""
+    url = sa.make_url(database_url)
+    if url.get_backend_name() == "sqlite":
+        return  # has no such setting
+    admin = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+    with admin.connect() as conn:
+        conn.exec_driver_sql(f'ALTER DATABASE "{url.database}" SET synchronous_commit = {found}')
+    admin.dispose()
+    opened = Database(database_url, QUICK)
+    assert await opened.run(lambda conn: conn.exec_driver_sql("SHOW synchronous_commit").scalar_one()) == used
+    await opened.close()
+
+
 async def test_many_at_once_all_get_their_turn(database: Database) -> None:
     """Writers wait for each other; nobody is refused for being busy."""
     await asyncio.gather(*[database.run(lambda conn, n=n: add_lease(conn, f"lease-{n}")) for n in range(40)])
