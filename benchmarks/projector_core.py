@@ -18,10 +18,12 @@ from bridge.core.op_message import POSITION_KEY, OpMessage, Position, encode_op,
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.transaction import Transaction, TransactionState, make_transaction_id, make_uuid7_bits
+from bridge.sql.chunking import Chunk, JournalBuffer, OpBuffer, next_chunk
 from bridge.sql.engine import Database
 from bridge.sql.migrate import upgrade
-from bridge.sql.projection import Chunk, JournalBuffer, OpBuffer, apply_chunk, next_chunk
+from bridge.sql.projection import apply_chunk
 from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position
+from bridge.sql.usual import PendingRows
 from tests.support.postgres import PostgresServer
 
 CHUNK = 250
@@ -89,6 +91,7 @@ def measure(url: str, transactions: int) -> Cost:
     database = Database(url)
     position = AppliedPosition(0, 0, 0)
     journal, ops = JournalBuffer(0, 20_000), OpBuffer(0, 20_000)
+    pending = PendingRows()
     portions = list(make_portions(transactions))
     decode_s = apply_s = 0.0
     gc.collect()
@@ -100,7 +103,8 @@ def measure(url: str, transactions: int) -> Cost:
         chunk = _read(portion, position, journal, ops)
         decoded = time.process_time()
         with database.engine.begin() as conn:
-            apply_chunk(conn, chunk, partial(_times_of, CheckTimes()))
+            result = apply_chunk(conn, chunk, partial(_times_of, CheckTimes()), pending)
+        pending.note(chunk, result.pending if result else {})
         apply_s += time.process_time() - decoded
         decode_s += decoded - started
         position = chunk.after

@@ -20,26 +20,23 @@ from bridge.core.message import MessageQueue
 from bridge.core.op_message import LogStart
 from bridge.core.topics import InternalTopics
 from bridge.fault_points import FaultPoint, reach
+from bridge.sql.chunking import Chunk, JournalBuffer, OpBuffer, Quarantined, next_chunk
 from bridge.sql.engine import Database, SqlUnavailable
 from bridge.sql.fold import TimesOf
 from bridge.sql.identity import read_identity
 from bridge.sql.leases import LeaseWatch, release_lease, take_lease
 from bridge.sql.projection import (
-    Chunk,
-    JournalBuffer,
-    OpBuffer,
     Orphan,
-    Quarantined,
     allow_long_statements,
     apply_chunk,
     clear_projection,
     forget_previous,
-    next_chunk,
     purge,
     read_orphans,
 )
 from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position, read_position, read_positions
 from bridge.sql.stats import GroupStats, read_stats
+from bridge.sql.usual import PendingRows
 from bridge.store.message_store import MessageStore, OwnerStore, QueueReader, TopicAdmin
 from bridge.store.positions import find_position
 
@@ -54,12 +51,17 @@ _POSTGRES_WRITERS = 2  # half of the pool: readers are never kept out
 
 @dataclass(frozen=True, slots=True)
 class ProjectorConfig:
-    """Bounds and rhythms. `min_interval_ms` between two small SQL transactions of a queue, so that they grow."""
+    """Bounds and rhythms. Two SQL transactions of a queue begin at least `min_interval_ms` apart, so that they grow.
 
-    max_read_records: int = 1_000
+    A busy queue waits half a millisecond for each transaction of its last one, at most `max_interval_ms`: the more
+    half messages find their end in the same SQL transaction, the less there is to look up and to write twice.
+    """
+
+    max_read_records: int = 5_000
     max_wait_ms: int = 500
     max_waiting_records: int = 20_000
     min_interval_ms: int = 20
+    max_interval_ms: int = 300
     lease_ms: int = 5_000
     retry_ms: int = 1_000
     purge_after_ms: int = 7 * _DAY_MS
@@ -129,6 +131,7 @@ class QueueFollower:
         self._ports = ports
         self._config = config
         self._readers = AsyncExitStack()
+        self._pending = PendingRows()
         self.newest_ms = 0  # Kafka's time of what was applied last
 
     async def open(self) -> None:
@@ -168,7 +171,7 @@ class QueueFollower:
         return await self._apply(chunk, len(quarantined))
 
     async def _apply(self, chunk: Chunk, quarantined: int) -> RunResult:
-        work = partial(apply_chunk, chunk=chunk, times_of=self._ports.times_of)
+        work = partial(apply_chunk, chunk=chunk, times_of=self._ports.times_of, pending=self._pending)
         reach(FaultPoint.PROJECT_READ)
         async with self._writing:
             result = await self._ports.database.run(work)
@@ -178,6 +181,7 @@ class QueueFollower:
         for offset, reason in result.quarantined:
             _LOG.warning("record_quarantined", queue=self._queue_id, offset=offset, reason=reason)
         self.position = chunk.after
+        self._pending.note(chunk, result.pending)
         if chunk.ops:
             self.newest_ms = max(self.newest_ms, chunk.ops[-1].stored_ms)
         return RunResult(1, result.prepared, result.moved, quarantined + len(result.quarantined))
@@ -353,7 +357,8 @@ class Projector:
                 await clock.sleep_ms(config.retry_ms)
             else:
                 if result is not None and result.moved < config.max_read_records // 2:
-                    await clock.sleep_ms(max(0, began_ms + config.min_interval_ms - clock.monotonic_ms()))
+                    interval_ms = max(config.min_interval_ms, min(config.max_interval_ms, result.moved // 2))
+                    await clock.sleep_ms(max(0, began_ms + interval_ms - clock.monotonic_ms()))
 
     async def _step(self, queue_id: int, max_wait_ms: int) -> RunResult | None:
         follower = self._followers.get(queue_id)
