@@ -128,16 +128,19 @@ class JournalBuffer(_Buffer[JournalEntry]):
         self._bytes += size
 
 
+_OBJECTS_BYTES = 600  # of an entry, its texts and its record without the bytes of these
+
+
 def _count_bytes(entry: JournalEntry, message: StoredMessage) -> int:
-    """Of a plain half message about the key is kept, of other ones about everything may be."""
-    if isinstance(entry, HalfEntry):
-        if entry.is_plain:
-            return _PLAIN_BYTES + len(message.key or b"")
-        return count_stored_bytes(message) - (len(message.value or b"") if entry.half.message_count == 1 else 0)
-    return count_stored_bytes(message)
-
-
-_PLAIN_BYTES = 600
+    """Of a half message with one message everything but its value is kept; of other ones about everything may be."""
+    if isinstance(entry, RawEntry):
+        headers = message.headers
+        if len(headers) > 1 or message.value is not None:
+            return count_stored_bytes(message)
+        return _OBJECTS_BYTES + len(message.key or b"") + len(headers[0][1] or b"")
+    if entry.is_plain:
+        return _OBJECTS_BYTES + len(message.key or b"")
+    return count_stored_bytes(message) - (len(message.value or b"") if entry.half.message_count == 1 else 0)
 
 
 @dataclass(slots=True)
@@ -175,7 +178,7 @@ class OpBuffer(_Buffer[StateEntry | PositionEntry]):
             self.groups.append(OpGroup(self.take_open(), entry.offset, entry.s))
         else:
             self._open.append(entry)
-            self._open_bytes += count_stored_bytes(message)
+            self._open_bytes += _OBJECTS_BYTES + len(message.value or b"")
 
 
 def next_chunk(queue_id: int, before: AppliedPosition, journal: JournalBuffer, ops: OpBuffer) -> Chunk | None:

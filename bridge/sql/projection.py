@@ -58,8 +58,13 @@ class _NotAsKnown(Exception):
     """A row that this process wrote is not there."""
 
 
-def apply_chunk(conn: Connection, chunk: Chunk, times_of: TimesOf, pending: PendingRows) -> ChunkResult | None:
-    """Applies the chunk and moves the position; None, and nothing is changed, if another projector moved it."""
+def apply_chunk(
+    conn: Connection, chunk: Chunk, times_of: TimesOf, pending: PendingRows | None = None
+) -> ChunkResult | None:
+    """Applies the chunk and moves the position; None, and nothing is changed, if another projector moved it.
+
+    `pending`: rows that this process knows to be as it wrote them; without them every transaction is looked up.
+    """
     if not move_position(conn, chunk.queue_id, chunk.before, chunk.after):
         return None
     try:
@@ -76,7 +81,7 @@ def _apply(conn: Connection, chunk: Chunk, usual: UsualStories, times_of: TimesO
     new = [row for row in fold.moved.values() if row.is_new]
     _write_usual(conn, usual)
     _write_rows(conn, fold, new)
-    insert_rows(conn, transaction_keys, KeyRow._fields, usual.keys + fold.keys)
+    insert_rows(conn, transaction_keys, KeyRow._fields, [*usual.keys, *fold.keys])
     insert_rows(conn, timeline_events, EventRow._fields, fold.events)
     _write_counts(conn, fold, usual)
     _write_answers(conn, fold)
@@ -108,10 +113,10 @@ def _write_rows(conn: Connection, fold: Fold, new: Sequence[ProjectedRow]) -> No
 
 def _write_counts(conn: Connection, fold: Fold, usual: UsualStories) -> None:
     """In order of names, so that two queues' SQL transactions never wait for each other in a circle."""
-    for group, (prepared, committed) in usual.counts.items():
+    for group, totals in usual.totals.items():
         counts = fold.counts.setdefault(group, [0] * len(COUNTS))
-        counts[0] += prepared
-        counts[1] += committed
+        counts[0] += totals.prepared
+        counts[1] += totals.committed
     rows = [(group, *counts) for group, counts in sorted(fold.counts.items()) if any(counts)]
     add_rows(conn, group_counts, ("producer_group", *COUNTS), rows)
 

@@ -6,15 +6,16 @@ repeat is taken to be new. Where it is known all the same a unique index refuses
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
-from bridge.core.check_rules import first_check_ms
+from bridge.core.check_rules import CheckTimes, first_check_ms
 from bridge.core.transaction import TransactionState
 from bridge.sql.chunking import Chunk
 from bridge.sql.entries import CommitEntry, HalfEntry
-from bridge.sql.fold import KeyRow, TimesOf
-from bridge.sql.rows import PREPARED, encode_messages, make_row_id
+from bridge.sql.fold import TimesOf
+from bridge.sql.rows import PREPARED, encode_message, make_row_id
 
 _COMMITTED = TransactionState.COMMITTED.value
 _NEW_COLUMNS = (
@@ -68,10 +69,19 @@ class PendingRows:
             del rows[transaction_id]
 
 
+@dataclass(slots=True)
+class GroupTotals:
+    """What is to be added to a group's counts, and when its transactions are checked."""
+
+    times: CheckTimes
+    prepared: int = 0
+    committed: int = 0
+
+
 class UsualStories:
     """Rows in the order of their shapes' columns, and what goes with them.
 
-    `counts`: prepared and committed by group. `pending`: the rows of `prepared`. `rest`: the other stories, whole.
+    `totals`: by group. `pending`: the rows of `prepared`. `rest`: the other stories, whole.
     Without `pending` no story is usual.
     """
 
@@ -79,8 +89,8 @@ class UsualStories:
         self.prepared: list[tuple[Any, ...]] = []
         self.committed: list[tuple[Any, ...]] = []
         self.ended: list[tuple[Any, ...]] = []
-        self.keys: list[KeyRow] = []
-        self.counts: dict[str, list[int]] = {}
+        self.keys: list[tuple[Any, ...]] = []
+        self.totals: dict[str, GroupTotals] = {}
         self.pending: dict[str, PendingRow] = {}
         self._queue_id = chunk.queue_id
         self._times_of = times_of
@@ -105,33 +115,36 @@ class UsualStories:
         return chunk.only(rare)
 
     def _add_new(self, entry: HalfEntry, commit: CommitEntry | None) -> None:
-        half, offset, stored_ms, group = entry.half, entry.offset, entry.stored_ms, entry.half.group
-        row_id = make_row_id(self._queue_id, offset)
-        first_ms = first_check_ms(half, stored_ms, self._times_of(group))
-        messages = encode_messages(entry.messages)
-        head = (entry.transaction_id, group, self._queue_id, stored_ms, half.born_ms, first_ms, messages, offset)
-        counts = self._counts_of(group)
-        counts[0] += 1
+        half, offset, stored_ms, message = entry.half, entry.offset, entry.stored_ms, entry.messages[0]
+        transaction_id, group, born_ms, queue_id = entry.transaction_id, half.group, half.born_ms, self._queue_id
+        totals = self._totals_of(group)
+        first_ms = first_check_ms(half, stored_ms, totals.times)
+        row_id, messages = make_row_id(queue_id, offset), f"[{encode_message(message)}]"
+        self.keys.append((message.topic, born_ms, row_id, 0, message.key))
+        totals.prepared += 1
         if commit is None:
-            self.prepared.append((row_id, *head, offset, stored_ms, first_ms))
-            self.pending[entry.transaction_id] = PendingRow(offset, stored_ms, group)
+            self.prepared.append(
+                (row_id, transaction_id, group, queue_id, stored_ms, born_ms, first_ms, messages, offset, offset,
+                 stored_ms, first_ms)
+            )  # fmt: skip
+            self.pending[transaction_id] = PendingRow(offset, stored_ms, group)
         else:
-            times = (commit.at, commit.appended_ms, commit.ended_ms, commit.stored_ms)
-            self.committed.append((row_id, *head, *times, commit.receipts))
-            counts[1] += 1
-        message = entry.messages[0]
-        self.keys.append(KeyRow(message.topic, half.born_ms, row_id, 0, message.key))
+            self.committed.append(
+                (row_id, transaction_id, group, queue_id, stored_ms, born_ms, first_ms, messages, offset, commit.at,
+                 commit.appended_ms, commit.ended_ms, commit.stored_ms, commit.receipts)
+            )  # fmt: skip
+            totals.committed += 1
 
     def _add_end(self, row: PendingRow, commit: CommitEntry) -> None:
         row_id = make_row_id(self._queue_id, row.offset)
         self.ended.append((commit.at, commit.ended_ms, commit.stored_ms, commit.receipts, row_id))
-        self._counts_of(row.group)[1] += 1
+        self._totals_of(row.group).committed += 1
 
-    def _counts_of(self, group: str) -> list[int]:
-        counts = self.counts.get(group)
-        if counts is None:
-            counts = self.counts[group] = [0, 0]
-        return counts
+    def _totals_of(self, group: str) -> GroupTotals:
+        totals = self.totals.get(group)
+        if totals is None:
+            totals = self.totals[group] = GroupTotals(self._times_of(group))
+        return totals
 
 
 def _sort(chunk: Chunk) -> tuple[dict[str, HalfEntry], dict[str, CommitEntry], set[str]]:
