@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -35,9 +36,10 @@ HALVES = st.builds(
 )  # fmt: skip
 ENDS = st.builds(EndRecord, IDS, st.sampled_from(Resolution), st.sampled_from(Source), TIMES, st.none() | NAMES)
 RECEIPTS = st.lists(st.builds(Receipt, NAMES, st.integers(0, 99), st.none() | st.integers(0, 2**40)), max_size=3)
+BY = st.sampled_from(["producer", "check", None])
 TRANSACTIONS = st.builds(
     Transaction, IDS, NAMES, st.integers(0, 99), TIMES, st.integers(0, 9), st.sampled_from(TransactionState),
-    at=st.integers(0, 99), since_ms=TIMES, check_times=st.integers(0, 2), by=st.sampled_from(["producer", "check", None]),
+    at=st.integers(0, 99), since_ms=TIMES, check_times=st.integers(0, 2), by=BY,
     ended_ms=st.none() | TIMES, reason=st.none() | st.just("ORDER"), requests=st.just(()) | st.just(("r-1",)),
 )  # fmt: skip
 
@@ -171,3 +173,38 @@ def test_key_of_an_op_message_is_an_id_or_the_record_is_quarantined(key: bytes) 
     got = outcome(read_op_entry, StoredMessage(7, key, value, (), 1))
     if key not in {b"?", b"~"}:
         assert (got is MalformedRecord) == (not is_transaction_id(key.decode("latin-1")))
+
+
+HALF = encode_half(
+    HalfMessage(make_transaction_id(0, 1), "shop", 1, 5, "orders", ordering_hash=0xABCDEF),
+    [Message("orders", b"k", b"v")],
+    "half",
+    0,
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"abcdef\x02", b"ABCDEF\x02"),
+        (b"abcdef\x02", b"abcdef"),
+        (b"abcdef\x02", b"abcdef\x03"),
+        (b"g\x02V", b"h\x02V"),
+        (b"V\x011", b"V\x012"),
+        (b"shop", b"sh op"),
+    ],
+)
+def test_half_message_that_is_nearly_plain(old: bytes, new: bytes) -> None:
+    """The codec's word counts for all of it."""
+    properties = (HALF.headers[-1][1] or b"").replace(make_transaction_id(0, 1).encode(), b"0" * 26 + b"0g")
+    stored = StoredMessage(0, b"k", b"v", (("properties", properties.replace(old, new)),), 1)
+    assert properties.replace(old, new) != properties
+    assert outcome(read_journal_entry, stored) == outcome(decode_record, stored)
+
+
+@pytest.mark.parametrize("more", [b',"base":5}', b',"since_ms":7}', b',"blocked":true}', b',"abandoned":true}'])
+def test_op_message_with_more_members_is_read_whole(more: bytes) -> None:
+    """Each of them changes a column."""
+    value = encode_op(OpMessage(COMMITTED, (Receipt("orders", 1, 5),)))[:-1] + more
+    entry = read_op_entry(StoredMessage(7, COMMITTED.transaction_id.encode(), value, (), 1))
+    assert isinstance(entry, OpEntry)

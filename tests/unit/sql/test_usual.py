@@ -248,6 +248,18 @@ def test_repeated_half_message_counts_once(watched: Database) -> None:
     watched.engine.dispose()
 
 
+def test_commit_of_another_half_message_is_not_this_ones(watched: Database) -> None:
+    """The journal's half message at the place that the op message names cannot be read; a repeat of it can."""
+    h1, _, o1 = half_and_commit(1, 0)
+    repeat = replace(h1, queue_offset=2)
+    chunk = make_chunk(START, [repeat], [o1])
+    project(watched, [chunk], PendingRows())
+    with watched.engine.begin() as conn:
+        rows = conn.execute(sa.text("SELECT state, queue_offset FROM transactions")).all()
+    assert rows == [("PREPARED", 2)]
+    watched.engine.dispose()
+
+
 def test_row_that_is_not_there_is_written_anew(watched: Database) -> None:
     """What this process remembers is a guess; what the statement changed is a fact."""
     h1, e1, o1 = half_and_commit(1, 0)
