@@ -46,6 +46,7 @@ _DAY_MS = 86_400_000
 _REBUILD_STALL_MS = 60_000
 _REBUILD_REMEDY = "nothing was changed; see `outbox-bridge migrate --accept-identity`, then rebuild again"
 _CLEAR_TIMEOUT_MS = 600_000
+_KNOWN_PENDING = 100_000  # rows of all queues, some 250 bytes each, that need no look-up when they end
 _POSTGRES_WRITERS = 2  # half of the pool: readers are never kept out
 
 
@@ -131,7 +132,7 @@ class QueueFollower:
         self._ports = ports
         self._config = config
         self._readers = AsyncExitStack()
-        self._pending = PendingRows()
+        self._pending = PendingRows(max(1_000, _KNOWN_PENDING // topics.queues))
         self.newest_ms = 0  # Kafka's time of what was applied last
 
     async def open(self) -> None:

@@ -50,7 +50,7 @@ class PendingRow(NamedTuple):
 class PendingRows:
     """The newest of them. Bounded: what is forgotten here is looked up."""
 
-    def __init__(self, limit: int = 50_000) -> None:
+    def __init__(self, limit: int = 10_000) -> None:
         self._limit = limit
         self._rows: dict[str, PendingRow] = {}
 
