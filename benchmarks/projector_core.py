@@ -23,10 +23,12 @@ from bridge.sql.engine import Database
 from bridge.sql.migrate import upgrade
 from bridge.sql.projection import apply_chunk
 from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position
+from bridge.sql.search import chunks
 from bridge.sql.usual import PendingRows
 from tests.support.postgres import PostgresServer
 
-CHUNK = 250
+PORTION = 250
+CHUNK = 2_000  # what a busy projector writes together
 _ROUNDS = 3
 _TRANSACTIONS = 50_000
 _NOW_MS = 1_700_000_000_000
@@ -34,7 +36,7 @@ _REQUEST = "0123456789ab-1"
 
 
 class Portion(NamedTuple):
-    """What one chunk is made of. Half of the transactions it prepares end in the next one."""
+    """Records as a read may find them. Half of the transactions that it prepares end in the next one."""
 
     journal: list[StoredMessage]
     ops: list[StoredMessage]
@@ -53,9 +55,9 @@ def make_portions(transactions: int) -> Iterator[Portion]:
     """The records of that many transactions, and of those that still wait for their end at last."""
     offsets, op_offsets = count(), count()
     late: list[Transaction] = []
-    for start in range(0, transactions, CHUNK):
+    for start in range(0, transactions, PORTION):
         portion = Portion([], [])
-        prepared = [_add_half(portion, n, next(offsets)) for n in range(start, start + CHUNK)]
+        prepared = [_add_half(portion, n, next(offsets)) for n in range(start, start + PORTION)]
         for t in late + prepared[::2]:
             _add_end(portion, t, next(offsets), next(op_offsets))
         late = prepared[1::2]
@@ -98,9 +100,9 @@ def measure(url: str, transactions: int) -> Cost:
     began = time.perf_counter()
     with database.engine.begin() as conn:
         begin_position(conn, 0, position, LogIdentity("c", "j", "o"))
-    for portion in portions:
+    for together in chunks(portions, CHUNK // PORTION):
         started = time.process_time()
-        chunk = _read(portion, position, journal, ops)
+        chunk = _read(together, position, journal, ops)
         decoded = time.process_time()
         with database.engine.begin() as conn:
             result = apply_chunk(conn, chunk, partial(_times_of, CheckTimes()), pending)
@@ -113,9 +115,10 @@ def measure(url: str, transactions: int) -> Cost:
     return Cost(decode_s / transactions * 1e6, apply_s / transactions * 1e6, transactions / seconds)
 
 
-def _read(portion: Portion, position: AppliedPosition, journal: JournalBuffer, ops: OpBuffer) -> Chunk:
-    ops.add(portion.ops, portion.ops[-1].queue_offset + 1)
-    journal.add(portion.journal, portion.journal[-1].queue_offset + 1)
+def _read(portions: list[Portion], position: AppliedPosition, journal: JournalBuffer, ops: OpBuffer) -> Chunk:
+    for portion in portions:
+        ops.add(portion.ops, portion.ops[-1].queue_offset + 1)
+        journal.add(portion.journal, portion.journal[-1].queue_offset + 1)
     chunk = next_chunk(0, position, journal, ops)
     if chunk is None:
         raise RuntimeError("the records are no chunk")

@@ -73,6 +73,12 @@ class ProjectorConfig:
         if self.purge_after_ms < _DAY_MS:
             raise ConfigError("purge_after_ms must be at least a day: repeats are recognised as long as rows are kept")
 
+    def interval_after(self, moved: int) -> int:
+        """Milliseconds from the begin of a SQL transaction that wrote so many transactions to that of the next one."""
+        if moved >= self.max_read_records // 2:
+            return 0  # there is more already
+        return max(self.min_interval_ms, min(self.max_interval_ms, moved // 2))
+
 
 @dataclass(frozen=True, slots=True)
 class ProjectorPorts:
@@ -357,9 +363,9 @@ class Projector:
                 _LOG.exception("projector_failed", queue=queue_id)
                 await clock.sleep_ms(config.retry_ms)
             else:
-                if result is not None and result.moved < config.max_read_records // 2:
-                    interval_ms = max(config.min_interval_ms, min(config.max_interval_ms, result.moved // 2))
-                    await clock.sleep_ms(max(0, began_ms + interval_ms - clock.monotonic_ms()))
+                if result is not None:
+                    ends_ms = began_ms + config.interval_after(result.moved)
+                    await clock.sleep_ms(max(0, ends_ms - clock.monotonic_ms()))
 
     async def _step(self, queue_id: int, max_wait_ms: int) -> RunResult | None:
         follower = self._followers.get(queue_id)
