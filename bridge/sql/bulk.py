@@ -1,11 +1,12 @@
 """Many rows in one statement, straight to the driver: SQLAlchemy's work for each row would cost more than the row."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql, sqlite
@@ -13,6 +14,8 @@ from sqlalchemy.exc import DBAPIError
 
 Rows = Sequence[tuple[Any, ...]]
 Constants = Mapping[str, str | int | None]
+
+_PORTION = 1_000
 
 
 def insert_rows(
@@ -24,7 +27,8 @@ def insert_rows(
     if conn.dialect.name == "sqlite":
         conn.exec_driver_sql(_insert(table.name, tuple(columns), "?", tuple(constants.items())), rows)
     else:
-        _copy(conn, table, (*columns, *constants), rows, tuple(constants.values()))
+        for portion in _portions(rows):
+            _copy(conn, table, (*columns, *constants), portion, tuple(constants.values()))
 
 
 def _copy(conn: Connection, table: sa.Table, columns: Sequence[str], rows: Rows, more: tuple[Any, ...]) -> None:
@@ -37,6 +41,8 @@ def _copy(conn: Connection, table: sa.Table, columns: Sequence[str], rows: Rows,
             for row in rows:
                 copy.write_row(row + more)
     except dbapi.Error as error:
+        if error.diag.message_primary:  # what comes with it shows the row
+            error.args = (error.diag.message_primary,)
         raise DBAPIError.instance(
             statement, None, error, dbapi.Error, True, connection_invalidated=driver.closed, dialect=conn.dialect
         ) from error
@@ -50,7 +56,12 @@ def update_rows(
         return 0
     if conn.dialect.name == "sqlite":
         return conn.exec_driver_sql(_update(table.name, tuple(columns), tuple(constants.items())), rows).rowcount
-    return _update_together(conn, table, columns, rows, constants)
+    return sum([_update_together(conn, table, columns, portion, constants) for portion in _portions(rows)])
+
+
+def _portions(rows: Rows) -> Iterator[Rows]:
+    """So many that no statement takes long, and the time-out of one is that of a few."""
+    return (rows[start : start + _PORTION] for start in range(0, len(rows), _PORTION))
 
 
 def _update_together(
@@ -65,7 +76,7 @@ def _update_together(
         f"UPDATE {table.name} AS t SET {', '.join(sets)} FROM json_to_recordset(%s::json) AS v({types}) "  # noqa: S608
         "WHERE t.id = v.id"
     )
-    document = json.dumps([dict(zip(names, row, strict=True)) for row in rows])
+    document = msgspec.json.encode([dict(zip(names, row, strict=True)) for row in rows]).decode()
     return conn.exec_driver_sql(statement, (document,)).rowcount
 
 
