@@ -18,13 +18,17 @@ from bridge.core.op_message import POSITION_KEY, OpMessage, Position, encode_op,
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.transaction import Transaction, TransactionState, make_transaction_id, make_uuid7_bits
+from bridge.sql.chunking import Chunk, JournalBuffer, OpBuffer, next_chunk
 from bridge.sql.engine import Database
 from bridge.sql.migrate import upgrade
-from bridge.sql.projection import Chunk, JournalBuffer, OpBuffer, apply_chunk, next_chunk
+from bridge.sql.projection import apply_chunk
 from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position
+from bridge.sql.search import chunks
+from bridge.sql.usual import PendingRows
 from tests.support.postgres import PostgresServer
 
-CHUNK = 250
+PORTION = 250
+CHUNK = 2_000  # what a busy projector writes together
 _ROUNDS = 3
 _TRANSACTIONS = 50_000
 _NOW_MS = 1_700_000_000_000
@@ -32,7 +36,7 @@ _REQUEST = "0123456789ab-1"
 
 
 class Portion(NamedTuple):
-    """What one chunk is made of. Half of the transactions it prepares end in the next one."""
+    """Records as a read may find them. Half of the transactions that it prepares end in the next one."""
 
     journal: list[StoredMessage]
     ops: list[StoredMessage]
@@ -51,9 +55,9 @@ def make_portions(transactions: int) -> Iterator[Portion]:
     """The records of that many transactions, and of those that still wait for their end at last."""
     offsets, op_offsets = count(), count()
     late: list[Transaction] = []
-    for start in range(0, transactions, CHUNK):
+    for start in range(0, transactions, PORTION):
         portion = Portion([], [])
-        prepared = [_add_half(portion, n, next(offsets)) for n in range(start, start + CHUNK)]
+        prepared = [_add_half(portion, n, next(offsets)) for n in range(start, start + PORTION)]
         for t in late + prepared[::2]:
             _add_end(portion, t, next(offsets), next(op_offsets))
         late = prepared[1::2]
@@ -89,18 +93,20 @@ def measure(url: str, transactions: int) -> Cost:
     database = Database(url)
     position = AppliedPosition(0, 0, 0)
     journal, ops = JournalBuffer(0, 20_000), OpBuffer(0, 20_000)
+    pending = PendingRows()
     portions = list(make_portions(transactions))
     decode_s = apply_s = 0.0
     gc.collect()
     began = time.perf_counter()
     with database.engine.begin() as conn:
         begin_position(conn, 0, position, LogIdentity("c", "j", "o"))
-    for portion in portions:
+    for together in chunks(portions, CHUNK // PORTION):
         started = time.process_time()
-        chunk = _read(portion, position, journal, ops)
+        chunk = _read(together, position, journal, ops)
         decoded = time.process_time()
         with database.engine.begin() as conn:
-            apply_chunk(conn, chunk, partial(_times_of, CheckTimes()))
+            result = apply_chunk(conn, chunk, partial(_times_of, CheckTimes()), pending)
+        pending.note(chunk, result.pending if result else {})
         apply_s += time.process_time() - decoded
         decode_s += decoded - started
         position = chunk.after
@@ -109,9 +115,10 @@ def measure(url: str, transactions: int) -> Cost:
     return Cost(decode_s / transactions * 1e6, apply_s / transactions * 1e6, transactions / seconds)
 
 
-def _read(portion: Portion, position: AppliedPosition, journal: JournalBuffer, ops: OpBuffer) -> Chunk:
-    ops.add(portion.ops, portion.ops[-1].queue_offset + 1)
-    journal.add(portion.journal, portion.journal[-1].queue_offset + 1)
+def _read(portions: list[Portion], position: AppliedPosition, journal: JournalBuffer, ops: OpBuffer) -> Chunk:
+    for portion in portions:
+        ops.add(portion.ops, portion.ops[-1].queue_offset + 1)
+        journal.add(portion.journal, portion.journal[-1].queue_offset + 1)
     chunk = next_chunk(0, position, journal, ops)
     if chunk is None:
         raise RuntimeError("the records are no chunk")

@@ -20,26 +20,23 @@ from bridge.core.message import MessageQueue
 from bridge.core.op_message import LogStart
 from bridge.core.topics import InternalTopics
 from bridge.fault_points import FaultPoint, reach
+from bridge.sql.chunking import Chunk, JournalBuffer, OpBuffer, Quarantined, next_chunk
 from bridge.sql.engine import Database, SqlUnavailable
 from bridge.sql.fold import TimesOf
 from bridge.sql.identity import read_identity
 from bridge.sql.leases import LeaseWatch, release_lease, take_lease
 from bridge.sql.projection import (
-    Chunk,
-    JournalBuffer,
-    OpBuffer,
     Orphan,
-    Quarantined,
     allow_long_statements,
     apply_chunk,
     clear_projection,
     forget_previous,
-    next_chunk,
     purge,
     read_orphans,
 )
 from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position, read_position, read_positions
 from bridge.sql.stats import GroupStats, read_stats
+from bridge.sql.usual import PendingRows
 from bridge.store.message_store import MessageStore, OwnerStore, QueueReader, TopicAdmin
 from bridge.store.positions import find_position
 
@@ -49,17 +46,23 @@ _DAY_MS = 86_400_000
 _REBUILD_STALL_MS = 60_000
 _REBUILD_REMEDY = "nothing was changed; see `outbox-bridge migrate --accept-identity`, then rebuild again"
 _CLEAR_TIMEOUT_MS = 600_000
+_KNOWN_PENDING = 100_000  # rows of all queues, some 250 bytes each, that need no look-up when they end
 _POSTGRES_WRITERS = 2  # half of the pool: readers are never kept out
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectorConfig:
-    """Bounds and rhythms. `min_interval_ms` between two small SQL transactions of a queue, so that they grow."""
+    """Bounds and rhythms. Two SQL transactions of a queue begin at least `min_interval_ms` apart, so that they grow.
 
-    max_read_records: int = 1_000
+    A busy queue waits half a millisecond for each transaction of its last one, at most `max_interval_ms`: the more
+    half messages find their end in the same SQL transaction, the less there is to look up and to write twice.
+    """
+
+    max_read_records: int = 5_000
     max_wait_ms: int = 500
     max_waiting_records: int = 20_000
     min_interval_ms: int = 20
+    max_interval_ms: int = 300
     lease_ms: int = 5_000
     retry_ms: int = 1_000
     purge_after_ms: int = 7 * _DAY_MS
@@ -69,6 +72,12 @@ class ProjectorConfig:
     def __post_init__(self) -> None:
         if self.purge_after_ms < _DAY_MS:
             raise ConfigError("purge_after_ms must be at least a day: repeats are recognised as long as rows are kept")
+
+    def interval_after(self, moved: int) -> int:
+        """Milliseconds from the begin of a SQL transaction that wrote so many transactions to that of the next one."""
+        if moved >= self.max_read_records // 2:
+            return 0  # there is more already
+        return max(self.min_interval_ms, min(self.max_interval_ms, moved // 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +138,7 @@ class QueueFollower:
         self._ports = ports
         self._config = config
         self._readers = AsyncExitStack()
+        self._pending = PendingRows(max(1_000, _KNOWN_PENDING // topics.queues))
         self.newest_ms = 0  # Kafka's time of what was applied last
 
     async def open(self) -> None:
@@ -168,7 +178,7 @@ class QueueFollower:
         return await self._apply(chunk, len(quarantined))
 
     async def _apply(self, chunk: Chunk, quarantined: int) -> RunResult:
-        work = partial(apply_chunk, chunk=chunk, times_of=self._ports.times_of)
+        work = partial(apply_chunk, chunk=chunk, times_of=self._ports.times_of, pending=self._pending)
         reach(FaultPoint.PROJECT_READ)
         async with self._writing:
             result = await self._ports.database.run(work)
@@ -178,6 +188,7 @@ class QueueFollower:
         for offset, reason in result.quarantined:
             _LOG.warning("record_quarantined", queue=self._queue_id, offset=offset, reason=reason)
         self.position = chunk.after
+        self._pending.note(chunk, result.pending)
         if chunk.ops:
             self.newest_ms = max(self.newest_ms, chunk.ops[-1].stored_ms)
         return RunResult(1, result.prepared, result.moved, quarantined + len(result.quarantined))
@@ -352,8 +363,9 @@ class Projector:
                 _LOG.exception("projector_failed", queue=queue_id)
                 await clock.sleep_ms(config.retry_ms)
             else:
-                if result is not None and result.moved < config.max_read_records // 2:
-                    await clock.sleep_ms(max(0, began_ms + config.min_interval_ms - clock.monotonic_ms()))
+                if result is not None:
+                    ends_ms = began_ms + config.interval_after(result.moved)
+                    await clock.sleep_ms(max(0, ends_ms - clock.monotonic_ms()))
 
     async def _step(self, queue_id: int, max_wait_ms: int) -> RunResult | None:
         follower = self._followers.get(queue_id)

@@ -122,7 +122,7 @@ def make_row_id(queue_id: int, half: int) -> int:
 
 def encode_messages(messages: Sequence[MessageSummary]) -> str:
     """JSON list of [topic, key in base64, bytes of the value, queue, timestamp]. Topic names need no escapes."""
-    return "[" + ",".join([_encode_message(message) for message in messages]) + "]"
+    return f"[{','.join([encode_message(message) for message in messages])}]"
 
 
 def encode_receipts(receipts: Sequence[Receipt]) -> str | None:
@@ -170,11 +170,14 @@ def make_view(row: sa.Row[Any]) -> TransactionView:
     return TransactionView(**members)
 
 
-def _encode_message(message: MessageSummary) -> str:
-    key = message.key
+def encode_message(message: MessageSummary) -> str:
+    """One member of `encode_messages`."""
+    key, size, time = message.key, message.value_bytes, message.timestamp_ms
     text = "null" if key is None else f'"{b2a_base64(key, newline=False).decode()}"'
-    size, time = _number(message.value_bytes), _number(message.timestamp_ms)
-    return f'["{message.topic}",{text},{size},{message.queue_id},{time}]'
+    return (
+        f'["{message.topic}",{text},{"null" if size is None else size},{message.queue_id},'
+        f"{'null' if time is None else time}]"
+    )
 
 
 def _number(value: int | None) -> str:

@@ -66,6 +66,12 @@ PARTS = (
         [f"tests/unit/checker/test_{name}.py" for name in ("timetable", "timetable_clocks", "turns", "concurrency")],
     ),
     Part("fold", ["bridge/sql/fold.py"], ["tests/unit/sql/test_fold.py", "tests/unit/test_projector.py"], 80),
+    Part(
+        "usual",
+        [f"bridge/sql/{name}.py" for name in ("entries", "chunking", "usual")],
+        [f"tests/unit/sql/test_{name}.py" for name in ("entries", "chunking", "usual")],
+        80,
+    ),
     Part("settler", _modules_of("bridge/settler"), [*_SETTLER, *_SCENARIOS], 80, _SAMPLE),
     Part("service", _modules_of("bridge/service"), ["tests/unit/service", *_SCENARIOS, _GIVEN_UP], 80, _SAMPLE),
     Part(

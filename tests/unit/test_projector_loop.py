@@ -112,6 +112,14 @@ def test_projector_at_rest_keeps_its_lease_and_forgets_what_is_old(database_url:
     assert (world.view("old"), world.view("new") is None) == (None, False)
 
 
+@pytest.mark.parametrize(
+    ("moved", "interval_ms"), [(0, 20), (1, 20), (100, 50), (599, 299), (2_000, 300), (2_499, 300), (2_500, 0)]
+)
+def test_interval_grows_with_what_comes(moved: int, interval_ms: int) -> None:
+    """At rest nobody waits for the projector, and behind its time it never waits itself."""
+    assert ProjectorConfig().interval_after(moved) == interval_ms
+
+
 class CountingDatabase(DatabaseThatFails):
     """`most`: so many chunks were applied at once."""
 

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from bridge.core.errors import ConfigError
+from bridge.sql.bulk import insert_rows
 from bridge.sql.engine import Database, SqlConfig, SqlUnavailable
 from bridge.sql.tables import group_counts, leases
 
@@ -253,6 +254,39 @@ async def test_connection_cut_off_in_between_is_unavailable(database_url: str) -
         await database.run(die)
     assert await database.read(count_leases) == 0
     await database.close()
+
+
+async def test_connection_cut_off_before_many_rows_are_written_is_unavailable(database_url: str) -> None:
+    """Rows that go past SQLAlchemy fail like all others, and the pool keeps no dead connection."""
+    database = Database(database_url)
+    if database.is_sqlite:
+        return  # a file has no session
+
+    def cut_off(conn: Connection) -> None:
+        pid = conn.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()
+        with database.engine.connect() as other:
+            other.execute(sa.text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
+        with conn.begin_nested():
+            insert_rows(conn, leases, ("name", "owner", "until_ms"), [("a", "me", 1)])
+
+    with pytest.raises(SqlUnavailable) as raised:
+        await database.run(cut_off)
+    assert not raised.value.is_outcome_unknown
+    await database.run(add_lease)
+    await database.close()
+
+
+async def test_many_rows_break_constraints_and_miss_tables_like_one(database: Database) -> None:
+    """Whichever way they are written; and their values are not in the text."""
+    columns = ("name", "owner", "until_ms")
+    await database.run(add_lease)
+    with pytest.raises(sa.exc.IntegrityError) as caught:
+        await database.run(lambda conn: insert_rows(conn, leases, columns, [("b", "x", 1), ("a", "of a user", 1)]))
+    assert "of a user" not in str(caught.value)
+    assert await database.read(count_leases) == 1
+    await database.run(lambda conn: conn.execute(sa.text("DROP TABLE leases")))
+    with pytest.raises(SqlUnavailable, match="migrate"):
+        await database.run(lambda conn: insert_rows(conn, leases, columns, [("a", "me", 1)]))
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "mysql://host/db", "not a url"])

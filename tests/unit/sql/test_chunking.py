@@ -8,7 +8,7 @@ from bridge.core.op_message import ANSWERS_KEY, OpMessage, Position, encode_op, 
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.transaction import Transaction, make_transaction_id
-from bridge.sql.projection import JournalBuffer, OpBuffer, next_chunk
+from bridge.sql.chunking import JournalBuffer, OpBuffer, next_chunk
 from bridge.sql.rows import AppliedPosition
 
 START = AppliedPosition(0, 0, 0)

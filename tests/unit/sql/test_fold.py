@@ -10,7 +10,8 @@ from bridge.core.op_message import OpMessage
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_act, encode_end
 from bridge.core.transaction import MessageSummary, Transaction, TransactionState, make_transaction_id
-from bridge.sql.fold import Fold, HalfEntry, OpEntry, RawEntry
+from bridge.sql.entries import HalfEntry, OpEntry, RawEntry
+from bridge.sql.fold import Fold
 from bridge.sql.rows import ProjectedRow, counted_as, make_row
 
 ID = make_transaction_id(3, 7)
@@ -21,7 +22,7 @@ COUNTS = ("prepared", "committed", "blocked", "rolled_back", "parked", "abandone
 
 def half(offset: int = 10, *topics: str) -> HalfEntry:
     messages = [MessageSummary(topic, b"k", 1, -1, None) for topic in topics or ("orders",)]
-    return HalfEntry(offset, 990 + offset, HalfMessage(ID, "shop", len(messages), 5), messages)
+    return HalfEntry(offset, 990 + offset, ID, HalfMessage(ID, "shop", len(messages), 5), messages)
 
 
 def op(t: Transaction, offset: int = 0, *receipts: Receipt) -> OpEntry:

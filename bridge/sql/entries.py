@@ -1,0 +1,221 @@
+"""Records of the half topic and the op topic -> what the projection keeps of them.
+
+The usual records are read by slices and by one small decoder, all others by the codecs of `bridge/core`. Both
+ways give the same rows.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from bridge.core.errors import MalformedRecord, UnknownRecordVersion
+from bridge.core.message import StoredMessage
+from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, OpMessage, decode_op, decode_position
+from bridge.core.properties import PROPERTIES_HEADER
+from bridge.core.record import HalfMessage, is_void
+from bridge.core.record_codec import decode_body, decode_record
+from bridge.core.transaction import MessageSummary, is_transaction_id
+
+_HALF_HEAD = b"KIND\x01H\x02UNIQ_KEY\x01"
+_END_HEAD = b"KIND\x01E\x02UNIQ_KEY\x01"
+_END_TAIL = b"\x02V\x011\x02"
+_ID_BEGIN, _ID_END = len(_HALF_HEAD), len(_HALF_HEAD) + 28
+_HASH_BYTES = 22  # OKEY, 16 digits, and what separates them
+_ANY_ID = b"0" * 28
+_DIGITS, _LAST_DIGITS, _HEX_DIGITS = b"0123456789abcdefghijklmnopqrstuv", b"048cgkos", b"0123456789abcdef"
+_MAX_TAIL_BYTES = 1_000
+
+
+class HalfEntry(Struct, frozen=True, gc=False):
+    """A half message that counts, without its body. `half`: its properties; id and ordering hash may be another's."""
+
+    offset: int
+    stored_ms: int
+    transaction_id: str
+    half: HalfMessage
+    messages: Sequence[MessageSummary]
+    is_plain: bool = False  # one message, nothing that few transactions have
+
+
+class RawEntry(Struct, frozen=True, gc=False):
+    """An end record or an act, decoded only if a timeline needs it: most ends come with the op message."""
+
+    offset: int
+    transaction_id: str
+    stored: StoredMessage
+
+
+class CommitEntry(Struct, frozen=True, gc=False):
+    """What most op messages say: committed by its producer, never checked, published. `receipts`: as in SQL."""
+
+    offset: int
+    stored_ms: int
+    transaction_id: str
+    half: int
+    appended_ms: int
+    at: int
+    ended_ms: int
+    receipts: str
+    value: bytes
+
+
+class OpEntry(Struct, frozen=True, gc=False):
+    """A state as the op topic holds it."""
+
+    offset: int
+    stored_ms: int
+    op: OpMessage
+
+    @property
+    def transaction_id(self) -> str:
+        return self.op.transaction.transaction_id
+
+
+class PositionEntry(Struct, frozen=True, gc=False):
+    """The last record of a Kafka transaction of the settler."""
+
+    offset: int
+    s: int
+
+
+JournalEntry = HalfEntry | RawEntry
+StateEntry = CommitEntry | OpEntry
+
+
+def read_journal_entry(stored: StoredMessage) -> JournalEntry | None:
+    """None for a void half message. Raises MalformedRecord and UnknownRecordVersion."""
+    headers = stored.headers
+    raw = headers[-1][1] if headers and headers[-1][0] == PROPERTIES_HEADER else None
+    if raw is not None:
+        if raw.startswith(_END_HEAD) and raw[44:49] == _END_TAIL:
+            return RawEntry(stored.queue_offset, raw[16:44].decode("latin-1"), stored)
+        half = _read_plain_half(raw)
+        if half is not None:
+            message, transaction_id = _summarise(half, stored), raw[_ID_BEGIN:_ID_END].decode()
+            return HalfEntry(stored.queue_offset, stored.stored_ms, transaction_id, half, (message,), True)
+    return _read_any(stored)
+
+
+def _read_any(stored: StoredMessage) -> JournalEntry | None:
+    record = decode_record(stored)
+    if not isinstance(record, HalfMessage):
+        return RawEntry(stored.queue_offset, record.transaction_id, stored)
+    if is_void(record, stored.stored_ms):
+        return None
+    if record.message_count == 1:
+        messages: Sequence[MessageSummary] = (_summarise(record, stored),)
+    else:
+        messages = [
+            MessageSummary(m.topic, m.key, None if m.value is None else len(m.value), m.queue_id, m.timestamp_ms)
+            for m in decode_body(record, stored)
+        ]
+    return HalfEntry(stored.queue_offset, stored.stored_ms, record.transaction_id, record, messages)
+
+
+def _read_plain_half(raw: bytes) -> HalfMessage | None:
+    """The half messages of a batch differ in id and ordering hash only: what follows the id is decoded once."""
+    if not raw.startswith(_HALF_HEAD) or not _is_id(raw[_ID_BEGIN:_ID_END]):
+        return None
+    tail = raw[_ID_END:]
+    if tail[-_HASH_BYTES - 1 : -_HASH_BYTES + 5] == b"\x02OKEY\x01":
+        if tail[-17:-1].translate(None, _HEX_DIGITS) or tail[-1:] != b"\x02":
+            return None
+        tail = tail[:-_HASH_BYTES]
+    return _decode_tail(tail) if len(tail) < _MAX_TAIL_BYTES else None
+
+
+@lru_cache(maxsize=1_024)
+def _decode_tail(tail: bytes) -> HalfMessage | None:
+    """A half message that has these properties after its id, if they are legal and nothing special."""
+    properties = (PROPERTIES_HEADER, _HALF_HEAD + _ANY_ID + tail)
+    try:
+        half = decode_record(StoredMessage(0, None, None, (properties,), 0))
+    except (MalformedRecord, UnknownRecordVersion):
+        return None
+    if not isinstance(half, HalfMessage) or half.message_count != 1:
+        return None
+    few_have = (half.idempotency_key, half.ordering_key, half.max_checks, half.max_life_s)
+    return half if few_have == (None,) * len(few_have) else None
+
+
+def _is_id(raw: bytes) -> bool:
+    return len(raw) == 28 and raw[27] in _LAST_DIGITS and not raw.translate(None, _DIGITS)
+
+
+def _summarise(half: HalfMessage, stored: StoredMessage) -> MessageSummary:
+    size = None if stored.value is None else len(stored.value)
+    return MessageSummary(half.real_topic, stored.key, size, half.real_queue_id, half.timestamp_ms)
+
+
+def read_op_entry(stored: StoredMessage) -> StateEntry | PositionEntry | None:
+    """None for answers that are no state. Raises MalformedRecord and UnknownRecordVersion."""
+    key, value = stored.key, stored.value
+    if key is not None and value is not None and value.startswith(_COMMITTED) and _is_id(key):
+        commit = _read_usual_commit(stored, key.decode(), value)
+        if commit is not None:
+            return commit
+    if key == ANSWERS_KEY:
+        return None
+    if key is None or value is None:
+        raise MalformedRecord("op message without key or value")
+    if key == POSITION_KEY:
+        return PositionEntry(stored.queue_offset, decode_position(value).s)
+    transaction_id = key.decode("latin-1")
+    if not is_transaction_id(transaction_id):
+        raise MalformedRecord("op message whose key is no transaction id")
+    return OpEntry(stored.queue_offset, stored.stored_ms, decode_op(transaction_id, value))
+
+
+class _Commit(Struct, gc=False, forbid_unknown_fields=True):
+    """An op message with no other members than these."""
+
+    v: Literal[1]
+    state: Literal["COMMITTED"]
+    group: str
+    at: int
+    half: int
+    appended_ms: int
+    by: Literal["producer"]
+    ended_ms: int
+    check_times: Literal[0]
+    receipts: msgspec.Raw
+    requests: tuple[str, ...] = ()
+
+
+_COMMITTED = b'{"v":1,"state":"COMMITTED",'
+_commit_decoder = msgspec.json.Decoder(_Commit)
+_RECEIPT = r'\["[A-Za-z0-9._-]+",(?:0|[1-9][0-9]{0,8}),(?:0|[1-9][0-9]{0,17})\]'
+_match_receipts = re.compile(rf"\[{_RECEIPT}(?:,{_RECEIPT})*\]").fullmatch
+
+
+def _read_usual_commit(stored: StoredMessage, transaction_id: str, value: bytes) -> CommitEntry | None:
+    """None for anything that is not written as the settler writes it: the general decoder says what it is."""
+    try:
+        commit = _commit_decoder.decode(value)
+        receipts = bytes(commit.receipts).decode()
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    if _match_receipts(receipts) is None:
+        return None
+    return CommitEntry(
+        stored.queue_offset,
+        stored.stored_ms,
+        transaction_id,
+        commit.half,
+        commit.appended_ms,
+        commit.at,
+        commit.ended_ms,
+        receipts,
+        value,
+    )
+
+
+def widen(entry: StateEntry) -> OpEntry:
+    """The same with everything that the op message says."""
+    if isinstance(entry, OpEntry):
+        return entry
+    return OpEntry(entry.offset, entry.stored_ms, decode_op(entry.transaction_id, entry.value))

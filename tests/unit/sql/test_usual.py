@@ -1,0 +1,276 @@
+"""Usual stories are told without a look-up: the rows are those that come of looking everything up."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from msgspec.structs import replace
+
+from bridge.core.check_rules import CheckTimes
+from bridge.core.message import Message, Receipt, StoredMessage
+from bridge.core.op_message import OpMessage, Position, encode_op, encode_position
+from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
+from bridge.core.record_codec import encode_act, encode_end, encode_half
+from bridge.core.transaction import Transaction, TransactionState, make_transaction_id
+from bridge.sql.chunking import Chunk, JournalBuffer, OpBuffer, next_chunk
+from bridge.sql.engine import Database, open_new_database
+from bridge.sql.projection import apply_chunk, purge
+from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position
+from bridge.sql.usual import PendingRows
+from tests.support.projector_world import PROJECTED
+
+pytest_plugins = ["tests.support.postgres"]
+
+START = AppliedPosition(0, 0, 0)
+
+
+class History:
+    """A journal and an op topic as settlers leave them, with what happens rarely happening often."""
+
+    def __init__(self, seed: int, steps: int) -> None:
+        self.journal: list[StoredMessage] = []
+        self.ops: list[StoredMessage] = []
+        self._random = Random(seed)
+        self._known: dict[str, Transaction] = {}
+        self._count = 0
+        for _ in range(steps):
+            self._random.choice([self._prepare, self._prepare, self._end, self._end, self._end, self._rewrite])()
+            if self._random.random() < 0.2:
+                self._seal()
+        self._seal()
+
+    def _chance(self, share: float) -> bool:
+        return self._random.random() < share
+
+    def _append(self, message: Message) -> int:
+        offset = len(self.journal)
+        self.journal.append(StoredMessage(offset, message.key, message.value, message.headers, 1_000 + offset))
+        return offset
+
+    def _prepare(self) -> None:
+        is_repeat = self._known and self._chance(0.15)
+        transaction_id = self._any().transaction_id if is_repeat else make_transaction_id(0, self._count)
+        self._count += 1
+        group = self._random.choice(["shop", "bank"])
+        messages = [Message("orders", self._random.choice([b"a", b"b", None]), b"v")]
+        if self._chance(0.1):
+            messages.append(Message("credits", b"a", b"v"))
+        half = HalfMessage(transaction_id, group, len(messages), 900 + len(self.journal))
+        half = replace(half, real_topic="orders") if len(messages) == 1 else half
+        if self._chance(0.1):
+            half = replace(half, max_checks=3, ordering_key="o")
+        if self._chance(0.1):
+            half = replace(half, idempotency_key="key", seen_ms=1_000 + len(self.journal))
+        offset = self._append(encode_half(half, messages, "half", 0))
+        if not is_repeat or self._chance(0.3):  # prepared again after it was forgotten
+            self._known[transaction_id] = Transaction(
+                transaction_id, group, offset, 1_000 + offset, 0, at=offset, since_ms=1_000 + offset
+            )
+        if self._chance(0.05):  # nobody has the half message any more
+            self.journal[-1] = replace(self.journal[-1], headers=(("properties", b"rubbish"),))
+
+    def _end(self) -> None:
+        if not self._known:
+            return
+        t = self._any()
+        resolution = Resolution.ROLLBACK if self._chance(0.2) else Resolution.COMMIT
+        source = self._random.choice([Source.PRODUCER] * 4 + [Source.CHECK, Source.OPERATOR])
+        offset = self._append(encode_end(EndRecord(t.transaction_id, resolution, source, 1), "half", 0))
+        if self._chance(0.1):
+            act = ActRecord(t.transaction_id, self._random.choice(list(Act)), "ann", "why", 1)
+            self._append(encode_act(act, "half", 0))
+        if t.is_final and not t.blocked:
+            return
+        state = TransactionState.COMMITTED if resolution is Resolution.COMMIT else TransactionState.ROLLED_BACK
+        t = replace(t, state=state, at=offset, end=offset, ended_ms=1_000 + offset, by="producer", requests=("r-1",))
+        if self._chance(0.15):
+            t = replace(t, state=TransactionState.PARKED, reason="MAX_CHECKS", parked=3, end=None, by="timer")
+        elif self._chance(0.15) and state is TransactionState.COMMITTED:
+            t = replace(t, blocked=True, reason="UNKNOWN_TOPIC")
+        elif self._chance(0.1):
+            t = replace(t, check_times=1, by="check")
+        self._write(t)
+
+    def _rewrite(self) -> None:
+        if self._known and self._chance(0.5):
+            t = self._any()
+            self._write(replace(t, blocked=False, reason=None) if t.blocked else t)
+
+    def _write(self, t: Transaction) -> None:
+        self._known[t.transaction_id] = t
+        is_published = t.state is TransactionState.COMMITTED and not t.blocked
+        op = OpMessage(t, (Receipt("orders", 1, len(self.ops)),) if is_published else ())
+        self._op(t.transaction_id.encode(), encode_op(op))
+
+    def _seal(self) -> None:
+        self._op(b"~", encode_position(Position(len(self.journal), 0, 0, "owner")))
+
+    def _op(self, key: bytes, value: bytes) -> None:
+        self.ops.append(StoredMessage(len(self.ops), key, value, (), 2_000 + len(self.ops)))
+
+    def _any(self) -> Transaction:
+        return self._random.choice(list(self._known.values()))
+
+
+def cut(history: History, random: Random) -> list[Chunk]:
+    """The chunks of a projector that reads it by and by, and has little room."""
+    room = random.choice([3, 1_000])
+    journal, ops, position = JournalBuffer(0, room), OpBuffer(0, room), START
+    chunks = []
+    while True:
+        chunk = next_chunk(0, position, journal, ops)
+        if chunk is not None:
+            chunks.append(chunk)
+            position = chunk.after
+            continue
+        if ops.groups or ops.next_offset == len(history.ops):
+            if journal.next_offset == len(history.journal):
+                return chunks
+            end = min(len(history.journal), journal.next_offset + random.randint(1, room))
+            journal.add(history.journal[journal.next_offset : end], end)
+        else:
+            end = min(len(history.ops), ops.next_offset + random.randint(1, 30))
+            ops.add(history.ops[ops.next_offset : end], end)
+
+
+def times_of(_: str) -> CheckTimes:
+    return CheckTimes()
+
+
+def project(database: Database, chunks: list[Chunk], pending: PendingRows | None) -> Mapping[str, list[Any]]:
+    """Applies them; what the tables hold then."""
+    with database.engine.begin() as conn:
+        begin_position(conn, 0, START, LogIdentity("c", "h", "o"))
+    for chunk in chunks:
+        with database.engine.begin() as conn:
+            result = apply_chunk(conn, chunk, times_of, pending)
+        assert result is not None
+        if pending is not None:
+            pending.note(chunk, result.pending)
+    with database.engine.begin() as conn:
+        return {table.name: sorted(map(tuple, conn.execute(sa.select(table))), key=repr) for table in PROJECTED}
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_rows_are_those_of_looking_everything_up(tmp_path: Path, part: int) -> None:
+    """Of any history, however it is cut, and however few rows are remembered (C)."""
+    for seed in range(25 * part, 25 * part + 25):
+        random = Random(seed)
+        chunks = cut(History(seed, 120), random)
+        dumps = []
+        for pending in (None, PendingRows(random.choice([2, 1_000]))):
+            database = open_new_database(tmp_path)
+            dumps.append(project(database, chunks, pending))
+            database.dispose()
+        assert dumps[0] == dumps[1], f"seed {seed}"
+
+
+def test_rows_are_the_same_on_both_databases(database_url: str, tmp_path: Path) -> None:
+    """PostgreSQL takes them by other statements."""
+    chunks = cut(History(1, 1_000), Random(1))
+    database, file = Database(database_url), open_new_database(tmp_path)
+    try:
+        assert project(database, chunks, PendingRows()) == project(file, chunks, None)
+    finally:
+        database.engine.dispose()
+        file.dispose()
+
+
+def half_and_commit(number: int, at: int) -> tuple[StoredMessage, StoredMessage, StoredMessage]:
+    """Half message, end and op message of a transaction whose half message is at `at`, its end at the next offset."""
+    transaction_id = make_transaction_id(0, number)
+    raw = encode_half(HalfMessage(transaction_id, "shop", 1, 1, "orders"), [Message("orders", b"k", b"v")], "half", 0)
+    end = encode_end(EndRecord(transaction_id, Resolution.COMMIT, Source.PRODUCER, 1), "half", 0)
+    t = Transaction(
+        transaction_id, "shop", at, 1_000, 0, TransactionState.COMMITTED, at + 1, 1_000, by="producer", end=at + 1,
+        ended_ms=1_001,
+    )  # fmt: skip
+    op = StoredMessage(0, transaction_id.encode(), encode_op(OpMessage(t, (Receipt("orders", 0, 1),))), (), 2_000)
+    return (
+        StoredMessage(at, raw.key, raw.value, raw.headers, 1_000),
+        StoredMessage(at + 1, end.key, None, end.headers, 1_001),
+        op,
+    )
+
+
+def make_chunk(before: AppliedPosition, journal: list[StoredMessage], ops: list[StoredMessage]) -> Chunk:
+    halves, records = JournalBuffer(before.journal_next, 100), OpBuffer(before.op_next, 100)
+    s = journal[-1].queue_offset + 1 if journal else before.s
+    halves.add(journal, s)
+    position = StoredMessage(before.op_next + 9, b"~", encode_position(Position(s, 0, 0, "o")), (), 3_000)
+    records.add([*ops, position], before.op_next + 10)
+    chunk = next_chunk(0, before, halves, records)
+    assert chunk is not None
+    return chunk
+
+
+@pytest.fixture
+def statements() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def watched(make_sqlite_url: Callable[[], str], statements: list[str]) -> Database:
+    """A database that notes its statements."""
+    database = Database(make_sqlite_url())
+
+    @sa.event.listens_for(database.engine, "before_cursor_execute")
+    def note(_: object, __: object, statement: str, *___: object) -> None:
+        statements.append(statement)
+
+    return database
+
+
+def test_usual_chunk_looks_nothing_up_and_writes_no_row_twice(watched: Database, statements: list[str]) -> None:
+    """Prepared and committed together, prepared alone, committed later."""
+    (h1, e1, o1), (h2, e2, o2) = half_and_commit(1, 0), half_and_commit(2, 2)
+    first = make_chunk(START, [h1, e1, h2], [o1])
+    second = make_chunk(first.after, [e2], [o2])
+    rows = project(watched, [first, second], PendingRows())
+    assert [row[3] for row in rows["transactions"]] == ["COMMITTED", "COMMITTED"]
+    assert not [text for text in statements if text.startswith("SELECT") and "json_each" in text]
+    assert len([text for text in statements if text.startswith("UPDATE transactions")]) == 1
+    watched.engine.dispose()
+
+
+def test_repeated_half_message_counts_once(watched: Database) -> None:
+    """What looked new is known: the chunk is applied all the same, whole."""
+    (h1, e1, o1), (h2, e2, o2) = half_and_commit(1, 0), half_and_commit(2, 3)
+    first = make_chunk(START, [h1, e1], [o1])
+    repeat = replace(h1, queue_offset=2)
+    second = make_chunk(first.after, [repeat, h2, e2], [o2])
+    rows = project(watched, [first, second], PendingRows())
+    assert len(rows["transactions"]) == 2
+    assert rows["group_counts"] == [("shop", 2, 2, 0, 0, 0, 0)]
+    watched.engine.dispose()
+
+
+def test_commit_of_another_half_message_is_not_this_ones(watched: Database) -> None:
+    """The journal's half message at the place that the op message names cannot be read; a repeat of it can."""
+    h1, _, o1 = half_and_commit(1, 0)
+    repeat = replace(h1, queue_offset=2)
+    chunk = make_chunk(START, [repeat], [o1])
+    project(watched, [chunk], PendingRows())
+    with watched.engine.begin() as conn:
+        rows = conn.execute(sa.text("SELECT state, queue_offset FROM transactions")).all()
+    assert rows == [("PREPARED", 2)]
+    watched.engine.dispose()
+
+
+def test_row_that_is_not_there_is_written_anew(watched: Database) -> None:
+    """What this process remembers is a guess; what the statement changed is a fact."""
+    h1, e1, o1 = half_and_commit(1, 0)
+    pending = PendingRows()
+    first = make_chunk(START, [h1], [])
+    second = make_chunk(first.after, [e1], [o1])
+    project(watched, [first], pending)
+    with watched.engine.begin() as conn:
+        for table in PROJECTED:
+            conn.execute(sa.delete(table))
+        assert purge(conn, 0, 10) == 0
+        assert apply_chunk(conn, second, times_of, pending) is not None
+        assert conn.execute(sa.text("SELECT state, has_half FROM transactions")).all() == [("COMMITTED", 0)]
+    watched.engine.dispose()
