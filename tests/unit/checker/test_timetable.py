@@ -338,16 +338,41 @@ def test_groups_with_nothing_due_for_ever_leave_nothing() -> None:
 
 
 def test_ended_ones_leave_no_trace_for_long() -> None:
-    """What ended before it was due is dropped in bulk, not kept until then."""
+    """What ended before it was due is dropped in bulk, not kept until then; also what was to be asked again."""
     table = make_table()
-    table.add_queue(0, [])
+    table.add_queue(0, [make_transaction("other", FIRST + 2 * DAY)])
     for start in range(0, 50_000, 100):
         batch = [make_transaction(f"{i}", FIRST + DAY) for i in range(start, start + 100)]
         table.set_prepared(0, batch, 0)
+        if start % 200:
+            table.set_prepared(0, [replace(t, at=9, check_times=1) for t in batch], 0)
         table.set_ended(0, [t.transaction_id for t in batch])
         table.tidy(100)
-    lane = table._tables[0]._lanes["g"]
-    assert (lane.live, len(lane.heap) <= 1_024) == (0, True)
+    queue = table._tables[0]
+    lane = queue._lanes["g"]
+    assert (lane.live, len(lane.heap) <= 1_026) == (1, True)
+    assert (len(queue.new.transactions), sum(len(ids) for ids, _ in queue.new._slots.values()) <= 1_024) == (0, True)
+
+
+@given(st.data())
+def test_new_ones_are_taken_as_if_they_had_been_in_order_all_along(data: st.DataObject) -> None:
+    """Each when it is due by append times and by the owner's clock; those that ended meanwhile are not."""
+    table, due = make_table(), {}
+    table.add_queue(0, [])
+    for number in range(data.draw(st.integers(1, 8))):
+        t = make_transaction(f"{number}", FIRST + data.draw(st.integers(0, 1_000)))
+        read_ms = data.draw(st.sampled_from([0, 300]))
+        table.set_prepared(0, [t], read_ms)
+        due[t.transaction_id] = (t.next_due_ms, read_ms + t.next_due_ms - T0)
+    ended = data.draw(st.sets(st.sampled_from(sorted(due))))
+    table.set_ended(0, ended)
+    assert table.count_pending() == len(due) - len(ended)
+    asked: dict[str, int] = {}
+    for now_ms in range(FIRST, FIRST + 2_000, data.draw(st.integers(50, 400))):
+        found = take(table, at(now_ms, monotonic_ms=now_ms - T0)).asks
+        asked |= dict.fromkeys([i for i in names(found) if i not in asked], now_ms)
+    assert asked.keys() == due.keys() - ended
+    assert all(asked[i] >= due[i][0] and asked[i] - T0 >= due[i][1] for i in asked)
 
 
 def test_sorting_a_new_queue_is_done_in_steps() -> None:
