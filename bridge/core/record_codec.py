@@ -22,7 +22,7 @@ from bridge.core.properties import (
 )
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Record, Resolution, Source
 from bridge.core.topics import is_legal_topic
-from bridge.core.transaction import TRANSACTION_ID_LENGTH, is_transaction_id
+from bridge.core.transaction import is_transaction_id
 
 _PREFIX = b"KIND\x01"
 _BODIED = frozenset({"H", "D"})
@@ -34,13 +34,11 @@ _PRODUCER = Source.PRODUCER
 _ACTS = {act.value: act for act in Act}
 _SOURCES = {source.value: source for source in Source}
 
-# The usual record is made to be sliced: kind and id have fixed places, the hash of the ordering key or the request is
-# at the end, and what is in between is the same in thousands of records. It is parsed once, then remembered.
+# The usual record is made to be sliced: it begins with 16 bytes of kind, then comes the id of 28; the hash of the
+# ordering key, or the request, is at the end, and what is in between is the same in thousands of records. That is
+# parsed once, then remembered.
 _HALF, _END = b"KIND\x01H\x02UNIQ_KEY\x01", b"KIND\x01E\x02UNIQ_KEY\x01"
-_ID_START, _ID_END = len(_HALF), len(_HALF) + TRANSACTION_ID_LENGTH
-_OKEY_NAME, _REQUEST_NAME = b"\x02OKEY\x01", b"\x02REQUEST\x01"
-_OKEY_START, _OKEY_DIGITS = -len(_OKEY_NAME) - 17, -17
-_ID_BYTES, _LAST_OF_ID = b"0123456789abcdefghijklmnopqrstuv", b"048cgkos"
+_ID_BYTES, _LAST_OF_ID = b"0123456789abcdefghijklmnopqrstuv", frozenset(b"048cgkos")
 _HEX_BYTES = b"0123456789abcdef"
 _NAME_BYTES = string.ascii_letters.encode() + string.digits.encode() + b"._-"
 _MOST_REMEMBERED = 4_096
@@ -105,22 +103,23 @@ def encode_parked(stored: StoredMessage, check_times: int, reason: str, topic: s
 def decode_record(stored: StoredMessage) -> Record:
     """A journal record. Raises MalformedRecord (quarantine it) and UnknownRecordVersion (halt the queue)."""
     raw = _properties_of(stored)
-    raw_id = raw[_ID_START:_ID_END]
+    start, raw_id = raw[:16], raw[16:44]
     record: Record | None = None
-    if not raw_id.translate(None, _ID_BYTES) and raw_id[-1:] in _LAST_OF_ID:
-        if raw.startswith(_END):
+    if len(raw) > 44 and raw[43] in _LAST_OF_ID and not raw_id.translate(None, _ID_BYTES):
+        if start == _END:
             record = _slice_end(raw_id.decode(), raw)
-        elif raw.startswith(_HALF):
+        elif start == _HALF:
             record = _slice_half(raw_id.decode(), raw)
     return decode_any(raw) if record is None else record
 
 
 def _slice_half(transaction_id: str, raw: bytes) -> HalfMessage | None:
     """A half message of one message; None if it is none of the usual ones."""
-    ordering_hash, middle = None, raw[_ID_END:]
-    digits = raw[_OKEY_DIGITS:-1]
-    if raw[_OKEY_START:_OKEY_DIGITS] == _OKEY_NAME and raw[-1] == 2 and not digits.translate(None, _HEX_BYTES):
-        ordering_hash, middle = int(digits, 16), raw[_ID_END : _OKEY_START + 1]
+    ordering_hash, digits = None, raw[-17:-1]
+    if raw[-23:-17] == b"\x02OKEY\x01" and raw[-1] == 2 and not digits.translate(None, _HEX_BYTES):
+        ordering_hash, middle = int(digits, 16), raw[44:-22]
+    else:
+        middle = raw[44:]
     known = _half_middles.get(middle)
     if known is None:
         known = _read_half_middle(middle)
@@ -134,13 +133,14 @@ def _slice_half(transaction_id: str, raw: bytes) -> HalfMessage | None:
 
 def _slice_end(transaction_id: str, raw: bytes) -> EndRecord | None:
     """A producer's end; None if it is none of the usual ones."""
-    request, at = None, raw.rfind(_REQUEST_NAME)
-    if at >= 0:
-        name = raw[at + len(_REQUEST_NAME) : -1]
+    at = raw.rfind(b"\x02REQUEST\x01", 44)
+    if at < 0:
+        request, middle = None, raw[44:]
+    else:
+        name, middle = raw[at + 9 : -1], raw[44 : at + 1]
         if not name or name.translate(None, _NAME_BYTES) or raw[-1] != 2:
             return None
         request = name.decode()
-    middle = raw[_ID_END : at + 1] if request else raw[_ID_END:]
     known = _end_middles.get(middle)
     if known is None:
         known = _read_end_middle(middle)

@@ -354,27 +354,6 @@ def test_ended_ones_leave_no_trace_for_long() -> None:
     assert (len(queue.new.transactions), sum(len(ids) for ids, _ in queue.new._slots.values()) <= 1_024) == (0, True)
 
 
-@given(st.data())
-def test_new_ones_are_taken_as_if_they_had_been_in_order_all_along(data: st.DataObject) -> None:
-    """Each when it is due by append times and by the owner's clock; those that ended meanwhile are not."""
-    table, due = make_table(), {}
-    table.add_queue(0, [])
-    for number in range(data.draw(st.integers(1, 8))):
-        t = make_transaction(f"{number}", FIRST + data.draw(st.integers(0, 1_000)))
-        read_ms = data.draw(st.sampled_from([0, 300]))
-        table.set_prepared(0, [t], read_ms)
-        due[t.transaction_id] = (t.next_due_ms, read_ms + t.next_due_ms - T0)
-    ended = data.draw(st.sets(st.sampled_from(sorted(due))))
-    table.set_ended(0, ended)
-    assert table.count_pending() == len(due) - len(ended)
-    asked: dict[str, int] = {}
-    for now_ms in range(FIRST, FIRST + 2_000, data.draw(st.integers(50, 400))):
-        found = take(table, at(now_ms, monotonic_ms=now_ms - T0)).asks
-        asked |= dict.fromkeys([i for i in names(found) if i not in asked], now_ms)
-    assert asked.keys() == due.keys() - ended
-    assert all(asked[i] >= due[i][0] and asked[i] - T0 >= due[i][1] for i in asked)
-
-
 def test_sorting_a_new_queue_is_done_in_steps() -> None:
     """The oldest first; what ends or changes meanwhile is not brought back."""
     table = make_table()

@@ -1,6 +1,8 @@
 """Due times and the monotonic clock: append times jump when a broker's clock is set."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bridge.core.check_rules import CheckTimes
@@ -79,3 +81,24 @@ def test_interval_outlasts_no_life(*, is_read_back: bool) -> None:
     (ask,) = take(table, at(T0 + 60_000, monotonic_ms=end_ms)).asks
     table.set_postponed(ask, T0 + 60_001, was_tried=True)
     assert take(table, at(T0 + 60_001, monotonic_ms=end_ms + 1)).parks == {0: {"a": MAX_LIFE}}
+
+
+@given(st.data())
+def test_new_ones_are_taken_as_if_they_had_been_in_order_all_along(data: st.DataObject) -> None:
+    """Each when it is due by append times and by the owner's clock; those that ended meanwhile are not."""
+    table, due = make_table(), {}
+    table.add_queue(0, [])
+    for number in range(data.draw(st.integers(1, 8))):
+        t = make_transaction(f"{number}", FIRST + data.draw(st.integers(0, 1_000)))
+        read_ms = data.draw(st.sampled_from([0, 300]))
+        table.set_prepared(0, [t], read_ms)
+        due[t.transaction_id] = (t.next_due_ms, read_ms + t.next_due_ms - T0)
+    ended = data.draw(st.sets(st.sampled_from(sorted(due))))
+    table.set_ended(0, ended)
+    assert table.count_pending() == len(due) - len(ended)
+    asked: dict[str, int] = {}
+    for now_ms in range(FIRST, FIRST + 2_000, data.draw(st.integers(50, 400))):
+        found = take(table, at(now_ms, monotonic_ms=now_ms - T0)).asks
+        asked |= dict.fromkeys([i for i in names(found) if i not in asked], now_ms)
+    assert asked.keys() == due.keys() - ended
+    assert all(asked[i] >= due[i][0] and asked[i] - T0 >= due[i][1] for i in asked)
