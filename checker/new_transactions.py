@@ -17,7 +17,7 @@ class NewTransactions:
 
     def __init__(self) -> None:
         self.transactions: dict[str, Transaction] = {}
-        self._slots: dict[int, tuple[list[str], list[int]]] = {}  # ids, and when each was read
+        self._slots: dict[int, tuple[list[str], list[int | None]]] = {}  # ids, and when each was read
         self._order: list[int] = []  # heap of slots
         self._placed = 0
 
@@ -26,8 +26,8 @@ class NewTransactions:
         """When the first slot begins."""
         return self._order[0] << _SLOT_BITS if self._order else None
 
-    def add(self, transaction: Transaction, read_ms: int) -> None:
-        """Takes one of which nothing is known yet."""
+    def add(self, transaction: Transaction, read_ms: int | None) -> None:
+        """Takes one of which nothing is known yet. `read_ms` None: read back, not read live."""
         transaction_id, slot = transaction.transaction_id, transaction.next_due_ms >> _SLOT_BITS
         self.transactions[transaction_id] = transaction
         placed = self._slots.get(slot)
@@ -38,7 +38,7 @@ class NewTransactions:
         placed[1].append(read_ms)
         self._placed += 1
 
-    def pop(self, transaction_id: str) -> tuple[Transaction, int] | None:
+    def pop(self, transaction_id: str) -> tuple[Transaction, int | None] | None:
         """Takes one out before its time, with the moment it was read."""
         transaction = self.transactions.pop(transaction_id, None)
         if transaction is None:
@@ -46,7 +46,7 @@ class NewTransactions:
         ids, reads = self._slots[transaction.next_due_ms >> _SLOT_BITS]
         return transaction, reads[ids.index(transaction_id)]
 
-    def pop_due(self, now_ms: int) -> Iterator[tuple[Transaction, int]]:
+    def pop_due(self, now_ms: int) -> Iterator[tuple[Transaction, int | None]]:
         """Takes out those that have not ended when their slot begins."""
         while self._order and self._order[0] << _SLOT_BITS <= now_ms:
             ids, reads = self._slots.pop(heappop(self._order))

@@ -198,6 +198,7 @@ def _count_heap(heap: Sequence[tuple[int, str]], now_ms: int, most: int) -> int:
 
 
 _STALE_STEP = 2_000
+_FAR_MS = 10_000  # what was read back and is due later than this is put in order later too
 
 
 class DueCheck(NamedTuple):
@@ -245,7 +246,12 @@ class CheckScheduler:
         for table in self._tables.values():
             for _ in range(min(max_count, len(table.unsorted))):
                 max_count -= 1
-                self._add(table, HeapItem(table.unsorted.popitem()[1]))
+                transaction = table.unsorted.popitem()[1]
+                is_far = table.taken is not None and transaction.next_due_ms > table.taken.now_ms + _FAR_MS
+                if is_far and transaction.transaction_id not in self._in_flight:
+                    table.new.add(transaction, None)
+                else:
+                    self._add(table, HeapItem(transaction))
             if not table.unsorted:
                 table.unsorted = {}  # an emptied dict keeps its size
             is_more = is_more or bool(table.unsorted)
@@ -382,8 +388,11 @@ class CheckScheduler:
         for transaction, read_ms in table.new.pop_due(now_ms):
             self._set(table, transaction, read_ms)
 
-    def _set(self, table: QueueSchedule, transaction: Transaction, read_ms: int) -> None:
-        """One that is new or has changed, read live at `read_ms`."""
+    def _set(self, table: QueueSchedule, transaction: Transaction, read_ms: int | None) -> None:
+        """One that is new or has changed, read live at `read_ms`, or was read back."""
+        if read_ms is None:
+            self._add(table, HeapItem(transaction))
+            return
         before = table.unsorted.pop(transaction.transaction_id, None)
         entry = table.entries.get(transaction.transaction_id)
         if entry is not None:

@@ -102,3 +102,27 @@ def test_new_ones_are_taken_as_if_they_had_been_in_order_all_along(data: st.Data
         asked |= dict.fromkeys([i for i in names(found) if i not in asked], now_ms)
     assert asked.keys() == due.keys() - ended
     assert all(asked[i] >= due[i][0] and asked[i] - T0 >= due[i][1] for i in asked)
+
+
+@given(st.lists(st.integers(0, 60_000), min_size=1, max_size=8), st.integers(0, 7), st.booleans())
+def test_what_was_read_back_is_asked_when_it_is_due_however_far_that_is(
+    delays: list[int], changed: int, is_ended: bool
+) -> None:
+    """Put in order at once or late, the same ones at the same times."""
+    transactions = [make_transaction(f"{n}", FIRST + delay) for n, delay in enumerate(delays)]
+    seen: list[dict[str, int]] = []
+    for taken in (None, QueueTime(T0, T0, 0)):
+        table, asked = make_table(), dict[str, int]()
+        table.add_queue(0, transactions, taken)
+        assert not table.tidy(100)
+        if is_ended:
+            table.set_ended(0, [f"{changed}"])
+        elif changed < len(delays):
+            table.set_prepared(0, [replace(transactions[changed], at=9, next_due_ms=FIRST + 5)], 0)
+        for now_ms in range(FIRST, FIRST + 62_000, 250):
+            asked |= dict.fromkeys(names(take(table, at(now_ms)).asks), now_ms)
+        seen.append(asked)
+    assert seen[0] == seen[1]
+    assert all(
+        asked - (FIRST + delays[int(name)]) in range(250) for name, asked in seen[1].items() if int(name) != changed
+    )
