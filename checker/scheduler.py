@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from bridge.core.check_rules import CheckTimes, Due, decide_due, is_exhausted, life_end_ms
 from bridge.core.transaction import MAX_LIFE, NO_ENDPOINT, Transaction
+from checker.new_transactions import NewTransactions
 
 _SPARE = 1_024
 
@@ -71,6 +72,7 @@ class QueueSchedule:
         self.queue_id = queue_id
         self.taken = taken
         self.unsorted = {t.transaction_id: t for t in reversed(list(prepared))}  # popitem gives the first one first
+        self.new = NewTransactions()
         self.entries: dict[str, HeapItem] = {}
         self._lanes: dict[str, _GroupHeap] = {}
         self._fronts: list[tuple[int, str]] = []
@@ -132,8 +134,9 @@ class QueueSchedule:
             del self._lanes[group]
 
     def next_front_ms(self) -> int | None:
-        """The earliest due time of lanes at rest."""
-        return self._fronts[0][0] if self._fronts else None
+        """The earliest due time of lanes at rest, or when the next of the new ones have to be looked at."""
+        front_ms, new_ms = self._fronts[0][0] if self._fronts else None, self.new.first_ms
+        return new_ms if front_ms is None else front_ms if new_ms is None else min(front_ms, new_ms)
 
     def head_ms(self, group: str) -> int | None:
         """The group's earliest due time, perhaps a stale one."""
@@ -195,6 +198,7 @@ def _count_heap(heap: Sequence[tuple[int, str]], now_ms: int, most: int) -> int:
 
 
 _STALE_STEP = 2_000
+_FAR_MS = 10_000  # what was read back and is due later than this is put in order later too
 
 
 class DueCheck(NamedTuple):
@@ -242,7 +246,12 @@ class CheckScheduler:
         for table in self._tables.values():
             for _ in range(min(max_count, len(table.unsorted))):
                 max_count -= 1
-                self._add(table, HeapItem(table.unsorted.popitem()[1]))
+                transaction = table.unsorted.popitem()[1]
+                is_far = table.taken is not None and transaction.next_due_ms > table.taken.now_ms + _FAR_MS
+                if is_far and transaction.transaction_id not in self._in_flight:
+                    table.new.add(transaction, None)
+                else:
+                    self._add(table, HeapItem(transaction))
             if not table.unsorted:
                 table.unsorted = {}  # an emptied dict keeps its size
             is_more = is_more or bool(table.unsorted)
@@ -256,36 +265,35 @@ class CheckScheduler:
         table = self._tables.get(queue_id)
         if table is None:
             return
+        new, entries, unsorted = table.new, table.entries, table.unsorted
         for transaction in transactions:
-            before = table.unsorted.pop(transaction.transaction_id, None)
-            entry = table.entries.get(transaction.transaction_id)
-            if entry is not None:
-                before = entry.transaction
-            else:
-                entry = HeapItem(transaction)
-                if transaction.at == transaction.half and not transaction.check_times:
-                    first_delay_ms = transaction.next_due_ms - transaction.appended_ms
-                    entry.not_before_ms = read_monotonic_ms + first_delay_ms
-            if before is None or before.since_ms != transaction.since_ms:
-                entry.since_ms, entry.life_end_ms = read_monotonic_ms, 0
-            entry.transaction = transaction
-            if before is not None and transaction.check_times:  # an answer came, or an operator asks at once
-                is_answered = transaction.check_times > before.check_times
-                entry.not_before_ms = self._next_check_ms(table, entry, read_monotonic_ms) if is_answered else 0
-            self._add(table, entry)
+            id_ = transaction.transaction_id
+            is_first = transaction.at == transaction.half and not transaction.check_times
+            if is_first and id_ not in new.transactions and id_ not in entries and id_ not in unsorted:
+                new.add(transaction, read_monotonic_ms)
+                continue
+            if (known := new.pop(id_)) is not None:
+                self._set(table, *known)
+            self._set(table, transaction, read_monotonic_ms)
+        new.compact()
 
     def set_ended(self, queue_id: int, transaction_ids: Iterable[str]) -> None:
         """Forgets transactions."""
         table = self._tables.get(queue_id)
-        for transaction_id in transaction_ids if table else ():
-            assert table is not None
-            table.remove(transaction_id)
+        if table is None:
+            return
+        new = table.new.transactions
+        for transaction_id in transaction_ids:
+            if new.pop(transaction_id, None) is None:
+                table.remove(transaction_id)
 
     # --- what is due ---
 
     def wake(self, queue_id: int, now_ms: int) -> list[str]:
         """Groups that have something due in the queue and were at rest, earliest first."""
-        return self._tables[queue_id].wake(now_ms)
+        table = self._tables[queue_id]
+        self._open(table, now_ms)
+        return table.wake(now_ms)
 
     def rest(self, group: str) -> None:
         """The group found nothing due: `wake` will find it when it has."""
@@ -300,6 +308,8 @@ class CheckScheduler:
         """What the group is to be asked about now, and what is to be parked: the longest due queue first."""
         taken = InFlight([], {}, [])
         steps = max_asks + _STALE_STEP
+        for table in self._tables.values():
+            self._open(table, moment_of(table.queue_id).now_ms)
         for table in self._by_head(group):
             moment = moment_of(table.queue_id)
             while steps > 0 and len(taken.asks) < max_asks:
@@ -360,16 +370,44 @@ class CheckScheduler:
 
     def count_pending(self) -> int:
         """All transactions known."""
-        return sum(len(table.entries) + len(table.unsorted) for table in self._tables.values())
+        tables = self._tables.values()
+        return sum(len(table.entries) + len(table.unsorted) + len(table.new.transactions) for table in tables)
 
     def count_due(self, now_of: Callable[[int], int], most: int) -> int:
         """How many are due and not taken, counted up to about `most`; walks only through what is due."""
         count = 0
         for queue_id, table in self._tables.items():
+            self._open(table, now_of(queue_id))
             count += table.count_due(now_of(queue_id), most - count)
         return count
 
     # --- inside ---
+
+    def _open(self, table: QueueSchedule, now_ms: int) -> None:
+        """Brings new ones that are due soon into order."""
+        for transaction, read_ms in table.new.pop_due(now_ms):
+            self._set(table, transaction, read_ms)
+
+    def _set(self, table: QueueSchedule, transaction: Transaction, read_ms: int | None) -> None:
+        """One that is new or has changed, read live at `read_ms`, or was read back."""
+        if read_ms is None:
+            self._add(table, HeapItem(transaction))
+            return
+        before = table.unsorted.pop(transaction.transaction_id, None)
+        entry = table.entries.get(transaction.transaction_id)
+        if entry is not None:
+            before = entry.transaction
+        else:
+            entry = HeapItem(transaction)
+            if transaction.at == transaction.half and not transaction.check_times:
+                entry.not_before_ms = read_ms + transaction.next_due_ms - transaction.appended_ms
+        if before is None or before.since_ms != transaction.since_ms:
+            entry.since_ms, entry.life_end_ms = read_ms, 0
+        entry.transaction = transaction
+        if before is not None and transaction.check_times:  # an answer came, or an operator asks at once
+            is_answered = transaction.check_times > before.check_times
+            entry.not_before_ms = self._next_check_ms(table, entry, read_ms) if is_answered else 0
+        self._add(table, entry)
 
     def _add(self, table: QueueSchedule, entry: HeapItem) -> None:
         transaction_id = entry.transaction.transaction_id

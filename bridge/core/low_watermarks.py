@@ -61,8 +61,9 @@ class LowWatermarks:
 
     def end(self, transaction_id: str, bound: int, ended_ms: int) -> None:
         """A transaction ended and is published or needs no publishing: it holds O for a while."""
-        self._bounds.pop(transaction_id, None)
-        self._noted_blocked.discard(transaction_id)
+        if transaction_id in self._bounds:
+            del self._bounds[transaction_id]
+            self._noted_blocked.discard(transaction_id)
         self._ended.append((ended_ms, bound, transaction_id, self.monotonic_ms))
 
     def move(self, s: int, op_start: int) -> None:

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
+from json.encoder import encode_basestring_ascii as _quote  # what json.dumps writes of a text
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -79,9 +80,16 @@ class OpMessage(Struct, frozen=True, gc=False):
 def encode_op(op: OpMessage) -> bytes:
     """The value of an op message; members without meaning for the state are left out."""
     t = op.transaction
-    is_published = t.state is COMMITTED and not t.blocked and t.reason is None and t.parked is None and t.by is not None
-    encode = _encode_published if is_published and op.receipts else _encode_any
-    return encode(t, op.receipts).encode()
+    is_usual = (
+        t.state is COMMITTED
+        and not t.blocked
+        and t.reason is None
+        and t.parked is None
+        and t.by is not None
+        and len(op.receipts) == 1
+        and len(t.requests) <= 1
+    )
+    return (_encode_usual(t, op.receipts[0]) if is_usual else _encode_any(t, op.receipts)).encode()
 
 
 def _encode_any(t: Transaction, receipts: Sequence[Receipt]) -> str:
@@ -109,13 +117,14 @@ def _encode_any(t: Transaction, receipts: Sequence[Receipt]) -> str:
     return ",".join(parts) + "}"
 
 
-def _encode_published(t: Transaction, receipts: Sequence[Receipt]) -> str:
-    """What most op messages are, the same members in the same order, in half the time."""
-    requests = f',"requests":[{",".join([_quote(request) for request in t.requests])}]' if t.requests else ""
+def _encode_usual(t: Transaction, receipt: Receipt) -> str:
+    """One published message, one caller at most: the same members in the same order, in a third of the time."""
+    requests = f',"requests":[{_quote(t.requests[0])}]' if t.requests else ""
+    topic, queue_id, offset = receipt.topic, receipt.queue_id, receipt.queue_offset
     return (
         f'{{"v":1,"state":"COMMITTED","group":"{t.group}","at":{t.at!s},"half":{t.half!s},'
         f'"appended_ms":{t.appended_ms!s},"by":"{t.by}","ended_ms":{t.ended_ms!s},"check_times":{t.check_times!s},'
-        f'"receipts":{_encode_receipts(receipts)}{requests}}}'
+        f'"receipts":[["{topic}",{queue_id!s},{"null" if offset is None else offset!s}]]{requests}}}'
     )
 
 
@@ -298,11 +307,6 @@ def _make_op(transaction_id: str, op: _Op) -> OpMessage:
         op.abandoned,
     )
     return OpMessage(transaction, op.receipts)
-
-
-def _quote(text: str) -> str:
-    """A JSON string; the plain ones that requests are made of are not looked at twice."""
-    return f'"{text}"' if text.isascii() and text.replace("-", "").isalnum() else json.dumps(text)
 
 
 def _rebuild_members(t: Transaction) -> str:

@@ -83,8 +83,11 @@ def count_body_bytes(message: Message) -> int:
 
 def count_stored_bytes(stored: StoredMessage) -> int:
     """What a message of the log takes in memory, about."""
-    size = _OBJECTS_BYTES + len(stored.key or b"") + len(stored.value or b"")
-    return size + _count_headers(stored.headers, 0) if stored.headers else size
+    key, value = stored.key, stored.value
+    size = _OBJECTS_BYTES + (len(key) if key else 0) + (len(value) if value else 0)
+    for name, header in stored.headers:
+        size += (len(name) if name.isascii() else len(name.encode())) + (len(header) if header else 0)
+    return size
 
 
 def count_record_bytes(message: Message) -> int:

@@ -11,7 +11,7 @@ from bridge.core.check_rules import CheckTimes
 from bridge.core.errors import HaltKind, QueueHalted
 from bridge.core.low_watermarks import LowWatermarkConfig, LowWatermarks
 from bridge.core.op_message import AnswerCode, LogStart, LogTopics, OpMessage, Position, decode_op, encode_op
-from bridge.core.record import ActRecord, EndRecord, HalfMessage, Record, is_void
+from bridge.core.record import ActRecord, EndRecord, HalfMessage, Record, Resolution, is_void
 from bridge.core.topics import choose_placing_key, hash_ordering_key
 from bridge.core.transaction import ORDER, PREPARED, Transaction
 from bridge.core.transition import Effect, LogPosition, Park, Publish, Reply, Rewrite, Schedule, WriteOp
@@ -20,6 +20,8 @@ TimesOf = Callable[[str], CheckTimes]
 """Check times of a producer group by its name."""
 
 _OF_TRANSACTIONS = (Schedule, Publish, WriteOp, Park)
+_UNKNOWN = Resolution.UNKNOWN
+_ANY_TIMES = CheckTimes()  # where they do not matter
 
 
 class RecoveredOp(Struct, frozen=True, gc=False):
@@ -106,10 +108,11 @@ class QueueState:
         `obstacle`: why its messages cannot be published now. A commit behind a blocked one of its ordering key is
         blocked too (O).
         """
-        if isinstance(record, EndRecord):
+        if type(record) is EndRecord:
             return self._apply_end(place, record, obstacle)
-        if isinstance(record, HalfMessage):
+        if type(record) is HalfMessage:
             return self._apply_half(place, record, ordering_hash, obstacle)
+        assert isinstance(record, ActRecord)
         return self._apply_act(place, record)
 
     def advance(self, s: int, stored_ms: int) -> None:
@@ -165,11 +168,12 @@ class QueueState:
 
     def next_position(self, written: Collection[Transaction], owner: str, topics: LogTopics | None = None) -> Position:
         """The position for the Kafka transaction that also writes op messages of `written`."""
+        mark, end, op_start = self._horizon.mark, self._horizon.end, self.op_start
         for t in written:
             if t.is_live:
-                self._horizon.mark(t.transaction_id, self.op_start, self.journal_ms)
+                mark(t.transaction_id, op_start, self.journal_ms)
             elif t.ended_ms is not None:
-                self._horizon.end(t.transaction_id, self.op_start, t.ended_ms)
+                end(t.transaction_id, op_start, t.ended_ms)
         self._horizon.move(self.s, self.op_start)
         first_journal = self._horizon.first_journal_offset(self.s)
         first_op = self._horizon.first_op_offset(first_journal, self.op_start, self.journal_ms)
@@ -177,12 +181,13 @@ class QueueState:
 
     def confirm(self, sealed: Iterable[WrittenOp], last_op_offset: int | None) -> None:
         """The Kafka transaction is committed: remember the op messages of what ended, forget what is too old."""
+        live, ended = self.live, self.ended
         for entry in sealed:
             transaction = entry.transaction
             if not transaction.is_live:
-                self.ended[transaction.transaction_id] = entry.value
-            elif transaction.transaction_id in self.live:
-                self.live[transaction.transaction_id] = transaction
+                ended[transaction.transaction_id] = entry.value
+            elif transaction.transaction_id in live:
+                live[transaction.transaction_id] = transaction
         self._settling.clear()
         for transaction_id in self._horizon.forget_ended(self.journal_ms):
             self.ended.pop(transaction_id, None)
@@ -203,7 +208,7 @@ class QueueState:
     def _apply_half(
         self, place: LogPosition, half: HalfMessage, ordering_hash: int, obstacle: str | None
     ) -> Sequence[Effect]:
-        if is_void(half, place.stored_ms):
+        if half.idempotency_key is not None and is_void(half, place.stored_ms):
             return ()
         transaction_id = half.transaction_id
         if transaction_id in self.live or transaction_id in self._settling or transaction_id in self.ended:
@@ -211,16 +216,20 @@ class QueueState:
             return again + self._answer(half.request, transaction_id, AnswerCode.ALREADY)
         obstacle = obstacle or (ORDER if ordering_hash in self.blocked_queues else None)
         made = transition.prepare(half, place, ordering_hash, self._times_of(half.group), obstacle)
-        if not made.transaction.is_final:
-            self._horizon.add_half(made.transaction)
-        return self._follow(None, made)
+        if half.is_published:
+            return self._follow(None, made)
+        self.live[transaction_id] = made.transaction
+        self._horizon.add_half(made.transaction)
+        return made.effects
 
     def _apply_end(self, place: LogPosition, record: EndRecord, obstacle: str | None) -> Sequence[Effect]:
-        t = self._find(record.transaction_id)
+        t = self.live.get(record.transaction_id) or self._find(record.transaction_id)
         if t is None:
             return self._answer(record.request, record.transaction_id, AnswerCode.UNKNOWN_TRANSACTION)
-        obstacle = obstacle or (ORDER if t.ordering_hash in self.blocked_queues else None)
-        return self._follow(t, transition.end(t, record, place, self._times_of(t.group), obstacle))
+        if obstacle is None and t.ordering_hash in self.blocked_queues:
+            obstacle = ORDER
+        times = self._times_of(t.group) if record.resolution is _UNKNOWN else _ANY_TIMES
+        return self._follow(t, transition.end(t, record, place, times, obstacle))
 
     def _apply_act(self, place: LogPosition, record: ActRecord) -> Sequence[Effect]:
         t = self._find(record.transaction_id)
@@ -237,17 +246,16 @@ class QueueState:
     def _follow(self, before: Transaction | None, made: transition.Transition) -> tuple[Effect, ...]:
         """Keeps the transaction as it is now, and its place behind or before others of its ordering key."""
         t = made.transaction
+        transaction_id, is_blocked = t.transaction_id, t.blocked
         if made.effects:
             if t.is_live:
-                self.live[t.transaction_id] = t
-            elif t.transaction_id not in self.ended:
-                self.live.pop(t.transaction_id, None)
-                self._settling[t.transaction_id] = t
+                self.live[transaction_id] = t
+            elif transaction_id not in self.ended:
+                self.live.pop(transaction_id, None)
+                self._settling[transaction_id] = t
         was_blocked = before is not None and before.blocked
-        if t.blocked and not was_blocked:
-            self._add_blocked(t)
-        elif was_blocked and not t.blocked:
-            self._remove_blocked(t)
+        if is_blocked is not was_blocked:
+            (self._add_blocked if is_blocked else self._remove_blocked)(t)
         return made.effects
 
     def _add_blocked(self, t: Transaction) -> None:

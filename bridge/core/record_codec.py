@@ -3,9 +3,10 @@
 import base64
 import json
 import re
+import string
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -33,20 +34,26 @@ _PRODUCER = Source.PRODUCER
 _ACTS = {act.value: act for act in Act}
 _SOURCES = {source.value: source for source in Source}
 
-_ID = rb"([0-9a-v]{27}[048cgkos])"
+# The usual record is made to be sliced: it begins with 16 bytes of kind, then comes the id of 28; the hash of the
+# ordering key, or the request, is at the end, and what is in between is the same in thousands of records. That is
+# parsed once, then remembered.
+_HALF, _END = b"KIND\x01H\x02UNIQ_KEY\x01", b"KIND\x01E\x02UNIQ_KEY\x01"
+_ID_BYTES, _LAST_OF_ID = b"0123456789abcdefghijklmnopqrstuv", frozenset(b"048cgkos")
+_HEX_BYTES = b"0123456789abcdef"
+_NAME_BYTES = string.ascii_letters.encode() + string.digits.encode() + b"._-"
+_MOST_REMEMBERED = 4_096
 _NAME = rb"([A-Za-z0-9._-]+)"
 _TEXT = rb"([ -~]*)"
-_USUAL = re.compile(
-    rb"KIND\x01(?:"
-    rb"E\x02UNIQ_KEY\x01" + _ID + rb"\x02V\x011\x02RES\x01(0|8|12)\x02SRC\x01P\x02BORN\x01([0-9]{1,18})\x02"
-    rb"(?:PGROUP\x01" + _NAME + rb"\x02)?(?:REQUEST\x01" + _NAME + rb"\x02)?"
-    rb"|H\x02UNIQ_KEY\x01" + _ID + rb"\x02V\x011\x02TRAN_MSG\x01true\x02PGROUP\x01" + _NAME + rb"\x02N\x011\x02"
+_END_MIDDLE = re.compile(
+    rb"\x02V\x011\x02RES\x01(0|8|12)\x02SRC\x01P\x02BORN\x01([0-9]{1,18})\x02(?:PGROUP\x01" + _NAME + rb"\x02)?"
+)
+_HALF_MIDDLE = re.compile(
+    rb"\x02V\x011\x02TRAN_MSG\x01true\x02PGROUP\x01" + _NAME + rb"\x02N\x011\x02"
     rb"BORN\x01([0-9]{1,18})\x02REAL_TOPIC\x01" + _NAME + rb"\x02REAL_QID\x01(-?[0-9]{1,9})\x02"
     rb"(?:OKEY\x01([0-9a-f]{16})\x02)?(?:ORDERING_KEY\x01" + _TEXT + rb"\x02)?"
     rb"(?:CHECK_IMMUNITY_TIME_IN_SECONDS\x01([0-9]{1,9})\x02)?"
     rb"(?:IDEMPOTENCY_KEY\x01" + _TEXT + rb"\x02SEEN\x01([0-9]{1,18})\x02)?(?:REQUEST\x01" + _NAME + rb"\x02)?"
     rb"(RES\x018\x02)?"
-    rb")"
 )
 
 
@@ -96,34 +103,76 @@ def encode_parked(stored: StoredMessage, check_times: int, reason: str, topic: s
 def decode_record(stored: StoredMessage) -> Record:
     """A journal record. Raises MalformedRecord (quarantine it) and UnknownRecordVersion (halt the queue)."""
     raw = _properties_of(stored)
-    found = _USUAL.fullmatch(raw)
-    return _decode_any(raw) if found is None else _decode_usual(found)
+    start, raw_id = raw[:16], raw[16:44]
+    record: Record | None = None
+    if len(raw) > 44 and raw[43] in _LAST_OF_ID and not raw_id.translate(None, _ID_BYTES):
+        if start == _END:
+            record = _slice_end(raw_id.decode(), raw)
+        elif start == _HALF:
+            record = _slice_half(raw_id.decode(), raw)
+    return decode_any(raw) if record is None else record
 
 
-def _decode_usual(found: re.Match[bytes]) -> Record:
-    """What nearly all records are, a producer's end or a half message of one, in a third of the general way's time."""
-    end_id, resolution, end_born, end_group, end_request, *half = found.groups()
-    if end_id is None:
-        return _decode_usual_half(half)
-    return EndRecord(
-        end_id.decode(),
-        _RESOLUTIONS[resolution.decode()],
-        Source.PRODUCER,
-        int(end_born),
-        None if end_group is None else end_group.decode(),
-        None if end_request is None else end_request.decode(),
-    )
+def _slice_half(transaction_id: str, raw: bytes) -> HalfMessage | None:
+    """A half message of one message; None if it is none of the usual ones."""
+    ordering_hash, digits = None, raw[-17:-1]
+    if raw[-23:-17] == b"\x02OKEY\x01" and raw[-1] == 2 and not digits.translate(None, _HEX_BYTES):
+        ordering_hash, middle = int(digits, 16), raw[44:-22]
+    else:
+        middle = raw[44:]
+    known = _half_middles.get(middle)
+    if known is None:
+        known = _read_half_middle(middle)
+    if known is None:
+        return None
+    members, own_hash = known
+    if ordering_hash is None:
+        return HalfMessage(transaction_id, *members, own_hash)
+    return None if own_hash is not None else HalfMessage(transaction_id, *members, ordering_hash)
 
 
-def _decode_usual_half(groups: Sequence[Any]) -> HalfMessage:
-    transaction_id, group, born, topic, queue_id, ordering_hash, ordering_key, *rest = groups
-    immunity, key, seen, request, is_published = rest
-    return HalfMessage(
-        transaction_id.decode(),
-        sys.intern(group.decode()),  # a few names in millions of pending ones
+def _slice_end(transaction_id: str, raw: bytes) -> EndRecord | None:
+    """A producer's end; None if it is none of the usual ones."""
+    at = raw.rfind(b"\x02REQUEST\x01", 44)
+    if at < 0:
+        request, middle = None, raw[44:]
+    else:
+        name, middle = raw[at + 9 : -1], raw[44 : at + 1]
+        if not name or name.translate(None, _NAME_BYTES) or raw[-1] != 2:
+            return None
+        request = name.decode()
+    known = _end_middles.get(middle)
+    if known is None:
+        known = _read_end_middle(middle)
+    if known is None:
+        return None
+    resolution, born_ms, group = known
+    return EndRecord(transaction_id, resolution, _PRODUCER, born_ms, group, request)
+
+
+_HalfMembers = tuple[
+    str, int, int, str, int, None, str | None, int | None, None, None, str | None, int, str | None, bool
+]  # fmt: skip
+_HalfMiddle = tuple[_HalfMembers, int | None]
+_EndMiddle = tuple[Resolution, int, str | None]
+_half_middles: dict[bytes, _HalfMiddle] = {}
+_end_middles: dict[bytes, _EndMiddle] = {}
+
+
+def _read_half_middle(middle: bytes) -> _HalfMiddle | None:
+    """Members of HalfMessage between the id and the hash, and the hash if it stands among them."""
+    found = _HALF_MIDDLE.fullmatch(middle)
+    if found is None:
+        return None
+    group, topic = sys.intern(found[1].decode()), sys.intern(found[3].decode())  # a few names in millions
+    if not is_group_name(group) or not is_legal_topic(topic):
+        return None
+    _, born, _, queue_id, ordering_hash, ordering_key, immunity, key, seen, request, is_published = found.groups()
+    members = (
+        group,
         1,
         int(born),
-        sys.intern(topic.decode()),
+        topic,
         int(queue_id),
         None,
         None if ordering_key is None else ordering_key.decode(),
@@ -134,11 +183,32 @@ def _decode_usual_half(groups: Sequence[Any]) -> HalfMessage:
         0 if seen is None else int(seen),
         None if request is None else request.decode(),
         is_published is not None,
-        None if ordering_hash is None else int(ordering_hash, 16),
     )
+    known = members, None if ordering_hash is None else int(ordering_hash, 16)
+    return known if request is not None or key is not None else _remember(_half_middles, middle, known)
 
 
-def _decode_any(raw: bytes) -> Record:
+def _read_end_middle(middle: bytes) -> _EndMiddle | None:
+    found = _END_MIDDLE.fullmatch(middle)
+    if found is None:
+        return None
+    resolution, born, group = found.groups()
+    known = _RESOLUTIONS[resolution.decode()], int(born), None if group is None else sys.intern(group.decode())
+    return _remember(_end_middles, middle, known)
+
+
+_Middle = TypeVar("_Middle", _HalfMiddle, _EndMiddle)
+
+
+def _remember(middles: dict[bytes, _Middle], middle: bytes, known: _Middle) -> _Middle:
+    if len(middles) >= _MOST_REMEMBERED:
+        middles.clear()
+    middles[middle] = known
+    return known
+
+
+def decode_any(raw: bytes) -> Record:
+    """The general way, from the properties: the same record, or the same error. Raises as `decode_record` does."""
     if not raw.startswith(_PREFIX):
         raise MalformedRecord("properties do not begin with KIND")
     properties = decode_properties(raw)

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from bridge.core.check_rules import CheckTimes, first_check_ms
 from bridge.core.op_message import AnswerCode
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
-from bridge.core.transaction import BODY_EXPIRED, COMMITTED, PARKED, PREPARED, STATE_AFTER, Transaction
+from bridge.core.transaction import BODY_EXPIRED, COMMITTED, PARKED, PREPARED, ROLLED_BACK, Transaction
 
 
 class Publish(Struct, frozen=True, gc=False):
@@ -65,6 +65,7 @@ class Transition(Struct, frozen=True, gc=False):
 
 
 _COMMIT, _UNKNOWN = Resolution.COMMIT, Resolution.UNKNOWN
+_PRODUCER = Source.PRODUCER
 _BY = {Source.PRODUCER: "producer", Source.CHECK: "check", Source.OPERATOR: "operator"}
 
 
@@ -92,9 +93,11 @@ def prepare(
         ended = replace(
             transaction, by="producer", end=place.offset, ended_ms=place.stored_ms, requests=_requests(half.request)
         )
-        return _publish(ended, obstacle)
-    replies = _reply(half.request, half.transaction_id, AnswerCode.ALREADY)
-    return Transition(transaction, (Schedule(transaction), *replies))
+        return Transition(ended, (Publish(ended),)) if obstacle is None else block(ended, obstacle)
+    schedule = Schedule(transaction)
+    if half.request is None:
+        return Transition(transaction, (schedule,))
+    return Transition(transaction, (schedule, *_reply(half.request, half.transaction_id, AnswerCode.ALREADY)))
 
 
 def end(
@@ -116,24 +119,35 @@ def end(
         return Transition(ended, (WriteOp(ended),))
     if obstacle == BODY_EXPIRED:
         return Transition(t, _reply(record.request, t.transaction_id, AnswerCode.BODY_EXPIRED))
-    return _publish(_resolve(t, record, place), obstacle)
-
-
-def _publish(t: Transaction, obstacle: str | None) -> Transition:
-    return Transition(t, (Publish(t),)) if obstacle is None else block(t, obstacle)
+    ended = _resolve(t, record, place)
+    return Transition(ended, (Publish(ended),)) if obstacle is None else block(ended, obstacle)
 
 
 def _resolve(t: Transaction, record: EndRecord, place: LogPosition) -> Transaction:
-    return replace(
-        t,
-        state=STATE_AFTER[record.resolution],
-        at=place.offset,
-        check_times=t.check_times + _is_next_check(t, record),
-        by=_BY[record.source],
-        end=place.offset,
-        ended_ms=place.stored_ms,
-        reason=None,
-        requests=_requests(record.request),
+    """Written out, which takes a third of `replace`'s time: every end pays for it."""
+    is_producers = record.source is _PRODUCER
+    return Transaction(
+        t.transaction_id,
+        t.group,
+        t.half,
+        t.appended_ms,
+        t.ordering_hash,
+        COMMITTED if record.resolution is _COMMIT else ROLLED_BACK,
+        place.offset,  # at
+        t.since_ms,
+        t.next_due_ms,
+        t.check_times if is_producers else t.check_times + _is_next_check(t, record),
+        t.base,
+        t.max_checks,
+        t.max_life_s,
+        "producer" if is_producers else _BY[record.source],
+        place.offset,  # end
+        place.stored_ms,
+        t.blocked,
+        None,  # reason
+        t.parked,
+        () if record.request is None else (record.request,),
+        t.abandoned,
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
@@ -19,13 +20,12 @@ from bridge.core.op_message import (
     encode_op,
     encode_position,
 )
-from bridge.core.properties import count_stored_bytes
-from bridge.core.queue_state import QueueState, WrittenOp, effective_ordering_hash
+from bridge.core.queue_state import QueueState, WrittenOp
 from bridge.core.record import EndRecord, HalfMessage, Record, Resolution
 from bridge.core.record_codec import decode_record, encode_parked, encode_published
 from bridge.core.topics import PARKED_QUEUE, InternalTopics, choose_real_queue
 from bridge.core.transaction import Transaction
-from bridge.core.transition import Effect, LogPosition, Park, Publish, Reply, Schedule, WriteOp
+from bridge.core.transition import Effect, LogPosition, Park, Publish, Reply, Rewrite, Schedule, WriteOp
 from bridge.store.halves import LoadedHalf
 from bridge.store.message_store import AtomicBatch, BatchKind
 
@@ -51,7 +51,7 @@ class Portion(NamedTuple):
     halted: Halted | None = None
 
 
-class Commit(NamedTuple):
+class Commit(Struct, frozen=True, gc=False):
     """The first record of a portion that may publish the transaction: its place there, and its offset."""
 
     transaction_id: str
@@ -67,18 +67,19 @@ def decode_portion(
     bodies: dict[str, LoadedHalf] = {}
     last_ms = 0
     for message in messages:
-        place = LogPosition(message.queue_offset, message.stored_ms)
         try:
             record = decode_record(message)
             ordering_hash = 0
-            if isinstance(record, HalfMessage):
-                bodies[record.transaction_id] = held = LoadedHalf.decode(record, message)
-                ordering_hash = effective_ordering_hash(record, held.messages[0].key)
-            records.append((place, record, ordering_hash))
+            if type(record) is HalfMessage:
+                bodies[record.transaction_id] = loaded = LoadedHalf.decode(record, message)
+                recorded = record.ordering_hash
+                ordering_hash = loaded.ordering_hash if recorded is None else recorded
+            records.append((LogPosition(message.queue_offset, message.stored_ms), record, ordering_hash))
         except MalformedRecord as error:
-            quarantine(place.offset, error)
+            quarantine(message.queue_offset, error)
         except UnknownRecordVersion as error:
-            return Portion(records, bodies, last_ms, place.offset, Halted(place.offset, error))
+            offset = message.queue_offset
+            return Portion(records, bodies, last_ms, offset, Halted(offset, error))
         last_ms = message.stored_ms
     return Portion(records, bodies, last_ms, next_offset)
 
@@ -86,9 +87,20 @@ def decode_portion(
 def find_commits(portion: Portion, live: Live) -> list[Commit]:
     """What may be published, in the order of the records."""
     commits: dict[str, Commit] = {}
+    came_with = portion.bodies
     for index, (place, record, _) in enumerate(portion.records):
-        transaction_id = record.transaction_id
-        if _needs_body(record, portion.bodies, live) and transaction_id not in commits:
+        if type(record) is EndRecord:
+            if record.resolution is not _COMMIT:
+                continue
+            transaction_id = record.transaction_id
+            t = live.get(transaction_id)
+            if t.is_final if t is not None else transaction_id not in came_with:
+                continue
+        elif type(record) is HalfMessage and record.is_published:
+            transaction_id = record.transaction_id
+        else:
+            continue
+        if transaction_id not in commits:
             commits[transaction_id] = Commit(transaction_id, index, place.offset)
     return list(commits.values())
 
@@ -103,7 +115,7 @@ def choose_fitting(
     size = 0
     for count, commit in enumerate(commits):
         loaded = bodies.get(commit.transaction_id)
-        size += 0 if loaded is None else count_stored_bytes(loaded.stored)
+        size += 0 if loaded is None else loaded.size
         if commit.transaction_id in unread or (count and size > max_bytes):
             return count
     return len(commits)
@@ -123,21 +135,15 @@ def _only(bodies: Mapping[str, LoadedHalf], records: Sequence[ReadRecord]) -> di
     return {i: held for i, held in bodies.items() if i in ids}
 
 
-def _needs_body(record: Record, came_with: Container[str], live: Live) -> bool:
-    """Whether the record may publish."""
-    if isinstance(record, HalfMessage):
-        return record.is_published
-    if not isinstance(record, EndRecord) or record.resolution is not _COMMIT:
-        return False
-    t = live.get(record.transaction_id)
-    return not t.is_final if t is not None else record.transaction_id in came_with
+class Destination(NamedTuple):
+    """What a real topic asks of a record. `oldest_ms`: earlier commits are stamped with the present, `now_ms`."""
+
+    queues: int
+    oldest_ms: int
+    now_ms: int
 
 
-class RealTopics(NamedTuple):
-    """What the real topics ask of a record: their number of queues, and the time they take for a commit of then."""
-
-    queues_of: Callable[[str], int]
-    stamp_of: Callable[[str, int], int]
+FindDestination = Callable[[str], Destination]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,17 +173,17 @@ class QueueBatch:
         self._rewrites: set[str] = set()
         self._replies: list[Reply] = []
         for effect in effects:
-            if isinstance(effect, Schedule):  # most of them; nothing to write
+            if type(effect) is Schedule:  # half of them; nothing to write
                 continue
-            if isinstance(effect, Publish):
+            if type(effect) is Publish:
                 self._add(effect.transaction, self.publishes)
-            elif isinstance(effect, WriteOp):
+            elif type(effect) is WriteOp:
                 self._add(effect.transaction, None)
-            elif isinstance(effect, Park):
+            elif type(effect) is Park:
                 self._add(effect.transaction, self.parks)
-            elif isinstance(effect, Reply):
+            elif type(effect) is Reply:
                 self._replies.append(effect)
-            else:
+            elif type(effect) is Rewrite:
                 self._rewrites.add(effect.transaction_id)
 
     @property
@@ -186,30 +192,42 @@ class QueueBatch:
         return not (self.ops or self._rewrites or self._replies)
 
     def build(
-        self, state: QueueState, bodies: Mapping[str, LoadedHalf], real: RealTopics, target: BatchTarget
+        self, state: QueueState, bodies: Mapping[str, LoadedHalf], find: FindDestination, target: BatchTarget
     ) -> AtomicBatch:
         """The batch that makes the effects a fact and moves the position to the state's."""
         messages: list[Message] = []
         counts: list[int] = []
+        destinations: dict[str, Destination] = {}
+        has_id = target.has_id_header
         for t in self.publishes.values():
-            prepared = bodies[t.transaction_id].messages
+            transaction_id = t.transaction_id
+            decided_ms = t.ended_ms or t.appended_ms
+            prepared = bodies[transaction_id].messages
             counts.append(len(prepared))
-            messages += [_real_message(message, t, real, target) for message in prepared]
+            for message in prepared:
+                to = destinations.get(message.topic)
+                if to is None:
+                    to = destinations[message.topic] = find(message.topic)
+                queue_id = real_queue(message, transaction_id, to.queues)
+                timestamp_ms = message.timestamp_ms or (decided_ms if decided_ms >= to.oldest_ms else to.now_ms)
+                messages.append(encode_published(message, transaction_id, queue_id, timestamp_ms, has_id))
         messages += [_parked_copy(bodies[t.transaction_id], t, target) for t in self.parks.values()]
         position = encode_position(state.next_position(self.ops.values(), target.owner, target.log))
 
         def finish(receipts: Sequence[Receipt]) -> list[Message]:
             self.written = self._write_ops(counts, receipts)
-            values = [(w.transaction.transaction_id, w.value) for w in self.written]
-            values += [(i, state.ended[i]) for i in self._rewrites if i in state.ended]
-            closing = [(ANSWERS_KEY, value) for value in self._encode_answers(state)] if self._replies else []
-            closing += [(transaction_id.encode(), value) for transaction_id, value in values]
-            closing.append((POSITION_KEY, position))
-            topic, queue_id = target.topics.op, target.queue_id
-            none: list[Header] = []
-            return [Message(topic, key, value, none, queue_id) for key, value in closing]
+            ended = state.ended
+            closing = [Message(topic, ANSWERS_KEY, v, none, queue_id) for v in self._encode_answers(state)]
+            closing += [
+                Message(topic, w.transaction.transaction_id.encode(), w.value, none, queue_id) for w in self.written
+            ]
+            closing += [Message(topic, i.encode(), ended[i], none, queue_id) for i in self._rewrites if i in ended]
+            closing.append(Message(topic, POSITION_KEY, position, none, queue_id))
+            return closing
 
-        opening = Message(target.topics.op, ANSWERS_KEY, NO_ANSWERS, [], target.queue_id) if messages else None
+        topic, queue_id = target.topics.op, target.queue_id
+        none: list[Header] = []
+        opening = Message(topic, ANSWERS_KEY, NO_ANSWERS, none, queue_id) if messages else None
         return AtomicBatch(messages, finish, self.kind, opening)
 
     def _add(self, t: Transaction, to: dict[str, Transaction] | None) -> None:
@@ -229,8 +247,9 @@ class QueueBatch:
         written: list[WrittenOp] = []
         start = 0
         for t, count in zip(self.publishes.values(), counts, strict=True):
-            written.append(WrittenOp(t, encode_op(OpMessage(t, receipts[start : start + count]))))
-            start += count
+            end = start + count
+            written.append(WrittenOp(t, encode_op(OpMessage(t, receipts[start:end]))))
+            start = end
         for t, receipt in zip(self.parks.values(), receipts[start:], strict=True):
             kept = replace(t, parked=receipt.queue_offset)
             written.append(WrittenOp(kept, encode_op(OpMessage(kept))))
@@ -240,6 +259,8 @@ class QueueBatch:
         return written
 
     def _encode_answers(self, state: QueueState) -> list[bytes]:
+        if not self._replies:
+            return []
         fresh = {w.transaction.transaction_id: w.value for w in self.written}
         answers: list[tuple[Answer, bytes | None]] = []
         for reply in self._replies:
@@ -253,12 +274,6 @@ def real_queue(message: Message, transaction_id: str, queues: int) -> int:
     if message.queue_id >= 0:
         return message.queue_id
     return choose_real_queue(message.key, transaction_id, queues)
-
-
-def _real_message(message: Message, t: Transaction, real: RealTopics, target: BatchTarget) -> Message:
-    queue_id = real_queue(message, t.transaction_id, real.queues_of(message.topic))
-    timestamp_ms = message.timestamp_ms or real.stamp_of(message.topic, t.ended_ms or t.appended_ms)
-    return encode_published(message, t.transaction_id, queue_id, timestamp_ms, target.has_id_header)
 
 
 def _parked_copy(held: LoadedHalf, t: Transaction, target: BatchTarget) -> Message:

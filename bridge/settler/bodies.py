@@ -3,13 +3,13 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from bridge.clock import Clock
-from bridge.core.message import Message, StoredMessage
-from bridge.core.properties import count_stored_bytes
-from bridge.core.record import HalfMessage
+from bridge.core.message import Message
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction
-from bridge.settler.batch import real_queue
+from bridge.settler.batch import Destination, real_queue
 from bridge.store.halves import HalfPlace, LoadedHalf, read_halves
 from bridge.store.message_store import MessageStore, TopicAdmin, TopicDescription
 from bridge.store.positions import find_obstacle
@@ -48,24 +48,27 @@ class KnownTopics:
             if topic in self._known:
                 self._known[topic] = (self._known[topic][0], -self._max_age_ms - 1)
 
-    def queues_of(self, topic: str) -> int:
-        """Number of queues of a topic that was described; 1 for one that is gone."""
+    def roomy_bytes(self, topic: str) -> int:
+        """Up to this size a message goes to the topic if it asks for neither queue nor time; 0: not known of any."""
         described = self._known[topic][0]
-        return max(described.queues, 1) if described else 1
+        if described is None or described.leaderless or not described.queues or described.is_key_required:
+            return 0
+        return described.max_message_bytes
 
     def max_message_bytes(self, topic: str) -> int | None:
         """What a request to the topic may have; None if that is not known."""
         described, _ = self._known.get(topic, (None, 0))
         return described.max_message_bytes if described and described.queues else None
 
-    def stamp(self, topic: str, decided_ms: int, now_ms: int) -> int:
-        """The timestamp of a record for which none was asked: that of its commit, or the present one where the topic
-        does not take it any more. Times are Kafka's."""
+    def find_destination(self, topic: str, now_ms: int) -> Destination:
+        """What the topic asks of its records. A record for which no timestamp was asked has that of its commit, or the
+        present one where the topic does not take it any more. Times are Kafka's."""
         described, _ = self._known.get(topic, (None, 0))
-        if described is None or described.is_log_append_time:
-            return decided_ms
+        if described is None:
+            return Destination(1, 0, now_ms)
         before_ms = described.timestamp_before_max_ms
-        return decided_ms if now_ms - decided_ms < before_ms - min(_CLOSE_MS, before_ms // 2) else now_ms
+        oldest_ms = 0 if described.is_log_append_time else now_ms - before_ms + min(_CLOSE_MS, before_ms // 2) + 1
+        return Destination(max(described.queues, 1), oldest_ms, now_ms)
 
     def find_reason(
         self, transaction_id: str, messages: Sequence[Message], now_ms: int, *, has_id_header: bool
@@ -82,11 +85,6 @@ class KnownTopics:
             if described.leaderless and real_queue(message, transaction_id, described.queues) in described.leaderless:
                 return LEADERLESS
         return None
-
-
-def topics_of(messages: Iterable[Message]) -> frozenset[str]:
-    """The set of destinations of one transaction."""
-    return frozenset([message.topic for message in messages])
 
 
 _FIRST_GUESS_BYTES = 2_048
@@ -111,7 +109,7 @@ class Bodies:
         self._max_bytes = max_bytes
         self._max_load_bytes = max_load_bytes
         self._guess_bytes = _FIRST_GUESS_BYTES  # of a body that is not in memory
-        self._held: dict[str, tuple[HalfMessage, StoredMessage, int]] = {}  # with the size counted for it
+        self._held: dict[str, LoadedHalf] = {}  # several messages are framed as they came: once, not twice
         self._held_bytes = 0
 
     @property
@@ -119,11 +117,11 @@ class Bodies:
         """What the bodies in memory take, about."""
         return self._held_bytes
 
-    def keep(self, half: HalfMessage, stored: StoredMessage) -> None:
+    def keep(self, loaded: LoadedHalf) -> None:
         """Keeps a body if the budget allows it."""
-        size = count_stored_bytes(stored)
-        if self._held_bytes + size <= self._max_bytes and half.transaction_id not in self._held:
-            self._held[half.transaction_id] = (half, stored, size)
+        transaction_id, size = loaded.half.transaction_id, loaded.size
+        if self._held_bytes + size <= self._max_bytes and transaction_id not in self._held:
+            self._held[transaction_id] = loaded if loaded.framed is None else replace(loaded, framed=None)
             self._held_bytes += size
 
     def drop(self, transaction_ids: Iterable[str]) -> None:
@@ -131,7 +129,7 @@ class Bodies:
         for transaction_id in transaction_ids:
             held = self._held.pop(transaction_id, None)
             if held is not None:
-                self._held_bytes -= held[2]
+                self._held_bytes -= held.size
 
     def is_held(self, transaction_id: str) -> bool:
         """Whether the body is in memory."""
@@ -144,6 +142,9 @@ class Bodies:
         fewer. Raises StoreError.
         """
         most = self._max_load_bytes if max_bytes is None else min(max_bytes, self._max_load_bytes)
+        held = self._find_held(transactions, most)
+        if held is not None:
+            return Loaded(held, len(transactions))
         count = self._choose_count(transactions, most)
         while True:
             found = await self._try(transactions[:count], most if count > 1 else None)
@@ -151,11 +152,23 @@ class Bodies:
                 return Loaded(found, count)
             count = max(1, min(count // 2, most // self._guess_bytes))
 
+    def _find_held(self, transactions: Sequence[Transaction], most: int) -> dict[str, LoadedHalf] | None:
+        """All of them, if all are in memory, are single messages and weigh no more."""
+        found: dict[str, LoadedHalf] = {}
+        size = 0
+        for t in transactions:
+            held = self._held.get(t.transaction_id)
+            if held is None or held.half.message_count > 1:
+                return None
+            found[t.transaction_id] = held
+            size += held.size
+        return found if size <= most else None
+
     def _choose_count(self, transactions: Sequence[Transaction], most: int) -> int:
         size = 0
         for count, t in enumerate(transactions):
             held = self._held.get(t.transaction_id)
-            size += self._guess_bytes if held is None else held[2]
+            size += self._guess_bytes if held is None else held.size
             if count and size > most:
                 return count
         return len(transactions)
@@ -163,12 +176,16 @@ class Bodies:
     async def _try(self, transactions: Sequence[Transaction], max_bytes: int | None) -> dict[str, LoadedHalf] | None:
         """None if they weigh more, and then nothing of them is kept."""
         kept = [held for t in transactions if (held := self._held.get(t.transaction_id)) is not None]
-        found = {half.transaction_id: LoadedHalf.decode(half, stored) for half, stored, _ in kept}
+        found = {h.half.transaction_id: _unframe(h) if h.half.message_count > 1 else h for h in kept}
         if len(kept) == len(transactions):
             return found
         missing = [t for t in transactions if t.transaction_id not in self._held]
         places = [HalfPlace(t.transaction_id, self._queue_id, t.half, t.parked) for t in missing]
-        room = None if max_bytes is None else max(1, max_bytes - sum([size for _, _, size in kept]))
+        room = None if max_bytes is None else max(1, max_bytes - sum([held.size for held in kept]))
         read = await read_halves(self._store, self._topics, places, room)
         self._guess_bytes = read.mean_bytes or self._guess_bytes
         return None if read.found is None else read.found | found
+
+
+def _unframe(held: LoadedHalf) -> LoadedHalf:
+    return LoadedHalf.decode(held.half, held.stored)

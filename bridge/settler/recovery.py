@@ -12,8 +12,7 @@ from bridge.core.errors import MalformedRecord, StoreTimeout
 from bridge.core.log_facts import LogFacts, Span, Witness, check_position
 from bridge.core.message import MessageQueue, StoredMessage
 from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, LogTopics, Position, decode_op, decode_position
-from bridge.core.properties import count_stored_bytes
-from bridge.core.queue_state import RecoveredOp, RecoveredState, effective_ordering_hash
+from bridge.core.queue_state import RecoveredOp, RecoveredState
 from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_record
 from bridge.core.topics import InternalTopics
@@ -85,16 +84,14 @@ class _JournalTail:
             record = decode_record(message)
             if isinstance(record, HalfMessage):
                 body = LoadedHalf.decode(record, message)
-                ordering_hash = effective_ordering_hash(record, body.messages[0].key)
-                self.halves.append((LogPosition(message.queue_offset, message.stored_ms), record, ordering_hash))
+                self.halves.append((LogPosition(message.queue_offset, message.stored_ms), record, body.ordering_hash))
                 self._hold(body)
 
     def _hold(self, body: LoadedHalf) -> None:
         op = self.ops.get(body.half.transaction_id)
-        size = count_stored_bytes(body.stored)
-        if size <= self.room and (op is None or op.transaction.is_live):
+        if body.size <= self.room and (op is None or op.transaction.is_live):
             self.held.append(body)
-            self.room -= size
+            self.room -= body.size
 
 
 async def look_around(log: LogWatchPort, memory: QueueMemory, queue_id: int) -> Seen:

@@ -10,7 +10,7 @@ from bridge.core.transaction import BODY_EXPIRED, SPLIT, Transaction
 from bridge.core.transition import Effect, Park, WriteOp
 from bridge.settler.batch import QueueBatch
 from bridge.settler.blocked import LONGEST_BACKOFF_MS, LONGEST_SPLIT_MS, NOWHERE, DestinationSet, Try
-from bridge.settler.bodies import UNKNOWN_TOPIC, topics_of
+from bridge.settler.bodies import UNKNOWN_TOPIC
 from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
 from bridge.settler.writer import LoadedHalves, QueueWriter
 from bridge.store.halves import LoadedHalf
@@ -63,7 +63,7 @@ class Retry:
         """A batch was written: tries soon the commits that it blocked, and no more those that were given up."""
         for transaction_id, t in changed.items():
             if t.blocked:
-                self._add(t, topics_of(bodies[transaction_id].messages))
+                self._add(t, bodies[transaction_id].topics)
             elif t.abandoned:
                 self._forget(transaction_id)
 
@@ -171,7 +171,7 @@ class Retry:
 
     def _find_again(self, bodies: LoadedHalves) -> Collection[str]:
         """Blocked ones whose body no log had and one has now: tried from the next time on with their like."""
-        found = {i: topics_of(h.messages) for i, h in bodies.items() if self._blocked_to.get(i) == NOWHERE}
+        found = {i: h.topics for i, h in bodies.items() if self._blocked_to.get(i) == NOWHERE}
         self._blocked_to |= found
         return found.keys()
 
@@ -181,7 +181,7 @@ class Retry:
         await self._writer.describe([bodies[i] for i in ids if i in bodies], is_forced=not attempt.is_joint)
         reasons: dict[str, str] = {}
         for i in ids:
-            reason = self._writer.find_obstacle(i, bodies[i].messages) if i in bodies else BODY_EXPIRED
+            reason = self._writer.find_obstacle(bodies[i]) if i in bodies else BODY_EXPIRED
             if reason is not None:
                 reasons[i] = reason
         return reasons
@@ -223,4 +223,4 @@ class Retry:
 
 
 def _destinations(held: LoadedHalf | None) -> DestinationSet:
-    return NOWHERE if held is None else topics_of(held.messages)
+    return NOWHERE if held is None else held.topics

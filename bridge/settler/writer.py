@@ -5,11 +5,10 @@ from functools import partial
 
 from bridge.clock import KafkaTime
 from bridge.core.errors import HaltKind, QueueHalted
-from bridge.core.message import Message
 from bridge.core.queue_state import QueueState, RecoveredState
 from bridge.core.transaction import PREPARED, Transaction
 from bridge.fault_points import FaultPoint, reach
-from bridge.settler.batch import BatchTarget, QueueBatch, RealTopics
+from bridge.settler.batch import BatchTarget, QueueBatch
 from bridge.settler.bodies import Bodies
 from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
 from bridge.store.halves import LoadedHalf
@@ -36,6 +35,10 @@ class QueueWriter:
         self._writer: BatchWriter | None = None
         self._written_s = -1
         self._written_at_ms = 0
+        self.began_at_ms = 0
+        """When the last Kafka transaction began, by the monotonic clock."""
+        self.commits = 0
+        """How many transactions it published."""
         self._moved_at_ms: int | None = None  # since when S is ahead of what is written
 
     @property
@@ -62,17 +65,19 @@ class QueueWriter:
         self.state = QueueState.restore(recovered, self._ports.times_of, config.horizon, clock.monotonic_ms())
         for loaded in bodies:
             if loaded.half.transaction_id in self.state.live:
-                self.bodies.keep(loaded.half, loaded.stored)
+                self.bodies.keep(loaded)
 
-    async def describe(self, bodies: Iterable[LoadedHalf], *, is_forced: bool = False) -> None:
+    async def describe(self, bodies: Sequence[LoadedHalf], *, is_forced: bool = False) -> None:
         """Sees to it that what is known of their destinations is fresh. Raises StoreError."""
-        topics = {message.topic for loaded in bodies for message in loaded.messages}
+        topics = {loaded.plain_topic or "" for loaded in bodies}
+        if "" in topics:
+            topics = {topic for loaded in bodies for topic in loaded.topics}
         await self._ports.destinations.refresh(topics, is_forced=is_forced)
 
-    def find_obstacle(self, transaction_id: str, messages: Sequence[Message]) -> str | None:
-        """Why these cannot be published now, as far as the cluster says."""
-        now_ms, has_id = self.time.now_ms(), self.target.has_id_header
-        return self._ports.destinations.find_reason(transaction_id, messages, now_ms, has_id_header=has_id)
+    def find_obstacle(self, loaded: LoadedHalf) -> str | None:
+        """Why its messages cannot be published now, as far as the cluster says."""
+        transaction_id, now_ms, has_id = loaded.half.transaction_id, self.time.now_ms(), self.target.has_id_header
+        return self._ports.destinations.find_reason(transaction_id, loaded.messages, now_ms, has_id_header=has_id)
 
     async def write(self, batch: QueueBatch, bodies: LoadedHalves) -> None:
         """One Kafka transaction: what is decided, and the position. `bodies`: of what is published or parked.
@@ -80,13 +85,15 @@ class QueueWriter:
         Raises StoreError.
         """
         assert self._writer is not None
-        state, destinations = self.state, self._ports.destinations
-        real = RealTopics(destinations.queues_of, partial(destinations.stamp, now_ms=self.time.now_ms()))
-        result = await self._writer.put_all(batch.build(state, bodies, real, self.target))
+        self.began_at_ms, self.commits = self._ports.clock.monotonic_ms(), len(batch.publishes)
+        state, destinations, parks = self.state, self._ports.destinations, batch.parks
+        find = partial(destinations.find_destination, now_ms=self.time.now_ms())
+        result = await self._writer.put_all(batch.build(state, bodies, find, self.target))
         self._check_op_offset(result.last_offset)
         state.confirm(batch.written, result.last_offset)
         self._memory.confirm(state.s, self.target.log, state.log_start, state.op_start)
-        self.bodies.drop([i for i in batch.ops if i not in state.live or i in batch.parks])
+        live = state.live
+        self.bodies.drop([i for i in batch.ops if i not in live or i in parks])
         self.time.observe(result.last_stored_ms)
         self._written_s, self._written_at_ms = state.s, self._ports.clock.monotonic_ms()
         self._moved_at_ms = None
@@ -111,8 +118,13 @@ class QueueWriter:
 
     def notify(self, changed: Mapping[str, Transaction], seen_at_ms: int) -> None:
         """Shows the checker what was written."""
-        prepared = [t for t in changed.values() if t.state is PREPARED]
-        ended = [i for i, t in changed.items() if t.state is not PREPARED]
+        prepared: list[Transaction] = []
+        ended: list[str] = []
+        for transaction_id, t in changed.items():
+            if t.state is PREPARED:
+                prepared.append(t)
+            else:
+                ended.append(transaction_id)
         if prepared:
             self._ports.observer.prepared(self.target.queue_id, prepared, seen_at_ms)
         if ended:

@@ -6,25 +6,58 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
-from bridge.core.message import Message, MessageQueue, StoredMessage
+from bridge.core.message import BY_KEY, Message, MessageQueue, StoredMessage
 from bridge.core.properties import count_stored_bytes
+from bridge.core.queue_state import effective_ordering_hash
 from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_body, decode_parked, decode_record
 from bridge.core.topics import PARKED_QUEUE, InternalTopics
 from bridge.store.message_store import MessageStore
 
+_FEW_HEADERS = 32  # what is counted too much for objects in memory is more than they take in a record
+
 
 class LoadedHalf(Struct, frozen=True, gc=False):
-    """A half message as the journal, or the parked topic, holds it, with the prepared messages."""
+    """A half message as the journal, or the parked topic, holds it. `size`: what it takes in memory, about.
+
+    `framed`: the prepared messages if there are several; a single one is the record itself. `plain_topic`: of a single
+    one that asks for neither queue nor time and has few headers: its size is all that its topic has to take.
+    """
 
     half: HalfMessage
     stored: StoredMessage
-    messages: Sequence[Message]
+    size: int
+    plain_topic: str | None = None
+    framed: Sequence[Message] | None = None
 
     @classmethod
     def decode(cls, half: HalfMessage, stored: StoredMessage) -> "LoadedHalf":
         """Raises MalformedRecord."""
-        return cls(half, stored, decode_body(half, stored))
+        size = count_stored_bytes(stored)
+        if half.message_count > 1:
+            return cls(half, stored, size, None, decode_body(half, stored))
+        is_plain = half.real_queue_id == BY_KEY and half.timestamp_ms is None and len(stored.headers) <= _FEW_HEADERS
+        return cls(half, stored, size, half.real_topic if is_plain else None)
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """The prepared messages."""
+        return decode_body(self.half, self.stored) if self.framed is None else self.framed
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """The set of their destinations."""
+        if self.framed is None:
+            return frozenset([self.half.real_topic])
+        return frozenset([message.topic for message in self.framed])
+
+    @property
+    def ordering_hash(self) -> int:
+        """Hash of the effective ordering key."""
+        recorded = self.half.ordering_hash
+        if recorded is not None:
+            return recorded
+        return effective_ordering_hash(self.half, self.framed[0].key if self.framed else self.stored.key)
 
 
 class HalfPlace(NamedTuple):

@@ -7,13 +7,13 @@ from bridge.core.check_rules import CheckTimes
 from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.message import Message, Receipt, StoredMessage
 from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, Position, decode_op, decode_position
-from bridge.core.queue_state import QueueState, RecoveredOp, RecoveredState, effective_ordering_hash
+from bridge.core.queue_state import QueueState, RecoveredOp, RecoveredState
 from bridge.core.record import EndRecord, HalfMessage, Record
 from bridge.core.record_codec import decode_record, encode_half
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction
 from bridge.core.transition import Effect, LogPosition
-from bridge.settler.batch import BatchTarget, QueueBatch, RealTopics
+from bridge.settler.batch import BatchTarget, Destination, QueueBatch
 from bridge.store.halves import LoadedHalf
 from bridge.store.message_store import BatchKind
 
@@ -62,7 +62,7 @@ class QueueLog:
             if key == POSITION_KEY and offset >= position.o and decode_position(value).s <= position.l
         ]
         halves = [
-            (place, record, effective_ordering_hash(record, held.messages[0].key))
+            (place, record, held.ordering_hash)
             for place, record, held in self.journal[position.l : position.s]
             if isinstance(record, HalfMessage) and held is not None
         ]
@@ -94,9 +94,7 @@ class QueueLog:
         """
         effects: list[Effect] = []
         for place, record, held in self.journal[state.s : state.s + count]:
-            ordering_hash = (
-                effective_ordering_hash(record, held.messages[0].key) if isinstance(record, HalfMessage) and held else 0
-            )
+            ordering_hash = held.ordering_hash if held else 0
             obstacle = "REFUSED" if record.transaction_id in refuse and not is_aborted else None
             effects += state.apply(place, record, ordering_hash, obstacle)
         if self.journal[state.s : state.s + count]:
@@ -112,8 +110,7 @@ class QueueLog:
         """Writes effects and position as one Kafka transaction."""
         held = {h.half.transaction_id: h for _, _, h in self.journal if h is not None}
         batch = QueueBatch(effects, BatchKind.SETTLE)
-        real = RealTopics(lambda _: 1, lambda _, decided_ms: decided_ms)
-        made = batch.build(state, held, real, TARGET)
+        made = batch.build(state, held, lambda _: Destination(1, 0, self.now_ms), TARGET)
         receipts = [Receipt(m.topic, 0, n) for n, m in enumerate(made.messages)]
         for message in made.finish(receipts):
             assert message.key is not None

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, NoReturn, TypeVar
 
 from confluent_kafka import KafkaError, Producer
@@ -117,13 +117,12 @@ class _Reports:
         self.error: KafkaError | None = None
         self.culprit: str | None = None
 
-    def callback_of(self, message: Message) -> DeliveryCallback:
-        """What is to be called with the report of the message; to be produced next in its queue."""
-        place = (message.topic, message.queue_id)
-        queue = self.queues.get(place)
+    def of_queue(self, topic: str, queue_id: int) -> _QueueReports:
+        """Those of one queue, whose messages come in their order."""
+        queue = self.queues.get((topic, queue_id))
         if queue is None:
-            queue = self.queues[place] = _QueueReports(self)
-        return queue.take
+            queue = self.queues[topic, queue_id] = _QueueReports(self)
+        return queue
 
     def note_error(self, error: KafkaError, report: Report) -> None:
         """The first one counts, but for what the client threw away because of another."""
@@ -225,11 +224,9 @@ class TransactionalProducer:
     def _put(self, producer: Producer, rounds: Sequence[Sequence[Message]], opening: Message | None) -> _Reports:
         reports = _Reports()
         sent: list[Message] = [] if opening is None else [opening]
-        is_taken = all(self._produce(producer, message, reports.callback_of(message)) for message in sent)
+        is_taken = self._produce_all(producer, sent, reports)
         for messages in rounds:
-            is_taken = is_taken and all(
-                self._produce(producer, message, reports.callback_of(message)) for message in messages
-            )
+            is_taken = is_taken and self._produce_all(producer, messages, reports)
             sent += messages
             self._flush(producer, reports, sent, is_taken=is_taken)
         return reports
@@ -237,18 +234,37 @@ class TransactionalProducer:
     def _put_closing(self, producer: Producer, messages: Sequence[Message]) -> Report | None:
         """The report of the last one, the only one asked for; should another fail, the commit is refused."""
         reports = _Reports()
-        is_taken = all(self._produce(producer, message, None) for message in messages[:-1])
         last = messages[-1]
-        is_taken = is_taken and self._produce(producer, last, reports.callback_of(last))
+        is_taken = self._produce_all(producer, messages[:-1], None) and self._produce_all(producer, [last], reports)
         self._flush(producer, reports, [last], is_taken=is_taken)
         return reports.queues[last.topic, last.queue_id].last
 
-    def _produce(self, producer: Producer, message: Message, on_delivery: DeliveryCallback | None) -> bool:
-        """False when an earlier message has failed the Kafka transaction meanwhile."""
+    def _produce_all(self, producer: Producer, messages: Iterable[Message], reports: _Reports | None) -> bool:
+        """False when an earlier message has failed the Kafka transaction meanwhile. `reports`: who is told of each."""
+        produce, on_delivery = producer.produce, None
+        for message in messages:
+            topic, queue_id, headers = message.topic, message.queue_id, message.headers
+            listed = headers if type(headers) is list else list(headers)  # the client takes no other sequence
+            at_ms = message.timestamp_ms or 0
+            if reports is not None:
+                on_delivery = reports.of_queue(topic, queue_id).take
+            try:
+                produce(topic, message.value, message.key, queue_id, on_delivery, None, at_ms, listed)
+            except (BufferError, *CLIENT_ERRORS) as raised:
+                if not self._produce_after(raised, producer, message, on_delivery):
+                    return False
+        return True
+
+    def _produce_after(
+        self, raised: Exception, producer: Producer, message: Message, on_delivery: DeliveryCallback | None
+    ) -> bool:
+        """Produces a message that the client has not taken at once; False as above."""
         try:
+            if not isinstance(raised, BufferError):
+                raise raised
             self._hand_over(producer, message, on_delivery)
-        except CLIENT_ERRORS as raised:
-            error = error_of(raised)
+        except CLIENT_ERRORS as refused:
+            error = error_of(refused)
             if error.code() == _STATE:
                 return False
             if error.code() != _UNKNOWN_PARTITION:
@@ -265,17 +281,14 @@ class TransactionalProducer:
             self._give_up(producer, error_of(raised), message.topic)
 
     def _hand_over(self, producer: Producer, message: Message, on_delivery: DeliveryCallback | None) -> None:
-        headers = message.headers
-        listed = headers if type(headers) is list else list(headers)  # the client takes no other sequence
-        give_up_at = 0.0
+        give_up_at = time.monotonic() + self._call_s
         while True:
             try:
                 producer.produce(
                     message.topic, message.value, message.key, message.queue_id,
-                    on_delivery, None, message.timestamp_ms or 0, listed,
+                    on_delivery, None, message.timestamp_ms or 0, list(message.headers),
                 )  # fmt: skip
             except BufferError:
-                give_up_at = give_up_at or time.monotonic() + self._call_s
                 if time.monotonic() > give_up_at:
                     raise BatchOutcomeUnknown("no place in the client's queue") from None
                 producer.poll(POLL_S)

@@ -1,6 +1,8 @@
 """Due times and the monotonic clock: append times jump when a broker's clock is set."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bridge.core.check_rules import CheckTimes
@@ -79,3 +81,48 @@ def test_interval_outlasts_no_life(*, is_read_back: bool) -> None:
     (ask,) = take(table, at(T0 + 60_000, monotonic_ms=end_ms)).asks
     table.set_postponed(ask, T0 + 60_001, was_tried=True)
     assert take(table, at(T0 + 60_001, monotonic_ms=end_ms + 1)).parks == {0: {"a": MAX_LIFE}}
+
+
+@given(st.data())
+def test_new_ones_are_taken_as_if_they_had_been_in_order_all_along(data: st.DataObject) -> None:
+    """Each when it is due by append times and by the owner's clock; those that ended meanwhile are not."""
+    table, due = make_table(), {}
+    table.add_queue(0, [])
+    for number in range(data.draw(st.integers(1, 8))):
+        t = make_transaction(f"{number}", FIRST + data.draw(st.integers(0, 1_000)))
+        read_ms = data.draw(st.sampled_from([0, 300]))
+        table.set_prepared(0, [t], read_ms)
+        due[t.transaction_id] = (t.next_due_ms, read_ms + t.next_due_ms - T0)
+    ended = data.draw(st.sets(st.sampled_from(sorted(due))))
+    table.set_ended(0, ended)
+    assert table.count_pending() == len(due) - len(ended)
+    asked: dict[str, int] = {}
+    for now_ms in range(FIRST, FIRST + 2_000, data.draw(st.integers(50, 400))):
+        found = take(table, at(now_ms, monotonic_ms=now_ms - T0)).asks
+        asked |= dict.fromkeys([i for i in names(found) if i not in asked], now_ms)
+    assert asked.keys() == due.keys() - ended
+    assert all(asked[i] >= due[i][0] and asked[i] - T0 >= due[i][1] for i in asked)
+
+
+@given(st.lists(st.integers(0, 60_000), min_size=1, max_size=8), st.integers(0, 7), st.booleans())
+def test_what_was_read_back_is_asked_when_it_is_due_however_far_that_is(
+    delays: list[int], changed: int, is_ended: bool
+) -> None:
+    """Put in order at once or late, the same ones at the same times."""
+    transactions = [make_transaction(f"{n}", FIRST + delay) for n, delay in enumerate(delays)]
+    seen: list[dict[str, int]] = []
+    for taken in (None, QueueTime(T0, T0, 0)):
+        table, asked = make_table(), dict[str, int]()
+        table.add_queue(0, transactions, taken)
+        assert not table.tidy(100)
+        if is_ended:
+            table.set_ended(0, [f"{changed}"])
+        elif changed < len(delays):
+            table.set_prepared(0, [replace(transactions[changed], at=9, next_due_ms=FIRST + 5)], 0)
+        for now_ms in range(FIRST, FIRST + 62_000, 250):
+            asked |= dict.fromkeys(names(take(table, at(now_ms)).asks), now_ms)
+        seen.append(asked)
+    assert seen[0] == seen[1]
+    assert all(
+        asked - (FIRST + delays[int(name)]) in range(250) for name, asked in seen[1].items() if int(name) != changed
+    )

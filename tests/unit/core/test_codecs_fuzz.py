@@ -1,6 +1,7 @@
 """Valid records with one thing changed: read as what they are then, or refused by name, and never anything else."""
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -14,7 +15,7 @@ from bridge.core.message import Message, Receipt, StoredMessage
 from bridge.core.op_message import OpMessage, decode_answers, decode_op, decode_position, encode_op
 from bridge.core.properties import decode_properties, encode_properties
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Record, Resolution, Source
-from bridge.core.record_codec import decode_body, decode_record, encode_act, encode_end, encode_half
+from bridge.core.record_codec import decode_any, decode_body, decode_record, encode_act, encode_end, encode_half
 from bridge.core.transaction import Transaction, TransactionState, make_transaction_id
 
 ID = make_transaction_id(3, 99)
@@ -108,6 +109,52 @@ def test_changed_bytes_are_a_record_or_a_named_error(record: Record, data: st.Da
     except (MalformedRecord, UnknownRecordVersion):
         return
     assert encode(read(encode(found))) == encode(found)
+
+
+USUAL = st.sampled_from([
+    PLAIN, ENDED, msgspec.structs.replace(PLAIN, ordering_hash=2**63 + 7), msgspec.structs.replace(ENDED, group=None),
+    HalfMessage(ID, "shop", 1, 5, "orders", request="a-1", is_published=True, ordering_hash=7),
+    HalfMessage(ID, "shop", 1, 5, "orders", idempotency_key="k", seen_ms=6, request="a-1"),
+])  # fmt: skip
+
+
+@given(USUAL, st.data())
+def test_sliced_records_are_what_the_general_way_reads(record: Record, data: st.DataObject) -> None:
+    """Whole ones, and with properties changed, lost, repeated, in another order, with bytes changed or cut off."""
+    pairs = [pair + b"\x02" for pair in encode(record).split(b"\x02")[:-1]]
+    raw = b"".join(pairs)
+    how = data.draw(st.sampled_from(["whole", "changed", "shuffled", "lost", "repeated", "bytes", "cut"]))
+    at = data.draw(st.integers(0, len(pairs) - 1))
+    if how == "changed":
+        pairs[at] = pairs[at].split(b"\x01")[0] + b"\x01" + data.draw(NASTY).encode() + b"\x02"
+        raw = b"".join(pairs)
+    elif how == "shuffled":
+        raw = b"".join(pairs[:3] + data.draw(st.permutations(pairs[3:])))
+    elif how == "lost":
+        raw = b"".join(pairs[:at] + pairs[at + 1 :])
+    elif how == "repeated":
+        raw = b"".join([*pairs, pairs[at]])
+    elif how == "bytes":
+        start = data.draw(st.integers(0, len(raw)))
+        raw = raw[:start] + data.draw(st.binary(max_size=3)) + raw[start + data.draw(st.integers(0, 3)) :]
+    elif how == "cut":
+        raw = raw[: data.draw(st.integers(0, len(raw)))]
+    assert outcome(read, raw) == outcome(decode_any, raw)
+
+
+@pytest.mark.parametrize("members", [{"real_topic": ".."}, {"real_topic": "a" * 250}, {"group": "a" * 121}])
+def test_name_that_cannot_be_makes_no_usual_record(members: dict[str, str]) -> None:
+    """However plain the rest is: its half message is quarantined."""
+    with pytest.raises(MalformedRecord, match="no name of a"):
+        read(encode(msgspec.structs.replace(PLAIN, **members)))
+
+
+def outcome(decode: Callable[[bytes], Record], raw: bytes) -> tuple[str, object]:
+    """The record, or the name and text of the error."""
+    try:
+        return "record", decode(raw)
+    except (MalformedRecord, UnknownRecordVersion) as error:
+        return type(error).__name__, str(error)
 
 
 DEEP = "[" * 5000 + "]" * 5000

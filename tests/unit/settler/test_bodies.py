@@ -17,6 +17,7 @@ from bridge.core.record_codec import decode_record
 from bridge.core.transaction import Transaction
 from bridge.core.transition import LogPosition
 from bridge.settler.bodies import Bodies
+from bridge.store.halves import LoadedHalf
 from bridge.store.memory.link import Fate, StepKind
 from bridge.store.memory.store import MemoryStore
 from tests.support.memory_faults import ScriptedFaults
@@ -79,7 +80,7 @@ class Shelf:
 
     def keep(self, bodies: Bodies, *places: int) -> None:
         for place in places:
-            bodies.keep(self.half(place), self.stored[place])
+            bodies.keep(LoadedHalf.decode(self.half(place), self.stored[place]))
 
     def ids(self, places: Sequence[int]) -> list[str]:
         return [self.world.id_of(str(place)) for place in places]

@@ -74,7 +74,7 @@ async def test_size_of_what_is_there_gone_or_hidden() -> None:
     known = Known()
     await known.topics.refresh(["orders", "table", "nothing", "hidden"])
     names = ("orders", "table", "nothing", "hidden")
-    assert [known.topics.queues_of(name) for name in names] == [3, 2, 1, 1]
+    assert [known.topics.find_destination(name, NOW_MS).queues for name in names] == [3, 2, 1, 1]
     assert [known.topics.max_message_bytes(name) for name in names] == [1_048_588, 5_000, None, None]
     assert known.topics.max_message_bytes("never asked for") is None
 
@@ -99,7 +99,8 @@ async def test_record_has_the_time_of_its_commit_while_the_topic_takes_it(
     known = Known()
     await known.topics.refresh(["orders", "stamped", "dated", "strict", "nothing"])
     expected = NOW_MS - age_ms if is_kept else NOW_MS
-    assert known.topics.stamp(topic, NOW_MS - age_ms, NOW_MS) == expected
+    to = known.topics.find_destination(topic, NOW_MS)
+    assert (NOW_MS - age_ms if NOW_MS - age_ms >= to.oldest_ms else to.now_ms) == expected
 
 
 async def test_reason_is_that_of_the_first_message_that_cannot_be_published() -> None:

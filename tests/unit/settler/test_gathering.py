@@ -1,0 +1,35 @@
+"""How soon the next Kafka transaction of a queue follows."""
+
+import pytest
+
+from bridge.core.message import Message
+from bridge.core.record import EndRecord, Resolution, Source
+from bridge.core.record_codec import encode_end
+from bridge.settler.ports import SettlerConfig
+from tests.support.settler_world import make_settler_world
+
+
+@pytest.mark.parametrize(("commits", "waits"), [(16, True), (15, False)])
+def test_next_batch_waits_a_little_after_one_of_many_commits(commits: int, waits: bool) -> None:
+    """Whoever is alone is never held up."""
+    world = make_settler_world(config=SettlerConfig(gather_ms=3_000))
+    took_ms = 0
+
+    async def story() -> None:
+        nonlocal took_ms
+        names = [f"{n}" for n in range(commits)]
+        ends = [EndRecord(world.id_of(name), Resolution.COMMIT, Source.PRODUCER, 0) for name in names]
+        async with world.settling():
+            for name in [*names, "late"]:
+                await world.prepare(name, Message("credits", b"k", b"v"))
+            await world.settled()
+            await world.memory.store.put_many([encode_end(end, world.topics.half, 0) for end in ends])
+            await world.settled()
+            began_ms = world.memory.clock.monotonic_ms()
+            await world.commit("late")
+            await world.settled()
+            took_ms = world.memory.clock.monotonic_ms() - began_ms
+
+    world.run(story())
+    assert len(world.memory.visible("credits")) == commits + 1
+    assert (took_ms > 2_000) is waits
