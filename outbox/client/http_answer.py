@@ -6,7 +6,7 @@ from collections.abc import Callable
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 _MAX_HEAD_BYTES = 64 * 1024
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?")
-_LENGTH = re.compile(rb"[0-9]{1,18}")
+_NUMBER = re.compile(rb"[0-9]{1,18}")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
 
 
@@ -23,6 +23,7 @@ class AnswerReader:
     def __init__(self, *, is_tunnel: bool = False) -> None:
         self.status = 0
         self.retry_after: str | None = None
+        self.kafka_time_ms = 0
         self.body = bytearray()
         self.is_whole = False
         self.is_reusable = False
@@ -69,6 +70,8 @@ class AnswerReader:
     def _read_headers(self, headers: dict[bytes, list[bytes]], *, is_old: bool) -> None:
         retry_after = headers.get(b"retry-after")
         self.retry_after = retry_after[0].decode("latin-1") if retry_after else None
+        told = headers.get(b"outbox-kafka-time", [b""])[0]
+        self.kafka_time_ms = int(told) if _NUMBER.fullmatch(told) else 0
         options = b",".join(headers.get(b"connection", [])).lower()
         self.is_reusable = not is_old and b"close" not in options
         lengths, codings = set(headers.get(b"content-length", [])), headers.get(b"transfer-encoding", [])
@@ -87,7 +90,7 @@ class AnswerReader:
 
     def _expect(self, lengths: set[bytes]) -> None:
         length = lengths.pop()
-        if lengths or _LENGTH.fullmatch(length) is None:
+        if lengths or _NUMBER.fullmatch(length) is None:
             raise BrokenAnswer("a length that is none")
         self._left_bytes = int(length)
         self._step = self._read_length

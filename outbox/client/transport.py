@@ -42,7 +42,8 @@ class Transport:
             async with asyncio.timeout(timeout_s):
                 connection = await self._take()
                 reader = await connection.ask(raw, AnswerReader())
-            return Answer(reader.status, bytes(reader.body), reader.retry_after, datetime.now(UTC))
+            received = datetime.now(UTC)
+            return Answer(reader.status, bytes(reader.body), reader.retry_after, received, reader.kafka_time_ms)
         except NotReached as error:
             return NoReply(f"not reachable: {error}", is_sent=False)
         except TimeoutError:
@@ -262,14 +263,10 @@ class RequestHead:
         start = f"{request.method} {self._prefix}{request.target} HTTP/1.1\r\n".encode("latin-1")
         if request.method == "GET":
             return b"%b%b\r\n" % (start, self._lines)
-        body = request.body or b""
-        return b"%b%bContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b" % (
-            start,
-            self._lines,
-            JSON.encode(),
-            len(body),
-            body,
-        )
+        first_ms, body = request.first_try_ms, request.body or b""
+        first = b"" if first_ms is None else b"Outbox-First-Try: %d\r\n" % first_ms
+        of_body = b"Content-Type: %b\r\nContent-Length: %d\r\n" % (JSON.encode(), len(body))
+        return b"%b%b%b%b\r\n%b" % (start, self._lines, first, of_body, body)
 
 
 def _host_of(url: SplitResult) -> str:
