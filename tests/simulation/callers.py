@@ -45,7 +45,7 @@ class Callers:
 
     async def _lead(self, call: Call, first_ms: int | None) -> None:
         world = self._world
-        heard = await self._prepare(call, call.instance, first_ms)
+        heard = self._give_up(call) if call.is_delivered_late else await self._prepare(call, call.instance, first_ms)
         for _ in range(_RETRIES):
             if heard.outcome == "ok" or call.idempotency_key is None:
                 break
@@ -73,6 +73,13 @@ class Callers:
             call, None, instance, lambda service: service.transactions.prepare([prepare_call(call)], WAIT_MS, first_ms)
         )
 
+    def _give_up(self, call: Call) -> Heard:
+        """What the producer makes of a first try that is still on its way."""
+        now = self._world.clock.monotonic_ms()
+        heard = understand(call, None, None, now, now)
+        self.heard.append(heard)
+        return heard
+
     def _read_kafka_time(self, call: Call) -> int | None:
         """What a process told the producer, who says it of its first try; 0: nothing yet."""
         node = self._world.nodes[(call.instance + 1) % self._world.schedule.instances]
@@ -81,15 +88,14 @@ class Callers:
         return node.bridge.transactions.kafka_time_ms()
 
     async def _deliver_late(self, call: Call, first_ms: int | None) -> None:
-        """The first try arrives again at another process, and nobody hears the answer."""
+        """The first try arrives at another process when its producer has given it up, and nobody hears the answer."""
         world = self._world
         if not call.is_delivered_late:
             return
         await world.clock.sleep_ms(call.late_ms)
         node = world.nodes[(call.instance + 1) % world.schedule.instances]
         if not node.is_dead and not node.is_closed:
-            now, calls = world.clock.monotonic_ms(), [prepare_call(call)]
-            self.heard.append(understand(call, Verb.PREPARE_AGAIN, None, now, now))
+            calls = [prepare_call(call)]
             await self.reach(
                 node, lambda service: service.transactions.prepare(calls, WAIT_MS, first_ms), _ASK_LIMIT_MS
             )

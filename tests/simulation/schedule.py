@@ -86,7 +86,7 @@ class Call(Struct, frozen=True):
 
     @property
     def is_delivered_late(self) -> bool:
-        """Whether its first try arrives once more, when nobody waits for it any longer."""
+        """Whether its first try arrives when nobody waits for it any longer."""
         return self.is_told_first and self.number % 4 == 0
 
     @property
