@@ -3,7 +3,11 @@
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
+
+from bridge.core.record import is_too_late
+
+_DOUBT_MS: Final = 120_000
 
 
 class Timer(Protocol):
@@ -57,12 +61,23 @@ class KafkaTime:
         self.clock = clock
         self._newest_ms = 0
         self._seen_at_ms = 0
+        self._doubted_at_ms: int | None = None
 
     def observe(self, stored_ms: int) -> None:
         """An append time was seen."""
         at = self.clock.monotonic_ms()
-        if stored_ms > self._newest_ms + at - self._seen_at_ms or not self._newest_ms:
+        known_ms = self._newest_ms + at - self._seen_at_ms
+        if stored_ms > known_ms or not self._newest_ms:
             self._newest_ms, self._seen_at_ms = stored_ms, at
+        if is_too_late(stored_ms, known_ms):
+            self._doubted_at_ms = at
+        elif self._doubted_at_ms is not None and at - self._doubted_at_ms > _DOUBT_MS:
+            self._doubted_at_ms = None
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether append times were far behind, lately or last: a broker's clock was set back, or differs."""
+        return self._doubted_at_ms is not None
 
     def now_ms(self) -> int:
         """0 as long as no append time was seen."""

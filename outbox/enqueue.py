@@ -78,13 +78,20 @@ async def enqueue_async(
     return await run(partial(_enqueue_in, messages=messages, ordering_key=ordering_key, table=table, notify=notify))
 
 
+_NO_HEADERS: Final = "[]"
+
+
 def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> str:
     """JSON: pairs of name and base64 text or null."""
+    if not headers:
+        return _NO_HEADERS
     return json.dumps([[name, None if raw is None else base64.b64encode(raw).decode()] for name, raw in headers])
 
 
 def decode_headers(text: str) -> tuple[tuple[str, bytes | None], ...]:
     """Raises ValueError."""
+    if text == _NO_HEADERS:
+        return ()
     return tuple((name, None if coded is None else base64.b64decode(coded)) for name, coded in json.loads(text))
 
 

@@ -12,7 +12,6 @@ from typing import Final, NamedTuple, Protocol
 
 import httpx2
 
-from outbox.client.caller import NOT_SENT
 from outbox.client.calls import JSON, PUBLISH, Call, PrepareOptions, check_group, is_batch, join, prepare_call
 from outbox.client.config import check_seconds, check_url
 from outbox.client.errors import HandOverUnavailable, InvalidMessage, Problem
@@ -20,6 +19,8 @@ from outbox.client.listener import TransactionState
 from outbox.client.message import Message
 from outbox.client.replies import Answer, BatchRejected, CallResult, NoReply, Reply, read_answer, read_answers
 
+# the bridge has certainly not seen a request that failed so
+_NOT_SENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 _TIMEOUT_S: Final = 15.0
 _WAITED_PART: Final = 2 / 3  # of it, until what the bridge recorded is settled; it waits 10 s at most
 _MAX_REQUEST_BYTES: Final = 4 * 1024 * 1024  # below the bridge's cap of a body, 8 MiB
@@ -136,7 +137,7 @@ class HttpHandOver:
                 request.method, self._url + request.target, content=request.body, headers={"Content-Type": JSON}
             )
         except httpx2.HTTPError as error:
-            is_sent = not isinstance(error, NOT_SENT)
+            is_sent = not isinstance(error, _NOT_SENT)
             raise HandOverUnavailable(f"no answer: {type(error).__name__}", is_sent=is_sent) from error
         return Answer(
             response.status_code, response.content, response.headers.get("Retry-After"), received=datetime.now(UTC)

@@ -388,7 +388,9 @@ def _read_free(
         .limit(max_rows)
         .with_for_update(skip_locked=True, of=source.table if conn.dialect.name == "postgresql" else None)
     )
-    return [dict(columns) for columns in conn.execute(query).mappings()]
+    found = conn.execute(query)
+    names = list(found.keys())
+    return [dict(zip(names, row, strict=True)) for row in found]
 
 
 def _as_read(column: sa.Column[Any]) -> sa.ColumnElement[Any]:

@@ -2,10 +2,10 @@
 
 from api.web.bodies import Prepare
 from api.web.ndjson import LinesAnswer
-from api.web.openapi import IDEMPOTENCY_KEY, MESSAGE_PROBLEMS, WAIT, Body, Operation
+from api.web.openapi import FIRST_TRY, IDEMPOTENCY_KEY, KAFKA_TIME, MESSAGE_PROBLEMS, WAIT, Body, Operation
 from api.web.request import ApiRequest
 from api.web.road import HttpAnswer, Routes
-from api.web.transactions import BATCH, BLOCKED, EACH, PREPARE_EXAMPLES, prepare_all, prepare_one
+from api.web.transactions import BATCH, BLOCKED, EACH, PREPARE_EXAMPLES, TOLD_TIME, prepare_all, prepare_one
 from api.web.views import BatchAnswer, PreparedAnswer, TransactionAnswer
 
 PUBLISH = Operation(
@@ -17,10 +17,12 @@ PUBLISH = Operation(
     },
     MESSAGE_PROBLEMS,
     Body(Prepare, examples=PREPARE_EXAMPLES),
-    (WAIT, IDEMPOTENCY_KEY),
-    headers={status: {"Location": "Path of the transaction."} for status in (200, 201, 202)},
+    (WAIT, IDEMPOTENCY_KEY, FIRST_TRY),
+    headers={status: {"Location": "Path of the transaction.", TOLD_TIME: KAFKA_TIME} for status in (200, 201, 202)},
 ).arguments()
-PUBLISH_BATCH = Operation("messages", {200: (BatchAnswer, EACH)}, (), BATCH, (WAIT,)).arguments()
+PUBLISH_BATCH = Operation(
+    "messages", {200: (BatchAnswer, EACH)}, (), BATCH, (WAIT, FIRST_TRY), headers={200: {TOLD_TIME: KAFKA_TIME}}
+).arguments()
 
 
 routes = Routes()

@@ -156,6 +156,15 @@ PREFER = header_parameter(
 IDEMPOTENCY_KEY = header_parameter(
     "Idempotency-Key", "The same as `idempotency_key` in the body.", {"type": "string", "maxLength": 202}
 )
+FIRST_TRY = header_parameter(
+    "Outbox-First-Try",
+    "Says that the idempotency keys were made for this very request, which is not a repeat: then nothing is looked up. "
+    "Its value: the last `Outbox-Kafka-Time` of this bridge, plus the milliseconds since that answer by a clock that "
+    "is never set, as of before this request is sent; 0 if there is none. Any successful answer to such a request "
+    "has that header.",
+    {"type": "integer", "minimum": 0},
+)
+KAFKA_TIME = "With `Outbox-First-Try`: Kafka's time in milliseconds."
 LIMIT = query_parameter("limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": 500, "default": 100})
 CURSOR = query_parameter("cursor", "`next` of the page before.", {"type": "string", "minLength": 1})
 

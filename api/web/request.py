@@ -288,6 +288,16 @@ def idempotency_key(headers: Headers) -> str | None:
     return value[1:-1] if len(value) >= 2 and value[0] == value[-1] == '"' else value
 
 
+def first_try_ms(headers: Headers) -> int | None:
+    """The `Outbox-First-Try` header. Raises Rejected."""
+    values = headers.getlist("outbox-first-try")
+    if not values:
+        return None
+    if len(values) > 1 or not (values[0].isascii() and values[0].isdigit()) or len(values[0]) > 18:
+        raise _invalid("Outbox-First-Try", "one number of milliseconds")
+    return int(values[0])
+
+
 def _invalid(name: str, what: str) -> Rejected:
     return reject(INVALID_REQUEST, what, (f"?{name}", what))
 

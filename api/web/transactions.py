@@ -12,7 +12,9 @@ from api.web.large_bodies import LARGE_BYTES, prepare_batch_in_steps, prepare_in
 from api.web.ndjson import Line, LinesAnswer
 from api.web.openapi import (
     END_PROBLEMS,
+    FIRST_TRY,
     IDEMPOTENCY_KEY,
+    KAFKA_TIME,
     MESSAGE_PROBLEMS,
     PREFER,
     TRANSACTION_ID,
@@ -28,6 +30,7 @@ from api.web.request import (
     NDJSON,
     ApiRequest,
     Query,
+    first_try_ms,
     idempotency_key,
     item,
     json_body,
@@ -61,6 +64,7 @@ _LOOK_EVERY = 50  # results: counting the bytes of each would cost what making s
 Shown = PreparedAnswer | TransactionAnswer | AcceptedAnswer
 
 TAG = "transactions"
+TOLD_TIME = "Outbox-Kafka-Time"
 
 _ORDER = {
     "producer_group": "orders",
@@ -89,8 +93,8 @@ PREPARE = Operation(
     {201: (PreparedAnswer, "Stored."), 200: (TransactionAnswer, "A repeat whose transaction has ended.")},
     MESSAGE_PROBLEMS,
     Body(Prepare, examples=PREPARE_EXAMPLES),
-    (WAIT, IDEMPOTENCY_KEY),
-    headers={201: {"Location": "Path of the transaction."}, 200: {"Location": "Path of the transaction."}},
+    (WAIT, IDEMPOTENCY_KEY, FIRST_TRY),
+    headers={status: {"Location": "Path of the transaction.", TOLD_TIME: KAFKA_TIME} for status in (200, 201)},
 ).arguments() | {"status_code": 201}
 
 BATCH = Body(PrepareBatch, examples={"two": {"transactions": [_ORDER, _KEYED]}}, lines=Prepare)
@@ -99,7 +103,9 @@ EACH = (
     "last line with the problem: what was answered before stays, of the rest nothing was applied."
 )
 
-PREPARE_BATCH = Operation(TAG, {200: (BatchAnswer, EACH)}, (), BATCH, (WAIT,)).arguments()
+PREPARE_BATCH = Operation(
+    TAG, {200: (BatchAnswer, EACH)}, (), BATCH, (WAIT, FIRST_TRY), headers={200: {TOLD_TIME: KAFKA_TIME}}
+).arguments()
 
 
 def _describe_end(meaning: str) -> Operation:
@@ -214,10 +220,11 @@ async def prepare_one(request: ApiRequest, *, is_published: bool) -> HttpAnswer:
         call = await services.turns.run(steps)
     else:
         call = parse_prepare(raw, max_headers, header_key=header_key, is_published=is_published)
-    (answer,) = await services.transactions.prepare([call], patience_of(request).wait_ms)
+    first_ms = first_try_ms(request.headers)
+    (answer,) = await services.transactions.prepare([call], patience_of(request).wait_ms, first_ms)
     if isinstance(answer, Refused):
         raise refuse(answer)
-    return show(answer, (("Location", f"/v1/transactions/{answer.transaction_id}"),))
+    return show(answer, (("Location", f"/v1/transactions/{answer.transaction_id}"), *_tell_time(request, first_ms)))
 
 
 async def prepare_all(request: ApiRequest, *, is_published: bool) -> HttpAnswer | LinesAnswer:
@@ -225,10 +232,11 @@ async def prepare_all(request: ApiRequest, *, is_published: bool) -> HttpAnswer 
     if idempotency_key(request.headers) is not None:
         raise invalid("?Idempotency-Key", "belongs into each transaction of a batch")
     wait_ms, services = patience_of(request).wait_ms, request.services
-    max_headers = services.limits.headers_per_message
+    max_headers, first_ms = services.limits.headers_per_message, first_try_ms(request.headers)
 
     async def answer(calls: Sequence[PrepareCall | Problem], pointer: str) -> list[bytes]:
-        return await answer_each(request, calls, pointer, lambda right: services.transactions.prepare(right, wait_ms))
+        prepare = services.transactions.prepare
+        return await answer_each(request, calls, pointer, lambda right: prepare(right, wait_ms, first_ms))
 
     async def answer_lines(lines: Sequence[Line]) -> list[bytes]:
         calls = await parse_lines(
@@ -247,7 +255,12 @@ async def prepare_all(request: ApiRequest, *, is_published: bool) -> HttpAnswer 
     else:
         calls = parse_prepare_batch(raw, max_headers, is_published=is_published)
     del raw
-    return join(await answer(calls, "/transactions/{}"))
+    return join(await answer(calls, "/transactions/{}"), _tell_time(request, first_ms))
+
+
+def _tell_time(request: ApiRequest, first_ms: int | None) -> Sequence[tuple[str, str]]:
+    """For those who say of their first tries that they are."""
+    return () if first_ms is None else ((TOLD_TIME, str(request.services.transactions.kafka_time_ms())),)
 
 
 async def _end(request: ApiRequest, transaction_id: str, resolution: Resolution) -> HttpAnswer:
@@ -324,9 +337,9 @@ async def parse_lines(
     return parsed
 
 
-def join(items: Sequence[bytes]) -> HttpAnswer:
+def join(items: Sequence[bytes], headers: Sequence[tuple[str, str]] = ()) -> HttpAnswer:
     """Results in the order of the request."""
-    return HttpAnswer(200, b'{"results":[%b]}' % b",".join(items))
+    return HttpAnswer(200, b'{"results":[%b]}' % b",".join(items), headers)
 
 
 async def show_all(

@@ -90,4 +90,9 @@ SEEN_LIMIT_MS = 30_000
 
 def is_void(half: HalfMessage, stored_ms: int) -> bool:
     """Whether a keyed half message was appended too long after its look-up to count, for everybody."""
-    return half.idempotency_key is not None and stored_ms - half.seen_ms > SEEN_LIMIT_MS
+    return half.idempotency_key is not None and is_too_late(half.seen_ms, stored_ms)
+
+
+def is_too_late(seen_ms: int, stored_ms: int) -> bool:
+    """Whether between these times so much can have happened that a look-up says nothing any more."""
+    return stored_ms - seen_ms > SEEN_LIMIT_MS

@@ -10,7 +10,7 @@ from bridge.clock import KafkaTime
 from bridge.core.check_rules import CheckTimes, first_check_ms
 from bridge.core.message import Message
 from bridge.core.properties import count_record_bytes
-from bridge.core.record import EndRecord, HalfMessage, Resolution, Source, is_void
+from bridge.core.record import EndRecord, HalfMessage, Resolution, Source, is_too_late, is_void
 from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.topics import choose_half_queue, choose_placing_key, hash_effective_key, hash_ordering_key
 from bridge.core.transaction import TransactionState, TransactionView, digest_bits, make_transaction_id, make_uuid7_bits
@@ -20,7 +20,7 @@ from bridge.service.answers import FINAL, make_view, refuse_given_up, refuse_put
 from bridge.service.contract import Outcome, PrepareCall, Prepared, RefusalCode, Refused
 from bridge.service.journal import Deadline, Journal
 from bridge.service.reads import refuse_read
-from bridge.service.repeats import KeyClaim, Keyed, Known, Repeats
+from bridge.service.repeats import GroupKey, KeyClaim, Keyed, Known, Repeats
 from bridge.service.replies import OpFollower, ReceivedReply, ReplyBatch
 from bridge.store.message_store import PutResult, PutStatus
 from bridge.turns import Pace
@@ -45,7 +45,7 @@ class _Seen(NamedTuple):
 class _Draft:
     """A call on its way. `is_asked_only`: it is known and not ended or blocked, so only its state is asked for.
 
-    `is_claimed`: its idempotency key has been taken for it.
+    `is_claimed`: its idempotency key has been taken for it. `is_first`: nobody has sent it before (decision 0017).
     """
 
     index: int
@@ -56,6 +56,7 @@ class _Draft:
     place: int = -1
     is_asked_only: bool = False
     is_claimed: bool = False
+    is_first: bool = False
 
 
 class Preparer:
@@ -77,11 +78,14 @@ class Preparer:
         self.kafka_time = kafka_time
         self._random_bits = random_bits
 
-    async def prepare(self, calls: Sequence[PrepareCall], deadline: Deadline) -> list[PrepareAnswer]:
-        """An answer for each call, same order."""
+    async def prepare(
+        self, calls: Sequence[PrepareCall], deadline: Deadline, first_try_ms: int | None = None
+    ) -> list[PrepareAnswer]:
+        """An answer for each call, same order. `first_try_ms`: as TransactionService.prepare says."""
         if not calls:
             return []
-        batch = _Batch(self, list(await self.admission.refuse(calls, deadline)), deadline)
+        first_try_ms = self._check_first_try(first_try_ms)
+        batch = _Batch(self, list(await self.admission.refuse(calls, deadline)), deadline, first_try_ms)
         drafts: list[_Draft] = []
         born_ms = self.kafka_time.clock.now_ms()
         randomness = self._random_bits(_RANDOM_BITS * len(calls))  # one system call for the whole list
@@ -93,9 +97,18 @@ class Preparer:
                     await self.admission.turns.take()
                 random_bits = randomness >> _RANDOM_BITS * index & _RANDOM_MASK
                 drafts.append(self._draft(index, call, born_ms, random_bits, timeouts[call.group]))
+        if first_try_ms is not None:
+            batch.claim_first_tries(drafts)
         await batch.run(drafts, _TRIES)
         batch.give_back_keys(drafts)
         return [answer for answer in batch.answers if answer is not None]
+
+    def _check_first_try(self, first_try_ms: int | None) -> int | None:
+        """None for one whose record would be void, or could not be told from one that is."""
+        time = self.kafka_time
+        if first_try_ms is None or time.is_doubted or is_too_late(first_try_ms, time.now_ms()):
+            return None
+        return first_try_ms if time.now_ms() else None
 
     def _draft(self, index: int, call: PrepareCall, born_ms: int, random_bits: int, timeout_s: int | None) -> _Draft:
         messages = call.messages
@@ -140,17 +153,32 @@ class Preparer:
 class _Batch:
     """One list of calls until every one has its answer."""
 
-    def __init__(self, preparer: Preparer, answers: list[PrepareAnswer | None], deadline: Deadline) -> None:
+    def __init__(
+        self,
+        preparer: Preparer,
+        answers: list[PrepareAnswer | None],
+        deadline: Deadline,
+        first_try_ms: int | None = None,
+    ) -> None:
         self._preparer = preparer
         self._deadline = deadline
+        self._first_try_ms = first_try_ms
         self._times: dict[str, CheckTimes] = {}
         self.answers = answers
+
+    def claim_first_tries(self, drafts: Sequence[_Draft]) -> None:
+        """What nobody has sent before need not be looked up, and is new: its append answers it."""
+        for draft in drafts:
+            if draft.call.idempotency_key is not None:
+                draft.is_first = True
+                draft.is_waiting = draft.call.is_published
+                self.answers[draft.index] = self._claim(draft, (draft.half.group, draft.call.idempotency_key))
 
     async def run(self, drafts: Sequence[_Draft], tries: int) -> None:
         """Looks up, appends, waits; once more from the start for what was void."""
         time = self._preparer.kafka_time
         seen = _Seen(time.now_ms(), time.clock.monotonic_ms())
-        keyed = [draft for draft in drafts if draft.call.idempotency_key is not None]
+        keyed = [draft for draft in drafts if draft.call.idempotency_key is not None and not draft.is_first]
         if keyed:
             await self._drop_repeats(keyed, seen)
             reach(FaultPoint.PREPARE_LOOKED_UP)
@@ -198,13 +226,12 @@ class _Batch:
         draft.is_asked_only = view is not None
         if view is not None:
             return None
-        claim = (
-            KeyClaim.TAKEN
-            if wanted.key in known.by_key
-            else self._preparer.repeats.keys.claim(wanted.key, wanted.transaction_id)
-        )
+        return _refuse_reuse() if wanted.key in known.by_key else self._claim(draft, wanted.key)
+
+    def _claim(self, draft: _Draft, key: GroupKey) -> Refused | None:
+        claim = self._preparer.repeats.keys.claim(key, draft.half.transaction_id)
         if claim is KeyClaim.TAKEN:
-            return Refused(RefusalCode.IDEMPOTENCY_KEY_REUSED, "the key was used with other content")
+            return _refuse_reuse()
         draft.is_claimed = draft.is_claimed or claim is KeyClaim.MADE
         return None
 
@@ -234,14 +261,14 @@ class _Batch:
         results = await self._preparer.journal.append(messages, self._deadline)
         reach(FaultPoint.PREPARE_ACKED)
         for draft, result in zip(sent, results, strict=True):
-            if result.status is _PUT_OK:
-                if not draft.is_waiting:
-                    self.answers[draft.index] = self._prepared(draft, result)
-                elif not draft.is_asked_only and is_void(draft.half, result.stored_ms):
-                    void.append(draft)
-                    wait.drop(draft.place)
-            else:
+            if result.status is not _PUT_OK:
                 self._note_failure(draft, result, wait)
+            elif not draft.is_asked_only and _is_doubtful(draft, result):
+                draft.is_first, draft.is_waiting = False, True
+                void.append(draft)
+                self._let_go(draft, wait)
+            elif not draft.is_waiting:
+                self.answers[draft.index] = self._prepared(draft, result)
         return void
 
     def _encode(self, draft: _Draft, wait: ReplyBatch, seen: _Seen) -> Message | None:
@@ -250,7 +277,9 @@ class _Batch:
         if draft.is_asked_only:
             ask = EndRecord(half.transaction_id, Resolution.UNKNOWN, Source.PRODUCER, half.born_ms, half.group, request)
             return encode_end(ask, topic, draft.queue_id)
-        if request is not None:
+        if draft.is_first and self._first_try_ms is not None:
+            half = draft.half = replace(half, request=request, seen_ms=min(seen.kafka_ms, self._first_try_ms))
+        elif request is not None:
             half = draft.half = replace(half, request=request, seen_ms=seen.kafka_ms)
         message = encode_half(half, draft.call.messages, topic, draft.queue_id)
         if half.message_count > 1 and count_record_bytes(message) > self._preparer.admission.limits.max_record_bytes:
@@ -301,6 +330,15 @@ class _Batch:
         if times is None:
             times = self._times[half.group] = self._preparer.admission.directory.settings_of(half.group).times
         return first_check_ms(half, stored_ms, times)
+
+
+def _is_doubtful(draft: _Draft, result: PutResult) -> bool:
+    """Whether what was appended does not count, or nobody waits for the answer and its time is not known."""
+    return is_void(draft.half, result.stored_ms) or (draft.is_first and result.stored_ms <= 0)
+
+
+def _refuse_reuse() -> Refused:
+    return Refused(RefusalCode.IDEMPOTENCY_KEY_REUSED, "the key was used with other content")
 
 
 def _refuse_void(transaction_id: str) -> Refused:

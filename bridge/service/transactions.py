@@ -41,10 +41,18 @@ class TransactionService:
         self._clock = clock
 
     async def prepare(
-        self, calls: Sequence[PrepareCall], wait_ms: int = 10_000
+        self, calls: Sequence[PrepareCall], wait_ms: int = 10_000, first_try_ms: int | None = None
     ) -> list[Prepared | TransactionView | Refused]:
-        """Prepared once the half message is stored; the view of what has ended, or was published at once."""
-        return await self._preparer.prepare(calls, self._deadline(wait_ms))
+        """Prepared once the half message is stored; the view of what has ended, or was published at once.
+
+        `first_try_ms`: no later than Kafka's time when the idempotency keys were first sent anywhere, by this very
+        call; then nothing is looked up (decision 0017).
+        """
+        return await self._preparer.prepare(calls, self._deadline(wait_ms), first_try_ms)
+
+    def kafka_time_ms(self) -> int:
+        """What a caller may count on from for `first_try_ms`; 0 as long as it is not known."""
+        return self._preparer.kafka_time.now_ms()
 
     async def end(
         self, calls: Sequence[EndCall], wait: Wait = Wait.SETTLED, wait_ms: int = 10_000

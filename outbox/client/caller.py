@@ -5,25 +5,19 @@ Nothing is waited for: a call that finds no request of its kind in flight leaves
 
 import asyncio
 import random
-import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from secrets import token_hex
-from typing import TypeAlias
-
-import httpx2
+from typing import NamedTuple, TypeAlias
 
 from outbox.client.calls import (
-    JSON,
     Call,
     Kind,
     PlainCall,
     PrepareOptions,
-    Request,
     end_call,
     get_call,
     is_batch,
@@ -31,12 +25,11 @@ from outbox.client.calls import (
     prepare_call,
     request_of,
 )
-from outbox.client.config import BridgeConfig, HttpConfig
+from outbox.client.config import BridgeConfig
 from outbox.client.errors import AlreadyEnded, NotPrepared
 from outbox.client.listener import HalfMessage, Resolution, TransactionState
 from outbox.client.message import Message, as_messages
 from outbox.client.replies import (
-    Answer,
     CallResult,
     NoReply,
     Prepared,
@@ -49,73 +42,7 @@ from outbox.client.replies import (
     read_prepared,
     read_view,
 )
-
-MAX_ANSWER_BYTES = 64 * 1024 * 1024
-
-# the bridge has certainly not seen a request that failed so
-NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
-
-
-class Transport:
-    """Connections of one event loop to one bridge."""
-
-    def __init__(self, url: str, config: HttpConfig) -> None:
-        self._url = url
-        self._client = httpx2.AsyncClient(
-            headers=_headers(config.headers),
-            verify=_verify(url, config),
-            trust_env=config.trust_env,
-            follow_redirects=False,
-            # the exchange as a whole has a limit of its own
-            timeout=httpx2.Timeout(None, connect=config.connect_timeout_s, pool=config.connect_timeout_s),
-            limits=httpx2.Limits(
-                max_connections=config.max_connections,
-                max_keepalive_connections=config.max_connections,
-                keepalive_expiry=config.keep_alive_s,
-            ),
-        )
-
-    async def exchange(self, request: Request, timeout_s: float) -> Answer | NoReply:
-        """One request and its whole answer; never raises for what happens on the way."""
-        headers = {} if request.method == "GET" else {"Content-Type": JSON}
-        try:
-            built = self._client.build_request(
-                request.method, self._url + request.target, content=request.body, headers=headers
-            )
-            async with asyncio.timeout(timeout_s):
-                return await self._read(built)
-        except NOT_SENT as error:
-            return NoReply(f"not reachable: {type(error).__name__}", is_sent=False)
-        except TimeoutError:
-            return NoReply(f"no answer within {timeout_s:.1f} s")
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            return NoReply(f"the connection broke: {type(error).__name__}")
-
-    async def close(self) -> None:
-        """Closes all connections."""
-        await self._client.aclose()
-
-    async def _read(self, built: httpx2.Request) -> Answer | NoReply:
-        response = await self._client.send(built, stream=True)
-        try:
-            body = bytearray()
-            async for piece in response.aiter_bytes():
-                body += piece
-                if len(body) > MAX_ANSWER_BYTES:
-                    return NoReply(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
-            return Answer(response.status_code, bytes(body), response.headers.get("Retry-After"), datetime.now(UTC))
-        finally:
-            await response.aclose()
-
-
-def _headers(own: Mapping[str, str]) -> dict[str, str]:
-    return {"Accept": "application/json, application/problem+json", "User-Agent": "outbox-bridge-python", **own}
-
-
-def _verify(url: str, config: HttpConfig) -> ssl.SSLContext | bool:
-    """Loading certificates takes long, and plain HTTP needs none."""
-    return config.ssl_context or url.startswith("https:")
-
+from outbox.client.transport import Transport
 
 _CLOSED = NoReply("closed before it was sent", is_sent=False)
 Send = Callable[[Sequence[Call], float], Awaitable[Sequence[CallResult]]]
@@ -229,6 +156,14 @@ FIRST_WAIT_S = 1.0
 MAX_WAIT_S = 10.0  # the bridge's own limit
 
 
+class Lane(NamedTuple):
+    """What travels together. `is_fresh`: nobody has sent the idempotency keys before, so nothing need be looked up."""
+
+    kind: Kind
+    is_repeat: bool
+    is_fresh: bool = False
+
+
 class Caller:
     """Calls to one bridge. Belongs to the event loop it is made in."""
 
@@ -236,8 +171,9 @@ class Caller:
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._transport = Transport(url, config.http)
-        self._lanes: dict[tuple[Kind, bool], Batcher] = {}
+        self._lanes: dict[Lane, Batcher] = {}
         self._is_closed = asyncio.Event()
+        self._kafka_time: tuple[int, float] | None = None  # milliseconds, and the loop's time when they were heard
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -270,36 +206,46 @@ class Caller:
             answer = await self._transport.exchange(request_of(call), timeout_s)
             return answer if isinstance(answer, NoReply) else read_answer(answer, call)
         if course.is_alone:
-            (told,) = await self._send(call.kind, MAX_WAIT_S, [call], left_s)
+            (told,) = await self._send(Lane(call.kind, is_repeat=True), [call], left_s)
             return told
-        return await self._lane_of(call.kind, is_repeat=course.tries > 0).ask(call, left_s)
+        is_repeat = course.tries > 0
+        return await self._lane_of(Lane(call.kind, is_repeat, call.is_fresh and not is_repeat)).ask(call, left_s)
 
     async def _pause(self, pause_s: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await self._is_closed.wait()
 
-    def _lane_of(self, kind: Kind, *, is_repeat: bool) -> Batcher:
-        lane = self._lanes.get((kind, is_repeat))
+    def _lane_of(self, name: Lane) -> Batcher:
+        lane = self._lanes.get(name)
         if lane is None:
             config = self._config
             limits = BatcherLimits(
                 config.max_in_flight, config.max_batch_items, config.max_batch_bytes, config.max_waiting
             )
-            lane = Batcher(partial(self._send, kind, MAX_WAIT_S if is_repeat else FIRST_WAIT_S), limits)
-            self._lanes[kind, is_repeat] = lane
+            lane = self._lanes[name] = Batcher(partial(self._send, name), limits)
         return lane
 
-    async def _send(self, kind: Kind, most_wait_s: float, calls: Sequence[Call], left_s: float) -> list[CallResult]:
+    async def _send(self, lane: Lane, calls: Sequence[Call], left_s: float) -> list[CallResult]:
         """One request. The bridge waits a little shorter than we do, so that its answer still arrives."""
-        wait_s = max(0.0, min(most_wait_s, left_s * 0.9))
-        request = join(kind, [call.item for call in calls], wait_s)
+        wait_s = max(0.0, min(MAX_WAIT_S if lane.is_repeat else FIRST_WAIT_S, left_s * 0.9))
+        first_try_ms = self._find_kafka_time() if lane.is_fresh else None
+        request = join(lane.kind, [call.item for call in calls], wait_s, first_try_ms)
         answer = await self._transport.exchange(request, min(left_s, wait_s + self._config.http.slack_s))
         if isinstance(answer, NoReply):
             return [answer] * len(calls)
-        if is_batch(kind, len(calls)):
+        if answer.kafka_time_ms > self._find_kafka_time():
+            self._kafka_time = answer.kafka_time_ms, self._loop.time()
+        if is_batch(lane.kind, len(calls)):
             return read_answers(answer, list(calls))
         return [read_answer(answer, calls[0])]
+
+    def _find_kafka_time(self) -> int:
+        """Never after what it is, for it was told before it was heard; 0 if nothing was told yet."""
+        if self._kafka_time is None:
+            return 0
+        told_ms, heard_s = self._kafka_time
+        return told_ms + int((self._loop.time() - heard_s) * 1_000)
 
 
 Ask: TypeAlias = Callable[[Call | PlainCall], Awaitable[Reply]]
@@ -318,8 +264,9 @@ class BridgeClient:
     ) -> tuple[HalfMessage, Prepared]:
         """Stores a half message. Raises AlreadyEnded if the caller's idempotency key names one that has ended."""
         listed = as_messages(messages)
-        named = _with_key(options) if self._are_prepares_keyed else options
-        reply = await self._ask(prepare_call(self.group, listed, named))
+        is_fresh = self._are_prepares_keyed and options.get("idempotency_key") is None
+        named = _with_key(options) if is_fresh else options
+        reply = await self._ask(prepare_call(self.group, listed, named, is_fresh=is_fresh))
         prepared = read_prepared(reply.members)
         state = reply.members["state"]
         if state != TransactionState.PREPARED:
@@ -332,7 +279,9 @@ class BridgeClient:
 
     async def publish(self, messages: Message | Sequence[Message], options: PrepareOptions) -> TransactionView:
         """Publishes without a local transaction."""
-        call = prepare_call(self.group, as_messages(messages), _with_key(options), is_published=True)
+        is_fresh = options.get("idempotency_key") is None
+        named = _with_key(options) if is_fresh else options
+        call = prepare_call(self.group, as_messages(messages), named, is_published=True, is_fresh=is_fresh)
         return read_view((await self._ask(call)).members)
 
     async def end(self, transaction_id: str, resolution: Resolution, nonce: str | None = None) -> TransactionView:
@@ -345,7 +294,5 @@ class BridgeClient:
 
 
 def _with_key(options: PrepareOptions) -> PrepareOptions:
-    """With a key of our own if there is none: a repeat is then known as one."""
-    if options.get("idempotency_key") is not None:
-        return options
+    """With a key of our own: a repeat is then known as one."""
     return {**options, "idempotency_key": f"sdk-{token_hex(16)}"}

@@ -62,7 +62,7 @@ class Call:
     """One call of a caller. `is_repeatable`: sending it twice is the same as sending it once.
 
     `transaction_id`: the one an answer must speak of, where it is known before. `is_query`: a refusal says what is
-    recorded, whatever an earlier try has done.
+    recorded, whatever an earlier try has done. `is_fresh`: its idempotency key was made for it.
     """
 
     kind: Kind
@@ -70,6 +70,7 @@ class Call:
     is_repeatable: bool = True
     transaction_id: str | None = None
     is_query: bool = False
+    is_fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +85,28 @@ class PlainCall:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What goes over the wire."""
+    """What goes over the wire. `first_try_ms`: Kafka's time, as far as it is known, of a request that is no repeat."""
 
     method: str
     target: str
     body: bytes | None = None
+    first_try_ms: int | None = None
 
 
 def prepare_call(
-    group: str, messages: Sequence[Message], options: PrepareOptions, *, is_published: bool = False
+    group: str,
+    messages: Sequence[Message],
+    options: PrepareOptions,
+    *,
+    is_published: bool = False,
+    is_fresh: bool = False,
 ) -> Call:
     """A prepare; or a publish, which needs no end. Raises InvalidMessage."""
     members = [f'"producer_group":{quote(group)}', *_encode_options(options)]
     listed = ",".join([encode_message(message) for message in messages])
     item = "{" + ",".join([*members, f'"messages":[{listed}]']) + "}"
     is_repeatable = options.get("idempotency_key") is not None
-    return Call(PUBLISH if is_published else PREPARE, item.encode(), is_repeatable)
+    return Call(PUBLISH if is_published else PREPARE, item.encode(), is_repeatable, is_fresh=is_fresh)
 
 
 def end_call(transaction_id: str, resolution: Resolution, group: str | None, nonce: str | None = None) -> Call:
@@ -143,13 +150,13 @@ def request_of(call: PlainCall) -> Request:
     return Request(call.method, call.target, call.body)
 
 
-def join(kind: Kind, items: Sequence[bytes], wait_s: float) -> Request:
+def join(kind: Kind, items: Sequence[bytes], wait_s: float, first_try_ms: int | None = None) -> Request:
     """One request for one call or many. `wait_s`: how long the bridge may wait for each to be settled."""
     query = f"?wait_seconds={wait_s:.3f}"
     if len(items) == 1 and kind.alone is not None:
-        return Request("POST", kind.alone + query, items[0])
+        return Request("POST", kind.alone + query, items[0], first_try_ms)
     body = b'{"%b":[%b]}' % (kind.member.encode(), b",".join(items))
-    return Request("POST", kind.together + query, body)
+    return Request("POST", kind.together + query, body, first_try_ms)
 
 
 def is_batch(kind: Kind, count: int) -> bool:

@@ -1,12 +1,17 @@
 """Settings of the producer's side; bounds are checked when they are made."""
 
 import math
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from outbox.client.errors import OutboxConfigError
+
+# Source: RFC 9110 section 5
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,9 @@ class HttpConfig:
         for name in ("connect_timeout_s", "slack_s", "keep_alive_s"):
             check_seconds(name, getattr(self, name))
         check_count("max_connections", self.max_connections)
+        for name, value in self.headers.items():
+            if _HEADER_NAME.fullmatch(name) is None or _HEADER_VALUE.fullmatch(value) is None:
+                raise OutboxConfigError("a header has a name of letters, digits and - and a value without line ends")
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,12 +53,13 @@ CallResult: TypeAlias = Reply | Problem | NoReply | BatchRejected
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came over the wire. `retry_after`: that header as it is."""
+    """What came over the wire. `retry_after`: that header as it is. `kafka_time_ms`: what the bridge says of it."""
 
     status: int
     body: bytes
     retry_after: str | None = None
     received: datetime | None = None
+    kafka_time_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,16 @@ class Callers:
 
     async def follow(self, call: Call) -> None:
         """One transaction's life as its producer leads it."""
+        first_ms = self._read_kafka_time(call)
+        late = asyncio.ensure_future(self._deliver_late(call, first_ms))
+        try:
+            await self._lead(call, first_ms)
+        finally:
+            await late
+
+    async def _lead(self, call: Call, first_ms: int | None) -> None:
         world = self._world
-        heard = await self._prepare(call, call.instance)
+        heard = self._give_up(call) if call.is_delivered_late else await self._prepare(call, call.instance, first_ms)
         for _ in range(_RETRIES):
             if heard.outcome == "ok" or call.idempotency_key is None:
                 break
@@ -60,10 +68,37 @@ class Callers:
             if again.outcome == "unknown":
                 raise Finding(f"client {call.number} was told {again.code} twice in a row while the log could be read")
 
-    async def _prepare(self, call: Call, instance: int) -> Heard:
+    async def _prepare(self, call: Call, instance: int, first_ms: int | None = None) -> Heard:
         return await self._ask(
-            call, None, instance, lambda service: service.transactions.prepare([prepare_call(call)], WAIT_MS)
+            call, None, instance, lambda service: service.transactions.prepare([prepare_call(call)], WAIT_MS, first_ms)
         )
+
+    def _give_up(self, call: Call) -> Heard:
+        """What the producer makes of a first try that is still on its way."""
+        now = self._world.clock.monotonic_ms()
+        heard = understand(call, None, None, now, now)
+        self.heard.append(heard)
+        return heard
+
+    def _read_kafka_time(self, call: Call) -> int | None:
+        """What a process told the producer, who says it of its first try; 0: nothing yet."""
+        node = self._world.nodes[(call.instance + 1) % self._world.schedule.instances]
+        if not call.is_told_first or node.is_dead or node.is_closed:
+            return 0 if call.is_told_first else None
+        return node.bridge.transactions.kafka_time_ms()
+
+    async def _deliver_late(self, call: Call, first_ms: int | None) -> None:
+        """The first try arrives at another process when its producer has given it up, and nobody hears the answer."""
+        world = self._world
+        if not call.is_delivered_late:
+            return
+        await world.clock.sleep_ms(call.late_ms)
+        node = world.nodes[(call.instance + 1) % world.schedule.instances]
+        if not node.is_dead and not node.is_closed:
+            calls = [prepare_call(call)]
+            await self.reach(
+                node, lambda service: service.transactions.prepare(calls, WAIT_MS, first_ms), _ASK_LIMIT_MS
+            )
 
     async def do(self, call: Call, deed: Deed, transaction_id: str) -> Heard:
         heard = await self._ask(

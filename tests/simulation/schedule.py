@@ -80,6 +80,21 @@ class Call(Struct, frozen=True):
     max_checks: int | None = None
 
     @property
+    def is_told_first(self) -> bool:
+        """Whether its producer says of its first try that it is one."""
+        return self.idempotency_key is not None and self.number % 2 == 0
+
+    @property
+    def is_delivered_late(self) -> bool:
+        """Whether its first try arrives when nobody waits for it any longer."""
+        return self.is_told_first and self.number % 4 == 0
+
+    @property
+    def late_ms(self) -> int:
+        """How late that is: before a repeat, after it, when the record is void, when settlers have forgotten."""
+        return self.number * 7_919 % 16_000
+
+    @property
     def marker(self) -> bytes:
         """What every value of this transaction begins with, and no other's."""
         return b"%d|" % self.number

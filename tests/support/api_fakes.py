@@ -57,12 +57,18 @@ class FakeTransactions:
     broken: Exception | None = None
     gate: asyncio.Event | None = None
     batches: list[int] = field(default_factory=list)
+    first_tries_ms: list[int | None] = field(default_factory=list)
+
+    def kafka_time_ms(self) -> int:
+        """As if it stood still."""
+        return BORN_MS
 
     async def prepare(
-        self, calls: Sequence[PrepareCall], wait_ms: int = 10_000
+        self, calls: Sequence[PrepareCall], wait_ms: int = 10_000, first_try_ms: int | None = None
     ) -> list[Prepared | TransactionView | Refused]:
         """A repeat of a keyed call names the same transaction."""
         await self._enter()
+        self.first_tries_ms.append(first_try_ms)
         self.batches.append(len(calls))
         return [self.refusal or refuse_call(call, _LIMITS) or self._prepare(call) for call in calls]
 

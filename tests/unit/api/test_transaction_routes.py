@@ -50,6 +50,25 @@ async def test_repeat_names_the_same_transaction(key: str, live: LiveServer, fak
     assert len(fake.views) == 1
 
 
+@pytest.mark.parametrize("route", ["/v1/transactions", "/v1/messages", "/v1/transactions/batch", "/v1/messages/batch"])
+async def test_first_try_is_passed_on_and_told_the_time(route: str, live: LiveServer, fake: FakeTransactions) -> None:
+    """To those who say so alone."""
+    body = {"transactions": [ORDER]} if route.endswith("batch") else ORDER
+    plain = await live.client.post(route, json=body)
+    first = await live.client.post(route, json=body, headers={"Outbox-First-Try": "17"})
+    assert fake.first_tries_ms == [None, 17]
+    assert "outbox-kafka-time" not in plain.headers
+    assert first.headers["outbox-kafka-time"] == str(BORN_MS)
+
+
+@pytest.mark.parametrize("told", [["-1"], ["1.5"], ["soon"], [""], ["1" * 19], ["1", "1"]])
+async def test_first_try_without_a_time_is_refused(told: list[str], live: LiveServer) -> None:
+    """Nothing is guessed."""
+    headers = [("Content-Type", "application/json"), *[("Outbox-First-Try", value) for value in told]]
+    answer = await live.client.post("/v1/transactions", content=json.dumps(ORDER), headers=headers)
+    check_problem(answer, 422, "invalid-request")
+
+
 @pytest.mark.parametrize("seconds", ["0", "10", "1.3947934746463885", "2.2250738585e-313"])
 async def test_any_number_within_bounds_is_a_wait(seconds: str, live: LiveServer, facts: Facts) -> None:
     """As many digits as a client's language prints."""

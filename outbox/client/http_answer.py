@@ -1,0 +1,158 @@
+"""HTTP/1.1 answers, read as their bytes come. Pure. Source: RFC 9112."""
+
+import re
+from collections.abc import Callable
+
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+_MAX_HEAD_BYTES = 64 * 1024
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?")
+_NUMBER = re.compile(rb"[0-9]{1,18}")
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
+
+
+class BrokenAnswer(Exception):
+    """The connection ended too early, or what came is no HTTP/1.1 answer."""
+
+
+class AnswerReader:
+    """One answer. `is_tunnel`: to CONNECT, whose success has no body.
+
+    `is_reusable`: the connection may carry another request, once the answer is whole.
+    """
+
+    def __init__(self, *, is_tunnel: bool = False) -> None:
+        self.status = 0
+        self.retry_after: str | None = None
+        self.kafka_time_ms = 0
+        self.body = bytearray()
+        self.is_whole = False
+        self.is_reusable = False
+        self._is_tunnel = is_tunnel
+        self._left_bytes = 0
+        self._unread = bytearray()
+        self._step: Callable[[], bool] = self._read_head
+
+    def feed(self, data: bytes) -> bool:
+        """Takes what came; whether the answer is whole. Raises BrokenAnswer."""
+        self._unread += data
+        while not self.is_whole and self._step():
+            pass
+        if len(self.body) + len(self._unread) > MAX_ANSWER_BYTES:
+            raise BrokenAnswer(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+        if self.is_whole and self._unread:
+            self.is_reusable = False  # nothing was asked that this could answer
+        return self.is_whole
+
+    def end(self) -> None:
+        """The connection has ended, which is the end of an answer without a length. Raises BrokenAnswer."""
+        if self._step != self._read_rest:
+            raise BrokenAnswer("ended within the answer")
+        self.is_whole = True
+
+    def _read_head(self) -> bool:
+        end = self._unread.find(b"\r\n\r\n")
+        if end < 0 or end > _MAX_HEAD_BYTES:
+            if len(self._unread) > _MAX_HEAD_BYTES:
+                raise BrokenAnswer("a head without an end")
+            return False
+        first, *lines = bytes(self._unread[:end]).split(b"\r\n")
+        del self._unread[: end + 4]
+        match = _STATUS_LINE.fullmatch(first)
+        if match is None:
+            raise BrokenAnswer("no HTTP/1.1")
+        self.status = int(match[2])
+        if self.status >= 200:  # before that it is only an interim answer
+            self._read_headers(_split_headers(lines), is_old=match[1] == b"0")
+        elif self.status == 101:
+            raise BrokenAnswer("another protocol")
+        return True
+
+    def _read_headers(self, headers: dict[bytes, list[bytes]], *, is_old: bool) -> None:
+        retry_after = headers.get(b"retry-after")
+        self.retry_after = retry_after[0].decode("latin-1") if retry_after else None
+        told = headers.get(b"outbox-kafka-time", [b""])[0]
+        self.kafka_time_ms = int(told) if _NUMBER.fullmatch(told) else 0
+        options = b",".join(headers.get(b"connection", [])).lower()
+        self.is_reusable = not is_old and b"close" not in options
+        lengths, codings = set(headers.get(b"content-length", [])), headers.get(b"transfer-encoding", [])
+        if self.status in {204, 304} or (self._is_tunnel and self.status < 300):
+            self.is_whole = True
+        elif codings:
+            if [coding.lower() for coding in codings] != [b"chunked"]:
+                raise BrokenAnswer("a transfer coding that was not asked for")
+            self.is_reusable = self.is_reusable and not lengths
+            self._step = self._read_chunk_size
+        elif lengths:
+            self._expect(lengths)
+        else:
+            self.is_reusable = False
+            self._step = self._read_rest
+
+    def _expect(self, lengths: set[bytes]) -> None:
+        length = lengths.pop()
+        if lengths or _NUMBER.fullmatch(length) is None:
+            raise BrokenAnswer("a length that is none")
+        self._left_bytes = int(length)
+        self._step = self._read_length
+
+    def _read_length(self) -> bool:
+        self._take()
+        self.is_whole = self._left_bytes == 0
+        return False
+
+    def _read_rest(self) -> bool:
+        self.body += self._unread
+        self._unread.clear()
+        return False
+
+    def _read_chunk_size(self) -> bool:
+        line = self._take_line()
+        if line is None:
+            return False
+        match = _CHUNK_SIZE.fullmatch(line)
+        if match is None:
+            raise BrokenAnswer("a chunk without its size")
+        self._left_bytes = int(match[1], 16)
+        self._step = self._read_chunk if self._left_bytes else self._read_trailer
+        return True
+
+    def _read_chunk(self) -> bool:
+        self._take()
+        if self._left_bytes or len(self._unread) < 2:
+            return False
+        if self._take_line() != b"":
+            raise BrokenAnswer("a chunk longer than its size")
+        self._step = self._read_chunk_size
+        return True
+
+    def _read_trailer(self) -> bool:
+        line = self._take_line()
+        self.is_whole = line == b""
+        return line is not None
+
+    def _take(self) -> None:
+        """Moves what belongs to the body."""
+        part = self._unread[: self._left_bytes]
+        self.body += part
+        del self._unread[: len(part)]
+        self._left_bytes -= len(part)
+
+    def _take_line(self) -> bytes | None:
+        end = self._unread.find(b"\r\n")
+        if end < 0:
+            if len(self._unread) > _MAX_HEAD_BYTES:
+                raise BrokenAnswer("a line without an end")
+            return None
+        line = bytes(self._unread[:end])
+        del self._unread[: end + 2]
+        return line
+
+
+def _split_headers(lines: list[bytes]) -> dict[bytes, list[bytes]]:
+    headers: dict[bytes, list[bytes]] = {}
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        if not colon or not name or name != name.strip():
+            raise BrokenAnswer("a header that is none")
+        headers.setdefault(name.lower(), []).append(value.strip(b" \t"))
+    return headers

@@ -1,0 +1,225 @@
+"""Connections: kept, replaced, bounded, and led through proxies."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from outbox import HttpConfig, OutboxConfigError
+from outbox.client.calls import Request
+from outbox.client.replies import Answer, NoReply
+from outbox.client.transport import Transport
+from tests.integration.checker.hostile import server_context, trusting_context
+
+GET = Request("GET", "/v1/health")
+POST = Request("POST", "/v1/messages", b'{"a":1}')
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Served:
+    """`requests`: heads and bodies; `connections`: how many were made. `answers`: the next ones, ANSWER without."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.requests: list[bytes] = []
+        self.connections = 0
+        self.answers: list[bytes | None] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        self.connections += 1
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+                self.requests.append(head + await reader.readexactly(length))
+                answer = self.answers.pop(0) if self.answers else ANSWER
+                if answer is None:
+                    return
+                writer.write(answer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def serving(path: str = "") -> AsyncIterator[Served]:
+    """A server on a free port of loopback."""
+    served = Served()
+    async with await asyncio.start_server(served.serve, "127.0.0.1", 0) as server:
+        served.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}{path}"
+        yield served
+
+
+@asynccontextmanager
+async def connected(url: str, config: HttpConfig | None = None) -> AsyncIterator[Transport]:
+    """A transport that is closed in the end."""
+    transport = Transport(url, config or HttpConfig())
+    try:
+        yield transport
+    finally:
+        await transport.close()
+
+
+async def test_connection_is_kept_for_the_next_request() -> None:
+    """One after the other, over one; at once, over as many."""
+    async with serving() as served, connected(served.url) as transport:
+        for _ in range(3):
+            answer = await transport.exchange(POST, 5)
+            assert isinstance(answer, Answer)
+            assert (answer.status, answer.body) == (200, b"{}")
+        assert served.connections == 1
+        await asyncio.gather(*[transport.exchange(POST, 5) for _ in range(4)])
+        assert served.connections <= 4
+
+
+async def test_request_says_what_the_bridge_needs() -> None:
+    """The address's path is kept; own headers replace ours, whatever their case."""
+    config = HttpConfig(headers={"Authorization": "Bearer x", "user-agent": "shop"})
+    async with serving("/behind a") as served, connected(served.url, config) as transport:
+        await transport.exchange(POST, 5)
+        await transport.exchange(GET, 5)
+    first, second = served.requests
+    host = served.url.removeprefix("http://").removesuffix("/behind a").encode()
+    assert first.startswith(b"POST /behind%20a/v1/messages HTTP/1.1\r\nHost: " + host + b"\r\n")
+    assert b"\r\nAuthorization: Bearer x\r\n" in first
+    assert b"\r\nuser-agent: shop\r\n" in first
+    assert b"User-Agent" not in first
+    assert first.endswith(b'\r\nContent-Type: application/json\r\nContent-Length: 7\r\n\r\n{"a":1}')
+    assert b"Content-" not in second
+
+
+async def test_connections_have_a_limit() -> None:
+    """What finds none in time was certainly not sent."""
+    release = asyncio.Event()
+
+    async def hold(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await release.wait()
+        writer.close()
+
+    async with await asyncio.start_server(hold, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with connected(url, HttpConfig(max_connections=1, connect_timeout_s=0.05)) as transport:
+            first = asyncio.create_task(transport.exchange(POST, 5))
+            await asyncio.sleep(0)
+            second = await transport.exchange(POST, 5)
+            release.set()
+            third = await first
+    assert second == NoReply("not reachable: TimeoutError", is_sent=False)
+    assert third == NoReply("the connection broke: BrokenAnswer")
+
+
+async def test_nobody_there_is_not_sent() -> None:
+    """A refused connection, and a name that is none."""
+    async with serving() as served:
+        url = served.url
+    for nowhere in (url, "http://no-such-host.invalid"):
+        async with connected(nowhere) as transport:
+            answer = await transport.exchange(POST, 5)
+            assert isinstance(answer, NoReply)
+            assert not answer.is_sent
+
+
+async def test_time_covers_the_whole_exchange() -> None:
+    """An answer that comes bit by bit has no more of it; its connection is not used again."""
+    async with serving() as served, connected(served.url) as transport:
+        served.answers = [ANSWER[:-1]]
+        assert await transport.exchange(POST, 0.1) == NoReply("no answer within 0.1 s")
+        assert isinstance(await transport.exchange(POST, 5), Answer)
+        assert served.connections == 2
+
+
+async def test_broken_connections_are_replaced() -> None:
+    """One that was cut, one that is to be closed, one with more than was asked for."""
+    async with serving() as served, connected(served.url) as transport:
+        served.answers = [None, ANSWER.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"), ANSWER + b"HTTP", ANSWER]
+        assert await transport.exchange(POST, 5) == NoReply("the connection broke: BrokenAnswer")
+        for _ in range(3):
+            assert isinstance(await transport.exchange(POST, 5), Answer)
+        assert served.connections == 4
+
+
+async def test_idle_connections_are_replaced() -> None:
+    """After their time, for the other side may close them just when they are used."""
+    async with serving() as served, connected(served.url, HttpConfig(keep_alive_s=0.001)) as transport:
+        await transport.exchange(POST, 5)
+        await asyncio.sleep(0.01)
+        await transport.exchange(POST, 5)
+        assert served.connections == 2
+
+
+async def test_cancelled_exchange_leaves_no_answer_behind() -> None:
+    """Else the next request would be given it."""
+    async with serving() as served, connected(served.url) as transport:
+        await transport.exchange(POST, 5)
+        served.answers = [ANSWER.replace(b"{}", b"[]"), ANSWER]
+        task = asyncio.create_task(transport.exchange(POST, 5))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        answer = await transport.exchange(GET, 5)
+        assert isinstance(answer, Answer)
+        assert served.connections == 2
+
+
+@pytest.fixture(params=["http_proxy", "https_proxy"])
+def scheme(request: pytest.FixtureRequest) -> str:
+    """Of the bridge's address."""
+    return str(request.param).removesuffix("_proxy")
+
+
+async def test_proxy_of_the_environment_counts_if_it_is_to(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    """Plain requests go to it whole; for TLS it is asked for a tunnel."""
+    async with serving() as proxy:
+        monkeypatch.setenv(f"{scheme}_proxy", proxy.url.replace("//", "//me:secret@"))
+        monkeypatch.setenv("no_proxy", "")
+        proxy.answers = [b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n"]
+        async with connected(f"{scheme}://bridge.invalid:8780", HttpConfig(trust_env=True)) as transport:
+            answer = await transport.exchange(POST, 5)
+    (asked,) = proxy.requests
+    assert b"\r\nProxy-Authorization: Basic bWU6c2VjcmV0\r\n" in asked
+    if scheme == "http":
+        assert asked.startswith(
+            b"POST http://bridge.invalid:8780/v1/messages HTTP/1.1\r\nHost: bridge.invalid:8780\r\n"
+        )
+        assert isinstance(answer, Answer)
+    else:
+        assert asked.startswith(b"CONNECT bridge.invalid:8780 HTTP/1.1\r\nHost: bridge.invalid:8780\r\n")
+        assert answer == NoReply("not reachable: BrokenAnswer", is_sent=False)
+
+
+async def test_proxy_of_the_environment_is_ignored_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service may have one for other purposes."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    async with serving() as served, connected(served.url) as transport:
+        assert isinstance(await transport.exchange(POST, 5), Answer)
+
+
+@pytest.mark.parametrize("headers", [{"A b": "c"}, {"": "c"}, {"A": "b\r\nC: d"}, {"A": "\u2603"}])
+def test_headers_that_cannot_be_sent_are_refused(headers: dict[str, str]) -> None:
+    """Before anything else would be read into them."""
+    with pytest.raises(OutboxConfigError):
+        HttpConfig(headers=headers)
+
+
+@pytest.mark.parametrize("is_trusted", [True, False])
+async def test_certificate_must_verify(is_trusted: bool) -> None:
+    """Else nothing is sent."""
+    served = Served()
+    trusting = trusting_context()
+    trusting.check_hostname = False  # it is another's
+    config = HttpConfig(ssl_context=trusting if is_trusted else None)
+    async with (
+        await asyncio.start_server(served.serve, "127.0.0.1", 0, ssl=server_context()) as server,
+        connected(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}", config) as transport,
+    ):
+        answers = [await transport.exchange(POST, 5) for _ in range(2)]
+    if is_trusted:
+        assert [type(answer) for answer in answers] == [Answer, Answer]
+        assert served.connections == 1
+    else:
+        assert answers == [NoReply("not reachable: SSLCertVerificationError", is_sent=False)] * 2
+        assert served.requests == []
