@@ -5,14 +5,13 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as Report
 
-from bridge.core.message import Message
+from bridge.core.message import BY_KEY, Message
 from bridge.fault_points import FaultPoint, reach
 from bridge.store.kafka.client_thread import Silence, let_go
 from bridge.store.kafka.errors import CLIENT_ERRORS, SILENCE, WHOLE_REQUEST_REFUSALS, error_of, make_failed_put
@@ -24,6 +23,7 @@ _ROOM_STEP_S = 0.002
 _FLUSH_S = 5.0
 _PURGE_S = 1.0
 _LOG = structlog.get_logger()
+DeliveryCallback = Callable[[KafkaError | None, Report], None]
 _PUT_OK = PutStatus.PUT_OK  # Python finds the members of an enum only slowly
 _UNREPORTED = PutResult(PutStatus.OUTCOME_UNKNOWN, detail="no report")
 _BUSY = PutResult(PutStatus.REFUSED, refusal=Refusal.STORE_BUSY, detail="the client's queue is full")
@@ -39,49 +39,104 @@ class Finished(deque["PutCall"]):
 class PutCall:
     """The messages of one call, and one future for all of them.
 
-    `_reported` is counted by the polling thread alone, `_expected` by the loop's alone; each looks at both after
+    Reports are counted by the polling thread alone, `_expected` by the loop's alone; each looks at both after
     its own step, so one of them sees the end, or both.
     """
 
-    __slots__ = ("_expected", "_finished", "_reported", "again", "future", "results")
+    __slots__ = ("_expected", "_finished", "_given", "_has_failed", "_reports", "again", "future", "messages")
 
-    def __init__(self, count: int, finished: Finished, loop: asyncio.AbstractEventLoop) -> None:
-        self.results = [_UNREPORTED] * count
+    def __init__(self, messages: Sequence[Message], finished: Finished, loop: asyncio.AbstractEventLoop) -> None:
+        self.messages = messages
         self.again: list[int] = []  # refused, but perhaps only for a neighbour in the same request
         self.future: asyncio.Future[None] = loop.create_future()
-        self._expected = count
-        self._reported = 0
         self._finished = finished
+        self._expected = len(messages)
+        self._reports: list[Report] = []
+        self._given: dict[int, PutResult] = {}
+        self._has_failed = False
 
-    def report(self, place: int, error: KafkaError | None, report: Report) -> None:
+    def take(self, error: KafkaError | None, report: Report) -> None:
         """The delivery callback, in the polling thread. 100,000 a second want to pass here."""
+        self._reports.append(report)
         if error is None:
-            offset = report.offset()
-            self.results[place] = PutResult(
-                _PUT_OK, -1 if offset is None or offset < 0 else offset, report.timestamp()[1]
-            )
             self._finished.has_heard = True
         else:
-            self.results[place] = make_failed_put(error)
-            if error.code() in WHOLE_REQUEST_REFUSALS:
-                self.again.append(place)
-            if error.code() not in SILENCE:
-                self._finished.has_heard = True
-        self._reported += 1
-        if self._reported == self._expected:
+            self._note_error(error)
+        if len(self._reports) == self._expected:
             self._finished.append(self)
+
+    def _note_error(self, error: KafkaError) -> None:
+        """A message was not, or not certainly, written."""
+        self._has_failed = True
+        if error.code() not in SILENCE:
+            self._finished.has_heard = True
+
+    @property
+    def is_written(self) -> bool:
+        """Whether all has been reported, and as written."""
+        return bool(self._reports) and not self._has_failed
 
     def give(self, place: int, result: PutResult) -> None:
         """A result that needs no report: the client did not take the message."""
-        self.results[place] = result
+        self._given[place] = result
         self._expected -= 1
-        if self._reported == self._expected:
+        if len(self._reports) == self._expected:
             self.finish()
 
     def finish(self) -> None:
         """Wakes the caller, if it still waits."""
         if not self.future.done():
             self.future.set_result(None)
+
+    def find_results(self) -> list[PutResult]:
+        """One for each message, once all have been reported. Without failures, reports of one queue come in order."""
+        messages, reports = self.messages, self._reports
+        queues = {message.queue_id for message in messages}
+        if self._has_failed or self._given or BY_KEY in queues or len({message.topic for message in messages}) > 1:
+            return self._match(is_by_key=BY_KEY in queues)
+        if len(queues) == 1:
+            return [_make_result(report) for report in reports]
+        results: dict[int, list[PutResult]] = {queue_id: [] for queue_id in queues}
+        for report in reports:
+            results[report.partition()].append(_make_result(report))  # type: ignore[index]
+        turns = {queue_id: iter(of_queue) for queue_id, of_queue in results.items()}
+        return [next(turns[message.queue_id]) for message in messages]
+
+    def _match(self, *, is_by_key: bool) -> list[PutResult]:
+        """Reports of failures may overtake others: each belongs to a message with its key and value. Where equal ones
+        had different fates, nobody can say which had which."""
+        reports: dict[tuple[object, ...], list[Report]] = {}
+        for report in self._reports:
+            queue_id = BY_KEY if is_by_key else report.partition()
+            about = report.topic(), queue_id, report.key() or b"", report.value() or b""
+            reports.setdefault(about, []).append(report)
+        turns = {about: iter(_judge(alike)) for about, alike in reports.items()}
+        results = []
+        for place, message in enumerate(self.messages):
+            queue_id = BY_KEY if is_by_key else message.queue_id
+            about = message.topic, queue_id, message.key or b"", message.value or b""
+            result, code = (self._given[place], None) if place in self._given else next(turns[about])
+            results.append(result)
+            if code in WHOLE_REQUEST_REFUSALS:
+                self.again.append(place)
+        return results
+
+
+def _judge(alike: Sequence[Report]) -> list[tuple[PutResult, int | None]]:
+    """Result and error code for each of the reports of equal messages."""
+    errors = [report.error() for report in alike]
+    codes = {None if error is None else error.code() for error in errors}
+    if len(codes) > 1:
+        return [(_UNREPORTED, None)] * len(alike)
+    return [
+        (_make_result(report), None) if error is None else (make_failed_put(error), error.code())
+        for report, error in zip(alike, errors, strict=True)
+    ]
+
+
+def _make_result(report: Report) -> PutResult:
+    offset = report.offset()
+    return PutResult(_PUT_OK, -1 if offset is None or offset < 0 else offset, report.timestamp()[1])
 
 
 class AppendClient:
@@ -119,15 +174,16 @@ class AppendClient:
         """
         if self._is_closing or not messages:
             return [_CLOSED] * len(messages)
-        call = PutCall(len(messages), self._finished, self._loop)
+        call = PutCall(messages, self._finished, self._loop)
         enqueued = self._enqueue(call, messages, 0)
         if enqueued < len(messages):
             await self._enqueue_slowly(call, messages, enqueued)
         reach(FaultPoint.APPEND_HANDED_OVER)
         await call.future
+        results = call.find_results()
         if call.again and self._manner is not Manner.ALONE:
-            await self._put_again(call, messages)
-        return call.results
+            await self._put_again(call, results)
+        return results
 
     async def close(self) -> None:
         """Waits a little for what is in flight; callers that still wait get an unknown outcome."""
@@ -150,7 +206,7 @@ class AppendClient:
             return self._hand_over(call, messages, start)
 
     def _hand_over(self, call: PutCall, messages: Sequence[Message], start: int) -> int:
-        produce, report = self._producer.produce, call.report
+        produce, take = self._producer.produce, call.take
         for place in range(start, len(messages)):
             message = messages[place]
             headers = message.headers
@@ -158,7 +214,7 @@ class AppendClient:
             try:
                 produce(
                     message.topic, message.value, message.key, message.queue_id,
-                    partial(report, place), None, message.timestamp_ms or 0, listed,
+                    take, None, message.timestamp_ms or 0, listed,
                 )  # fmt: skip
             except BufferError:
                 return place
@@ -175,13 +231,13 @@ class AppendClient:
         for place in range(start, len(messages)):
             call.give(place, _BUSY)
 
-    async def _put_again(self, call: PutCall, messages: Sequence[Message]) -> None:
+    async def _put_again(self, call: PutCall, results: list[PutResult]) -> None:
         if self._one_by_one is None:
             self._one_by_one = AppendClient(self._config, Manner.ALONE, make_producer=self._make_producer)
         places = sorted(call.again)
-        results = await self._one_by_one.put_many([messages[place] for place in places])
-        for place, result in zip(places, results, strict=True):
-            call.results[place] = result
+        tried = await self._one_by_one.put_many([call.messages[place] for place in places])
+        for place, result in zip(places, tried, strict=True):
+            results[place] = result
 
     # --- in the polling thread ---
 
@@ -206,7 +262,7 @@ class AppendClient:
             return
         reach(FaultPoint.APPEND_REPORTED)
         calls = [self._finished.popleft() for _ in range(len(self._finished))]
-        if calls[-1].results[-1].status is PutStatus.PUT_OK:
+        if calls[-1].is_written:
             self.errors.clear()
         with contextlib.suppress(RuntimeError):  # the loop is gone, and so are the callers
             self._loop.call_soon_threadsafe(_finish_all, calls)
