@@ -5,7 +5,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -48,7 +48,7 @@ class PutCall:
     def __init__(self, messages: Sequence[Message], finished: Finished, loop: asyncio.AbstractEventLoop) -> None:
         self.messages = messages
         self.again: list[int] = []  # refused, but perhaps only for a neighbour in the same request
-        self.future: asyncio.Future[None] = loop.create_future()
+        self.future: asyncio.Future[list[PutResult]] = loop.create_future()
         self._finished = finished
         self._expected = len(messages)
         self._reports: list[Report] = []
@@ -80,13 +80,11 @@ class PutCall:
         """A result that needs no report: the client did not take the message."""
         self._given[place] = result
         self._expected -= 1
-        if len(self._reports) == self._expected:
-            self.finish()
 
-    def finish(self) -> None:
-        """Wakes the caller, if it still waits."""
-        if not self.future.done():
-            self.future.set_result(None)
+    @property
+    def is_over(self) -> bool:
+        """Whether no report is missing."""
+        return len(self._reports) == self._expected
 
     def find_results(self) -> list[PutResult]:
         """One for each message, once all have been reported. Without failures, reports of one queue come in order."""
@@ -140,7 +138,11 @@ def _make_result(report: Report) -> PutResult:
 
 
 class AppendClient:
-    """Puts messages and answers when Kafka has. Made inside the event loop it serves."""
+    """Puts messages and answers when Kafka has. Made inside the event loop it serves.
+
+    `cleared`: complaints that end when something is written, also those of another client of the same brokers, which
+    may rest for long and would complain of them all the time.
+    """
 
     def __init__(
         self,
@@ -155,35 +157,36 @@ class AppendClient:
         self._swap = threading.Lock()  # nothing is handed to a producer that is being let go
         self._room_wait_s = room_wait_s
         self.errors = ClientErrors()
+        self.cleared = [self.errors]
         self._config = config
         self._manner = manner
         self._make_producer = make_producer
         self._loop = asyncio.get_running_loop()
         self._finished = Finished()
         self._one_by_one: AppendClient | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
         self._producer = self._open()
         self._thread = threading.Thread(target=self._run, name=f"kafka-{manner.value}", daemon=True)
         self._thread.start()
 
-    async def put_many(self, messages: Sequence[Message]) -> list[PutResult]:
+    def put_many(self, messages: Sequence[Message]) -> "asyncio.Future[list[PutResult]]":
         """One result for each message, same order. Never raises for a broker's answer.
 
         A refused message takes the others of its request with it; those are sent again, each alone, and so may come
-        after later ones of the same call.
+        after later ones of the same call. A caller that is gone changes nothing.
         """
-        if self._is_closing or not messages:
-            return [_CLOSED] * len(messages)
         call = PutCall(messages, self._finished, self._loop)
+        if self._is_closing or not messages:
+            call.future.set_result([_CLOSED] * len(messages))
+            return call.future
         enqueued = self._enqueue(call, messages, 0)
         if enqueued < len(messages):
-            await self._enqueue_slowly(call, messages, enqueued)
+            self._run_beside(self._enqueue_slowly(call, messages, enqueued))
+        else:
+            self._end_call_if_over(call)
         reach(FaultPoint.APPEND_HANDED_OVER)
-        await call.future
-        results = call.find_results()
-        if call.again and self._manner is not Manner.ALONE:
-            await self._put_again(call, results)
-        return results
+        return call.future
 
     async def close(self) -> None:
         """Waits a little for what is in flight; callers that still wait get an unknown outcome."""
@@ -191,6 +194,7 @@ class AppendClient:
         if self._one_by_one is not None:
             await self._one_by_one.close()
         await asyncio.to_thread(self._thread.join)
+        await asyncio.gather(*self._tasks)
 
     # --- in the loop's thread ---
 
@@ -230,14 +234,36 @@ class AppendClient:
             start = self._enqueue(call, messages, start)
         for place in range(start, len(messages)):
             call.give(place, _BUSY)
+        self._end_call_if_over(call)
+
+    def _end_calls(self, calls: Sequence[PutCall]) -> None:
+        for call in calls:
+            self._end_call_if_over(call)
+
+    def _end_call_if_over(self, call: PutCall) -> None:
+        """Answers the caller, if he still waits."""
+        if not call.is_over or call.future.done():
+            return
+        results = call.find_results()
+        if call.again and self._manner is not Manner.ALONE and not self._is_closing:
+            self._run_beside(self._put_again(call, results))
+        else:
+            call.future.set_result(results)
 
     async def _put_again(self, call: PutCall, results: list[PutResult]) -> None:
         if self._one_by_one is None:
             self._one_by_one = AppendClient(self._config, Manner.ALONE, make_producer=self._make_producer)
-        places = sorted(call.again)
+        places, call.again = sorted(call.again), []
         tried = await self._one_by_one.put_many([call.messages[place] for place in places])
         for place, result in zip(places, tried, strict=True):
             results[place] = result
+        if not call.future.done():
+            call.future.set_result(results)
+
+    def _run_beside(self, rest: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(rest)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # --- in the polling thread ---
 
@@ -263,9 +289,10 @@ class AppendClient:
         reach(FaultPoint.APPEND_REPORTED)
         calls = [self._finished.popleft() for _ in range(len(self._finished))]
         if calls[-1].is_written:
-            self.errors.clear()
+            for errors in self.cleared:
+                errors.clear()
         with contextlib.suppress(RuntimeError):  # the loop is gone, and so are the callers
-            self._loop.call_soon_threadsafe(_finish_all, calls)
+            self._loop.call_soon_threadsafe(self._end_calls, calls)
 
     def _is_deaf(self) -> bool:
         """Whether something has been on its way for too long without any report."""
@@ -296,11 +323,6 @@ class AppendClient:
             with contextlib.suppress(*CLIENT_ERRORS):
                 producer.poll(POLL_S)
         self._wake()
-
-
-def _finish_all(calls: Sequence[PutCall]) -> None:
-    for call in calls:
-        call.finish()
 
 
 def _refused(error: KafkaError) -> PutResult:
