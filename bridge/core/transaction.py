@@ -50,19 +50,29 @@ def make_uuid7_bits(now_ms: int, random_bits: int) -> int:
 
 
 class IdRun:
-    """Ids of one call: one random number, counted up. Source: RFC 9562 section 6.2, method 1.
+    """Ids of one millisecond: one random number, counted up. Source: RFC 9562 section 6.2, method 1.
 
     A bit of the counter is left free, so that counting changes no more than the last characters.
     """
 
-    __slots__ = ("_middle", "first")
+    __slots__ = ("_end", "_middle", "_next", "_now_ms")
 
     def __init__(self, now_ms: int, random_bits: int) -> None:
-        self.first = make_uuid7_bits(now_ms, random_bits & ~_COUNTER_GUARD)
-        self._middle = make_transaction_id(0, self.first)[2:23]
+        self._now_ms = now_ms
+        self._next = make_uuid7_bits(now_ms, random_bits & ~_COUNTER_GUARD)
+        self._end = self._next + _COUNTER_GUARD
+        self._middle = make_transaction_id(0, self._next)[2:23]
+
+    def take(self, now_ms: int, count: int) -> int | None:
+        """The first of so many numbers that nobody else gets; None if it is time for another run."""
+        first = self._next
+        if now_ms != self._now_ms or first + count > self._end:
+            return None
+        self._next += count
+        return first
 
     def make_id(self, queue_id: int, bits: int) -> str:
-        """The same as `make_transaction_id` for one of the next two million numbers, in less time."""
+        """The same as `make_transaction_id` for a number of this run, in less time."""
         return f"{_PAIRS[queue_id]}{self._middle}{_TRIPLES[bits >> 8 & 32767]}{_PAIRS[bits << 2 & 1023]}"
 
 

@@ -78,6 +78,7 @@ class Preparer:
         self.repeats = repeats
         self.kafka_time = kafka_time
         self._random_bits = random_bits
+        self._ids = IdRun(0, 0)
 
     async def prepare(self, calls: Sequence[PrepareCall], deadline: Deadline) -> list[PrepareAnswer]:
         """An answer for each call, same order."""
@@ -85,10 +86,13 @@ class Preparer:
             return []
         refused: list[PrepareAnswer | None] = [*await self.admission.refuse(calls, deadline)]
         born_ms = self.kafka_time.clock.now_ms()
-        ids = IdRun(born_ms, self._random_bits(_RANDOM_BITS))
+        first = self._ids.take(born_ms, len(calls))
+        if first is None:
+            self._ids = IdRun(born_ms, self._random_bits(_RANDOM_BITS))
+            first = self._ids.take(born_ms, len(calls)) or 0
         timeouts = {group: self._find_timeout(group) for group in {call.group for call in calls}}
         if self._are_plain(calls, refused):
-            return await self._prepare_plain(calls, ids, born_ms, timeouts, deadline)
+            return await self._prepare_plain(calls, (self._ids, first), born_ms, timeouts, deadline)
         batch = _Batch(self, refused, deadline)
         drafts: list[_Draft] = []
         pace = Pace(STEP_COST)
@@ -96,7 +100,7 @@ class Preparer:
             if batch.answers[index] is None:
                 if pace.spend(find_cost(call)):
                     await self.admission.turns.take()
-                drafts.append(self._draft(index, call, born_ms, ids.first + index, timeouts[call.group]))
+                drafts.append(self._draft(index, call, born_ms, first + index, timeouts[call.group]))
         await batch.run(drafts, _TRIES)
         batch.give_back_keys(drafts)
         return [answer for answer in batch.answers if answer is not None]
@@ -112,7 +116,7 @@ class Preparer:
     async def _prepare_plain(
         self,
         calls: Sequence[PrepareCall],
-        ids: IdRun,
+        numbers: tuple[IdRun, int],
         born_ms: int,
         timeouts: Mapping[str, int | None],
         deadline: Deadline,
@@ -120,7 +124,7 @@ class Preparer:
         """What most calls are: no look-up, no waiter. The records and answers are those of a `_Batch`."""
         topics, stored, messages = self.journal.topics, list[_Stored](), list[Message]()
         queues = [MessageQueue(topics.half, queue_id) for queue_id in range(topics.queues)]
-        pace, bits = Pace(STEP_COST), ids.first
+        pace, (ids, bits) = Pace(STEP_COST), numbers
         for call in calls:
             if pace.spend(find_cost(call)):
                 await self.admission.turns.take()

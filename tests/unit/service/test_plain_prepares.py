@@ -82,7 +82,20 @@ def test_counted_ids_are_those_that_are_made_one_by_one() -> None:
     """Up to the most that a counter counts, in any queue."""
     draw = random.Random(1)
     for _ in range(100):
-        ids = IdRun(draw.getrandbits(48), draw.getrandbits(74))
-        for count in (0, 1, draw.randrange(10_000), 2_000_000):
-            queue_id, bits = draw.randrange(1_024), ids.first + count
+        now_ms = draw.getrandbits(48)
+        ids = IdRun(now_ms, draw.getrandbits(74))
+        first = ids.take(now_ms, 2_000_000)
+        assert first is not None
+        for count in (0, 1, draw.randrange(10_000), 1_999_999):
+            queue_id, bits = draw.randrange(1_024), first + count
             assert ids.make_id(queue_id, bits) == make_transaction_id(queue_id, bits)
+
+
+def test_run_of_ids_ends_with_its_millisecond_and_its_counter() -> None:
+    """No number is given twice."""
+    ids = IdRun(5, (1 << 74) - 1)
+    first = ids.take(5, 3)
+    assert first is not None
+    assert ids.take(5, 1) == first + 3
+    assert ids.take(6, 1) is None
+    assert ids.take(5, 1 << 22) is None
