@@ -180,6 +180,9 @@ class Journal:
         def land(put: "asyncio.Future[list[PutResult]]") -> None:
             self._puts.discard(put)
             self._in_flight -= len(messages)
+            if put.cancelled():  # by the end of its loop
+                judged.cancel()
+                return
             try:
                 results = self._judge(messages, put.result(), floors)
             except Exception as error:  # noqa: BLE001 - raised where the results are awaited
