@@ -57,7 +57,7 @@ async def resolve(request: ApiRequest) -> HttpAnswer | LinesAnswer:
     async def answer_lines(lines: Sequence[Line]) -> list[bytes]:
         return await answer(await parse_lines(services.turns, lines, parse_resolution, resolution_in_steps), "")
 
-    if media_type(request.headers, JSON, NDJSON) == NDJSON:
+    if media_type(request, JSON, NDJSON) == NDJSON:
         return LinesAnswer(request, answer_lines)
     raw = await request.body()
     if len(raw) > LARGE_BYTES:

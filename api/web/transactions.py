@@ -212,7 +212,7 @@ async def rollback(request: ApiRequest, transaction_id: str) -> HttpAnswer:
 async def prepare_one(request: ApiRequest, *, is_published: bool) -> HttpAnswer:
     """A prepare, or a publish without a local transaction. Raises Rejected."""
     raw = await json_body(request)
-    header_key = idempotency_key(request.headers)
+    header_key = idempotency_key(request)
     services = request.services
     max_headers = services.limits.headers_per_message
     if len(raw) > LARGE_BYTES:
@@ -229,7 +229,7 @@ async def prepare_one(request: ApiRequest, *, is_published: bool) -> HttpAnswer:
 
 async def prepare_all(request: ApiRequest, *, is_published: bool) -> HttpAnswer | LinesAnswer:
     """Many of them, as one document or as NDJSON. Raises Rejected."""
-    if idempotency_key(request.headers) is not None:
+    if idempotency_key(request) is not None:
         raise invalid("?Idempotency-Key", "belongs into each transaction of a batch")
     wait_ms, services = patience_of(request).wait_ms, request.services
     max_headers, first_ms = services.limits.headers_per_message, first_try_ms(request.headers)
@@ -247,7 +247,7 @@ async def prepare_all(request: ApiRequest, *, is_published: bool) -> HttpAnswer 
         )
         return await answer(calls, "")
 
-    if media_type(request.headers, JSON, NDJSON) == NDJSON:
+    if media_type(request, JSON, NDJSON) == NDJSON:
         return LinesAnswer(request, answer_lines)
     raw = await request.body()
     if len(raw) > LARGE_BYTES:
@@ -285,8 +285,10 @@ async def _found(request: ApiRequest, transaction_id: str) -> TransactionView:
 def patience_of(request: ApiRequest) -> WaitOptions:
     """`?wait_seconds=` and `Prefer: respond-async`. Raises Rejected."""
     most_s = request.services.limits.wait_s
+    if not request.query and b"prefer" not in request.fields:
+        return WaitOptions(Wait.SETTLED, int(most_s * 1000))
     wait_ms = Query(request.query, {"wait_seconds"}).seconds_as_ms("wait_seconds", most_s, most_s)
-    return WaitOptions(Wait.DURABLE if prefers_async(request.headers) else Wait.SETTLED, wait_ms)
+    return WaitOptions(Wait.DURABLE if prefers_async(request) else Wait.SETTLED, wait_ms)
 
 
 def show(answer: Prepared | TransactionView | Accepted, headers: Sequence[tuple[str, str]] = ()) -> HttpAnswer:

@@ -101,7 +101,12 @@ class Due(Enum):
 
 def first_check_ms(half: HalfMessage, appended_ms: int, times: CheckTimes) -> int:
     """The earliest first check: append time + max(transaction timeout, immunity time)."""
-    return appended_ms + max(times.transaction_timeout_ms, (half.immunity_s or 0) * 1000)
+    return appended_ms + first_wait_ms(half.immunity_s, times)
+
+
+def first_wait_ms(immunity_s: int | None, times: CheckTimes) -> int:
+    """How long after its append a transaction is asked about at the earliest."""
+    return max(times.transaction_timeout_ms, (immunity_s or 0) * 1000)
 
 
 def life_end_ms(transaction: Transaction, times: CheckTimes) -> int:

@@ -12,7 +12,7 @@ import msgspec
 
 from bridge.core.check_rules import is_group_name
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
-from bridge.core.message import Header, Message, StoredMessage
+from bridge.core.message import Header, Message, MessageQueue, StoredMessage
 from bridge.core.properties import (
     PROPERTIES_HEADER,
     TRANSACTION_ID_HEADER,
@@ -65,6 +65,22 @@ def encode_half(half: HalfMessage, messages: Sequence[Message], topic: str, queu
         return Message(topic, only.key, only.value, [*only.headers, header], queue_id)
     framed = json.dumps([_frame(message) for message in messages], separators=(",", ":")).encode()
     return Message(topic, None, framed, [header], queue_id)
+
+
+def encode_plain_half(
+    transaction_id: str, group: str, born_ms: int, only: Message, ordering_hash: int | None, queue: MessageQueue
+) -> Message:
+    """The same for a prepare of one message with nothing rare about it, without a HalfMessage."""
+    text = (
+        f"KIND\x01H\x02UNIQ_KEY\x01{transaction_id}\x02V\x011\x02TRAN_MSG\x01true\x02PGROUP\x01{group}\x02N\x011\x02"
+        f"BORN\x01{born_ms!s}\x02REAL_TOPIC\x01{only.topic}\x02REAL_QID\x01{only.queue_id!s}\x02"
+    )
+    if only.timestamp_ms is not None:
+        text += f"TS\x01{only.timestamp_ms!s}\x02"
+    if ordering_hash is not None:
+        text += f"OKEY\x01{ordering_hash:016x}\x02"
+    topic, queue_id = queue
+    return Message(topic, only.key, only.value, [*only.headers, (PROPERTIES_HEADER, text.encode())], queue_id)
 
 
 def encode_end(end: EndRecord, topic: str, queue_id: int) -> Message:

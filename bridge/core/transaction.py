@@ -17,6 +17,7 @@ _PAIRS = tuple(a + b for a in _DIGITS for b in _DIGITS)
 _QUEUES = {pair: queue_id for queue_id, pair in enumerate(_PAIRS)}
 _TRIPLES = tuple(pair + digit for pair in _PAIRS for digit in _DIGITS)
 _WORD = (1 << 60) - 1
+_COUNTER_GUARD = 1 << 22
 _ID = re.compile(r"[0-9a-v]{27}[048cgkos]")
 _DIGEST_VERSION = b"outbox-bridge/1"  # frozen: another digest would make another transaction of a repeat
 
@@ -46,6 +47,33 @@ def make_uuid7_bits(now_ms: int, random_bits: int) -> int:
     high = random_bits >> 62 & 0xFFF
     low = random_bits & (1 << 62) - 1
     return (now_ms & (1 << 48) - 1) << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low
+
+
+class IdRun:
+    """Ids of one millisecond: one random number, counted up. Source: RFC 9562 section 6.2, method 1.
+
+    A bit of the counter is left free, so that counting changes no more than the last characters.
+    """
+
+    __slots__ = ("_end", "_middle", "_next", "_now_ms")
+
+    def __init__(self, now_ms: int, random_bits: int) -> None:
+        self._now_ms = now_ms
+        self._next = make_uuid7_bits(now_ms, random_bits & ~_COUNTER_GUARD)
+        self._end = self._next + _COUNTER_GUARD
+        self._middle = make_transaction_id(0, self._next)[2:23]
+
+    def take(self, now_ms: int, count: int) -> int | None:
+        """The first of so many numbers that nobody else gets; None if it is time for another run."""
+        first = self._next
+        if now_ms != self._now_ms or first + count > self._end:
+            return None
+        self._next += count
+        return first
+
+    def make_id(self, queue_id: int, bits: int) -> str:
+        """The same as `make_transaction_id` for a number of this run, in less time."""
+        return f"{_PAIRS[queue_id]}{self._middle}{_TRIPLES[bits >> 8 & 32767]}{_PAIRS[bits << 2 & 1023]}"
 
 
 def is_transaction_id(text: str) -> bool:

@@ -81,6 +81,24 @@ class Admission:
 
     async def refuse(self, calls: Sequence[PrepareCall], deadline: Deadline) -> Sequence[Refused | None]:
         """Why calls are refused, by place. Groups last: a refused call makes none."""
+        pace = Pace(STEP_COST)
+        for call in calls:
+            if not self._is_admitted(call):
+                return await self._examine(calls, deadline)
+            if pace.spend(find_cost(call)):
+                await self.turns.take()
+        return [None] * len(calls)
+
+    def _is_admitted(self, call: PrepareCall) -> bool:
+        """Whether nothing speaks against the call, and nothing has to be looked up for it."""
+        return (
+            not self._pending.is_full
+            and self.directory.get(call.group) is not None
+            and refuse_call(call, self.limits, is_known=True) is None
+            and self._destinations.check(call.messages) is None
+        )
+
+    async def _examine(self, calls: Sequence[PrepareCall], deadline: Deadline) -> Sequence[Refused | None]:
         refused = await self._in_turns(self._check_content, calls)
         if self._pending.is_full:
             full = refuse_unavailable("too many transactions are pending")

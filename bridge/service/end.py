@@ -46,24 +46,25 @@ class Ender:
 
     async def settle(self, calls: Sequence[EndCall], deadline: Deadline) -> list[Settled]:
         """An answer for each call, same order, as soon as it is settled."""
-        return await self._answer(calls, lambda possible: self._settle(possible, deadline))
+        return await self._answer(calls, self._settle, deadline)
 
     async def append(self, calls: Sequence[EndCall], deadline: Deadline) -> list[Accepted | Refused]:
         """An answer for each call, same order, as soon as it is durable."""
-        return await self._answer(calls, lambda possible: self._append(possible, deadline))
+        return await self._answer(calls, self._append, deadline)
 
     async def _answer(
-        self, calls: Sequence[EndCall], make: Callable[[Sequence[EndCall]], Awaitable[list[T | Refused]]]
+        self,
+        calls: Sequence[EndCall],
+        make: Callable[[Sequence[EndCall], Deadline], Awaitable[list[T | Refused]]],
+        deadline: Deadline,
     ) -> list[T | Refused]:
-        answers: list[T | Refused | None] = [self._check(call) for call in calls]
-        open_places = [place for place, answer in enumerate(answers) if answer is None]
-        if calls and len(open_places) == len(calls):
-            return await make(calls)
-        if open_places:
-            made = await make([calls[place] for place in open_places])
-            for place, answer in zip(open_places, made, strict=True):
-                answers[place] = answer
-        return [answer for answer in answers if answer is not None]
+        refused = [self._check(call) for call in calls]
+        possible = [call for call, refusal in zip(calls, refused, strict=True) if refusal is None]
+        made = await make(possible, deadline) if possible else []
+        if len(made) == len(calls):
+            return made
+        answers = iter(made)
+        return [next(answers) if refusal is None else refusal for refusal in refused]
 
     def _check(self, call: EndCall) -> Refused | None:
         """Ids that cannot exist are refused without a record."""

@@ -1,8 +1,9 @@
 """Appends to the journal, whole or not at all, and the ends of its queues."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from bridge.clock import Clock, KafkaTime
 from bridge.core.errors import StoreTimeout
@@ -10,6 +11,8 @@ from bridge.core.message import Message, MessageQueue
 from bridge.core.topics import InternalTopics
 from bridge.store.message_store import MessageStore, PutResult, PutStatus, Refusal
 from bridge.turns import take_error
+
+T = TypeVar("T")
 
 
 class Deadline(NamedTuple):
@@ -31,6 +34,16 @@ class Deadline(NamedTuple):
         """This one, or `duration_ms` from now if that is earlier."""
         return self._replace(at_ms=min(self.at_ms, self.clock.monotonic_ms() + duration_ms))
 
+    async def until(self, awaited: "asyncio.Future[T]", late: T) -> T:
+        """What the future gives, which nobody else awaits: it is given `late` at the deadline."""
+        if awaited.done():
+            return awaited.result()
+        timer = self.clock.call_later(self.left_ms(), partial(_give, awaited, late))
+        try:
+            return await awaited
+        finally:
+            timer.cancel()
+
     async def wait(self, future: "asyncio.Future[Any]") -> bool:
         """Whether `future` is done in time. The task is never cancelled: not by the deadline, nor with the caller."""
         if future.done():
@@ -49,6 +62,11 @@ class Deadline(NamedTuple):
             timer.cancel()
             future.remove_done_callback(wake)
         return future.done()
+
+
+def _give(future: "asyncio.Future[T]", value: T) -> None:
+    if not future.done():
+        future.set_result(value)
 
 
 class EndOffsets:
@@ -122,7 +140,7 @@ class Journal:
         self._kafka_time = kafka_time
         self._max_in_flight = max_in_flight
         self._in_flight = 0
-        self._puts: set[asyncio.Task[list[PutResult]]] = set()
+        self._puts: set[asyncio.Future[list[PutResult]]] = set()
 
     @property
     def in_flight(self) -> int:
@@ -136,60 +154,70 @@ class Journal:
         """
         if not messages:
             return []
-        refused = self._refuse(messages)
-        if refused:
-            taken = [message for place, message in enumerate(messages) if place not in refused]
-            results = iter(await self._append(taken, deadline))
-            return [refused[place] if place in refused else next(results) for place in range(len(messages))]
-        return await self._append(messages, deadline)
+        queues = {message.queue_id for message in messages}
+        reasons = {queue_id: reason for queue_id in queues if (reason := self._log.find_refusal(queue_id))}
+        if not reasons:
+            return await self._append(messages, queues, deadline)
+        # a queue that halts would never decide what is added to it
+        taken = [message for message in messages if message.queue_id not in reasons]
+        results = iter(await self._append(taken, queues - reasons.keys(), deadline) if taken else ())
+        return [
+            PutResult(PutStatus.REFUSED, refusal=Refusal.HALTED, detail=reasons[message.queue_id])
+            if message.queue_id in reasons
+            else next(results)
+            for message in messages
+        ]
 
-    def _refuse(self, messages: Sequence[Message]) -> dict[int, PutResult]:
-        """What no record may be added to now, by place: a queue that halts would never decide it."""
-        reasons = {
-            queue_id: self._log.find_refusal(queue_id) for queue_id in {message.queue_id for message in messages}
-        }
-        if not any(reasons.values()):
-            return {}
-        return {
-            place: PutResult(PutStatus.REFUSED, refusal=Refusal.HALTED, detail=reason)
-            for place, message in enumerate(messages)
-            if (reason := reasons[message.queue_id])
-        }
-
-    async def _append(self, messages: Sequence[Message], deadline: Deadline) -> list[PutResult]:
-        if not messages:
-            return []
+    async def _append(
+        self, messages: Sequence[Message], queues: Collection[int], deadline: Deadline
+    ) -> list[PutResult]:
         if self._in_flight + len(messages) > self._max_in_flight:
             return [_BUSY] * len(messages)
+        floors = {queue_id: self._find_floor(queue_id) for queue_id in queues}
         self._in_flight += len(messages)
-        task = asyncio.ensure_future(self._put(messages))
-        self._puts.add(task)
-        task.add_done_callback(self._puts.discard)
-        task.add_done_callback(take_error)
-        return task.result() if await deadline.wait(task) else [_LATE] * len(messages)
+        judged: asyncio.Future[list[PutResult]] = asyncio.get_running_loop().create_future()
 
-    async def _put(self, messages: Sequence[Message]) -> list[PutResult]:
-        floors = {queue_id: self._find_floor(queue_id) for queue_id in {message.queue_id for message in messages}}
-        try:
-            results = await self._store.put_many(messages)
-        finally:
+        def land(put: "asyncio.Future[list[PutResult]]") -> None:
+            self._puts.discard(put)
             self._in_flight -= len(messages)
-        if results[-1].stored_ms > 0:
-            self._kafka_time.observe(results[-1].stored_ms)
-        return [self._judge(m.queue_id, result, floors) for m, result in zip(messages, results, strict=True)]
+            if put.cancelled():  # by the end of its loop
+                judged.cancel()
+                return
+            try:
+                results = self._judge(messages, put.result(), floors)
+            except Exception as error:  # noqa: BLE001 - raised where the results are awaited
+                if not judged.done():
+                    judged.set_exception(error)
+            else:
+                if not judged.done():
+                    judged.set_result(results)
+
+        put = asyncio.ensure_future(self._store.put_many(messages))
+        if put.done():
+            land(put)
+        else:
+            self._puts.add(put)
+            put.add_done_callback(land)
+        return await deadline.until(judged, [_LATE] * len(messages))
 
     def _find_floor(self, queue_id: int) -> int:
         """Everything sent from now on is above it."""
         return max(self._highest.get(queue_id, -1), self._log.find_seen(queue_id) - 1)
 
-    def _judge(self, queue_id: int, result: PutResult, floors: Mapping[int, int]) -> PutResult:
-        offset = result.queue_offset
-        if offset < 0 or result.status is not _PUT_OK:  # a retried put may not know its offset
-            return result
-        if offset <= floors[queue_id]:
-            self._highest[queue_id] = offset
-            self._log.doubt(queue_id, offset)
-            return _BACKWARDS
-        if offset > self._highest.get(queue_id, -1):
-            self._highest[queue_id] = offset
-        return result
+    def _judge(
+        self, messages: Sequence[Message], results: list[PutResult], floors: Mapping[int, int]
+    ) -> list[PutResult]:
+        if results[-1].stored_ms > 0:
+            self._kafka_time.observe(results[-1].stored_ms)
+        highest = self._highest
+        for place, result in enumerate(results):
+            offset, queue_id = result.queue_offset, messages[place].queue_id
+            if offset < 0 or result.status is not _PUT_OK:  # a retried put may not know its offset
+                continue
+            if offset <= floors[queue_id]:
+                highest[queue_id] = offset
+                self._log.doubt(queue_id, offset)
+                results[place] = _BACKWARDS
+            elif offset > highest.get(queue_id, -1):
+                highest[queue_id] = offset
+        return results

@@ -1,19 +1,19 @@
 """Prepare: half messages into the journal, repeats recognised (design sections 4 and 5)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from bridge.clock import KafkaTime
-from bridge.core.check_rules import CheckTimes, first_check_ms
-from bridge.core.message import Message
+from bridge.core.check_rules import first_wait_ms
+from bridge.core.message import Message, MessageQueue
 from bridge.core.properties import count_record_bytes
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source, is_too_late, is_void
-from bridge.core.record_codec import encode_end, encode_half
+from bridge.core.record_codec import encode_end, encode_half, encode_plain_half
 from bridge.core.topics import choose_half_queue, choose_placing_key, hash_effective_key, hash_ordering_key
-from bridge.core.transaction import TransactionState, TransactionView, digest_bits, make_transaction_id, make_uuid7_bits
+from bridge.core.transaction import IdRun, TransactionState, TransactionView, digest_bits, make_transaction_id
 from bridge.fault_points import FaultPoint, reach
 from bridge.service.admission import STEP_COST, Admission, find_cost
 from bridge.service.answers import FINAL, make_view, refuse_given_up, refuse_put, refuse_unheard, refuse_unknown
@@ -29,9 +29,11 @@ PrepareAnswer = Prepared | TransactionView | Refused
 
 _TRIES = 2  # of a keyed half message that was void: the first may only have fetched the time
 _RANDOM_BITS = 74
-_RANDOM_MASK = (1 << _RANDOM_BITS) - 1
 _NO_MESSAGE = Message("")  # stands for several
 _PUT_OK, _PREPARED = PutStatus.PUT_OK, TransactionState.PREPARED  # Python finds the members of an enum only slowly
+
+
+_Stored = tuple[str, str, int, int | None, int]  # id, group, time of birth, immunity time in the record, queue
 
 
 class _Seen(NamedTuple):
@@ -77,6 +79,7 @@ class Preparer:
         self.repeats = repeats
         self.kafka_time = kafka_time
         self._random_bits = random_bits
+        self._ids = IdRun(0, 0)
 
     async def prepare(
         self, calls: Sequence[PrepareCall], deadline: Deadline, first_try_ms: int | None = None
@@ -85,18 +88,23 @@ class Preparer:
         if not calls:
             return []
         first_try_ms = self._check_first_try(first_try_ms)
-        batch = _Batch(self, list(await self.admission.refuse(calls, deadline)), deadline, first_try_ms)
-        drafts: list[_Draft] = []
+        refused: list[PrepareAnswer | None] = [*await self.admission.refuse(calls, deadline)]
         born_ms = self.kafka_time.clock.now_ms()
-        randomness = self._random_bits(_RANDOM_BITS * len(calls))  # one system call for the whole list
+        first = self._ids.take(born_ms, len(calls))
+        if first is None:
+            self._ids = IdRun(born_ms, self._random_bits(_RANDOM_BITS))
+            first = self._ids.take(born_ms, len(calls)) or 0
         timeouts = {group: self._find_timeout(group) for group in {call.group for call in calls}}
+        if self._are_plain(calls, refused):
+            return await self._prepare_plain(calls, (self._ids, first), born_ms, timeouts, deadline)
+        batch = _Batch(self, refused, deadline, first_try_ms)
+        drafts: list[_Draft] = []
         pace = Pace(STEP_COST)
         for index, call in enumerate(calls):
             if batch.answers[index] is None:
                 if pace.spend(find_cost(call)):
                     await self.admission.turns.take()
-                random_bits = randomness >> _RANDOM_BITS * index & _RANDOM_MASK
-                drafts.append(self._draft(index, call, born_ms, random_bits, timeouts[call.group]))
+                drafts.append(self._draft(index, call, born_ms, first + index, timeouts[call.group]))
         if first_try_ms is not None:
             batch.claim_first_tries(drafts)
         await batch.run(drafts, _TRIES)
@@ -110,35 +118,69 @@ class Preparer:
             return None
         return first_try_ms if time.now_ms() else None
 
-    def _draft(self, index: int, call: PrepareCall, born_ms: int, random_bits: int, timeout_s: int | None) -> _Draft:
+    @staticmethod
+    def _are_plain(calls: Sequence[PrepareCall], refused: Sequence[PrepareAnswer | None]) -> bool:
+        """Whether nothing about the calls is rare: then a put is all they need, and wait for."""
+        for call in calls:
+            if call.idempotency_key is not None or call.is_published or len(call.messages) != 1:
+                return False
+        return not any(refused)
+
+    async def _prepare_plain(
+        self,
+        calls: Sequence[PrepareCall],
+        numbers: tuple[IdRun, int],
+        born_ms: int,
+        timeouts: Mapping[str, int | None],
+        deadline: Deadline,
+    ) -> list[PrepareAnswer]:
+        """What most calls are: no look-up, no waiter. The records and answers are those of a `_Batch`."""
+        topics, stored, messages = self.journal.topics, list[_Stored](), list[Message]()
+        queues = [MessageQueue(topics.half, queue_id) for queue_id in range(topics.queues)]
+        pace, (ids, bits) = Pace(STEP_COST), numbers
+        for call in calls:
+            if pace.spend(find_cost(call)):
+                await self.admission.turns.take()
+            (only,), group, immunity_s = call.messages, call.group, call.immunity_s
+            placing_key = choose_placing_key(call.ordering_key, only.key, bits.to_bytes(16))
+            queue_id = choose_half_queue(hash_ordering_key(placing_key), topics.queues)
+            transaction_id = ids.make_id(queue_id, bits)
+            if timeouts[group] is None and _is_bare(call):
+                ordering_hash = hash_effective_key(group, only.topic, None, only.key)
+                half = encode_plain_half(transaction_id, group, born_ms, only, ordering_hash, queues[queue_id])
+            else:
+                made = _make_half(call, transaction_id, born_ms, timeouts[group])
+                half, immunity_s = encode_half(made, call.messages, topics.half, queue_id), made.immunity_s
+            messages.append(half)
+            stored.append((transaction_id, group, born_ms, immunity_s, queue_id))
+            bits += 1
+        reach(FaultPoint.PREPARE_UNSENT)
+        results = await self.journal.append(messages, deadline)
+        reach(FaultPoint.PREPARE_ACKED)
+        return [
+            refuse_put(result, place[0]) or self.tell(place, result)
+            for place, result in zip(stored, results, strict=True)
+        ]
+
+    def tell(self, stored: "_Stored", put: PutResult) -> Prepared:
+        """The answer to what is stored."""
+        transaction_id, group, born_ms, immunity_s, queue_id = stored
+        first_ms = (put.stored_ms if put.stored_ms > 0 else born_ms) + self.find_first_wait_ms(group, immunity_s)
+        return Prepared(transaction_id, group, _PREPARED, born_ms, first_ms, queue_id, put.queue_offset)
+
+    def find_first_wait_ms(self, group: str, immunity_s: int | None) -> int:
+        """How long after its append a transaction is asked about at the earliest."""
+        return first_wait_ms(immunity_s, self.admission.directory.settings_of(group).times)
+
+    def _draft(self, index: int, call: PrepareCall, born_ms: int, bits: int, timeout_s: int | None) -> _Draft:
         messages = call.messages
         key = call.idempotency_key
-        if key is None:
-            bits = make_uuid7_bits(born_ms, random_bits)
-        else:
+        if key is not None:
             bits = digest_bits(call.group, key, call.is_published, call.ordering_key, messages)
         first = messages[0]
         placing_key = choose_placing_key(call.ordering_key, first.key, bits.to_bytes(16))
         queue_id = choose_half_queue(hash_ordering_key(placing_key), self.journal.topics.queues)
-        only = messages[0] if len(messages) == 1 else _NO_MESSAGE
-        half = HalfMessage(
-            make_transaction_id(queue_id, bits),
-            call.group,
-            len(messages),
-            born_ms,
-            only.topic,
-            only.queue_id,
-            only.timestamp_ms,
-            call.ordering_key,
-            call.immunity_s if timeout_s is None else max(call.immunity_s or 0, timeout_s),
-            call.max_checks,
-            call.max_lifetime_s,
-            key,
-            0,
-            None,
-            call.is_published,
-            hash_effective_key(call.group, first.topic, call.ordering_key, first.key),
-        )
+        half = _make_half(call, make_transaction_id(queue_id, bits), born_ms, timeout_s)
         return _Draft(index, call, half, queue_id, key is not None or call.is_published)
 
     def _find_timeout(self, group_name: str) -> int | None:
@@ -163,7 +205,6 @@ class _Batch:
         self._preparer = preparer
         self._deadline = deadline
         self._first_try_ms = first_try_ms
-        self._times: dict[str, CheckTimes] = {}
         self.answers = answers
 
     def claim_first_tries(self, drafts: Sequence[_Draft]) -> None:
@@ -268,7 +309,9 @@ class _Batch:
                 void.append(draft)
                 self._let_go(draft, wait)
             elif not draft.is_waiting:
-                self.answers[draft.index] = self._prepared(draft, result)
+                half = draft.half
+                stored = half.transaction_id, half.group, half.born_ms, half.immunity_s, draft.queue_id
+                self.answers[draft.index] = self._preparer.tell(stored, result)
         return void
 
     def _encode(self, draft: _Draft, wait: ReplyBatch, seen: _Seen) -> Message | None:
@@ -301,19 +344,6 @@ class _Batch:
         if draft.place >= 0:
             wait.drop(draft.place)
 
-    def _prepared(self, draft: _Draft, result: PutResult) -> Prepared:
-        half = draft.half
-        stored_ms = result.stored_ms if result.stored_ms > 0 else half.born_ms
-        return Prepared(
-            half.transaction_id,
-            half.group,
-            _PREPARED,
-            half.born_ms,
-            self._first_check_ms(half, stored_ms),
-            draft.queue_id,
-            result.queue_offset,
-        )
-
     def _answer(self, draft: _Draft, heard: ReceivedReply | None) -> PrepareAnswer:
         """201 only for PREPARED: the local transaction must not run for anything else."""
         if heard is None or heard.op is None:
@@ -322,14 +352,43 @@ class _Batch:
         if t.state is not _PREPARED:
             return make_view(heard.op)
         # what the settler has chosen counts: a repeat may ask for another immunity time
-        first_ms = self._first_check_ms(draft.half, t.appended_ms) if t.check_times else t.next_due_ms
+        first_ms = t.next_due_ms
+        if t.check_times:
+            first_ms = t.appended_ms + self._preparer.find_first_wait_ms(t.group, draft.half.immunity_s)
         return Prepared(t.transaction_id, t.group, t.state, t.appended_ms, first_ms, draft.queue_id, t.half)
 
-    def _first_check_ms(self, half: HalfMessage, stored_ms: int) -> int:
-        times = self._times.get(half.group)
-        if times is None:
-            times = self._times[half.group] = self._preparer.admission.directory.settings_of(half.group).times
-        return first_check_ms(half, stored_ms, times)
+
+def _is_bare(call: PrepareCall) -> bool:
+    """Whether the record has no more to say than the messages."""
+    return (
+        call.ordering_key is None
+        and call.immunity_s is None
+        and call.max_checks is None
+        and call.max_lifetime_s is None
+    )
+
+
+def _make_half(call: PrepareCall, transaction_id: str, born_ms: int, timeout_s: int | None) -> HalfMessage:
+    first = call.messages[0]
+    only = first if len(call.messages) == 1 else _NO_MESSAGE
+    return HalfMessage(
+        transaction_id,
+        call.group,
+        len(call.messages),
+        born_ms,
+        only.topic,
+        only.queue_id,
+        only.timestamp_ms,
+        call.ordering_key,
+        call.immunity_s if timeout_s is None else max(call.immunity_s or 0, timeout_s),
+        call.max_checks,
+        call.max_lifetime_s,
+        call.idempotency_key,
+        0,
+        None,
+        call.is_published,
+        hash_effective_key(call.group, first.topic, call.ordering_key, first.key),
+    )
 
 
 def _is_doubtful(draft: _Draft, result: PutResult) -> bool:

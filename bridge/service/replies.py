@@ -67,7 +67,7 @@ class ReplyBatch:
     async def until(self, deadline: Deadline) -> None:
         """Returns when all are answered or dropped, or at the deadline; leaves no waiter behind either way."""
         try:
-            await deadline.wait(self.done)
+            await deadline.until(self.done, None)
         finally:
             self.close()
 

@@ -1,6 +1,6 @@
 """Ports of the store layer, RocketMQ's view of a log, and the results that they give."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -111,8 +111,11 @@ class MessageStore(Protocol):
         """Appends one message (its own topic and queue_id are ignored). Never raises for a broker's answer."""
         ...
 
-    async def put_many(self, messages: Sequence[Message]) -> list[PutResult]:
-        """Appends each message to the queue it names; one result each, same order. Not atomic."""
+    def put_many(self, messages: Sequence[Message]) -> Awaitable[list[PutResult]]:
+        """Appends each message to the queue it names; one result each, same order. Not atomic.
+
+        What is awaited may be a future: a caller that is cancelled cancels no more than its own look at the results.
+        """
         ...
 
     async def get(self, queue: MessageQueue, offset: int, max_count: int) -> GetResult:

@@ -5,14 +5,13 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Coroutine, Sequence
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as Report
 
-from bridge.core.message import Message
+from bridge.core.message import BY_KEY, Message
 from bridge.fault_points import FaultPoint, reach
 from bridge.store.kafka.client_thread import Silence, let_go
 from bridge.store.kafka.errors import CLIENT_ERRORS, SILENCE, WHOLE_REQUEST_REFUSALS, error_of, make_failed_put
@@ -24,6 +23,7 @@ _ROOM_STEP_S = 0.002
 _FLUSH_S = 5.0
 _PURGE_S = 1.0
 _LOG = structlog.get_logger()
+DeliveryCallback = Callable[[KafkaError | None, Report], None]
 _PUT_OK = PutStatus.PUT_OK  # Python finds the members of an enum only slowly
 _UNREPORTED = PutResult(PutStatus.OUTCOME_UNKNOWN, detail="no report")
 _BUSY = PutResult(PutStatus.REFUSED, refusal=Refusal.STORE_BUSY, detail="the client's queue is full")
@@ -39,53 +39,110 @@ class Finished(deque["PutCall"]):
 class PutCall:
     """The messages of one call, and one future for all of them.
 
-    `_reported` is counted by the polling thread alone, `_expected` by the loop's alone; each looks at both after
+    Reports are counted by the polling thread alone, `_expected` by the loop's alone; each looks at both after
     its own step, so one of them sees the end, or both.
     """
 
-    __slots__ = ("_expected", "_finished", "_reported", "again", "future", "results")
+    __slots__ = ("_expected", "_finished", "_given", "_has_failed", "_reports", "again", "future", "messages")
 
-    def __init__(self, count: int, finished: Finished, loop: asyncio.AbstractEventLoop) -> None:
-        self.results = [_UNREPORTED] * count
+    def __init__(self, messages: Sequence[Message], finished: Finished, loop: asyncio.AbstractEventLoop) -> None:
+        self.messages = messages
         self.again: list[int] = []  # refused, but perhaps only for a neighbour in the same request
-        self.future: asyncio.Future[None] = loop.create_future()
-        self._expected = count
-        self._reported = 0
+        self.future: asyncio.Future[list[PutResult]] = loop.create_future()
         self._finished = finished
+        self._expected = len(messages)
+        self._reports: list[Report] = []
+        self._given: dict[int, PutResult] = {}
+        self._has_failed = False
 
-    def report(self, place: int, error: KafkaError | None, report: Report) -> None:
+    def take(self, error: KafkaError | None, report: Report) -> None:
         """The delivery callback, in the polling thread. 100,000 a second want to pass here."""
+        self._reports.append(report)
         if error is None:
-            offset = report.offset()
-            self.results[place] = PutResult(
-                _PUT_OK, -1 if offset is None or offset < 0 else offset, report.timestamp()[1]
-            )
             self._finished.has_heard = True
         else:
-            self.results[place] = make_failed_put(error)
-            if error.code() in WHOLE_REQUEST_REFUSALS:
-                self.again.append(place)
-            if error.code() not in SILENCE:
-                self._finished.has_heard = True
-        self._reported += 1
-        if self._reported == self._expected:
+            self._note_error(error)
+        if len(self._reports) == self._expected:
             self._finished.append(self)
+
+    def _note_error(self, error: KafkaError) -> None:
+        """A message was not, or not certainly, written."""
+        self._has_failed = True
+        if error.code() not in SILENCE:
+            self._finished.has_heard = True
+
+    @property
+    def is_written(self) -> bool:
+        """Whether all has been reported, and as written."""
+        return bool(self._reports) and not self._has_failed
 
     def give(self, place: int, result: PutResult) -> None:
         """A result that needs no report: the client did not take the message."""
-        self.results[place] = result
+        self._given[place] = result
         self._expected -= 1
-        if self._reported == self._expected:
-            self.finish()
 
-    def finish(self) -> None:
-        """Wakes the caller, if it still waits."""
-        if not self.future.done():
-            self.future.set_result(None)
+    @property
+    def is_over(self) -> bool:
+        """Whether no report is missing."""
+        return len(self._reports) == self._expected
+
+    def find_results(self) -> list[PutResult]:
+        """One for each message, once all have been reported. Without failures, reports of one queue come in order."""
+        messages, reports = self.messages, self._reports
+        queues = {message.queue_id for message in messages}
+        if self._has_failed or self._given or BY_KEY in queues or len({message.topic for message in messages}) > 1:
+            return self._match(is_by_key=BY_KEY in queues)
+        if len(queues) == 1:
+            return [_make_result(report) for report in reports]
+        results: dict[int, list[PutResult]] = {queue_id: [] for queue_id in queues}
+        for report in reports:
+            results[report.partition()].append(_make_result(report))  # type: ignore[index]
+        turns = {queue_id: iter(of_queue) for queue_id, of_queue in results.items()}
+        return [next(turns[message.queue_id]) for message in messages]
+
+    def _match(self, *, is_by_key: bool) -> list[PutResult]:
+        """Reports of failures may overtake others: each belongs to a message with its key and value. Where equal ones
+        had different fates, nobody can say which had which."""
+        reports: dict[tuple[object, ...], list[Report]] = {}
+        for report in self._reports:
+            queue_id = BY_KEY if is_by_key else report.partition()
+            about = report.topic(), queue_id, report.key() or b"", report.value() or b""
+            reports.setdefault(about, []).append(report)
+        turns = {about: iter(_judge(alike)) for about, alike in reports.items()}
+        results = []
+        for place, message in enumerate(self.messages):
+            queue_id = BY_KEY if is_by_key else message.queue_id
+            about = message.topic, queue_id, message.key or b"", message.value or b""
+            result, code = (self._given[place], None) if place in self._given else next(turns[about])
+            results.append(result)
+            if code in WHOLE_REQUEST_REFUSALS:
+                self.again.append(place)
+        return results
+
+
+def _judge(alike: Sequence[Report]) -> list[tuple[PutResult, int | None]]:
+    """Result and error code for each of the reports of equal messages."""
+    errors = [report.error() for report in alike]
+    codes = {None if error is None else error.code() for error in errors}
+    if len(codes) > 1:
+        return [(_UNREPORTED, None)] * len(alike)
+    return [
+        (_make_result(report), None) if error is None else (make_failed_put(error), error.code())
+        for report, error in zip(alike, errors, strict=True)
+    ]
+
+
+def _make_result(report: Report) -> PutResult:
+    offset = report.offset()
+    return PutResult(_PUT_OK, -1 if offset is None or offset < 0 else offset, report.timestamp()[1])
 
 
 class AppendClient:
-    """Puts messages and answers when Kafka has. Made inside the event loop it serves."""
+    """Puts messages and answers when Kafka has. Made inside the event loop it serves.
+
+    `cleared`: complaints that end when something is written, also those of another client of the same brokers, which
+    may rest for long and would complain of them all the time.
+    """
 
     def __init__(
         self,
@@ -100,34 +157,36 @@ class AppendClient:
         self._swap = threading.Lock()  # nothing is handed to a producer that is being let go
         self._room_wait_s = room_wait_s
         self.errors = ClientErrors()
+        self.cleared = [self.errors]
         self._config = config
         self._manner = manner
         self._make_producer = make_producer
         self._loop = asyncio.get_running_loop()
         self._finished = Finished()
         self._one_by_one: AppendClient | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
         self._producer = self._open()
         self._thread = threading.Thread(target=self._run, name=f"kafka-{manner.value}", daemon=True)
         self._thread.start()
 
-    async def put_many(self, messages: Sequence[Message]) -> list[PutResult]:
+    def put_many(self, messages: Sequence[Message]) -> "asyncio.Future[list[PutResult]]":
         """One result for each message, same order. Never raises for a broker's answer.
 
         A refused message takes the others of its request with it; those are sent again, each alone, and so may come
-        after later ones of the same call.
+        after later ones of the same call. A caller that is gone changes nothing.
         """
+        call = PutCall(messages, self._finished, self._loop)
         if self._is_closing or not messages:
-            return [_CLOSED] * len(messages)
-        call = PutCall(len(messages), self._finished, self._loop)
+            call.future.set_result([_CLOSED] * len(messages))
+            return call.future
         enqueued = self._enqueue(call, messages, 0)
         if enqueued < len(messages):
-            await self._enqueue_slowly(call, messages, enqueued)
+            self._run_beside(self._enqueue_slowly(call, messages, enqueued))
+        else:
+            self._end_call_if_over(call)
         reach(FaultPoint.APPEND_HANDED_OVER)
-        await call.future
-        if call.again and self._manner is not Manner.ALONE:
-            await self._put_again(call, messages)
-        return call.results
+        return call.future
 
     async def close(self) -> None:
         """Waits a little for what is in flight; callers that still wait get an unknown outcome."""
@@ -135,6 +194,7 @@ class AppendClient:
         if self._one_by_one is not None:
             await self._one_by_one.close()
         await asyncio.to_thread(self._thread.join)
+        await asyncio.gather(*self._tasks)
 
     # --- in the loop's thread ---
 
@@ -150,7 +210,7 @@ class AppendClient:
             return self._hand_over(call, messages, start)
 
     def _hand_over(self, call: PutCall, messages: Sequence[Message], start: int) -> int:
-        produce, report = self._producer.produce, call.report
+        produce, take = self._producer.produce, call.take
         for place in range(start, len(messages)):
             message = messages[place]
             headers = message.headers
@@ -158,7 +218,7 @@ class AppendClient:
             try:
                 produce(
                     message.topic, message.value, message.key, message.queue_id,
-                    partial(report, place), None, message.timestamp_ms or 0, listed,
+                    take, None, message.timestamp_ms or 0, listed,
                 )  # fmt: skip
             except BufferError:
                 return place
@@ -174,14 +234,36 @@ class AppendClient:
             start = self._enqueue(call, messages, start)
         for place in range(start, len(messages)):
             call.give(place, _BUSY)
+        self._end_call_if_over(call)
 
-    async def _put_again(self, call: PutCall, messages: Sequence[Message]) -> None:
+    def _end_calls(self, calls: Sequence[PutCall]) -> None:
+        for call in calls:
+            self._end_call_if_over(call)
+
+    def _end_call_if_over(self, call: PutCall) -> None:
+        """Answers the caller, if he still waits."""
+        if not call.is_over or call.future.done():
+            return
+        results = call.find_results()
+        if call.again and self._manner is not Manner.ALONE and not self._is_closing:
+            self._run_beside(self._put_again(call, results))
+        else:
+            call.future.set_result(results)
+
+    async def _put_again(self, call: PutCall, results: list[PutResult]) -> None:
         if self._one_by_one is None:
             self._one_by_one = AppendClient(self._config, Manner.ALONE, make_producer=self._make_producer)
-        places = sorted(call.again)
-        results = await self._one_by_one.put_many([messages[place] for place in places])
-        for place, result in zip(places, results, strict=True):
-            call.results[place] = result
+        places, call.again = sorted(call.again), []
+        tried = await self._one_by_one.put_many([call.messages[place] for place in places])
+        for place, result in zip(places, tried, strict=True):
+            results[place] = result
+        if not call.future.done():
+            call.future.set_result(results)
+
+    def _run_beside(self, rest: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(rest)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # --- in the polling thread ---
 
@@ -206,10 +288,11 @@ class AppendClient:
             return
         reach(FaultPoint.APPEND_REPORTED)
         calls = [self._finished.popleft() for _ in range(len(self._finished))]
-        if calls[-1].results[-1].status is PutStatus.PUT_OK:
-            self.errors.clear()
+        if calls[-1].is_written:
+            for errors in self.cleared:
+                errors.clear()
         with contextlib.suppress(RuntimeError):  # the loop is gone, and so are the callers
-            self._loop.call_soon_threadsafe(_finish_all, calls)
+            self._loop.call_soon_threadsafe(self._end_calls, calls)
 
     def _is_deaf(self) -> bool:
         """Whether something has been on its way for too long without any report."""
@@ -240,11 +323,6 @@ class AppendClient:
             with contextlib.suppress(*CLIENT_ERRORS):
                 producer.poll(POLL_S)
         self._wake()
-
-
-def _finish_all(calls: Sequence[PutCall]) -> None:
-    for call in calls:
-        call.finish()
 
 
 def _refused(error: KafkaError) -> PutResult:

@@ -1,7 +1,7 @@
 """The store on Kafka: plain puts and look-ups, and what owners of queues open. Made and used inside one event loop."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from bridge.store.kafka.offsets import OffsetClient
 from bridge.store.kafka.options import ClientErrors, KafkaConfig, Manner
 from bridge.store.kafka.producer import AppendClient
 from bridge.store.kafka.transactional_producer import KafkaBatchWriter, LimitOf, no_limit
-from bridge.store.message_store import GetResult, GetStatus, PutResult, PutStatus, QueueOffsets
+from bridge.store.message_store import GetResult, GetStatus, PutResult, QueueOffsets
 
 MANY = 20  # messages of one call for which fuller requests are worth a wait
 
@@ -67,6 +67,7 @@ class KafkaMessageStore:
         self._owners = owners
         self._append = AppendClient(config)
         self._bulk = AppendClient(config, Manner.BULK)
+        self._append.cleared = self._bulk.cleared = [self._append.errors, self._bulk.errors]
         self._look_up = LookUpClient(config)
         self._offsets = OffsetClient(config)
 
@@ -78,12 +79,8 @@ class KafkaMessageStore:
     async def put(self, queue: MessageQueue, message: Message) -> PutResult:
         return (await self.put_many([replace(message, topic=queue.topic, queue_id=queue.queue_id)]))[0]
 
-    async def put_many(self, messages: Sequence[Message]) -> list[PutResult]:
-        client, other = (self._bulk, self._append) if len(messages) >= MANY else (self._append, self._bulk)
-        results = await client.put_many(messages)
-        if results and results[-1].status is PutStatus.PUT_OK:
-            other.errors.clear()  # the same brokers; it may rest for long, and would complain of them all the time
-        return results
+    def put_many(self, messages: Sequence[Message]) -> Awaitable[list[PutResult]]:
+        return (self._bulk if len(messages) >= MANY else self._append).put_many(messages)
 
     async def get(self, queue: MessageQueue, offset: int, max_count: int) -> GetResult:
         minimum, stable, maximum = await self._offsets.get_offsets(queue)

@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -13,11 +13,33 @@ TOO_LARGE = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
 PURGED = KafkaError(KafkaError._PURGE_QUEUE)
 
 
+class Sent(NamedTuple):
+    """A message on its way."""
+
+    on_delivery: Callable[..., None] | None
+    topic: str
+    queue_id: int
+    key: bytes | None
+    value: bytes | None
+    offset: int
+
+
 class FakeReport:
     """A delivery report."""
 
-    def __init__(self, topic: str, queue_id: int, offset: int | None) -> None:
-        self._place = (topic, queue_id, offset)
+    def __init__(self, sent: "Sent", offset: int | None, error: KafkaError | None = None) -> None:
+        self._sent = sent
+        self._place = (sent.topic, sent.queue_id, offset)
+        self._error = error
+
+    def error(self) -> KafkaError | None:
+        return self._error
+
+    def key(self) -> bytes | None:
+        return self._sent.key
+
+    def value(self) -> bytes | None:
+        return self._sent.value
 
     def topic(self) -> str:
         return self._place[0]
@@ -42,9 +64,10 @@ class FakeProducer:
         self.report_errors: dict[str, deque[KafkaError]] = {}
         self.capacity = 1_000_000
         self.is_silent = False
+        self.is_reversed = False  # what is reported together is reported backwards
         self.polled = threading.Event()
         self.reports_each = 1_000_000  # at most so many at a poll or flush
-        self._queued: deque[tuple[Callable[..., None] | None, str, int, int]] = deque()
+        self._queued: deque[Sent] = deque()
         self._offset = 0
 
     def fail(self, call: str, *errors: KafkaError | BaseException) -> None:
@@ -58,7 +81,7 @@ class FakeProducer:
         self._do("produce")
         if len(self._queued) >= self.capacity:
             raise BufferError
-        self._queued.append((on_delivery, topic, queue_id, self._offset))
+        self._queued.append(Sent(on_delivery, topic, queue_id, key, value, self._offset))
         self._offset += 1
 
     def poll(self, _: float = 0) -> int:
@@ -72,9 +95,9 @@ class FakeProducer:
         return len(self._queued)
 
     def purge(self) -> None:
-        for on_delivery, topic, queue_id, _ in self._queued:
-            if on_delivery is not None:
-                on_delivery(PURGED, FakeReport(topic, queue_id, None))
+        for sent in self._queued:
+            if sent.on_delivery is not None:
+                sent.on_delivery(PURGED, FakeReport(sent, None, PURGED))
         self._queued.clear()
 
     def init_transactions(self, _: float) -> None:
@@ -99,12 +122,14 @@ class FakeProducer:
         if self.is_silent:
             return 0
         count = min(len(self._queued), self.reports_each)
+        if self.is_reversed:
+            self._queued.reverse()
         for _ in range(count):
-            on_delivery, topic, queue_id, offset = self._queued.popleft()
-            errors = self.report_errors.get(topic)
+            sent = self._queued.popleft()
+            errors = self.report_errors.get(sent.topic)
             error = errors.popleft() if errors else None
-            if on_delivery is not None:
-                on_delivery(error, FakeReport(topic, queue_id, offset if error is None else None))
+            if sent.on_delivery is not None:
+                sent.on_delivery(error, FakeReport(sent, sent.offset if error is None else None, error))
         return count
 
     def _do(self, call: str) -> None:

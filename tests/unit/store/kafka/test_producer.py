@@ -64,6 +64,32 @@ async def test_definite_and_unknown_failures_are_told_apart(clients: Clients) ->
     assert fine.status is PutStatus.PUT_OK
 
 
+async def test_reports_that_overtake_each_other_find_their_messages(clients: Clients) -> None:
+    """A failure that overtakes another report of its queue is its own message's, not the first one's (A)."""
+    fake = clients.made[0]
+    fake.is_reversed = True
+    fake.report_errors["orders"] = deque([KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)])
+    first, second, last = await put(clients)
+    assert [first.queue_offset, second.queue_offset] == [0, 1]
+    assert last.refusal is Refusal.NOT_AUTHORISED
+
+
+async def test_equal_messages_with_different_fates_are_unknown(clients: Clients) -> None:
+    """Nobody can say which of them was written (A)."""
+    clients.made[0].report_errors["orders"] = deque([KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)])
+    results = await put(clients, [MESSAGES[0], MESSAGES[0], MESSAGES[1]])
+    assert [result.status for result in results] == [PutStatus.OUTCOME_UNKNOWN] * 2 + [PutStatus.PUT_OK]
+
+
+async def test_queues_and_topics_keep_their_own_offsets(clients: Clients) -> None:
+    """Their reports come mixed."""
+    clients.made[0].is_reversed = True
+    queues = [Message("orders", b"k", b"v", (), n) for n in range(3)]
+    assert [result.queue_offset for result in await put(clients, queues)] == [0, 1, 2]
+    topics = [Message(f"orders-{n}", b"k", b"v", (), 0) for n in range(3)]
+    assert [result.queue_offset for result in await put(clients, topics)] == [3, 4, 5]
+
+
 async def test_refused_request_is_sent_again_message_by_message(clients: Clients) -> None:
     """Only those of the refused request, through a second producer with one message a request."""
     clients.made[0].report_errors["orders"] = deque([TOO_LARGE, TOO_LARGE])
