@@ -4,10 +4,9 @@ Every record becomes one row, so that rows and holes add up to the offsets read;
 never an error of the job. Keys, values and headers go no further than this; hashes are those of `spark.read.envelope`.
 """
 
-import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -64,33 +63,36 @@ _TYPES = {
 }
 _SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in EVENT_TYPES.items()])
 _is_id = re.compile("[0-9a-v]{27}[048cgkos]").fullmatch
-_is_number = re.compile(r"[+-]?\d{1,18}").fullmatch
+_is_number = re.compile(r"[+-]?\d{1,15}").fullmatch  # that fits into its column, in milliseconds too
+_is_small = re.compile(r"[+-]?\d{1,9}").fullmatch
+_Int = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
+_Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class PreparedFrame(msgspec.Struct):
     """One of several prepared messages."""
 
     topic: str
-    qid: int | None = None
+    qid: _Int | None = None
     key: bytes | None = None
     value: bytes | None = None
     headers: Headers | None = None
-    ts: int | None = None
+    ts: _Long | None = None
 
 
 class OpMembers(msgspec.Struct):
-    v: int | None = None
+    v: _Int | None = None
     state: str | None = None
     blocked: bool | None = None
     abandoned: bool | None = None
     group: str | None = None
-    at: int | None = None
-    half: int | None = None
-    check_times: int | None = None
-    since_ms: int | None = None
-    parked: int | None = None
-    receipts: list[tuple[str, int | None, int | None]] | None = None
-    s: int | None = None
+    at: _Long | None = None
+    half: _Long | None = None
+    check_times: _Int | None = None
+    since_ms: _Long | None = None
+    parked: _Long | None = None
+    receipts: list[tuple[str, _Int | None, _Long | None]] | None = None
+    s: _Long | None = None
 
 
 _decode_frames = msgspec.json.Decoder(list[PreparedFrame]).decode
@@ -164,6 +166,20 @@ def decode_parked(records: Records) -> Columns:
     return {**prepared.columns(), "leg": legs, "code": codes}
 
 
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and _is_number(text) else None
+
+
+def _small(text: str | None) -> int | None:
+    return int(text) if text is not None and _is_small(text) else None
+
+
+def _seconds(text: str | None) -> int | None:
+    """In milliseconds."""
+    number = _number(text)
+    return None if number is None else number * 1_000
+
+
 class _Members:
     """The members of each row's list, one behind the other. `owner`: the row of each; `is_there`: rows with a list."""
 
@@ -220,12 +236,12 @@ class _Prepared:
             "tx": [p["UNIQ_KEY"] if _is_known(p) else "" for p in self._properties],
             "grp": self._groups.array,
             "grp_id": self._groups.ids(),
-            "n": [_number(p.get("N")) if p.get("KIND") in _HALVES else None for p in self._properties],
+            "n": [_small(p.get("N")) if p.get("KIND") in _HALVES else None for p in self._properties],
             "body": self._members.sums(finish(add_longs(topics.hashes, contents))),
-            "num": self.numbers("TRANSACTION_CHECK_TIMES"),
-            "immunity_ms": self.numbers("CHECK_IMMUNITY_TIME_IN_SECONDS", 1_000),
-            "max_checks": self.numbers("MAX_CHECKS"),
-            "life_ms": self.numbers("MAX_LIFE", 1_000),
+            "num": self.numbers("TRANSACTION_CHECK_TIMES", _small),
+            "immunity_ms": self.numbers("CHECK_IMMUNITY_TIME_IN_SECONDS", _seconds),
+            "max_checks": self.numbers("MAX_CHECKS", _small),
+            "life_ms": self.numbers("MAX_LIFE", _seconds),
             "is_void": [
                 "IDEMPOTENCY_KEY" in p and ms - (_number(p.get("SEEN")) or 0) > _SEEN_LIMIT_MS
                 for p, ms in zip(self._properties, self._ms, strict=True)
@@ -236,12 +252,9 @@ class _Prepared:
             "messages": self._members.lists(_MESSAGE, *members, key_hashes),
         }
 
-    def numbers(self, name: str, factor: int = 1) -> list[int | None] | None:
+    def numbers(self, name: str, read: Callable[[str | None], int | None] = _number) -> list[int | None] | None:
         """A property that is a number."""
-        if name not in self._known:
-            return None
-        numbers = [_number(p.get(name)) for p in self._properties]
-        return [None if number is None else number * factor for number in numbers]
+        return [read(p.get(name)) for p in self._properties] if name in self._known else None
 
     def _ordering(self) -> pa.Array:
         """Hash of what orders the transaction: its ordering key within its group, else the first message's key within
@@ -299,10 +312,10 @@ def _read_messages(
         topic = p.get("REAL_TOPIC")
         if topic is None:
             return None
-        return (PreparedFrame(topic, _number(p.get("REAL_QID")), key, value, headers[:-1], _number(p.get("TS"))),)
+        return (PreparedFrame(topic, _small(p.get("REAL_QID")), key, value, headers[:-1], _number(p.get("TS"))),)
     try:
         frames = _decode_frames(value or b"")
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return None
     return frames if frames and len(frames) == _number(announced) else None
 
@@ -360,26 +373,27 @@ def _state(op: OpMembers) -> int | None:
 
 
 def _read_op(value: bytes | None) -> OpMembers:
-    """Members of a wrong type are as if they were not there."""
+    """Members of a wrong type are as if they were not there; receipts that are none have no place."""
     if value is None:
         return OpMembers()
     try:
         return _decode_op(value)
-    except msgspec.MsgspecError:
-        pass
-    try:
-        read = json.loads(value)
-    except ValueError:
-        return OpMembers()
-    if not isinstance(read, dict):
-        return OpMembers()
+    except (msgspec.MsgspecError, RecursionError):
+        return _read_oddly(value)
+
+
+def _read_oddly(value: bytes) -> OpMembers:
     op = OpMembers()
+    try:
+        read = msgspec.json.decode(value, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        return op
     for name in OpMembers.__struct_fields__:
         try:
             setattr(op, name, msgspec.convert(read.get(name), OpMembers.__annotations__[name]))
         except msgspec.MsgspecError:
             if name == "receipts" and isinstance(read[name], list):
-                op.receipts = [("", None, None)]  # of which nobody knows where they are
+                op.receipts = [("", None, None)]
     return op
 
 
@@ -462,7 +476,3 @@ def _hash_contents(keys: Sequence[bytes | None], values: Sequence[bytes | None],
         rows = np.flatnonzero(sizes > number)
         hashes[rows] = add_ints(hashes[rows], _nulls([given[number][1] for given in headers if len(given) > number]))
     return finish(hashes)
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and _is_number(text) else None

@@ -175,3 +175,43 @@ def _read_policies(admin: AdminClient, topics: Iterable[str]) -> dict[str, tuple
         topic: (entries["cleanup.policy"].value, entries["message.timestamp.type"].value)
         for topic, entries in found.items()
     }
+
+
+_SAME_NAMES = ("bootstrap.servers", "security.protocol")
+
+
+def java_options(kafka: Mapping[str, Any], java: Mapping[str, str]) -> dict[str, str]:
+    """librdkafka's options as Java's client takes them, and `java`, which come first.
+
+    Raises BadUsage for security that can only be set in `java`, and is not.
+    """
+    options = {name: str(kafka[name]) for name in _SAME_NAMES if name in kafka}
+    mechanism = kafka.get("sasl.mechanism", kafka.get("sasl.mechanisms"))
+    if mechanism is not None and "sasl.jaas.config" not in java:
+        options["sasl.mechanism"] = str(mechanism)
+        options["sasl.jaas.config"] = _login_of(str(mechanism), kafka)
+    if "ssl.ca.location" in kafka:
+        options |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(kafka["ssl.ca.location"])}
+    if kafka.get("ssl.endpoint.identification.algorithm") == "none":
+        options["ssl.endpoint.identification.algorithm"] = ""
+    if "ssl.certificate.location" in kafka and "ssl.keystore.location" not in java:
+        raise BadUsage(
+            "a client certificate in two files is no Java key store",
+            "Join key and certificate into one PEM file and name it with --kafka-java ssl.keystore.location=FILE.",
+        )
+    return {**options, **java}
+
+
+def _login_of(mechanism: str, kafka: Mapping[str, Any]) -> str:
+    modules = {"PLAIN": "plain.PlainLoginModule", "SCRAM-SHA-256": "scram.ScramLoginModule"}
+    modules["SCRAM-SHA-512"] = modules["SCRAM-SHA-256"]
+    if mechanism not in modules:
+        raise BadUsage(f"sasl.mechanism {mechanism} is not known here", "Name Java's options with --kafka-java.")
+    user, password = (_quote(str(kafka.get(name, ""))) for name in ("sasl.username", "sasl.password"))
+    module = f"org.apache.kafka.common.security.{modules[mechanism]}"
+    return f"{module} required username={user} password={password};"
+
+
+def _quote(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
