@@ -61,7 +61,9 @@ _TYPES = {
     EVENT_TYPES["messages"]: pa.list_(_MESSAGE),
     EVENT_TYPES["receipts"]: pa.list_(_RECEIPT),
 }
-_SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in EVENT_TYPES.items()])
+SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in EVENT_TYPES.items()])
+"""The envelope's columns."""
+
 _is_id = re.compile("[0-9a-v]{27}[048cgkos]").fullmatch
 _is_number = re.compile(r"[+-]?\d{1,15}").fullmatch  # that fits into its column, in milliseconds too
 _is_small = re.compile(r"[+-]?\d{1,9}").fullmatch
@@ -114,8 +116,8 @@ def make_batch(decode: Decode, records: Records) -> pa.RecordBatch:
         "ms": records.ms,
         **decode(records),
     }
-    columns = [_as_array(given.get(member.name), member.type, count) for member in _SCHEMA]
-    return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+    columns = [_as_array(given.get(member.name), member.type, count) for member in SCHEMA]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
 def _as_array(column: object, kind: pa.DataType, count: int) -> pa.Array:

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark.errors import Indeterminate
 from spark.read.decode import (
+    SCHEMA,
     Decode,
     Headers,
     Records,
@@ -123,6 +124,17 @@ def _ship(spark: SparkSession) -> None:
 
 def _land(wanted: _Range, options: Mapping[str, Any]) -> str:
     """Runs in a worker. What went wrong with Kafka, if anything did."""
+    try:
+        rows = _read(wanted, options)
+    except (Indeterminate, KafkaException) as error:
+        return f"{wanted.topic}-{wanted.part} cannot be read from {wanted.start} to {wanted.end}: {error}"
+    if rows.num_rows:
+        _write(rows, wanted.file)
+    return ""
+
+
+def _read(wanted: _Range, options: Mapping[str, Any]) -> pa.Table:
+    """The envelope of all records of the range. Raises Indeterminate, KafkaException."""
     consumer = Consumer({**options, **_CLIENT})
     gc.disable()  # looking for cycles among so many records takes longer than reading them
     try:
@@ -130,14 +142,10 @@ def _land(wanted: _Range, options: Mapping[str, Any]) -> str:
         batches = [
             make_batch(wanted.decode, _as_columns(wanted, messages)) for messages in _read_batches(consumer, wanted)
         ]
-    except (Indeterminate, KafkaException) as error:
-        return f"{wanted.topic}-{wanted.part} cannot be read from {wanted.start} to {wanted.end}: {error}"
     finally:
         gc.enable()
         consumer.close()
-    if batches:
-        _write(pa.Table.from_batches(batches), wanted.file)
-    return ""
+    return pa.Table.from_batches(batches, SCHEMA)
 
 
 def _write(rows: pa.Table, file: Path) -> None:

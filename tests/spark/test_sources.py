@@ -15,6 +15,7 @@ from spark.read import sources
 from spark.read.offsets import take_window
 from spark.read.scope import QueuePlace
 from spark.read.sources import KafkaAccess, land_kafka, read_landed
+from spark.reconcile import explained
 from spark.selftest.run import Injector, SeededTopics, make_tales
 
 pytestmark = pytest.mark.timeout(300)
@@ -77,3 +78,14 @@ def test_offsets_that_are_not_there_are_told(
     with pytest.raises(Indeterminate, match=f"{place.topic}-0 cannot be read from {extent.start} to {extent.end}"):
         land_kafka(spark, alone, KafkaAccess(options), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_error_in_a_worker_is_told_in_one_line(spark: SparkSession) -> None:
+    """Such as a library that an executor lacks, and not where in Python it was missed."""
+
+    def fail(_: int) -> int:
+        raise ModuleNotFoundError("No module named 'confluent_kafka'")
+
+    with pytest.raises(Indeterminate) as told, explained():
+        spark.sparkContext.parallelize([1]).map(fail).collect()
+    assert told.value.reason == "ModuleNotFoundError: No module named 'confluent_kafka'"
