@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import psutil
 
-from api.cli.reports import connector_jars
 from benchmarks.outcome import LATEST, Values, conclude, tell
 from benchmarks.stage import Shape
 from bridge.broker.broker_process import find_java
@@ -173,7 +172,7 @@ def _reconcile(scene: Scene, options: argparse.Namespace, window: Window, out: P
     path = scene.folder / WINDOW_FILE
     path.write_text(encode_window(window))
     given: dict[str, object] = {"--kafka": scene.kafka, "--prefix": _PREFIX, "--window": path, "--out": out}
-    given |= {"--groups": scene.folder / "groups.json", "--jars": ",".join(map(str, connector_jars()))}
+    given["--groups"] = scene.folder / "groups.json"
     if options.memory_mb:
         given["--memory-mb"] = options.memory_mb
     command = [sys.executable, "-m", "spark.reconcile", *(f"{name}={value}" for name, value in given.items()), *flags]

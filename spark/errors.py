@@ -5,6 +5,8 @@ ReconcileError
 +-- Indeterminate   Kafka, Java, Spark or a file did not do its part; retrying may help
 """
 
+_TRACEBACK = "Traceback (most recent call last):"
+
 
 class ReconcileError(Exception):
     """Root of the errors of this package; `remedy` is one sentence for the user."""
@@ -28,8 +30,11 @@ class Indeterminate(ReconcileError):
 
 
 def explain(error: Exception) -> str:
-    """The innermost reason of an error of Spark's, in one line."""
+    """The innermost reason of an error of Spark's, or of Python in a worker, in one line."""
     text = str(error)
     causes = [line.strip() for line in text.splitlines() if line.strip().startswith("Caused by:")]
     line = causes[-1].removeprefix("Caused by: ") if causes else text.strip().partition("\n")[0]
+    _, is_python, frames = text.partition(_TRACEBACK)
+    if is_python:
+        line = next((one for one in frames.splitlines() if one and not one[0].isspace()), line)
     return line[:300]

@@ -11,7 +11,6 @@ from spark.errors import BadUsage
 from spark.json_file import read_json
 from spark.judge.findings import Thresholds, parse_thresholds
 from spark.read.scope import GroupTimes
-from spark.read.sources import CONNECTOR, READERS
 from spark.read.table_list import JdbcDatabase, parse_tables
 
 
@@ -19,13 +18,12 @@ from spark.read.table_list import JdbcDatabase, parse_tables
 class Access:
     """Every job's folder, Kafka and machine.
 
-    `kafka`: librdkafka's options; `kafka_java`: Java's, for what cannot be translated. `cores` 0: all.
+    `kafka`: librdkafka's options. `jars`: JDBC drivers. `cores` 0: all.
     """
 
     out: Path
     internal: InternalTopics
     kafka: Mapping[str, Any]
-    kafka_java: Mapping[str, str] = field(default_factory=dict)
     topics: Sequence[str] = ()
     jars: Sequence[Path] = ()
     cores: int = 0
@@ -36,7 +34,6 @@ class Access:
 class Options(Access):
     """A run's options."""
 
-    reader: str = CONNECTOR
     since_last: bool = False
     window: Path | None = None
     landed: Path | None = None
@@ -68,7 +65,6 @@ def read_access(given: argparse.Namespace, *, needs_kafka: bool = True) -> Acces
         given.out,
         with_prefix(given.prefix),
         read_kafka_options(given, is_needed=needs_kafka),
-        dict(_split(pair) for pair in given.kafka_java),
         [name for name in given.topics.split(",") if name],
         read_jars(given),
         given.cores,
@@ -82,7 +78,6 @@ def parse_options(arguments: Sequence[str]) -> Options:
     access = read_access(given, needs_kafka=not given.landed)
     return Options(
         **{member.name: getattr(access, member.name) for member in fields(Access)},
-        reader=given.reader,
         since_last=given.since_last,
         window=given.window,
         landed=given.landed,
@@ -118,7 +113,6 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     add_access(parser)
     add = parser.add_argument
-    add("--reader", choices=READERS, default=CONNECTOR, help="Spark's Kafka connector, or Python's client (no jars)")
     add("--since-last", action="store_true", help="read on from where the last run in --out ended")
     add("--window", type=Path, metavar="FILE", help="read exactly the window.json of another run")
     add("--landed", type=Path, metavar="DIR", help="read what `report land`, or another run, has landed")
@@ -134,7 +128,6 @@ def add_access(parser: argparse.ArgumentParser) -> None:
     """Options of every job on a bridge's topics."""
     add_job(parser)
     add = parser.add_argument
-    add("--kafka-java", action="append", default=[], metavar="NAME=VALUE", help="an option of Java's client")
     add("--prefix", default="", help="topics.prefix of the bridge")
     add("--topics", default="", metavar="A,B", help="real topics to read (default: all that are not internal)")
 
@@ -145,13 +138,6 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, required=True, help="folder; each run gets a numbered one inside")
     add("--kafka", metavar="HOST:PORT", default="", help="bootstrap servers")
     add("--kafka-options", type=Path, metavar="FILE", help="JSON object with librdkafka's options")
-    add("--jars", default="", metavar="A,B", help="the Kafka connector's jars, where spark-submit brings none")
+    add("--jars", default="", metavar="A,B", help="JDBC drivers for --tables, where spark-submit brings none")
     add("--cores", type=int, default=0, help="of this machine (default: all)")
     add("--memory-mb", type=int, default=1_024, help="Java heap on this machine")
-
-
-def _split(pair: str) -> tuple[str, str]:
-    name, mark, value = pair.partition("=")
-    if not mark:
-        raise BadUsage(f"--kafka-java {name}: not NAME=VALUE")
-    return name, value

@@ -1,7 +1,6 @@
 """One run: window, landing, fold, verdicts, report. Entry of `spark-submit`; nothing is ever written to a topic.
 
-    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0 "$(outbox-bridge report job)" \\
-      --kafka broker:9092 --out /reports
+spark-submit "$(outbox-bridge report job)" --kafka broker:9092 --out /reports
 """
 
 import sys
@@ -95,7 +94,7 @@ def _run(spark: SparkSession, options: Options, tell: Tell) -> RunOutcome:
     landed = IngestedEvents(
         folder, [] if last is None else [ledger.folder_of(known) for known in ledger.chain_of(last)]
     )
-    access = KafkaAccess(options.kafka, options.kafka_java, options.reader, options.by_receipts)
+    access = KafkaAccess(options.kafka, options.by_receipts)
     land(spark, window, landed, access, units)
     if options.by_receipts:
         link_by_receipts(spark, window, folder, landed.before)

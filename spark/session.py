@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
-from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -24,8 +23,6 @@ _SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
     "spark.sql.inMemoryColumnarStorage.compressed": "false",  # hashes and offsets are not worth the trial
-    # without Kafka, whose first source makes an object of every record and its headers, and then a row again
-    "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
 }
 _JAVA_OPTIONS = "-XX:+UseSerialGC"  # fewer threads and less memory than the others where there are few processors
 # Spares half a minute of compiling, and needs twice as long for each record. Spark's code outgrows the 48 MB that Java
@@ -39,43 +36,12 @@ BRIEF_OFFSETS = 1_500_000  # up to so many that is the better choice
 _HERE = {"spark.sql.files.maxPartitionBytes": "16m", "spark.sql.adaptive.advisoryPartitionSizeInBytes": "16m"}
 
 
-# The connector's own class, then one of each jar that it needs.
-_CONNECTOR = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
-_CONNECTOR_PARTS = (
-    _CONNECTOR,
-    "org.apache.spark.kafka010.KafkaConfigUpdater",
-    "org.apache.kafka.clients.consumer.KafkaConsumer",
-    "org.apache.commons.pool2.impl.GenericKeyedObjectPool",
-)
-_CONNECTOR_REMEDY = (
-    f"Give spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:{SPARK_VERSION}, "
-    "or read with --reader kafka-py."
-)
-
-
-def check_connector(spark: SparkSession) -> None:
-    """Raises Indeterminate unless the Kafka connector is there, whole and of Spark's version."""
-    jvm = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no other way to a class
-    assert jvm is not None
-    loader = jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
-    for name in _CONNECTOR_PARTS:
-        try:
-            found = jvm.java.lang.Class.forName(name, False, loader)
-        except Py4JJavaError as error:
-            raise Indeterminate(
-                f"Spark's Kafka connector is not there, or not whole: no {name}", _CONNECTOR_REMEDY
-            ) from error
-        version = found.getPackage().getImplementationVersion() if name == _CONNECTOR else SPARK_VERSION
-        if version != SPARK_VERSION:
-            raise Indeterminate(f"the Kafka connector is {version}, Spark is {SPARK_VERSION}", _CONNECTOR_REMEDY)
-
-
 def start_session(
     jars: Sequence[Path] = (), *, cores: int = 0, memory_mb: int = 1_024, is_brief: bool = False
 ) -> SparkSession:
     """The session of this process: `spark-submit`'s if it was started so, else one on this machine.
 
-    `jars`: the connector's, where nobody else provides them. `cores` 0: all. `is_brief`: for little data.
+    `jars`: JDBC drivers, where nobody else provides them. `cores` 0: all. `is_brief`: for little data.
     Raises Indeterminate.
     """
     if pyspark.__version__ != SPARK_VERSION:
@@ -132,7 +98,7 @@ def running_session(
 
 
 def _wrong_spark(found: str) -> Indeterminate:
-    return Indeterminate(f"Spark {found} has no matching Kafka connector", f"Install pyspark=={SPARK_VERSION}.")
+    return Indeterminate(f"this job does not know Spark {found}", f"Install pyspark=={SPARK_VERSION}.")
 
 
 def _is_submitted() -> bool:

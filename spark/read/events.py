@@ -11,7 +11,7 @@ from pyspark.sql.functions import broadcast, col
 
 from spark.read.envelope import EVENT_TYPES, UNREADABLE_SQL, Evidence
 from spark.read.scope import QueuePlace, born_ms
-from spark.read.sources import KafkaAccess, read_kafka, read_landed, within
+from spark.read.sources import KafkaAccess, land_kafka, read_landed, within
 from spark.read.window import WINDOW_FILE, Window, read_window
 
 _FEW = 2_000  # ids that a Parquet reader looks up in each file's Bloom filters
@@ -92,13 +92,12 @@ def land(
 
     Views: `new_events`, `carried` from before, and `events`: both.
     """
-    events = (
-        within(read_landed(spark, *(unit / EVENTS for unit in instead)), window)
-        if instead
-        else read_kafka(spark, window, kafka)
-    )
     path = landed.folder / EVENTS
-    events.write.options(**_WRITING).parquet(str(path))
+    if instead:
+        events = within(read_landed(spark, *(unit / EVENTS for unit in instead)), window)
+        events.write.options(**_WRITING).parquet(str(path))
+    else:
+        land_kafka(spark, window, kafka, path)
     new = read_landed(spark, path)
     new.createOrReplaceTempView("new_events")
     if not landed.before:

@@ -1,106 +1,91 @@
-"""Where the envelope comes from: Kafka by the official connector or by Python, or files landed before."""
+"""Where the envelope comes from: Kafka, read by tasks that each land a range of offsets, or files landed before."""
 
-import json
+import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Delivered
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from spark.errors import Indeterminate
-from spark.read.envelope import EVENT_SCHEMA, EnvelopeSql, journal_sql, op_sql, parked_sql, real_content_sql, real_sql
-from spark.read.offsets import java_options
-from spark.read.scope import OffsetRange, QueuePlace
-from spark.read.window import Window
-from spark.session import check_connector
-
-CONNECTOR, PYTHON = "kafka", "kafka-py"
-READERS = (CONNECTOR, PYTHON)
-_PATIENCE_MS = 20_000  # of a read; by default two minutes pass before anything is said
-_TIMEOUTS = {"request.timeout.ms": "10000", "default.api.timeout.ms": "15000"}  # by default a minute, three times
-_BATCH = 5_000
-_WAIT_MS = 20  # of the broker where a partition ends, as most ranges do; by default half a second each
-_FETCH_BYTES = 4 << 20
-_TASK_RECORDS = 250_000
-_FORMAT = "outbox_bridge_kafka"
-_COLUMNS = (
-    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
-    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+from spark.read.decode import (
+    SCHEMA,
+    Decode,
+    Headers,
+    Records,
+    decode_journal,
+    decode_op,
+    decode_parked,
+    decode_real,
+    decode_real_content,
+    make_batch,
 )
-_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+from spark.read.envelope import EVENT_SCHEMA
+from spark.read.window import Window
+
+_PACKAGE = Path(__file__).parents[1]
+_SHIPPED = "outbox-bridge-report.zip"
+_PATIENCE_S = 20.0  # of a read
+_BATCH = 10_000
+_TASK_OFFSETS = 250_000  # so that a large partition is read by all processors, and a task's rows fit into memory
+_CLIENT = {
+    "group.id": "outbox-bridge-report",  # wanted by the client, never joined
+    "isolation.level": "read_committed",  # else aborted batches count as duplicates
+    "enable.auto.commit": False,
+    "auto.offset.reset": "error",  # else fewer rows are returned without an error
+    "enable.partition.eof": True,
+    "fetch.wait.max.ms": 20,  # of the broker where a partition ends, as most ranges do; by default half a second each
+    "queued.max.messages.kbytes": 8_192,  # what was fetched behind the range is thrown away
+}
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaAccess:
-    """How Kafka is reached: librdkafka's options, Java's besides, and which reader is wanted.
-
-    `by_receipts`: records that do not name a transaction are hashed too.
-    """
+    """How Kafka is reached: librdkafka's options. `by_receipts`: records that do not name a transaction are hashed
+    too."""
 
     options: Mapping[str, Any]
-    java: Mapping[str, str]
-    reader: str = CONNECTOR
     by_receipts: bool = False
 
 
-def read_kafka(spark: SparkSession, window: Window, kafka: KafkaAccess) -> DataFrame:
-    """The envelope of a window. Raises BadUsage for security that Java's client cannot be given, Indeterminate."""
-    if kafka.reader == CONNECTOR:
-        check_connector(spark)
-    read = _read_by_connector if kafka.reader == CONNECTOR else _read_by_python
-    return _make_envelope(spark, _parts_of(window, kafka), lambda topics: read(spark, window.ranges_of(topics), kafka))
+class _Range(NamedTuple):
+    """Offsets of one partition, what turns their records into the envelope, and where that is written."""
+
+    topic: str
+    part: int
+    start: int
+    end: int
+    decode: Decode
+    file: Path
 
 
-def stream_kafka(
-    spark: SparkSession, window: Window, kafka: KafkaAccess, *, is_journal: bool, max_offsets: int
-) -> DataFrame:
-    """The envelope as a stream of the journal, or of all other topics, from the window's starts on.
+def land_kafka(spark: SparkSession, window: Window, kafka: KafkaAccess, folder: Path) -> None:
+    """Writes the envelope of a window as Parquet, a file for each range; those that are there are kept.
 
-    `max_offsets`: of a micro-batch. Raises BadUsage for security that Java's client cannot be given, Indeterminate.
+    A filter in each file tells which transactions it has nothing of. Raises Indeterminate.
     """
-    check_connector(spark)
-    parts = [part for part in _parts_of(window, kafka) if (part[0] == [window.half]) is is_journal]
-
-    def load(topics: Sequence[str]) -> DataFrame:
-        options = {**_connector_options(window.ranges_of(topics), kafka), "maxOffsetsPerTrigger": str(max_offsets)}
-        return spark.readStream.format("kafka").options(**options).load()
-
-    return _make_envelope(spark, parts, load)
-
-
-def _parts_of(window: Window, kafka: KafkaAccess) -> list[tuple[Sequence[str], EnvelopeSql]]:
-    """Topics of one format, and what turns their records into the envelope."""
-    parts: list[tuple[Sequence[str], EnvelopeSql]] = [
-        ([window.half], journal_sql),
-        ([window.op], op_sql),
-        ([window.parked], parked_sql),
-    ]
-    real = real_content_sql if kafka.by_receipts else real_sql
-    return [*parts, (window.real, real)] if window.real else parts
-
-
-def _make_envelope(
-    spark: SparkSession,
-    parts: Sequence[tuple[Sequence[str], EnvelopeSql]],
-    load: Callable[[Sequence[str]], DataFrame],
-) -> DataFrame:
-    frames = []
-    for topics, sql in parts:
-        name = f"records_{sql.__name__}"
-        load(topics).createOrReplaceTempView(name)
-        frames.append(spark.sql(sql(name)))
-    return reduce(DataFrame.unionAll, frames)
+    folder.mkdir(parents=True, exist_ok=True)
+    ranges = [one for one in _cut(window, kafka, folder) if not one.file.exists()]
+    if not ranges:
+        return
+    options = dict(kafka.options)
+    _ship(spark)
+    work = spark.sparkContext.parallelize(ranges, len(ranges))
+    reasons = [reason for reason in work.map(lambda one: _land(one, options)).collect() if reason]
+    if reasons:
+        raise Indeterminate(reasons[0], "What was read is not judged; run it again.")
 
 
 def read_landed(spark: SparkSession, *folders: Path) -> DataFrame:
-    """The envelope as it was landed before, by a run or by a landing in several batches."""
+    """The envelope as it was landed before, by a run or by a landing."""
     reader = spark.read.schema(EVENT_SCHEMA).option("recursiveFileLookup", "true")
     return reader.parquet(*[str(folder) for folder in folders])
 
@@ -114,117 +99,81 @@ def within(events: DataFrame, window: Window) -> DataFrame:
     return events.where(" OR ".join(parts))
 
 
-def _read_by_connector(spark: SparkSession, ranges: Mapping[QueuePlace, OffsetRange], kafka: KafkaAccess) -> DataFrame:
-    """Committed records of exactly these offsets."""
-    ends = _by_topic({place: extent.end for place, extent in ranges.items()})
-    options = {**_connector_options(ranges, kafka), "endingOffsets": json.dumps(ends)}
-    return spark.read.format("kafka").options(**options).load()
+def _cut(window: Window, kafka: KafkaAccess, folder: Path) -> Iterator[_Range]:
+    internal = {window.half: decode_journal, window.op: decode_op, window.parked: decode_parked}
+    real = decode_real_content if kafka.by_receipts else decode_real
+    numbers = count(1)
+    for (topic, part), extent in sorted(window.extents.items()):
+        for start in range(extent.start, extent.end, _TASK_OFFSETS):
+            end = min(start + _TASK_OFFSETS, extent.end)
+            file = folder / f"{next(numbers):06d}.parquet"
+            yield _Range(topic, part, start, end, internal.get(topic, real), file)
 
 
-def _connector_options(ranges: Mapping[QueuePlace, OffsetRange], kafka: KafkaAccess) -> dict[str, str]:
-    """What a batch and a stream have alike: from where committed records of which partitions are read."""
-    starts = _by_topic({place: extent.start for place, extent in ranges.items()})
-    return {
-        **{f"kafka.{name}": value for name, value in (_TIMEOUTS | java_options(kafka.options, kafka.java)).items()},
-        "fetchOffset.numRetries": "1",
-        "kafka.isolation.level": "read_committed",  # else aborted batches count as duplicates
-        "assign": json.dumps({topic: sorted(map(int, parts)) for topic, parts in starts.items()}),
-        "startingOffsets": json.dumps(starts),
-        "includeHeaders": "true",
-        "failOnDataLoss": "true",  # else fewer rows are returned without an error
-        "kafkaConsumer.pollTimeoutMs": str(_PATIENCE_MS),
-        "kafka.max.poll.records": str(_BATCH),
-        "kafka.fetch.max.wait.ms": str(_WAIT_MS),
-        "kafka.max.partition.fetch.bytes": str(_FETCH_BYTES),
-        "maxRecordsPerPartition": str(_TASK_RECORDS),  # so that a large partition is read by all processors
-    }
+def _ship(spark: SparkSession) -> None:
+    """Gives the workers this package, wherever they are; they have the libraries that it asks for."""
+    context = spark.sparkContext
+    path = Path(context._temp_dir) / _SHIPPED  # noqa: SLF001 - it lasts as long as the context
+    if path.exists():
+        return
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in sorted(_PACKAGE.rglob("*.py")):
+            archive.write(file, file.relative_to(_PACKAGE.parent))
+    context.addPyFile(str(path))
 
 
-def _by_topic(offsets: Mapping[QueuePlace, int]) -> dict[str, dict[str, int]]:
-    topics: dict[str, dict[str, int]] = {}
-    for place, offset in offsets.items():
-        topics.setdefault(place.topic, {})[str(place.part)] = offset
-    return topics
+def _land(wanted: _Range, options: Mapping[str, Any]) -> str:
+    """Runs in a worker. What went wrong with Kafka, if anything did."""
+    try:
+        rows = _read(wanted, options)
+    except (Indeterminate, KafkaException) as error:
+        return f"{wanted.topic}-{wanted.part} cannot be read from {wanted.start} to {wanted.end}: {error}"
+    if rows.num_rows:
+        _write(rows, wanted.file)
+    return ""
 
 
-def _read_by_python(spark: SparkSession, ranges: Mapping[QueuePlace, OffsetRange], kafka: KafkaAccess) -> DataFrame:
-    """The same columns, read by librdkafka: no jars, at one and a half times the work."""
-    spark.dataSource.register(CommittedRecords)
-    listed = [[*place, extent.start, extent.end] for place, extent in ranges.items() if extent.start < extent.end]
-    options = {"kafka": json.dumps(dict(kafka.options)), "ranges": json.dumps(listed)}
-    return spark.read.format(_FORMAT).options(**options).load()
+def _read(wanted: _Range, options: Mapping[str, Any]) -> pa.Table:
+    """The envelope of all records of the range. Raises Indeterminate, KafkaException."""
+    consumer = Consumer({**options, **_CLIENT})
+    gc.disable()  # looking for cycles among so many records takes longer than reading them
+    try:
+        consumer.assign([TopicPartition(wanted.topic, wanted.part, wanted.start)])
+        batches = [
+            make_batch(wanted.decode, _as_columns(wanted, messages)) for messages in _read_batches(consumer, wanted)
+        ]
+    finally:
+        gc.enable()
+        consumer.close()
+    return pa.Table.from_batches(batches, SCHEMA)
 
 
-class CommittedRecords(DataSource):
-    """Spark's second reader of Kafka. Source: pyspark.sql.datasource."""
-
-    @classmethod
-    def name(cls) -> str:
-        """How it is asked for."""
-        return _FORMAT
-
-    def schema(self) -> str:
-        """The connector's columns."""
-        return _COLUMNS
-
-    def reader(self, schema: object) -> "CommittedReader":
-        """Made in the driver, used in workers."""
-        return CommittedReader(dict(self.options))
+def _write(rows: pa.Table, file: Path) -> None:
+    """At once, as far as others see: a task may be killed, or done twice."""
+    unfinished = file.with_name(f".{file.name}-{time.time_ns()}")
+    pq.write_table(
+        rows,
+        unfinished,
+        compression="snappy",
+        use_dictionary=["topic", "grp"],
+        bloom_filter_options={"tx": {"ndv": rows.num_rows, "fpp": 0.01}},
+    )
+    unfinished.replace(file)
 
 
-class ReadRange(InputPartition):
-    """Offsets of one partition."""
-
-    def __init__(self, topic: str, part: int, start: int, end: int) -> None:
-        super().__init__((topic, part, start, end))
-        self.topic, self.part, self.start, self.end = topic, part, start, end
-
-
-class CommittedReader(DataSourceReader):
-    """Reads ranges of offsets, each with a consumer of its own."""
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._kafka = json.loads(options["kafka"])
-        self._ranges: list[tuple[str, int, int, int]] = [tuple(one) for one in json.loads(options["ranges"])]
-
-    def partitions(self) -> Sequence[InputPartition]:
-        """A Spark partition each."""
-        return [ReadRange(*one) for one in self._ranges]
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Arrow batches. Raises Indeterminate when Kafka says nothing for long."""
-        assert isinstance(partition, ReadRange)
-        consumer = Consumer(
-            {
-                **self._kafka,
-                "group.id": "outbox-bridge-report",  # wanted by the client, never joined
-                "isolation.level": "read_committed",
-                "enable.auto.commit": False,
-                "auto.offset.reset": "error",
-                "enable.partition.eof": True,
-                "fetch.wait.max.ms": _WAIT_MS,
-            }
-        )
-        try:
-            consumer.assign([TopicPartition(partition.topic, partition.part, partition.start)])
-            yield from _read_batches(consumer, partition)
-        finally:
-            consumer.close()
-
-
-def _read_batches(consumer: Consumer, wanted: ReadRange) -> Iterator[pa.RecordBatch]:
-    heard = time.monotonic()
-    while True:
+def _read_batches(consumer: Consumer, wanted: _Range) -> Iterator[list[Delivered]]:
+    """All records of the range. Raises Indeterminate when Kafka says nothing for long."""
+    heard, is_over = time.monotonic(), False
+    while not is_over:
         messages = consumer.consume(_BATCH, 0.5)
+        is_over = any(_is_behind(message, wanted.end) for message in messages)
         records = [message for message in messages if message.error() is None and _offset(message) < wanted.end]
         if records:
-            yield _make_batch(records)
-        if any(_is_behind(message, wanted.end) for message in messages):
-            return
+            yield records
         if messages:
             heard = time.monotonic()
-        elif (time.monotonic() - heard) * 1_000 > _PATIENCE_MS:
-            raise Indeterminate(f"{wanted.topic}-{wanted.part} is not read on before {wanted.end}")
+        elif time.monotonic() - heard > _PATIENCE_S:
+            raise Indeterminate(f"nothing came for {_PATIENCE_S:.0f} s")
 
 
 def _is_behind(message: Delivered, end: int) -> bool:
@@ -240,18 +189,13 @@ def _offset(message: Delivered) -> int:
     return -1 if offset is None else offset
 
 
-def _make_batch(records: Sequence[Delivered]) -> pa.RecordBatch:
-    given = [cast("list[tuple[str, bytes | None]]", record.headers() or []) for record in records]
-    headers = [[{"key": name, "value": value} for name, value in pairs] or None for pairs in given]
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([record.key() for record in records], pa.binary()),
-            pa.array([record.value() for record in records], pa.binary()),
-            pa.array([record.topic() for record in records], pa.string()),
-            pa.array([record.partition() for record in records], pa.int32()),
-            pa.array([record.offset() for record in records], pa.int64()),
-            pa.array([record.timestamp()[1] * 1_000 for record in records], pa.timestamp("us", tz="UTC")),
-            pa.array(headers, _HEADERS),
-        ],
-        names=["key", "value", "topic", "partition", "offset", "timestamp", "headers"],
+def _as_columns(wanted: _Range, messages: list[Delivered]) -> Records:
+    return Records(
+        wanted.topic,
+        wanted.part,
+        [_offset(message) for message in messages],
+        [message.timestamp()[1] for message in messages],
+        [message.key() for message in messages],
+        [message.value() for message in messages],
+        [cast("Headers", message.headers() or ()) for message in messages],
     )

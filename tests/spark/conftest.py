@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from api.cli.reports import connector_jars, driver_jars
+from api.cli.reports import driver_jars
 from spark.session import start_session
 
 _PATIENCE_S = 300
@@ -30,10 +30,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A session of one core with the Kafka connector and the drivers of all databases."""
+    """A session of one core with the drivers of all databases."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.skip("no Java: install a JDK 17 or 21")
-    jars = [*connector_jars(), *driver_jars(["postgresql", "sqlite", "mariadb"])]
+    jars = driver_jars(["postgresql", "sqlite", "mariadb"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_SUBMIT_ARGS", _MANY_RUNS)
         session = start_session(jars, cores=1, is_brief=True)

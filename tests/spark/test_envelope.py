@@ -1,9 +1,10 @@
-"""The bridge's own codecs write, Spark SQL reads: all cases are rows of one query."""
+"""The bridge's own codecs write, the job reads: all cases are rows of one batch."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from pyspark.sql import Row, SparkSession
+import numpy as np
+from pyspark.sql import SparkSession
 
 from bridge.core.message import Message, Receipt, StoredMessage
 from bridge.core.op_message import (
@@ -17,6 +18,15 @@ from bridge.core.op_message import (
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_act, encode_end, encode_half, encode_parked, encode_published
 from bridge.core.transaction import Transaction, TransactionState, make_transaction_id
+from spark.read.decode import (
+    Decode,
+    Records,
+    decode_journal,
+    decode_op,
+    decode_parked,
+    decode_real,
+    make_batch,
+)
 from spark.read.envelope import (
     ACT_ABANDON,
     ACT_CHECK,
@@ -26,21 +36,17 @@ from spark.read.envelope import (
     OTHER_VERSION,
     UNKNOWN,
     EndSource,
-    EnvelopeSql,
+    Event,
     Evidence,
     OpState,
-    journal_sql,
-    op_sql,
-    parked_sql,
-    real_sql,
+    PreparedMessage,
+    body_hash,
+    key_hash,
 )
+from spark.read.xxhash import add_bytes, add_ints, add_longs, finish, seeds
 
 TX = make_transaction_id(0, 1)
 STORED_MS = 100_000
-CONNECTOR_COLUMNS = (
-    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
-    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
-)
 # no two are the same record, however alike they look
 MESSAGES = [
     Message("orders", b"k", b"v"),
@@ -58,23 +64,23 @@ MESSAGES = [
 ]
 
 
-def read(spark: SparkSession, sql: EnvelopeSql, messages: Sequence[Message]) -> list[Row]:
+def read(decode: Decode, messages: Sequence[Message]) -> list[Any]:
     """Their events; each lies at the offset of its position in the list."""
-    rows = [
-        (m.key, m.value, m.topic, max(m.queue_id, 0), offset, [tuple(h) for h in m.headers] or None)
-        for offset, m in enumerate(messages)
-    ]
-    columns = CONNECTOR_COLUMNS.replace("timestamp TIMESTAMP, ", "")
-    records = spark.createDataFrame(rows, columns).selectExpr("*", f"timestamp_millis({STORED_MS}) AS timestamp")
-    records.createOrReplaceTempView("records")
-    return spark.sql(sql("records")).orderBy("off").collect()
+    first, count = messages[0], len(messages)
+    columns = [m.key for m in messages], [m.value for m in messages], [m.headers for m in messages]
+    records = Records(first.topic, max(first.queue_id, 0), range(count), [STORED_MS] * count, *columns)
+    rows = make_batch(decode, records).to_pylist()
+    return [Event(**{**row, "messages": _prepared(row["messages"])}) for row in rows]
 
 
-def shown(row: Row) -> dict[str, Any]:
+def _prepared(messages: list[dict[str, Any]] | None) -> tuple[PreparedMessage, ...] | None:
+    return None if messages is None else tuple(PreparedMessage(**message) for message in messages)
+
+
+def shown(row: Event) -> dict[str, Any]:
     """What a row says besides its place and its hashes."""
     left_out = {"topic", "part", "off", "ms", "grp_id", "body", "content", "place", "okey", "topic_id", "messages"}
-    members = row.asDict(recursive=True).items()
-    return {name: value for name, value in members if value is not None and name not in left_out}
+    return {name: value for name, value in row._asdict().items() if value is not None and name not in left_out}
 
 
 def make_half(messages: Sequence[Message], **members: Any) -> Message:
@@ -90,26 +96,26 @@ def make_op(**members: Any) -> Message:
     return Message("op", TX.encode(), encode_op(OpMessage(t, receipts)))
 
 
-def test_one_content_has_one_hash_wherever_it_lies(spark: SparkSession) -> None:
+def test_one_content_has_one_hash_wherever_it_lies() -> None:
     """Alone or framed in the journal, parked, published; and other bytes, nulls or orders have others."""
-    journal = read(spark, journal_sql, [*(make_half([message]) for message in MESSAGES), make_half(MESSAGES)])
+    journal = read(decode_journal, [*(make_half([message]) for message in MESSAGES), make_half(MESSAGES)])
     alone = [row.messages[0].content for row in journal[:-1]]
     assert len(set(alone)) == len(MESSAGES)
     assert [message.content for message in journal[-1].messages] == alone
     published = [encode_published(message, TX, 1, 9, True) for message in MESSAGES]
-    visible = read(spark, real_sql, published)
+    visible = read(decode_real, published)
     assert [row.content for row in visible] == alone
     assert [row.body for row in visible] == [row.body for row in journal[:-1]]
     assert journal[-1].body == sum(row.body for row in visible)
     assert {row.topic_id for row in journal + visible} == {visible[0].topic_id}
     halves = [make_half([MESSAGES[-1]]), make_half(MESSAGES)]
     stored = [StoredMessage(0, half.key, half.value, tuple(half.headers), 9) for half in halves]
-    parked = read(spark, parked_sql, [encode_parked(one, 3, "MAX_CHECKS", "parked", 0) for one in stored])
+    parked = read(decode_parked, [encode_parked(one, 3, "MAX_CHECKS", "parked", 0) for one in stored])
     assert [row.body for row in parked] == [journal[-2].body, journal[-1].body]
     assert [(row.tx, row.leg, row.grp, row.num) for row in parked] == [(TX, Evidence.PARKED, "shop", 3)] * 2
 
 
-def test_effective_ordering_key_is_that_of_the_version_that_wrote_it(spark: SparkSession) -> None:
+def test_effective_ordering_key_is_that_of_the_version_that_wrote_it() -> None:
     """With OKEY an ordering key orders within its group, a message key within group and topic; else both everywhere."""
 
     def ordering_hashes(ordering_hash: int | None) -> list[int]:
@@ -118,7 +124,7 @@ def test_effective_ordering_key_is_that_of_the_version_that_wrote_it(spark: Spar
             for key in ("k", None)
             for group, topic in (("shop", "orders"), ("shop", "credits"), ("bank", "orders"))
         ]
-        return [row.okey for row in read(spark, journal_sql, made)]
+        return [row.okey for row in read(decode_journal, made)]
 
     before, now = ordering_hashes(None), ordering_hashes(7)
     assert len(set(before)) == 1
@@ -126,13 +132,12 @@ def test_effective_ordering_key_is_that_of_the_version_that_wrote_it(spark: Spar
     assert len({*now, *before}) == 6
 
 
-def test_journal_is_read(spark: SparkSession) -> None:
+def test_journal_is_read() -> None:
     """Half messages with everything they may say, ends, acts; the rest is counted as unreadable."""
     plain = make_half([Message("orders", b"k", b"v")])
     version_2 = plain.headers[-1][1] or b""
     rows = read(
-        spark,
-        journal_sql,
+        decode_journal,
         [
             make_half(
                 [Message("orders", b"k", b"v", queue_id=2)],
@@ -182,13 +187,12 @@ def test_journal_is_read(spark: SparkSession) -> None:
     assert [row.code == OTHER_VERSION for row in rows[8:]] == [False, False, True, *[False] * 5]
 
 
-def test_op_topic_is_read(spark: SparkSession) -> None:
+def test_op_topic_is_read() -> None:
     """States, receipts, positions, answers."""
     committed, rolled_back, parked = TransactionState.COMMITTED, TransactionState.ROLLED_BACK, TransactionState.PARKED
     receipts = [Receipt("orders", 2, 99), Receipt("credits", 0, None)]
     rows = read(
-        spark,
-        op_sql,
+        decode_op,
         [
             make_op(state=committed, at=20, by="check", ended_ms=6, check_times=2, receipts=receipts),
             make_op(state=committed, at=20, by="check", end=20, ended_ms=6, blocked=True, reason="gone"),
@@ -220,17 +224,49 @@ def test_op_topic_is_read(spark: SparkSession) -> None:
     assert [row.code for row in rows[8:10]] == [OTHER_VERSION, EMPTY]
 
 
-def test_receipts_and_records_of_one_place_have_one_hash(spark: SparkSession) -> None:
+def test_receipts_and_records_of_one_place_have_one_hash() -> None:
     """So that the fold can compare them without reading lists."""
     record = encode_published(Message("orders", b"k", b"v"), TX, 2, 9, True)
-    (visible,) = read(spark, real_sql, [record])
-    (told,) = read(spark, op_sql, [make_op(state=TransactionState.COMMITTED, receipts=[Receipt("orders", 2, 0)])])
+    (visible,) = read(decode_real, [record])
+    (told,) = read(decode_op, [make_op(state=TransactionState.COMMITTED, receipts=[Receipt("orders", 2, 0)])])
     assert visible.place == told.place
 
 
-def test_other_producers_records_are_foreign(spark: SparkSession) -> None:
+def test_other_producers_records_are_foreign() -> None:
     """Without our header, with another last header, with an id that cannot be one."""
     ours = ("transaction-id", TX.encode())
     headers = [[], [("x", b"1")], [ours, ("x", b"1")], [("transaction-id", b"t" * 28)], [("transaction-id", None)]]
-    rows = read(spark, real_sql, [Message("orders", b"k", b"v", one) for one in headers])
+    rows = read(decode_real, [Message("orders", b"k", b"v", one) for one in headers])
     assert [(row.tx, row.leg) for row in rows] == [("", Evidence.FOREIGN)] * len(headers)
+
+
+def test_hashes_are_those_of_sql(spark: SparkSession) -> None:
+    """Of every length, of no bytes, of nothing, of numbers: what is compared in SQL was hashed here."""
+    texts = [None, b"", *(bytes(range(97, 97 + size % 26)) + b"\xff\x00" * size for size in range(60))]
+    numbers = [-(1 << 63), -1, 0, 1 << 40] * 20
+    rows = [(text, number) for text, number in zip(texts, numbers, strict=False)]
+    spark.createDataFrame(rows, "text BINARY, number BIGINT").createOrReplaceTempView("hashed")
+    small = "SELECT text, number % 1000 AS number FROM hashed"
+    told = spark.sql(f"""SELECT {key_hash("text")} AS one, {body_hash("text", "number")} AS two,
+{body_hash("CAST(number AS INT)", "number IS NULL")} AS three FROM ({small})""")
+    chain = add_bytes(seeds(len(rows)), texts)
+    remainders = np.array([int(np.fmod(number, 1000)) for _, number in rows])
+    ints = add_ints(add_ints(seeds(len(rows)), remainders), np.zeros(len(rows), np.bool_))
+    found = [column.tolist() for column in (finish(chain), finish(add_longs(chain, remainders)), finish(ints))]
+    made = [[row[name] for row in told.collect()] for name in ("one", "two", "three")]
+    found[0][0] = None
+    assert made == found
+
+
+def test_odd_values_are_no_error_of_the_job() -> None:
+    """Numbers that fit nowhere, text that is none, more brackets than anybody reads."""
+    properties = (
+        b"KIND\x01H\x02UNIQ_KEY\x01%s\x02V\x011\x02PGROUP\x01\xff\x02N\x01%s\x02REAL_TOPIC\x01o\x02REAL_QID\x01%s\x02"
+    )
+    numbers = [b"1", b"99999999999999999999", b"9999999999", "\u0663".encode(), b"-", b""]
+    named = [properties % (TX.encode(), count, part) for count in numbers for part in numbers]
+    named += [properties.replace(b"N\x01", name + b"\x019" * 30 + b"\x02N\x01") for name in (b"MAX_LIFE", b"TS")]
+    journal = read(decode_journal, [Message("half", None, b"[{}]", [("properties", one)]) for one in named])
+    assert {row.leg for row in journal} == {Evidence.HALF, Evidence.UNREADABLE}
+    values = [b"[" * 100_000, b'{"v":%d}' % 10**30, b'{"v":1,"at":%d}' % 10**30, b'{"group":"\\ud800"}', b"\xff", b""]
+    assert {row.leg for row in read(decode_op, [Message("op", TX.encode(), value) for value in values])} == {0}

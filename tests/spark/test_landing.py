@@ -16,13 +16,12 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import Row, SparkSession
 
-from api.cli.reports import connector_jars
 from spark.errors import Indeterminate
 from spark.judge.findings import CLEARED, decode_findings
 from spark.landing import land_once
 from spark.options import Access, Options, parse_groups
 from spark.read.events import EVENTS
-from spark.read.sources import KafkaAccess, read_kafka, read_landed
+from spark.read.sources import KafkaAccess, land_kafka, read_landed
 from spark.read.window import Window, encode_window, find_landed
 from spark.reconcile import RunOutcome, Tell, reconcile
 from spark.selftest.run import Injector, SeededTopics, groups_document, make_tales
@@ -104,22 +103,19 @@ def standing(folder: Path) -> set[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def world(spark: SparkSession, kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """The first landing was killed between two batches, and gone on with; the second met an open Kafka transaction."""
+    """The first landing was killed at its end, and gone on with; the second met an open Kafka transaction."""
     stage = SeededTopics(f"landing-{time.time_ns()}.")
     made = World(kafka, stage, tmp_path_factory.mktemp("landed"))
     injector = Injector(made.access.kafka, stage, time.time_ns() // 1_000_000)
     injector.create_topics()
     injector.plant(make_tales(60, 1))
-    batches = made.landings / "000001" / EVENTS
-    jars = ",".join(str(jar) for jar in connector_jars())
-    arguments = ("--out", str(made.landings), "--kafka", kafka, "--prefix", stage.prefix, "--jars", jars)
-    topics = ",".join(made.access.topics)
-    with job("spark.landing", *arguments, "--topics", topics, "--max-batch-offsets", "30") as one:
-        wait_for(one, (batches / "journal-000001").exists)
-        end(one, signal.SIGKILL)
-    first = [path.stat().st_mtime_ns for path in (batches / "journal-000000").iterdir()]
+    events = made.landings / "000001" / EVENTS
+    with pytest.raises(Killed):
+        land_once(spark, made.access, end_at("everything landed"))
+    first = {path.name: path.stat().st_mtime_ns for path in events.iterdir()}
+    injector.plant(make_tales(1, 0))  # behind the ends that the first has noted
     land_once(spark, made.access, lambda _: None)
-    assert [path.stat().st_mtime_ns for path in (batches / "journal-000000").iterdir()] == first
+    assert {path.name: path.stat().st_mtime_ns for path in events.iterdir()} == first
     injector.plant(tale for tale in make_tales(40, 1) if tale.name != "unprovable")
     writer = Producer({"bootstrap.servers": kafka, "transactional.id": f"{stage.prefix}open"})
     writer.init_transactions(30)
@@ -133,12 +129,13 @@ def world(spark: SparkSession, kafka: str, tmp_path_factory: pytest.TempPathFact
     injector.delete_topics()
 
 
-def test_landings_hold_what_kafka_holds(spark: SparkSession, world: World) -> None:
+def test_landings_hold_what_kafka_holds(spark: SparkSession, world: World, tmp_path: Path) -> None:
     """Each committed record of their window once, whatever was killed; nothing behind an open Kafka transaction."""
     found = find_landed(world.landings)
     landed = rows_of(read_landed(spark, *(unit / EVENTS for unit in found.units)))
     assert len(found.units) == 3
-    assert landed == rows_of(read_kafka(spark, found.window, KafkaAccess(world.access.kafka, {})))
+    land_kafka(spark, found.window, KafkaAccess(world.access.kafka), tmp_path)
+    assert landed == rows_of(read_landed(spark, tmp_path))
     assert len(landed) > 300
 
 

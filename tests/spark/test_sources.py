@@ -1,14 +1,21 @@
-"""Both readers of Kafka, on one window of real transactions."""
+"""Kafka is read by tasks of ranges of offsets, on one window of real transactions."""
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from pyspark.sql import Row, SparkSession
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import SparkSession
 
+from spark.errors import Indeterminate
+from spark.read import sources
 from spark.read.offsets import take_window
-from spark.read.sources import READERS, KafkaAccess, read_kafka
-from spark.read.window import Window
+from spark.read.scope import QueuePlace
+from spark.read.sources import KafkaAccess, land_kafka, read_landed
+from spark.reconcile import explained
 from spark.selftest.run import Injector, SeededTopics, make_tales
 
 pytestmark = pytest.mark.timeout(300)
@@ -26,21 +33,59 @@ def stage(kafka: str) -> Iterator[SeededTopics]:
     injector.delete_topics()
 
 
-def read(spark: SparkSession, window: Window, kafka: str, reader: str) -> list[Row]:
-    access = KafkaAccess({"bootstrap.servers": kafka}, {}, reader)
-    return read_kafka(spark, window, access).sort(*KEY).collect()
-
-
-def test_both_readers_read_the_same(spark: SparkSession, kafka: str, stage: SeededTopics) -> None:
-    """Committed records only, each once, up to the noted ends and no further, null and empty kept apart."""
+def test_committed_records_are_read_once(spark: SparkSession, kafka: str, stage: SeededTopics, tmp_path: Path) -> None:
+    """Up to the noted ends and no further, whatever the ranges; the same bytes each time, and none is read again."""
     options = {"bootstrap.servers": kafka}
     real = [
         name for name in stage.topics if name not in {stage.internal.half, stage.internal.op, stage.internal.parked}
     ]
     window = take_window(options, stage.internal, real)
-    first, second = (read(spark, window, kafka, reader) for reader in READERS)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    land_kafka(spark, window, KafkaAccess(options), whole)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "_TASK_OFFSETS", 7)
+        land_kafka(spark, window, KafkaAccess(options), cut)
+        written = {path.name: path.stat().st_mtime_ns for path in cut.iterdir()}
+        some = min(cut.iterdir())
+        some.unlink()
+        land_kafka(spark, window, KafkaAccess(options), cut)
+    assert [path for path in cut.iterdir() if written[path.name] != path.stat().st_mtime_ns] == [some]
+    first, second = (read_landed(spark, folder).sort(*KEY).collect() for folder in (whole, cut))
     assert first == second
     places = [tuple(row[name] for name in KEY) for row in first]
     assert len(places) == len(set(places)) > 100
     holes = sum(extent.end - extent.start for extent in window.extents.values()) - len(first)
     assert holes > 0  # markers, and what was aborted
+
+
+@pytest.mark.parametrize("lost", ["start", "end"])
+def test_offsets_that_are_not_there_are_told(
+    spark: SparkSession, kafka: str, stage: SeededTopics, tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Removed by retention while the job was on its way, or never written: no report on what is left."""
+    options = {"bootstrap.servers": kafka}
+    window = take_window(options, stage.internal, [stage.real("orders")])
+    place = QueuePlace(stage.real("orders"), 0)
+    extent = window.extents[place]
+    if lost == "start":
+        admin = AdminClient(options)
+        removed = admin.delete_records([TopicPartition(*place, offset=extent.start + 2)])
+        assert all(one.result(10) for one in removed.values())
+    else:
+        extent = replace(extent, end=extent.end + 2)
+        monkeypatch.setattr(sources, "_PATIENCE_S", 0.5)
+    alone = replace(window, extents={place: extent})
+    with pytest.raises(Indeterminate, match=f"{place.topic}-0 cannot be read from {extent.start} to {extent.end}"):
+        land_kafka(spark, alone, KafkaAccess(options), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_error_in_a_worker_is_told_in_one_line(spark: SparkSession) -> None:
+    """Such as a library that an executor lacks, and not where in Python it was missed."""
+
+    def fail(_: int) -> int:
+        raise ModuleNotFoundError("No module named 'confluent_kafka'")
+
+    with pytest.raises(Indeterminate) as told, explained():
+        spark.sparkContext.parallelize([1]).map(fail).collect()
+    assert told.value.reason == "ModuleNotFoundError: No module named 'confluent_kafka'"
