@@ -304,9 +304,9 @@ def idempotency_key(request: ApiRequest) -> str | None:
     return value[1:-1] if len(value) >= 2 and value[0] == value[-1] == '"' else value
 
 
-def first_try_ms(headers: Headers) -> int | None:
+def first_try_ms(request: ApiRequest) -> int | None:
     """The `Outbox-First-Try` header. Raises Rejected."""
-    values = headers.getlist("outbox-first-try")
+    values = request.values(b"outbox-first-try")
     if not values:
         return None
     if len(values) > 1 or not (values[0].isascii() and values[0].isdigit()) or len(values[0]) > 18:

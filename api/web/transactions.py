@@ -220,7 +220,7 @@ async def prepare_one(request: ApiRequest, *, is_published: bool) -> HttpAnswer:
         call = await services.turns.run(steps)
     else:
         call = parse_prepare(raw, max_headers, header_key=header_key, is_published=is_published)
-    first_ms = first_try_ms(request.headers)
+    first_ms = first_try_ms(request)
     (answer,) = await services.transactions.prepare([call], patience_of(request).wait_ms, first_ms)
     if isinstance(answer, Refused):
         raise refuse(answer)
@@ -232,7 +232,7 @@ async def prepare_all(request: ApiRequest, *, is_published: bool) -> HttpAnswer 
     if idempotency_key(request) is not None:
         raise invalid("?Idempotency-Key", "belongs into each transaction of a batch")
     wait_ms, services = patience_of(request).wait_ms, request.services
-    max_headers, first_ms = services.limits.headers_per_message, first_try_ms(request.headers)
+    max_headers, first_ms = services.limits.headers_per_message, first_try_ms(request)
 
     async def answer(calls: Sequence[PrepareCall | Problem], pointer: str) -> list[bytes]:
         prepare = services.transactions.prepare
