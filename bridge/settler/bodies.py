@@ -176,7 +176,9 @@ class Bodies:
     async def _try(self, transactions: Sequence[Transaction], max_bytes: int | None) -> dict[str, LoadedHalf] | None:
         """None if they weigh more, and then nothing of them is kept."""
         kept = [held for t in transactions if (held := self._held.get(t.transaction_id)) is not None]
-        found = {h.half.transaction_id: _unframe(h) if h.half.message_count > 1 else h for h in kept}
+        found = {
+            h.half.transaction_id: LoadedHalf.decode(h.half, h.stored) if h.half.message_count > 1 else h for h in kept
+        }
         if len(kept) == len(transactions):
             return found
         missing = [t for t in transactions if t.transaction_id not in self._held]
@@ -185,7 +187,3 @@ class Bodies:
         read = await read_halves(self._store, self._topics, places, room)
         self._guess_bytes = read.mean_bytes or self._guess_bytes
         return None if read.found is None else read.found | found
-
-
-def _unframe(held: LoadedHalf) -> LoadedHalf:
-    return LoadedHalf.decode(held.half, held.stored)
