@@ -89,6 +89,8 @@ class PutCall:
     def find_results(self) -> list[PutResult]:
         """One for each message, once all have been reported. Without failures, reports of one queue come in order."""
         messages, reports = self.messages, self._reports
+        if len(reports) == len(messages) == 1 and not self._has_failed:
+            return [_make_result(reports[0])]
         queues = {message.queue_id for message in messages}
         if self._has_failed or self._given or BY_KEY in queues or len({message.topic for message in messages}) > 1:
             return self._match(is_by_key=BY_KEY in queues)
