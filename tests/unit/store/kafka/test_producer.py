@@ -68,6 +68,7 @@ async def put_backwards(clients: Clients, messages: list[Message]) -> list[PutRe
     """All are reported at once, the last one first."""
     fake = clients.made[0]
     fake.is_silent = fake.is_reversed = True
+    await until_polled(fake)
     putting = clients.append.put_many(messages)
     fake.is_silent = False
     async with asyncio.timeout(DEADLINE_S):
