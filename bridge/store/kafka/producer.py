@@ -5,7 +5,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -26,6 +26,7 @@ _LOG = structlog.get_logger()
 DeliveryCallback = Callable[[KafkaError | None, Report], None]
 _PUT_OK = PutStatus.PUT_OK  # Python finds the members of an enum only slowly
 _UNREPORTED = PutResult(PutStatus.OUTCOME_UNKNOWN, detail="no report")
+_NOTHING: Iterator[tuple[PutResult, int | None]] = iter(())
 _BUSY = PutResult(PutStatus.REFUSED, refusal=Refusal.STORE_BUSY, detail="the client's queue is full")
 _CLOSED = PutResult(PutStatus.REFUSED, refusal=Refusal.STORE_BUSY, detail="the store is closed")
 
@@ -43,7 +44,17 @@ class PutCall:
     its own step, so one of them sees the end, or both.
     """
 
-    __slots__ = ("_expected", "_finished", "_given", "_has_failed", "_reports", "again", "future", "messages")
+    __slots__ = (
+        "_expected",
+        "_finished",
+        "_given",
+        "_has_failed",
+        "_reports",
+        "again",
+        "future",
+        "is_ended",
+        "messages",
+    )
 
     def __init__(self, messages: Sequence[Message], finished: Finished, loop: asyncio.AbstractEventLoop) -> None:
         self.messages = messages
@@ -54,14 +65,15 @@ class PutCall:
         self._reports: list[Report] = []
         self._given: dict[int, PutResult] = {}
         self._has_failed = False
+        self.is_ended = False  # the results have been looked at, once
 
     def take(self, error: KafkaError | None, report: Report) -> None:
         """The delivery callback, in the polling thread. 100,000 a second want to pass here."""
-        self._reports.append(report)
         if error is None:
             self._finished.has_heard = True
         else:
             self._note_error(error)
+        self._reports.append(report)  # last: the loop may see the end as soon as it is there
         if len(self._reports) == self._expected:
             self._finished.append(self)
 
@@ -89,6 +101,8 @@ class PutCall:
     def find_results(self) -> list[PutResult]:
         """One for each message, once all have been reported. Without failures, reports of one queue come in order."""
         messages, reports = self.messages, self._reports
+        if len(reports) == len(messages) == 1 and not self._has_failed:
+            return [_make_result(reports[0])]
         queues = {message.queue_id for message in messages}
         if self._has_failed or self._given or BY_KEY in queues or len({message.topic for message in messages}) > 1:
             return self._match(is_by_key=BY_KEY in queues)
@@ -113,7 +127,10 @@ class PutCall:
         for place, message in enumerate(self.messages):
             queue_id = BY_KEY if is_by_key else message.queue_id
             about = message.topic, queue_id, message.key or b"", message.value or b""
-            result, code = (self._given[place], None) if place in self._given else next(turns[about])
+            if place in self._given:
+                result, code = self._given[place], None
+            else:
+                result, code = next(turns.get(about, _NOTHING), (_UNREPORTED, None))
             results.append(result)
             if code in WHOLE_REQUEST_REFUSALS:
                 self.again.append(place)
@@ -242,8 +259,9 @@ class AppendClient:
 
     def _end_call_if_over(self, call: PutCall) -> None:
         """Answers the caller, if he still waits."""
-        if not call.is_over or call.future.done():
+        if not call.is_over or call.is_ended or call.future.done():
             return
+        call.is_ended = True
         results = call.find_results()
         if call.again and self._manner is not Manner.ALONE and not self._is_closing:
             self._run_beside(self._put_again(call, results))

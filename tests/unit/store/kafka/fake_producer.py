@@ -64,6 +64,7 @@ class FakeProducer:
         self.report_errors: dict[str, deque[KafkaError]] = {}
         self.capacity = 1_000_000
         self.is_silent = False
+        self.is_garbling = False  # reports name other keys
         self.is_reversed = False  # what is reported together is reported backwards
         self.polled = threading.Event()
         self.reports_each = 1_000_000  # at most so many at a poll or flush
@@ -126,6 +127,8 @@ class FakeProducer:
             self._queued.reverse()
         for _ in range(count):
             sent = self._queued.popleft()
+            if self.is_garbling:
+                sent = sent._replace(key=b"another")
             errors = self.report_errors.get(sent.topic)
             error = errors.popleft() if errors else None
             if sent.on_delivery is not None:

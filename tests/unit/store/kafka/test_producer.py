@@ -64,12 +64,21 @@ async def test_definite_and_unknown_failures_are_told_apart(clients: Clients) ->
     assert fine.status is PutStatus.PUT_OK
 
 
+async def put_backwards(clients: Clients, messages: list[Message]) -> list[PutResult]:
+    """All are reported at once, the last one first."""
+    fake = clients.made[0]
+    fake.is_silent = fake.is_reversed = True
+    await until_polled(fake)
+    putting = clients.append.put_many(messages)
+    fake.is_silent = False
+    async with asyncio.timeout(DEADLINE_S):
+        return await putting
+
+
 async def test_reports_that_overtake_each_other_find_their_messages(clients: Clients) -> None:
     """A failure that overtakes another report of its queue is its own message's, not the first one's (A)."""
-    fake = clients.made[0]
-    fake.is_reversed = True
-    fake.report_errors["orders"] = deque([KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)])
-    first, second, last = await put(clients)
+    clients.made[0].report_errors["orders"] = deque([KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)])
+    first, second, last = await put_backwards(clients, MESSAGES)
     assert [first.queue_offset, second.queue_offset] == [0, 1]
     assert last.refusal is Refusal.NOT_AUTHORISED
 
@@ -81,13 +90,20 @@ async def test_equal_messages_with_different_fates_are_unknown(clients: Clients)
     assert [result.status for result in results] == [PutStatus.OUTCOME_UNKNOWN] * 2 + [PutStatus.PUT_OK]
 
 
+async def test_failure_of_a_message_that_is_not_known_is_unknown(clients: Clients) -> None:
+    """What the client reports is not what was given: it is believed for nobody, and nobody waits for ever (A)."""
+    fake = clients.made[0]
+    fake.is_garbling = True
+    fake.report_errors["orders"] = deque([KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)])
+    assert [result.status for result in await put(clients)] == [PutStatus.OUTCOME_UNKNOWN] * 3
+
+
 async def test_queues_and_topics_keep_their_own_offsets(clients: Clients) -> None:
     """Their reports come mixed."""
-    clients.made[0].is_reversed = True
     queues = [Message("orders", b"k", b"v", (), n) for n in range(3)]
-    assert [result.queue_offset for result in await put(clients, queues)] == [0, 1, 2]
+    assert [result.queue_offset for result in await put_backwards(clients, queues)] == [0, 1, 2]
     topics = [Message(f"orders-{n}", b"k", b"v", (), 0) for n in range(3)]
-    assert [result.queue_offset for result in await put(clients, topics)] == [3, 4, 5]
+    assert [result.queue_offset for result in await put_backwards(clients, topics)] == [3, 4, 5]
 
 
 async def test_refused_request_is_sent_again_message_by_message(clients: Clients) -> None:
