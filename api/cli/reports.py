@@ -1,4 +1,4 @@
-"""`report`: runs on Spark, its jars, and what it shows."""
+"""`report`: runs on Spark, its drivers, and what it shows."""
 
 import json
 import os
@@ -60,26 +60,8 @@ from spark.read.table_list import MARIADB, POSTGRESQL, SQLITE, kinds_of, parse_t
 from spark.report.advice import ADVICE
 from spark.versions import SPARK_VERSION
 
-_PINS = f"connector-{SPARK_VERSION}.sha256"
 _DRIVER_PINS = "jdbc-drivers.sha256"
 _DRIVERS = {POSTGRESQL: "postgresql", SQLITE: "sqlite-jdbc", MARIADB: "mariadb-java-client"}
-
-
-def connector_jars(report: Report | None = None) -> Sequence[Path]:
-    """The four jars that the job needs.
-
-    Raises JarsUnavailable, JarCorrupt, CacheUnusable; CommandFailed where they do not fit PySpark, of which another
-    version may not even have what the job imports.
-    """
-    found = version("pyspark")
-    if found != SPARK_VERSION:
-        remedy = "pip install 'outbox-bridge[spark]' brings the one that has."
-        raise CommandFailed(Exit.NOT_FOUND, f"PySpark {found} has no matching Kafka connector", remedy)
-    pins = parse_pins((files("spark") / _PINS).read_text())
-    folder = fetch_jars(
-        default_jar_folder().with_name(f"spark-connector-{SPARK_VERSION}"), report, JarSet(pins, MavenRepository())
-    )
-    return [folder / pin.name for pin in pins]
 
 
 def driver_jars(kinds: Iterable[str], report: Report | None = None) -> Sequence[Path]:
@@ -96,6 +78,7 @@ def driver_jars(kinds: Iterable[str], report: Report | None = None) -> Sequence[
 
 NO_VERDICT = Exit.NOT_FOUND  # of these commands 3 says that nothing can be said
 _JAVA_VERSIONS = (17, 21)  # the first and the last that Spark 4.0 runs on
+_SPARK_REMEDY = "pip install 'outbox-bridge[spark]'"
 _JAVA_REMEDY = "Install a JDK 17 or 21 and set JAVA_HOME to it."
 _SIGNALLED = 128  # and the number of the signal, as shells show it
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -121,7 +104,9 @@ def run_job(
     The job is in a process group of its own and is handed every signal once, so that it can end cleanly.
     """
     if find_spec("pyspark") is None:
-        raise CommandFailed(NO_VERDICT, "PySpark is not installed", "pip install 'outbox-bridge[spark]'")
+        raise CommandFailed(NO_VERDICT, "PySpark is not installed", _SPARK_REMEDY)
+    if (found := version("pyspark")) != SPARK_VERSION:  # which may not even have what the job imports
+        raise CommandFailed(NO_VERDICT, f"PySpark is {found}, not {SPARK_VERSION}", _SPARK_REMEDY)
     java, jars = _find_java_parts(databases)
     options = [f"{name}={value}" for name, value in {**given, "--jars": jars}.items() if value not in {None, ""}]
     environment = {**os.environ, "JAVA_HOME": str(java.path.resolve().parents[1]), "PYSPARK_PYTHON": sys.executable}
@@ -227,8 +212,7 @@ def _find_java_parts(databases: Iterable[str]) -> tuple[Java, str]:
         if not _JAVA_VERSIONS[0] <= java.major <= _JAVA_VERSIONS[1]:
             reason = f"{java.path} is Java {java.major}, on which Spark does not run"
             raise CommandFailed(NO_VERDICT, reason, _JAVA_REMEDY)
-        jars = (*connector_jars(_tell_jar), *driver_jars(databases, _tell_jar))
-        return java, ",".join(map(str, jars))
+        return java, ",".join(map(str, driver_jars(databases, _tell_jar)))
     except BrokerError as error:
         remedy = _JAVA_REMEDY if isinstance(error, JavaMissing) else error.remedy
         raise CommandFailed(NO_VERDICT, error.reason, remedy) from error

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from api.cli.reports import connector_jars
 from spark.session import start_session
 from tests.chaos.orders import make_size
 from tests.chaos.report import Report as ChaosReport
@@ -40,7 +39,7 @@ def main() -> int:
     )
     tell = make_tell()
     tell(f"seed {seed}, {size}")
-    spark = start_session(connector_jars())
+    spark = start_session()
     run = TrafficRun(size, seed, tell, spark, options.rounds)
     stop_at_ctrl_c(run.stopping)
     report = make_report(run, run.run())

@@ -7,7 +7,6 @@ import pytest
 
 from spark.errors import BadUsage
 from spark.options import parse_groups
-from spark.read.offsets import java_options
 from spark.read.scope import GroupTimes, OffsetRange, QueuePlace
 from spark.read.window import Window, decode_window, encode_window
 from spark.report.run_index import Run, RunIndex
@@ -71,40 +70,6 @@ def test_damaged_ledger_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ledger.json").write_text("{")
     with pytest.raises(BadUsage):
         RunIndex.open(tmp_path)
-
-
-def test_security_options_are_translated() -> None:
-    """Quotes in a password end nothing."""
-    options = java_options(
-        {
-            "bootstrap.servers": "b:9093",
-            "security.protocol": "SASL_SSL",
-            "sasl.mechanisms": "SCRAM-SHA-512",
-            "sasl.username": "me",
-            "sasl.password": 'a"b\\c',
-            "ssl.ca.location": "/ca.pem",
-            "linger.ms": 5,
-        },
-        {"client.id": "report"},
-    )
-    assert options == {
-        "bootstrap.servers": "b:9093",
-        "security.protocol": "SASL_SSL",
-        "sasl.mechanism": "SCRAM-SHA-512",
-        "sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
-        'username="me" password="a\\"b\\\\c";',
-        "ssl.truststore.type": "PEM",
-        "ssl.truststore.location": "/ca.pem",
-        "client.id": "report",
-    }
-
-
-@pytest.mark.parametrize("option", ["sasl.mechanism", "ssl.certificate.location"])
-def test_security_that_cannot_be_translated_is_named(option: str) -> None:
-    """Rather than read as somebody else."""
-    with pytest.raises(BadUsage, match=r"key store|not known"):
-        java_options({option: "GSSAPI"}, {})
-    java_options({option: "GSSAPI"}, {"sasl.jaas.config": "...", "ssl.keystore.location": "..."})
 
 
 def test_groups_are_read_as_the_api_tells_them() -> None:
