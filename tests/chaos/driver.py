@@ -92,7 +92,7 @@ class Run:
         create_topics(cluster.direct, self.size.topics, config, replicas=cluster.replicas)
         bridge = Bridge.create(cluster.direct, folder, queues=QUEUES, database_url=sql.create())
         self.tell("brokers, SQL and topics are there")
-        with running_fleet(bridge, cluster.proxied, self.size.pending) as fleet:
+        with running_fleet(bridge, cluster.proxied, QUEUES, self.size.pending) as fleet:
             run = self._write_run(cluster, fleet, folder)
             with httpx2.Client(base_url=run.urls[0], timeout=30) as http:
                 put_groups(http, run)
@@ -110,7 +110,7 @@ class Run:
                 report = self._judge(Parts(run, bridge), faults)
                 with self._judged_all_the_same("what came after the verdict"):
                     self._broken += self.conclude(run, bridge, fleet)
-                self._broken += fleet.hung + _judge_memory(fleet.peak_bytes, settler_bytes(self.size.pending))
+                self._broken += fleet.hung + _judge_memory(fleet.peak_bytes, settler_bytes(QUEUES, self.size.pending))
                 broken = report.broken + self._broken
                 return msgspec.structs.replace(report, broken=broken, settler_mib=fleet.peak_bytes // MIB)
 

@@ -21,7 +21,7 @@ from tests.support.source_tree import ROOT
 ROLES = ("api", "settler", "projector")
 _KILLED = ("settler", "settler", "settler", "api", "api", "projector")  # the weights of roles among those killed
 _LOOK_S = 1.0
-_SETTLER_BYTES, _PENDING_BYTES = 512 * MIB, 1_024  # docs/operating.md states both
+_ONE_QUEUE_BYTES, _FURTHER_QUEUE_BYTES, _PENDING_BYTES = 512 * MIB, 150 * MIB, 1_024  # as docs/operating.md states
 
 
 @dataclass(slots=True)
@@ -162,16 +162,16 @@ class Fleet:
         return self._bridge.start(role, kafka=self._kafka, port=port, is_shielded=True)
 
 
-def settler_bytes(pending: int) -> int:
-    """The most memory that a settler may have."""
-    return _SETTLER_BYTES + pending * _PENDING_BYTES
+def settler_bytes(queues: int, pending: int) -> int:
+    """The most memory that a settler of so many queues may have."""
+    return _ONE_QUEUE_BYTES + (queues - 1) * _FURTHER_QUEUE_BYTES + pending * _PENDING_BYTES
 
 
 @contextmanager
-def running_fleet(bridge: Bridge, kafka: str, pending: int = 0) -> Iterator[Fleet]:
-    """All ready; ended with the block. `pending`: as many transactions at once may a settler have to remember."""
+def running_fleet(bridge: Bridge, kafka: str, queues: int = 1, pending: int = 0) -> Iterator[Fleet]:
+    """All ready; ended with the block. A settler may have to settle so many queues, and to remember so many pending."""
     with ExitStack() as stack:
-        groups = [stack.enter_context(memory_group(settler_bytes(pending))) for _ in range(2)]
+        groups = [stack.enter_context(memory_group(settler_bytes(queues, pending))) for _ in range(2)]
         fleet = Fleet(bridge, kafka, groups)
         stack.callback(fleet.close)
         fleet.wait_ready()

@@ -126,7 +126,7 @@ class Run:
         METADATA.create_all(shop)
         self._tell("Kafka, PostgreSQL, topics and tables are there")
         self._end_if_stopped()
-        with running_fleet(bridge, kafka) as fleet, httpx2.Client(base_url=fleet.urls[0], timeout=30) as http:
+        with running_fleet(bridge, kafka, _QUEUES) as fleet, httpx2.Client(base_url=fleet.urls[0], timeout=30) as http:
             self._end_if_stopped()
             ports = [choose_free_port() for _ in range(COPIES)]
             run = self._write_run(fleet.urls, _put_group(http, ports), shop, folder)
