@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any, cast
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -28,6 +29,9 @@ class Transport:
     def __init__(self, url: str, config: HttpConfig) -> None:
         self._config = config
         self._loop = asyncio.get_running_loop()
+        self._connect_options: dict[str, Any] = {}
+        if isinstance(self._loop, asyncio.BaseEventLoop):  # uvloop's does not know it
+            self._connect_options["happy_eyeballs_delay"] = _OTHER_ADDRESS_S
         self._route = _find_route(urlsplit(url), config)
         self._head = RequestHead(urlsplit(url), config, self._route)
         self._places = asyncio.Semaphore(config.max_connections)
@@ -112,7 +116,7 @@ class Transport:
             route.port,
             ssl=direct,
             server_hostname=route.server_name if direct else None,
-            happy_eyeballs_delay=_OTHER_ADDRESS_S,
+            **self._connect_options,
         )
         self._open.add(connection)
         try:
@@ -183,8 +187,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the loop."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
 
     def data_received(self, data: bytes) -> None:
         """Called by the loop."""

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+import uvloop
 
 from outbox import HttpConfig, OutboxConfigError
 from outbox.client.calls import Request
@@ -223,3 +224,23 @@ async def test_certificate_must_verify(is_trusted: bool) -> None:
     else:
         assert answers == [NoReply("not reachable: SSLCertVerificationError", is_sent=False)] * 2
         assert served.requests == []
+
+
+@pytest.mark.parametrize("is_secured", [False, True])
+def test_uvloop_reaches_the_bridge_too(is_secured: bool) -> None:
+    """A service may run on it; it knows fewer options, and its transports are not asyncio's."""
+    served, trusting = Served(), trusting_context()
+    trusting.check_hostname = False  # it is another's
+
+    async def ask() -> list[Answer | NoReply]:
+        secured = server_context() if is_secured else None
+        async with await asyncio.start_server(served.serve, "127.0.0.1", 0, ssl=secured) as server:
+            url = f"http{'s' if is_secured else ''}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            async with connected(url, HttpConfig(ssl_context=trusting)) as transport:
+                served.answers = [ANSWER, ANSWER, None]
+                return [await transport.exchange(POST, 5) for _ in range(3)]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        answers = runner.run(ask())
+    assert [type(answer) for answer in answers] == [Answer, Answer, NoReply]
+    assert served.connections == 1
