@@ -112,11 +112,12 @@ class Preparer:
         return [answer for answer in batch.answers if answer is not None]
 
     def _check_first_try(self, first_try_ms: int | None) -> int | None:
-        """None for one whose record would be void, or could not be told from one that is."""
-        time = self.kafka_time
-        if first_try_ms is None or time.is_doubted or is_too_late(first_try_ms, time.now_ms()):
+        """None for one whose record would be void, or could not be told from one that is: such as one with a time
+        far ahead, which was told before a broker's clock was set back."""
+        time, now_ms = self.kafka_time, self.kafka_time.now_ms()
+        if first_try_ms is None or time.is_doubted or not now_ms:
             return None
-        return first_try_ms if time.now_ms() else None
+        return None if is_too_late(first_try_ms, now_ms) or is_too_late(now_ms, first_try_ms) else first_try_ms
 
     @staticmethod
     def _are_plain(calls: Sequence[PrepareCall], refused: Sequence[PrepareAnswer | None]) -> bool:

@@ -157,7 +157,7 @@ def test_clock_that_is_ahead_gains_nothing(tmp_path: Path) -> None:
     async def story() -> None:
         async with world.serving() as api:
             now_ms = await learn_time(world, api)
-            await prepare(world, api, now_ms + 3_600 * S)
+            await prepare(world, api, now_ms + 20 * S)
             [half] = await halves(world)
             assert half.seen_ms <= api.transactions.kafka_time_ms()
 
@@ -209,5 +209,27 @@ def test_clock_that_was_set_back_is_not_believed(tmp_path: Path) -> None:
             await world.sleep(200 * S)
             assert await prepare(world, api, first_ms + 200 * S, "another") is not None
             assert (await halves(world, "another"))[-1].request is not None
+
+    world.run(story())
+
+
+def test_time_told_before_a_clock_was_set_back_is_believed_by_nobody(tmp_path: Path) -> None:
+    """Nor by a process that has never seen the clock ahead: a first try that was on its way for minutes would count."""
+    world = make_service_world(tmp_path)
+    clock = world.settlers.memory.clock
+
+    async def story() -> None:
+        async with world.serving() as api:
+            clock.shift_wall_clock(300 * S)
+            first_ms = await learn_time(world, api)
+            clock.shift_wall_clock(-300 * S)
+        async with world.serving("late") as late, world.settlers.settling(), world.projecting():
+            again = await prepare(world, late, None)
+            await late.transactions.end([EndCall(again.transaction_id, Resolution.COMMIT)])
+            for _ in range(4):
+                await world.sleep(60 * S)
+                await learn_time(world, late)
+            late_one = await prepare(world, late, first_ms)
+            assert (late_one.transaction_id, late_one.state) == (again.transaction_id, TransactionState.COMMITTED)
 
     world.run(story())
