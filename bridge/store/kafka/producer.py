@@ -25,6 +25,7 @@ _PURGE_S = 1.0
 _LOG = structlog.get_logger()
 DeliveryCallback = Callable[[KafkaError | None, Report], None]
 _PUT_OK = PutStatus.PUT_OK  # Python finds the members of an enum only slowly
+_WRITTEN = PutResult(_PUT_OK)
 _UNREPORTED = PutResult(PutStatus.OUTCOME_UNKNOWN, detail="no report")
 _NOTHING: Iterator[tuple[PutResult, int | None]] = iter(())
 _BUSY = PutResult(PutStatus.REFUSED, refusal=Refusal.STORE_BUSY, detail="the client's queue is full")
@@ -151,7 +152,9 @@ def _judge(alike: Sequence[Report]) -> list[tuple[PutResult, int | None]]:
 
 def _make_result(report: Report) -> PutResult:
     offset = report.offset()
-    return PutResult(_PUT_OK, -1 if offset is None or offset < 0 else offset, report.timestamp()[1])
+    if offset is None or offset < 0:  # its own answer was lost: then the time is not the append time either
+        return _WRITTEN
+    return PutResult(_PUT_OK, offset, report.timestamp()[1])
 
 
 class AppendClient:

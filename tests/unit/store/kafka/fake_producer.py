@@ -5,7 +5,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import (
+    OFFSET_INVALID,
+    TIMESTAMP_CREATE_TIME,
+    TIMESTAMP_LOG_APPEND_TIME,
+    KafkaError,
+    KafkaException,
+)
 
 TIMED_OUT = KafkaError(KafkaError._TIMED_OUT, retriable=True)
 FENCED = KafkaError(KafkaError._FENCED, fatal=True)
@@ -51,7 +57,17 @@ class FakeReport:
         return self._place[2]
 
     def timestamp(self) -> tuple[int, int]:
-        return (2, 1_000)
+        return TIMESTAMP_LOG_APPEND_TIME, 1_000
+
+
+class ImpliedReport(FakeReport):
+    """Of a message whose own answer was lost, while a later one says that it was written: with the client's time."""
+
+    def offset(self) -> int | None:
+        return OFFSET_INVALID
+
+    def timestamp(self) -> tuple[int, int]:
+        return TIMESTAMP_CREATE_TIME, 5_000_000
 
 
 class FakeProducer:
@@ -65,6 +81,7 @@ class FakeProducer:
         self.capacity = 1_000_000
         self.is_silent = False
         self.is_garbling = False  # reports name other keys
+        self.make_report = FakeReport
         self.is_reversed = False  # what is reported together is reported backwards
         self.polled = threading.Event()
         self.reports_each = 1_000_000  # at most so many at a poll or flush
@@ -132,7 +149,7 @@ class FakeProducer:
             errors = self.report_errors.get(sent.topic)
             error = errors.popleft() if errors else None
             if sent.on_delivery is not None:
-                sent.on_delivery(error, FakeReport(sent, sent.offset if error is None else None, error))
+                sent.on_delivery(error, self.make_report(sent, sent.offset if error is None else None, error))
         return count
 
     def _do(self, call: str) -> None:

@@ -13,7 +13,7 @@ from bridge.store.kafka.client_thread import Silence
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.producer import AppendClient
 from bridge.store.message_store import PutResult, PutStatus, Refusal
-from tests.unit.store.kafka.fake_producer import FENCED, TOO_LARGE, FakeProducer
+from tests.unit.store.kafka.fake_producer import FENCED, TOO_LARGE, FakeProducer, ImpliedReport
 
 MESSAGES = [Message("orders", b"k", b"%d" % n, (), 0) for n in range(3)]
 DEADLINE_S = 10
@@ -51,6 +51,12 @@ async def test_each_message_has_its_own_report(clients: Clients) -> None:
     """Offset and time of each, in the order of the call."""
     assert await put(clients) == [PutResult(PutStatus.PUT_OK, n, 1_000) for n in range(3)]
     assert await put(clients, []) == []
+
+
+async def test_time_of_what_a_later_answer_implies_is_not_known(clients: Clients) -> None:
+    """The report of a message whose own answer was lost has the time of this machine: it is no append time."""
+    clients.made[0].make_report = ImpliedReport
+    assert await put(clients) == [PutResult(PutStatus.PUT_OK)] * 3
 
 
 async def test_definite_and_unknown_failures_are_told_apart(clients: Clients) -> None:
