@@ -48,6 +48,7 @@ class _Draft:
     """A call on its way. `is_asked_only`: it is known and not ended or blocked, so only its state is asked for.
 
     `is_claimed`: its idempotency key has been taken for it. `is_first`: nobody has sent it before (decision 0017).
+    `is_undated`: it is stored, but since when is not known, so it may be void.
     """
 
     index: int
@@ -59,6 +60,7 @@ class _Draft:
     is_asked_only: bool = False
     is_claimed: bool = False
     is_first: bool = False
+    is_undated: bool = False
 
 
 class Preparer:
@@ -232,7 +234,7 @@ class _Batch:
             if void and tries > 1:
                 await self.run(void, tries - 1)
             for draft in void:
-                self.answers[draft.index] = self.answers[draft.index] or _refuse_void(draft.half.transaction_id)
+                self._judge_void(draft)
             await wait.until(self._deadline)
         finally:
             wait.close()
@@ -242,12 +244,19 @@ class _Batch:
             if self.answers[draft.index] is None:
                 self.answers[draft.index] = self._answer(draft, wait.heard[place])
 
+    def _judge_void(self, draft: _Draft) -> None:
+        """What its second try was not applied for says nothing of a first one that may count."""
+        answer, transaction_id = self.answers[draft.index], draft.half.transaction_id
+        if answer is None:
+            self.answers[draft.index] = _refuse_void(transaction_id)
+        elif draft.is_undated and _is_not_applied(answer):
+            self.answers[draft.index] = refuse_unknown(transaction_id)
+
     def give_back_keys(self, drafts: Sequence[_Draft]) -> None:
         """A key whose transaction is certainly not stored may name another one, whatever the refusal was."""
         for draft in drafts:
             answer, key = self.answers[draft.index], draft.call.idempotency_key
-            is_refused = isinstance(answer, Refused) and answer.outcome is Outcome.NOT_APPLIED
-            if draft.is_claimed and key is not None and is_refused:
+            if draft.is_claimed and key is not None and _is_not_applied(answer):
                 self._preparer.repeats.keys.forget((draft.half.group, key))
 
     async def _drop_repeats(self, keyed: Sequence[_Draft], seen: _Seen) -> None:
@@ -306,6 +315,7 @@ class _Batch:
             if result.status is not _PUT_OK:
                 self._note_failure(draft, result, wait)
             elif not draft.is_asked_only and _is_doubtful(draft, result):
+                draft.is_undated = result.stored_ms <= 0
                 draft.is_first, draft.is_waiting = False, True
                 void.append(draft)
                 self._let_go(draft, wait)
@@ -395,6 +405,10 @@ def _make_half(call: PrepareCall, transaction_id: str, born_ms: int, timeout_s: 
 def _is_doubtful(draft: _Draft, result: PutResult) -> bool:
     """Whether what was appended does not count, or nobody waits for the answer and its time is not known."""
     return is_void(draft.half, result.stored_ms) or (draft.is_first and result.stored_ms <= 0)
+
+
+def _is_not_applied(answer: PrepareAnswer | None) -> bool:
+    return isinstance(answer, Refused) and answer.outcome is Outcome.NOT_APPLIED
 
 
 def _refuse_reuse() -> Refused:

@@ -1,16 +1,20 @@
 """First tries that say so: answered once they are stored, and never a second transaction, however late they arrive."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bridge.core.message import Message
 from bridge.core.record import HalfMessage, Resolution
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.node import Node
-from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
+from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
+from bridge.service.journal import Deadline, Journal
 from bridge.store.memory.link import Fate, StepKind
+from bridge.store.message_store import PutResult
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.service_world import ServiceWorld, make_service_world
 
@@ -231,5 +235,29 @@ def test_time_told_before_a_clock_was_set_back_is_believed_by_nobody(tmp_path: P
                 await learn_time(world, late)
             late_one = await prepare(world, late, first_ms)
             assert (late_one.transaction_id, late_one.state) == (again.transaction_id, TransactionState.COMMITTED)
+
+    world.run(story())
+
+
+def test_one_that_is_stored_at_a_time_nobody_knows_is_not_called_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked up, for it may be void; if that cannot be done, it may be stored for good (A)."""
+    world = make_service_world(tmp_path)
+    append = Journal.append
+
+    async def append_undated(journal: Journal, messages: Sequence[Message], deadline: Deadline) -> list[PutResult]:
+        return [PutResult(result.status) for result in await append(journal, messages, deadline)]
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            first_ms = await learn_time(world, api)
+            monkeypatch.setattr(Journal, "append", append_undated)
+            assert isinstance(await prepare(world, api, first_ms), Prepared)
+            world.database.is_down = True
+            refused = await prepare(world, api, first_ms, "another")
+            assert isinstance(refused, Refused)
+            [half] = await halves(world, "another")
+            assert (refused.outcome, refused.transaction_id) == (Outcome.UNKNOWN, half.transaction_id)
 
     world.run(story())
