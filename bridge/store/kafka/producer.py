@@ -249,8 +249,10 @@ class AppendClient:
     async def _enqueue_slowly(self, call: PutCall, messages: Sequence[Message], start: int) -> None:
         """The client's queue is full: tries again for a while. A second queue would only hide it."""
         give_up_at = self._loop.time() + self._room_wait_s
-        while start < len(messages) and self._loop.time() < give_up_at and not self._is_closing:
+        while start < len(messages) and self._loop.time() < give_up_at:
             await asyncio.sleep(_ROOM_STEP_S)
+            if self._is_closing:
+                break
             start = self._enqueue(call, messages, start)
         for place in range(start, len(messages)):
             call.give(place, _BUSY)
@@ -266,16 +268,18 @@ class AppendClient:
             return
         call.is_ended = True
         results = call.find_results()
-        if call.again and self._manner is not Manner.ALONE and not self._is_closing:
+        if call.again and self._manner is not Manner.ALONE:
             self._run_beside(self._put_again(call, results))
         else:
             call.future.set_result(results)
 
     async def _put_again(self, call: PutCall, results: list[PutResult]) -> None:
-        if self._one_by_one is None:
-            self._one_by_one = AppendClient(self._config, Manner.ALONE, make_producer=self._make_producer)
         places, call.again = sorted(call.again), []
-        tried = await self._one_by_one.put_many([call.messages[place] for place in places])
+        tried = [_CLOSED] * len(places)
+        if not self._is_closing:
+            if self._one_by_one is None:
+                self._one_by_one = AppendClient(self._config, Manner.ALONE, make_producer=self._make_producer)
+            tried = await self._one_by_one.put_many([call.messages[place] for place in places])
         for place, result in zip(places, tried, strict=True):
             results[place] = result
         if not call.future.done():

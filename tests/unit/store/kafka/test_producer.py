@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from bridge.core.message import Message
+from bridge.store.kafka import producer
 from bridge.store.kafka.client_thread import Silence
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.producer import AppendClient
@@ -217,3 +218,30 @@ async def test_cancelled_caller_disturbs_nobody(clients: Clients) -> None:
     gone.cancel()
     fake.is_silent = False
     assert [result.status for result in await stays] == [PutStatus.PUT_OK] * 3
+
+
+async def test_closing_answers_those_who_wait_for_room(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their next look comes when the producer is gone already: nothing was sent, and closing does not fail."""
+    monkeypatch.setattr(producer, "_ROOM_STEP_S", 0.2)  # the thread needs less
+    clients.made[0].capacity, clients.made[0].is_silent = 1, True
+    putting = clients.append.put_many(MESSAGES)
+    await asyncio.sleep(0)
+    await clients.append.close()
+    async with asyncio.timeout(DEADLINE_S):
+        results = await putting
+    assert [result.status for result in results] == [PutStatus.OUTCOME_UNKNOWN] + [PutStatus.REFUSED] * 2
+
+
+async def test_closing_leaves_no_client_behind(clients: Clients) -> None:
+    """What would be sent again is not, once it is closing, though its turn comes only then (A)."""
+    fake = clients.made[0]
+    fake.report_errors["orders"] = deque([TOO_LARGE])
+    putting = clients.append.put_many(MESSAGES)
+    for _ in range(3):  # all is reported, and nobody has looked at it
+        fake.polled.clear()
+        assert fake.polled.wait(DEADLINE_S)
+    await asyncio.sleep(0)
+    await clients.append.close()
+    refused, *written = await putting
+    assert (refused.refusal, len(clients.made)) == (Refusal.STORE_BUSY, 1), "it may fit, sent alone"
+    assert [result.status for result in written] == [PutStatus.PUT_OK] * 2
