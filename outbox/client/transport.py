@@ -37,6 +37,7 @@ class Transport:
         self._places = asyncio.Semaphore(config.max_connections)
         self._idle: deque[_Connection] = deque()
         self._open: set[_Connection] = set()
+        self._is_closed = False
 
     async def exchange(self, request: Request, timeout_s: float) -> Answer | NoReply:
         """One request and its whole answer; never raises for what happens on the way."""
@@ -59,7 +60,8 @@ class Transport:
                 self._give_back(connection)
 
     async def close(self) -> None:
-        """Closes all connections."""
+        """Closes all connections, and those that are only being made."""
+        self._is_closed = True
         self._idle.clear()
         for connection in self._open:
             connection.abort()
@@ -118,6 +120,9 @@ class Transport:
             server_hostname=route.server_name if direct else None,
             **self._connect_options,
         )
+        if self._is_closed:
+            connection.abort()
+            raise ConnectionAbortedError
         self._open.add(connection)
         try:
             if route.tunnel is not None and route.tls is not None:

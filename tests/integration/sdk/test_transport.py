@@ -166,6 +166,17 @@ async def test_cancelled_exchange_leaves_no_answer_behind() -> None:
         assert served.connections == 2
 
 
+async def test_connection_made_while_closing_is_not_used() -> None:
+    """Nobody would ever close it."""
+    async with serving() as served:
+        transport = Transport(served.url, HttpConfig())
+        asking = asyncio.create_task(transport.exchange(POST, 5))
+        await asyncio.sleep(0)
+        await transport.close()
+        assert await asking == NoReply("not reachable: ConnectionAbortedError", is_sent=False)
+        assert served.requests == []
+
+
 @pytest.fixture(params=["http_proxy", "https_proxy"])
 def scheme(request: pytest.FixtureRequest) -> str:
     """Of the bridge's address."""
