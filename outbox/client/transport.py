@@ -15,6 +15,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from outbox.client.calls import JSON, Request
 from outbox.client.config import HttpConfig
+from outbox.client.errors import OutboxConfigError
 from outbox.client.http_answer import AnswerReader, BrokenAnswer
 from outbox.client.replies import Answer, NoReply
 
@@ -241,6 +242,8 @@ def _find_route(url: SplitResult, config: HttpConfig) -> Route:
     if address is None or proxy_bypass(f"{host}:{port}"):
         return Route(host, port, tls, host)
     proxy = urlsplit(address if "://" in address else f"http://{address}")
+    if proxy.scheme != "http":
+        raise OutboxConfigError(f"the environment names a proxy that is reached by {proxy.scheme}, not by http")
     login = _basic(unquote(proxy.username), unquote(proxy.password or "")) if proxy.username else ""
     said = f"Proxy-Authorization: {login}\r\n" if login else ""
     place = f"{_bracketed(host)}:{port}"

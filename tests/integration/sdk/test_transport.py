@@ -203,6 +203,15 @@ async def test_proxy_of_the_environment_counts_if_it_is_to(monkeypatch: pytest.M
         assert answer == NoReply("not reachable: BrokenAnswer", is_sent=False)
 
 
+@pytest.mark.parametrize("proxy", ["https://me:secret@proxy.invalid", "socks5://proxy.invalid:1080"])
+async def test_proxy_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    """Rather than to tell it a password in plain text, or to speak HTTP to what does not."""
+    monkeypatch.setenv("https_proxy", proxy)
+    monkeypatch.setenv("no_proxy", "")
+    with pytest.raises(OutboxConfigError, match="proxy"):
+        Transport("https://bridge.invalid", HttpConfig(trust_env=True))
+
+
 async def test_proxy_of_the_environment_is_ignored_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """A service may have one for other purposes."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
