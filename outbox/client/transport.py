@@ -142,7 +142,7 @@ class NotReached(Exception):
 def _as_not_reached() -> Iterator[None]:
     try:
         yield
-    except (OSError, BrokenAnswer) as error:  # a TimeoutError is an OSError too
+    except (OSError, UnicodeError, BrokenAnswer) as error:  # a TimeoutError is an OSError, a name with .. the other
         raise NotReached(type(error).__name__) from error
 
 

@@ -114,10 +114,10 @@ async def test_connections_have_a_limit() -> None:
 
 
 async def test_nobody_there_is_not_sent() -> None:
-    """A refused connection, and a name that is none."""
+    """A refused connection, and names that are none."""
     async with serving() as served:
         url = served.url
-    for nowhere in (url, "http://no-such-host.invalid"):
+    for nowhere in (url, "http://no-such-host.invalid", "http://no..host"):
         async with connected(nowhere) as transport:
             answer = await transport.exchange(POST, 5)
             assert isinstance(answer, NoReply)
