@@ -174,7 +174,6 @@ class Journal:
         if self._in_flight + len(messages) > self._max_in_flight:
             return [_BUSY] * len(messages)
         floors = {queue_id: self._find_floor(queue_id) for queue_id in queues}
-        self._in_flight += len(messages)
         judged: asyncio.Future[list[PutResult]] = asyncio.get_running_loop().create_future()
 
         def land(put: "asyncio.Future[list[PutResult]]") -> None:
@@ -193,6 +192,7 @@ class Journal:
                     judged.set_result(results)
 
         put = asyncio.ensure_future(self._store.put_many(messages))
+        self._in_flight += len(messages)
         if put.done():
             land(put)
         else:

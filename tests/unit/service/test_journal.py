@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from bridge.clock import KafkaTime
 from bridge.core.message import Message
 from bridge.core.topics import InternalTopics
@@ -33,6 +35,23 @@ def test_records_in_flight_are_bounded() -> None:
         done = await journal.append([message], Deadline.after(memory.clock, 100))
         assert [(result.status, result.queue_offset) for result in done] == [(PutStatus.PUT_OK, 2)]
         assert await journal.append([], Deadline.after(memory.clock, 100)) == []
+
+    asyncio.run(memory.clock.drive(story()))
+
+
+def test_records_that_were_not_taken_are_not_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that fails while it is called gives the bound back; else the process would be full one day."""
+    memory = make_memory_world()
+    journal = Journal(memory.store, InternalTopics(), KafkaTime(memory.clock), 3, SoundLog())
+
+    def fail(_: object) -> None:
+        raise MemoryError
+
+    async def story() -> None:
+        monkeypatch.setattr(memory.store, "put_many", fail)
+        with pytest.raises(MemoryError):
+            await journal.append([Message(HALF, queue_id=0)], Deadline.after(memory.clock, 100))
+        assert journal.in_flight == 0
 
     asyncio.run(memory.clock.drive(story()))
 
