@@ -20,14 +20,17 @@ MAX_LINES = 1_000
 
 Line = bytes | Problem
 AnswerLines = Callable[[Sequence[Line]], Awaitable[list[bytes]]]
+TellHeaders = Callable[[], Sequence[tuple[str, str]]]
 
 
 class LinesAnswer:
-    """Answers a request line by line. `answer` gets the lines that have come, and gives one result for each."""
+    """Answers a request line by line. `answer` gets the lines that have come, and gives one result for each; `tell`:
+    headers of what is known when the answer begins."""
 
-    def __init__(self, request: ApiRequest, answer: AnswerLines) -> None:
+    def __init__(self, request: ApiRequest, answer: AnswerLines, tell: TellHeaders = tuple) -> None:
         self._request = request
         self._answer = answer
+        self._tell = tell
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """The answer begins with the first results, so that a request without a body can still be refused."""
@@ -56,6 +59,7 @@ class LinesAnswer:
 
     async def _begin(self, send: Send) -> None:
         headers = [(b"content-type", NDJSON.encode()), (b"cache-control", b"no-store")]
+        headers += [(name.lower().encode(), value.encode()) for name, value in self._tell()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from starlette.convertors import StringConvertor, register_url_convertor
@@ -248,7 +249,7 @@ async def prepare_all(request: ApiRequest, *, is_published: bool) -> HttpAnswer 
         return await answer(calls, "")
 
     if media_type(request, JSON, NDJSON) == NDJSON:
-        return LinesAnswer(request, answer_lines)
+        return LinesAnswer(request, answer_lines, partial(_tell_time, request, first_ms))
     raw = await request.body()
     if len(raw) > LARGE_BYTES:
         calls = await services.turns.run(prepare_batch_in_steps(raw, max_headers, is_published=is_published))

@@ -61,6 +61,14 @@ async def test_first_try_is_passed_on_and_told_the_time(route: str, live: LiveSe
     assert first.headers["outbox-kafka-time"] == str(BORN_MS)
 
 
+@pytest.mark.parametrize("route", ["/v1/transactions/batch", "/v1/messages/batch"])
+async def test_stream_of_first_tries_is_told_the_time_too(route: str, live: LiveServer) -> None:
+    """At its beginning, as any successful answer."""
+    headers = {"Content-Type": "application/x-ndjson", "Outbox-First-Try": "17"}
+    answer = await live.client.post(route, content=json.dumps(ORDER), headers=headers)
+    assert (answer.status_code, answer.headers["outbox-kafka-time"]) == (200, str(BORN_MS))
+
+
 @pytest.mark.parametrize("told", [["-1"], ["1.5"], ["soon"], [""], ["1" * 19], ["1", "1"]])
 async def test_first_try_without_a_time_is_refused(told: list[str], live: LiveServer) -> None:
     """Nothing is guessed."""
