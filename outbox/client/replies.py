@@ -171,7 +171,7 @@ def read_retry_after(value: str | None, received: datetime | None = None) -> flo
         return min(float(value), _MAX_RETRY_AFTER_S)
     try:
         moment = parsedate_to_datetime(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     if received is None:
         return None

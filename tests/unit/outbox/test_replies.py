@@ -171,6 +171,8 @@ def test_answers_without_a_transaction_are_taken_where_none_is_asked_for() -> No
         ("Sat, 31 Jan 2026 12:00:05 GMT", 5.0),
         ("Sat, 31 Jan 2026 11:00:00 GMT", 0.0),
         ("soon", None),
+        ("Sat, 31 Jan 99999999999 12:00:05 GMT", None),
+        ("Sat, 31 Jan 2026 12:00:05 +99999999999999", None),
         ("-1", None),
         ("1.5", None),
         ("", None),
