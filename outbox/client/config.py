@@ -71,8 +71,12 @@ class BridgeConfig:
 
 def check_url(url: str) -> str:
     """The address of a bridge without a slash at its end. Raises OutboxConfigError."""
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+    try:
+        parts = urlsplit(url)
+        is_right = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:  # no port, or half an IPv6 address
+        is_right = False
+    if not is_right or parts.query or parts.fragment:
         raise OutboxConfigError("the bridge's address is http(s)://host[:port][/path]")
     if parts.username or parts.password:
         raise OutboxConfigError("a credential belongs into HttpConfig.headers, not into the address")

@@ -40,7 +40,19 @@ def test_setting_of_connections_outside_its_bounds_is_refused(setting: dict[str,
 
 @pytest.mark.parametrize(
     "url",
-    ["", "bridge:8780", "ftp://bridge", "http://", "http://user:secret@bridge", "http://bridge?x=1", "http://b#f"],
+    [
+        "",
+        "bridge:8780",
+        "ftp://bridge",
+        "http://",
+        "http://user:secret@bridge",
+        "http://bridge?x=1",
+        "http://b#f",
+        "http://bridge:99999",
+        "http://bridge:0",
+        "http://bridge:http",
+        "http://[::1",
+    ],
 )
 def test_address_that_cannot_be_is_refused(url: str) -> None:
     """Before the first call, and without its credential in the error."""
