@@ -91,8 +91,8 @@ def read_journal_entry(stored: StoredMessage) -> JournalEntry | None:
     headers = stored.headers
     raw = headers[-1][1] if headers and headers[-1][0] == PROPERTIES_HEADER else None
     if raw is not None:
-        if raw.startswith(_END_HEAD) and raw[44:49] == _END_TAIL:
-            return RawEntry(stored.queue_offset, raw[16:44].decode("latin-1"), stored)
+        if raw.startswith(_END_HEAD) and raw[44:49] == _END_TAIL and _is_id(raw[_ID_BEGIN:_ID_END]):
+            return RawEntry(stored.queue_offset, raw[_ID_BEGIN:_ID_END].decode(), stored)
         half = _read_plain_half(raw)
         if half is not None:
             message, transaction_id = _summarise(half, stored), raw[_ID_BEGIN:_ID_END].decode()

@@ -129,6 +129,15 @@ def test_end_has_the_id_that_its_codec_reads(end: EndRecord, change: tuple[int, 
         assert got == wanted
 
 
+@pytest.mark.parametrize("text", [b"\x00" * 28, b"\xff" * 28, b"0" * 27 + b"1"], ids=["nul", "no-text", "last-digit"])
+def test_end_of_what_is_no_transaction_is_quarantined(text: bytes) -> None:
+    """PostgreSQL takes no text with 0x00, not even to look it up: the queue would stand still for good."""
+    raw = encode_end(EndRecord(COMMITTED.transaction_id, Resolution.COMMIT, Source.PRODUCER, 5), "half", 0)
+    properties = (raw.headers[-1][1] or b"").replace(COMMITTED.transaction_id.encode(), text)
+    with pytest.raises(MalformedRecord):
+        read_journal_entry(StoredMessage(7, raw.key, None, (("properties", properties),), 1))
+
+
 COMMITTED = Transaction(
     make_transaction_id(3, 7), "shop", 10, 1_000, 0, TransactionState.COMMITTED, 11, 1_000, by="producer", end=11,
     ended_ms=1_011, requests=("r-1",),
