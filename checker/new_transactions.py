@@ -57,10 +57,13 @@ class NewTransactions:
                     yield transaction, read_ms
 
     def compact(self) -> None:
-        """Forgets the ids of those that have ended once they are the most."""
+        """Forgets the ids of those that have ended, and slots without others, once they are the most."""
         if self._placed <= 2 * len(self.transactions) + _SPARE:
             return
-        for slot, (ids, reads) in self._slots.items():
+        before, self._slots = self._slots, {}
+        for slot, (ids, reads) in before.items():
             left = [(i, read_ms) for i, read_ms in zip(ids, reads, strict=True) if i in self.transactions]
-            self._slots[slot] = [i for i, _ in left], [read_ms for _, read_ms in left]
+            if left:
+                self._slots[slot] = [i for i, _ in left], [read_ms for _, read_ms in left]
+        self._order = sorted(self._slots)
         self._placed = len(self.transactions)

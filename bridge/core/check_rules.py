@@ -31,12 +31,17 @@ class Backoff:
         self.pause_ms = 0
 
 
-_GROUP = re.compile(r"[A-Za-z0-9._-]{1,120}")
+_GROUP = re.compile(r"[A-Za-z0-9._-]+")
+_LONGEST_NAME = 120
 
 
-@lru_cache(maxsize=4_096)  # asked for every transaction, of few groups
 def is_group_name(group: str) -> bool:
     """Whether a producer group can have this name."""
+    return len(group) <= _LONGEST_NAME and _is_written_so(group)
+
+
+@lru_cache(maxsize=4_096)  # asked for every transaction, of few groups; nothing long is remembered
+def _is_written_so(group: str) -> bool:
     return _GROUP.fullmatch(group) is not None
 
 

@@ -34,6 +34,8 @@ def decode_properties(raw: bytes) -> dict[str, str]:
         text = raw.decode()
     except ValueError as error:
         raise MalformedRecord("properties are not UTF-8") from error
+    if NUL in text:
+        raise MalformedRecord("a property has a 0x00")
     pairs = _PAIR.findall(text)
     properties = dict(pairs)
     count = len(pairs)

@@ -41,7 +41,7 @@ _HALF, _END = b"KIND\x01H\x02UNIQ_KEY\x01", b"KIND\x01E\x02UNIQ_KEY\x01"
 _ID_BYTES, _LAST_OF_ID = b"0123456789abcdefghijklmnopqrstuv", frozenset(b"048cgkos")
 _HEX_BYTES = b"0123456789abcdef"
 _NAME_BYTES = string.ascii_letters.encode() + string.digits.encode() + b"._-"
-_MOST_REMEMBERED = 4_096
+_MOST_REMEMBERED, _LONGEST_REMEMBERED = 4_096, 1_000
 _NAME = rb"([A-Za-z0-9._-]+)"
 _TEXT = rb"([ -~]*)"
 _END_MIDDLE = re.compile(
@@ -217,9 +217,10 @@ _Middle = TypeVar("_Middle", _HalfMiddle, _EndMiddle)
 
 
 def _remember(middles: dict[bytes, _Middle], middle: bytes, known: _Middle) -> _Middle:
-    if len(middles) >= _MOST_REMEMBERED:
-        middles.clear()
-    middles[middle] = known
+    if len(middle) <= _LONGEST_REMEMBERED:
+        if len(middles) >= _MOST_REMEMBERED:
+            middles.clear()
+        middles[middle] = known
     return known
 
 

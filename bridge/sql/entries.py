@@ -1,18 +1,17 @@
 """Records of the half topic and the op topic -> what the projection keeps of them.
 
-The usual records are read by slices and by one small decoder, all others by the codecs of `bridge/core`. Both
-ways give the same rows.
+The usual ends are read by slices, the usual op messages by one small decoder, all else by the codecs of
+`bridge/core`. Both ways give the same rows.
 """
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
-from bridge.core.errors import MalformedRecord, UnknownRecordVersion
+from bridge.core.errors import MalformedRecord
 from bridge.core.message import StoredMessage
 from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, OpMessage, decode_op, decode_position
 from bridge.core.properties import PROPERTIES_HEADER
@@ -20,18 +19,14 @@ from bridge.core.record import HalfMessage, is_void
 from bridge.core.record_codec import decode_body, decode_record
 from bridge.core.transaction import MessageSummary, is_transaction_id
 
-_HALF_HEAD = b"KIND\x01H\x02UNIQ_KEY\x01"
 _END_HEAD = b"KIND\x01E\x02UNIQ_KEY\x01"
 _END_TAIL = b"\x02V\x011\x02"
-_ID_BEGIN, _ID_END = len(_HALF_HEAD), len(_HALF_HEAD) + 28
-_HASH_BYTES = 22  # OKEY, 16 digits, and what separates them
-_ANY_ID = b"0" * 28
-_DIGITS, _LAST_DIGITS, _HEX_DIGITS = b"0123456789abcdefghijklmnopqrstuv", b"048cgkos", b"0123456789abcdef"
-_MAX_TAIL_BYTES = 1_000
+_DIGITS, _LAST_DIGITS = b"0123456789abcdefghijklmnopqrstuv", b"048cgkos"
+_PLAIN = (None, None, None, None)
 
 
 class HalfEntry(Struct, frozen=True, gc=False):
-    """A half message that counts, without its body. `half`: its properties; id and ordering hash may be another's."""
+    """A half message that counts, without its body."""
 
     offset: int
     stored_ms: int
@@ -90,56 +85,22 @@ def read_journal_entry(stored: StoredMessage) -> JournalEntry | None:
     """None for a void half message. Raises MalformedRecord and UnknownRecordVersion."""
     headers = stored.headers
     raw = headers[-1][1] if headers and headers[-1][0] == PROPERTIES_HEADER else None
-    if raw is not None:
-        if raw.startswith(_END_HEAD) and raw[44:49] == _END_TAIL:
-            return RawEntry(stored.queue_offset, raw[16:44].decode("latin-1"), stored)
-        half = _read_plain_half(raw)
-        if half is not None:
-            message, transaction_id = _summarise(half, stored), raw[_ID_BEGIN:_ID_END].decode()
-            return HalfEntry(stored.queue_offset, stored.stored_ms, transaction_id, half, (message,), True)
-    return _read_any(stored)
-
-
-def _read_any(stored: StoredMessage) -> JournalEntry | None:
+    if raw is not None and raw.startswith(_END_HEAD) and raw[44:49] == _END_TAIL and _is_id(raw[16:44]):
+        return RawEntry(stored.queue_offset, raw[16:44].decode(), stored)
     record = decode_record(stored)
     if not isinstance(record, HalfMessage):
         return RawEntry(stored.queue_offset, record.transaction_id, stored)
     if is_void(record, stored.stored_ms):
         return None
-    if record.message_count == 1:
-        messages: Sequence[MessageSummary] = (_summarise(record, stored),)
-    else:
-        messages = [
+    offset, stored_ms, transaction_id = stored.queue_offset, stored.stored_ms, record.transaction_id
+    if record.message_count > 1:
+        summaries = [
             MessageSummary(m.topic, m.key, None if m.value is None else len(m.value), m.queue_id, m.timestamp_ms)
             for m in decode_body(record, stored)
         ]
-    return HalfEntry(stored.queue_offset, stored.stored_ms, record.transaction_id, record, messages)
-
-
-def _read_plain_half(raw: bytes) -> HalfMessage | None:
-    """The half messages of a batch differ in id and ordering hash only: what follows the id is decoded once."""
-    if not raw.startswith(_HALF_HEAD) or not _is_id(raw[_ID_BEGIN:_ID_END]):
-        return None
-    tail = raw[_ID_END:]
-    if tail[-_HASH_BYTES - 1 : -_HASH_BYTES + 5] == b"\x02OKEY\x01":
-        if tail[-17:-1].translate(None, _HEX_DIGITS) or tail[-1:] != b"\x02":
-            return None
-        tail = tail[:-_HASH_BYTES]
-    return _decode_tail(tail) if len(tail) < _MAX_TAIL_BYTES else None
-
-
-@lru_cache(maxsize=1_024)
-def _decode_tail(tail: bytes) -> HalfMessage | None:
-    """A half message that has these properties after its id, if they are legal and nothing special."""
-    properties = (PROPERTIES_HEADER, _HALF_HEAD + _ANY_ID + tail)
-    try:
-        half = decode_record(StoredMessage(0, None, None, (properties,), 0))
-    except (MalformedRecord, UnknownRecordVersion):
-        return None
-    if not isinstance(half, HalfMessage) or half.message_count != 1:
-        return None
-    few_have = (half.idempotency_key, half.ordering_key, half.max_checks, half.max_life_s)
-    return half if few_have == (None,) * len(few_have) else None
+        return HalfEntry(offset, stored_ms, transaction_id, record, summaries)
+    few_have = (record.idempotency_key, record.ordering_key, record.max_checks, record.max_life_s)
+    return HalfEntry(offset, stored_ms, transaction_id, record, (_summarise(record, stored),), few_have == _PLAIN)
 
 
 def _is_id(raw: bytes) -> bool:

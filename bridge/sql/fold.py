@@ -14,7 +14,16 @@ from bridge.core.record import Act, ActRecord, EndRecord, Source
 from bridge.core.record_codec import decode_record
 from bridge.core.transaction import RESOLUTION_OF, Transaction, TransactionState
 from bridge.sql.entries import HalfEntry, OpEntry, RawEntry, StateEntry, widen
-from bridge.sql.rows import PREPARED, Counted, ProjectedRow, counted_as, encode_messages, encode_receipts, make_row
+from bridge.sql.rows import (
+    PREPARED,
+    Counted,
+    ProjectedRow,
+    counted_as,
+    encode_messages,
+    encode_receipts,
+    make_row,
+    make_search_key,
+)
 
 TimesOf = Callable[[str], CheckTimes]
 
@@ -102,10 +111,7 @@ class Fold:
         self._add_keys(row, entry)
 
     def _add_keys(self, row: ProjectedRow, entry: HalfEntry) -> None:
-        if len(entry.messages) == 1:
-            self.keys.append(KeyRow(entry.messages[0].topic, row.born_ms, row.id, 0, entry.messages[0].key))
-            return
-        seen = dict.fromkeys((m.topic, m.key) for m in entry.messages)
+        seen = dict.fromkeys((m.topic, make_search_key(m.key)) for m in entry.messages)
         self.keys += [KeyRow(topic, row.born_ms, row.id, n, key) for n, (topic, key) in enumerate(seen)]
 
     def _apply_op(self, entry: OpEntry) -> None:

@@ -1,6 +1,7 @@
 """Rows of the projection <-> views: JSON columns, pages and their cursors, positions, rows while they are folded."""
 
 import base64
+import hashlib
 import json
 from binascii import b2a_base64
 from collections.abc import Iterable, Sequence
@@ -118,6 +119,16 @@ class PageKey(NamedTuple):
 def make_row_id(queue_id: int, half: int) -> int:
     """The row id of the transaction whose half message has this offset."""
     return half * QUEUES + queue_id
+
+
+_WHOLE_KEY_BYTES = 1_000  # PostgreSQL has no place for more than some 2,700 in an index
+
+
+def make_search_key(key: bytes | None) -> bytes | None:
+    """What stands for a message's key where it is searched for: the key, or its beginning and its hash."""
+    if key is None or len(key) <= _WHOLE_KEY_BYTES:
+        return key
+    return key[:_WHOLE_KEY_BYTES] + hashlib.sha256(key).digest()
 
 
 def encode_messages(messages: Sequence[MessageSummary]) -> str:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from bridge.core.transaction import TransactionState, TransactionView
-from bridge.sql.rows import PageKey, decode_cursor, encode_cursor, make_view, select_views
+from bridge.sql.rows import PageKey, decode_cursor, encode_cursor, make_search_key, make_view, select_views
 from bridge.sql.tables import transaction_keys, transactions
 
 _T = transactions.c
@@ -66,7 +66,7 @@ def _places_by_message(conn: Connection, wanted: SearchFilter, after: PageKey, m
     if wanted.topic is not None:
         query = query.where(_K.topic == wanted.topic)
     if wanted.key is not None:
-        query = query.where(_K.message_key == wanted.key)
+        query = query.where(_K.message_key == make_search_key(wanted.key))
     kinds = _kinds(wanted)
     if wanted.group is not None or wanted.abandoned is not None or len(kinds) < len(_KINDS):
         query = query.join(transactions, _T.id == _K.id).where(sa.tuple_(_T.live, _T.state).in_(kinds))

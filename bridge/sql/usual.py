@@ -15,7 +15,7 @@ from bridge.core.transaction import TransactionState
 from bridge.sql.chunking import Chunk
 from bridge.sql.entries import CommitEntry, HalfEntry
 from bridge.sql.fold import TimesOf
-from bridge.sql.rows import PREPARED, encode_message, make_row_id
+from bridge.sql.rows import PREPARED, encode_message, make_row_id, make_search_key
 
 _COMMITTED = TransactionState.COMMITTED.value
 _NEW_COLUMNS = (
@@ -120,7 +120,7 @@ class UsualStories:
         totals = self._totals_of(group)
         first_ms = first_check_ms(half, stored_ms, totals.times)
         row_id, messages = make_row_id(queue_id, offset), f"[{encode_message(message)}]"
-        self.keys.append((message.topic, born_ms, row_id, 0, message.key))
+        self.keys.append((message.topic, born_ms, row_id, 0, make_search_key(message.key)))
         totals.prepared += 1
         if commit is None:
             self.prepared.append(

@@ -54,9 +54,6 @@ class LoadedHalf(Struct, frozen=True, gc=False):
     @property
     def ordering_hash(self) -> int:
         """Hash of the effective ordering key."""
-        recorded = self.half.ordering_hash
-        if recorded is not None:
-            return recorded
         return effective_ordering_hash(self.half, self.framed[0].key if self.framed else self.stored.key)
 
 

@@ -1,6 +1,7 @@
 """Valid records with one thing changed: read as what they are then, or refused by name, and never anything else."""
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -147,6 +148,31 @@ def test_name_that_cannot_be_makes_no_usual_record(members: dict[str, str]) -> N
     """However plain the rest is: its half message is quarantined."""
     with pytest.raises(MalformedRecord, match="no name of a"):
         read(encode(msgspec.structs.replace(PLAIN, **members)))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        msgspec.structs.replace(PLAIN, ordering_key="x"),
+        msgspec.structs.replace(PLAIN, group="x"),
+        msgspec.structs.replace(ENDED, group="x"),
+    ],
+    ids=["ordering-key", "group", "group-of-end"],
+)
+def test_long_texts_are_not_remembered(record: HalfMessage | EndRecord) -> None:
+    """What is remembered stays small, whatever others write to the journal."""
+    raw, long = encode(record), b"x" * 500_000
+    with suppress(MalformedRecord):
+        read(raw)
+    tracemalloc.start()
+    try:
+        for number in range(20):
+            with suppress(MalformedRecord):
+                read(raw.replace(b"\x01x\x02", b"\x01%d%b\x02" % (number, long)))
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 4 * len(long)
 
 
 def outcome(decode: Callable[[bytes], Record], raw: bytes) -> tuple[str, object]:

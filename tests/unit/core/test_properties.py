@@ -25,10 +25,11 @@ def test_encoding_is_rocketmqs() -> None:
 
 @pytest.mark.parametrize(
     "raw",
-    [b"KIND\x01H", b"KIND\x02", b"\xff\x01a\x02", b"A\x01b\x02A\x01c\x02", b"A\x01b\x01c\x02", b"A\x01b\x02rest"],
-)
+    [b"KIND\x01H", b"KIND\x02", b"\xff\x01a\x02", b"A\x01b\x02A\x01c\x02", b"A\x01b\x01c\x02", b"A\x01b\x02rest",
+     b"A\x01b\x00\x02", b"A\x00\x01b\x02"],
+)  # fmt: skip
 def test_malformed_properties_are_refused(raw: bytes) -> None:
-    """Open ends, missing values, repeats, bytes that are not UTF-8."""
+    """Open ends, missing values, repeats, bytes that are not UTF-8, and 0x00, which PostgreSQL keeps in no text."""
     with pytest.raises(MalformedRecord):
         decode_properties(raw)
 
@@ -37,7 +38,9 @@ def test_malformed_properties_are_refused(raw: bytes) -> None:
 def test_any_bytes_are_properties_or_malformed(raw: bytes) -> None:
     """No other error than MalformedRecord."""
     with contextlib.suppress(MalformedRecord):
-        assert encode_properties(decode_properties(raw)) == raw
+        properties = decode_properties(raw)
+        assert encode_properties(properties) == raw
+        assert all(is_property_text(text) for pair in properties.items() for text in pair)
 
 
 def test_texts_that_cannot_be_properties() -> None:

@@ -19,6 +19,7 @@ from bridge.sql.chunking import Chunk, JournalBuffer, OpBuffer, next_chunk
 from bridge.sql.engine import Database, open_new_database
 from bridge.sql.projection import apply_chunk, purge
 from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position
+from bridge.sql.search import SearchFilter, search_transactions
 from bridge.sql.usual import PendingRows
 from tests.support.projector_world import PROJECTED
 
@@ -177,6 +178,22 @@ def test_rows_are_the_same_on_both_databases(database_url: str, tmp_path: Path) 
     finally:
         database.engine.dispose()
         file.dispose()
+
+
+def test_key_of_any_length_is_projected_and_found(database_url: str) -> None:
+    """PostgreSQL has no place for more than 2,704 bytes in an index."""
+    key, other = Random(1).randbytes(100_000), Random(2).randbytes(100_000)
+    half = HalfMessage(make_transaction_id(0, 1), "shop", 1, 5, "orders")
+    raw = encode_half(half, [Message("orders", key, b"v")], "half", 0)
+    journal = [StoredMessage(0, raw.key, raw.value, raw.headers, 1_000)]
+    database = Database(database_url)
+    try:
+        project(database, [make_chunk(START, journal, [])], PendingRows())
+        with database.engine.begin() as conn:
+            found = [len(search_transactions(conn, SearchFilter(key=wanted), 10)[0]) for wanted in (key, other)]
+    finally:
+        database.engine.dispose()
+    assert found == [1, 0]
 
 
 def half_and_commit(number: int, at: int) -> tuple[StoredMessage, StoredMessage, StoredMessage]:
