@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
 from bridge.core.message import Message, Receipt, StoredMessage
@@ -222,6 +223,18 @@ def test_op_topic_is_read() -> None:
     assert shown(rows[6]) == {"tx": "", "leg": Evidence.POSITION, "cause": 31}
     assert [row.leg for row in rows[7:]] == [Evidence.ANSWERS, *[Evidence.UNREADABLE] * 7, Evidence.OP]
     assert [row.code for row in rows[8:10]] == [OTHER_VERSION, EMPTY]
+
+
+def test_text_that_is_no_utf8_is_unreadable() -> None:
+    """Whoever writes such a record does not end the job."""
+    framed = make_half([Message("orders", b"k", b"v")] * 2)
+    journal = read(decode_journal, [framed, replace(framed, value=b'[{"topic":"\xff"},{"topic":"orders"}]')])
+    assert [row.leg for row in journal] == [Evidence.HALF, Evidence.UNREADABLE]
+    values = (b'{"v":1,"state":"COMMITTED","group":"\xff"}', b'{"v":1,"state":5,"group":"\xff"}')
+    assert [row.leg for row in read(decode_op, [Message("op", TX.encode(), value) for value in values])] == [
+        Evidence.UNREADABLE,
+        Evidence.UNREADABLE,
+    ]
 
 
 def test_receipts_and_records_of_one_place_have_one_hash() -> None:
