@@ -2,24 +2,51 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 from pyspark.sql import SparkSession
 
 from spark.errors import Indeterminate
 from spark.read import sources
+from spark.read.decode import decode_real
 from spark.read.offsets import take_window
 from spark.read.scope import QueuePlace
 from spark.read.sources import KafkaAccess, land_kafka, read_landed
 from spark.reconcile import explained
 from spark.selftest.run import Injector, SeededTopics, make_tales
+from tests.support.bridge_process import create_topics
+from tests.support.broker import BrokerFactory
 
 pytestmark = pytest.mark.timeout(300)
 KEY = ("topic", "part", "off")
+AUTHORIZER = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "allow.everyone.if.no.acl.found": "true",
+}
+
+
+def put(kafka: str, topic: str, *values: bytes) -> None:
+    """Records in its first partition."""
+    producer = Producer({"bootstrap.servers": kafka})
+    for value in values:
+        producer.produce(topic, value, partition=0)
+    assert producer.flush(30) == 0
+
+
+def _range(topic: str, start: int, end: int, folder: Path) -> sources._Range:
+    return sources._Range(topic, 0, start, end, decode_real, folder / "000001.parquet")
 
 
 @pytest.fixture
@@ -78,6 +105,29 @@ def test_offsets_that_are_not_there_are_told(
     with pytest.raises(Indeterminate, match=f"{place.topic}-0 cannot be read from {extent.start} to {extent.end}"):
         land_kafka(spark, alone, KafkaAccess(options), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_right_to_the_group_is_not_needed(broker_factory: BrokerFactory, tmp_path: Path) -> None:
+    """Nobody joins it: whoever may read the topic may have a report."""
+    kafka = broker_factory(AUTHORIZER).bootstrap
+    create_topics(kafka, {"orders": 1})
+    group = AclBinding(
+        ResourceType.GROUP, "outbox-bridge-report", ResourcePatternType.LITERAL, "User:somebody", "*",
+        AclOperation.ALL, AclPermissionType.ALLOW,
+    )  # fmt: skip
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for made in admin.create_acls([group]).values():
+        made.result(10)
+    refused: list[KafkaError] = []
+    with closing(Consumer({"bootstrap.servers": kafka, "group.id": group.name})) as stranger:
+        stranger.subscribe(["orders"])
+        while not refused:
+            refused = [message.error() for message in stranger.consume(1, 1)]
+    assert refused[0].code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+    for number in range(5):  # each looks for the coordinator anew
+        put(kafka, "orders", b"v")
+        read = sources._read(_range("orders", 0, number + 1, tmp_path), {"bootstrap.servers": kafka})
+        assert read.num_rows == number + 1
 
 
 def test_error_in_a_worker_is_told_in_one_line(spark: SparkSession) -> None:
