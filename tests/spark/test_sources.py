@@ -1,11 +1,13 @@
 """Kafka is read by tasks of ranges of offsets, on one window of real transactions."""
 
+import ctypes
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import confluent_kafka
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -21,6 +23,7 @@ from pyspark.sql import SparkSession
 from spark.errors import Indeterminate
 from spark.read import sources
 from spark.read.decode import decode_real
+from spark.read.envelope import Evidence
 from spark.read.offsets import take_window
 from spark.read.scope import QueuePlace
 from spark.read.sources import KafkaAccess, land_kafka, read_landed
@@ -43,6 +46,22 @@ def put(kafka: str, topic: str, *values: bytes) -> None:
     for value in values:
         producer.produce(topic, value, partition=0)
     assert producer.flush(30) == 0
+
+
+def put_odd_header(kafka: str, topic: str) -> None:
+    """A record with a header's name that Python's client would not write."""
+    (library,) = Path(confluent_kafka.__file__).parents[1].glob("confluent_kafka.libs/librdkafka-*")
+    client = ctypes.CDLL(str(library))
+    client.rd_kafka_conf_new.restype = client.rd_kafka_new.restype = ctypes.c_void_p
+    settings, reason = ctypes.c_void_p(client.rd_kafka_conf_new()), ctypes.create_string_buffer(512)
+    size = ctypes.c_size_t(512)
+    client.rd_kafka_conf_set(settings, b"bootstrap.servers", kafka.encode(), reason, size)
+    producer = ctypes.c_void_p(client.rd_kafka_new(0, settings, reason, size))
+    to_topic, to_partition = (ctypes.c_int(1), topic.encode()), (ctypes.c_int(3), ctypes.c_int32(0))
+    header = (ctypes.c_int(9), b"\xff\xfe", b"v", ctypes.c_ssize_t(1))
+    assert client.rd_kafka_producev(producer, *to_topic, *to_partition, *header, ctypes.c_int(0)) == 0
+    assert client.rd_kafka_flush(producer, 30_000) == 0
+    client.rd_kafka_destroy(producer)
 
 
 def _range(topic: str, start: int, end: int, folder: Path) -> sources._Range:
@@ -128,6 +147,17 @@ def test_right_to_the_group_is_not_needed(broker_factory: BrokerFactory, tmp_pat
         put(kafka, "orders", b"v")
         read = sources._read(_range("orders", 0, number + 1, tmp_path), {"bootstrap.servers": kafka})
         assert read.num_rows == number + 1
+
+
+def test_header_whose_name_is_no_utf8_ends_no_job(kafka: str, tmp_path: Path) -> None:
+    """Other producers may write one into a real topic: their record is foreign."""
+    topic = f"odd-{time.time_ns()}"
+    create_topics(kafka, {topic: 1})
+    put(kafka, topic, b"before")
+    put_odd_header(kafka, topic)
+    put(kafka, topic, b"after")
+    read = sources._read(_range(topic, 0, 3, tmp_path), {"bootstrap.servers": kafka})
+    assert read["leg"].to_pylist() == [Evidence.FOREIGN] * 3
 
 
 def test_error_in_a_worker_is_told_in_one_line(spark: SparkSession) -> None:
