@@ -34,7 +34,10 @@ from spark.read.window import Window
 _PACKAGE = Path(__file__).parents[1]
 _SHIPPED = "outbox-bridge-report.zip"
 _PATIENCE_S = 20.0  # of a read
+_TAKEN = 16  # records at once, which may be of many megabytes each
+_WAIT_S = 0.02  # for so many, which a range's last ones never are
 _BATCH = 10_000
+_BATCH_BYTES = 16 << 20  # of values; decoding needs several times as much
 _TASK_OFFSETS = 250_000  # so that a large partition is read by all processors, and a task's rows fit into memory
 _CLIENT = {
     "group.id": "outbox-bridge-report",  # wanted by the client, never joined
@@ -168,12 +171,17 @@ def _write(rows: pa.Table, file: Path) -> None:
 def _read_batches(consumer: Consumer, wanted: _Range) -> Iterator[list[Delivered]]:
     """All records of the range. Raises Indeterminate when Kafka says nothing for long."""
     heard, is_over = time.monotonic(), False
+    batch: list[Delivered] = []
+    size = 0
     while not is_over:
-        messages = consumer.consume(_BATCH, 0.5)
+        messages = consumer.consume(_TAKEN, _WAIT_S)
         is_over = any(_is_behind(message, wanted.end) for message in messages)
         records = [message for message in messages if message.error() is None and _offset(message) < wanted.end]
-        if records:
-            yield records
+        batch += records
+        size += sum(map(len, records))
+        if batch and (is_over or len(batch) >= _BATCH or size >= _BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
         if messages:
             heard = time.monotonic()
         elif time.monotonic() - heard > _PATIENCE_S:

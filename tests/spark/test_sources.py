@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import confluent_kafka
+import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -22,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from spark.errors import Indeterminate
 from spark.read import sources
-from spark.read.decode import decode_real
+from spark.read.decode import Decode, Records, decode_real
 from spark.read.envelope import Evidence
 from spark.read.offsets import take_window
 from spark.read.scope import QueuePlace
@@ -124,6 +125,25 @@ def test_offsets_that_are_not_there_are_told(
     with pytest.raises(Indeterminate, match=f"{place.topic}-0 cannot be read from {extent.start} to {extent.end}"):
         land_kafka(spark, alone, KafkaAccess(options), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_large_records_are_decoded_few_at_a_time(
+    kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker's memory is bounded in bytes, as a batch of large records is of few."""
+    topic = f"large-{time.time_ns()}"
+    create_topics(kafka, {topic: 1})
+    put(kafka, topic, *[b"v" * 900_000] * 100)
+    sizes: list[int] = []
+    decode = sources.make_batch
+
+    def look(decoder: Decode, records: Records) -> pa.RecordBatch:
+        sizes.append(sum(len(value or b"") for value in records.values))
+        return decode(decoder, records)
+
+    monkeypatch.setattr(sources, "make_batch", look)
+    assert sources._read(_range(topic, 0, 100, tmp_path), {"bootstrap.servers": kafka}).num_rows == 100
+    assert max(sizes) <= (16 << 20) + 16 * 900_000
 
 
 def test_right_to_the_group_is_not_needed(broker_factory: BrokerFactory, tmp_path: Path) -> None:
