@@ -1,6 +1,7 @@
 """Where the envelope comes from: Kafka, read by tasks that each land a range of offsets, or files landed before."""
 
 import gc
+import json
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -47,6 +48,7 @@ _CLIENT = {
     "enable.partition.eof": True,
     "fetch.wait.max.ms": 20,  # of the broker where a partition ends, as most ranges do; by default half a second each
     "queued.max.messages.kbytes": 8_192,  # what was fetched behind the range is thrown away
+    "statistics.interval.ms": 1_000,  # tell how far it has come where nothing is committed
 }
 _HARMLESS = {
     KafkaError._PARTITION_EOF,  # noqa: SLF001 - the client's public name
@@ -142,17 +144,47 @@ def _land(wanted: _Range, options: Mapping[str, Any]) -> str:
 
 def _read(wanted: _Range, options: Mapping[str, Any]) -> pa.Table:
     """The envelope of all records of the range. Raises Indeterminate, KafkaException."""
-    consumer = Consumer({**options, **_CLIENT})
+    signs = _Signs()
+    consumer = Consumer({**options, **_CLIENT, "stats_cb": signs.hear_statistics, "error_cb": signs.hear_error})
     gc.disable()  # looking for cycles among so many records takes longer than reading them
     try:
         consumer.assign([TopicPartition(wanted.topic, wanted.part, wanted.start)])
         batches = [
-            make_batch(wanted.decode, _as_columns(wanted, messages)) for messages in _read_batches(consumer, wanted)
+            make_batch(wanted.decode, _as_columns(wanted, messages))
+            for messages in _read_batches(consumer, wanted, signs)
         ]
     finally:
         gc.enable()
         consumer.close()
     return pa.Table.from_batches(batches, SCHEMA)
+
+
+class _Signs:
+    """What tells that Kafka is still read, or why not."""
+
+    def __init__(self) -> None:
+        self._heard, self._next, self._trouble = time.monotonic(), 0, ""
+
+    def hear(self) -> None:
+        """Something came."""
+        self._heard = time.monotonic()
+
+    def hear_statistics(self, text: str) -> None:
+        """Of the client: records that were aborted are passed over there."""
+        parts = [part for topic in json.loads(text)["topics"].values() for part in topic["partitions"].values()]
+        reached = max((part["next_offset"] for part in parts), default=0)
+        if reached > self._next:
+            self._next = reached
+            self.hear()
+
+    def hear_error(self, error: KafkaError) -> None:
+        """Of the client, which goes on trying."""
+        self._trouble = f", {error.str()}"
+
+    def check(self) -> None:
+        """Raises Indeterminate when nothing was heard for long."""
+        if time.monotonic() - self._heard > _PATIENCE_S:
+            raise Indeterminate(f"nothing came for {_PATIENCE_S:.0f} s{self._trouble}")
 
 
 def _write(rows: pa.Table, file: Path) -> None:
@@ -168,11 +200,10 @@ def _write(rows: pa.Table, file: Path) -> None:
     unfinished.replace(file)
 
 
-def _read_batches(consumer: Consumer, wanted: _Range) -> Iterator[list[Delivered]]:
+def _read_batches(consumer: Consumer, wanted: _Range, signs: _Signs) -> Iterator[list[Delivered]]:
     """All records of the range. Raises Indeterminate when Kafka says nothing for long."""
-    heard, is_over = time.monotonic(), False
     batch: list[Delivered] = []
-    size = 0
+    size, is_over = 0, False
     while not is_over:
         messages = consumer.consume(_TAKEN, _WAIT_S)
         is_over = any(_is_behind(message, wanted.end) for message in messages)
@@ -183,9 +214,9 @@ def _read_batches(consumer: Consumer, wanted: _Range) -> Iterator[list[Delivered
             yield batch
             batch, size = [], 0
         if messages:
-            heard = time.monotonic()
-        elif time.monotonic() - heard > _PATIENCE_S:
-            raise Indeterminate(f"nothing came for {_PATIENCE_S:.0f} s")
+            signs.hear()
+        else:
+            signs.check()
 
 
 def _is_behind(message: Delivered, end: int) -> bool:

@@ -1,11 +1,14 @@
 """Kafka is read by tasks of ranges of offsets, on one window of real transactions."""
 
 import ctypes
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import confluent_kafka
 import pyarrow as pa
@@ -144,6 +147,43 @@ def test_large_records_are_decoded_few_at_a_time(
     monkeypatch.setattr(sources, "make_batch", look)
     assert sources._read(_range(topic, 0, 100, tmp_path), {"bootstrap.servers": kafka}).num_rows == 100
     assert max(sizes) <= (16 << 20) + 16 * 900_000
+
+
+class Aborted:
+    """A consumer in a row of aborted records: each call takes ten seconds and skips a hundred of them."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._tell, self._next, self.now_s = options["stats_cb"], 0, 0.0
+
+    def assign(self, places: object) -> None:
+        """Whatever they are."""
+
+    def consume(self, count: int, wait_s: float) -> list[object]:
+        """Nothing, until the end of the partition."""
+        self.now_s += 10
+        self._next += 100
+        self._tell(json.dumps({"topics": {"orders": {"partitions": {"0": {"next_offset": self._next}}}}}))
+        end = SimpleNamespace(error=lambda: KafkaError(KafkaError._PARTITION_EOF), offset=lambda: 1_000)
+        return [end] if self._next == 1_000 else []
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_records_that_were_aborted_are_a_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many lie in a row, and however long they take: they are read, though none of them is handed over."""
+    made: list[Aborted] = []
+    monkeypatch.setattr(sources, "Consumer", lambda options: made.append(Aborted(options)) or made[0])
+    clock = SimpleNamespace(monotonic=lambda: made[0].now_s if made else 0.0)
+    monkeypatch.setattr(sources, "time", clock)
+    assert sources._read(_range("orders", 0, 1_000, tmp_path), {}).num_rows == 0
+
+
+def test_broker_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what the client says of it."""
+    monkeypatch.setattr(sources, "_PATIENCE_S", 1)
+    with pytest.raises(Indeterminate, match="nothing came for 1 s, .*Connection refused"):
+        sources._read(_range("orders", 0, 1, tmp_path), {"bootstrap.servers": "127.0.0.1:1"})
 
 
 def test_right_to_the_group_is_not_needed(broker_factory: BrokerFactory, tmp_path: Path) -> None:
