@@ -253,9 +253,17 @@ def test_other_producers_records_are_foreign() -> None:
     assert [(row.tx, row.leg) for row in rows] == [("", Evidence.FOREIGN)] * len(headers)
 
 
+def test_hash_is_the_same_alone_and_among_many() -> None:
+    """Many are hashed at once, the longest one by one."""
+    texts = [bytes(range(256)) * size + b"x" * (size % 32) for size in range(100)]
+    among = add_bytes(seeds(len(texts)), texts).tolist()
+    assert [add_bytes(seeds(1), [text]).tolist() for text in texts] == [[one] for one in among]
+
+
 def test_hashes_are_those_of_sql(spark: SparkSession) -> None:
     """Of every length, of no bytes, of nothing, of numbers: what is compared in SQL was hashed here."""
-    texts = [None, b"", *(bytes(range(97, 97 + size % 26)) + b"\xff\x00" * size for size in range(60))]
+    lengths = [*range(60), 999, 50_000]  # the last of them are hashed alone
+    texts = [None, b"", *(bytes(range(97, 97 + size % 26)) + b"\xff\x00" * size for size in lengths)]
     numbers = [-(1 << 63), -1, 0, 1 << 40] * 20
     rows = [(text, number) for text, number in zip(texts, numbers, strict=False)]
     spark.createDataFrame(rows, "text BINARY, number BIGINT").createOrReplaceTempView("hashed")
