@@ -125,7 +125,7 @@ def _ship(spark: SparkSession) -> None:
     path = Path(context._temp_dir) / _SHIPPED  # noqa: SLF001 - it lasts as long as the context
     if path.exists():
         return
-    with zipfile.ZipFile(path, "w") as archive:
+    with zipfile.ZipFile(path, "w", strict_timestamps=False) as archive:  # images may have files of 1970
         for file in sorted(_PACKAGE.rglob("*.py")):
             archive.write(file, file.relative_to(_PACKAGE.parent))
     context.addPyFile(str(path))

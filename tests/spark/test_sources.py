@@ -2,7 +2,9 @@
 
 import ctypes
 import json
+import os
 import time
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -218,6 +220,19 @@ def test_header_whose_name_is_no_utf8_ends_no_job(kafka: str, tmp_path: Path) ->
     put(kafka, topic, b"after")
     read = sources._read(_range(topic, 0, 3, tmp_path), {"bootstrap.servers": kafka})
     assert read["leg"].to_pylist() == [Evidence.FOREIGN] * 3
+
+
+def test_code_without_a_date_is_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in images that are made to have the same bytes each time."""
+    (tmp_path / "spark").mkdir()
+    code = tmp_path / "spark" / "code.py"
+    code.touch()
+    os.utime(code, (0, 0))
+    monkeypatch.setattr(sources, "_PACKAGE", code.parent)
+    shipped: list[str] = []
+    context = SimpleNamespace(_temp_dir=str(tmp_path), addPyFile=shipped.append)
+    sources._ship(SimpleNamespace(sparkContext=context))  # type: ignore[arg-type]
+    assert zipfile.ZipFile(shipped[0]).namelist() == ["spark/code.py"]
 
 
 def test_error_in_a_worker_is_told_in_one_line(spark: SparkSession) -> None:
