@@ -59,7 +59,7 @@ def _make_plan(access: Access) -> Window:
 
 
 def _begin(unit: Path, plan: Window) -> Window:
-    """Makes the folder; or the plan of a landing that was killed, if it began where this one begins, in these topics."""
+    """Makes the folder; or the plan of a killed landing, if it began where this one begins, in the same topics."""
     path = unit / _PLAN
     if path.exists() and _origin(before := read_window(path)) == _origin(plan):
         return before

@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -50,6 +51,9 @@ _CLIENT = {
     "queued.max.messages.kbytes": 8_192,  # what was fetched behind the range is thrown away
     "statistics.interval.ms": 1_000,  # tell how far it has come where nothing is committed
 }
+# Called as a method in a loop, it would not raise: Python then leaves out to ask whether there was an error, and what
+# is returned beside one crashes the worker.
+_ask_headers = methodcaller("headers")
 _HARMLESS = {
     KafkaError._PARTITION_EOF,  # noqa: SLF001 - the client's public name
     KafkaError.GROUP_AUTHORIZATION_FAILED,  # the client looks for the group's coordinator, though nobody joins it
@@ -245,8 +249,8 @@ def _as_columns(wanted: _Range, messages: list[Delivered]) -> Records:
 
 
 def _headers(message: Delivered) -> Headers:
-    """As if there were none where a name is no UTF-8, which the client cannot read: the bridge writes no such record."""
+    """None where a name is no UTF-8, which the client cannot read: it is not the bridge that wrote such a record."""
     try:
-        return cast("Headers", message.headers() or ())
+        return cast("Headers", _ask_headers(message) or ())
     except (SystemError, UnicodeDecodeError):
         return ()
