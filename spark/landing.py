@@ -11,7 +11,7 @@ complete landings is as right as on Kafka.
 import argparse
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,9 +59,9 @@ def _make_plan(access: Access) -> Window:
 
 
 def _begin(unit: Path, plan: Window) -> Window:
-    """Makes the folder; or the plan of a landing that was killed, if it began where this one begins."""
+    """Makes the folder; or the plan of a killed landing, if it began where this one begins, in the same topics."""
     path = unit / _PLAN
-    if path.exists() and _starts(before := read_window(path)) == _starts(plan):
+    if path.exists() and _origin(before := read_window(path)) == _origin(plan):
         return before
     shutil.rmtree(unit, ignore_errors=True)
     unit.mkdir(parents=True)
@@ -69,8 +69,8 @@ def _begin(unit: Path, plan: Window) -> Window:
     return plan
 
 
-def _starts(window: Window) -> dict[QueuePlace, int]:
-    return {place: extent.start for place, extent in window.extents.items()}
+def _origin(window: Window) -> tuple[dict[QueuePlace, int], Mapping[str, str]]:
+    return {place: extent.start for place, extent in window.extents.items()}, window.topic_ids
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -99,6 +99,7 @@ class OpMembers(msgspec.Struct):
 
 _decode_frames = msgspec.json.Decoder(list[PreparedFrame]).decode
 _decode_op = msgspec.json.Decoder(OpMembers).decode
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what JSON that is none raises
 _HALVES = ("H", "D")
 _CODES = {"8": COMMIT, "12": ROLLBACK, "0": UNKNOWN}
 _ACTS = {"RESUME": ACT_RESUME, "ABANDON": ACT_ABANDON, "CHECK": ACT_CHECK}
@@ -317,7 +318,7 @@ def _read_messages(
         return (PreparedFrame(topic, _small(p.get("REAL_QID")), key, value, headers[:-1], _number(p.get("TS"))),)
     try:
         frames = _decode_frames(value or b"")
-    except (msgspec.MsgspecError, RecursionError):
+    except _UNREADABLE:
         return None
     return frames if frames and len(frames) == _number(announced) else None
 
@@ -380,7 +381,7 @@ def _read_op(value: bytes | None) -> OpMembers:
         return OpMembers()
     try:
         return _decode_op(value)
-    except (msgspec.MsgspecError, RecursionError):
+    except _UNREADABLE:
         return _read_oddly(value)
 
 
@@ -388,7 +389,7 @@ def _read_oddly(value: bytes) -> OpMembers:
     op = OpMembers()
     try:
         read = msgspec.json.decode(value, type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError):
+    except _UNREADABLE:
         return op
     for name in OpMembers.__struct_fields__:
         try:

@@ -1,11 +1,13 @@
 """Where the envelope comes from: Kafka, read by tasks that each land a range of offsets, or files landed before."""
 
 import gc
+import json
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -34,7 +36,10 @@ from spark.read.window import Window
 _PACKAGE = Path(__file__).parents[1]
 _SHIPPED = "outbox-bridge-report.zip"
 _PATIENCE_S = 20.0  # of a read
+_TAKEN = 16  # records at once, which may be of many megabytes each
+_WAIT_S = 0.02  # for so many, which a range's last ones never are
 _BATCH = 10_000
+_BATCH_BYTES = 16 << 20  # of values; decoding needs several times as much
 _TASK_OFFSETS = 250_000  # so that a large partition is read by all processors, and a task's rows fit into memory
 _CLIENT = {
     "group.id": "outbox-bridge-report",  # wanted by the client, never joined
@@ -44,6 +49,14 @@ _CLIENT = {
     "enable.partition.eof": True,
     "fetch.wait.max.ms": 20,  # of the broker where a partition ends, as most ranges do; by default half a second each
     "queued.max.messages.kbytes": 8_192,  # what was fetched behind the range is thrown away
+    "statistics.interval.ms": 1_000,  # tell how far it has come where nothing is committed
+}
+# Called as a method in a loop, it would not raise: Python then leaves out to ask whether there was an error, and what
+# is returned beside one crashes the worker.
+_ask_headers = methodcaller("headers")
+_HARMLESS = {
+    KafkaError._PARTITION_EOF,  # noqa: SLF001 - the client's public name
+    KafkaError.GROUP_AUTHORIZATION_FAILED,  # the client looks for the group's coordinator, though nobody joins it
 }
 
 
@@ -116,7 +129,7 @@ def _ship(spark: SparkSession) -> None:
     path = Path(context._temp_dir) / _SHIPPED  # noqa: SLF001 - it lasts as long as the context
     if path.exists():
         return
-    with zipfile.ZipFile(path, "w") as archive:
+    with zipfile.ZipFile(path, "w", strict_timestamps=False) as archive:  # images may have files of 1970
         for file in sorted(_PACKAGE.rglob("*.py")):
             archive.write(file, file.relative_to(_PACKAGE.parent))
     context.addPyFile(str(path))
@@ -135,17 +148,47 @@ def _land(wanted: _Range, options: Mapping[str, Any]) -> str:
 
 def _read(wanted: _Range, options: Mapping[str, Any]) -> pa.Table:
     """The envelope of all records of the range. Raises Indeterminate, KafkaException."""
-    consumer = Consumer({**options, **_CLIENT})
+    signs = _Signs()
+    consumer = Consumer({**options, **_CLIENT, "stats_cb": signs.hear_statistics, "error_cb": signs.hear_error})
     gc.disable()  # looking for cycles among so many records takes longer than reading them
     try:
         consumer.assign([TopicPartition(wanted.topic, wanted.part, wanted.start)])
         batches = [
-            make_batch(wanted.decode, _as_columns(wanted, messages)) for messages in _read_batches(consumer, wanted)
+            make_batch(wanted.decode, _as_columns(wanted, messages))
+            for messages in _read_batches(consumer, wanted, signs)
         ]
     finally:
         gc.enable()
         consumer.close()
     return pa.Table.from_batches(batches, SCHEMA)
+
+
+class _Signs:
+    """What tells that Kafka is still read, or why not."""
+
+    def __init__(self) -> None:
+        self._heard, self._next, self._trouble = time.monotonic(), 0, ""
+
+    def hear(self) -> None:
+        """Something came."""
+        self._heard = time.monotonic()
+
+    def hear_statistics(self, text: str) -> None:
+        """Of the client: records that were aborted are passed over there."""
+        parts = [part for topic in json.loads(text)["topics"].values() for part in topic["partitions"].values()]
+        reached = max((part["next_offset"] for part in parts), default=0)
+        if reached > self._next:
+            self._next = reached
+            self.hear()
+
+    def hear_error(self, error: KafkaError) -> None:
+        """Of the client, which goes on trying."""
+        self._trouble = f", {error.str()}"
+
+    def check(self) -> None:
+        """Raises Indeterminate when nothing was heard for long."""
+        if time.monotonic() - self._heard > _PATIENCE_S:
+            raise Indeterminate(f"nothing came for {_PATIENCE_S:.0f} s{self._trouble}")
 
 
 def _write(rows: pa.Table, file: Path) -> None:
@@ -161,25 +204,29 @@ def _write(rows: pa.Table, file: Path) -> None:
     unfinished.replace(file)
 
 
-def _read_batches(consumer: Consumer, wanted: _Range) -> Iterator[list[Delivered]]:
+def _read_batches(consumer: Consumer, wanted: _Range, signs: _Signs) -> Iterator[list[Delivered]]:
     """All records of the range. Raises Indeterminate when Kafka says nothing for long."""
-    heard, is_over = time.monotonic(), False
+    batch: list[Delivered] = []
+    size, is_over = 0, False
     while not is_over:
-        messages = consumer.consume(_BATCH, 0.5)
+        messages = consumer.consume(_TAKEN, _WAIT_S)
         is_over = any(_is_behind(message, wanted.end) for message in messages)
         records = [message for message in messages if message.error() is None and _offset(message) < wanted.end]
-        if records:
-            yield records
+        batch += records
+        size += sum(map(len, records))
+        if batch and (is_over or len(batch) >= _BATCH or size >= _BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
         if messages:
-            heard = time.monotonic()
-        elif time.monotonic() - heard > _PATIENCE_S:
-            raise Indeterminate(f"nothing came for {_PATIENCE_S:.0f} s")
+            signs.hear()
+        else:
+            signs.check()
 
 
 def _is_behind(message: Delivered, end: int) -> bool:
     """Whether everything before `end` was read: by a record behind it, or by the partition's end."""
     error = message.error()
-    if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client's public name
+    if error is not None and error.code() not in _HARMLESS:
         raise KafkaException(error)
     return _offset(message) >= end or (error is None and _offset(message) == end - 1)
 
@@ -197,5 +244,13 @@ def _as_columns(wanted: _Range, messages: list[Delivered]) -> Records:
         [message.timestamp()[1] for message in messages],
         [message.key() for message in messages],
         [message.value() for message in messages],
-        [cast("Headers", message.headers() or ()) for message in messages],
+        [_headers(message) for message in messages],
     )
+
+
+def _headers(message: Delivered) -> Headers:
+    """None where a name is no UTF-8, which the client cannot read: it is not the bridge that wrote such a record."""
+    try:
+        return cast("Headers", _ask_headers(message) or ())
+    except (SystemError, UnicodeDecodeError):
+        return ()

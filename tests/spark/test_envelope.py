@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
 from bridge.core.message import Message, Receipt, StoredMessage
@@ -224,6 +225,18 @@ def test_op_topic_is_read() -> None:
     assert [row.code for row in rows[8:10]] == [OTHER_VERSION, EMPTY]
 
 
+def test_text_that_is_no_utf8_is_unreadable() -> None:
+    """Whoever writes such a record does not end the job."""
+    framed = make_half([Message("orders", b"k", b"v")] * 2)
+    journal = read(decode_journal, [framed, replace(framed, value=b'[{"topic":"\xff"},{"topic":"orders"}]')])
+    assert [row.leg for row in journal] == [Evidence.HALF, Evidence.UNREADABLE]
+    values = (b'{"v":1,"state":"COMMITTED","group":"\xff"}', b'{"v":1,"state":5,"group":"\xff"}')
+    assert [row.leg for row in read(decode_op, [Message("op", TX.encode(), value) for value in values])] == [
+        Evidence.UNREADABLE,
+        Evidence.UNREADABLE,
+    ]
+
+
 def test_receipts_and_records_of_one_place_have_one_hash() -> None:
     """So that the fold can compare them without reading lists."""
     record = encode_published(Message("orders", b"k", b"v"), TX, 2, 9, True)
@@ -240,9 +253,17 @@ def test_other_producers_records_are_foreign() -> None:
     assert [(row.tx, row.leg) for row in rows] == [("", Evidence.FOREIGN)] * len(headers)
 
 
+def test_hash_is_the_same_alone_and_among_many() -> None:
+    """Many are hashed at once, the longest one by one."""
+    texts = [bytes(range(256)) * size + b"x" * (size % 32) for size in range(100)]
+    among = add_bytes(seeds(len(texts)), texts).tolist()
+    assert [add_bytes(seeds(1), [text]).tolist() for text in texts] == [[one] for one in among]
+
+
 def test_hashes_are_those_of_sql(spark: SparkSession) -> None:
     """Of every length, of no bytes, of nothing, of numbers: what is compared in SQL was hashed here."""
-    texts = [None, b"", *(bytes(range(97, 97 + size % 26)) + b"\xff\x00" * size for size in range(60))]
+    lengths = [*range(60), 999, 50_000]  # the last of them are hashed alone
+    texts = [None, b"", *(bytes(range(97, 97 + size % 26)) + b"\xff\x00" * size for size in lengths)]
     numbers = [-(1 << 63), -1, 0, 1 << 40] * 20
     rows = [(text, number) for text, number in zip(texts, numbers, strict=False)]
     spark.createDataFrame(rows, "text BINARY, number BIGINT").createOrReplaceTempView("hashed")

@@ -18,9 +18,10 @@ from pyspark.sql import Row, SparkSession
 
 from spark.errors import Indeterminate
 from spark.judge.findings import CLEARED, decode_findings
-from spark.landing import land_once
+from spark.landing import _begin, land_once
 from spark.options import Access, Options, parse_groups
 from spark.read.events import EVENTS
+from spark.read.scope import OffsetRange, QueuePlace
 from spark.read.sources import KafkaAccess, land_kafka, read_landed
 from spark.read.window import Window, encode_window, find_landed
 from spark.reconcile import RunOutcome, Tell, reconcile
@@ -137,6 +138,19 @@ def test_landings_hold_what_kafka_holds(spark: SparkSession, world: World, tmp_p
     land_kafka(spark, found.window, KafkaAccess(world.access.kafka), tmp_path)
     assert landed == rows_of(read_landed(spark, tmp_path))
     assert len(landed) > 300
+
+
+def test_killed_landing_is_begun_anew_where_a_topic_was_made_again(tmp_path: Path) -> None:
+    """Its files hold records of the topic that was, and its ends may never come in the one that is."""
+    place, unit = QueuePlace("orders", 0), tmp_path / "000001"
+    killed = Window("half", "op", "parked", 1, {place: OffsetRange(0, 900, 900)}, {"orders": "first"})
+    assert _begin(unit, killed) == killed
+    (unit / EVENTS).mkdir()
+    assert _begin(unit, replace(killed, taken_ms=2)) == killed
+    assert (unit / EVENTS).exists()
+    again = Window("half", "op", "parked", 2, {place: OffsetRange(0, 5, 5)}, {"orders": "second"})
+    assert _begin(unit, again) == again
+    assert not (unit / EVENTS).exists()
 
 
 FILES = (

@@ -1,25 +1,77 @@
 """Kafka is read by tasks of ranges of offsets, on one window of real transactions."""
 
+import ctypes
+import json
+import os
 import time
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import confluent_kafka
+import pyarrow as pa
 import pytest
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 from pyspark.sql import SparkSession
 
 from spark.errors import Indeterminate
 from spark.read import sources
+from spark.read.decode import Decode, Records, decode_real, make_batch
+from spark.read.envelope import Evidence
 from spark.read.offsets import take_window
 from spark.read.scope import QueuePlace
 from spark.read.sources import KafkaAccess, land_kafka, read_landed
 from spark.reconcile import explained
 from spark.selftest.run import Injector, SeededTopics, make_tales
+from tests.support.bridge_process import create_topics
+from tests.support.broker import BrokerFactory
 
 pytestmark = pytest.mark.timeout(300)
 KEY = ("topic", "part", "off")
+AUTHORIZER = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "allow.everyone.if.no.acl.found": "true",
+}
+
+
+def put(kafka: str, topic: str, *values: bytes) -> None:
+    """Records in its first partition."""
+    producer = Producer({"bootstrap.servers": kafka})
+    for value in values:
+        producer.produce(topic, value, partition=0)
+    assert producer.flush(30) == 0
+
+
+def put_odd_header(kafka: str, topic: str) -> None:
+    """A record with a header's name that Python's client would not write."""
+    (library,) = Path(confluent_kafka.__file__).parents[1].glob("confluent_kafka.libs/librdkafka-*")
+    client = ctypes.CDLL(str(library))
+    client.rd_kafka_conf_new.restype = client.rd_kafka_new.restype = ctypes.c_void_p
+    settings, reason = ctypes.c_void_p(client.rd_kafka_conf_new()), ctypes.create_string_buffer(512)
+    size = ctypes.c_size_t(512)
+    client.rd_kafka_conf_set(settings, b"bootstrap.servers", kafka.encode(), reason, size)
+    producer = ctypes.c_void_p(client.rd_kafka_new(0, settings, reason, size))
+    to_topic, to_partition = (ctypes.c_int(1), topic.encode()), (ctypes.c_int(3), ctypes.c_int32(0))
+    header = (ctypes.c_int(9), b"\xff\xfe", b"v", ctypes.c_ssize_t(1))
+    assert client.rd_kafka_producev(producer, *to_topic, *to_partition, *header, ctypes.c_int(0)) == 0
+    assert client.rd_kafka_flush(producer, 30_000) == 0
+    client.rd_kafka_destroy(producer)
+
+
+def _range(topic: str, start: int, end: int, folder: Path) -> sources._Range:
+    return sources._Range(topic, 0, start, end, decode_real, folder / "000001.parquet")
 
 
 @pytest.fixture
@@ -78,6 +130,107 @@ def test_offsets_that_are_not_there_are_told(
     with pytest.raises(Indeterminate, match=f"{place.topic}-0 cannot be read from {extent.start} to {extent.end}"):
         land_kafka(spark, alone, KafkaAccess(options), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_large_records_are_decoded_few_at_a_time(kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's memory is bounded in bytes, as a batch of large records is of few."""
+    topic = f"large-{time.time_ns()}"
+    create_topics(kafka, {topic: 1})
+    put(kafka, topic, *[b"v" * 900_000] * 100)
+    sizes: list[int] = []
+
+    def look(decoder: Decode, records: Records) -> pa.RecordBatch:
+        sizes.append(sum(len(value or b"") for value in records.values))
+        return make_batch(decoder, records)
+
+    monkeypatch.setattr(sources, "make_batch", look)
+    assert sources._read(_range(topic, 0, 100, tmp_path), {"bootstrap.servers": kafka}).num_rows == 100
+    assert max(sizes) <= (16 << 20) + 16 * 900_000
+
+
+class Aborted:
+    """A consumer in a row of aborted records: each call takes ten seconds and skips a hundred of them."""
+
+    now_s = 0
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._tell, self._next = options["stats_cb"], 0
+
+    def assign(self, places: object) -> None:
+        """Whatever they are."""
+
+    def consume(self, count: int, wait_s: float) -> list[object]:
+        """Nothing, until the end of the partition."""
+        Aborted.now_s += 10
+        self._next += 100
+        self._tell(json.dumps({"topics": {"orders": {"partitions": {"0": {"next_offset": self._next}}}}}))
+        end = SimpleNamespace(error=lambda: KafkaError(KafkaError._PARTITION_EOF), offset=lambda: 1_000)
+        return [end] if self._next == 1_000 else []
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_records_that_were_aborted_are_a_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many lie in a row, and however long they take: they are read, though none of them is handed over."""
+    monkeypatch.setattr(sources, "Consumer", Aborted)
+    monkeypatch.setattr(sources, "time", SimpleNamespace(monotonic=lambda: Aborted.now_s))
+    assert sources._read(_range("orders", 0, 1_000, tmp_path), {}).num_rows == 0
+
+
+def test_broker_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what the client says of it."""
+    monkeypatch.setattr(sources, "_PATIENCE_S", 1)
+    with pytest.raises(Indeterminate, match=r"nothing came for 1 s, .*Connection refused"):
+        sources._read(_range("orders", 0, 1, tmp_path), {"bootstrap.servers": "127.0.0.1:1"})
+
+
+def test_right_to_the_group_is_not_needed(broker_factory: BrokerFactory, tmp_path: Path) -> None:
+    """Nobody joins it: whoever may read the topic may have a report."""
+    kafka = broker_factory(AUTHORIZER).bootstrap
+    create_topics(kafka, {"orders": 1})
+    group = AclBinding(
+        ResourceType.GROUP, "outbox-bridge-report", ResourcePatternType.LITERAL, "User:somebody", "*",
+        AclOperation.ALL, AclPermissionType.ALLOW,
+    )  # fmt: skip
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for made in admin.create_acls([group]).values():
+        made.result(10)
+    refused: list[KafkaError | None] = []
+    with closing(Consumer({"bootstrap.servers": kafka, "group.id": group.name})) as stranger:
+        stranger.subscribe(["orders"])
+        while not refused:
+            refused = [message.error() for message in stranger.consume(1, 1)]
+    assert refused[0] is not None
+    assert refused[0].code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+    for number in range(5):  # each looks for the coordinator anew
+        put(kafka, "orders", b"v")
+        read = sources._read(_range("orders", 0, number + 1, tmp_path), {"bootstrap.servers": kafka})
+        assert read.num_rows == number + 1
+
+
+def test_header_whose_name_is_no_utf8_ends_no_job(kafka: str, tmp_path: Path) -> None:
+    """Other producers may write one into a real topic: their record is foreign."""
+    topic = f"odd-{time.time_ns()}"
+    create_topics(kafka, {topic: 1})
+    put(kafka, topic, *[b"v"] * 100)  # so many that Python takes short cuts in loops
+    put_odd_header(kafka, topic)
+    put(kafka, topic, b"v")
+    read = sources._read(_range(topic, 0, 102, tmp_path), {"bootstrap.servers": kafka})
+    assert read["leg"].to_pylist() == [Evidence.FOREIGN] * 102
+
+
+def test_code_without_a_date_is_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in images that are made to have the same bytes each time."""
+    (tmp_path / "spark").mkdir()
+    code = tmp_path / "spark" / "code.py"
+    code.touch()
+    os.utime(code, (0, 0))
+    monkeypatch.setattr(sources, "_PACKAGE", code.parent)
+    shipped: list[str] = []
+    context = SimpleNamespace(_temp_dir=str(tmp_path), addPyFile=shipped.append)
+    sources._ship(SimpleNamespace(sparkContext=context))  # type: ignore[arg-type]
+    assert zipfile.ZipFile(shipped[0]).namelist() == ["spark/code.py"]
 
 
 def test_error_in_a_worker_is_told_in_one_line(spark: SparkSession) -> None:
