@@ -157,13 +157,18 @@ class Preparer:
             messages.append(half)
             stored.append((transaction_id, group, born_ms, immunity_s, queue_id))
             bits += 1
-        reach(FaultPoint.PREPARE_UNSENT)
-        results = await self.journal.append(messages, deadline)
-        reach(FaultPoint.PREPARE_ACKED)
+        results = await self.append(messages, deadline)
         return [
             refuse_put(result, place[0]) or self.tell(place, result)
             for place, result in zip(stored, results, strict=True)
         ]
+
+    async def append(self, messages: Sequence[Message], deadline: Deadline) -> list[PutResult]:
+        """Puts half messages."""
+        reach(FaultPoint.PREPARE_UNSENT)
+        results = await self.journal.append(messages, deadline)
+        reach(FaultPoint.PREPARE_ACKED)
+        return results
 
     def tell(self, stored: "_Stored", put: PutResult) -> Prepared:
         """The answer to what is stored."""
@@ -308,9 +313,7 @@ class _Batch:
                 sent.append(draft)
                 messages.append(message)
         void: list[_Draft] = []
-        reach(FaultPoint.PREPARE_UNSENT)
-        results = await self._preparer.journal.append(messages, self._deadline)
-        reach(FaultPoint.PREPARE_ACKED)
+        results = await self._preparer.append(messages, self._deadline)
         for draft, result in zip(sent, results, strict=True):
             if result.status is not _PUT_OK:
                 self._note_failure(draft, result, wait)

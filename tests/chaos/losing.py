@@ -142,6 +142,7 @@ class Load:
             return False
         if status == 201:
             again = Deed(deed.value, None, told["transaction_id"], time.monotonic())
+            deed.wanted = "COMMIT"  # whatever was wanted of the one that is lost
             wait_until(lambda: self._end(http, again, "COMMIT"), _PATIENCE_S, f"end of {again}")
         return True
 
