@@ -1,6 +1,5 @@
 """Kafka is read by tasks of ranges of offsets, on one window of real transactions."""
 
-import ctypes
 import json
 import os
 import time
@@ -12,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import confluent_kafka
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
@@ -37,6 +35,7 @@ from spark.reconcile import explained
 from spark.selftest.run import Injector, SeededTopics, make_tales
 from tests.support.bridge_process import create_topics
 from tests.support.broker import BrokerFactory
+from tests.support.odd_records import put_odd_header
 
 pytestmark = pytest.mark.timeout(300)
 KEY = ("topic", "part", "off")
@@ -52,22 +51,6 @@ def put(kafka: str, topic: str, *values: bytes) -> None:
     for value in values:
         producer.produce(topic, value, partition=0)
     assert producer.flush(30) == 0
-
-
-def put_odd_header(kafka: str, topic: str) -> None:
-    """A record with a header's name that Python's client would not write."""
-    (library,) = Path(confluent_kafka.__file__).parents[1].glob("confluent_kafka.libs/librdkafka-*")
-    client = ctypes.CDLL(str(library))
-    client.rd_kafka_conf_new.restype = client.rd_kafka_new.restype = ctypes.c_void_p
-    settings, reason = ctypes.c_void_p(client.rd_kafka_conf_new()), ctypes.create_string_buffer(512)
-    size = ctypes.c_size_t(512)
-    client.rd_kafka_conf_set(settings, b"bootstrap.servers", kafka.encode(), reason, size)
-    producer = ctypes.c_void_p(client.rd_kafka_new(0, settings, reason, size))
-    to_topic, to_partition = (ctypes.c_int(1), topic.encode()), (ctypes.c_int(3), ctypes.c_int32(0))
-    header = (ctypes.c_int(9), b"\xff\xfe", b"v", ctypes.c_ssize_t(1))
-    assert client.rd_kafka_producev(producer, *to_topic, *to_partition, *header, ctypes.c_int(0)) == 0
-    assert client.rd_kafka_flush(producer, 30_000) == 0
-    client.rd_kafka_destroy(producer)
 
 
 def _range(topic: str, start: int, end: int, folder: Path) -> sources._Range:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from operator import methodcaller
 from typing import NamedTuple, TypeVar
 
 import structlog
@@ -30,11 +31,20 @@ class Range(NamedTuple):
     next_offset: int
 
 
+# Called as a method in a loop, it would not raise: Python then leaves out to ask whether there was an error, and what
+# is returned beside one crashes the process.
+_ask_headers = methodcaller("headers")
+
+
 def make_stored(record: Record) -> StoredMessage:
-    """A record of the client as the ports give it."""
+    """A record of the client as the ports give it; without headers if a name among them is no UTF-8."""
     offset = record.offset()
     assert offset is not None
-    return StoredMessage(offset, record.key(), record.value(), record.headers() or (), record.timestamp()[1])  # type: ignore[arg-type]
+    try:
+        headers = _ask_headers(record) or ()
+    except (SystemError, UnicodeDecodeError):
+        headers = ()
+    return StoredMessage(offset, record.key(), record.value(), headers, record.timestamp()[1])
 
 
 def split_runs(offsets: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -15,6 +15,7 @@ from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
 from bridge.store.message_store import GetStatus, PutStatus
 from tests.contract.kafka_world import KafkaContractWorld
 from tests.contract.world import DEADLINE_S, batch_of, fresh_name, make_queue, put_values, to, until_stable
+from tests.support.odd_records import put_odd_header
 
 
 def find_client_threads() -> set[str]:
@@ -46,6 +47,21 @@ async def test_cancelled_get_loses_nothing(world: KafkaContractWorld) -> None:
             assert got.next_begin_offset == len(found)
     assert found == [b"0", b"1", b"2"]
     await reader.close()
+
+
+async def test_header_whose_name_is_no_utf8_ends_no_process(world: KafkaContractWorld, kafka: str) -> None:
+    """Whoever may write to an internal topic can write one: it is a record that cannot be understood, no more."""
+    queue = await make_queue(world)
+    await put_values(world, queue, *[b"v"] * 100)  # so many that Python takes short cuts in loops
+    await asyncio.to_thread(put_odd_header, kafka, queue.topic)
+    reader = world.process.owners.open_reader(queue, 0)
+    found = []
+    async with asyncio.timeout(DEADLINE_S):
+        while len(found) < 101:
+            found += (await reader.get(101, 1_000)).messages
+    assert not found[-1].headers
+    await reader.close()
+    assert (await world.process.store.get(queue, 100, 1)).messages[0].value is None
 
 
 async def test_halted_reader_stays_halted(world: KafkaContractWorld) -> None:
