@@ -260,7 +260,12 @@ class AppendClient:
 
     def _end_calls(self, calls: Sequence[PutCall]) -> None:
         for call in calls:
-            self._end_call_if_over(call)
+            try:
+                self._end_call_if_over(call)
+            except Exception:  # noqa: BLE001 - one call's reports must not keep the others from theirs
+                _LOG.exception("put_reports_not_understood")
+                if not call.future.done():
+                    call.future.set_result([_UNREPORTED] * len(call.messages))
 
     def _end_call_if_over(self, call: PutCall) -> None:
         """Answers the caller, if he still waits."""
@@ -331,7 +336,11 @@ class AppendClient:
         """A producer that is deaf or had a fatal error is of no use; what it still held has an unknown outcome, and
         is never sent by the next one."""
         _LOG.error("kafka_producer_renewed", reason=self.errors.last_error or "no answer")
-        made = self._open()
+        try:
+            made = self._open()
+        except CLIENT_ERRORS as raised:  # for want of threads or files; tried again at the next poll
+            self.errors.note(error_of(raised))
+            return
         with self._swap:
             held, self._producer, self.errors.fatal = [self._producer], made, None
         self._end(held[0], 0)

@@ -70,6 +70,13 @@ class ImpliedReport(FakeReport):
         return TIMESTAMP_CREATE_TIME, 5_000_000
 
 
+class StrayReport(FakeReport):
+    """Names a queue that nobody wrote to."""
+
+    def partition(self) -> int:
+        return 99
+
+
 class FakeProducer:
     """Reports in order at the next poll or flush. `failures`: what a call of that name raises next."""
 

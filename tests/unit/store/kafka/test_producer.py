@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from bridge.core.message import Message
 from bridge.store.kafka import producer
@@ -14,7 +14,7 @@ from bridge.store.kafka.client_thread import Silence
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.producer import AppendClient
 from bridge.store.message_store import PutResult, PutStatus, Refusal
-from tests.unit.store.kafka.fake_producer import FENCED, TOO_LARGE, FakeProducer, ImpliedReport
+from tests.unit.store.kafka.fake_producer import FENCED, TIMED_OUT, TOO_LARGE, FakeProducer, ImpliedReport, StrayReport
 
 MESSAGES = [Message("orders", b"k", b"%d" % n, (), 0) for n in range(3)]
 DEADLINE_S = 10
@@ -25,12 +25,15 @@ class Clients:
 
     def __init__(self) -> None:
         self.made: list[FakeProducer] = []
+        self.refusals: deque[KafkaException] = deque()  # of making another one
         config = KafkaConfig({"bootstrap.servers": "nowhere:1"})
         self.now_s = 0.0
         silence = Silence(15, lambda: self.now_s)
         self.append = AppendClient(config, make_producer=self._make, room_wait_s=0.02, silence=silence)
 
     def _make(self, options: dict[str, Any]) -> Any:
+        if self.refusals:
+            raise self.refusals.popleft()
         self.made.append(FakeProducer(options))
         return self.made[-1]
 
@@ -166,6 +169,30 @@ async def test_fatal_error_makes_a_new_producer(clients: Clients) -> None:
     assert [result.status for result in await lost] == [PutStatus.OUTCOME_UNKNOWN] * 3
     assert [result.status for result in await put(clients)] == [PutStatus.PUT_OK] * 3
     assert len(clients.made) == 2
+
+
+async def test_new_producer_that_cannot_be_made_is_made_later(clients: Clients) -> None:
+    """For want of threads or files: the thread that polls goes on, and everybody is answered."""
+    clients.refusals += [KafkaException(TIMED_OUT)] * 2
+    clients.made[0].is_silent = True
+    lost = asyncio.create_task(put(clients))
+    await asyncio.sleep(0)
+    clients.made[0].fail("poll", FENCED)
+    assert [result.status for result in await lost] == [PutStatus.OUTCOME_UNKNOWN] * 3
+    assert not clients.refusals
+    assert [result.status for result in await put(clients)] == [PutStatus.PUT_OK] * 3
+
+
+async def test_reports_of_a_queue_nobody_wrote_to_are_one_call_s_own(clients: Clients) -> None:
+    """Its messages are unknown; what came with them is told as always."""
+    clients.made[0].is_silent = True
+    odd = asyncio.create_task(put(clients, [Message("orders", b"k", b"v", (), n) for n in range(2)]))
+    right = asyncio.create_task(put(clients))
+    await until_polled(clients.made[0])
+    clients.made[0].make_report = StrayReport
+    clients.made[0].is_silent = False
+    assert [result.status for result in await odd] == [PutStatus.OUTCOME_UNKNOWN] * 2
+    assert [result.status for result in await right] == [PutStatus.PUT_OK] * 3
 
 
 async def test_deaf_producer_is_replaced(clients: Clients) -> None:
