@@ -86,7 +86,8 @@ def land_kafka(spark: SparkSession, window: Window, kafka: KafkaAccess, folder: 
     A filter in each file tells which transactions it has nothing of. Raises Indeterminate.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    ranges = [one for one in _cut(window, kafka, folder) if not one.file.exists()]
+    whole = folder.absolute()  # executors work in folders of their own
+    ranges = [one for one in _cut(window, kafka, whole) if not one.file.exists()]
     if not ranges:
         return
     options = dict(kafka.options)
