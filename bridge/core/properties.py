@@ -87,9 +87,7 @@ def count_stored_bytes(stored: StoredMessage) -> int:
     """What a message of the log takes in memory, about."""
     key, value = stored.key, stored.value
     size = _OBJECTS_BYTES + (len(key) if key else 0) + (len(value) if value else 0)
-    for name, header in stored.headers:
-        size += (len(name) if name.isascii() else len(name.encode())) + (len(header) if header else 0)
-    return size
+    return size + _count_headers(stored.headers, 0)
 
 
 def count_record_bytes(message: Message) -> int:
@@ -123,4 +121,7 @@ def _measure_varint(number: int) -> int:
 
 
 def _count_headers(headers: Sequence[Header], overhead: int) -> int:
-    return sum([len(name.encode()) + len(value or b"") + overhead for name, value in headers])
+    size = overhead * len(headers)
+    for name, value in headers:
+        size += (len(name) if name.isascii() else len(name.encode())) + (len(value) if value else 0)
+    return size

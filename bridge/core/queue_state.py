@@ -208,7 +208,7 @@ class QueueState:
     def _apply_half(
         self, place: LogPosition, half: HalfMessage, ordering_hash: int, obstacle: str | None
     ) -> Sequence[Effect]:
-        if half.idempotency_key is not None and is_void(half, place.stored_ms):
+        if is_void(half, place.stored_ms):
             return ()
         transaction_id = half.transaction_id
         if transaction_id in self.live or transaction_id in self._settling or transaction_id in self.ended:

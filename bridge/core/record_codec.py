@@ -22,7 +22,7 @@ from bridge.core.properties import (
 )
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Record, Resolution, Source
 from bridge.core.topics import is_legal_topic
-from bridge.core.transaction import is_transaction_id
+from bridge.core.transaction import is_raw_id, is_transaction_id
 
 _PREFIX = b"KIND\x01"
 _BODIED = frozenset({"H", "D"})
@@ -38,7 +38,6 @@ _SOURCES = {source.value: source for source in Source}
 # ordering key, or the request, is at the end, and what is in between is the same in thousands of records. That is
 # parsed once, then remembered.
 _HALF, _END = b"KIND\x01H\x02UNIQ_KEY\x01", b"KIND\x01E\x02UNIQ_KEY\x01"
-_ID_BYTES, _LAST_OF_ID = b"0123456789abcdefghijklmnopqrstuv", frozenset(b"048cgkos")
 _HEX_BYTES = b"0123456789abcdef"
 _NAME_BYTES = string.ascii_letters.encode() + string.digits.encode() + b"._-"
 _MOST_REMEMBERED, _LONGEST_REMEMBERED = 4_096, 1_000
@@ -121,7 +120,7 @@ def decode_record(stored: StoredMessage) -> Record:
     raw = _properties_of(stored)
     start, raw_id = raw[:16], raw[16:44]
     record: Record | None = None
-    if len(raw) > 44 and raw[43] in _LAST_OF_ID and not raw_id.translate(None, _ID_BYTES):
+    if len(raw) > 44 and is_raw_id(raw_id):
         if start == _END:
             record = _slice_end(raw_id.decode(), raw)
         elif start == _HALF:

@@ -19,6 +19,7 @@ _TRIPLES = tuple(pair + digit for pair in _PAIRS for digit in _DIGITS)
 _WORD = (1 << 60) - 1
 _COUNTER_GUARD = 1 << 22
 _ID = re.compile(r"[0-9a-v]{27}[048cgkos]")
+_ID_BYTES, _LAST_BYTES = b"0123456789abcdefghijklmnopqrstuv", frozenset(b"048cgkos")
 _DIGEST_VERSION = b"outbox-bridge/1"  # frozen: another digest would make another transaction of a repeat
 
 TRANSACTION_ID_LENGTH = 28
@@ -79,6 +80,11 @@ class IdRun:
 def is_transaction_id(text: str) -> bool:
     """Whether the text has the form of an id; says nothing of its existence."""
     return _ID.fullmatch(text) is not None
+
+
+def is_raw_id(raw: bytes) -> bool:
+    """The same of bytes, in less time."""
+    return len(raw) == TRANSACTION_ID_LENGTH and raw[-1] in _LAST_BYTES and not raw.translate(None, _ID_BYTES)
 
 
 def queue_of(transaction_id: str) -> int:

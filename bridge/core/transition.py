@@ -93,7 +93,7 @@ def prepare(
         ended = replace(
             transaction, by="producer", end=place.offset, ended_ms=place.stored_ms, requests=_requests(half.request)
         )
-        return Transition(ended, (Publish(ended),)) if obstacle is None else block(ended, obstacle)
+        return _publish(ended, obstacle)
     schedule = Schedule(transaction)
     if half.request is None:
         return Transition(transaction, (schedule,))
@@ -119,8 +119,11 @@ def end(
         return Transition(ended, (WriteOp(ended),))
     if obstacle == BODY_EXPIRED:
         return Transition(t, _reply(record.request, t.transaction_id, AnswerCode.BODY_EXPIRED))
-    ended = _resolve(t, record, place)
-    return Transition(ended, (Publish(ended),)) if obstacle is None else block(ended, obstacle)
+    return _publish(_resolve(t, record, place), obstacle)
+
+
+def _publish(t: Transaction, obstacle: str | None) -> Transition:
+    return Transition(t, (Publish(t),)) if obstacle is None else block(t, obstacle)
 
 
 def _resolve(t: Transaction, record: EndRecord, place: LogPosition) -> Transaction:
@@ -146,7 +149,7 @@ def _resolve(t: Transaction, record: EndRecord, place: LogPosition) -> Transacti
         t.blocked,
         None,  # reason
         t.parked,
-        () if record.request is None else (record.request,),
+        _requests(record.request),
         t.abandoned,
     )
 

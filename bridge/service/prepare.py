@@ -145,8 +145,7 @@ class Preparer:
             if pace.spend(find_cost(call)):
                 await self.admission.turns.take()
             (only,), group, immunity_s = call.messages, call.group, call.immunity_s
-            placing_key = choose_placing_key(call.ordering_key, only.key, bits.to_bytes(16))
-            queue_id = choose_half_queue(hash_ordering_key(placing_key), topics.queues)
+            queue_id = self._choose_queue(call, bits)
             transaction_id = ids.make_id(queue_id, bits)
             if timeouts[group] is None and _is_bare(call):
                 ordering_hash = hash_effective_key(group, only.topic, None, only.key)
@@ -181,15 +180,16 @@ class Preparer:
         return first_wait_ms(immunity_s, self.admission.directory.settings_of(group).times)
 
     def _draft(self, index: int, call: PrepareCall, born_ms: int, bits: int, timeout_s: int | None) -> _Draft:
-        messages = call.messages
         key = call.idempotency_key
         if key is not None:
-            bits = digest_bits(call.group, key, call.is_published, call.ordering_key, messages)
-        first = messages[0]
-        placing_key = choose_placing_key(call.ordering_key, first.key, bits.to_bytes(16))
-        queue_id = choose_half_queue(hash_ordering_key(placing_key), self.journal.topics.queues)
+            bits = digest_bits(call.group, key, call.is_published, call.ordering_key, call.messages)
+        queue_id = self._choose_queue(call, bits)
         half = _make_half(call, make_transaction_id(queue_id, bits), born_ms, timeout_s)
         return _Draft(index, call, half, queue_id, key is not None or call.is_published)
+
+    def _choose_queue(self, call: PrepareCall, bits: int) -> int:
+        placing_key = choose_placing_key(call.ordering_key, call.messages[0].key, bits.to_bytes(16))
+        return choose_half_queue(hash_ordering_key(placing_key), self.journal.topics.queues)
 
     def _find_timeout(self, group_name: str) -> int | None:
         """The transaction timeout in seconds if a settler may still know another one: then the record says what

@@ -72,8 +72,7 @@ def decode_portion(
             ordering_hash = 0
             if type(record) is HalfMessage:
                 bodies[record.transaction_id] = loaded = LoadedHalf.decode(record, message)
-                recorded = record.ordering_hash
-                ordering_hash = loaded.ordering_hash if recorded is None else recorded
+                ordering_hash = loaded.ordering_hash
             records.append((LogPosition(message.queue_offset, message.stored_ms), record, ordering_hash))
         except MalformedRecord as error:
             quarantine(message.queue_offset, error)

@@ -17,11 +17,10 @@ from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, OpMessage, decode_
 from bridge.core.properties import PROPERTIES_HEADER
 from bridge.core.record import HalfMessage, is_void
 from bridge.core.record_codec import decode_body, decode_record
-from bridge.core.transaction import MessageSummary, is_transaction_id
+from bridge.core.transaction import MessageSummary, is_raw_id
 
 _END_HEAD = b"KIND\x01E\x02UNIQ_KEY\x01"
 _END_TAIL = b"\x02V\x011\x02"
-_DIGITS, _LAST_DIGITS = b"0123456789abcdefghijklmnopqrstuv", b"048cgkos"
 _PLAIN = (None, None, None, None)
 
 
@@ -85,7 +84,7 @@ def read_journal_entry(stored: StoredMessage) -> JournalEntry | None:
     """None for a void half message. Raises MalformedRecord and UnknownRecordVersion."""
     headers = stored.headers
     raw = headers[-1][1] if headers and headers[-1][0] == PROPERTIES_HEADER else None
-    if raw is not None and raw.startswith(_END_HEAD) and raw[44:49] == _END_TAIL and _is_id(raw[16:44]):
+    if raw is not None and raw.startswith(_END_HEAD) and raw[44:49] == _END_TAIL and is_raw_id(raw[16:44]):
         return RawEntry(stored.queue_offset, raw[16:44].decode(), stored)
     record = decode_record(stored)
     if not isinstance(record, HalfMessage):
@@ -103,10 +102,6 @@ def read_journal_entry(stored: StoredMessage) -> JournalEntry | None:
     return HalfEntry(offset, stored_ms, transaction_id, record, (_summarise(record, stored),), few_have == _PLAIN)
 
 
-def _is_id(raw: bytes) -> bool:
-    return len(raw) == 28 and raw[27] in _LAST_DIGITS and not raw.translate(None, _DIGITS)
-
-
 def _summarise(half: HalfMessage, stored: StoredMessage) -> MessageSummary:
     size = None if stored.value is None else len(stored.value)
     return MessageSummary(half.real_topic, stored.key, size, half.real_queue_id, half.timestamp_ms)
@@ -115,7 +110,7 @@ def _summarise(half: HalfMessage, stored: StoredMessage) -> MessageSummary:
 def read_op_entry(stored: StoredMessage) -> StateEntry | PositionEntry | None:
     """None for answers that are no state. Raises MalformedRecord and UnknownRecordVersion."""
     key, value = stored.key, stored.value
-    if key is not None and value is not None and value.startswith(_COMMITTED) and _is_id(key):
+    if key is not None and value is not None and value.startswith(_COMMITTED) and is_raw_id(key):
         commit = _read_usual_commit(stored, key.decode(), value)
         if commit is not None:
             return commit
@@ -125,10 +120,9 @@ def read_op_entry(stored: StoredMessage) -> StateEntry | PositionEntry | None:
         raise MalformedRecord("op message without key or value")
     if key == POSITION_KEY:
         return PositionEntry(stored.queue_offset, decode_position(value).s)
-    transaction_id = key.decode("latin-1")
-    if not is_transaction_id(transaction_id):
+    if not is_raw_id(key):
         raise MalformedRecord("op message whose key is no transaction id")
-    return OpEntry(stored.queue_offset, stored.stored_ms, decode_op(transaction_id, value))
+    return OpEntry(stored.queue_offset, stored.stored_ms, decode_op(key.decode(), value))
 
 
 class _Commit(Struct, gc=False, forbid_unknown_fields=True):
