@@ -3,6 +3,7 @@
 python -m tests.chaos.producer RUN_FILE NAME
 """
 
+import math
 import os
 import random
 import signal
@@ -18,7 +19,7 @@ from tests.chaos.shop import COMMIT, ROLLBACK, UNKNOWN, Shop
 from tests.support.history.events import Call, End, Ok
 
 _PAUSE_S = 0.3  # a client's back-off
-_PATIENCE_S = 300.0
+_PATIENCE_S = 120.0  # after the last fault, when everything due must soon be decided
 _FORGETTING = 0.1  # how often something is asked again although the answer came
 _BEHIND_S = 30.0  # what an outage cost is made up for, but no more
 _CALLS = {COMMIT: Call.COMMIT, ROLLBACK: Call.ROLLBACK, UNKNOWN: Call.UNKNOWN}
@@ -79,14 +80,16 @@ class Worker:
             self._make(Call.PREPARE, forgotten, client)  # it is told what became of them
 
     def _until_known(self, deeds: Sequence[Operation], ask: Callable[[Sequence[Operation]], None]) -> None:
-        give_up_at = time.monotonic() + _PATIENCE_S
         is_repeated = self._rng.random() < _FORGETTING
         asked = list(deeds)
+        give_up_at = math.inf
         while asked:
             ask(asked)
             asked = [deed for deed in asked if deed.is_open]
             if asked:
                 time.sleep(_PAUSE_S)
+            if self._stopping.is_set():
+                give_up_at = min(give_up_at, time.monotonic() + _PATIENCE_S)
             if time.monotonic() > give_up_at:
                 self._recorder.surprise(f"no truth within {_PATIENCE_S} s about {[deed.ref for deed in asked]}")
                 return
