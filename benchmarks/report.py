@@ -38,7 +38,8 @@ def _tell_machine(document: dict[str, Any]) -> str:
 
 def _tell_run(name: str, run: dict[str, Any]) -> str:
     shape = run["shape"]
-    remarks = "".join(f" {word.capitalize()}: {text}." for word, text in run.get("remarks", {}).items())
+    told = {"python": run["python"], **run.get("remarks", {})}
+    remarks = "".join(f" {word.capitalize()}: {text}." for word, text in told.items())
     return (
         f"Run `{name}`: commit {run['commit']}, {run['when'][:10]}, {shape['queues']} queue(s), {shape['apis']} api"
         f" and {shape['settlers']} settler process(es).{remarks}"

@@ -8,10 +8,11 @@ RUN: dict[str, Any] = {
     "commit": "abc",
     "when": "2026-01-02T03:04:05Z",
     "shape": {"queues": 1, "apis": 1, "settlers": 1},
+    "python": "3.11.7, optimised by profile",
 }
 DOCUMENT: dict[str, Any] = {
     "machine": {"cpus": 2, "memory_gib": 4},
-    "versions": {"python": "3.11"},
+    "versions": {"kafka": "4.3.1"},
     "figures": {"raw_tps": 100.0, "relay_vs_faststream": 2.5},
     "ranges": {"raw_tps": [90.0, 110.0], "relay_vs_faststream": [2.0, 3.0]},
     "runs": {
