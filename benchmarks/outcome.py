@@ -103,7 +103,8 @@ def _write_results(run: str, values: Values, how: Mapping[str, Any], output: Pat
     document["ranges"] |= values.ranges()
     for name, content in sections.items():
         document[name] = document.get(name, {}) | content
-    document["runs"][run] = {"commit": commit, "when": when, "python": _tell_python(), **how, "figures": sorted(medians)}
+    known = {"commit": commit, "when": when, "python": _tell_python(), "figures": sorted(medians)}
+    document["runs"][run] = known | how
     machine = {"cpus": os.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30)}
     document |= {"commit": commit, "when": when, "versions": _versions(), "machine": machine}
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -119,8 +120,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _tell_python() -> str:
-    """Its version and build: one optimised by profile, as Debian's and Docker's, takes less for the same."""
-    is_optimised = "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "")
+    """Its version and build: one optimised by profile takes less for the same. Distributions' are, but hide it."""
+    arguments = sysconfig.get_config_var("CONFIG_ARGS") or ""
+    is_optimised = "--enable-optimizations" in arguments or sys.base_prefix == "/usr"
     return f"{platform.python_version()}, {'' if is_optimised else 'not '}optimised by profile"
 
 
