@@ -17,6 +17,7 @@ from outbox.client.local_transaction import (
     RecordWriter,
     SessionWork,
     default_record,
+    load_guards,
 )
 from outbox.client.message import Message
 from outbox.client.pull_worker import Answer, AsyncAnswer, AsyncPullWorker, PullConfig, PullWorker
@@ -53,6 +54,7 @@ class Bridge:
         self.producer_group = check_group(producer_group)
         self.config = config or BridgeConfig()
         self._record = record
+        load_guards()
         self._link = ThreadConnection(url, self.config)
         self._leases: list[EndpointLease] = []
         self._verbs = BridgeClient(producer_group, self._link.ask, are_prepares_keyed=self.config.are_prepares_keyed)
@@ -152,6 +154,7 @@ class AsyncBridge:
         self.producer_group = check_group(producer_group)
         self.config = config or BridgeConfig()
         self._record = record
+        load_guards()
         self._link = LoopConnection(url, self.config)
         self._leases: list[AsyncEndpointLease] = []
         self._verbs = BridgeClient(producer_group, self._link.ask, are_prepares_keyed=self.config.are_prepares_keyed)

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from outbox.client.errors import Misuse
 
 NoteLost = Callable[[], None]
-_Listen = Callable[[Any, str, Callable[..., None]], None]
 
 
 class SessionGuard(Protocol):
@@ -37,92 +36,18 @@ class NoGuard:
         """Nothing."""
 
 
-class EventGuard:
-    """By SQLAlchemy's events of one session or connection."""
-
-    def __init__(self, watch: Callable[[NoteLost, _Listen], None]) -> None:
-        self._watch = watch
-        self._listeners: list[tuple[Any, str, Callable[..., None]]] = []
-
-    def arm(self, note_lost: NoteLost) -> None:
-        """As promised."""
-        self._watch(note_lost, self._listen)
-
-    def disarm(self) -> None:
-        """As promised."""
-        from sqlalchemy import event  # noqa: PLC0415
-
-        for target, name, listener in self._listeners:
-            event.remove(target, name, listener)
-        self._listeners = []
-
-    def _listen(self, target: Any, name: str, listener: Callable[..., None]) -> None:  # noqa: ANN401 - SQLAlchemy's own
-        from sqlalchemy import event  # noqa: PLC0415 - slow to import, and here it is already
-
-        event.listen(target, name, listener)
-        self._listeners.append((target, name, listener))
-
-
 def guard_of(session: object) -> SessionGuard:
     """What watches it. Raises Misuse for what is no session."""
     if not (callable(getattr(session, "commit", None)) and callable(getattr(session, "rollback", None))):
         raise Misuse(f"a block needs a session or a connection, not {type(session).__name__}")
-    if "sqlalchemy" not in sys.modules:  # then it is not one of its own
-        return NoGuard()
-    from sqlalchemy import Connection  # noqa: PLC0415
-    from sqlalchemy.orm import Session, scoped_session  # noqa: PLC0415
-
-    target = session() if isinstance(session, scoped_session) else session
-    for name in ("sync_session", "sync_connection"):  # asyncio's wrap them
-        target = getattr(target, name, target)
-    if isinstance(target, Session):
-        return EventGuard(lambda note_lost, listen: _watch_session(target, note_lost, listen))
-    if isinstance(target, Connection):
-        return EventGuard(lambda note_lost, listen: _watch_connection(target, note_lost, listen))
-    return NoGuard()
+    guards = load_guards()
+    guard: SessionGuard | None = None if guards is None else guards.find_guard(session)
+    return guard or NoGuard()
 
 
-def _watch_session(session: Any, note_lost: NoteLost, listen: _Listen) -> None:  # noqa: ANN401 - SQLAlchemy's own
-    """Its connections too: whoever asks for one may end its transaction behind the session's back."""
-    watched: list[object] = []
-
-    def watch(connection: Any) -> None:  # noqa: ANN401
-        if not any(connection is one for one in watched):
-            watched.append(connection)
-            _watch_connection(connection, note_lost, listen)
-
-    def refuse(_: object) -> None:
-        if not session.in_nested_transaction():  # savepoints come and go
-            _refuse()
-
-    def note(_: object, ended: Any) -> None:  # noqa: ANN401
-        if ended.parent is None:
-            note_lost()
-
-    listen(session, "before_commit", refuse)
-    listen(session, "after_transaction_end", note)
-    listen(session, "after_begin", lambda _session, _transaction, connection: watch(connection))
-    begun = session.get_transaction()
-    for connection, *_ in () if begun is None else list(begun._connections.values()):  # noqa: SLF001 - nothing else shows it
-        watch(connection)
-
-
-def _watch_connection(connection: Any, note_lost: NoteLost, listen: _Listen) -> None:  # noqa: ANN401
-    def refuse(_: object) -> None:
-        # a connection takes its transaction for over after a failed commit, and would not roll it back any more
-        connection.dialect.do_rollback(connection.connection)
-        note_lost()
-        _refuse()
-
-    def note(_: object) -> None:
-        note_lost()
-
-    listen(connection, "commit", refuse)
-    listen(connection, "rollback", note)
-
-
-def _refuse() -> None:
-    raise Misuse("the end of the `with` block commits the session, once its messages are stored: take this commit out")
+def load_guards() -> Any:  # noqa: ANN401 - a module
+    """What sets up SQLAlchemy's listeners, best before there are threads; None where a session cannot be one of its."""
+    return import_module("outbox.session_guard") if "sqlalchemy" in sys.modules else None
 
 
 class LocalSession(Protocol):
