@@ -1,18 +1,12 @@
-"""Calls from their first try to their answer: batches, repeats, deadlines.
+"""Calls from their first try to their answer: repeats and deadlines."""
 
-Nothing is waited for: a call that finds no request of its kind in flight leaves at once.
-"""
-
-import asyncio
 import random
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from secrets import token_hex
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from outbox.client.batcher import Batcher, BatcherLimits, Send
 from outbox.client.calls import (
     Call,
     Kind,
@@ -44,112 +38,6 @@ from outbox.client.replies import (
 )
 from outbox.client.transport import Transport
 
-_CLOSED = NoReply("closed before it was sent", is_sent=False)
-Send = Callable[[Sequence[Call], float], Awaitable[Sequence[CallResult]]]
-
-
-@dataclass(frozen=True, slots=True)
-class BatcherLimits:
-    """Bounds of one lane."""
-
-    in_flight: int
-    items: int
-    batch_bytes: int
-    waiting: int
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    call: Call
-    deadline_s: float
-    told: "asyncio.Future[CallResult]" = field(repr=False)
-    is_sent: bool = False
-
-
-class Batcher:
-    """Calls of one kind on their way, in the order they came. `send` gets calls and how long they may take."""
-
-    def __init__(self, send: Send, limits: BatcherLimits) -> None:
-        self._send = send
-        self._limits = limits
-        self._loop = asyncio.get_running_loop()
-        self._waiting: deque[_Waiting] = deque()
-        self._requests: set[asyncio.Task[None]] = set()
-        self._is_woken = False
-        self._is_closed = False
-
-    async def ask(self, call: Call, timeout_s: float) -> CallResult:
-        """The bridge's answer to this call; never raises for what happens on the way."""
-        if self._is_closed:
-            return _CLOSED
-        if len(self._waiting) >= self._limits.waiting:
-            return NoReply(f"{self._limits.waiting} calls are waiting", is_sent=False)
-        waiting = _Waiting(call, self._loop.time() + timeout_s, self._loop.create_future())
-        self._waiting.append(waiting)
-        self._wake()
-        try:
-            async with asyncio.timeout_at(waiting.deadline_s):
-                return await waiting.told
-        except TimeoutError:
-            return NoReply(f"no answer within {timeout_s:.1f} s", is_sent=waiting.is_sent)
-        finally:
-            self._withdraw(waiting)
-
-    async def close(self) -> None:
-        """Sends nothing more, and cuts off what is in flight."""
-        self._is_closed = True
-        while self._waiting:
-            waiting = self._waiting.popleft()
-            if not waiting.told.done():
-                waiting.told.set_result(_CLOSED)
-        for request in list(self._requests):
-            request.cancel()
-        await asyncio.gather(*self._requests, return_exceptions=True)
-
-    def _wake(self) -> None:
-        """Looks again when everybody who is ready now has asked."""
-        if not self._is_woken:
-            self._is_woken = True
-            self._loop.call_soon(self._start)
-
-    def _start(self) -> None:
-        self._is_woken = False
-        while self._waiting and len(self._requests) < self._limits.in_flight:
-            request = self._loop.create_task(self._run(self._take()))
-            self._requests.add(request)
-            request.add_done_callback(self._end)
-
-    def _end(self, request: "asyncio.Task[None]") -> None:
-        self._requests.discard(request)
-        self._start()
-
-    def _take(self) -> list[_Waiting]:
-        taken = [self._waiting.popleft()]
-        size = len(taken[0].call.item)
-        while self._waiting and len(taken) < self._limits.items:
-            size += len(self._waiting[0].call.item)
-            if size > self._limits.batch_bytes:
-                break
-            taken.append(self._waiting.popleft())
-        for waiting in taken:
-            waiting.is_sent = True
-        return taken
-
-    async def _run(self, taken: Sequence[_Waiting]) -> None:
-        timeout_s = max(waiting.deadline_s for waiting in taken) - self._loop.time()
-        told: Sequence[CallResult] = [NoReply("cut off")] * len(taken)
-        try:
-            told = await self._send([waiting.call for waiting in taken], timeout_s)
-        finally:
-            for waiting, its_own in zip(taken, told, strict=True):
-                if not waiting.told.done():
-                    waiting.told.set_result(its_own)
-
-    def _withdraw(self, waiting: _Waiting) -> None:
-        if not waiting.is_sent and waiting in self._waiting:
-            self._waiting.remove(waiting)
-
-
 # A first try gives up the wait for being settled early and is asked again apart from the others, so that one slow
 # queue does not hold up the calls that travel with it.
 FIRST_WAIT_S = 1.0
@@ -165,40 +53,39 @@ class Lane(NamedTuple):
 
 
 class Caller:
-    """Calls to one bridge. Belongs to the event loop it is made in."""
+    """Calls to one bridge. `transport` and `make_batcher` say whether they are those of threads or of an event loop."""
 
-    def __init__(self, url: str, config: BridgeConfig) -> None:
+    def __init__(
+        self,
+        config: BridgeConfig,
+        transport: Transport[Any],
+        make_batcher: Callable[[Send, BatcherLimits], Batcher[Any]],
+    ) -> None:
         self._config = config
-        self._loop = asyncio.get_running_loop()
-        self._transport = Transport(url, config.http)
-        self._lanes: dict[Lane, Batcher] = {}
-        self._is_closed = asyncio.Event()
-        self._kafka_time: tuple[int, float] | None = None  # milliseconds, and the loop's time when they were heard
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """Whose it is."""
-        return self._loop
+        self._transport = transport
+        self._make_batcher = make_batcher
+        self._lanes: dict[Lane, Batcher[Any]] = {}
+        self._kafka_time: tuple[int, float] | None = None  # milliseconds, and our own time when they were heard
 
     async def call(self, call: Call | PlainCall, timeout_s: float | None = None) -> Reply:
         """The bridge's answer. Raises the OutboxError that says what became of the call."""
-        deadline_s = self._loop.time() + (self._config.call_timeout_s if timeout_s is None else timeout_s)
+        now = self._transport.now
+        deadline_s = now() + (self._config.call_timeout_s if timeout_s is None else timeout_s)
         course = RetryPolicy(call, deadline_s, random.random)
         while True:
-            left_s = course.left_s(self._loop.time())
-            if left_s <= 0 or self._is_closed.is_set():
+            left_s = course.left_s(now())
+            if left_s <= 0 or self._transport.is_closed:
                 raise course.give_up()
-            step = course.take(await self._try(call, course, left_s), self._loop.time())
+            step = course.take(await self._try(call, course, left_s), now())
             if not isinstance(step, RetryAfter):
                 return step
-            await self._pause(step.pause_s)
+            await self._transport.pause(step.pause_s)
 
     async def close(self) -> None:
         """Cuts off what is in flight, and closes the connections."""
-        self._is_closed.set()
-        for lane in self._lanes.values():
-            await lane.close()
         await self._transport.close()
+        for lane in list(self._lanes.values()):
+            await lane.close()
 
     async def _try(self, call: Call | PlainCall, course: RetryPolicy, left_s: float) -> CallResult:
         if isinstance(call, PlainCall):
@@ -211,19 +98,14 @@ class Caller:
         is_repeat = course.tries > 0
         return await self._lane_of(Lane(call.kind, is_repeat, call.is_fresh and not is_repeat)).ask(call, left_s)
 
-    async def _pause(self, pause_s: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
-                await self._is_closed.wait()
-
-    def _lane_of(self, name: Lane) -> Batcher:
+    def _lane_of(self, name: Lane) -> Batcher[Any]:
         lane = self._lanes.get(name)
         if lane is None:
             config = self._config
             limits = BatcherLimits(
                 config.max_in_flight, config.max_batch_items, config.max_batch_bytes, config.max_waiting
             )
-            lane = self._lanes[name] = Batcher(partial(self._send, name), limits)
+            lane = self._lanes.setdefault(name, self._make_batcher(partial(self._send, name), limits))
         return lane
 
     async def _send(self, lane: Lane, calls: Sequence[Call], left_s: float) -> list[CallResult]:
@@ -235,7 +117,7 @@ class Caller:
         if isinstance(answer, NoReply):
             return [answer] * len(calls)
         if answer.kafka_time_ms > self._find_kafka_time():
-            self._kafka_time = answer.kafka_time_ms, self._loop.time()
+            self._kafka_time = answer.kafka_time_ms, self._transport.now()
         if is_batch(lane.kind, len(calls)):
             return read_answers(answer, list(calls))
         return [read_answer(answer, calls[0])]
@@ -245,7 +127,7 @@ class Caller:
         if self._kafka_time is None:
             return 0
         told_ms, heard_s = self._kafka_time
-        return told_ms + int((self._loop.time() - heard_s) * 1_000)
+        return told_ms + int((self._transport.now() - heard_s) * 1_000)
 
 
 Ask: TypeAlias = Callable[[Call | PlainCall], Awaitable[Reply]]

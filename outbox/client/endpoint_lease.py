@@ -2,14 +2,15 @@
 
 import asyncio
 import logging
+import threading
+import weakref
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
 from typing import Self, TypeAlias
 
 from outbox.client.calls import PlainCall, leave_call, register_call
 from outbox.client.config import check_count
-from outbox.client.connection import LoopConnection, ThreadConnection
-from outbox.client.errors import Misuse, NotFound, OutboxError, Refused
+from outbox.client.connection import LoopConnection, ThreadConnection, run_now
+from outbox.client.errors import Closed, Misuse, NotFound, OutboxError, Refused
 from outbox.client.replies import Reply
 
 _LOG = logging.getLogger(__name__)
@@ -48,15 +49,13 @@ class LeaseKeeper:
         self._pause_s = _FIRST_PAUSE_S
         return self._interval_s
 
-    async def run_forever(self, ask: Ask, pause_s: float) -> None:
-        """Until it is cancelled. A refusal may pass too: a group or a grant may come back."""
-        while True:
-            await asyncio.sleep(pause_s)
-            try:
-                pause_s = await self.run_once(ask)
-            except Refused as error:
-                _LOG.error("endpoint lease refused (%s)", error.code)
-                pause_s = self._interval_s
+    async def renew(self, ask: Ask) -> float:
+        """The same once it has begun. A refusal may pass too: a group or a grant may come back."""
+        try:
+            return await self.run_once(ask)
+        except Refused as error:
+            _LOG.error("endpoint lease refused (%s)", error.code)
+            return self._interval_s
 
     async def leave(self, ask: Ask) -> None:
         """Ends the lease now; if that fails, it runs out."""
@@ -73,7 +72,9 @@ class EndpointLease:
     def __init__(self, link: ThreadConnection, keeper: LeaseKeeper) -> None:
         self._link = link
         self._keeper = keeper
-        self._renewing: Future[None] | None = None
+        self._renewing: threading.Thread | None = None
+        self._stop = threading.Event()
+        weakref.finalize(self, self._stop.set)
 
     @property
     def is_registered(self) -> bool:
@@ -87,24 +88,35 @@ class EndpointLease:
         """
         if self._renewing is not None:
             raise Misuse("started already")
-        thread = self._link.thread
         with self._link.lifetime.use():
-            pause_s = thread.run(lambda caller: self._keeper.run_once(caller.call))
-        self._renewing = thread.submit(lambda caller: self._keeper.run_forever(caller.call, pause_s))
+            pause_s = run_now(self._keeper.run_once(self._link.ask))
+        arguments = (self._keeper, self._link, pause_s, self._stop)
+        self._renewing = threading.Thread(target=_renew_until, args=arguments, name="outbox-lease", daemon=True)
+        self._renewing.start()
         return self
 
     def close(self) -> None:
         """Renews no more, and takes the endpoint away."""
         renewing, self._renewing = self._renewing, None
         if renewing is not None:
-            renewing.cancel()
-            self._link.thread.run(lambda caller: self._keeper.leave(caller.call))
+            self._stop.set()
+            renewing.join(_LEAVE_S)
+            self._stop = threading.Event()
+            run_now(self._keeper.leave(self._link.ask))
 
     def __enter__(self) -> Self:
         return self if self._renewing is not None else self.start()
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _renew_until(keeper: LeaseKeeper, link: ThreadConnection, pause_s: float, stop: threading.Event) -> None:
+    while not stop.wait(pause_s):
+        try:
+            pause_s = run_now(keeper.renew(link.ask))
+        except Closed:
+            return
 
 
 class AsyncEndpointLease:
@@ -128,9 +140,8 @@ class AsyncEndpointLease:
         if self._renewing is not None:
             raise Misuse("started already")
         with self._link.lifetime.use():
-            ask = self._link.caller_here().call
-            pause_s = await self._keeper.run_once(ask)
-        self._renewing = asyncio.create_task(self._keeper.run_forever(ask, pause_s))
+            pause_s = await self._keeper.run_once(self._link.ask)
+        self._renewing = asyncio.create_task(self._renew_forever(pause_s))
         return self
 
     async def close(self) -> None:
@@ -139,10 +150,15 @@ class AsyncEndpointLease:
         if renewing is not None:
             renewing.cancel()
             await asyncio.gather(renewing, return_exceptions=True)
-            await self._keeper.leave(self._link.caller_here().call)
+            await self._keeper.leave(self._link.ask)
 
     async def __aenter__(self) -> Self:
         return self if self._renewing is not None else await self.start()
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    async def _renew_forever(self, pause_s: float) -> None:
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = await self._keeper.renew(self._link.ask)

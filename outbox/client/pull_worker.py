@@ -10,13 +10,12 @@ import asyncio
 import logging
 import random
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from outbox.client.caller import Caller
 from outbox.client.calls import Call, PlainCall, claim_call, end_call
 from outbox.client.checks import Check, Tell, read_call
 from outbox.client.config import check_count, check_seconds
@@ -72,6 +71,9 @@ class PullCounts(NamedTuple):
     answered: int = 0
     late: int = 0
     failed: int = 0
+
+
+T = TypeVar("T")
 
 
 class PullRounds:
@@ -168,28 +170,46 @@ class PullWorker:
 
     def run_once(self) -> PullCounts:
         """One claim, and its answers. Raises OutboxError."""
-        with self._rounds() as rounds:
-            return self._link.thread.run(lambda caller: rounds.run_once(_asking(self._link, caller)))
+        return self._run(threading.Event(), PullRounds.run_once)
 
     def run_forever(self, stop: threading.Event) -> None:
         """Rounds until `stop`, whose answers in hand still go out, or until the bridge is closed.
 
         Raises NotPullMode if the bridge does not let the group fetch its checks.
         """
-        with self._rounds() as rounds, suppress(CancelledError, Closed):
-            self._link.thread.submit(lambda caller: _run_until(stop, rounds, _asking(self._link, caller))).result()
+        with suppress(Closed):
+            self._run(stop, PullRounds.run_forever)
 
-    @contextmanager
-    def _rounds(self) -> Iterator[PullRounds]:
-        """Answers are looked for in one thread; one that hangs is not waited for at the end."""
-        pool = ThreadPoolExecutor(1, thread_name_prefix="outbox-pull")
+    def _run(self, stop: threading.Event, run: Callable[[PullRounds, Ask, asyncio.Event], Coroutine[Any, Any, T]]) -> T:
+        """In a loop of its own, so that a claim can be given up. Answers are looked for in one thread more; one that
+        hangs is not waited for at the end.
+        """
+        if self._link.lifetime.is_closing:
+            raise Closed("used after close")
+        pool, gone = ThreadPoolExecutor(2, thread_name_prefix="outbox-pull"), threading.Event()
 
         async def answer(checks: Sequence[Check], tell: Tell) -> None:
             await asyncio.get_running_loop().run_in_executor(pool, self._answer, checks, tell)
 
+        async def work() -> T:
+            link, stopping = LoopConnection(self._link.url, self._link.config), asyncio.Event()
+            rounds = PullRounds(self._group, answer, self._config)
+            running = asyncio.ensure_future(run(rounds, link.ask, stopping))
+            try:
+                while not running.done():
+                    await asyncio.wait([running], timeout=_LOOK_S)  # an event of threads cannot be awaited
+                    if stop.is_set():
+                        stopping.set()
+                    if gone.is_set() or self._link.lifetime.is_closing:
+                        raise Closed("closed before its end")
+                return running.result()
+            finally:
+                await link.cut_off()
+
         try:
-            yield PullRounds(self._group, answer, self._config)
+            return pool.submit(asyncio.run, work()).result()
         finally:
+            gone.set()
             pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -202,35 +222,17 @@ class AsyncPullWorker:
 
     async def run_once(self) -> PullCounts:
         """As PullWorker.run_once."""
-        return await self._rounds.run_once(_asking(self._link, self._link.caller_here()))
+        return await self._rounds.run_once(self._ask)
 
     async def run_forever(self, stop: asyncio.Event) -> None:
         """As PullWorker.run_forever. Cancelled, it leaves what it holds to the end of its lease."""
-        await self._rounds.run_forever(_asking(self._link, self._link.caller_here()), stop)
+        await self._rounds.run_forever(self._ask, stop)
 
-
-def _asking(link: ThreadConnection | LoopConnection, caller: Caller) -> Ask:
-    """Calls until the bridge is closed; its close does not wait for them."""
-
-    async def ask(call: Call | PlainCall, timeout_s: float | None) -> Reply:
-        with link.lifetime.use():
-            pass
-        return await caller.call(call, timeout_s)
-
-    return ask
-
-
-async def _run_until(stop: threading.Event, rounds: PullRounds, ask: Ask) -> None:
-    stopping = asyncio.Event()
-    running = asyncio.ensure_future(rounds.run_forever(ask, stopping))
-    try:
-        while not running.done():
-            await asyncio.wait([running], timeout=_LOOK_S)  # an event of threads cannot be awaited
-            if stop.is_set():
-                stopping.set()
-        await running
-    finally:
-        running.cancel()
+    async def _ask(self, call: Call | PlainCall, timeout_s: float | None) -> Reply:
+        """A call until the bridge is closed; its close does not wait for it."""
+        if self._link.lifetime.is_closing:
+            raise Closed("used after close")
+        return await self._link.ask(call, timeout_s)
 
 
 def _take_error(ended: "asyncio.Future[None]") -> None:

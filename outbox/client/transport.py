@@ -1,137 +1,125 @@
-"""Connections of one event loop to one bridge, kept for the next request."""
+"""Connections to one bridge, kept for the next request: for threads, or for an event loop."""
 
 import asyncio
-import base64
-import netrc
+import math
+import socket
 import ssl
+import threading
+import time
+import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, cast
-from urllib.parse import SplitResult, quote, unquote, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from typing import Any, Generic, Protocol, TypeVar, cast
+from urllib.parse import urlsplit
 
-from outbox.client.calls import JSON, Request
+from outbox.client.calls import Request
 from outbox.client.config import HttpConfig
-from outbox.client.errors import OutboxConfigError
-from outbox.client.http_answer import AnswerReader, BrokenAnswer
+from outbox.client.http_messages import AnswerReader, BrokenAnswer, RequestHead, find_route
 from outbox.client.replies import Answer, NoReply
 
-_PORTS = {"http": 80, "https": 443}
-_IN_PATHS = "/%:@!$&'()*+,;=~-._"
 _OTHER_ADDRESS_S = 0.25  # a name with several addresses: the next one is tried too. Source: RFC 8305
+_RECEIVED_BYTES = 64 * 1024
+_MAX_TIMEOUT_S = 1_000_000.0  # a socket counts in milliseconds, in 31 bits
 
 
-class Transport:
-    """Sends requests and reads their answers. Belongs to the event loop it is made in."""
+class Connection(Protocol):
+    """One request at a time. `idle_since_s`: when the last one ended."""
+
+    idle_since_s: float
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can carry another request."""
+        ...
+
+    async def ask(self, raw: bytes, reader: AnswerReader, deadline_s: float) -> AnswerReader:
+        """Sends a request and reads its whole answer. Raises BrokenAnswer, OSError."""
+        ...
+
+    def abort(self) -> None:
+        """Gives it up, and whatever is on its way."""
+        ...
+
+
+C = TypeVar("C", bound=Connection)
+
+
+class Transport(Generic[C]):
+    """Sends requests and reads their answers; this much is the same for threads and for event loops."""
 
     def __init__(self, url: str, config: HttpConfig) -> None:
+        self.is_closed = False
         self._config = config
-        self._loop = asyncio.get_running_loop()
-        self._connect_options: dict[str, Any] = {}
-        if isinstance(self._loop, asyncio.BaseEventLoop):  # uvloop's does not know it
-            self._connect_options["happy_eyeballs_delay"] = _OTHER_ADDRESS_S
-        self._route = _find_route(urlsplit(url), config)
+        self._route = find_route(urlsplit(url), config)
         self._head = RequestHead(urlsplit(url), config, self._route)
-        self._places = asyncio.Semaphore(config.max_connections)
-        self._idle: deque[_Connection] = deque()
-        self._open: set[_Connection] = set()
-        self._is_closed = False
+        self._lock = threading.Lock()
+        self._idle: deque[C] = deque()
+        self._open: set[C] = set()
 
     async def exchange(self, request: Request, timeout_s: float) -> Answer | NoReply:
         """One request and its whole answer; never raises for what happens on the way."""
+        if self.is_closed:
+            return NoReply("closed before it was sent", is_sent=False)
         raw = self._head.encode(request)
-        connection: _Connection | None = None
+        deadline_s = self.now() + timeout_s
+        connection: C | None = None
         try:
-            async with asyncio.timeout(timeout_s):
-                connection = await self._take()
-                reader = await connection.ask(raw, AnswerReader())
-            received = datetime.now(UTC)
+            connection = await self._take(deadline_s)
+            reader = await connection.ask(raw, AnswerReader(), deadline_s)
+            received = None if reader.retry_after is None else datetime.now(UTC)
             return Answer(reader.status, bytes(reader.body), reader.retry_after, received, reader.kafka_time_ms)
         except NotReached as error:
             return NoReply(f"not reachable: {error}", is_sent=False)
         except TimeoutError:
-            return NoReply(f"no answer within {timeout_s:.1f} s", is_sent=connection is not None)
+            return NoReply(f"no answer within {timeout_s:.1f} s")
         except (BrokenAnswer, OSError) as error:
             return NoReply(f"the connection broke: {type(error).__name__}")
         finally:
             if connection is not None:
                 self._give_back(connection)
 
+    def now(self) -> float:
+        """Seconds of a clock that is never set."""
+        raise NotImplementedError
+
+    async def pause(self, pause_s: float) -> None:
+        """Waits so long, or until it is closed."""
+        raise NotImplementedError
+
     async def close(self) -> None:
         """Closes all connections, and those that are only being made."""
-        self._is_closed = True
-        self._idle.clear()
-        for connection in self._open:
-            connection.abort()
-        self._open.clear()
-        await asyncio.sleep(0)  # the loop closes them in its next turn
+        raise NotImplementedError
 
-    async def _take(self) -> "_Connection":
+    async def _take(self, deadline_s: float) -> C:
         """A connection to send on. Raises NotReached."""
-        if not self._places.locked():
-            await self._places.acquire()  # at once
-            if (idle := self._take_idle()) is not None:
-                return idle
-            self._places.release()
-        with _as_not_reached():
-            async with asyncio.timeout(self._config.connect_timeout_s):
-                await self._places.acquire()
-                try:
-                    return self._take_idle() or await self._connect()
-                except BaseException:
-                    self._places.release()
-                    raise
+        raise NotImplementedError
 
-    def _take_idle(self) -> "_Connection | None":
+    def _take_idle(self) -> C | None:
         """The one used last; those that have been idle for too long are closed."""
-        oldest_s = self._loop.time() - self._config.keep_alive_s
-        while self._idle and (not self._idle[0].is_usable or self._idle[0].idle_since_s < oldest_s):
-            self._drop(self._idle.popleft())
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.is_usable:
-                return connection
-            self._drop(connection)
+        oldest_s = self.now() - self._config.keep_alive_s
+        with self._lock:
+            while self._idle and self._idle[0].idle_since_s < oldest_s:
+                self._drop(self._idle.popleft())
+            while self._idle:
+                connection = self._idle.pop()
+                if connection.is_usable:
+                    return connection
+                self._drop(connection)
         return None
 
-    def _give_back(self, connection: "_Connection") -> None:
-        self._places.release()
-        if connection.is_usable and connection in self._open:
-            connection.idle_since_s = self._loop.time()
-            self._idle.append(connection)
-        else:
-            self._drop(connection)
+    def _give_back(self, connection: C) -> None:
+        with self._lock:
+            if connection in self._open and connection.is_usable:
+                connection.idle_since_s = self.now()
+                self._idle.append(connection)
+            else:
+                self._drop(connection)
 
-    def _drop(self, connection: "_Connection") -> None:
+    def _drop(self, connection: C) -> None:
         self._open.discard(connection)
         connection.abort()
-
-    async def _connect(self) -> "_Connection":
-        route = self._route
-        connection = _Connection()
-        direct = route.tls if route.tunnel is None else None
-        _, _ = await self._loop.create_connection(
-            lambda: connection,
-            route.host,
-            route.port,
-            ssl=direct,
-            server_hostname=route.server_name if direct else None,
-            **self._connect_options,
-        )
-        if self._is_closed:
-            connection.abort()
-            raise ConnectionAbortedError
-        self._open.add(connection)
-        try:
-            if route.tunnel is not None and route.tls is not None:
-                await connection.tunnel(route.tunnel, route.tls, route.server_name)
-        except BaseException:
-            self._drop(connection)
-            raise
-        return connection
 
 
 class NotReached(Exception):
@@ -146,8 +134,89 @@ def _as_not_reached() -> Iterator[None]:
         raise NotReached(type(error).__name__) from error
 
 
-class _Connection(asyncio.Protocol):
-    """One request at a time."""
+class LoopTransport(Transport["_LoopConnection"]):
+    """Belongs to the event loop it is made in."""
+
+    def __init__(self, url: str, config: HttpConfig) -> None:
+        super().__init__(url, config)
+        self._loop = asyncio.get_running_loop()
+        self._connect_options: dict[str, Any] = {}
+        if isinstance(self._loop, asyncio.BaseEventLoop):  # uvloop's does not know it
+            self._connect_options["happy_eyeballs_delay"] = _OTHER_ADDRESS_S
+        self._places = asyncio.Semaphore(config.max_connections)
+        self._closed = asyncio.Event()
+
+    def now(self) -> float:
+        return self._loop.time()
+
+    async def pause(self, pause_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._closed.wait()
+
+    async def close(self) -> None:
+        self.is_closed = True
+        self._closed.set()
+        self._idle.clear()
+        for connection in self._open:
+            connection.abort()
+        self._open.clear()
+        await asyncio.sleep(0)  # the loop closes them in its next turn
+
+    async def _take(self, deadline_s: float) -> "_LoopConnection":
+        if not self._places.locked():
+            await self._places.acquire()  # at once
+            if (idle := self._take_idle()) is not None:
+                return idle
+            self._places.release()
+        with _as_not_reached():
+            async with asyncio.timeout_at(min(deadline_s, self.now() + self._config.connect_timeout_s)):
+                await self._places.acquire()
+                try:
+                    return self._take_idle() or await self._connect(deadline_s)
+                except BaseException:
+                    self._places.release()
+                    raise
+
+    def _give_back(self, connection: "_LoopConnection") -> None:
+        self._places.release()
+        super()._give_back(connection)
+
+    async def _connect(self, deadline_s: float) -> "_LoopConnection":
+        route = self._route
+        connection = _LoopConnection()
+        direct = route.tls if route.tunnel is None else None
+        _, _ = await self._loop.create_connection(
+            lambda: connection,
+            route.host,
+            route.port,
+            ssl=direct,
+            server_hostname=route.server_name if direct else None,
+            **self._connect_options,
+        )
+        if self.is_closed:
+            connection.abort()
+            raise ConnectionAbortedError
+        self._open.add(connection)
+        try:
+            if route.tunnel is not None and route.tls is not None:
+                await _open_tunnel(connection, route.tunnel, deadline_s)
+                await connection.secure(route.tls, route.server_name)
+        except BaseException:
+            self._drop(connection)
+            raise
+        return connection
+
+
+async def _open_tunnel(connection: Connection, connect: bytes, deadline_s: float) -> None:
+    """Asks a proxy for one. Raises BrokenAnswer, OSError."""
+    reader = await connection.ask(connect, AnswerReader(is_tunnel=True), deadline_s)
+    if not 200 <= reader.status < 300:
+        raise BrokenAnswer(f"the proxy answered {reader.status}")
+
+
+class _LoopConnection(asyncio.Protocol):
+    """Read by its event loop."""
 
     def __init__(self) -> None:
         self.idle_since_s = 0.0
@@ -158,25 +227,21 @@ class _Connection(asyncio.Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can carry another request."""
         return not self._is_lost and self._whole is None
 
-    async def ask(self, raw: bytes, reader: AnswerReader) -> AnswerReader:
-        """Sends a request and reads its whole answer. Raises BrokenAnswer, OSError."""
+    async def ask(self, raw: bytes, reader: AnswerReader, deadline_s: float) -> AnswerReader:
         if self._transport is None or self._is_lost:
             raise BrokenAnswer("ended before it was used")
         self._reader, self._whole = reader, asyncio.get_running_loop().create_future()
         self._transport.write(raw)
-        await self._whole
+        async with asyncio.timeout_at(deadline_s):
+            await self._whole
         self._reader = self._whole = None
         self._is_lost = self._is_lost or not reader.is_reusable
         return reader
 
-    async def tunnel(self, connect: bytes, tls: ssl.SSLContext, server_name: str) -> None:
-        """Asks a proxy for a tunnel, and speaks TLS in it. Raises BrokenAnswer, OSError."""
-        reader = await self.ask(connect, AnswerReader(is_tunnel=True))
-        if not 200 <= reader.status < 300:
-            raise BrokenAnswer(f"the proxy answered {reader.status}")
+    async def secure(self, tls: ssl.SSLContext, server_name: str) -> None:
+        """Speaks TLS from now on. Raises BrokenAnswer, OSError."""
         assert self._transport is not None
         loop = asyncio.get_running_loop()
         secured = await loop.start_tls(self._transport, self, tls, server_hostname=server_name)
@@ -186,7 +251,6 @@ class _Connection(asyncio.Protocol):
         self._is_lost = False
 
     def abort(self) -> None:
-        """Gives it up, and whatever is on its way."""
         self._is_lost = True
         if self._transport is not None:
             self._transport.abort()
@@ -221,82 +285,155 @@ class _Connection(asyncio.Protocol):
             self._whole.set_exception(broken)
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Where connections go. `tunnel`: a proxy's request for one; `proxy`: the headers for a proxy without one."""
+class ThreadTransport(Transport["_ThreadConnection"]):
+    """For threads: each sends and reads by itself. Its coroutines never suspend."""
 
-    host: str
-    port: int
-    tls: ssl.SSLContext | None
-    server_name: str
-    tunnel: bytes | None = None
-    proxy: str | None = None
+    def __init__(self, url: str, config: HttpConfig) -> None:
+        super().__init__(url, config)
+        self._places = threading.Semaphore(config.max_connections)
+        self._closed = threading.Event()
+        self._finalizer = weakref.finalize(self, _abort_all, self._open)
 
+    def now(self) -> float:
+        return time.monotonic()
 
-def _find_route(url: SplitResult, config: HttpConfig) -> Route:
-    host, port = _host_of(url), url.port or _PORTS[url.scheme]
-    # loading certificates takes long, and plain HTTP needs none
-    tls = (config.ssl_context or ssl.create_default_context()) if url.scheme == "https" else None
-    found = getproxies() if config.trust_env else {}
-    address = found.get(url.scheme) or found.get("all")
-    if address is None or proxy_bypass(f"{host}:{port}"):
-        return Route(host, port, tls, host)
-    proxy = urlsplit(address if "://" in address else f"http://{address}")
-    if proxy.scheme != "http":
-        raise OutboxConfigError(f"the environment names a proxy that is reached by {proxy.scheme}, not by http")
-    login = _basic(unquote(proxy.username), unquote(proxy.password or "")) if proxy.username else ""
-    said = f"Proxy-Authorization: {login}\r\n" if login else ""
-    place = f"{_bracketed(host)}:{port}"
-    tunnel = f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n{said}\r\n".encode("latin-1") if tls else None
-    return Route(_host_of(proxy), proxy.port or _PORTS["http"], tls, host, tunnel, said)
+    async def pause(self, pause_s: float) -> None:
+        self._closed.wait(pause_s)
 
+    async def close(self) -> None:
+        """Those that are used are cut off: the threads that use them close them then."""
+        self.is_closed = True
+        self._closed.set()
+        with self._lock:
+            used = self._open.difference(self._idle)
+            _abort_all(self._idle)
+            self._idle.clear()
+            self._open.clear()
+        for connection in used:
+            connection.cut()
 
-class RequestHead:
-    """What all requests to a bridge begin with."""
+    def abandon(self) -> None:
+        """After a fork: what is closed here goes on in the parent."""
+        _abort_all(self._open)
+        self._open.clear()
 
-    def __init__(self, url: SplitResult, config: HttpConfig, route: Route) -> None:
-        host = _bracketed(_host_of(url)) + (f":{url.port}" if url.port not in {None, _PORTS[url.scheme]} else "")
-        is_proxied = route.proxy is not None and route.tunnel is None
-        self._prefix = (f"http://{host}" if is_proxied else "") + quote(url.path, safe=_IN_PATHS)
-        headers = {
-            "host": f"Host: {host}",
-            "accept": "Accept: application/json, application/problem+json",
-            "user-agent": "User-Agent: outbox-bridge-python",
-        }
-        if config.trust_env and (login := _find_login(_host_of(url))) is not None:
-            headers["authorization"] = f"Authorization: {login}"
-        headers |= {name.lower(): f"{name}: {value}" for name, value in config.headers.items()}
-        lines = "\r\n".join(headers.values()) + "\r\n" + (route.proxy or "" if is_proxied else "")
-        self._lines = lines.encode("latin-1")
+    async def _take(self, deadline_s: float) -> "_ThreadConnection":
+        connect_s = min(deadline_s, self.now() + self._config.connect_timeout_s)
+        with _as_not_reached():
+            if not self._places.acquire(timeout=max(0.0, connect_s - self.now())):
+                raise TimeoutError
+            try:
+                return self._take_idle() or await self._connect(connect_s)
+            except BaseException:
+                self._places.release()
+                raise
 
-    def encode(self, request: Request) -> bytes:
-        """The bytes of a request."""
-        start = f"{request.method} {self._prefix}{request.target} HTTP/1.1\r\n".encode("latin-1")
-        if request.method == "GET":
-            return b"%b%b\r\n" % (start, self._lines)
-        first_ms, body = request.first_try_ms, request.body or b""
-        first = b"" if first_ms is None else b"Outbox-First-Try: %d\r\n" % first_ms
-        of_body = b"Content-Type: %b\r\nContent-Length: %d\r\n" % (JSON.encode(), len(body))
-        return b"%b%b%b%b\r\n%b" % (start, self._lines, first, of_body, body)
+    def _give_back(self, connection: "_ThreadConnection") -> None:
+        self._places.release()
+        super()._give_back(connection)
 
+    async def _connect(self, deadline_s: float) -> "_ThreadConnection":
+        route = self._route
+        connection = _ThreadConnection(_reach(route.host, route.port, deadline_s))
+        try:
+            if route.tunnel is not None:
+                await _open_tunnel(connection, route.tunnel, deadline_s)
+            if route.tls is not None:
+                connection.secure(route.tls, route.server_name, deadline_s)
+            self._note_open(connection)
+        except BaseException:
+            connection.abort()
+            raise
+        return connection
 
-def _host_of(url: SplitResult) -> str:
-    host = url.hostname or ""
-    return host if host.isascii() else host.encode("idna").decode()
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _basic(name: str, password: str) -> str:
-    return "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()
+    def _note_open(self, connection: "_ThreadConnection") -> None:
+        with self._lock:
+            if self.is_closed:
+                raise ConnectionAbortedError
+            self._open.add(connection)
 
 
-def _find_login(host: str) -> str | None:
-    """What the user's netrc says."""
-    with suppress(OSError, netrc.NetrcParseError):
-        found = netrc.netrc().authenticators(host)
-        if found is not None:
-            return _basic(found[0], found[2] or "")
-    return None
+def _abort_all(connections: Iterable["_ThreadConnection"]) -> None:
+    for connection in list(connections):
+        connection.abort()
+
+
+def _reach(host: str, port: int, deadline_s: float) -> socket.socket:
+    """A connected socket. Each of several addresses has a moment to answer before all have the time that is left."""
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    failed: OSError = TimeoutError()
+    for patience_s in (_OTHER_ADDRESS_S, math.inf) if len(addresses) > 1 else (math.inf,):
+        for family, kind, protocol, _, address in addresses:
+            connecting = socket.socket(family, kind, protocol)
+            try:
+                connecting.settimeout(min(patience_s, _left_s(deadline_s)))
+                connecting.connect(address)
+                connecting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            except OSError as error:
+                connecting.close()
+                failed = error
+            except BaseException:
+                connecting.close()
+                raise
+            else:
+                return connecting
+    raise failed
+
+
+def _left_s(deadline_s: float) -> float:
+    """Raises TimeoutError if none is left: a socket would take 0 for no blocking at all."""
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return min(left_s, _MAX_TIMEOUT_S)
+
+
+class _ThreadConnection:
+    """Read by the thread that uses it."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.idle_since_s = 0.0
+        self._socket = connected
+        self._is_lost = False
+
+    @property
+    def is_usable(self) -> bool:
+        if self._is_lost:
+            return False
+        self._socket.settimeout(0)
+        try:  # past TLS: whatever has come by itself, or the end, is no answer to what is asked next
+            socket.socket.recv(self._socket, 1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
+    async def ask(self, raw: bytes, reader: AnswerReader, deadline_s: float) -> AnswerReader:
+        self._is_lost = True  # unless it comes to its end
+        self._socket.settimeout(_left_s(deadline_s))
+        self._socket.sendall(raw)
+        while True:
+            self._socket.settimeout(_left_s(deadline_s))
+            received = self._socket.recv(_RECEIVED_BYTES)
+            if not received:
+                reader.end()
+                return reader
+            if reader.feed(received):
+                self._is_lost = not reader.is_reusable
+                return reader
+
+    def secure(self, tls: ssl.SSLContext, server_name: str, deadline_s: float) -> None:
+        """Speaks TLS from now on. Raises OSError."""
+        self._socket.settimeout(_left_s(deadline_s))
+        self._socket = tls.wrap_socket(self._socket, server_hostname=server_name)
+        self._is_lost = False
+
+    def cut(self) -> None:
+        """Ends what another thread waits for."""
+        with suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def abort(self) -> None:
+        self._is_lost = True
+        self._socket.close()

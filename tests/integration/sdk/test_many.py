@@ -148,7 +148,7 @@ async def test_close_waits_for_what_is_under_way(
     block = asyncio.create_task(twin.block(session, lambda t: t.send("orders", value=f"{group}/0")))
     await asyncio.to_thread(running.wait, 10)
     closing = asyncio.create_task(twin.do("close"))
-    await asyncio.to_thread(wait_until, lambda: twin.face._link.lifetime._is_closing)
+    await asyncio.to_thread(wait_until, lambda: twin.face._link.lifetime.is_closing)
     with pytest.raises(Closed):
         await twin.do("publish", Message("orders", value=f"{group}/1"))
     going_on.set()

@@ -2,15 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 import uvloop
 
 from outbox import HttpConfig, OutboxConfigError
 from outbox.client.calls import Request
+from outbox.client.connection import run_now
 from outbox.client.replies import Answer, NoReply
-from outbox.client.transport import Transport
+from outbox.client.transport import LoopTransport, ThreadTransport
 from tests.integration.checker.hostile import server_context, trusting_context
 
 GET = Request("GET", "/v1/health")
@@ -55,17 +56,39 @@ async def serving(path: str = "") -> AsyncIterator[Served]:
         yield served
 
 
+class Threads:
+    """The transport of threads, used in some."""
+
+    def __init__(self, url: str, config: HttpConfig) -> None:
+        self.transport = ThreadTransport(url, config)
+
+    async def exchange(self, request: Request, timeout_s: float) -> Answer | NoReply:
+        return await asyncio.to_thread(lambda: run_now(self.transport.exchange(request, timeout_s)))
+
+    async def close(self) -> None:
+        await self.transport.close()
+
+
+Transport = LoopTransport | Threads
+Connect = Callable[..., AbstractAsyncContextManager[Transport]]
+
+
 @asynccontextmanager
-async def connected(url: str, config: HttpConfig | None = None) -> AsyncIterator[Transport]:
-    """A transport that is closed in the end."""
-    transport = Transport(url, config or HttpConfig())
+async def running(transport: Transport) -> AsyncIterator[Transport]:
+    """Closed in the end."""
     try:
         yield transport
     finally:
         await transport.close()
 
 
-async def test_connection_is_kept_for_the_next_request() -> None:
+@pytest.fixture(params=[LoopTransport, Threads])
+def connected(request: pytest.FixtureRequest) -> Connect:
+    """Makes a transport of either kind for an address."""
+    return lambda url, config=None: running(request.param(url, config or HttpConfig()))
+
+
+async def test_connection_is_kept_for_the_next_request(connected: Connect) -> None:
     """One after the other, over one; at once, over as many."""
     async with serving() as served, connected(served.url) as transport:
         for _ in range(3):
@@ -77,7 +100,7 @@ async def test_connection_is_kept_for_the_next_request() -> None:
         assert served.connections <= 4
 
 
-async def test_request_says_what_the_bridge_needs() -> None:
+async def test_request_says_what_the_bridge_needs(connected: Connect) -> None:
     """The address's path is kept; own headers replace ours, whatever their case."""
     config = HttpConfig(headers={"Authorization": "Bearer x", "user-agent": "shop"})
     async with serving("/behind a") as served, connected(served.url, config) as transport:
@@ -93,7 +116,7 @@ async def test_request_says_what_the_bridge_needs() -> None:
     assert b"Content-" not in second
 
 
-async def test_connections_have_a_limit() -> None:
+async def test_connections_have_a_limit(connected: Connect) -> None:
     """What finds none in time was certainly not sent."""
     release = asyncio.Event()
 
@@ -113,7 +136,7 @@ async def test_connections_have_a_limit() -> None:
     assert third == NoReply("the connection broke: BrokenAnswer")
 
 
-async def test_nobody_there_is_not_sent() -> None:
+async def test_nobody_there_is_not_sent(connected: Connect) -> None:
     """A refused connection, and names that are none."""
     async with serving() as served:
         url = served.url
@@ -124,7 +147,7 @@ async def test_nobody_there_is_not_sent() -> None:
             assert not answer.is_sent
 
 
-async def test_time_covers_the_whole_exchange() -> None:
+async def test_time_covers_the_whole_exchange(connected: Connect) -> None:
     """An answer that comes bit by bit has no more of it; its connection is not used again."""
     async with serving() as served, connected(served.url) as transport:
         served.answers = [ANSWER[:-1]]
@@ -133,7 +156,7 @@ async def test_time_covers_the_whole_exchange() -> None:
         assert served.connections == 2
 
 
-async def test_broken_connections_are_replaced() -> None:
+async def test_broken_connections_are_replaced(connected: Connect) -> None:
     """One that was cut, one that is to be closed, one with more than was asked for."""
     async with serving() as served, connected(served.url) as transport:
         served.answers = [None, ANSWER.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"), ANSWER + b"HTTP", ANSWER]
@@ -143,7 +166,7 @@ async def test_broken_connections_are_replaced() -> None:
         assert served.connections == 4
 
 
-async def test_idle_connections_are_replaced() -> None:
+async def test_idle_connections_are_replaced(connected: Connect) -> None:
     """After their time, for the other side may close them just when they are used."""
     async with serving() as served, connected(served.url, HttpConfig(keep_alive_s=0.001)) as transport:
         await transport.exchange(POST, 5)
@@ -154,7 +177,7 @@ async def test_idle_connections_are_replaced() -> None:
 
 async def test_cancelled_exchange_leaves_no_answer_behind() -> None:
     """Else the next request would be given it."""
-    async with serving() as served, connected(served.url) as transport:
+    async with serving() as served, running(LoopTransport(served.url, HttpConfig())) as transport:
         await transport.exchange(POST, 5)
         served.answers = [ANSWER.replace(b"{}", b"[]"), ANSWER]
         task = asyncio.create_task(transport.exchange(POST, 5))
@@ -169,7 +192,7 @@ async def test_cancelled_exchange_leaves_no_answer_behind() -> None:
 async def test_connection_made_while_closing_is_not_used() -> None:
     """Nobody would ever close it."""
     async with serving() as served:
-        transport = Transport(served.url, HttpConfig())
+        transport = LoopTransport(served.url, HttpConfig())
         asking = asyncio.create_task(transport.exchange(POST, 5))
         await asyncio.sleep(0)
         await transport.close()
@@ -183,7 +206,9 @@ def scheme(request: pytest.FixtureRequest) -> str:
     return str(request.param).removesuffix("_proxy")
 
 
-async def test_proxy_of_the_environment_counts_if_it_is_to(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+async def test_proxy_of_the_environment_counts_if_it_is_to(
+    connected: Connect, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
     """Plain requests go to it whole; for TLS it is asked for a tunnel."""
     async with serving() as proxy:
         monkeypatch.setenv(f"{scheme}_proxy", proxy.url.replace("//", "//me:secret@"))
@@ -209,10 +234,12 @@ async def test_proxy_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("https_proxy", proxy)
     monkeypatch.setenv("no_proxy", "")
     with pytest.raises(OutboxConfigError, match="proxy"):
-        Transport("https://bridge.invalid", HttpConfig(trust_env=True))
+        LoopTransport("https://bridge.invalid", HttpConfig(trust_env=True))
 
 
-async def test_proxy_of_the_environment_is_ignored_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_proxy_of_the_environment_is_ignored_otherwise(
+    connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A service may have one for other purposes."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     async with serving() as served, connected(served.url) as transport:
@@ -227,7 +254,7 @@ def test_headers_that_cannot_be_sent_are_refused(headers: dict[str, str]) -> Non
 
 
 @pytest.mark.parametrize("is_trusted", [True, False])
-async def test_certificate_must_verify(is_trusted: bool) -> None:
+async def test_certificate_must_verify(connected: Connect, is_trusted: bool) -> None:
     """Else nothing is sent."""
     served = Served()
     trusting = trusting_context()
@@ -256,7 +283,7 @@ def test_uvloop_reaches_the_bridge_too(is_secured: bool) -> None:
         secured = server_context() if is_secured else None
         async with await asyncio.start_server(served.serve, "127.0.0.1", 0, ssl=secured) as server:
             url = f"http{'s' if is_secured else ''}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            async with connected(url, HttpConfig(ssl_context=trusting)) as transport:
+            async with running(LoopTransport(url, HttpConfig(ssl_context=trusting))) as transport:
                 served.answers = [ANSWER, ANSWER, None]
                 return [await transport.exchange(POST, 5) for _ in range(3)]
 

@@ -90,10 +90,10 @@ def test_session_of_asyncio_needs_the_other_face() -> None:
 async def test_face_in_another_loop_says_so() -> None:
     """Connections belong to the loop in which they were made."""
     face = AsyncBridge("http://127.0.0.1:9", "shop")
-    face._link.caller_here()
+    face._link._find_caller()
 
     async def use() -> None:
-        face._link.caller_here()
+        face._link._find_caller()
 
     with pytest.raises(Misuse):
         await asyncio.to_thread(lambda: asyncio.run(use()))
@@ -105,6 +105,6 @@ def test_face_goes_on_in_a_new_loop_when_the_old_one_is_closed() -> None:
     face = AsyncBridge("http://127.0.0.1:9", "shop")
 
     async def use() -> object:
-        return face._link.caller_here()
+        return face._link._find_caller()
 
     assert asyncio.run(use()) is not asyncio.run(use())

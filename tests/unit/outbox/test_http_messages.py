@@ -2,8 +2,8 @@
 
 import pytest
 
-from outbox.client import http_answer
-from outbox.client.http_answer import AnswerReader, BrokenAnswer
+from outbox.client import http_messages
+from outbox.client.http_messages import AnswerReader, BrokenAnswer
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: Chunked\r\n\r\n3;note=x\r\nabc\r\nA\r\n0123456789\r\n0\r\nTrailer: x\r\n\r\n"
@@ -90,6 +90,6 @@ def test_retry_after_is_kept_as_it_is() -> None:
 
 def test_answers_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever answers cannot fill the memory."""
-    monkeypatch.setattr(http_answer, "MAX_ANSWER_BYTES", 10)
+    monkeypatch.setattr(http_messages, "MAX_ANSWER_BYTES", 10)
     with pytest.raises(BrokenAnswer, match="more than 10 bytes"):
         AnswerReader().feed(OK + b"Content-Length: 11\r\n\r\nabcdefghijk")

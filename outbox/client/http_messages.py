@@ -1,7 +1,21 @@
-"""HTTP/1.1 answers, read as their bytes come. Pure. Source: RFC 9112."""
+"""Requests to a bridge and answers, as HTTP/1.1 has them, and the way that they take. Source: RFC 9112."""
 
+import base64
+import netrc
 import re
+import ssl
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from urllib.parse import SplitResult, quote, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from outbox.client.calls import JSON, Request
+from outbox.client.config import HttpConfig
+from outbox.client.errors import OutboxConfigError
+
+_PORTS = {"http": 80, "https": 443}
+_IN_PATHS = "/%:@!$&'()*+,;=~-._"
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 _MAX_HEAD_BYTES = 64 * 1024
@@ -156,3 +170,85 @@ def _split_headers(lines: list[bytes]) -> dict[bytes, list[bytes]]:
             raise BrokenAnswer("a header that is none")
         headers.setdefault(name.lower(), []).append(value.strip(b" \t"))
     return headers
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where connections go. `tunnel`: a proxy's request for one; `proxy`: the headers for a proxy without one."""
+
+    host: str
+    port: int
+    tls: ssl.SSLContext | None
+    server_name: str
+    tunnel: bytes | None = None
+    proxy: str | None = None
+
+
+def find_route(url: SplitResult, config: HttpConfig) -> Route:
+    """The way to this address. Raises OutboxConfigError."""
+    host, port = _host_of(url), url.port or _PORTS[url.scheme]
+    # loading certificates takes long, and plain HTTP needs none
+    tls = (config.ssl_context or ssl.create_default_context()) if url.scheme == "https" else None
+    found = getproxies() if config.trust_env else {}
+    address = found.get(url.scheme) or found.get("all")
+    if address is None or proxy_bypass(f"{host}:{port}"):
+        return Route(host, port, tls, host)
+    proxy = urlsplit(address if "://" in address else f"http://{address}")
+    if proxy.scheme != "http":
+        raise OutboxConfigError(f"the environment names a proxy that is reached by {proxy.scheme}, not by http")
+    login = _basic(unquote(proxy.username), unquote(proxy.password or "")) if proxy.username else ""
+    said = f"Proxy-Authorization: {login}\r\n" if login else ""
+    place = f"{_bracketed(host)}:{port}"
+    tunnel = f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n{said}\r\n".encode("latin-1") if tls else None
+    return Route(_host_of(proxy), proxy.port or _PORTS["http"], tls, host, tunnel, said)
+
+
+class RequestHead:
+    """What all requests to a bridge begin with."""
+
+    def __init__(self, url: SplitResult, config: HttpConfig, route: Route) -> None:
+        host = _bracketed(_host_of(url)) + (f":{url.port}" if url.port not in {None, _PORTS[url.scheme]} else "")
+        is_proxied = route.proxy is not None and route.tunnel is None
+        self._prefix = (f"http://{host}" if is_proxied else "") + quote(url.path, safe=_IN_PATHS)
+        headers = {
+            "host": f"Host: {host}",
+            "accept": "Accept: application/json, application/problem+json",
+            "user-agent": "User-Agent: outbox-bridge-python",
+        }
+        if config.trust_env and (login := _find_login(_host_of(url))) is not None:
+            headers["authorization"] = f"Authorization: {login}"
+        headers |= {name.lower(): f"{name}: {value}" for name, value in config.headers.items()}
+        lines = "\r\n".join(headers.values()) + "\r\n" + (route.proxy or "" if is_proxied else "")
+        self._lines = lines.encode("latin-1")
+
+    def encode(self, request: Request) -> bytes:
+        """The bytes of a request."""
+        start = f"{request.method} {self._prefix}{request.target} HTTP/1.1\r\n".encode("latin-1")
+        if request.method == "GET":
+            return b"%b%b\r\n" % (start, self._lines)
+        first_ms, body = request.first_try_ms, request.body or b""
+        first = b"" if first_ms is None else b"Outbox-First-Try: %d\r\n" % first_ms
+        of_body = b"Content-Type: %b\r\nContent-Length: %d\r\n" % (JSON.encode(), len(body))
+        return b"%b%b%b%b\r\n%b" % (start, self._lines, first, of_body, body)
+
+
+def _host_of(url: SplitResult) -> str:
+    host = url.hostname or ""
+    return host if host.isascii() else host.encode("idna").decode()
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _basic(name: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()
+
+
+def _find_login(host: str) -> str | None:
+    """What the user's netrc says."""
+    with suppress(OSError, netrc.NetrcParseError):
+        found = netrc.netrc().authenticators(host)
+        if found is not None:
+            return _basic(found[0], found[2] or "")
+    return None
