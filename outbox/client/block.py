@@ -139,14 +139,14 @@ class TransactionBlock:
         if self._is_open or self._messages or self.result is not None:
             raise Misuse("each block needs a transaction of its own")
         self._is_open = True
-        self._work.guard.arm(self._note_lost)
+        self._work.arm(self._note_lost)
 
     def _note_lost(self) -> None:
         self._is_torn = self._is_torn or bool(self._messages)
 
     async def _leave(self, error: BaseException | None) -> None:
         self._is_open = False
-        self._work.guard.disarm()
+        self._work.disarm()
         if error is not None:
             await self._roll_back()
         elif self._is_torn:

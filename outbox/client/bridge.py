@@ -1,6 +1,7 @@
 """`Bridge` and `AsyncBridge`: transactions in a block, and plain calls."""
 
 from collections.abc import Coroutine, Sequence
+from inspect import iscoroutinefunction
 from typing import Any, Self, TypeVar, Unpack
 
 from outbox.client.block import TransactionBlock
@@ -9,13 +10,13 @@ from outbox.client.calls import PrepareOptions, check_group
 from outbox.client.config import BridgeConfig
 from outbox.client.connection import LoopConnection, ThreadConnection, run_now
 from outbox.client.endpoint_lease import AsyncEndpointLease, EndpointLease, LeaseKeeper
+from outbox.client.errors import Misuse
 from outbox.client.listener import Resolution
 from outbox.client.local_transaction import (
     AsyncLocalSession,
-    AsyncSessionWork,
     LocalSession,
+    LocalWork,
     RecordWriter,
-    SessionWork,
     default_record,
     load_guards,
 )
@@ -68,9 +69,11 @@ class Bridge:
         what the session raises: not committed; LocalCommitUnknown: the back-check will find out;
         Contradicted: committed, but the bridge has recorded otherwise.
         """
+        if iscoroutinefunction(getattr(session, "commit", None)):
+            raise Misuse("a session of asyncio needs an AsyncBridge")
         if self._record is None:
             self._record = default_record(is_async=False)
-        return Transaction(self._verbs, SessionWork(session, self._record), self._link.lifetime, options)
+        return Transaction(self._verbs, LocalWork(session, self._record), self._link.lifetime, options)
 
     def publish(self, messages: Message | Sequence[Message], **options: Unpack[PrepareOptions]) -> TransactionView:
         """Publishes without a local transaction. Raises OutboxError."""
@@ -163,7 +166,7 @@ class AsyncBridge:
         """A block at whose end the session is committed, and what was sent in it is published; as Bridge's."""
         if self._record is None:
             self._record = default_record(is_async=True)
-        return AsyncTransaction(self._verbs, AsyncSessionWork(session, self._record), self._link.lifetime, options)
+        return AsyncTransaction(self._verbs, LocalWork(session, self._record), self._link.lifetime, options)
 
     async def publish(
         self, messages: Message | Sequence[Message], **options: Unpack[PrepareOptions]

@@ -10,14 +10,13 @@ from outbox.client.batcher import Batcher, BatcherLimits, Send
 from outbox.client.calls import (
     Call,
     Kind,
-    PlainCall,
     PrepareOptions,
+    Request,
     end_call,
     get_call,
     is_batch,
     join,
     prepare_call,
-    request_of,
 )
 from outbox.client.config import BridgeConfig
 from outbox.client.errors import AlreadyEnded, NotPrepared
@@ -67,7 +66,7 @@ class Caller:
         self._lanes: dict[Lane, Batcher[Any]] = {}
         self._kafka_time: tuple[int, float] | None = None  # milliseconds, and our own time when they were heard
 
-    async def call(self, call: Call | PlainCall, timeout_s: float | None = None) -> Reply:
+    async def call(self, call: Call | Request, timeout_s: float | None = None) -> Reply:
         """The bridge's answer. Raises the OutboxError that says what became of the call."""
         now = self._transport.now
         deadline_s = now() + (self._config.call_timeout_s if timeout_s is None else timeout_s)
@@ -87,10 +86,10 @@ class Caller:
         for lane in list(self._lanes.values()):
             await lane.close()
 
-    async def _try(self, call: Call | PlainCall, course: RetryPolicy, left_s: float) -> CallResult:
-        if isinstance(call, PlainCall):
+    async def _try(self, call: Call | Request, course: RetryPolicy, left_s: float) -> CallResult:
+        if isinstance(call, Request):
             timeout_s = min(left_s, MAX_WAIT_S + self._config.http.slack_s)
-            answer = await self._transport.exchange(request_of(call), timeout_s)
+            answer = await self._transport.exchange(call, timeout_s)
             return answer if isinstance(answer, NoReply) else read_answer(answer, call)
         if course.is_alone:
             (told,) = await self._send(Lane(call.kind, is_repeat=True), [call], left_s)
@@ -130,7 +129,7 @@ class Caller:
         return told_ms + int((self._transport.now() - heard_s) * 1_000)
 
 
-Ask: TypeAlias = Callable[[Call | PlainCall], Awaitable[Reply]]
+Ask: TypeAlias = Callable[[Call | Request], Awaitable[Reply]]
 
 
 class BridgeClient:

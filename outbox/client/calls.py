@@ -74,22 +74,17 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class PlainCall:
-    """A call that always goes alone; repeating it does no harm."""
+class Request:
+    """What goes over the wire; one made for a caller always goes alone, and repeating it does no harm.
+
+    `transaction_id`: the one an answer must speak of. `first_try_ms`: Kafka's time, as far as it is known, of a request
+    that is no repeat.
+    """
 
     method: str
     target: str
     body: bytes | None = None
     transaction_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What goes over the wire. `first_try_ms`: Kafka's time, as far as it is known, of a request that is no repeat."""
-
-    method: str
-    target: str
-    body: bytes | None = None
     first_try_ms: int | None = None
 
 
@@ -121,42 +116,37 @@ def end_call(transaction_id: str, resolution: Resolution, group: str | None, non
     return Call(END, item.encode(), transaction_id=transaction_id, is_query=True)
 
 
-def get_call(transaction_id: str, *, with_messages: bool = False) -> PlainCall:
+def get_call(transaction_id: str, *, with_messages: bool = False) -> Request:
     """A look at one transaction. Raises InvalidMessage."""
     check_transaction_id(transaction_id)
     query = "?include=messages" if with_messages else ""
-    return PlainCall("GET", f"/v1/transactions/{transaction_id}{query}", transaction_id=transaction_id)
+    return Request("GET", f"/v1/transactions/{transaction_id}{query}", transaction_id=transaction_id)
 
 
-def register_call(group: str, url: str, lease_seconds: int) -> PlainCall:
+def register_call(group: str, url: str, lease_seconds: int) -> Request:
     """Registers an endpoint for a lease, or renews it."""
     body = f'{{"url":{quote(url)},"lease_seconds":{lease_seconds}}}'
-    return PlainCall("POST", _endpoints(group), body.encode())
+    return Request("POST", _endpoints(group), body.encode())
 
 
-def leave_call(group: str, url: str) -> PlainCall:
+def leave_call(group: str, url: str) -> Request:
     """Ends the lease of an endpoint."""
-    return PlainCall("DELETE", f"{_endpoints(group)}?{urlencode({'url': url})}")
+    return Request("DELETE", f"{_endpoints(group)}?{urlencode({'url': url})}")
 
 
-def claim_call(group: str, limit: int, wait_s: float, lease_s: float) -> PlainCall:
+def claim_call(group: str, limit: int, wait_s: float, lease_s: float) -> Request:
     """Leases due checks of a group that fetches them. One whose answer is lost is free again when its lease is over."""
     body = f'{{"limit":{limit},"wait_seconds":{wait_s:.3f},"lease_seconds":{lease_s:.3f}}}'
-    return PlainCall("POST", f"/v1/producer-groups/{quote_path(group, safe='')}/checks/claim", body.encode())
-
-
-def request_of(call: PlainCall) -> Request:
-    """The request of a call that goes alone."""
-    return Request(call.method, call.target, call.body)
+    return Request("POST", f"/v1/producer-groups/{quote_path(group, safe='')}/checks/claim", body.encode())
 
 
 def join(kind: Kind, items: Sequence[bytes], wait_s: float, first_try_ms: int | None = None) -> Request:
     """One request for one call or many. `wait_s`: how long the bridge may wait for each to be settled."""
     query = f"?wait_seconds={wait_s:.3f}"
     if len(items) == 1 and kind.alone is not None:
-        return Request("POST", kind.alone + query, items[0], first_try_ms)
+        return Request("POST", kind.alone + query, items[0], first_try_ms=first_try_ms)
     body = b'{"%b":[%b]}' % (kind.member.encode(), b",".join(items))
-    return Request("POST", kind.together + query, body, first_try_ms)
+    return Request("POST", kind.together + query, body, first_try_ms=first_try_ms)
 
 
 def is_batch(kind: Kind, count: int) -> bool:

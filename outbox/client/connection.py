@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from outbox.client.batcher import LoopBatcher, ThreadBatcher
 from outbox.client.caller import Caller
-from outbox.client.calls import Call, PlainCall
+from outbox.client.calls import Call, Request
 from outbox.client.config import BridgeConfig, check_url
 from outbox.client.errors import Closed, Misuse
 from outbox.client.replies import Reply
@@ -112,7 +112,7 @@ class ThreadConnection:
         self._caller: Caller | None = None
         _OF_THREADS.add(self)
 
-    async def ask(self, call: Call | PlainCall, timeout_s: float | None = None) -> Reply:
+    async def ask(self, call: Call | Request, timeout_s: float | None = None) -> Reply:
         """Blocks until the answer is there; never suspends. Raises OutboxError."""
         return await self._find_caller().call(call, timeout_s)
 
@@ -158,7 +158,7 @@ class LoopConnection:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._caller: Caller | None = None
 
-    async def ask(self, call: Call | PlainCall, timeout_s: float | None = None) -> Reply:
+    async def ask(self, call: Call | Request, timeout_s: float | None = None) -> Reply:
         """Suspends until the answer is there. Raises OutboxError."""
         return await self._find_caller().call(call, timeout_s)
 

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Awaitable, Callable
 from typing import Self, TypeAlias
 
-from outbox.client.calls import PlainCall, leave_call, register_call
+from outbox.client.calls import Request, leave_call, register_call
 from outbox.client.config import check_count
 from outbox.client.connection import LoopConnection, ThreadConnection, run_now
 from outbox.client.errors import Closed, Misuse, NotFound, OutboxError, Refused
@@ -18,7 +18,7 @@ _FIRST_PAUSE_S = 0.5
 _LEAVE_S = 3.0
 _MAX_LEASE_S = 86_400
 
-Ask: TypeAlias = Callable[[PlainCall, float | None], Awaitable[Reply]]
+Ask: TypeAlias = Callable[[Request, float | None], Awaitable[Reply]]
 
 
 class LeaseKeeper:

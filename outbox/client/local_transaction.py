@@ -11,39 +11,6 @@ from typing import Any, Protocol
 
 from outbox.client.errors import Misuse
 
-NoteLost = Callable[[], None]
-
-
-class SessionGuard(Protocol):
-    """Watches from `arm` to `disarm`; each may be called again."""
-
-    def arm(self, note_lost: NoteLost) -> None:
-        """A commit in between raises Misuse and does not happen; `note_lost` is called at a roll back or a close."""
-        ...
-
-    def disarm(self) -> None:
-        """The session is its owner's again."""
-        ...
-
-
-class NoGuard:
-    """For sessions without events."""
-
-    def arm(self, note_lost: NoteLost) -> None:
-        """Nothing."""
-
-    def disarm(self) -> None:
-        """Nothing."""
-
-
-def guard_of(session: object) -> SessionGuard:
-    """What watches it. Raises Misuse for what is no session."""
-    if not (callable(getattr(session, "commit", None)) and callable(getattr(session, "rollback", None))):
-        raise Misuse(f"a block needs a session or a connection, not {type(session).__name__}")
-    guards = load_guards()
-    guard: SessionGuard | None = None if guards is None else guards.find_guard(session)
-    return guard or NoGuard()
-
 
 def load_guards() -> Any:  # noqa: ANN401 - a module
     """What sets up SQLAlchemy's listeners, best before there are threads; None where a session cannot be one of its."""
@@ -85,67 +52,47 @@ class RecordWriter(Protocol):
         ...
 
 
-class LocalWork(Protocol):
-    """A session of either kind. `guard`: for as long as the session is in the caller's hands."""
+class LocalWork:
+    """A session of either kind; of one whose methods return when they are done, none of these suspends."""
 
-    guard: SessionGuard
-
-    async def write(self, transaction_id: str, group: str) -> None:
-        """Writes the record, and all else that is pending. If it raises, nothing is committed."""
-        ...
-
-    async def commit(self) -> None:
-        """Commits."""
-        ...
-
-    async def rollback(self) -> None:
-        """Rolls back."""
-        ...
-
-
-class SessionWork:
-    """A session whose methods return when they are done."""
-
-    def __init__(self, session: LocalSession, record: RecordWriter) -> None:
-        self.guard = guard_of(session)
-        if inspect.iscoroutinefunction(session.commit):
-            raise Misuse("a session of asyncio needs an AsyncBridge")
+    def __init__(self, session: LocalSession | AsyncLocalSession, record: RecordWriter) -> None:
+        """Raises Misuse for what is no session."""
+        if not (callable(getattr(session, "commit", None)) and callable(getattr(session, "rollback", None))):
+            raise Misuse(f"a block needs a session or a connection, not {type(session).__name__}")
+        guards = load_guards()
+        self._guard = None if guards is None else guards.find_guard(session)
         self._session = session
         self._record = record
 
-    async def write(self, transaction_id: str, group: str) -> None:
-        """Writes and flushes, so that a violated constraint shows before the commit."""
-        self._record.write(self._session, transaction_id, group)
-        flush = _flush_of(self._session)
-        if flush is not None:
-            flush()
+    def arm(self, note_lost: Callable[[], None]) -> None:
+        """The session is in the caller's hands: a commit raises Misuse and does not happen until `disarm`.
 
-    async def commit(self) -> None:
-        self._session.commit()
+        `note_lost` is called at a roll back or a close.
+        """
+        if self._guard is not None:
+            self._guard.arm(note_lost)
 
-    async def rollback(self) -> None:
-        self._session.rollback()
-
-
-class AsyncSessionWork:
-    """A session whose methods are awaited."""
-
-    def __init__(self, session: AsyncLocalSession, record: RecordWriter) -> None:
-        self.guard = guard_of(session)
-        self._session = session
-        self._record = record
+    def disarm(self) -> None:
+        """The session is its owner's again."""
+        if self._guard is not None:
+            self._guard.disarm()
 
     async def write(self, transaction_id: str, group: str) -> None:
-        """Writes and flushes, so that a violated constraint shows before the commit."""
+        """Writes the record and all else that is pending, so that a violated constraint shows before the commit.
+
+        If it raises, nothing is committed.
+        """
         await _settle(self._record.write(self._session, transaction_id, group))
-        flush = _flush_of(self._session)
-        if flush is not None:
+        flush = getattr(self._session, "flush", None)
+        if callable(flush):
             await _settle(flush())
 
     async def commit(self) -> None:
+        """Commits."""
         await _settle(self._session.commit())
 
     async def rollback(self) -> None:
+        """Rolls back."""
         await _settle(self._session.rollback())
 
 
@@ -154,11 +101,6 @@ def default_record(*, is_async: bool) -> RecordWriter:
     module = import_module("outbox.transaction_record")
     record: RecordWriter = module.AsyncTransactionRecord() if is_async else module.TransactionRecord()
     return record
-
-
-def _flush_of(session: object) -> Callable[[], object] | None:
-    flush = getattr(session, "flush", None)
-    return flush if callable(flush) else None
 
 
 async def _settle(result: object) -> None:

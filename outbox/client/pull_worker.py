@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from outbox.client.calls import Call, PlainCall, claim_call, end_call
+from outbox.client.calls import Call, Request, claim_call, end_call
 from outbox.client.checks import Check, Tell, read_call
 from outbox.client.config import check_count, check_seconds
 from outbox.client.connection import LoopConnection, ThreadConnection
@@ -32,7 +32,7 @@ _MAX_LEASE_S: Final = 3_600.0
 
 Answer: TypeAlias = Callable[[Sequence[Check], Tell], None]
 AsyncAnswer: TypeAlias = Callable[[Sequence[Check], Tell], Awaitable[None]]
-Ask: TypeAlias = Callable[[Call | PlainCall, float | None], Awaitable[Reply]]
+Ask: TypeAlias = Callable[[Call | Request, float | None], Awaitable[Reply]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class AsyncPullWorker:
         """As PullWorker.run_forever. Cancelled, it leaves what it holds to the end of its lease."""
         await self._rounds.run_forever(self._ask, stop)
 
-    async def _ask(self, call: Call | PlainCall, timeout_s: float | None) -> Reply:
+    async def _ask(self, call: Call | Request, timeout_s: float | None) -> Reply:
         """A call until the bridge is closed; its close does not wait for it."""
         if self._link.lifetime.is_closing:
             raise Closed("used after close")

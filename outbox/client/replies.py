@@ -12,7 +12,7 @@ from decimal import Decimal
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeAlias
 
-from outbox.client.calls import Call, PlainCall
+from outbox.client.calls import Call, Request
 from outbox.client.errors import OutboxError, Outcome, OutcomeUnknown, Problem, Unavailable, refusal_of
 from outbox.client.listener import Receipt, TransactionState
 from outbox.client.message import Message, read_message
@@ -102,7 +102,7 @@ class TransactionView:
     is_abandoned: bool = False
 
 
-def read_answer(answer: Answer, call: Call | PlainCall) -> CallResult:
+def read_answer(answer: Answer, call: Call | Request) -> CallResult:
     """The answer to a call that went alone."""
     document = _read_document(answer.body)
     if not 200 <= answer.status < 300:
@@ -189,7 +189,7 @@ def _read_document(body: bytes) -> Members | None:
     return document if isinstance(document, dict) else None
 
 
-def _read_success(status: int, members: Members, call: Call | PlainCall) -> Reply | None:
+def _read_success(status: int, members: Members, call: Call | Request) -> Reply | None:
     """None for what cannot be the answer to this call."""
     if not _expects_transaction(call):
         return Reply(status, members)
@@ -217,7 +217,7 @@ def _refuse_together(problem: Problem, count: int) -> CallResult:
     return BatchRejected(problem) if is_spoilt else problem
 
 
-def _expects_transaction(call: Call | PlainCall) -> bool:
+def _expects_transaction(call: Call | Request) -> bool:
     return isinstance(call, Call) or call.transaction_id is not None
 
 
@@ -312,8 +312,8 @@ class RetryAfter:
 class RetryPolicy:
     """One call from its first try to its answer. `chance`: a number in [0, 1) at each call."""
 
-    def __init__(self, call: Call | PlainCall, deadline_s: float, chance: Callable[[], float]) -> None:
-        self.is_alone = isinstance(call, PlainCall)
+    def __init__(self, call: Call | Request, deadline_s: float, chance: Callable[[], float]) -> None:
+        self.is_alone = isinstance(call, Request)
         self.tries = 0
         self._call = call
         self._deadline_s = deadline_s
@@ -356,7 +356,7 @@ class RetryPolicy:
 
     def _doubt(self, is_doubtful: bool) -> None:
         """Reading changes nothing, whatever becomes of it."""
-        is_read = isinstance(self._call, PlainCall) and self._call.method == "GET"
+        is_read = isinstance(self._call, Request) and self._call.method == "GET"
         self._is_doubtful = self._is_doubtful or (is_doubtful and not is_read)
 
     def _is_passing(self, problem: Problem) -> bool:
@@ -365,7 +365,7 @@ class RetryPolicy:
     def _refused(self, problem: Problem) -> OutboxError:
         """The refusal of a repeat does not speak of the try before it, unless it says what is recorded."""
         refused = refusal_of(problem)
-        is_definite = not self._is_doubtful or isinstance(self._call, PlainCall) or self._call.is_query
+        is_definite = not self._is_doubtful or isinstance(self._call, Request) or self._call.is_query
         if is_definite and problem.outcome is not Outcome.UNKNOWN:
             return refused
         unknown = OutcomeUnknown(f"an earlier try may have been applied; the last one: {problem}", self._transaction_id)
@@ -373,7 +373,7 @@ class RetryPolicy:
         return unknown
 
     def _again(self, retry_after_s: float | None, now_s: float) -> RetryAfter:
-        is_repeatable = isinstance(self._call, PlainCall) or self._call.is_repeatable
+        is_repeatable = isinstance(self._call, Request) or self._call.is_repeatable
         if self._is_doubtful and not is_repeatable:
             raise self.give_up(retry_after_s)
         most_s = min(FIRST_PAUSE_S * 2 ** min(self.tries - 1, 10), MAX_PAUSE_S)
