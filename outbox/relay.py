@@ -235,8 +235,7 @@ class Relay:
         self._place = found.place
         if not found.rows and not found.unread:
             return None
-        marks = [Mark(row_id, PARKED, 0, reason) for row_id, reason in found.unread]
-        return Claim(token, found.rows, marks, until_ms)
+        return Claim(token, found.rows, found.unread, until_ms)
 
     def _carry_out_noted(
         self, claim: Claim, stop: threading.Event, note: Callable[[RelayCounts], object]

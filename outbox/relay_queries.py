@@ -65,7 +65,19 @@ def is_among(dialect: sa.Dialect, column: sa.ColumnElement[Any], values: Sequenc
     """Whether it is one of these. On PostgreSQL they are one parameter: hundreds are slow to bind and to plan."""
     if dialect.name != "postgresql":
         return column.in_(values)
-    return column == sa.any_(sa.literal(list(values), sa.ARRAY(column.type)))
+    kind = sa.ARRAY(column.type)
+    if not isinstance(values[0], str | int | uuid.UUID):
+        return column == sa.any_(sa.literal(list(values), kind))
+    return column == sa.any_(sa.cast(sa.literal(_write_array(values), sa.Text), kind))
+
+
+def _write_array(values: Sequence[Any]) -> str:
+    """As PostgreSQL reads one: drivers take a while for each value of a list."""
+    listed = [str(value) for value in values]
+    joined = "".join(listed)
+    if '"' in joined or "\\" in joined:
+        listed = [text.replace("\\", r"\\").replace('"', r"\"") for text in listed]
+    return '{"' + '","'.join(listed) + '"}'
 
 
 def is_busy(tables: Tables, row_id: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
@@ -188,13 +200,6 @@ _FROM_ROW_ID: Final[Sequence[tuple[type[sa.types.TypeEngine[Any]], Callable[[str
 )
 
 
-class Unread(NamedTuple):
-    """A row that is no message."""
-
-    row_id: str
-    reason: str
-
-
 class ReadPosition(NamedTuple):
     """Where claims go on: behind this ordering key; whether rows without one have the first choice."""
 
@@ -215,7 +220,7 @@ class Claimed(NamedTuple):
     """Rows leased, in order; those that are no messages apart. `place`: where the next claim goes on."""
 
     rows: Sequence[OutboxRow]
-    unread: Sequence[Unread]
+    unread: Sequence[Mark]
     place: ReadPosition
 
 
@@ -242,7 +247,7 @@ def claim_rows(
             try:
                 rows.append(tables.source.read(columns, row_id, columns[_ATTEMPTS] or 0))
             except (ValueError, KeyError, TypeError) as error:
-                unread.append(Unread(row_id, f"no message: {error}"))
+                unread.append(Mark(row_id, PARKED, 0, f"no message: {error}"))
     return Claimed(rows, unread, onward)
 
 

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -31,10 +31,8 @@ from api.cli.output import (
 from outbox.client.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
-    from outbox.relay import RelayCounts
-if TYPE_CHECKING:
     from outbox.hand_over import HandOver
-    from outbox.relay import Relay, RelayConfig
+    from outbox.relay import Relay, RelayConfig, RelayCounts
     from outbox.relay_database import OutboxDatabase, SourceSpec
 
 
@@ -218,6 +216,7 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
 
     Exit codes with --once: 0 all is published, 1 rows were refused or are left, 5 bridge or database is away.
     """
+    from outbox.hand_over import HttpHandOver  # noqa: PLC0415  # slow to import
     from outbox.relay import RelayConfig  # noqa: PLC0415  # SQLAlchemy is slow to import
     from outbox.relay_database import SourceSpec  # noqa: PLC0415
     from outbox.tables import LEASE_TABLE  # noqa: PLC0415
@@ -243,7 +242,7 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
         raise CommandFailed(Exit.USAGE, "a relay needs --producer-group", "Name the group whose messages they are.")
     report = RelayReport(output or (Output.TABLE if sys.stdout.isatty() else Output.JSONL))
     say(f"relay of {source} rows to {bridge} as {producer_group}; Ctrl-C stops it after the batch in hand")
-    made = _hand_over(bridge, producer_group, outbox.request_timeout_s)
+    made = closing(HttpHandOver(bridge, producer_group, timeout_s=outbox.request_timeout_s))
     with noticed_ctrl_c(signal.SIGTERM) as stop, report.telling_warnings(), made as taker:
         (_run_once if once else _run_until)(outbox, taker, stop, report)
 
@@ -336,27 +335,11 @@ def _open_when_there(
     return None
 
 
-@contextmanager
-def _opened_database(outbox: Outbox) -> "Iterator[OutboxDatabase]":
+def _opened_database(outbox: Outbox) -> "closing[OutboxDatabase]":
     """Closed at the end."""
     from outbox.relay_database import OutboxDatabase  # noqa: PLC0415  # SQLAlchemy is slow to import
 
-    database = OutboxDatabase(outbox.database_url)
-    try:
-        yield database
-    finally:
-        database.close()
-
-
-@contextmanager
-def _hand_over(bridge: str, producer_group: str, timeout_s: float) -> "Iterator[HandOver]":
-    from outbox.hand_over import HttpHandOver  # noqa: PLC0415  # slow to import
-
-    hand_over = HttpHandOver(bridge, producer_group, timeout_s=timeout_s)
-    try:
-        yield hand_over
-    finally:
-        hand_over.close()
+    return closing(OutboxDatabase(outbox.database_url))
 
 
 @contextmanager

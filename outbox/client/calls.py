@@ -97,7 +97,7 @@ def prepare_call(
     is_fresh: bool = False,
 ) -> Call:
     """A prepare; or a publish, which needs no end. Raises InvalidMessage."""
-    members = [f'"producer_group":{quote(group)}', *_encode_options(options)]
+    members = [f'"producer_group":"{group}"', *_encode_options(options)]
     listed = ",".join([encode_message(message) for message in messages])
     item = "{" + ",".join([*members, f'"messages":[{listed}]']) + "}"
     is_repeatable = options.get("idempotency_key") is not None

@@ -117,7 +117,7 @@ def encode_message(message: Message) -> str:
 
     A text that needs escapes goes as base64: the bridge reads that faster.
     """
-    members = [f'"topic":{quote(message.topic)}']
+    members = [f'"topic":"{message.topic}"']
     if message.key is not None:
         members.append(_encode_bytes("key", message.key))
     if message.value is not None:
@@ -229,6 +229,8 @@ def _encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> str:
 
 def _as_plain_text(raw: bytes) -> str | None:
     """The bytes as a JSON text, if they are one without escapes."""
+    if b'"' in raw or b"\\" in raw:
+        return None
     try:
         quoted = quote(raw.decode())
     except UnicodeDecodeError:

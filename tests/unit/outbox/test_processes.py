@@ -131,3 +131,30 @@ if child == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     assert run(script, bridge.url) == "0\n"
+
+
+def test_interrupt_ends_a_call_at_once() -> None:
+    """Ctrl-C while the bridge does not answer; calls of other threads go on, and the next request can be theirs."""
+    script = """
+import os, signal, socket, threading, outbox
+hanging = socket.create_server(("127.0.0.1", 0))
+config = outbox.BridgeConfig(call_timeout_s=1e6, close_timeout_s=0.01, max_in_flight=1)
+face = outbox.Bridge(f"http://127.0.0.1:{hanging.getsockname()[1]}", "shop", config=config)
+def interrupt():
+    connection, _ = hanging.accept()
+    connection.recv(1)
+    os.kill(os.getpid(), signal.SIGINT)
+    connections.append(connection)
+connections, threads = [], [threading.Thread(target=interrupt) for _ in range(2)]
+for thread in threads:
+    thread.start()
+    try:
+        face.publish(outbox.Message("orders"))
+    except KeyboardInterrupt:
+        print("interrupted")
+    thread.join()
+    connections.pop().close()
+face.close()
+hanging.close()
+"""
+    assert run(script) == "interrupted\ninterrupted\n"
