@@ -1,6 +1,7 @@
 """What a run is asked to do: arguments and files, read once."""
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -8,10 +9,11 @@ from typing import Any
 
 from bridge.core.topics import InternalTopics, with_prefix
 from spark.errors import BadUsage
-from spark.json_file import read_json
 from spark.judge.findings import Thresholds, parse_thresholds
 from spark.read.scope import GroupTimes
 from spark.read.table_list import JdbcDatabase, parse_tables
+
+SPARK_VERSION = "4.0.0"  # which this job is tried with
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,19 @@ class Options(Access):
     strict: bool = False
     by_receipts: bool = False
     databases: Sequence[JdbcDatabase] = ()
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """A file with one JSON object. Raises BadUsage."""
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadUsage(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise BadUsage(f"{path} is not JSON: {error}") from error
+    if not isinstance(read, dict):
+        raise BadUsage(f"{path} is no JSON object")
+    return read
 
 
 def read_kafka_options(given: argparse.Namespace, *, is_needed: bool = True) -> dict[str, Any]:

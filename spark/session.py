@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark.errors import Indeterminate
-from spark.versions import SPARK_VERSION
+from spark.options import SPARK_VERSION
 
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",

@@ -54,11 +54,10 @@ from bridge.broker.jars import (
     parse_pins,
 )
 from spark.errors import BadUsage
-from spark.json_file import read_json
 from spark.judge.rules import FindingKind
+from spark.options import SPARK_VERSION, read_json
 from spark.read.table_list import MARIADB, POSTGRESQL, SQLITE, kinds_of, parse_tables
 from spark.report.advice import ADVICE
-from spark.versions import SPARK_VERSION
 
 _DRIVER_PINS = "jdbc-drivers.sha256"
 _DRIVERS = {POSTGRESQL: "postgresql", SQLITE: "sqlite-jdbc", MARIADB: "mariadb-java-client"}

@@ -1,3 +1,0 @@
-"""What must fit together."""
-
-SPARK_VERSION = "4.0.0"  # which this job is tried with
