@@ -399,15 +399,17 @@ class Projector:
                 _LOG.warning("purge_failed", reason=str(error))
 
     async def purge(self) -> int:
-        """Forgets what ended long ago, bounded; how many transactions."""
-        newest_ms = max((follower.newest_ms for follower in self._followers.values()), default=0)
-        before_ms, limit = newest_ms - self._config.purge_after_ms, self._config.max_purge_rows
-        purged = 0
-        for _ in range(20):
-            count = await self.ports.database.run(partial(purge, before_ms=before_ms, limit=limit))
-            purged += count
-            if count < limit:
-                break
+        """Forgets what ended long ago, bounded; how many transactions. Each queue by its own time: in one that lags
+        there is more to come of what ended before, and it would be counted again."""
+        purged, limit = 0, self._config.max_purge_rows
+        for queue_id, follower in list(self._followers.items()):
+            before_ms = follower.newest_ms - self._config.purge_after_ms
+            forget = partial(purge, queue_id=queue_id, before_ms=before_ms, limit=limit)
+            for _ in range(20):
+                count = await self.ports.database.run(forget)
+                purged += count
+                if count < limit:
+                    break
         return purged
 
 

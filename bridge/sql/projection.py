@@ -148,28 +148,27 @@ _T = transactions.c
 _Ended = sa.Row[int, str, int, str | None]
 
 
-def purge(conn: Connection, before_ms: int, limit: int) -> int:
-    """Forgets at most `limit` transactions whose story ended before `before_ms`, oldest first; how many it forgot.
+def purge(conn: Connection, queue_id: int, before_ms: int, limit: int) -> int:
+    """Forgets at most `limit` of a queue's transactions whose story ended before `before_ms`, oldest end first; how
+    many it forgot.
 
     A commit's story ends when it is published or abandoned, which after a block is long after its end. The
     running totals stay: they count what ever was.
     """
-    found: list[_Ended] = []
-    for state in (TransactionState.COMMITTED, TransactionState.ROLLED_BACK):
-        query = (
-            sa.select(_T.id, _T.transaction_id, _T.born_ms, _T.messages)
-            .where(_T.live == 0, _T.state == state.value, _T.ended_ms < before_ms)
-            .where(sa.func.coalesce(_T.published_ms, _T.abandoned_ms, _T.ended_ms) < before_ms)
-            .order_by(_T.born_ms, _T.id)
-            .limit(limit - len(found))
-        )
-        found += conn.execute(query).all()
+    query = (
+        sa.select(_T.id, _T.transaction_id, _T.born_ms, _T.messages)
+        .where(sa.text("live = 0"), _T.queue_id == queue_id, _T.ended_ms < before_ms)
+        .where(sa.func.coalesce(_T.published_ms, _T.abandoned_ms, _T.ended_ms) < before_ms)
+        .order_by(_T.ended_ms)
+        .limit(limit)
+    )
+    found: Sequence[_Ended] = conn.execute(query).all()
     for chunk in chunks(found, 500):
         _forget(conn, chunk)
     return len(found)
 
 
-def _forget(conn: Connection, rows: list[_Ended]) -> None:
+def _forget(conn: Connection, rows: Sequence[_Ended]) -> None:
     row_ids = [row.id for row in rows]
     keys = [(m.topic, row.born_ms, row.id) for row in rows for m in decode_messages(row.messages)]
     same = sa.tuple_(transaction_keys.c.topic, transaction_keys.c.born_ms, transaction_keys.c.id)

@@ -191,6 +191,13 @@ transactions = sa.Table(
         postgresql_where=sa.text("abandoned_ms IS NOT NULL"),
     ),
     sa.Index(
+        "ix_transactions_ended",
+        "queue_id",
+        "ended_ms",
+        sqlite_where=sa.text("live = 0"),
+        postgresql_where=sa.text("live = 0"),
+    ),
+    sa.Index(
         "ix_transactions_pending",
         "producer_group",
         "appended_ms",

@@ -403,6 +403,39 @@ def test_abandoned_one_is_kept_for_seven_days_from_the_act(database_url: str) ->
     assert world.stats().total.abandoned == 1
 
 
+def test_queue_that_lags_is_purged_by_its_own_time(database_url: str) -> None:
+    """What another queue has come to says nothing of it: its op message told again would be counted again (C, S)."""
+    world = make_projector_world(database_url, queues=2)
+    stuck = MessageQueue(world.topics.op, 1)
+
+    async def story() -> None:
+        log = world.settlers.memory.cluster.log
+        async with world.settlers.settling():
+            await world.settlers.prepare("slow", of(), queue_id=1)
+            await world.settlers.commit("slow", queue_id=1)
+            await world.catch_up()
+            await world.settlers.prepare("slow", of(), queue_id=1)  # its op message is written again
+            await world.settled()
+            log.set_leader(stuck, has_leader=False)
+            world.settlers.memory.clock.shift_wall_clock(7 * 86_400_000 + 1_000)
+            await world.settlers.prepare("new", of())
+            await world.settlers.rollback("new")
+            await world.settlers.settled(0)
+            await world.project()
+            assert await world.projector.purge() == 0
+            log.set_leader(stuck, has_leader=True)
+            await world.project()
+            assert counts_of(world) == (2, 1, 0, 1, 0, 0)
+            await world.settlers.prepare("next", of(), queue_id=1)
+            await world.settlers.rollback("next", queue_id=1)
+            await world.catch_up()
+            assert await world.projector.purge() == 1
+
+    world.run(story())
+    assert world.view("slow", 1) is None
+    assert counts_of(world) == (3, 1, 0, 2, 0, 0)
+
+
 def test_long_ended_ones_are_purged_and_pending_ones_never(database_url: str) -> None:
     """Seven days by Kafka's time after the end; the totals still count them (C)."""
     world = make_projector_world(database_url)

@@ -40,7 +40,7 @@ def test_partial_indexes_are_partial_in_the_database(database_url: str) -> None:
         source = "sqlite_master" if connection.dialect.name == "sqlite" else "pg_indexes"
         column, name = ("sql", "name") if source == "sqlite_master" else ("indexdef", "indexname")
         rows = dict(connection.execute(sa.text(f"SELECT {name}, {column} FROM {source}")).all())
-    for index in ("ix_transactions_pending", "ix_transactions_key", "ix_transaction_keys_key"):
+    for index in ("ix_transactions_ended", "ix_transactions_pending", "ix_transactions_key", "ix_transaction_keys_key"):
         assert "WHERE" in rows[index]
 
 

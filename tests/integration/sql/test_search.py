@@ -1,5 +1,6 @@
 """Pages, look-ups and counts over rows as the projector writes them, on both databases."""
 
+from collections.abc import Callable
 from functools import partial
 from random import Random
 from typing import Any
@@ -136,16 +137,17 @@ async def test_abandoned_ones_are_found_by_their_own_index(database: Database) -
     few = [make(n, "bank", COMMITTED, abandoned_ms=n) for n in range(2_000, 2_003)]
     await database.run(lambda conn: put(conn, rows + few))
     for group in (None, "bank"):
-        plan = await database.run(lambda conn, group=group: explain(conn, SearchFilter(group=group, abandoned=True)))
+        wanted = SearchFilter(group=group, abandoned=True)
+        plan = await database.run(lambda conn, w=wanted: explain(conn, lambda: search_transactions(conn, w, 10)))
         assert "ix_transactions_abandoned" in plan, plan
 
 
-def explain(conn: Connection, wanted: SearchFilter) -> str:
-    """How the database would find the first page."""
+def explain(conn: Connection, work: Callable[[], object]) -> str:
+    """How the database would run the first statement."""
     statements: list[tuple[str, Any]] = []
     listen = partial(_note_statement, statements)
     sa.event.listen(conn, "before_cursor_execute", listen)
-    search_transactions(conn, wanted, 10)
+    work()
     sa.event.remove(conn, "before_cursor_execute", listen)
     statement, parameters = statements[0]
     is_sqlite = conn.dialect.name == "sqlite"
@@ -200,19 +202,26 @@ async def test_purge_takes_checks_that_a_dead_owner_left(database: Database) -> 
     await board.take_queue(0, "dead")
     await board.put(0, "dead", 0, [PullCheck(id_of(n), "shop", 1, 1) for n in (0, 6)])
     await database.run(lambda conn: put(conn, [make(0, state=COMMITTED), make(6)]))
-    await database.run(lambda conn: purge(conn, 5, 3))
+    await database.run(lambda conn: purge(conn, 0, 5, 3))
     assert [check.transaction_id for check in await board.claim("shop", 9, 1)] == [id_of(6)]
 
 
 async def test_purge_takes_only_what_ended_before(database: Database) -> None:
-    """Oldest first, at most as many as it may, never what is live (S)."""
-    rows = [make(n, state=Random(n).choice([COMMITTED, ROLLED_BACK])) for n in range(6)]
-    live = [make(6), make(7, state=PARKED), make(8, state=COMMITTED, blocked=1, ended_ms=1)]
+    """Of one queue, oldest first, at most as many as it may, never what is live (S)."""
+    rows = [make(n, state=Random(n).choice([COMMITTED, ROLLED_BACK])) for n in range(12)]
+    live = [make(12), make(14, state=PARKED), make(16, state=COMMITTED, blocked=1, ended_ms=1)]
     await database.run(lambda conn: put(conn, rows + live))
-    assert await database.run(lambda conn: purge(conn, 5, 3)) == 3
-    assert await database.run(lambda conn: purge(conn, 5, 3)) == 2
-    assert await database.run(lambda conn: purge(conn, 5, 3)) == 0
+    assert await database.run(lambda conn: purge(conn, 0, 10, 3)) == 3
+    assert await database.run(lambda conn: purge(conn, 0, 10, 3)) == 2
+    assert await database.run(lambda conn: purge(conn, 0, 10, 3)) == 0
     left = await database.read(lambda conn: conn.execute(sa.select(transactions.c.transaction_id)).scalars().all())
-    assert sorted(left) == [id_of(n) for n in (5, 6, 7, 8)]
+    assert sorted(left) == [id_of(n) for n in (1, 3, 5, 7, 9, 10, 11, 12, 14, 16)]
     keys = await database.read(lambda conn: conn.execute(sa.select(sa.func.count(transaction_keys.c.id))).scalar_one())
-    assert keys == 4
+    assert keys == 10
+
+
+async def test_what_may_be_purged_is_found_by_its_own_index(database: Database) -> None:
+    """As a rule it is nothing, among all that has ended in seven days: no other index leads to it."""
+    await database.run(lambda conn: put(conn, [make(n, state=COMMITTED) for n in range(2_000)]))
+    plan = await database.run(lambda conn: explain(conn, lambda: purge(conn, 0, 5, 2_000)))
+    assert "ix_transactions_ended" in plan, plan

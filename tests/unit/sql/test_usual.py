@@ -287,7 +287,7 @@ def test_row_that_is_not_there_is_written_anew(watched: Database) -> None:
     with watched.engine.begin() as conn:
         for table in PROJECTED:
             conn.execute(sa.delete(table))
-        assert purge(conn, 0, 10) == 0
+        assert purge(conn, 0, 0, 10) == 0
         assert apply_chunk(conn, second, times_of, pending) is not None
         assert conn.execute(sa.text("SELECT state, has_half FROM transactions")).all() == [("COMMITTED", 0)]
     watched.engine.dispose()
