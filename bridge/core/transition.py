@@ -150,7 +150,6 @@ def _resolve(t: Transaction, record: EndRecord, place: LogPosition) -> Transacti
         None,  # reason
         t.parked,
         _requests(record.request),
-        t.abandoned,
     )
 
 

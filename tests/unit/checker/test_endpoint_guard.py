@@ -206,6 +206,8 @@ def test_our_own_addresses_are_denied_even_in_allowed_networks() -> None:
     assert is_allowed("127.0.0.1", 9093, policy, is_public=False)
     assert check_addresses(CheckedUrl("", "http", "localhost", 9092), ["127.0.0.1"], policy) is not None
     assert not is_allowed("8.8.4.4", 443, policy, is_public=True)
+    assert isinstance(check_url("http://127.0.0.1:9092/", policy), str)
+    assert isinstance(check_url("http://127.0.0.1:9093/", policy), CheckedUrl)
 
 
 def test_wrong_networks_are_a_configuration_error() -> None:

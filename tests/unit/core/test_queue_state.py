@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from bridge.core.check_rules import CheckTimes
 from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.message import Message
-from bridge.core.op_message import AnswerCode, OpMessage, Position, encode_op
+from bridge.core.op_message import AnswerCode, LogStart, LogTopics, OpMessage, Position, encode_op
 from bridge.core.queue_state import QueueState, RecoveredOp, RecoveredState, WrittenOp, effective_ordering_hash
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
 from bridge.core.topics import hash_ordering_key
@@ -176,7 +176,7 @@ def test_op_message_is_kept_while_its_half_is_read_by_a_successor() -> None:
     assert successor.live.keys() == {IDS[0], IDS[2], IDS[3]}
 
 
-TIMES_OF = {"g": CheckTimes()}.__getitem__
+TIMES_OF = {"g": CheckTimes(interval_ms=40_000)}.__getitem__
 
 
 def half_of(n: int, *, request: str | None = None, immunity_s: int | None = None) -> HalfMessage:
@@ -308,7 +308,7 @@ def test_unknown_is_counted_by_the_interval_of_the_group() -> None:
     unknown = EndRecord(IDS[0], Resolution.UNKNOWN, Source.CHECK, 0, check_number=1)
     effects = state.apply(LogPosition(1, 9_000), unknown, 0)
     t = state.live[IDS[0]]
-    assert (t.check_times, t.next_due_ms, effects) == (1, 39_000, (WriteOp(t), Schedule(t)))
+    assert (t.check_times, t.next_due_ms, effects) == (1, 49_000, (WriteOp(t), Schedule(t)))
     state.apply(LogPosition(2, 20_000), act_of(0), 0)
     assert (state.live[IDS[0]].at, state.live[IDS[0]].next_due_ms) == (2, 20_000)
 
@@ -342,6 +342,43 @@ def test_blocked_one_is_written_again_only_for_another_reason() -> None:
     assert state.block_again(IDS[0], "REFUSED") == ()
     assert state.block_again(IDS[0], "GONE") == (WriteOp(replace(first, reason="GONE")),)
     assert state.live[IDS[0]].reason == "GONE"
+    assert state.blocked_queues == {7: [IDS[0], IDS[1]]}
+
+
+def test_blocked_one_keeps_its_place_whatever_is_answered() -> None:
+    """An end that changes nothing puts it into the chain no second time (O)."""
+    state, first, _ = blocked_pair()
+    late = replace(commit_of(0, "a"), resolution=Resolution.ROLLBACK)
+    assert state.apply(LogPosition(4, 104), late, 0) == (Reply("a", IDS[0], AnswerCode.ALREADY),)
+    assert state.blocked_queues == {first.ordering_hash: [IDS[0], IDS[1]]}
+
+
+def test_published_at_once_waits_behind_a_blocked_one_of_its_key() -> None:
+    """No commit overtakes another, whether or not it had a half message before (O)."""
+    state, _, _ = blocked_pair()
+    published = replace(half_of(2, request="a"), idempotency_key="k", seen_ms=200, is_published=True)
+    for ordering_hash, is_blocked in ((7, True), (8, False)):
+        place = LogPosition(4 + ordering_hash, 104)
+        half = replace(published, transaction_id=IDS[ordering_hash])
+        [effect] = state.apply(place, half, ordering_hash)
+        assert isinstance(effect, WriteOp if is_blocked else Publish)
+        assert effect.transaction.reason == ("ORDER" if is_blocked else None)
+    assert state.blocked_queues == {7: [IDS[0], IDS[1], IDS[7]]}
+
+
+def test_position_names_the_log_that_it_speaks_of() -> None:
+    """Its topics, the time of the last record that was decided, and where the log begins: so a lost log is seen."""
+    state = state_with(0, 1)
+    topics = LogTopics("half-id", "op-id", "parked-id")
+    state.log_start = LogStart(1, 2)
+    position = state.next_position([], "me", topics)
+    assert (position.topics, position.s_ms, position.start) == (topics, 101, LogStart(1, 2))
+    successor = QueueState.restore(RecoveredState(position, [], [], 0, 0, 101), TIMES_OF, TIGHT)
+    assert successor.next_position([], "me", topics)[4:] == position[4:]
+    successor.advance(3, 0)  # what was decided since has no time of its own
+    assert successor.next_position([], "me", topics).s_ms == 101
+    successor.advance(4, 99)
+    assert successor.next_position([], "me", topics).s_ms == 99
 
 
 def test_withholding_leaves_everything_else_as_it_was() -> None:
@@ -374,6 +411,7 @@ def test_old_blocked_ones_are_carried_forward_with_a_copy_of_their_body() -> Non
     state.advance(5, 100 + TIGHT.op_ms)  # the first is just old enough, the second a millisecond too young
     assert state.carry_forward(9) == [Park(replace(first, requests=())), WriteOp(replace(second, requests=()))]
     assert len(state.carry_forward(1)) == 1
+    assert state.blocked_queues == {7: [IDS[0], IDS[1]]}
 
 
 def test_op_value_is_what_the_op_topic_says_or_would_say() -> None:

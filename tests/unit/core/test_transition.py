@@ -101,7 +101,8 @@ def end_of(
 @pytest.mark.parametrize("state", [PREPARED, PARKED])
 def test_first_resolution_ends_it_wherever_it_comes_from(source: Source, by: str, state: TransactionState) -> None:
     """Who, where and when are kept, why it was parked is not; whoever asked before has had his answer."""
-    t = replace(T, state=state, reason="MAX_CHECKS" if state is PARKED else None, check_times=2, base=1)
+    reason, parked = ("MAX_CHECKS", 6) if state is PARKED else (None, None)
+    t = replace(T, state=state, reason=reason, parked=parked, check_times=2, base=1)
     ended = replace(t, state=COMMITTED, at=9, by=by, end=9, ended_ms=9_000, reason=None, requests=("a",))
     assert follow(end_of(t, Resolution.COMMIT, source, request="a", group="g")) == (ended, [Publish(ended)])
     ended = replace(ended, state=ROLLED_BACK, requests=())
