@@ -53,11 +53,16 @@ _SETTLER = [
     "tests/unit/settler", "tests/unit/checker/test_with_settler.py", "tests/unit/test_log_watch.py",
     *[f"tests/scenarios/test_{name}.py" for name in ("abandoned", "batches_in_bytes", "lost_logs")],
 ]  # fmt: skip
+_PROJECTOR = "tests/unit/test_projector.py"
 _GIVEN_UP = "tests/scenarios/test_given_up.py"
 PARTS = (
     Part("codecs", [f"bridge/core/{name}.py" for name in _CODECS], ["tests/unit/core"]),
     Part("rules", [f"bridge/core/{name}.py" for name in _RULES], ["tests/unit/core"]),
-    Part("cursors", ["bridge/sql/rows.py"], ["tests/unit/sql/test_cursors.py"]),
+    Part(
+        "rows",
+        ["bridge/sql/rows.py"],
+        [*[f"tests/unit/sql/test_{name}.py" for name in ("cursors", "fold", "entries", "usual")], _PROJECTOR],
+    ),
     Part("answers", ["checker/call.py"], ["tests/unit/checker"]),
     Part("guard", ["checker/endpoint_guard.py"], ["tests/unit/checker/test_endpoint_guard.py"]),
     Part(
@@ -65,7 +70,7 @@ PARTS = (
         [f"checker/{name}.py" for name in ("scheduler", "rotation", "concurrency")],
         [f"tests/unit/checker/test_{name}.py" for name in ("timetable", "timetable_clocks", "turns", "concurrency")],
     ),
-    Part("fold", ["bridge/sql/fold.py"], ["tests/unit/sql/test_fold.py", "tests/unit/test_projector.py"], 80),
+    Part("fold", ["bridge/sql/fold.py"], ["tests/unit/sql/test_fold.py", _PROJECTOR], 80),
     Part(
         "usual",
         [f"bridge/sql/{name}.py" for name in ("entries", "chunking", "usual")],
@@ -124,6 +129,8 @@ def _run(part: Part, jobs: int, names: Sequence[str]) -> int:
         if not link.is_symlink():
             link.symlink_to(ROOT / name)
     (folder / "setup.cfg").write_text(_settings(part))
+    # what each test enters, which is found out anew: a test that has changed may enter more
+    (folder / "mutants" / "mutmut-stats.json").unlink(missing_ok=True)
     # PYTHONPATH would lead the tests to the code as it is
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PYTHONHASHSEED": "0"}
     command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *names]

@@ -32,10 +32,10 @@ def test_call_has_exactly_the_shape_of_the_contract() -> None:
     transaction = Transaction("tx-a", "orders", 1, 2, 3, check_times=2)
     half = HalfMessage("tx-a", "orders", 1, 1_750_000_000_123, idempotency_key="k-1")
     message = Message("orders.created", b"42", b'{"total": 12.50}', [("source", b"shop")])
-    check = make_check(transaction, HalfBody(half, [message]), lambda _, number: f"{number}-" + "r" * 22)
+    check = make_check(transaction, HalfBody(half, [message]), lambda of, number: f"{number}-{of}-" + "r" * 22)
     assert encode_call("orders", [check]) == (
         '{"type":"transaction.check","producer_group":"orders","checks":[{"transaction_id":"tx-a","check_number":3,'
-        '"nonce":"3-rrrrrrrrrrrrrrrrrrrrrr","born_time":"2025-06-15T15:06:40.123Z","idempotency_key":"k-1",'
+        '"nonce":"3-tx-a-rrrrrrrrrrrrrrrrrrrrrr","born_time":"2025-06-15T15:06:40.123Z","idempotency_key":"k-1",'
         '"messages":[{"topic":"orders.created","key":"42","value":{"total": 12.50},"headers":[["source","shop"]]}]}]}'
     )
 

@@ -26,6 +26,13 @@ def test_number_can_be_read_back(number: int) -> None:
     assert made.make("tx", number) != made.make("tx", number)
 
 
+@given(st.text("0Aa_-", min_size=1, max_size=42), st.integers(1, 999_999_999))
+def test_nonce_is_read_back_whatever_its_random_text(text: str, number: int) -> None:
+    """What proves it is at its end, however long the rest is."""
+    made = Nonces(Keyring((OLD,)), lambda: text)
+    assert made.read(made.make("tx", number), "tx") == number
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -25,6 +25,18 @@ def test_signature_is_the_hmac_of_id_time_and_body() -> None:
     }
 
 
+def test_signature_is_the_same_in_every_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver compares the time that is signed with the header's."""
+    headers = sign_call([NEW], "check_1", 1_750_000_000_999, "{}")
+    monkeypatch.setenv("TZ", "UTC+5")
+    time.tzset()
+    try:
+        assert sign_call([NEW], "check_1", 1_750_000_000_999, "{}") == headers
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 @pytest.mark.parametrize("secret", [OLD, NEW])
 def test_both_secrets_sign_while_one_is_rotated(secret: str) -> None:
     """A receiver with either takes the call."""
