@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from bridge.clock import Clock, KafkaTime
+from bridge.clock import Clock, OwnerTime
 from bridge.core.check_rules import CheckTimes
 from bridge.core.errors import QueueHalted, StoreError
 from bridge.core.log_facts import Witness
@@ -27,7 +27,7 @@ class _Noted(NamedTuple):
 class QueueEnd:
     """Notes the end of a journal queue when asked, beside the settling, and says when it has been read."""
 
-    def __init__(self, store: MessageStore, queue: MessageQueue, time: KafkaTime) -> None:
+    def __init__(self, store: MessageStore, queue: MessageQueue, time: OwnerTime) -> None:
         self._store = store
         self._queue = queue
         self._time = time

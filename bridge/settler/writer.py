@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from bridge.clock import KafkaTime
+from bridge.clock import OwnerTime
 from bridge.core.errors import HaltKind, QueueHalted
 from bridge.core.queue_state import QueueState, RecoveredState
 from bridge.core.transaction import PREPARED, Transaction
@@ -25,7 +25,7 @@ class QueueWriter:
         self, target: BatchTarget, ports: SettlerPorts, config: SettlerConfig, memory: QueueMemory, counts: QueueCounts
     ) -> None:
         self.target = target
-        self.time = KafkaTime(ports.clock)
+        self.time = OwnerTime(ports.clock)
         self.state = QueueState(ports.times_of, config.horizon)
         self.bodies = Bodies(ports.store, target.topics, target.queue_id, config.max_body_bytes, config.max_batch_bytes)
         self._ports = ports

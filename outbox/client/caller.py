@@ -115,7 +115,7 @@ class Caller:
         answer = await self._transport.exchange(request, min(left_s, wait_s + self._config.http.slack_s))
         if isinstance(answer, NoReply):
             return [answer] * len(calls)
-        if answer.kafka_time_ms > self._find_kafka_time():
+        if answer.kafka_time_ms:  # the last counts, for a broker's clock may have been set back
             self._kafka_time = answer.kafka_time_ms, self._transport.now()
         if is_batch(lane.kind, len(calls)):
             return read_answers(answer, list(calls))

@@ -130,6 +130,28 @@ def test_further_checks_keep_their_interval_although_the_clock_was_ahead(act: Ac
     world.run(body())
 
 
+def test_what_was_appended_while_the_clock_was_ahead_is_asked_about_in_time() -> None:
+    """Its due time is one of that clock: the owner's never goes back (K)."""
+    story = CheckedWorld(CheckTimes(transaction_timeout_ms=5 * MINUTE_MS))
+    story.serve(saying("COMMIT"))
+    world = story.world
+
+    async def body() -> None:
+        async with story.checking():
+            world.memory.clock.shift_wall_clock(60 * MINUTE_MS)
+            await world.prepare("a", Message("credits", b"k", b"v"))
+            await world.settled()
+            world.memory.clock.shift_wall_clock(-60 * MINUTE_MS)
+            for n in range(4):
+                await pass_others(world, f"x{n}")
+                await story.sleep(MINUTE_MS)
+            assert not story.calls
+            await story.sleep(MINUTE_MS)
+            assert len(story.calls) == 1
+
+    world.run(body())
+
+
 @pytest.mark.parametrize("is_read_back", [False, True], ids=["read live", "read back"])
 def test_life_ends_between_two_checks(*, is_read_back: bool) -> None:
     """The interval by the monotonic clock holds up no parking (T)."""

@@ -16,12 +16,15 @@ from typing import Any
 import structlog
 from msgspec import Struct
 
+from bridge import clock
 from bridge.core import record
 from bridge.core.keyring import OpSeals
 from bridge.core.message import Message, MessageQueue
+from bridge.core.record import Resolution
 from bridge.core.topics import InternalTopics
-from bridge.core.transaction import queue_of
+from bridge.core.transaction import make_transaction_id, queue_of
 from bridge.service import repeats
+from bridge.service.contract import EndCall
 from bridge.sql.identity import TopicIdentity, record_identity
 from bridge.store.memory.log import clean
 from bridge.store.memory.partition import Stamp
@@ -129,11 +132,24 @@ class World:
             await self._wait_quiet()
             await self.clock.sleep_ms(_PROJECTED_MS)
             await self.operating.look_at_parked()
+        if any(f.kind is FaultKind.BROKER_CLOCK and f.delay_ms > record.SEEN_LIMIT_MS for f in self.schedule.faults):
+            await self._find_clocks_forgotten()
         self.operating.stop()
         await asyncio.gather(*pulling)
         self.story.tell("world", "quiet")
         for node in self.nodes.values():
             node.kill()
+
+    async def _find_clocks_forgotten(self) -> None:
+        """D: a process knows Kafka's time soon after brokers' clocks were ahead: a repeat that is dated by them counts
+        however late it comes. Raises Finding."""
+        await self.clock.sleep_ms(clock.DOUBT_MS + 1_000)
+        nobodys = EndCall(make_transaction_id(0, 1), Resolution.UNKNOWN)
+        for node in self.nodes.values():
+            await self.callers.reach(node, lambda service: service.transactions.end([nobodys], wait_ms=500), 1_000)
+            ahead_ms = node.bridge.transactions.kafka_time_ms() - self.clock.now_ms()
+            if ahead_ms > record.SEEN_LIMIT_MS:
+                raise Finding(f"node {node.name} is {ahead_ms} ms ahead, long after clocks were set back")
 
     def _at(self, at_ms: int, work: Callable[[Any], Awaitable[None]], what: Any) -> "asyncio.Task[None]":
         async def later() -> None:
@@ -422,7 +438,7 @@ def _describe(fault: Fault) -> str:
 
 def _scale_times() -> None:
     """How long repeats are recognised, a tenth of what it is, as `node.SETTLER` has it: a run lasts 20 s."""
-    record.SEEN_LIMIT_MS, repeats.NOTE_LIMIT_MS, repeats._RENEW_MS = 3_000, 6_000, 1_000
+    record.SEEN_LIMIT_MS, repeats.NOTE_LIMIT_MS, repeats._RENEW_MS, clock.DOUBT_MS = 3_000, 6_000, 1_000, 12_000
 
 
 def simulate(schedule: Schedule, make: Callable[[Schedule], World] | None = None) -> Run:

@@ -41,6 +41,24 @@ async def test_repeats_are_not_called_new(front: Front, make_twin: MakeTwin, gro
     assert [time is None for time in told_times(front)] == [False, True, True] * 2
 
 
+async def test_time_of_a_clock_that_was_set_back_is_forgotten(front: Front, make_twin: MakeTwin, group: str) -> None:
+    """The last time that was told counts: what is dated ahead is looked up, for as long as the process lives."""
+
+    def tell_an_hour_ahead(exchange: Any) -> None:
+        answer = exchange.forward()
+        told = int(answer.headers["outbox-kafka-time"]) + 3_600_000
+        exchange.answer(answer.status_code, answer.content, {**answer.headers, "outbox-kafka-time": str(told)})
+
+    twin = make_twin(front.url, group)
+    front.spoil(tell_an_hour_ahead)
+    for _ in range(3):
+        await twin.do("prepare", Message("orders", value=group))
+    _, ahead, third = told_times(front)
+    assert ahead is not None
+    assert third is not None
+    assert 3_500_000 < ahead - third < 3_700_000
+
+
 async def test_first_try_may_arrive_after_its_repeat(
     bridge: SocketBridge, front: Front, make_twin: MakeTwin, group: str
 ) -> None:

@@ -239,6 +239,67 @@ def test_time_told_before_a_clock_was_set_back_is_believed_by_nobody(tmp_path: P
     world.run(story())
 
 
+async def pass_two_minutes(world: ServiceWorld, api: Node) -> None:
+    """In which the process appends now and then."""
+    for _ in range(5):
+        await world.sleep(25 * S)
+        await learn_time(world, api)
+
+
+def test_time_of_a_clock_that_was_set_back_is_forgotten(tmp_path: Path) -> None:
+    """After two minutes in which nothing agreed with it; two later, first tries are answered once they are stored."""
+    world = make_service_world(tmp_path)
+    clock = world.settlers.memory.clock
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            clock.shift_wall_clock(300 * S)
+            await learn_time(world, api)
+            clock.shift_wall_clock(-300 * S)
+            await learn_time(world, api)
+            await pass_two_minutes(world, api)
+            assert abs(await learn_time(world, api) - clock.now_ms()) < S
+            await prepare(world, api, await learn_time(world, api), "doubted")
+            assert (await halves(world, "doubted"))[-1].request is not None
+            await pass_two_minutes(world, api)
+            first_ms = await learn_time(world, api)
+            assert isinstance(await prepare(world, api, first_ms), Prepared)
+            [half] = await halves(world)
+            assert (half.seen_ms, half.request) == (first_ms, None)
+
+    world.run(story())
+
+
+def test_record_held_up_long_after_a_clock_was_set_back_is_void(tmp_path: Path) -> None:
+    """Its repeat was published and forgotten meanwhile: it is not published twice (D)."""
+    faults = ScriptedFaults()
+    world = make_service_world(tmp_path, faults=faults)
+    clock = world.settlers.memory.clock
+
+    async def story() -> None:
+        async with (
+            world.serving() as api,
+            world.serving("slow") as slow,
+            world.settlers.settling(),
+            world.projecting(),
+        ):
+            clock.shift_wall_clock(300 * S)
+            await learn_time(world, slow)
+            clock.shift_wall_clock(-300 * S)
+            await pass_two_minutes(world, slow)
+            await learn_time(world, api)
+            faults.give(StepKind.PUT, Fate(request_ms=200_000), client="slow")
+            await prepare(world, slow, None, is_published=True)
+            await prepare(world, api, None, is_published=True)
+            for _ in range(21):
+                await world.sleep(10 * S)
+                await api.transactions.prepare([world.call(b"tick")])
+            assert len(await halves(world)) == 2
+            assert world.settlers.memory.visible("orders").count(b"v") == 1
+
+    world.run(story())
+
+
 def test_one_that_is_stored_at_a_time_nobody_knows_is_not_called_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

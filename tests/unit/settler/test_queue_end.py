@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bridge.clock import KafkaTime
+from bridge.clock import OwnerTime
 from bridge.core.errors import StoreTimeout
 from bridge.core.log_facts import Witness
 from bridge.core.message import Message, MessageQueue
@@ -41,7 +41,7 @@ class Followed:
     def __init__(self) -> None:
         self.memory: MemoryWorld = make_memory_world({"orders": 1})
         self.store = SilentStore(self.memory.cluster, self.memory.cluster.connect("settler"))
-        self.time = KafkaTime(self.memory.clock)
+        self.time = OwnerTime(self.memory.clock)
         self.time.observe(self.memory.clock.now_ms())
         self.end = QueueEnd(self.store, QUEUE, self.time)
 
