@@ -146,8 +146,8 @@ class Fold:
 
     def _apply_other(self, entry: RawEntry) -> None:
         row = self.rows.get(entry.transaction_id)
-        if row is None or entry.offset < row.queue_offset or _is_told_by(row, entry):
-            return  # unknown to the settler at that place, or known already
+        if row is None or entry.offset < row.queue_offset:
+            return  # unknown to the settler at that place
         try:
             record = decode_record(entry.stored)
         except MalformedRecord as error:
@@ -267,10 +267,3 @@ def _move(row: ProjectedRow, entry: OpEntry) -> None:
 def _since(known_ms: int | None, entry: OpEntry) -> int:
     """When an op message said so first: later ones repeat it."""
     return entry.stored_ms if known_ms is None else known_ms
-
-
-def _is_told_by(row: ProjectedRow, entry: RawEntry) -> bool:
-    """Whether the record is the producer's end that decided: the row has it, so it need not be decoded."""
-    return (
-        row.at_offset == entry.offset and row.resolved_by == "producer" and row.live == 0 and row.abandoned_ms is None
-    )

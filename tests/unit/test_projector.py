@@ -180,6 +180,47 @@ def test_blocked_commit_is_counted_beside_and_told_until_published(database_url:
     assert types[-1] == "published"
 
 
+@pytest.mark.parametrize("is_read_at_once", [True, False])
+def test_answers_that_came_while_a_commit_was_blocked_are_told(database_url: str, *, is_read_at_once: bool) -> None:
+    """The try that publishes names the last record before it, which need not be the end that decided (F)."""
+    world = make_projector_world(database_url)
+    check = {"source": Source.CHECK, "endpoint": "https://shop/check", "status": 200, "check_number": 1}
+
+    async def story() -> None:
+        topic = world.settlers.memory.cluster.log.topics["credits"]
+        async with world.settlers.settling():
+            for name in ("a", "b", "c"):
+                topic.is_denied = False
+                await world.settlers.prepare(name, of(topic="credits"))
+                await world.settlers.settled()
+                topic.is_denied = True
+                await world.settlers.commit(name)
+                await world.settlers.settled()
+                if is_read_at_once:
+                    await world.catch_up()
+                match name:
+                    case "a":
+                        await world.settlers.end(name, Resolution.UNKNOWN, **check)
+                    case "b":
+                        await world.settlers.rollback(name)
+                    case _:
+                        await world.settlers.end(name, Resolution.COMMIT, **check)
+                await world.settlers.settled()
+                topic.is_denied = False
+                while world.settlers.op_of(name).transaction.blocked:
+                    await world.settlers.memory.clock.sleep_ms(100)
+            await world.catch_up()
+
+    world.run(story())
+    told = [(name, e.type, e.members.get("answer")) for name in "abc" for e in world.timeline(name)]
+    assert [event for event in told if event[1] == "check_answered"] == [
+        ("a", "check_answered", "UNKNOWN"), ("c", "check_answered", "COMMIT"),
+    ]  # fmt: skip
+    ends = [e.members for e in world.timeline("b") if e.type == "end"]
+    assert {"resolution": "ROLLBACK", "effective": False} in ends
+    assert {"resolution": "COMMIT", "effective": True} in ends
+
+
 def test_ask_now_is_seen_in_the_next_check(database_url: str) -> None:
     """`check` moves the due time although no op message says so."""
     world = make_projector_world(database_url)

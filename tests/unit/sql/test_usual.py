@@ -86,7 +86,9 @@ class History:
         if t.is_final and not t.blocked:
             return
         state = TransactionState.COMMITTED if resolution is Resolution.COMMIT else TransactionState.ROLLED_BACK
-        t = replace(t, state=state, at=offset, end=offset, ended_ms=1_000 + offset, by="producer", requests=("r-1",))
+        t = replace(
+            t, state=state, at=offset, end=offset, ended_ms=1_000 + offset, by=source.name.lower(), requests=("r-1",)
+        )
         if self._chance(0.15):
             t = replace(t, state=TransactionState.PARKED, reason="MAX_CHECKS", parked=3, end=None, by="timer")
         elif self._chance(0.15) and state is TransactionState.COMMITTED:
@@ -98,7 +100,8 @@ class History:
     def _rewrite(self) -> None:
         if self._known and self._chance(0.5):
             t = self._any()
-            self._write(replace(t, blocked=False, reason=None) if t.blocked else t)
+            last = len(self.journal) - 1  # what a commit that was blocked names when it is published
+            self._write(replace(t, blocked=False, reason=None, at=last) if t.blocked else t)
 
     def _write(self, t: Transaction) -> None:
         self._known[t.transaction_id] = t
