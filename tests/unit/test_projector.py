@@ -198,13 +198,10 @@ def test_answers_that_came_while_a_commit_was_blocked_are_told(database_url: str
                 await world.settlers.settled()
                 if is_read_at_once:
                     await world.catch_up()
-                match name:
-                    case "a":
-                        await world.settlers.end(name, Resolution.UNKNOWN, **check)
-                    case "b":
-                        await world.settlers.rollback(name)
-                    case _:
-                        await world.settlers.end(name, Resolution.COMMIT, **check)
+                if name == "b":
+                    await world.settlers.rollback(name)
+                else:
+                    await world.settlers.end(name, Resolution.UNKNOWN if name == "a" else Resolution.COMMIT, **check)
                 await world.settlers.settled()
                 topic.is_denied = False
                 while world.settlers.op_of(name).transaction.blocked:

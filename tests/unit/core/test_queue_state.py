@@ -348,8 +348,8 @@ def test_blocked_one_is_written_again_only_for_another_reason() -> None:
 def test_blocked_one_keeps_its_place_whatever_is_answered() -> None:
     """An end that changes nothing puts it into the chain no second time (O)."""
     state, first, _ = blocked_pair()
-    late = replace(commit_of(0, "a"), resolution=Resolution.ROLLBACK)
-    assert state.apply(LogPosition(4, 104), late, 0) == (Reply("a", IDS[0], AnswerCode.ALREADY),)
+    answers = state.apply(LogPosition(4, 104), replace(commit_of(0, "a"), resolution=Resolution.ROLLBACK), 0)
+    assert answers == (Reply("a", IDS[0], AnswerCode.ALREADY),)
     assert state.blocked_queues == {first.ordering_hash: [IDS[0], IDS[1]]}
 
 
@@ -358,9 +358,8 @@ def test_published_at_once_waits_behind_a_blocked_one_of_its_key() -> None:
     state, _, _ = blocked_pair()
     published = replace(half_of(2, request="a"), idempotency_key="k", seen_ms=200, is_published=True)
     for ordering_hash, is_blocked in ((7, True), (8, False)):
-        place = LogPosition(4 + ordering_hash, 104)
         half = replace(published, transaction_id=IDS[ordering_hash])
-        [effect] = state.apply(place, half, ordering_hash)
+        [effect] = state.apply(LogPosition(4 + ordering_hash, 104), half, ordering_hash)
         assert isinstance(effect, WriteOp if is_blocked else Publish)
         assert effect.transaction.reason == ("ORDER" if is_blocked else None)
     assert state.blocked_queues == {7: [IDS[0], IDS[1], IDS[7]]}
@@ -368,17 +367,15 @@ def test_published_at_once_waits_behind_a_blocked_one_of_its_key() -> None:
 
 def test_position_names_the_log_that_it_speaks_of() -> None:
     """Its topics, the time of the last record that was decided, and where the log begins: so a lost log is seen."""
-    state = state_with(0, 1)
-    topics = LogTopics("half-id", "op-id", "parked-id")
+    state, topics = state_with(0, 1), LogTopics("half-id", "op-id", "parked-id")
     state.log_start = LogStart(1, 2)
     position = state.next_position([], "me", topics)
     assert (position.topics, position.s_ms, position.start) == (topics, 101, LogStart(1, 2))
     successor = QueueState.restore(RecoveredState(position, [], [], 0, 0, 101), TIMES_OF, TIGHT)
     assert successor.next_position([], "me", topics)[4:] == position[4:]
-    successor.advance(3, 0)  # what was decided since has no time of its own
-    assert successor.next_position([], "me", topics).s_ms == 101
-    successor.advance(4, 99)
-    assert successor.next_position([], "me", topics).s_ms == 99
+    for s, stored_ms, known_ms in ((3, 0, 101), (4, 99, 99)):  # what was decided first has no time of its own
+        successor.advance(s, stored_ms)
+        assert successor.next_position([], "me", topics).s_ms == known_ms
 
 
 def test_withholding_leaves_everything_else_as_it_was() -> None:
