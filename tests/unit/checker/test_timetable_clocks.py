@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from bridge.core.check_rules import CheckTimes
 from bridge.core.transaction import MAX_LIFE
-from checker.scheduler import CheckScheduler, QueueTime
+from checker.scheduler import CheckScheduler, InFlight, QueueTime
 from tests.unit.checker.test_timetable import DAY, FIRST, T0, at, make_table, make_transaction, names, take
 
 LONG_AFTER = FIRST + 3_600_000
@@ -81,6 +81,26 @@ def test_interval_outlasts_no_life(*, is_read_back: bool) -> None:
     (ask,) = take(table, at(T0 + 60_000, monotonic_ms=end_ms)).asks
     table.set_postponed(ask, T0 + 60_001, was_tried=True)
     assert take(table, at(T0 + 60_001, monotonic_ms=end_ms + 1)).parks == {0: {"a": MAX_LIFE}}
+
+
+@pytest.mark.parametrize("is_due", [True, False])
+def test_jump_of_append_times_ends_no_life(*, is_due: bool) -> None:
+    """Lived through for 36 of its 60 seconds: asked if that is due, parked once the owner's clock says so too."""
+    table = make_table(CheckTimes(max_lifetime_ms=60_000))
+    table.add_queue(0, [])
+    table.set_prepared(0, [make_transaction("a")], read_monotonic_ms=1_000)
+    (ask,) = take(table, at(FIRST, monotonic_ms=7_000)).asks
+    table.set_answered(ask, FIRST)
+    jumped = T0 + DAY
+    counted = make_transaction("a", jumped if is_due else jumped + DAY, check_times=1, at=9)
+    table.set_prepared(0, [counted], read_monotonic_ms=7_000)
+    for now_ms, monotonic_ms in ((jumped, 37_000), (jumped + 24_500, 60_999)):  # with a millisecond left
+        step = take(table, at(now_ms, monotonic_ms=monotonic_ms))
+        assert (names(step.asks), step.parks) == (["a"] if is_due else [], {})
+        for again in step.asks:
+            table.set_unanswered(again, jumped + DAY, found_no_endpoint=False)
+        assert take(table, at(jumped + 23_999, monotonic_ms=60_999)) == InFlight([], {}, []), "not looked at before"
+    assert take(table, at(jumped + 24_501, monotonic_ms=61_000)).parks == {0: {"a": MAX_LIFE}}
 
 
 @given(st.data())
