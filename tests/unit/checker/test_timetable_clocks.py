@@ -25,6 +25,16 @@ def test_first_check_of_a_live_half_message_waits_by_the_monotonic_clock_too() -
     assert names(take(table, at(jumped + 1, monotonic_ms=6_501)).asks) == ["a"]
 
 
+def test_asking_for_a_check_before_the_first_one_shortens_no_wait() -> None:
+    """An operator's act, read right after the half message: the immunity holds by both clocks (K)."""
+    table = make_table()
+    table.add_queue(0, [])
+    table.set_prepared(0, [make_transaction("a")], read_monotonic_ms=500)
+    table.set_prepared(0, [make_transaction("a", at=9)], read_monotonic_ms=501)
+    assert take(table, at(LONG_AFTER, monotonic_ms=6_499)).asks == []
+    assert names(take(table, at(LONG_AFTER + 1, monotonic_ms=6_500)).asks) == ["a"]
+
+
 def test_only_new_half_messages_wait_so() -> None:
     """A resumed or counted transaction is due by Kafka's time alone."""
     table = make_table()
@@ -78,9 +88,10 @@ def test_interval_outlasts_no_life(*, is_read_back: bool) -> None:
         table.set_prepared(0, [make_transaction("a")], read_monotonic_ms=1_000)
         end_ms = 61_000
     table.set_prepared(0, [make_transaction("a", FIRST, check_times=2, at=9)], read_monotonic_ms=5_000)
-    (ask,) = take(table, at(T0 + 60_000, monotonic_ms=end_ms)).asks
-    table.set_postponed(ask, T0 + 60_001, was_tried=True)
-    assert take(table, at(T0 + 60_001, monotonic_ms=end_ms + 1)).parks == {0: {"a": MAX_LIFE}}
+    assert take(table, at(T0 + 60_000, monotonic_ms=end_ms - 1)).asks == []
+    (ask,) = take(table, at(T0 + 60_001, monotonic_ms=end_ms)).asks
+    table.set_postponed(ask, T0 + 60_002, was_tried=True)
+    assert take(table, at(T0 + 60_002, monotonic_ms=end_ms + 1)).parks == {0: {"a": MAX_LIFE}}
 
 
 @pytest.mark.parametrize("is_due", [True, False])

@@ -1,12 +1,15 @@
 """Which part of what was read may be applied."""
 
+from collections.abc import Callable
+
 import pytest
 from msgspec.structs import replace
 
 from bridge.core.message import Message, StoredMessage
 from bridge.core.op_message import ANSWERS_KEY, OpMessage, Position, encode_op, encode_position
-from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
-from bridge.core.record_codec import encode_end, encode_half
+from bridge.core.properties import count_stored_bytes
+from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
+from bridge.core.record_codec import encode_act, encode_end, encode_half
 from bridge.core.transaction import Transaction, make_transaction_id
 from bridge.sql.chunking import JournalBuffer, OpBuffer, next_chunk
 from bridge.sql.rows import AppliedPosition
@@ -139,6 +142,7 @@ def test_unparsable_journal_record_is_stepped_over(message: StoredMessage) -> No
     journal = JournalBuffer(0, 100)
     (quarantined,) = journal.add([message, half(1)], 2)
     assert (quarantined.offset, journal.next_offset, len(journal.take_below(2))) == (0, 2, 1)
+    assert quarantined.reason not in {"", "None"}, "an operator reads it"
 
 
 @pytest.mark.parametrize(("key", "value"), [(b"short", b"{}"), (None, b"{}"), (id_of(1).encode(), None), (b"~", b"[]")])
@@ -155,6 +159,7 @@ def test_unknown_version_stops_before_the_record() -> None:
     newer = replace(half(1), headers=(("properties", b"KIND\x01H\x02UNIQ_KEY\x01" + b"0" * 28 + b"\x02V\x012\x02"),))
     assert journal.add([half(0), newer, half(2)], 3) == []
     assert journal.halted is not None
+    assert "journal offset 1:" in journal.halted, "where it stands"
     ops.add([position(0, 1), position(1, 3)], 2)
     chunk = next_chunk(0, START, journal, ops)
     assert chunk is not None
@@ -162,3 +167,72 @@ def test_unknown_version_stops_before_the_record() -> None:
     assert next_chunk(0, chunk.after, journal, ops) is None
     ops.add([StoredMessage(2, id_of(1).encode(), b'{"v":2}', (), 1)], 3)
     assert (ops.halted is not None, ops.next_offset) == (True, 2)
+
+
+LONG_KEY, LONG_VALUE = b"k" * 5_000, b"v" * 7_000
+
+
+def long_half(offset: int, count: int = 1, *, is_rare: bool = False) -> StoredMessage:
+    topic = {"real_topic": "orders"} if count == 1 else {}
+    rare = {"ordering_key": "o" * 3_000} if is_rare else {}
+    record = replace(HalfMessage(id_of(offset), "shop", count, 1), **topic, **rare)
+    return store(encode_half(record, [Message("orders", LONG_KEY, LONG_VALUE)] * count, "half", 0), offset)
+
+
+def long_act(offset: int) -> StoredMessage:
+    return store(encode_act(ActRecord(id_of(0), Act.CHECK, "ann", "w" * 3_000, 1), "half", 0), offset)
+
+
+@pytest.mark.parametrize(
+    ("message", "kept"),
+    [
+        (long_half(0), lambda m: 600 + 5_000),
+        (replace(long_half(0), key=None), lambda m: 600),
+        (long_half(0, is_rare=True), lambda m: count_stored_bytes(m) - 7_000),
+        (replace(long_half(0, is_rare=True), value=None), count_stored_bytes),
+        (long_half(0, 2), count_stored_bytes),
+        (end(0), lambda m: 600 + 28 + len(m.headers[0][1])),
+        (replace(end(0), key=None), lambda m: 600 + len(m.headers[0][1])),
+        (replace(end(0), value=LONG_VALUE), count_stored_bytes),
+        (replace(end(0), headers=(("x", LONG_VALUE), *end(0).headers)), count_stored_bytes),
+        (long_act(0), lambda m: 600 + 28 + len(m.headers[0][1])),
+    ],
+    ids=["plain", "no-key", "rare", "rare-tombstone", "two", "end", "end-no-key", "end-value", "end-headers", "act"],
+)
+def test_journal_entries_wait_up_to_so_many_bytes(message: StoredMessage, kept: Callable[[StoredMessage], int]) -> None:
+    """About what is kept of each: of one message all but its value. What is taken makes room."""
+    size = kept(message)
+    roomy, journal = JournalBuffer(0, 100, 2 * size + 1), JournalBuffer(0, 100, 2 * size)
+    for buffer in (roomy, journal):
+        assert not buffer.is_full
+        assert buffer.add([message, replace(message, queue_offset=1)], 2) == []
+    assert (roomy.is_full, journal.is_full) == (False, True)
+    for offset in (2, 3):
+        assert len(journal.take_below(offset - 1)) == 1
+        assert not journal.is_full
+        journal.add([replace(message, queue_offset=offset)], offset + 1)
+        assert journal.is_full
+
+
+def test_so_many_journal_entries_wait_however_short_they_are() -> None:
+    """The entries are counted too."""
+    journal = JournalBuffer(0, 2)
+    journal.add([half(0)], 1)
+    assert not journal.is_full
+    journal.add([half(1)], 2)
+    assert journal.is_full
+
+
+def test_op_messages_wait_for_a_position_up_to_so_many_bytes() -> None:
+    """Then they go first; a position, or being taken, makes room."""
+    size = 600 + len(op(0).value or b"")
+    roomy, ops = OpBuffer(0, 100, 2 * size + 1), OpBuffer(0, 100, 2 * size)
+    for buffer in (roomy, ops):
+        buffer.add([op(0), op(1)], 2)
+    assert (roomy.is_overfull, ops.is_overfull) == (False, True)
+    assert len(ops.take_open()) == 2
+    for offset in (2, 5):
+        assert not ops.is_overfull
+        ops.add([op(offset), op(offset + 1)], offset + 2)
+        assert ops.is_overfull
+        ops.add([position(offset + 2, 0)], offset + 3)
