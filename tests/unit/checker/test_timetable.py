@@ -451,8 +451,9 @@ def test_new_half_message_is_woken_and_counted_when_its_time_comes() -> None:
         table.set_prepared(0, [make_transaction("b", due_ms, "b", at=9)], 0)
         assert table.next_front_ms(0) == next_ms, "the earlier one of those in order and the new ones"
     assert table.count_due(lambda queue_id: FIRST, 10) == 2
-    table.set_prepared(0, [make_transaction("c", group="a")], 0)
+    table.set_prepared(0, [make_transaction(name, group="a") for name in "cd"], 0)
     assert table.wake(0, FIRST) == ["b", "a", "g"]
+    assert names(take(table, at(FIRST + 1), group="a").asks) == ["c", "d"]
 
 
 @pytest.mark.parametrize(("found_nobody", "why"), [(True, NO_ENDPOINT), (False, MAX_LIFE)])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.core.message import JsonText, Message, read_json_text, show_message, write_json
+from bridge.core.message import JsonText, Message, read_json_text, show_message, write_json, write_message
 
 SCALARS = st.none() | st.booleans() | st.integers(-(10**40), 10**40) | st.text()
 JSON_VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
@@ -146,3 +146,12 @@ def test_bytes_and_numbers_that_are_not_json_are_refused() -> None:
         write_json({"a": b"bytes"})
     with pytest.raises(ValueError, match="JSON compliant"):
         write_json([float("nan")])
+
+
+def test_message_as_text_is_what_is_shown_of_it() -> None:
+    """JSON within it stands as it is."""
+    message = Message("orders", b"k", b'{"total": 12.50}', [("h", b"v")])
+    text = write_message(message)
+    assert text == write_json(show_message(message))
+    assert json.loads(text)["value"] == {"total": 12.5}
+    assert '{"total": 12.50}' in text

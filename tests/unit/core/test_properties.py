@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.core.errors import MalformedRecord
-from bridge.core.properties import decode_properties, encode_properties, is_property_text
+from bridge.core.properties import decode_properties, encode_properties, find_bad_header, is_property_text
 
 TEXTS = st.text().filter(is_property_text)
 
@@ -47,3 +47,24 @@ def test_texts_that_cannot_be_properties() -> None:
     """The separators, 0x00 and lone surrogates are refused at the door."""
     assert not any(is_property_text(text) for text in ("a\x01", "a\x02", "a\x00", "\ud800", "\udfff"))
     assert all(is_property_text(text) for text in ("ü€😀", "", "\ud7ff\ue000"))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_bad"),
+    [
+        ("properties", True),
+        ("transaction-id", True),
+        ("properties\0x", True),
+        ("ü\0", True),
+        ("ü\ud800", True),
+        ("ü\x01", True),
+        ("trace", False),
+        ("", False),
+        ("ü€😀", False),
+        ("a\x01", False),
+    ],
+)
+def test_header_that_no_message_may_have_is_found_among_others(name: str, *, is_bad: bool) -> None:
+    """Reserved ones, and those that no client would read back as they are."""
+    for headers in ([(name, b"1")], [("a", b"1"), (name, None)]):
+        assert (find_bad_header(headers) is not None) is is_bad

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
-from bridge.core.message import Message, StoredMessage
+from bridge.core.message import Message, MessageQueue, StoredMessage
 from bridge.core.properties import decode_properties, encode_properties, is_property_text
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source, is_void
 from bridge.core.record_codec import (
@@ -19,6 +19,7 @@ from bridge.core.record_codec import (
     encode_end,
     encode_half,
     encode_parked,
+    encode_plain_half,
     encode_published,
 )
 from bridge.core.transaction import make_transaction_id
@@ -51,6 +52,17 @@ def halves(draw: st.DrawFn) -> tuple[HalfMessage, list[Message]]:
     if draw(st.booleans()):
         half = replace(half, idempotency_key=draw(TEXTS), seen_ms=draw(st.integers(0, 2**41)))
     return half, messages
+
+
+@given(IDS, GROUPS, st.integers(0, 2**41), MESSAGES, st.none() | st.integers(0, 2**64 - 1), st.integers(0, 9))
+def test_plain_half_message_is_written_as_any_other(
+    transaction_id: str, group: str, born_ms: int, only: Message, ordering_hash: int | None, queue_id: int
+) -> None:
+    """The same bytes, headers, topic and queue."""
+    half = HalfMessage(transaction_id, group, 1, born_ms, only.topic, only.queue_id, only.timestamp_ms)
+    half = replace(half, ordering_hash=ordering_hash)
+    plain = encode_plain_half(transaction_id, group, born_ms, only, ordering_hash, MessageQueue("H", queue_id))
+    assert plain == encode_half(half, [only], "H", queue_id)
 
 
 @given(halves())

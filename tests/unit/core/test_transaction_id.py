@@ -1,5 +1,6 @@
 """Transaction ids."""
 
+import random
 import uuid
 
 from hypothesis import example, given
@@ -7,7 +8,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bridge.core.message import Message
-from bridge.core.transaction import digest_bits, is_transaction_id, make_transaction_id, make_uuid7_bits, queue_of
+from bridge.core.transaction import (
+    IdRun,
+    digest_bits,
+    is_transaction_id,
+    make_transaction_id,
+    make_uuid7_bits,
+    queue_of,
+)
 
 
 @given(st.integers(0, 1023), st.integers(0, 2**128 - 1))
@@ -73,3 +81,34 @@ def test_digest_tells_all_content_apart() -> None:
         ("g", "i", False, None, [base, base]),
     ]
     assert len({digest_bits(*content) for content in contents}) == len(contents)
+
+
+def test_counted_ids_are_those_that_are_made_one_by_one() -> None:
+    """Up to the most that a counter counts, in any queue."""
+    draw = random.Random(1)
+    for _ in range(100):
+        now_ms = draw.getrandbits(48)
+        ids = IdRun(now_ms, draw.getrandbits(74))
+        first = ids.take(now_ms, 2_000_000)
+        assert first is not None
+        for count in (0, 1, draw.randrange(10_000), 1_999_999):
+            queue_id, bits = draw.randrange(1_024), first + count
+            assert ids.make_id(queue_id, bits) == make_transaction_id(queue_id, bits)
+
+
+def test_run_of_ids_ends_with_its_millisecond_and_its_counter() -> None:
+    """No number is given twice."""
+    ids = IdRun(5, (1 << 74) - 1)
+    first = ids.take(5, 3)
+    assert first is not None
+    assert ids.take(5, 1) == first + 3
+    assert ids.take(6, 1) is None
+    assert ids.take(5, 1 << 22) is None
+    assert ids.take(5, (1 << 22) - 4) == first + 4, "what is left can still be taken"
+    assert ids.take(5, 1) is None
+
+
+def test_numbers_of_a_run_are_those_of_its_millisecond() -> None:
+    """The random number that it begins with is spent but for the bit that is left free."""
+    random_bits = 0x2AAAAAAAAAAAAAAAAAA & ~(1 << 22)
+    assert IdRun(7, random_bits | 1 << 22).take(7, 1) == make_uuid7_bits(7, random_bits)

@@ -8,7 +8,6 @@ import pytest
 
 from bridge.core.check_rules import CheckTimes, GroupSettings
 from bridge.core.message import BY_KEY, Message, StoredMessage
-from bridge.core.transaction import IdRun, make_transaction_id
 from bridge.service.contract import PrepareCall
 from bridge.service.prepare import PrepareAnswer, Preparer
 from bridge.store.memory.link import Fate, StepKind
@@ -76,26 +75,3 @@ def _run(seed: int, folder: Path) -> tuple[list[PrepareAnswer], list[StoredMessa
 
     world.run(story())
     return answers, records
-
-
-def test_counted_ids_are_those_that_are_made_one_by_one() -> None:
-    """Up to the most that a counter counts, in any queue."""
-    draw = random.Random(1)
-    for _ in range(100):
-        now_ms = draw.getrandbits(48)
-        ids = IdRun(now_ms, draw.getrandbits(74))
-        first = ids.take(now_ms, 2_000_000)
-        assert first is not None
-        for count in (0, 1, draw.randrange(10_000), 1_999_999):
-            queue_id, bits = draw.randrange(1_024), first + count
-            assert ids.make_id(queue_id, bits) == make_transaction_id(queue_id, bits)
-
-
-def test_run_of_ids_ends_with_its_millisecond_and_its_counter() -> None:
-    """No number is given twice."""
-    ids = IdRun(5, (1 << 74) - 1)
-    first = ids.take(5, 3)
-    assert first is not None
-    assert ids.take(5, 1) == first + 3
-    assert ids.take(6, 1) is None
-    assert ids.take(5, 1 << 22) is None
