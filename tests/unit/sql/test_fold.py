@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from msgspec.structs import replace
 
 from bridge.core.check_rules import CheckTimes
@@ -11,7 +12,7 @@ from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolutio
 from bridge.core.record_codec import encode_act, encode_end
 from bridge.core.transaction import MessageSummary, Transaction, TransactionState, make_transaction_id
 from bridge.sql.entries import HalfEntry, OpEntry, RawEntry
-from bridge.sql.fold import Fold
+from bridge.sql.fold import Answered, Fold
 from bridge.sql.rows import ProjectedRow, counted_as, make_row
 
 ID = make_transaction_id(3, 7)
@@ -177,3 +178,112 @@ def test_abandoning_what_was_published_meanwhile_is_told_without_effect() -> Non
     )
     assert counts_of(made) == {"committed": 1}
     assert [json.loads(e.members)["effective"] for e in made.events if e.type == "abandoned"] == [False]
+
+
+BLOCKED = replace(COMMITTED, blocked=True, reason="UNKNOWN_TOPIC")
+PARKED = replace(PREPARED, state=TransactionState.PARKED, reason="MAX_LIFE", parked=4, check_times=2, by="timer")
+
+
+@pytest.mark.parametrize(
+    ("t", "counts", "events"),
+    [
+        (COMMITTED, {"committed": 1}, []),
+        (replace(COMMITTED, abandoned=True), {"committed": 1, "abandoned": 1}, []),
+        (BLOCKED, {"committed": 1, "blocked": 1}, [("blocked", {"why": "UNKNOWN_TOPIC"})]),
+        (PARKED, {"parked": 1}, [("parked", {"why": "MAX_LIFE", "check_times": 2, "parked_offset": 4})]),
+    ],
+    ids=["committed", "abandoned", "blocked", "parked"],
+)
+def test_id_prepared_again_has_nothing_of_what_it_was(
+    t: Transaction, counts: dict[str, int], events: list[tuple[str, object]]
+) -> None:
+    """The same end as before is another one: counted again, with its own times, and told again (C)."""
+    known = known_row(t)
+    known.published_ms, known.abandoned_ms = (None, 1_500) if t.abandoned else (1_500, None)
+    known.was = counted_as(known)
+    made = fold(op(replace(t, half=90, at=91), 7), halves=[], known=known)
+    row = made.rows[ID]
+    assert counts_of(made) == {"prepared": 1, **counts}
+    assert [(e.type, json.loads(e.members)) for e in made.events] == events
+    assert (row.queue_offset, row.at_offset) == (90, 91)
+    assert row.published_ms == (2_007 if t is COMMITTED else None)
+    assert row.abandoned_ms == (2_007 if t.abandoned else None)
+
+
+def test_state_of_an_unknown_half_message_shows_its_limits() -> None:
+    """The op message has them too."""
+    row = fold(op(replace(PREPARED, max_checks=3, max_life_s=60, next_due_ms=9)), halves=[]).rows[ID]
+    assert (row.max_checks, row.max_life_s, row.next_due_ms, row.queue_id) == (3, 60, 9, 3)
+
+
+@pytest.mark.parametrize(
+    ("t", "offset", "due_ms", "shown_ms"),
+    [
+        (PREPARED, 20, 5_000, 1_020),
+        (PREPARED, 20, 1_021, 1_020),
+        (PREPARED, 20, 1_020, 1_020),
+        (PREPARED, 20, 1_000, 1_000),
+        (PREPARED, 20, None, None),
+        (PREPARED, 10, 5_000, 5_000),
+        (replace(PREPARED, at=20), 20, 5_000, 5_000),
+        (PARKED, 20, 5_000, 5_000),
+    ],
+)
+def test_asking_now_brings_the_next_check_forward(
+    t: Transaction, offset: int, due_ms: int | None, shown_ms: int | None
+) -> None:
+    """Of what is PREPARED, and has seen nothing later; written only if it is sooner than it was."""
+    known = known_row(t)
+    known.next_due_ms = due_ms
+    made = fold(halves=[], others=[act(offset, replace(ABANDON, act=Act.CHECK))], known=known)
+    assert made.rows[ID].next_due_ms == shown_ms
+    assert (ID in made.moved) is (shown_ms != due_ms)
+    assert made.events == []
+
+
+def test_resuming_is_told_with_who_and_why() -> None:
+    """It needs no word about its effect."""
+    made = fold(halves=[], others=[act(20, replace(ABANDON, act=Act.RESUME))], known=known_row(PARKED))
+    members = {"actor": "ann", "reason": "its topic is gone"}
+    assert [(e.type, e.by, e.at_ms, json.loads(e.members)) for e in made.events] == [
+        ("resumed", "operator", 1_020, members)
+    ]
+
+
+def test_answers_are_counted_for_each_endpoint() -> None:
+    """How many, when the last one came, and how long that took; each with its own line of the timeline."""
+    said = {"source": Source.CHECK, "status": 200, "group": "shop"}
+    answers = [
+        end(11, Resolution.UNKNOWN, check_number=1, endpoint="a", latency_ms=7, **said),
+        end(12, Resolution.UNKNOWN, check_number=2, endpoint="b", latency_ms=8, **said),
+        end(13, Resolution.ROLLBACK, check_number=3, endpoint="a", latency_ms=9, **said),
+        end(14, Resolution.UNKNOWN, check_number=4, latency_ms=1, **said),
+    ]
+    made = fold(others=answers)
+    assert made.answered == {
+        ("shop", "a"): Answered(2, 1_013, 9), ("shop", "b"): Answered(1, 1_012, 8), ("shop", ""): Answered(1, 1_014, 1)
+    }  # fmt: skip
+    assert {(e.type, e.by) for e in made.events} == {("check_answered", "check")}
+    assert [(e.source, e.source_offset, e.at_ms) for e in made.events] == [(0, n, 1_000 + n) for n in range(11, 15)]
+    assert json.loads(made.events[2].members) == {
+        "number": 3, "endpoint": "a", "status": 200, "latency_ms": 9, "answer": "ROLLBACK"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("t", "resolution", "is_effective"),
+    [
+        (replace(COMMITTED, by="operator"), Resolution.COMMIT, True),
+        (replace(COMMITTED, by="operator"), Resolution.ROLLBACK, False),
+        (replace(COMMITTED, by="operator", ended_ms=1_012), Resolution.COMMIT, False),
+        (COMMITTED, Resolution.COMMIT, False),
+        (PREPARED, Resolution.COMMIT, False),
+        (replace(COMMITTED, by="operator", state=TransactionState.ROLLED_BACK), Resolution.ROLLBACK, True),
+    ],
+)
+def test_forced_end_says_whether_it_decided(t: Transaction, resolution: Resolution, *, is_effective: bool) -> None:
+    """It did if who, when and what are those of the state."""
+    forced = end(11, resolution, source=Source.OPERATOR, actor="ann", reason="asked")
+    made = fold(op(t), halves=[], others=[forced])
+    members = {"resolution": resolution.name, "effective": is_effective, "actor": "ann", "reason": "asked"}
+    assert [(e.type, e.by, json.loads(e.members)) for e in made.events] == [("forced", "operator", members)]
