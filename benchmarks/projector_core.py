@@ -92,7 +92,8 @@ def measure(url: str, transactions: int) -> Cost:
     upgrade(url)
     database = Database(url)
     position = AppliedPosition(0, 0, 0)
-    journal, ops = JournalBuffer(0, 20_000), OpBuffer(0, 20_000)
+    ops = OpBuffer(0, 20_000)
+    journal = JournalBuffer(0, 20_000, decided=ops.decided)
     pending = PendingRows()
     portions = list(make_portions(transactions))
     decode_s = apply_s = 0.0

@@ -26,6 +26,7 @@ from bridge.sql.fold import TimesOf
 from bridge.sql.identity import read_identity
 from bridge.sql.leases import LeaseWatch, release_lease, take_lease
 from bridge.sql.projection import (
+    NotAsKnown,
     Orphan,
     allow_long_statements,
     apply_chunk,
@@ -150,8 +151,9 @@ class QueueFollower:
         self.position, recorded = known
         if recorded != identity:
             raise QueueHalted("the projection belongs to other topics: run `outbox-bridge projection rebuild`")
-        self._journal = JournalBuffer(self.position.journal_next, self._config.max_waiting_records)
-        self._ops = OpBuffer(self.position.op_next, self._config.max_waiting_records)
+        room = self._config.max_waiting_records
+        self._ops = OpBuffer(self.position.op_next, room)
+        self._journal = JournalBuffer(self.position.journal_next, room, decided=self._ops.decided)
         self._journal_reader = await self._open_reader(self._topics.half, self.position.journal_next)
         self._op_reader = await self._open_reader(self._topics.op, self.position.op_next)
 
@@ -178,10 +180,13 @@ class QueueFollower:
         return await self._apply(chunk, len(quarantined))
 
     async def _apply(self, chunk: Chunk, quarantined: int) -> RunResult:
-        work = partial(apply_chunk, chunk=chunk, times_of=self._ports.times_of, pending=self._pending)
+        work = partial(apply_chunk, chunk=chunk, times_of=self._ports.times_of)
         reach(FaultPoint.PROJECT_READ)
         async with self._writing:
-            result = await self._ports.database.run(work)
+            try:
+                result = await self._ports.database.run(partial(work, pending=self._pending))
+            except NotAsKnown:
+                result = await self._ports.database.run(work)
         reach(FaultPoint.PROJECT_COMMITTED)
         if result is None:
             raise PositionMoved

@@ -1,8 +1,9 @@
 """Many rows in one statement, straight to the driver: SQLAlchemy's work for each row would cost more than the row."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +17,7 @@ Rows = Sequence[tuple[Any, ...]]
 Constants = Mapping[str, str | int | None]
 
 _PORTION = 1_000
+_SQLITE_VALUES = 999  # of a statement, the least that any SQLite takes: 200 rows of five columns, 71 of fourteen
 
 
 def insert_rows(
@@ -25,10 +27,20 @@ def insert_rows(
     if not rows:
         return
     if conn.dialect.name == "sqlite":
-        conn.exec_driver_sql(_insert(table.name, tuple(columns), "?", tuple(constants.items())), rows)
+        _insert_together(conn, partial(_insert, table.name, tuple(columns), "?", tuple(constants.items())), rows)
     else:
         for portion in _portions(rows):
             _copy(conn, table, (*columns, *constants), portion, tuple(constants.values()))
+
+
+def _insert_together(conn: Connection, statement: Callable[[int], str], rows: Rows) -> None:
+    """As many rows in one statement as it may have values; what is left over one by one."""
+    count = _SQLITE_VALUES // len(rows[0])
+    whole = len(rows) - len(rows) % count
+    for start in range(0, whole, count):
+        conn.exec_driver_sql(statement(count), tuple(chain.from_iterable(rows[start : start + count])))
+    if whole < len(rows):
+        conn.exec_driver_sql(statement(1), rows[whole:])
 
 
 def _copy(conn: Connection, table: sa.Table, columns: Sequence[str], rows: Rows, more: tuple[Any, ...]) -> None:
@@ -115,10 +127,14 @@ def _literal(value: str | int | None) -> str:
 
 
 @lru_cache
-def _insert(table: str, columns: tuple[str, ...], mark: str, constants: tuple[tuple[str, Any], ...] = ()) -> str:
+def _insert(
+    table: str, columns: tuple[str, ...], mark: str, constants: tuple[tuple[str, Any], ...] = (), count: int = 1
+) -> str:
     names = _names([*columns, *[name for name, _ in constants]])
-    values = [*[mark] * len(columns), *[_literal(value) for _, value in constants]]
-    return f"INSERT INTO {table} ({names}) VALUES ({', '.join(values)})"  # noqa: S608
+    values = ", ".join([*[mark] * len(columns), *[_literal(value) for _, value in constants]])
+    # many rows OR FAIL: SQLite would keep each page as it was before, though all is rolled back anyway
+    insert = "INSERT" if count == 1 else "INSERT OR FAIL"
+    return f"{insert} INTO {table} ({names}) VALUES {', '.join([f'({values})'] * count)}"
 
 
 @lru_cache

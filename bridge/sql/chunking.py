@@ -5,15 +5,18 @@ up to that S. Where compaction has left more before a position than can wait in 
 first, then the journal, and S moves last: each row is true at every moment, only `s` says what is complete.
 """
 
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from types import MappingProxyType
 
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
 from bridge.core.message import StoredMessage
 from bridge.core.properties import count_stored_bytes
 from bridge.sql.entries import (
+    CommitEntry,
+    Decided,
     HalfEntry,
     JournalEntry,
     PositionEntry,
@@ -35,8 +38,8 @@ class Chunk:
     before: AppliedPosition
     after: AppliedPosition
     halves: Sequence[HalfEntry] = ()
-    ops: Sequence[StateEntry] = ()
     others: Sequence[RawEntry] = ()
+    ops: Sequence[StateEntry] = ()
 
     def transaction_ids(self) -> set[str]:
         """Every transaction the chunk speaks of."""
@@ -62,70 +65,78 @@ class Quarantined:
     reason: str
 
 
-Entry = TypeVar("Entry")
-
-
-class _Buffer(Generic[Entry]):
+class _Buffer:
     """What was read of one topic. `halted`: an unknown version; nothing is read beyond `next_offset` then."""
 
-    def __init__(
-        self,
-        name: str,
-        read: Callable[[StoredMessage], Entry | None],
-        take: Callable[[Entry, StoredMessage], None],
-        next_offset: int,
-    ) -> None:
+    name = "journal"
+
+    def __init__(self, next_offset: int) -> None:
         self.next_offset = next_offset
         self.halted: str | None = None
-        self._name, self._read, self._take = name, read, take
 
     def add(self, messages: Iterable[StoredMessage], next_offset: int) -> list[Quarantined]:
         """Takes what was read up to `next_offset`."""
         quarantined = []
+        take = self._take
         for message in messages:
             try:
-                entry = self._read(message)
+                take(message)
             except MalformedRecord as error:
                 quarantined.append(Quarantined(message.queue_offset, str(error)))
             except UnknownRecordVersion as error:
-                self.halted = f"{self._name} offset {message.queue_offset}: {error}"
+                self.halted = f"{self.name} offset {message.queue_offset}: {error}"
                 self.next_offset = message.queue_offset
                 return quarantined
-            else:
-                if entry is not None:
-                    self._take(entry, message)
         self.next_offset = next_offset
         return quarantined
 
+    @abstractmethod
+    def _take(self, message: StoredMessage) -> None:
+        """Reads a record and keeps what it says. Raises MalformedRecord and UnknownRecordVersion."""
 
-class JournalBuffer(_Buffer[JournalEntry]):
-    """Journal entries that wait for the position that covers them."""
 
-    def __init__(self, next_offset: int, max_entries: int, max_bytes: int = MAX_WAITING_BYTES) -> None:
+class JournalBuffer(_Buffer):
+    """Journal entries that wait for the position that covers them, but for ends that are `decided`."""
+
+    def __init__(
+        self,
+        next_offset: int,
+        max_entries: int,
+        max_bytes: int = MAX_WAITING_BYTES,
+        decided: Decided = MappingProxyType({}),
+    ) -> None:
+        super().__init__(next_offset)
         self._entries: deque[tuple[JournalEntry, int]] = deque()  # with what it takes, about
-        super().__init__("journal", read_journal_entry, self._append, next_offset)
         self._bytes = 0
         self._max_entries = max_entries
         self._max_bytes = max_bytes
+        self._decided = decided
 
     @property
     def is_full(self) -> bool:
         """Whether no more may wait."""
         return len(self._entries) >= self._max_entries or self._bytes >= self._max_bytes
 
-    def take_below(self, offset: int) -> list[JournalEntry]:
-        """The entries below `offset`, in order; they are forgotten here."""
-        taken = []
-        while self._entries and self._entries[0][0].offset < offset:
-            entry, size = self._entries.popleft()
+    def take_below(self, offset: int) -> tuple[list[HalfEntry], list[RawEntry]]:
+        """The half messages below `offset` and the other entries, both in order; they are forgotten here."""
+        halves: list[HalfEntry] = []
+        others: list[RawEntry] = []
+        entries = self._entries
+        while entries and entries[0][0].offset < offset:
+            entry, size = entries.popleft()
             self._bytes -= size
-            taken.append(entry)
-        return taken
+            if isinstance(entry, HalfEntry):
+                halves.append(entry)
+            else:
+                others.append(entry)
+        return halves, others
 
-    def _append(self, entry: JournalEntry, message: StoredMessage) -> None:
-        size = _count_bytes(entry, message)
-        self._entries.append((entry, size))
-        self._bytes += size
+    def _take(self, message: StoredMessage) -> None:
+        entry = read_journal_entry(message, self._decided)
+        if entry is not None:
+            size = _count_bytes(entry, message)
+            self._entries.append((entry, size))
+            self._bytes += size
 
 
 _OBJECTS_BYTES = 600  # of an entry, its texts and its record without the bytes of these
@@ -152,12 +163,15 @@ class OpGroup:
     s: int
 
 
-class OpBuffer(_Buffer[StateEntry | PositionEntry]):
-    """Op messages by the position that closes them."""
+class OpBuffer(_Buffer):
+    """Op messages by the position that closes them. `decided`: those whose ends may not have been read yet."""
+
+    name = "op"
 
     def __init__(self, next_offset: int, max_ops: int, max_bytes: int = MAX_WAITING_BYTES) -> None:
-        super().__init__("op", read_op_entry, self._append, next_offset)
+        super().__init__(next_offset)
         self.groups: deque[OpGroup] = deque()
+        self.decided: dict[int, CommitEntry] = {}
         self._open: list[StateEntry] = []
         self._open_bytes = 0
         self._max_ops = max_ops
@@ -173,12 +187,15 @@ class OpBuffer(_Buffer[StateEntry | PositionEntry]):
         taken, self._open, self._open_bytes = self._open, [], 0
         return taken
 
-    def _append(self, entry: StateEntry | PositionEntry, message: StoredMessage) -> None:
+    def _take(self, message: StoredMessage) -> None:
+        entry = read_op_entry(message)
         if isinstance(entry, PositionEntry):
             self.groups.append(OpGroup(self.take_open(), entry.offset, entry.s))
-        else:
+        elif entry is not None:
             self._open.append(entry)
             self._open_bytes += _OBJECTS_BYTES + len(message.value or b"")
+            if isinstance(entry, CommitEntry):
+                self.decided[entry.at] = entry
 
 
 def next_chunk(queue_id: int, before: AppliedPosition, journal: JournalBuffer, ops: OpBuffer) -> Chunk | None:
@@ -190,11 +207,14 @@ def next_chunk(queue_id: int, before: AppliedPosition, journal: JournalBuffer, o
         last = ready[-1]
         s = max(before.s, last.s)
         after = AppliedPosition(s, max(before.journal_next, s), last.position_offset + 1)
-        return _make_chunk(queue_id, before, after, journal.take_below(s), [op for g in ready for op in g.ops])
+        if not ops.groups:
+            ops.decided.clear()  # their ends have been read, if they are there still
+        return Chunk(queue_id, before, after, *journal.take_below(s), [op for g in ready for op in g.ops])
     if ops.groups and journal.is_full:
         return _next_part(queue_id, before, journal, ops.groups[0])
     if ops.is_overfull:
-        return _make_chunk(queue_id, before, before._replace(op_next=ops.next_offset), [], ops.take_open())
+        ops.decided.clear()
+        return Chunk(queue_id, before, before._replace(op_next=ops.next_offset), ops=ops.take_open())
     return None
 
 
@@ -202,14 +222,6 @@ def _next_part(queue_id: int, before: AppliedPosition, journal: JournalBuffer, g
     """A part of a group that is too large: its op messages, then the journal below its S bit by bit."""
     if group.ops:
         taken, group.ops = group.ops, []
-        return _make_chunk(queue_id, before, before._replace(op_next=group.position_offset), [], taken)
-    entries = journal.take_below(journal.next_offset)
-    return _make_chunk(queue_id, before, before._replace(journal_next=journal.next_offset), entries, [])
-
-
-def _make_chunk(
-    queue_id: int, before: AppliedPosition, after: AppliedPosition, entries: list[JournalEntry], ops: list[StateEntry]
-) -> Chunk:
-    halves = [entry for entry in entries if isinstance(entry, HalfEntry)]
-    others = [entry for entry in entries if not isinstance(entry, HalfEntry)]
-    return Chunk(queue_id, before, after, halves, ops, others)
+        return Chunk(queue_id, before, before._replace(op_next=group.position_offset), ops=taken)
+    after = before._replace(journal_next=journal.next_offset)
+    return Chunk(queue_id, before, after, *journal.take_below(journal.next_offset))

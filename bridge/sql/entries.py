@@ -5,7 +5,8 @@ The usual ends are read by slices, the usual op messages by one small decoder, a
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -21,6 +22,7 @@ from bridge.core.transaction import MessageSummary, is_raw_id
 
 _END_HEAD = b"KIND\x01E\x02UNIQ_KEY\x01"
 _END_TAIL = b"\x02V\x011\x02"
+_COMMIT_TAIL = _END_TAIL + b"RES\x018\x02SRC\x01P\x02"
 _PLAIN = (None, None, None, None)
 
 
@@ -78,14 +80,25 @@ class PositionEntry(Struct, frozen=True, gc=False):
 
 JournalEntry = HalfEntry | RawEntry
 StateEntry = CommitEntry | OpEntry
+Decided = Mapping[int, CommitEntry]
+"""Op messages that were read before the journal, by the offsets that they name: mostly their ends say no more."""
 
 
-def read_journal_entry(stored: StoredMessage) -> JournalEntry | None:
-    """None for a void half message. Raises MalformedRecord and UnknownRecordVersion."""
+def read_journal_entry(stored: StoredMessage, decided: Decided = MappingProxyType({})) -> JournalEntry | None:
+    """None for a void half message, and for an end that is `decided`. Raises MalformedRecord, UnknownRecordVersion."""
     headers = stored.headers
     raw = headers[-1][1] if headers and headers[-1][0] == PROPERTIES_HEADER else None
-    if raw is not None and raw.startswith(_END_HEAD) and raw[44:49] == _END_TAIL and is_raw_id(raw[16:44]):
-        return RawEntry(stored.queue_offset, raw[16:44].decode(), stored)
+    if raw is not None and raw.startswith(_END_HEAD):
+        raw_id, commit = raw[16:44], decided.get(stored.queue_offset)
+        if (
+            commit is not None
+            and raw_id == commit.transaction_id.encode()
+            and raw.startswith(_COMMIT_TAIL, 44)
+            and stored.stored_ms == commit.ended_ms
+        ):
+            return None  # by this the fold knows the end that decided, of which no timeline tells
+        if raw.startswith(_END_TAIL, 44) and is_raw_id(raw_id):
+            return RawEntry(stored.queue_offset, raw_id.decode(), stored)
     record = decode_record(stored)
     if not isinstance(record, HalfMessage):
         return RawEntry(stored.queue_offset, record.transaction_id, stored)

@@ -54,8 +54,8 @@ class ChunkResult:
     pending: Mapping[str, PendingRow] = field(default_factory=dict)
 
 
-class _NotAsKnown(Exception):
-    """A row that this process wrote is not there."""
+class NotAsKnown(Exception):
+    """A row that looked new is known, as a rule because a half message was repeated, or one that is known is gone."""
 
 
 def apply_chunk(
@@ -64,14 +64,14 @@ def apply_chunk(
     """Applies the chunk and moves the position; None, and nothing is changed, if another projector moved it.
 
     `pending`: rows that this process knows to be as it wrote them; without them every transaction is looked up.
+    Raises NotAsKnown where they are not: the SQL transaction is of no more use, and the chunk goes without them.
     """
     if not move_position(conn, chunk.queue_id, chunk.before, chunk.after):
         return None
     try:
-        with conn.begin_nested():
-            return _apply(conn, chunk, UsualStories(chunk, pending, times_of), times_of)
-    except (IntegrityError, _NotAsKnown):  # what looked new is known, as a rule because a half message was repeated
-        return _apply(conn, chunk, UsualStories(chunk, None, times_of), times_of)
+        return _apply(conn, chunk, UsualStories(chunk, pending, times_of), times_of)
+    except IntegrityError as error:
+        raise error if pending is None else NotAsKnown from error
 
 
 def _apply(conn: Connection, chunk: Chunk, usual: UsualStories, times_of: TimesOf) -> ChunkResult:
@@ -100,7 +100,7 @@ def _write_usual(conn: Connection, usual: UsualStories) -> None:
     for shape, rows in ((PREPARED_ROWS, usual.prepared), (COMMITTED_ROWS, usual.committed)):
         insert_rows(conn, transactions, shape.columns, rows, shape.constants)
     if update_rows(conn, transactions, ENDED_ROWS.columns, usual.ended, ENDED_ROWS.constants) != len(usual.ended):
-        raise _NotAsKnown
+        raise NotAsKnown
 
 
 def _write_rows(conn: Connection, fold: Fold, new: Sequence[ProjectedRow]) -> None:

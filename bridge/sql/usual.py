@@ -7,7 +7,7 @@ repeat is taken to be new. Where it is known all the same a unique index refuses
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from bridge.core.check_rules import CheckTimes, first_check_ms
@@ -47,26 +47,20 @@ class PendingRow(NamedTuple):
     group: str
 
 
-class PendingRows:
-    """The newest of them. Bounded: what is forgotten here is looked up."""
+class PendingRows(dict[str, PendingRow]):
+    """The newest of them by id. Bounded: what is forgotten here is looked up."""
 
     def __init__(self, limit: int = 10_000) -> None:
         self._limit = limit
-        self._rows: dict[str, PendingRow] = {}
-
-    def get(self, transaction_id: str) -> PendingRow | None:
-        """None if it is not known here."""
-        return self._rows.get(transaction_id)
 
     def note(self, chunk: Chunk, pending: Mapping[str, PendingRow]) -> None:
-        """Takes over what a committed chunk did: the rows that it wrote are known, others that it names no more."""
-        rows = self._rows
-        if rows:
-            for transaction_id in chunk.transaction_ids():
-                rows.pop(transaction_id, None)
-        rows.update(pending)
-        for transaction_id in list(islice(rows, max(0, len(rows) - self._limit))):
-            del rows[transaction_id]
+        """Takes over what a committed chunk did: the rows that it wrote are known, others that it changed no more."""
+        if self:
+            for entry in chain(chunk.ops, chunk.others):
+                self.pop(entry.transaction_id, None)
+        self.update(pending)
+        for transaction_id in list(islice(self, max(0, len(self) - self._limit))):
+            del self[transaction_id]
 
 
 @dataclass(slots=True)
@@ -99,19 +93,19 @@ class UsualStories:
     def _tell(self, chunk: Chunk, pending: PendingRows) -> Chunk:
         halves, commits, rare = _sort(chunk)
         for transaction_id, half in halves.items():
-            commit = commits.get(transaction_id)
+            commit = commits.pop(transaction_id, None)
             is_other = commit is not None and commit.half != half.offset
-            if is_other or transaction_id in rare or pending.get(transaction_id) is not None:
+            if is_other or transaction_id in rare or transaction_id in pending:
                 rare.add(transaction_id)
             else:
                 self._add_new(half, commit)
         for transaction_id, commit in commits.items():
-            if transaction_id not in halves and transaction_id not in rare:
-                row = pending.get(transaction_id)
-                if row is None or (row.offset, row.appended_ms) != (commit.half, commit.appended_ms):
-                    rare.add(transaction_id)
-                else:
-                    self._add_end(row, commit)
+            row = pending.get(transaction_id)
+            is_known = row is not None and (row.offset, row.appended_ms) == (commit.half, commit.appended_ms)
+            if row is None or not is_known or transaction_id in rare:
+                rare.add(transaction_id)
+            else:
+                self._add_end(row, commit)
         return chunk.only(rare)
 
     def _add_new(self, entry: HalfEntry, commit: CommitEntry | None) -> None:

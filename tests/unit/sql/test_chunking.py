@@ -141,7 +141,7 @@ def test_unparsable_journal_record_is_stepped_over(message: StoredMessage) -> No
     """With its offset; what follows is read (61)."""
     journal = JournalBuffer(0, 100)
     (quarantined,) = journal.add([message, half(1)], 2)
-    assert (quarantined.offset, journal.next_offset, len(journal.take_below(2))) == (0, 2, 1)
+    assert (quarantined.offset, journal.next_offset, [*map(len, journal.take_below(2))]) == (0, 2, [1, 0])
     assert quarantined.reason not in {"", "None"}, "an operator reads it"
 
 
@@ -208,7 +208,7 @@ def test_journal_entries_wait_up_to_so_many_bytes(message: StoredMessage, kept: 
         assert buffer.add([message, replace(message, queue_offset=1)], 2) == []
     assert (roomy.is_full, journal.is_full) == (False, True)
     for offset in (2, 3):
-        assert len(journal.take_below(offset - 1)) == 1
+        assert sum(map(len, journal.take_below(offset - 1))) == 1
         assert not journal.is_full
         journal.add([replace(message, queue_offset=offset)], offset + 1)
         assert journal.is_full
