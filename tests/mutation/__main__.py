@@ -61,7 +61,7 @@ PARTS = (
     Part(
         "rows",
         ["bridge/sql/rows.py"],
-        [*[f"tests/unit/sql/test_{name}.py" for name in ("cursors", "fold", "entries", "usual")], _PROJECTOR],
+        [*[f"tests/unit/sql/test_{name}.py" for name in ("cursors", "rows", "fold", "entries", "usual")], _PROJECTOR],
     ),
     Part("answers", ["checker/call.py"], ["tests/unit/checker"]),
     Part("guard", ["checker/endpoint_guard.py"], ["tests/unit/checker/test_endpoint_guard.py"]),
