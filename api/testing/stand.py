@@ -105,6 +105,9 @@ class CutEnds(TransactionService):
         self.left.extend(call.transaction_id for call in calls if _is_producers(call))
         return [_refuse(call) if _is_producers(call) else next(answers) for call in calls]
 
+    def begin_end(self, call: EndCall, wait_ms: int, answer: Callable[[TransactionView | Refused], None]) -> bool:
+        return not self._cuts and super().begin_end(call, wait_ms, answer)
+
 
 def _is_producers(call: EndCall) -> bool:
     """Not the answer to a check."""

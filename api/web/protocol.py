@@ -23,7 +23,8 @@ from api.web.problems import (
     encode_problem,
     problem_headers,
 )
-from api.web.road import HotCall, HttpAnswer, Road
+from api.web.road import Road
+from api.web.short_way import START, HotCycle, ShortWay
 from api.web.transports import ClosingTransport, EndedTransport, HeldFlow, Lingering
 
 _LOG = structlog.get_logger()
@@ -48,6 +49,7 @@ class BoundedProtocol(HttpToolsProtocol):
     head_timeout_s = 5.0
     send_timeout_s = 30.0
     road: Road | None = None
+    short_way: ShortWay | None = None
     budget = ByteBudget()
     streams = Streams(0)
 
@@ -67,8 +69,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._send_timer: asyncio.TimerHandle | None = None
         self._refusal: Problem | None = None
         self._lease = ByteLease(self.budget)  # of the request whose body is being read
-        self._hot: _HotCycle | None = None  # while its body is being read
-        self._default_head: tuple[object, bytes] = (None, b"")
+        self._hot: HotCycle | None = None  # while its body is being read
+        self._sample = b""  # begins with the next head, which is unknown
+        self._rested_at = 0.0  # a time of the loop: the last answer
         self._unread = b""  # received, and for the parser when earlier requests have been answered
         self._unread_at = 0
         self._ahead = ByteLease(self.budget)  # of what is unread
@@ -129,8 +132,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if not self._unread and not self.pipeline and data.count(_HEAD_END) <= MAX_PIPELINED:
-            self._unset_keepalive_if_required()
+            if data.startswith(START) and self._begin_short(data):
+                return
             self._parse(data)
+            self._sample = b""
             if self.pipeline:
                 self._flow.hold(is_held=True)
             return
@@ -142,6 +147,25 @@ class BoundedProtocol(HttpToolsProtocol):
             self._unread = b""
             self._close_with(Problem(UNAVAILABLE, "too many bytes of requests are being held", retry_after_s=1))
 
+    def _begin_short(self, data: bytes) -> bool:
+        """Whether the data is a whole request that goes the short way: then the parser never sees it."""
+        earlier = self.cycle
+        is_busy = self._raw_bytes or not self._is_in_head or not (earlier is None or earlier.response_complete)
+        if self.short_way is None or is_busy or self._flow.write_paused:
+            return False
+        found = self.short_way.find(data)
+        if found is None:
+            self._sample = data
+            return False
+        self._disarm()
+        self.idle.pop(self, None)
+        self.cycle = hot = HotCycle(self, keep_alive=True)  # type: ignore[assignment]
+        hot.more_body = False
+        if self.short_way.begin(found, hot.finish):
+            return True
+        self.cycle = earlier
+        return False
+
     def _read_on(self) -> None:
         """Hands on what was received, so many requests at a time as may wait."""
         while self._unread and not self.pipeline and not self.transport.is_closing():
@@ -152,7 +176,6 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._unread, self._unread_at = b"", 0
             else:
                 self._unread_at = end
-            self._unset_keepalive_if_required()
             self._parse(data)
         self._flow.hold(is_held=bool(self.pipeline or self._unread))
 
@@ -207,6 +230,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._lease = ByteLease(self.budget)
         self._hot = self._find_hot()
+        self._sample = b""
         if self._hot is None:
             self._begin_cycle()
 
@@ -229,25 +253,45 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.cycle.response_complete:
             self._disarm()
             self._await_head()
-            self._unset_keepalive_if_required()
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+            self._rest()
 
     def on_response_complete(self) -> None:
         """Keep-alive time runs from here; what is left of the body is thrown away, but not for ever."""
+        self.server_state.total_requests += 1
         if self.transport.is_closing():
-            self.server_state.total_requests += 1
             return
-        if not self.pipeline:
-            self.idle[self] = None
         if self.cycle.more_body:
             self._arm()
         elif not self.pipeline and not self._is_in_head:
             self._await_head()
-        super().on_response_complete()
+        self._flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self.idle[self] = None
+            self._rest()
         if self._flow.is_held and not self.pipeline:
             self._read_on()
+
+    def _rest(self) -> None:
+        """One timer for many requests: it looks at what has come since."""
+        self._rested_at = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._watch_rest(self.timeout_keep_alive)
+
+    def _watch_rest(self, delay_s: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(delay_s, self.timeout_keep_alive_handler)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Ends a connection that has rested for so long."""
+        self.timeout_keep_alive_task = None
+        if self not in self.idle or self._head_timer is not None:  # not at rest, or not for long
+            return
+        left_s = self._rested_at + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0:
+            self._watch_rest(left_s)
+        elif not self.transport.is_closing():
+            self.transport.close()
 
     def pause_writing(self) -> None:
         """A client that takes nothing of its answer for too long is cut off."""
@@ -263,24 +307,21 @@ class BoundedProtocol(HttpToolsProtocol):
         """Called for whatever the parser does not take."""
         self._close_with(self._refusal or Problem(MALFORMED_REQUEST, "not HTTP/1.1 as RFC 9112 says"))
 
-    def default_head(self) -> bytes:
-        """Header lines of every answer; the server makes them anew every second."""
-        headers = self.server_state.default_headers
-        if self._default_head[0] is not headers:
-            self._default_head = headers, b"".join([b"%b: %b\r\n" % header for header in headers])
-        return self._default_head[1]
-
-    def _find_hot(self) -> "_HotCycle | None":
+    def _find_hot(self) -> HotCycle | None:
         """The request as a hot one, if it is, and may be served now."""
         is_free = self.cycle is None or self.cycle.response_complete
         if self.road is None or not is_free or self.expect_100_continue:
             return None
         if self.parser.get_method() != b"POST" or self.parser.get_http_version() != "1.1":
             return None
-        call = self.road.find_hot(self.url, self.headers)
-        return None if call is None else _HotCycle(call, self, keep_alive=self.parser.should_keep_alive())
+        call, is_kept = self.road.find_hot(self.url, self.headers), self.parser.should_keep_alive()
+        if call is None:
+            return None
+        if self._sample and is_kept and self.short_way is not None:
+            self.short_way.learn(self._sample, call, self.headers)
+        return HotCycle(self, keep_alive=is_kept, call=call)
 
-    def _run(self, hot: "_HotCycle") -> None:
+    def _run(self, hot: HotCycle) -> None:
         assert self.road is not None
         self._hot = None
         hot.more_body = False
@@ -299,7 +340,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.cycle.scope["state"]["lease"] = self._lease
         self.cycle.transport = ClosingTransport(self.transport, self._close_answered)  # type: ignore[assignment]
 
-    def _hand_to_framework(self, hot: "_HotCycle") -> None:
+    def _hand_to_framework(self, hot: HotCycle) -> None:
         """The rest of the body is still on its way: the framework waits for it."""
         self._hot = None
         if self.transport.is_closing():
@@ -432,56 +473,6 @@ def _find_end(data: bytes, start: int) -> int:
             return len(data)
         end = found + len(_HEAD_END)
     return end
-
-
-class _HotCycle:
-    """A hot request: collects its body, answers it. The names without a comment are those that the parent looks at."""
-
-    def __init__(self, call: HotCall, connection: BoundedProtocol, *, keep_alive: bool) -> None:
-        self.pieces: list[bytes] = []  # of the body
-        self.keep_alive = keep_alive
-        self.more_body = True
-        self.response_started = False
-        self.response_complete = False
-        self.disconnected = False
-        self._call = call
-        self._headers = connection.headers
-        self._connection = connection
-
-    @property
-    def message_event(self) -> "_HotCycle":
-        """Not kept: a cycle of references would wait for the garbage collector, with the body in it."""
-        return self
-
-    def set(self) -> None:
-        """Nobody waits for more of the body."""
-
-    async def run(self, road: Road, lease: ByteLease) -> None:
-        """Answers the request, which is whole."""
-        connection = self._connection
-        body = b"".join(self.pieces)
-        self.pieces.clear()  # the connection keeps the cycle until its next request
-        answer, request_id = await road.answer_whole(self._call, self._headers, connection.client, body, lease)
-        if connection.flow.write_paused and not self.disconnected:
-            await connection.flow.drain()
-        self.response_started = self.response_complete = True
-        if self.disconnected:
-            return
-        connection.transport.write(self._encode(answer, request_id))
-        if not self.keep_alive:
-            connection.transport.close()
-        connection.on_response_complete()
-
-    def _encode(self, answer: HttpAnswer, request_id: str) -> bytes:
-        kind = "" if answer.media_type is None else f"content-type: {answer.media_type}\r\n"
-        lines = "".join([f"{name}: {value}\r\n" for name, value in answer.headers])
-        closing = ""
-        if ("Connection", "close") in answer.headers:
-            self.keep_alive = False
-        elif not self.keep_alive:
-            closing = "connection: close\r\n"
-        head = f"{kind}{lines}x-request-id: {request_id}\r\n{closing}content-length: {len(answer.body)}\r\n\r\n"
-        return b"".join((STATUS_LINE[answer.status], self._connection.default_head(), head.encode(), answer.body))
 
 
 def _nothing() -> None:

@@ -106,7 +106,7 @@ class ApiRequest:
         for text in self.values(b"x-request-id"):
             if _REQUEST_ID.fullmatch(text):
                 return text
-        return _make_request_id()
+        return make_request_id()
 
     async def body(self) -> bytes:
         """The whole body. Raises Rejected if it is too large, too slow or cut off."""
@@ -159,7 +159,8 @@ class ApiRequest:
         return message.get("body", b""), is_read
 
 
-def _make_request_id() -> str:
+def make_request_id() -> str:
+    """A new one."""
     if not _spare_ids:
         many = os.urandom(16 * _IDS_AT_ONCE).hex()  # one system call
         _spare_ids.extend([many[start : start + 32] for start in range(0, len(many), 32)])

@@ -87,11 +87,15 @@ async def answer_list(
 
 
 Run = Callable[..., Awaitable[ASGIApp]]
+Begin = Callable[[Services, bytes, str, Callable[[HttpAnswer | Problem], None]], bool]
 
 
 class Route(APIRoute):
     """An entry of the table. `described`: how the document shows it, if it does. `is_hot`: every transaction makes this
-    call, and routing it would cost more than it does; its answer is an `HttpAnswer`."""
+    call, and routing it would cost more than it does; its answer is an `HttpAnswer`. `begin`: begins the usual call of
+    these services with this body, and this text in its path, if it is one; then its answer is given later."""
+
+    begin: Begin | None = None
 
     def __init__(self, method: str, path: str, run: Run, described: Json | None, *, is_hot: bool) -> None:
         shown = {"include_in_schema": False} if described is None else described
@@ -119,6 +123,15 @@ class Routes(list[Route]):
 
         return register
 
+    def begins(self, run: Run) -> Callable[[Begin], Begin]:
+        """Decorates what begins the usual calls that this one answers."""
+
+        def register(begin: Begin) -> Begin:
+            next(route for route in self if route.run is run).begin = begin
+            return begin
+
+        return register
+
 
 class HotCall(NamedTuple):
     """A hot route and the texts in its path."""
@@ -137,7 +150,7 @@ class Road:
         self._table = table
         self._hot = {r.path.encode(): HotCall(r, r.path, b"") for r in hot if not r.param_convertors}
         self._hot_by_ends = [(*_cut(route.path_format), route) for route in hot if route.param_convertors]
-        self._services = services
+        self.services = services
         self._metrics = metrics
         self.traffic = traffic
         self.doorkeeper = Doorkeeper()  # gets the server's address
@@ -169,7 +182,7 @@ class Road:
             "type": "http", "method": "POST", "path": call.path, "query_string": call.query, "headers": headers,
             "client": client,
         }  # fmt: skip
-        request = ApiRequest(scope, _receive_nothing, self._services, self.traffic, lease, body)
+        request = ApiRequest(scope, _receive_nothing, self.services, self.traffic, lease, body)
         request.route_name = call.route.path_format
         answer = await self._try(request, call.route.run, request, *call.texts)
         assert isinstance(answer, HttpAnswer)
@@ -179,7 +192,7 @@ class Road:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         lease = scope.get("state", {}).get("lease") or ByteLease(ByteBudget())  # a server besides ours counts nothing
-        request = ApiRequest(scope, receive, self._services, self.traffic, lease)
+        request = ApiRequest(scope, receive, self.services, self.traffic, lease)
 
         async def note(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -221,9 +234,13 @@ class Road:
             if problem is None:
                 return await run(*args)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the last one who can answer
-            problem = _explain(error, request.request_id)
+            problem = explain(error, request.request_id)
+        return self.show_problem(problem, request.request_id)
+
+    def show_problem(self, problem: Problem, request_id: str) -> HttpAnswer:
+        """The answer to a request that is refused, or has failed."""
         self._metrics.count_problem(problem.type.slug)
-        body = encode_problem(problem, request.request_id)
+        body = encode_problem(problem, request_id)
         return HttpAnswer(problem.type.status, body, [*problem_headers(problem).items()], None)
 
     def _admit(self, request: ApiRequest) -> Problem | None:
@@ -241,19 +258,23 @@ class Road:
         """The request is over. A `status` of 0: its answer has not begun."""
         request.leave()
         request.lease.close()
-        seconds = time.perf_counter() - request.started
         route = request.route_name or "unmatched"
-        self._metrics.observe(route, request.method, request.status, seconds)
-        level = logging.INFO if request.status >= 500 else logging.DEBUG
+        self.account(route, request.method, request.status, request.started, request.request_id)
+
+    def account(self, route: str, method: str, status: int, started: float, request_id: str) -> None:
+        """For metrics and the log: a request is over."""
+        seconds = time.perf_counter() - started
+        self._metrics.observe(route, method, status, seconds)
+        level = logging.INFO if status >= 500 else logging.DEBUG
         if _LEVEL.isEnabledFor(level):
             _LOG.log(
                 level,
                 "request_answered",
-                method=request.method,
+                method=method,
                 route=route,
-                status=request.status,
+                status=status,
                 duration_ms=round(seconds * 1000, 1),
-                request_id=request.request_id,
+                request_id=request_id,
             )
 
 
@@ -267,7 +288,7 @@ async def _receive_nothing() -> Message:
     return {"type": "http.disconnect"}
 
 
-def _explain(error: BaseException, request_id: str) -> Problem:
+def explain(error: BaseException, request_id: str) -> Problem:
     """The answer to a request that failed."""
     if isinstance(error, Rejected):
         return error.problem

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 
 from api.web.protocol import BoundedProtocol
 from api.web.road import Road
+from api.web.short_way import ShortWay
 from bridge.core.errors import ConfigError
 
 _LOG = structlog.get_logger()
@@ -115,6 +116,7 @@ def _protocol_for(config: ServeConfig, its_road: Road) -> type[BoundedProtocol]:
     class Protocol(BoundedProtocol):
         idle: ClassVar[dict[BoundedProtocol, None]] = {}
         road = its_road
+        short_way = ShortWay(its_road)
         budget = its_road.traffic.budget
         streams = its_road.traffic.streams
         max_connections = config.connections

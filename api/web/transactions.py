@@ -42,6 +42,7 @@ from api.web.request import (
     refuse,
 )
 from api.web.road import HttpAnswer, Routes, answer_list, json_answer
+from api.web.services import Services
 from api.web.views import (
     AcceptedAnswer,
     BatchAnswer,
@@ -62,6 +63,7 @@ from bridge.turns import STEP_BYTES, Pace, Steps, Turns
 
 T = TypeVar("T")
 _LOOK_EVERY = 50  # results: counting the bytes of each would cost what making some costs
+Give = Callable[[HttpAnswer | Problem], None]
 Shown = PreparedAnswer | TransactionAnswer | AcceptedAnswer
 
 TAG = "transactions"
@@ -164,6 +166,20 @@ async def prepare(request: ApiRequest) -> HttpAnswer:
     return await prepare_one(request, is_published=False)
 
 
+@routes.begins(prepare)
+def begin_prepare(services: Services, raw: bytes, _: str, give: Give) -> bool:
+    """What is wrong with a call is said by `prepare`."""
+    try:
+        call = parse_prepare(raw, services.limits.headers_per_message)
+    except Rejected:
+        return False
+
+    def answer(told: Prepared | TransactionView | Refused) -> None:
+        give(problem_of(told) if isinstance(told, Refused) else show(told, _location(told.transaction_id)))
+
+    return services.transactions.begin_prepare(call, _most_ms(services), answer)
+
+
 @routes.add("POST", "/v1/transactions/batch", PREPARE_BATCH, is_hot=True)
 async def prepare_batch(request: ApiRequest) -> HttpAnswer | LinesAnswer:
     """Prepares many transactions; each is decided on its own."""
@@ -204,10 +220,22 @@ async def commit(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     return await _end(request, transaction_id, Resolution.COMMIT)
 
 
+@routes.begins(commit)
+def begin_commit(services: Services, raw: bytes, transaction_id: str, give: Give) -> bool:
+    """What is wrong with a call is said by `commit`."""
+    return _begin_end(services, raw, transaction_id, Resolution.COMMIT, give)
+
+
 @routes.add("POST", "/v1/transactions/{transaction_id}/rollback", ROLLBACK, is_hot=True)
 async def rollback(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """Drops what was prepared."""
     return await _end(request, transaction_id, Resolution.ROLLBACK)
+
+
+@routes.begins(rollback)
+def begin_rollback(services: Services, raw: bytes, transaction_id: str, give: Give) -> bool:
+    """What is wrong with a call is said by `rollback`."""
+    return _begin_end(services, raw, transaction_id, Resolution.ROLLBACK, give)
 
 
 async def prepare_one(request: ApiRequest, *, is_published: bool) -> HttpAnswer:
@@ -225,7 +253,7 @@ async def prepare_one(request: ApiRequest, *, is_published: bool) -> HttpAnswer:
     (answer,) = await services.transactions.prepare([call], patience_of(request).wait_ms, first_ms)
     if isinstance(answer, Refused):
         raise refuse(answer)
-    return show(answer, (("Location", f"/v1/transactions/{answer.transaction_id}"), *_tell_time(request, first_ms)))
+    return show(answer, (*_location(answer.transaction_id), *_tell_time(request, first_ms)))
 
 
 async def prepare_all(request: ApiRequest, *, is_published: bool) -> HttpAnswer | LinesAnswer:
@@ -276,6 +304,26 @@ async def _end(request: ApiRequest, transaction_id: str, resolution: Resolution)
     return show(answer, (("Preference-Applied", "respond-async"),) if isinstance(answer, Accepted) else ())
 
 
+def _begin_end(services: Services, raw: bytes, transaction_id: str, resolution: Resolution, give: Give) -> bool:
+    try:
+        call = parse_end(raw, transaction_id, resolution)
+    except Rejected:
+        return False
+
+    def answer(told: TransactionView | Refused) -> None:
+        give(problem_of(told) if isinstance(told, Refused) else show(told))
+
+    return services.transactions.begin_end(call, _most_ms(services), answer)
+
+
+def _location(transaction_id: str) -> Sequence[tuple[str, str]]:
+    return (("Location", f"/v1/transactions/{transaction_id}"),)
+
+
+def _most_ms(services: Services) -> int:
+    return int(services.limits.wait_s * 1000)
+
+
 async def _found(request: ApiRequest, transaction_id: str) -> TransactionView:
     view = await request.services.transactions.get(transaction_id)
     if isinstance(view, Refused):
@@ -285,9 +333,9 @@ async def _found(request: ApiRequest, transaction_id: str) -> TransactionView:
 
 def patience_of(request: ApiRequest) -> WaitOptions:
     """`?wait_seconds=` and `Prefer: respond-async`. Raises Rejected."""
-    most_s = request.services.limits.wait_s
     if not request.query and b"prefer" not in request.fields:
-        return WaitOptions(Wait.SETTLED, int(most_s * 1000))
+        return WaitOptions(Wait.SETTLED, _most_ms(request.services))
+    most_s = request.services.limits.wait_s
     wait_ms = Query(request.query, {"wait_seconds"}).seconds_as_ms("wait_seconds", most_s, most_s)
     return WaitOptions(Wait.DURABLE if prefers_async(request) else Wait.SETTLED, wait_ms)
 

@@ -83,13 +83,13 @@ class Admission:
         """Why calls are refused, by place. Groups last: a refused call makes none."""
         pace = Pace(STEP_COST)
         for call in calls:
-            if not self._is_admitted(call):
+            if not self.is_admitted(call):
                 return await self._examine(calls, deadline)
             if pace.spend(find_cost(call)):
                 await self.turns.take()
         return [None] * len(calls)
 
-    def _is_admitted(self, call: PrepareCall) -> bool:
+    def is_admitted(self, call: PrepareCall) -> bool:
         """Whether nothing speaks against the call, and nothing has to be looked up for it."""
         return (
             not self._pending.is_full

@@ -1,5 +1,6 @@
 """End transaction: resolutions into the journal, the answer from the op topic (design section 6)."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -19,10 +20,10 @@ from bridge.service.answers import (
     refuse_unknown,
 )
 from bridge.service.contract import Accepted, EndCall, Limits, Outcome, RefusalCode, Refused
-from bridge.service.journal import Deadline, Journal
+from bridge.service.journal import Deadline, Journal, LoneCall
 from bridge.service.reads import CurrentReads, refuse_read
 from bridge.service.replies import OpFollower, ReceivedReply
-from bridge.store.message_store import PutStatus
+from bridge.store.message_store import PutResult, PutStatus
 from bridge.turns import Turns
 
 Settled = TransactionView | Refused
@@ -38,11 +39,12 @@ class Ender:
         self, journal: Journal, follower: OpFollower, reads: CurrentReads, limits: Limits, clock: Clock, turns: Turns
     ) -> None:
         self._journal = journal
-        self._follower = follower
+        self.follower = follower
         self._reads = reads
         self._limits = limits
         self._clock = clock
         self._turns = turns
+        self._looking: set[asyncio.Task[None]] = set()
 
     async def settle(self, calls: Sequence[EndCall], deadline: Deadline) -> list[Settled]:
         """An answer for each call, same order, as soon as it is settled."""
@@ -88,16 +90,23 @@ class Ender:
 
     async def _settle(self, calls: Sequence[EndCall], deadline: Deadline) -> list[Settled]:
         async def encode(requests: Sequence[str]) -> list[Message]:
-            messages = await self._encode(calls, requests)
-            reach(FaultPoint.END_UNSENT)
-            return messages
+            return await self._encode(calls, requests)
 
         ids = [call.transaction_id for call in calls]
         heard = await self.ask(ids, encode, deadline, FaultPoint.END_ACKED)
-        reach(FaultPoint.END_HEARD)
         return await self._find_forgotten(
             calls, [_read_reply(*pair) for pair in zip(calls, heard, strict=True)], deadline
         )
+
+    def begin(self, call: EndCall, wait_ms: int, answer: Callable[[Settled], None]) -> bool:
+        """The answer to a call is given when it is settled, without a task. False: it has to be looked at, and nothing
+        has happened."""
+        if self._check(call) is not None or not self.follower.can_open(1):
+            return False
+        alone = _LoneEnd(self, call, Deadline.after(self._clock, wait_ms), answer)
+        self._journal.patience.add(alone, wait_ms)
+        self._journal.put([alone.make_record(self._journal.topics.half, self._clock.now_ms())], alone.land)
+        return True
 
     async def ask(
         self,
@@ -112,7 +121,7 @@ class Ender:
 
         `encode`: the records with these REQUESTs. `is_named`: only what names its request is a reply.
         """
-        wait = self._follower.open(ids, is_named=is_named)
+        wait = self.follower.open(ids, is_named=is_named)
         if wait is None:
             return [refuse_unheard(transaction_id) for transaction_id in ids]
         refused: dict[int, Refused] = {}
@@ -157,25 +166,80 @@ class Ender:
         for call, request in zip(calls, requests, strict=True):
             if len(messages) % _STEP_RECORDS == _STEP_RECORDS - 1:
                 await self._turns.take()
-            record = EndRecord(
-                call.transaction_id,
-                call.resolution,
-                call.source,
-                born_ms,
-                call.group,
-                request,
-                call.check_number,
-                None,  # endpoint, status and latency come from the checker
-                0,
-                0,
-                call.actor,
-                call.reason,
-            )
-            messages.append(encode_end(record, topic, queue_of(call.transaction_id)))
+            messages.append(_make_record(call, request, topic, born_ms))
         return messages
+
+    def look_up(self, alone: "_LoneEnd") -> None:
+        """What the owner of the queue does not know is looked for, which nobody is in a hurry for."""
+
+        async def find() -> None:
+            alone.give((await self._find_forgotten([alone.call], [None], alone.deadline))[0])
+
+        task = asyncio.ensure_future(find())
+        self._looking.add(task)
+        task.add_done_callback(self._looking.discard)
+
+
+class _LoneEnd(LoneCall[Settled]):
+    """An end of one call. A Hearer."""
+
+    __slots__ = ("_ender", "_request", "call", "deadline")
+    is_named = False
+
+    def __init__(self, ender: Ender, call: EndCall, deadline: Deadline, answer: Callable[[Settled], None]) -> None:
+        super().__init__(answer)
+        self.call = call
+        self.deadline = deadline
+        self._ender = ender
+        self._request = ender.follower.waiters.open_one(call.transaction_id, self)
+
+    def make_record(self, topic: str, born_ms: int) -> Message:
+        """What is appended."""
+        return _make_record(self.call, self._request, topic, born_ms)
+
+    def land(self, results: Sequence[PutResult]) -> None:
+        """The report of its record has come: the settlers may still answer for one that may be written."""
+        reach(FaultPoint.END_ACKED)
+        if results[0].status is _REFUSED and (refusal := refuse_put(results[0], self.call.transaction_id)):
+            self._end(refusal)
+
+    def hear(self, _: int, heard: ReceivedReply) -> None:
+        answer = _read_reply(self.call, heard)
+        if answer is None:
+            self._ender.look_up(self)
+        else:
+            self.give(answer)
+
+    def give_up(self) -> None:
+        self._end(refuse_unknown(self.call.transaction_id))
+
+    def _end(self, refused: Refused) -> None:
+        self._ender.follower.waiters.discard(self.call.transaction_id, self._request)
+        self.give(refused)
+
+
+def _make_record(call: EndCall, request: str | None, topic: str, born_ms: int) -> Message:
+    record = EndRecord(
+        call.transaction_id,
+        call.resolution,
+        call.source,
+        born_ms,
+        call.group,
+        request,
+        call.check_number,
+        None,  # endpoint, status and latency come from the checker
+        0,
+        0,
+        call.actor,
+        call.reason,
+    )
+    message = encode_end(record, topic, queue_of(call.transaction_id))
+    reach(FaultPoint.END_UNSENT)
+    return message
 
 
 def _read_reply(call: EndCall, heard: ReceivedReply | Refused | None) -> Settled | None:
+    reach(FaultPoint.END_HEARD)
     if isinstance(heard, ReceivedReply):
         return answer_end(call, heard)
     return heard or refuse_unknown(call.transaction_id)

@@ -1,17 +1,22 @@
 """Appends to the journal, whole or not at all, and the ends of its queues."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+import heapq
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from bridge.clock import Clock, KafkaTime
+import structlog
+
+from bridge.clock import Clock, KafkaTime, Timer
 from bridge.core.errors import StoreTimeout
 from bridge.core.message import Message, MessageQueue
 from bridge.core.topics import InternalTopics
 from bridge.store.message_store import MessageStore, PutResult, PutStatus, Refusal
 from bridge.turns import take_error
 
+_LOG = structlog.get_logger()
 T = TypeVar("T")
 
 
@@ -44,6 +49,12 @@ class Deadline(NamedTuple):
         finally:
             timer.cancel()
 
+    async def given(self, begin: Callable[[Callable[[T], None]], None], late: T) -> T:
+        """What is given to the callback with which `begin` is called, or `late` at the deadline."""
+        awaited: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        begin(partial(_give, awaited))
+        return await self.until(awaited, late)
+
     async def wait(self, future: "asyncio.Future[Any]") -> bool:
         """Whether `future` is done in time. The task is never cancelled: not by the deadline, nor with the caller."""
         if future.done():
@@ -67,6 +78,65 @@ class Deadline(NamedTuple):
 def _give(future: "asyncio.Future[T]", value: T) -> None:
     if not future.done():
         future.set_result(value)
+
+
+class LoneCall(ABC, Generic[T]):
+    """A call that nobody awaits: its answer is given by whoever brings it, once."""
+
+    __slots__ = ("_answer",)
+
+    def __init__(self, answer: Callable[[T], None]) -> None:
+        self._answer: Callable[[T], None] | None = answer
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has its answer."""
+        return self._answer is None
+
+    def give(self, answer: T) -> None:
+        """The answer, unless there is one already."""
+        if (give := self._answer) is not None:
+            self._answer = None
+            give(answer)
+
+    @abstractmethod
+    def give_up(self) -> None:
+        """The deadline has come: gives an answer."""
+
+
+class Patience:
+    """Gives up what has waited for too long, with one timer for all calls of a process."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._waiting: list[tuple[int, int, LoneCall[Any]]] = []  # a heap; calls that are over stay for a while
+        self._count = 0
+        self._timer: Timer | None = None
+        self._timer_ms = 0
+
+    def add(self, call: LoneCall[Any], wait_ms: int) -> None:
+        """The call is given up unless it is over by then."""
+        waiting, at_ms = self._waiting, self._clock.monotonic_ms() + wait_ms
+        while waiting and waiting[0][2].is_over:
+            heapq.heappop(waiting)
+        self._count += 1
+        heapq.heappush(waiting, (at_ms, self._count, call))
+        if self._timer is None or at_ms < self._timer_ms:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ms = self._waiting[0][0]
+        self._timer = self._clock.call_later(max(0, self._timer_ms - self._clock.monotonic_ms()), self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        waiting, now = self._waiting, self._clock.monotonic_ms()
+        while waiting and (waiting[0][2].is_over or waiting[0][0] <= now):
+            heapq.heappop(waiting)[2].give_up()
+        if waiting:
+            self._set_timer()
 
 
 class EndOffsets:
@@ -118,8 +188,9 @@ class LogState(Protocol):
 
 
 _BUSY = PutResult(PutStatus.REFUSED, refusal=Refusal.STORE_BUSY, detail="too many records in flight")
-_LATE = PutResult(PutStatus.OUTCOME_UNKNOWN, detail="no answer before the deadline")
+LATE = PutResult(PutStatus.OUTCOME_UNKNOWN, detail="no answer before the deadline")
 _BACKWARDS = PutResult(PutStatus.OUTCOME_UNKNOWN, detail="the journal has given out an offset again")
+Give = Callable[[list[PutResult]], None]
 _PUT_OK = PutStatus.PUT_OK  # Python finds the members of an enum only slowly
 
 
@@ -134,6 +205,7 @@ class Journal:
         self, store: MessageStore, topics: InternalTopics, kafka_time: KafkaTime, max_in_flight: int, log: LogState
     ) -> None:
         self.topics = topics
+        self.patience = Patience(kafka_time.clock)  # of those who wait for what becomes of their records
         self._log = log
         self._highest: dict[int, int] = {}  # offset acknowledged last, by queue
         self._store = store
@@ -152,53 +224,50 @@ class Journal:
 
         A caller who is cancelled leaves the records on their way.
         """
-        if not messages:
-            return []
+        return await deadline.given(partial(self.put, messages), [LATE] * len(messages))
+
+    def put(self, messages: Sequence[Message], give: Give) -> None:
+        """The same without a deadline: the results are given when all are known, perhaps at once, perhaps never."""
         queues = {message.queue_id for message in messages}
         reasons = {queue_id: reason for queue_id in queues if (reason := self._log.find_refusal(queue_id))}
         if not reasons:
-            return await self._append(messages, queues, deadline)
+            self._put(messages, queues, give)
+            return
         # a queue that halts would never decide what is added to it
-        taken = [message for message in messages if message.queue_id not in reasons]
-        results = iter(await self._append(taken, queues - reasons.keys(), deadline) if taken else ())
-        return [
-            PutResult(PutStatus.REFUSED, refusal=Refusal.HALTED, detail=reasons[message.queue_id])
-            if message.queue_id in reasons
-            else next(results)
-            for message in messages
-        ]
+        refused = {q: PutResult(PutStatus.REFUSED, refusal=Refusal.HALTED, detail=why) for q, why in reasons.items()}
 
-    async def _append(
-        self, messages: Sequence[Message], queues: Collection[int], deadline: Deadline
-    ) -> list[PutResult]:
-        if self._in_flight + len(messages) > self._max_in_flight:
-            return [_BUSY] * len(messages)
+        def merge(found: list[PutResult]) -> None:
+            results = iter(found)
+            give([refused.get(message.queue_id) or next(results) for message in messages])
+
+        self._put([message for message in messages if message.queue_id not in reasons], queues - reasons.keys(), merge)
+
+    def _put(self, messages: Sequence[Message], queues: Collection[int], give: Give) -> None:
+        count = len(messages)
+        if not count or self._in_flight + count > self._max_in_flight:
+            give([_BUSY] * count)
+            return
         floors = {queue_id: self._find_floor(queue_id) for queue_id in queues}
-        judged: asyncio.Future[list[PutResult]] = asyncio.get_running_loop().create_future()
 
         def land(put: "asyncio.Future[list[PutResult]]") -> None:
             self._puts.discard(put)
-            self._in_flight -= len(messages)
+            self._in_flight -= count
             if put.cancelled():  # by the end of its loop
-                judged.cancel()
                 return
             try:
                 results = self._judge(messages, put.result(), floors)
-            except Exception as error:  # noqa: BLE001 - raised where the results are awaited
-                if not judged.done():
-                    judged.set_exception(error)
-            else:
-                if not judged.done():
-                    judged.set_result(results)
+            except Exception:  # noqa: BLE001 - nobody can say what was written
+                _LOG.exception("results_of_puts_not_understood")
+                results = [LATE] * count
+            give(results)
 
         put = asyncio.ensure_future(self._store.put_many(messages))
-        self._in_flight += len(messages)
+        self._in_flight += count
         if put.done():
             land(put)
         else:
             self._puts.add(put)
             put.add_done_callback(land)
-        return await deadline.until(judged, [_LATE] * len(messages))
 
     def _find_floor(self, queue_id: int) -> int:
         """Everything sent from now on is above it."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -18,7 +19,7 @@ from bridge.fault_points import FaultPoint, reach
 from bridge.service.admission import STEP_COST, Admission, find_cost
 from bridge.service.answers import FINAL, make_view, refuse_given_up, refuse_put, refuse_unheard, refuse_unknown
 from bridge.service.contract import Outcome, PrepareCall, Prepared, RefusalCode, Refused
-from bridge.service.journal import Deadline, Journal
+from bridge.service.journal import LATE, Deadline, Give, Journal, LoneCall
 from bridge.service.reads import refuse_read
 from bridge.service.repeats import GroupKey, KeyClaim, Keyed, Known, Repeats
 from bridge.service.replies import OpFollower, ReceivedReply, ReplyBatch
@@ -92,10 +93,7 @@ class Preparer:
         first_try_ms = self._check_first_try(first_try_ms)
         refused: list[PrepareAnswer | None] = [*await self.admission.refuse(calls, deadline)]
         born_ms = self.kafka_time.clock.now_ms()
-        first = self._ids.take(born_ms, len(calls))
-        if first is None:
-            self._ids = IdRun(born_ms, self._random_bits(_RANDOM_BITS))
-            first = self._ids.take(born_ms, len(calls)) or 0
+        first = self._take_ids(born_ms, len(calls))
         timeouts = {group: self._find_timeout(group) for group in {call.group for call in calls}}
         if self._are_plain(calls, refused):
             return await self._prepare_plain(calls, (self._ids, first), born_ms, timeouts, deadline)
@@ -124,10 +122,7 @@ class Preparer:
     @staticmethod
     def _are_plain(calls: Sequence[PrepareCall], refused: Sequence[PrepareAnswer | None]) -> bool:
         """Whether nothing about the calls is rare: then a put is all they need, and wait for."""
-        for call in calls:
-            if call.idempotency_key is not None or call.is_published or len(call.messages) != 1:
-                return False
-        return not any(refused)
+        return not any(refused) and all(map(_is_plain, calls))
 
     async def _prepare_plain(
         self,
@@ -138,39 +133,71 @@ class Preparer:
         deadline: Deadline,
     ) -> list[PrepareAnswer]:
         """What most calls are: no look-up, no waiter. The records and answers are those of a `_Batch`."""
-        topics, stored, messages = self.journal.topics, list[_Stored](), list[Message]()
-        queues = [MessageQueue(topics.half, queue_id) for queue_id in range(topics.queues)]
+        stored, messages = list[_Stored](), list[Message]()
         pace, (ids, bits) = Pace(STEP_COST), numbers
         for call in calls:
             if pace.spend(find_cost(call)):
                 await self.admission.turns.take()
-            (only,), group, immunity_s = call.messages, call.group, call.immunity_s
-            queue_id = self._choose_queue(call, bits)
-            transaction_id = ids.make_id(queue_id, bits)
-            if timeouts[group] is None and _is_bare(call):
-                ordering_hash = hash_effective_key(group, only.topic, None, only.key)
-                half = encode_plain_half(transaction_id, group, born_ms, only, ordering_hash, queues[queue_id])
-            else:
-                made = _make_half(call, transaction_id, born_ms, timeouts[group])
-                half, immunity_s = encode_half(made, call.messages, topics.half, queue_id), made.immunity_s
+            half, told = self._make_plain(call, ids, bits, born_ms, timeouts[call.group])
             messages.append(half)
-            stored.append((transaction_id, group, born_ms, immunity_s, queue_id))
+            stored.append(told)
             bits += 1
         results = await self.append(messages, deadline)
-        return [
-            refuse_put(result, place[0]) or self.tell(place, result)
-            for place, result in zip(stored, results, strict=True)
-        ]
+        return [self.tell(*pair) for pair in zip(stored, results, strict=True)]
+
+    def begin(self, call: PrepareCall, wait_ms: int, answer: Callable[[PrepareAnswer], None]) -> bool:
+        """The answer to a call of which nothing is rare is given when its record is stored, without a task.
+
+        False: something is, and nothing has happened.
+        """
+        if not (_is_plain(call) and self.admission.is_admitted(call)):
+            return False
+        born_ms = self.kafka_time.clock.now_ms()
+        first = self._take_ids(born_ms, 1)
+        half, stored = self._make_plain(call, self._ids, first, born_ms, self._find_timeout(call.group))
+        alone = _LonePrepare(self, stored, answer)
+        self.journal.patience.add(alone, wait_ms)
+        self._put([half], alone.land)
+        return True
+
+    def _take_ids(self, born_ms: int, count: int) -> int:
+        """The first of so many numbers of `_ids`."""
+        first = self._ids.take(born_ms, count)
+        if first is None:
+            self._ids = IdRun(born_ms, self._random_bits(_RANDOM_BITS))
+            first = self._ids.take(born_ms, count) or 0
+        return first
+
+    def _make_plain(
+        self, call: PrepareCall, ids: IdRun, bits: int, born_ms: int, timeout_s: int | None
+    ) -> tuple[Message, _Stored]:
+        (only,), group, immunity_s = call.messages, call.group, call.immunity_s
+        queue_id = self._choose_queue(call, bits)
+        transaction_id, queue = ids.make_id(queue_id, bits), MessageQueue(self.journal.topics.half, queue_id)
+        if timeout_s is None and _is_bare(call):
+            ordering_hash = hash_effective_key(group, only.topic, None, only.key)
+            half = encode_plain_half(transaction_id, group, born_ms, only, ordering_hash, queue)
+        else:
+            made = _make_half(call, transaction_id, born_ms, timeout_s)
+            half, immunity_s = encode_half(made, call.messages, *queue), made.immunity_s
+        return half, (transaction_id, group, born_ms, immunity_s, queue_id)
 
     async def append(self, messages: Sequence[Message], deadline: Deadline) -> list[PutResult]:
         """Puts half messages."""
-        reach(FaultPoint.PREPARE_UNSENT)
-        results = await self.journal.append(messages, deadline)
-        reach(FaultPoint.PREPARE_ACKED)
-        return results
+        return await deadline.given(partial(self._put, messages), [LATE] * len(messages))
 
-    def tell(self, stored: "_Stored", put: PutResult) -> Prepared:
-        """The answer to what is stored."""
+    def _put(self, messages: Sequence[Message], give: Give) -> None:
+        def land(results: list[PutResult]) -> None:
+            reach(FaultPoint.PREPARE_ACKED)
+            give(results)
+
+        reach(FaultPoint.PREPARE_UNSENT)
+        self.journal.put(messages, land)
+
+    def tell(self, stored: "_Stored", put: PutResult) -> PrepareAnswer:
+        """The answer to what was put."""
+        if (refused := refuse_put(put, stored[0])) is not None:
+            return refused
         transaction_id, group, born_ms, immunity_s, queue_id = stored
         first_ms = (put.stored_ms if put.stored_ms > 0 else born_ms) + self.find_first_wait_ms(group, immunity_s)
         return Prepared(transaction_id, group, _PREPARED, born_ms, first_ms, queue_id, put.queue_offset)
@@ -370,6 +397,29 @@ class _Batch:
         if t.check_times:
             first_ms = t.appended_ms + self._preparer.find_first_wait_ms(t.group, draft.half.immunity_s)
         return Prepared(t.transaction_id, t.group, t.state, t.appended_ms, first_ms, draft.queue_id, t.half)
+
+
+class _LonePrepare(LoneCall[PrepareAnswer]):
+    """A plain prepare of one call."""
+
+    __slots__ = ("_preparer", "_stored")
+
+    def __init__(self, preparer: Preparer, stored: _Stored, answer: Callable[[PrepareAnswer], None]) -> None:
+        super().__init__(answer)
+        self._preparer = preparer
+        self._stored = stored
+
+    def land(self, results: Sequence[PutResult]) -> None:
+        """The report of its record has come."""
+        self.give(self._preparer.tell(self._stored, results[0]))
+
+    def give_up(self) -> None:
+        self.give(refuse_unknown(self._stored[0]))
+
+
+def _is_plain(call: PrepareCall) -> bool:
+    """Whether an append is all that the call needs, and waits for."""
+    return call.idempotency_key is None and not call.is_published and len(call.messages) == 1
 
 
 def _is_bare(call: PrepareCall) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import structlog
 from msgspec import Struct
@@ -59,10 +60,15 @@ class ReplyBatch:
         if not self._left:
             self.done.set_result(None)
 
+    def hear(self, index: int, heard: ReceivedReply) -> None:
+        """The reply to one of the calls."""
+        self.heard[index] = heard
+        self._count_down()
+
     def drop(self, index: int) -> None:
         """Nobody waits for this one any more."""
         if self.waiters.discard(self.transaction_ids[index], self.requests[index]):
-            self.count_down()
+            self._count_down()
 
     async def until(self, deadline: Deadline) -> None:
         """Returns when all are answered or dropped, or at the deadline; leaves no waiter behind either way."""
@@ -77,14 +83,23 @@ class ReplyBatch:
             for index in range(len(self.requests)):
                 self.drop(index)
 
-    def count_down(self) -> None:
-        """One waits no more."""
+    def _count_down(self) -> None:
         self._left -= 1
         if not self._left and not self.done.done():
             self.done.set_result(None)
 
 
-_Slot = tuple[ReplyBatch, int, str]  # who waits, at which place, for which REQUEST; plain because it is quicker to make
+class Hearer(Protocol):
+    """Who waits for replies."""
+
+    is_named: bool
+
+    def hear(self, index: int, heard: ReceivedReply) -> None:
+        """The reply to the call with this index of his."""
+        ...
+
+
+_Slot = tuple[Hearer, int, str]  # who waits, at which place, for which REQUEST; plain because it is quicker to make
 
 
 class PendingReplies:
@@ -111,16 +126,24 @@ class PendingReplies:
         self._made += len(transaction_ids)
         requests = [f"{prefix}{made + n:x}" for n in range(len(transaction_ids))]
         wait = ReplyBatch(transaction_ids, requests, self, is_named)
-        by_id = self.by_id
         for index, transaction_id in enumerate(transaction_ids):
-            slot = (wait, index, requests[index])
-            key = transaction_id.encode()
-            if key in by_id:
-                by_id[key].append(slot)
-            else:
-                by_id[key] = [slot]
-        self._count += len(transaction_ids)
+            self._add(transaction_id, (wait, index, requests[index]))
         return wait
+
+    def open_one(self, transaction_id: str, hearer: Hearer) -> str:
+        """The same for one id, without a list; the REQUEST. To be discarded if nothing is heard."""
+        request = f"{self._prefix}{self._made:x}"
+        self._made += 1
+        self._add(transaction_id, (hearer, 0, request))
+        return request
+
+    def _add(self, transaction_id: str, slot: _Slot) -> None:
+        key, by_id = transaction_id.encode(), self.by_id
+        if key in by_id:
+            by_id[key].append(slot)
+        else:
+            by_id[key] = [slot]
+        self._count += 1
 
     def discard(self, transaction_id: str, request: str) -> bool:
         """Whether somebody did wait for it."""
@@ -158,8 +181,7 @@ class PendingReplies:
             if request not in requests and (wait.is_named or not is_for_all):
                 kept.append(slot)
                 continue
-            wait.heard[place] = heard
-            wait.count_down()
+            wait.hear(place, heard)
             self._count -= 1
         if kept:
             self.by_id[key] = kept
@@ -210,10 +232,9 @@ class OpFollower:
     """
 
     def __init__(self, topics: InternalTopics, ports: FollowerPorts, config: FollowerConfig | None = None) -> None:
-        self._topics = topics
-        self._ports = ports
-        self._config = config or FollowerConfig()
-        self._tails = [_QueueTail(MessageQueue(topics.op, n), ports, self._config) for n in range(topics.queues)]
+        self.waiters = ports.waiters
+        config = config or FollowerConfig()
+        self._tails = [_QueueTail(MessageQueue(topics.op, n), ports, config) for n in range(topics.queues)]
 
     @property
     def is_ready(self) -> bool:
@@ -222,10 +243,13 @@ class OpFollower:
 
     def open(self, transaction_ids: Sequence[str], *, is_named: bool = False) -> ReplyBatch | None:
         """Begins to wait for each of the ids; None if the settlers' answers cannot be received now."""
-        waiters = self._ports.waiters
-        if transaction_ids and not (self.is_ready and waiters.has_room(len(transaction_ids))):
+        if transaction_ids and not self.can_open(len(transaction_ids)):
             return None
-        return waiters.open(transaction_ids, is_named=is_named)
+        return self.waiters.open(transaction_ids, is_named=is_named)
+
+    def can_open(self, count: int) -> bool:
+        """Whether the settlers' answers to so many calls more can be received now."""
+        return self.is_ready and self.waiters.has_room(count)
 
     @property
     def is_failing(self) -> bool:

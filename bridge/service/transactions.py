@@ -1,6 +1,6 @@
 """Transactions, as every face of the bridge sees them: prepare, end, look up, act. Stateless."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from bridge.clock import Clock
@@ -49,6 +49,17 @@ class TransactionService:
         call; then nothing is looked up (decision 0017).
         """
         return await self._preparer.prepare(calls, self._deadline(wait_ms), first_try_ms)
+
+    def begin_prepare(
+        self, call: PrepareCall, wait_ms: int, answer: Callable[[Prepared | TransactionView | Refused], None]
+    ) -> bool:
+        """A prepare whose answer is given when it is there, without a task: as most are. False: this one is not, and
+        nothing has happened."""
+        return self._preparer.begin(call, wait_ms, answer)
+
+    def begin_end(self, call: EndCall, wait_ms: int, answer: Callable[[TransactionView | Refused], None]) -> bool:
+        """The same of an end that is waited for."""
+        return self._ender.begin(call, wait_ms, answer)
 
     def kafka_time_ms(self) -> int:
         """What a caller may count on from for `first_try_ms`; 0 as long as it is not known."""

@@ -8,7 +8,7 @@ import msgspec
 
 from bridge.core.transaction import TransactionState
 from bridge.service.contract import Outcome, RefusalCode, Refused
-from tests.simulation.clients import WAIT_MS, Answer, Heard, perform, prepare_call, understand
+from tests.simulation.clients import WAIT_MS, Answer, Heard, perform, prepare, prepare_call, understand
 from tests.simulation.schedule import Call, Deed, Verb
 
 if TYPE_CHECKING:
@@ -69,9 +69,7 @@ class Callers:
                 raise Finding(f"client {call.number} was told {again.code} twice in a row while the log could be read")
 
     async def _prepare(self, call: Call, instance: int, first_ms: int | None = None) -> Heard:
-        return await self._ask(
-            call, None, instance, lambda service: service.transactions.prepare([prepare_call(call)], WAIT_MS, first_ms)
-        )
+        return await self._ask(call, None, instance, lambda service: prepare(service, call, first_ms))
 
     def _give_up(self, call: Call) -> Heard:
         """What the producer makes of a first try that is still on its way."""

@@ -4,10 +4,12 @@ A producer runs its local transaction only after the half message was acknowledg
 known to `Locals` alone, which answers checks. Every answer that a caller hears is kept.
 """
 
+import asyncio
 import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -93,15 +95,37 @@ async def perform(service: Node, call: Call, deed: Deed, transaction_id: str) ->
     """Asks the service of one process."""
     transactions, verb, group = service.transactions, deed.verb, deed.group
     if verb is Verb.PREPARE_AGAIN:
-        return (await transactions.prepare([prepare_call(call)], WAIT_MS))[0]
+        return await prepare(service, call)
+    if verb in _ENDS and deed.is_waited:
+        return await _end(service, EndCall(transaction_id, _ENDS[verb], group), is_alone=call.number % 2 == 1)
     if verb in _ENDS:
-        wait = Wait.SETTLED if deed.is_waited else Wait.DURABLE
-        return (await transactions.end([EndCall(transaction_id, _ENDS[verb], group)], wait, WAIT_MS))[0]
+        return (await transactions.end([EndCall(transaction_id, _ENDS[verb], group)], Wait.DURABLE, WAIT_MS))[0]
     if verb in _FORCED:
         return await transactions.force(transaction_id, _FORCED[verb], _OPERATOR, WAIT_MS)
     if verb in _ACTS:
         return await transactions.act(transaction_id, _ACTS[verb], _OPERATOR, WAIT_MS)
     return await transactions.get(transaction_id)
+
+
+async def prepare(service: Node, call: Call, first_ms: int | None = None) -> Answer:
+    """Every other one that can be is begun without a task, as most are by the HTTP interface."""
+    transactions, asked = service.transactions, prepare_call(call)
+    told: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    if call.number % 2 and first_ms is None and transactions.begin_prepare(asked, WAIT_MS, partial(_tell, told)):
+        return await told
+    return (await transactions.prepare([asked], WAIT_MS, first_ms))[0]
+
+
+async def _end(service: Node, call: EndCall, *, is_alone: bool) -> Answer:
+    told: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    if is_alone and service.transactions.begin_end(call, WAIT_MS, partial(_tell, told)):
+        return await told
+    return (await service.transactions.end([call], wait_ms=WAIT_MS))[0]
+
+
+def _tell(told: "asyncio.Future[Answer]", answer: Answer) -> None:
+    if not told.done():  # its caller is gone
+        told.set_result(answer)
 
 
 @dataclass(slots=True)

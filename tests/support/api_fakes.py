@@ -1,7 +1,7 @@
 """In-memory services behind the HTTP interface: enough of their promises to test the interface alone."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import getrandbits
 from typing import Any
@@ -79,6 +79,24 @@ class FakeTransactions:
         await self._enter()
         self.ended += calls
         return [self.refusal or self._end(call, wait) for call in calls]
+
+    def begin_prepare(
+        self, call: PrepareCall, wait_ms: int, answer: Callable[[Prepared | TransactionView | Refused], None]
+    ) -> bool:
+        """Answered at once, if nothing is rare about it."""
+        if call.idempotency_key is not None or self.broken or self.gate:
+            return False
+        self.batches.append(1)
+        answer(self.refusal or refuse_call(call, _LIMITS) or self._prepare(call))
+        return True
+
+    def begin_end(self, call: EndCall, wait_ms: int, answer: Callable[[TransactionView | Refused], None]) -> bool:
+        """Answered at once."""
+        if self.broken or self.gate:
+            return False
+        self.ended.append(call)
+        answer(self.refusal or self._end(call, Wait.SETTLED))
+        return True
 
     async def get(self, transaction_id: str) -> TransactionView | Refused:
         """What is stored."""

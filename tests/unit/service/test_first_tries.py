@@ -12,7 +12,7 @@ from bridge.core.record import HalfMessage, Resolution
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.node import Node
 from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
-from bridge.service.journal import Deadline, Journal
+from bridge.service.journal import Give, Journal
 from bridge.store.memory.link import Fate, StepKind
 from bridge.store.message_store import PutResult
 from tests.support.memory_faults import ScriptedFaults
@@ -305,15 +305,15 @@ def test_one_that_is_stored_at_a_time_nobody_knows_is_not_called_refused(
 ) -> None:
     """It is looked up, for it may be void; if that cannot be done, it may be stored for good (A)."""
     world = make_service_world(tmp_path)
-    append = Journal.append
+    put = Journal.put
 
-    async def append_undated(journal: Journal, messages: Sequence[Message], deadline: Deadline) -> list[PutResult]:
-        return [PutResult(result.status) for result in await append(journal, messages, deadline)]
+    def put_undated(journal: Journal, messages: Sequence[Message], give: Give) -> None:
+        put(journal, messages, lambda results: give([PutResult(result.status) for result in results]))
 
     async def story() -> None:
         async with world.serving() as api, world.settlers.settling(), world.projecting():
             first_ms = await learn_time(world, api)
-            monkeypatch.setattr(Journal, "append", append_undated)
+            monkeypatch.setattr(Journal, "put", put_undated)
             assert isinstance(await prepare(world, api, first_ms), Prepared)
             world.database.is_down = True
             refused = await prepare(world, api, first_ms, "another")

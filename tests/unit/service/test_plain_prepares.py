@@ -8,6 +8,7 @@ import pytest
 
 from bridge.core.check_rules import CheckTimes, GroupSettings
 from bridge.core.message import BY_KEY, Message, StoredMessage
+from bridge.node import Node
 from bridge.service.contract import PrepareCall
 from bridge.service.prepare import PrepareAnswer, Preparer
 from bridge.store.memory.link import Fate, StepKind
@@ -50,11 +51,24 @@ def _make_message(draw: random.Random) -> Message:
 def test_short_and_general_way_are_the_same(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random lists, with random fates of their puts, in two worlds that differ in nothing else."""
     short = _run(seed, tmp_path / "short")
+    assert _run(seed, tmp_path / "alone", is_alone=True) == short
     monkeypatch.setattr(Preparer, "_are_plain", lambda *_: False)
     assert _run(seed, tmp_path / "general") == short
 
 
-def _run(seed: int, folder: Path) -> tuple[list[PrepareAnswer], list[StoredMessage]]:
+async def prepare(api: Node, calls: list[PrepareCall]) -> list[PrepareAnswer]:
+    return await api.transactions.prepare(calls, 500)
+
+
+async def begin_or_prepare(api: Node, calls: list[PrepareCall]) -> list[PrepareAnswer]:
+    """A call that is alone is begun without a task, if it can be."""
+    told: asyncio.Future[PrepareAnswer] = asyncio.get_running_loop().create_future()
+    if len(calls) == 1 and api.transactions.begin_prepare(calls[0], 500, told.set_result):
+        return [await told]
+    return await prepare(api, calls)
+
+
+def _run(seed: int, folder: Path, *, is_alone: bool = False) -> tuple[list[PrepareAnswer], list[StoredMessage]]:
     folder.mkdir()
     draw, faults = random.Random(seed), ScriptedFaults()
     world = make_service_world(folder, queues=2, faults=faults)
@@ -67,7 +81,8 @@ def _run(seed: int, folder: Path) -> tuple[list[PrepareAnswer], list[StoredMessa
             for _ in range(6):
                 if draw.random() < 0.2:
                     faults.give(StepKind.PUT, Fate(request_ms=draw.choice((1, 300, 900))))
-                answers.extend(await api.transactions.prepare(make_calls(draw), 500))
+                calls = make_calls(draw)
+                answers.extend(await (begin_or_prepare if is_alone else prepare)(api, calls))
                 await asyncio.sleep(0)
             await world.sleep(2_000)
             for queue_id in range(2):

@@ -1,0 +1,195 @@
+"""The usual calls of every transaction, answered from the reports of their records: without parser, request or task.
+
+A head that is byte for byte like one that the road took means what that one meant, so it is not read again. Whatever
+is rare about a call, or stands against it, is left to the road, before anything has happened.
+"""
+
+import time
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from api.web.guard import MARK, ByteLease, RawHeaders, refuse_accept
+from api.web.problems import Problem
+from api.web.request import make_request_id
+from api.web.road import HotCall, HttpAnswer, Road, Route, explain
+from bridge.core.transaction import is_raw_id
+
+START = b"POST /v1/transactions"
+_HEAD_END = b"\r\n\r\n"
+_AT, _ID_END = len(START), len(START) + 29
+_MOST_HEADS, _MOST_HEAD_BYTES, _MOST_BODY_BYTES = 1_024, 1_024, 60_000
+# of these it is certain that they mean the same in every request, or nothing; not so of an id, a key or a preference
+_PLAIN = frozenset(
+    {b"host", b"content-type", b"content-length", b"accept", b"accept-encoding", b"user-agent", b"connection"}
+    | {MARK.lower().encode()}
+)
+
+Finish = Callable[[HttpAnswer, str], None]
+
+
+class KnownHead(NamedTuple):
+    """A head that was taken. The text in its path may be another one next time."""
+
+    route: Route
+    body_bytes: int
+
+
+class ShortWay:
+    """Remembers heads, and begins calls that have them."""
+
+    def __init__(self, road: Road) -> None:
+        self._road = road
+        self._prepares: dict[bytes, KnownHead] = {}
+        self._ends: dict[bytes, KnownHead] = {}  # from behind the id on
+
+    def find(self, data: bytes) -> tuple[KnownHead, str, bytes] | None:
+        """What is known of the head of a whole request, the text in its path, and its body."""
+        end = data.find(_HEAD_END) + len(_HEAD_END)
+        if data.startswith(b" ", _AT):
+            text, known = b"", self._prepares.get(data[_AT:end])
+        else:
+            text, known = data[_AT + 1 : _ID_END], self._ends.get(data[_ID_END:end])
+            if known is not None and not is_raw_id(text):
+                return None
+        if known is None or len(data) - end != known.body_bytes:
+            return None
+        return known, text.decode(), data[end:]
+
+    def learn(self, data: bytes, call: HotCall, headers: RawHeaders) -> None:
+        """The data began with this head, and it is a request for this call on a connection that stays."""
+        end = data.find(_HEAD_END) + len(_HEAD_END)
+        head, fields = data[:end], dict(headers)
+        length = fields.get(b"content-length", b"0")
+        if call.query or end > _MOST_HEAD_BYTES or head.count(b"\n") != head.count(b"\r\n"):
+            return
+        if len(fields) != len(headers) or not fields.keys() <= _PLAIN or not length.isdigit():
+            return
+        if fields.get(b"content-type") != b"application/json" or int(length) > _MOST_BODY_BYTES:
+            return
+        if self._road.doorkeeper.refuse("POST", call.path, headers) or refuse_accept(call.path, headers):
+            return
+        if call.texts == (data[_AT + 1 : _ID_END].decode("latin-1"),):
+            heads, key = self._ends, head[_ID_END:]
+        elif not call.texts:
+            heads, key = self._prepares, head[_AT:]
+        else:
+            return
+        while len(heads) >= _MOST_HEADS:
+            del heads[next(iter(heads))]
+        heads[key] = KnownHead(call.route, int(length))
+
+    def begin(self, found: tuple[KnownHead, str, bytes], finish: Finish) -> bool:
+        """Whether the answer will be given to `finish`. If not, nothing has happened."""
+        known, text, body = found
+        road, begin = self._road, known.route.begin
+        traffic, budget = road.traffic, road.traffic.budget
+        if begin is None or traffic.refuse(known.route.path) or budget.used + len(body) > budget.for_large:
+            return False
+        passage = _Passage(road, known, finish)
+        try:
+            if begin(road.services, body, text, passage.give):
+                return True
+        except Exception as error:  # noqa: BLE001 - the last one who can answer
+            passage.give(explain(error, passage.request_id))
+            return True
+        passage.leave()
+        return False
+
+
+class _Passage:
+    """A request on the short way."""
+
+    __slots__ = ("_finish", "_known", "_road", "_started", "is_over", "request_id")
+
+    def __init__(self, road: Road, known: KnownHead, finish: Finish) -> None:
+        self.request_id = make_request_id()
+        self.is_over = False
+        self._road = road
+        self._known = known
+        self._finish = finish
+        self._started = time.perf_counter()
+        road.traffic.in_flight += 1
+        road.traffic.budget.used += known.body_bytes
+
+    def leave(self) -> None:
+        """Gives back what it holds."""
+        self.is_over = True
+        self._road.traffic.in_flight -= 1
+        self._road.traffic.budget.used -= self._known.body_bytes
+
+    def give(self, told: HttpAnswer | Problem) -> None:
+        """The answer, once."""
+        if self.is_over:
+            return
+        self.leave()
+        road, request_id = self._road, self.request_id
+        answer = road.show_problem(told, request_id) if isinstance(told, Problem) else told
+        road.account(self._known.route.path_format, "POST", answer.status, self._started, request_id)
+        self._finish(answer, request_id)
+
+
+class HotCycle:
+    """A hot request: collects its body, answers it. The names without a comment are those that uvicorn looks at."""
+
+    _default_head: ClassVar[tuple[object, bytes]] = (None, b"")
+
+    def __init__(self, connection: HttpToolsProtocol, *, keep_alive: bool, call: HotCall | None = None) -> None:
+        self.pieces: list[bytes] = []  # of the body
+        self.keep_alive = keep_alive
+        self.more_body = True
+        self.response_started = False
+        self.response_complete = False
+        self.disconnected = False
+        self._call = call
+        self._headers = connection.headers
+        self._connection = connection
+
+    @property
+    def message_event(self) -> "HotCycle":
+        """Not kept: a cycle of references would wait for the garbage collector, with the body in it."""
+        return self
+
+    def set(self) -> None:
+        """Nobody waits for more of the body."""
+
+    async def run(self, road: Road, lease: ByteLease) -> None:
+        """Answers the request, which is whole."""
+        assert self._call is not None
+        connection = self._connection
+        body = b"".join(self.pieces)
+        self.pieces.clear()  # the connection keeps the cycle until its next request
+        answer, request_id = await road.answer_whole(self._call, self._headers, connection.client, body, lease)
+        if connection.flow.write_paused and not self.disconnected:
+            await connection.flow.drain()
+        self.finish(answer, request_id)
+
+    def finish(self, answer: HttpAnswer, request_id: str) -> None:
+        """Sends the answer."""
+        connection = self._connection
+        self.response_started = self.response_complete = True
+        if self.disconnected:
+            return
+        connection.transport.write(self._encode(answer, request_id))
+        if not self.keep_alive:
+            connection.transport.close()
+        connection.on_response_complete()
+
+    def _encode(self, answer: HttpAnswer, request_id: str) -> bytes:
+        kind = "" if answer.media_type is None else f"content-type: {answer.media_type}\r\n"
+        lines = "".join([f"{name}: {value}\r\n" for name, value in answer.headers])
+        closing = ""
+        if ("Connection", "close") in answer.headers:
+            self.keep_alive = False
+        elif not self.keep_alive:
+            closing = "connection: close\r\n"
+        head = f"{kind}{lines}x-request-id: {request_id}\r\n{closing}content-length: {len(answer.body)}\r\n\r\n"
+        return b"".join((STATUS_LINE[answer.status], self._make_default_head(), head.encode(), answer.body))
+
+    def _make_default_head(self) -> bytes:
+        """Header lines of every answer; the server makes them anew every second."""
+        headers = self._connection.server_state.default_headers
+        if self._default_head[0] is not headers:
+            HotCycle._default_head = headers, b"".join([b"%b: %b\r\n" % header for header in headers])
+        return self._default_head[1]
