@@ -274,7 +274,10 @@ async def test_draining_answers_what_is_on_the_short_way() -> None:
     async with serve(make_services(fake)) as live:
         reader, writer = await begin_to_wait(live, fake)
         live.stop.set()
-        await asyncio.sleep(0.05)
+        [connection] = live.server._server.server_state.connections
+        async with asyncio.timeout(10):
+            while connection.cycle.keep_alive:  # type: ignore[union-attr]  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.01)
         fake.waiting.pop().set_result(None)
         answer = (await asyncio.wait_for(reader.read(), 10)).decode()
         assert answer.startswith("HTTP/1.1 201 ")
