@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 STATE = ROOT / ".outbox-bridge" / "mutation"
 _COPIED = ("alembic", "alembic.ini", "api", "bridge", "checker", "docs", "outbox", "pyproject.toml", "spark", "tests")
 _SAMPLE = ("*__mutmut_*4",)  # every tenth
-_PYTEST = ("-ptests.mutation.hung", "--timeout=300", "--hypothesis-profile=mutation", "-knot postgres")
+_PYTEST = ("-ptests.mutation.hung", "--hypothesis-profile=mutation", "-knot postgres")
 # What an error or a line in the log says is promised nowhere; crash points have a lane of their own.
 _LEFT = (r"raise \w+\(", r"_LOG\.\w+\(", r"\breach\(FaultPoint")
 
