@@ -53,7 +53,6 @@ _SETTLER = [
     "tests/unit/settler", "tests/unit/checker/test_with_settler.py", "tests/unit/test_log_watch.py",
     *[f"tests/scenarios/test_{name}.py" for name in ("abandoned", "batches_in_bytes", "lost_logs")],
 ]  # fmt: skip
-_PROJECTOR = "tests/unit/test_projector.py"
 _GIVEN_UP = "tests/scenarios/test_given_up.py"
 PARTS = (
     Part("codecs", [f"bridge/core/{name}.py" for name in _CODECS], ["tests/unit/core"]),
@@ -61,7 +60,7 @@ PARTS = (
     Part(
         "rows",
         ["bridge/sql/rows.py"],
-        [*[f"tests/unit/sql/test_{name}.py" for name in ("cursors", "rows", "fold", "entries", "usual")], _PROJECTOR],
+        [f"tests/unit/sql/test_{name}.py" for name in ("cursors", "rows", "fold", "entries")],
     ),
     Part("answers", ["checker/call.py"], ["tests/unit/checker"]),
     Part("guard", ["checker/endpoint_guard.py"], ["tests/unit/checker/test_endpoint_guard.py"]),
@@ -70,7 +69,7 @@ PARTS = (
         [f"checker/{name}.py" for name in ("scheduler", "rotation", "concurrency")],
         [f"tests/unit/checker/test_{name}.py" for name in ("timetable", "timetable_clocks", "turns", "concurrency")],
     ),
-    Part("fold", ["bridge/sql/fold.py"], ["tests/unit/sql/test_fold.py", _PROJECTOR], 80),
+    Part("fold", ["bridge/sql/fold.py"], ["tests/unit/sql/test_fold.py"], 80),
     Part(
         "usual",
         [f"bridge/sql/{name}.py" for name in ("entries", "chunking", "usual")],
