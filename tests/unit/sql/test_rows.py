@@ -86,6 +86,7 @@ def test_row_is_shown_and_read_back_as_it_was_written(
 ) -> None:
     """Every column; and it is counted as what it is."""
     row = make_row(ID, "shop", 3, 10, 1_000)
+    assert {row.first_check_ms, row.max_checks, row.max_life_s, row.next_due_ms} == {None}
     row.born_ms, row.first_check_ms, row.max_checks, row.max_life_s = 1, 2, 3, 4
     row.idempotency_key, row.ordering_key, row.messages = "key", "okey", encode_messages([])
     row.state, row.live, row.blocked, row.abandoned_ms = "COMMITTED", blocked, blocked, abandoned_ms
