@@ -7,7 +7,8 @@ transaction becomes pending, and the checker gets to know it.
 import asyncio
 import gc
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from bridge.clock import SystemClock
 from bridge.core.check_rules import CheckTimes
@@ -112,8 +113,8 @@ class _Checks:
         self._scheduler.drop_queue(queue_id)
 
 
-def make_records(transactions: int, at_once: int) -> list[StoredMessage]:
-    """So many half messages and their ends, in turns."""
+def make_records(transactions: int, at_once: int, **answer: Any) -> list[StoredMessage]:
+    """So many half messages and their ends, in turns. `answer`: what an end has that is none of a producer's."""
     records: list[Message] = []
     for start in range(0, transactions, at_once):
         ids = [make_transaction_id(0, make_uuid7_bits(1, n)) for n in range(start, start + at_once)]
@@ -123,37 +124,47 @@ def make_records(transactions: int, at_once: int) -> list[StoredMessage]:
             half = HalfMessage(transaction_id, "bench", 1, 1 + start // 100, "orders", -1, ordering_hash=hashed)
             records.append(encode_half(half, [Message("orders", key, b"x" * 300)], "half", 0))
         for n, transaction_id in enumerate(ids):
-            end = EndRecord(
-                transaction_id, Resolution.COMMIT, Source.PRODUCER, 1 + start // 100, request=f"0123456789ab-{n}"
-            )
+            members = answer or {"source": Source.PRODUCER, "request": f"0123456789ab-{n}"}
+            end = EndRecord(transaction_id, Resolution.COMMIT, born_ms=1 + start // 100, **members)
             records.append(encode_end(end, "half", 0))
     return [StoredMessage(n, m.key, m.value, list(m.headers), 1_000_000 + n // 100) for n, m in enumerate(records)]
 
 
-async def measure(transactions: int, *, is_apart: bool) -> float:
-    """Microseconds of CPU for each transaction. `is_apart`: half messages and ends come in reads of their own."""
+async def open_queue(records: Sequence[StoredMessage], max_batch_records: int) -> OwnedQueue:
+    """An owner of prepared records, which it has not read yet."""
     clock = SystemClock()
     cluster = make_cluster(clock, TOPICS)
     cluster.log.create_topic("orders", 2)
     process = MemoryProcess(cluster, "bench")
     ports = SettlerPorts(
         process.store,
-        _Owners(make_records(transactions, BATCH if is_apart else 100), process.owners),
+        _Owners(records, process.owners),
         KnownTopics(process.admin, clock),
         lambda _: TIMES,
         _Checks(),
         clock,
         LogWatch(process.admin, InternalTopics(queues=1), clock, NoDatabase()),
     )
-    config = SettlerConfig(max_batch_records=BATCH if is_apart else 2 * BATCH)
+    config = SettlerConfig(max_batch_records=max_batch_records)
     queue = OwnedQueue(BatchTarget(TOPICS, 0, "bench"), ports, config, QueueMemory(), QueueCounts())
     await queue.recover()
+    return queue
+
+
+async def settle(queue: OwnedQueue, is_done: Callable[[], bool]) -> float:
+    """Seconds of CPU until then."""
     gc.collect()
     started = time.process_time()
-    while queue.counts.published < transactions:
+    while not is_done():
         await queue.run_once()
-    used = time.process_time() - started
-    return used / transactions * 1e6
+    return time.process_time() - started
+
+
+async def measure(transactions: int, *, is_apart: bool) -> float:
+    """Microseconds of CPU for each transaction. `is_apart`: half messages and ends come in reads of their own."""
+    records = make_records(transactions, BATCH if is_apart else 100)
+    queue = await open_queue(records, BATCH if is_apart else 2 * BATCH)
+    return await settle(queue, lambda: queue.counts.published >= transactions) / transactions * 1e6
 
 
 def main(transactions: int = 50_000, runs: int = 3) -> None:

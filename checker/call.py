@@ -1,6 +1,7 @@
 """Checks and answers on the wire: `transaction.check`, its nonce, its signature. Strict both ways."""
 
 import base64
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from bridge.core.keyring import Keyring
 from bridge.core.message import JsonText, refuse_constant, unique_members, write_json, write_message
 from bridge.core.record import Resolution
 from bridge.core.transaction import Transaction
-from bridge.settler.ports import HalfBody
+from bridge.store.halves import LoadedHalf
 
 NonceMaker = Callable[[str, int], str]
 """Transaction id and check number -> a nonce."""
@@ -35,11 +36,16 @@ class Nonces:
         self._keyring = keyring
         self._random_text = random_text
 
-    def make(self, transaction_id: str, check_number: int) -> str:
-        """The nonce of one asking of a transaction's check."""
-        text = self._random_text()
-        key_ids = self._keyring.key_ids[:1]
-        return f"{check_number}-{text}" + "".join([self._mac(k, transaction_id, check_number, text) for k in key_ids])
+    def begin(self) -> NonceMaker:
+        """Makes the nonces of a round, each for one asking of a transaction's check: the hashes take their key once."""
+        hashes = [self._keyring.begin(key_id, _PURPOSE) for key_id in self._keyring.key_ids[:1]]
+
+        def make(transaction_id: str, check_number: int) -> str:
+            text = self._random_text()
+            macs = [_mac(begun.copy(), transaction_id, check_number, text) for begun in hashes]
+            return f"{check_number}-{text}" + "".join(macs)
+
+        return make
 
     def read(self, nonce: str, transaction_id: str) -> int | None:
         """The check number; None for what was never given out for this transaction."""
@@ -47,13 +53,14 @@ class Nonces:
         if match is None:
             return None
         number, text, mac = int(match[1]), match[2][:-_MAC_CHARACTERS], match[2][-_MAC_CHARACTERS:]
-        valid = [self._mac(key_id, transaction_id, number, text) for key_id in self._keyring.key_ids]
+        hashes = [self._keyring.begin(key_id, _PURPOSE) for key_id in self._keyring.key_ids]
+        valid = [_mac(begun, transaction_id, number, text) for begun in hashes]
         return number if not valid or any(compare_digest(mac, one) for one in valid) else None
 
-    def _mac(self, key_id: str, transaction_id: str, check_number: int, text: str) -> str:
-        mac = self._keyring.begin(key_id, _PURPOSE)
-        mac.update(f"{transaction_id}\0{check_number}\0{text}".encode())
-        return base64.urlsafe_b64encode(mac.digest()).decode().rstrip("=")
+
+def _mac(mac: "hashlib.blake2b", transaction_id: str, check_number: int, text: str) -> str:
+    mac.update(f"{transaction_id}\0{check_number}\0{text}".encode())
+    return base64.urlsafe_b64encode(mac.digest()).decode().rstrip("=")
 
 
 _WORDS: Mapping[object, Resolution] = {word.name: word for word in Resolution}
@@ -89,7 +96,7 @@ class Answers(NamedTuple):
     strange: int = 0
 
 
-def make_check(transaction: Transaction, body: HalfBody, make_nonce: NonceMaker) -> Check:
+def make_check(transaction: Transaction, body: LoadedHalf, make_nonce: NonceMaker) -> Check:
     """The check that follows the transaction's last answered one."""
     half = body.half
     number = transaction.check_times + 1

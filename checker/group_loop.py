@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
 import structlog
@@ -14,7 +15,8 @@ from bridge.core.record_codec import encode_end
 from bridge.core.transaction import queue_of
 from bridge.directory import Endpoint, UnansweredRound
 from bridge.fault_points import FaultPoint, reach
-from bridge.settler.ports import BodiesRead, HalfBody
+from bridge.settler.bodies import Loaded
+from bridge.store.halves import LoadedHalf
 from bridge.store.message_store import PutResult, PutStatus
 from checker.call import Answers, Check, can_sign, decode_answers, encode_call, make_check, sign_call
 from checker.caller import EndpointCall, EndpointReply, Failure
@@ -52,6 +54,7 @@ class Round:
         self._open: dict[str, _Open] = {}
         self._failures: dict[str, tuple[Failure, str | None]] = {}
         self._webhook_id = ""
+        self._make_nonce = context.nonces.begin()
         self._answered = 0
         self._has_large_call = False
 
@@ -111,9 +114,9 @@ class Round:
         for ask in [ask for id_, ask in self._flying.items() if id_ not in self._open]:
             self._postpone(ask, 0)
 
-    def _open_check(self, ask: DueCheck, body: HalfBody, room: int) -> int:
+    def _open_check(self, ask: DueCheck, body: LoadedHalf, room: int) -> int:
         """What it takes of the call's room. One that is too large for any call goes alone, if it may now."""
-        check = make_check(ask.transaction, body, self._context.nonces.make)
+        check = make_check(ask.transaction, body, self._make_nonce)
         size = len(check.text)
         if size > room:
             if self._open:
@@ -127,10 +130,10 @@ class Round:
 
     async def _bodies_of(
         self, queue_id: int, asks: Sequence[DueCheck], max_bytes: int
-    ) -> list[tuple[DueCheck, HalfBody]]:
+    ) -> list[tuple[DueCheck, LoadedHalf]]:
         """The first bodies that could be read; asks whose body cannot be read, or is nowhere, land here."""
         owner = self._context.owners.get(queue_id)
-        found, asked = BodiesRead({}, len(asks))
+        found, asked = Loaded({}, len(asks))
         try:
             if owner is not None:
                 found, asked = await owner.get_bodies([ask.transaction for ask in asks], max_bytes)
@@ -148,10 +151,10 @@ class Round:
             self._postpone(self._open.pop(id_).ask, 0)
 
     def _count_asked(self) -> None:
-        counts = self._context.counts
+        counts, now_of = self._context.counts, cache(self._context.now_of)
         counts.asked += len(self._open)
         for item in self._open.values():
-            counts.count_lateness(self._context.now_of(item.ask.queue_id) - item.ask.due_ms)
+            counts.count_lateness(now_of(item.ask.queue_id) - item.ask.due_ms)
 
     # --- asking ---
 
@@ -236,17 +239,15 @@ class Round:
         except StoreError as error:
             results = [PutResult(PutStatus.OUTCOME_UNKNOWN, detail=str(error))] * len(messages)
         reach(FaultPoint.CHECK_APPENDED)
+        counts, now_of = self._context.counts, cache(self._context.now_of)
         for (item, resolution), result in zip(answered, results, strict=True):
-            self._land_answer(item.ask, resolution, result)
-
-    def _land_answer(self, ask: DueCheck, resolution: Resolution, result: PutResult) -> None:
-        if result.status is not PutStatus.PUT_OK:
-            self._context.counts.unappended += 1
-            self._postpone(ask, self._context.config.append_retry_ms, was_tried=True)
-            return
-        self._flying.pop(_id_of(ask))
-        self._context.counts.answered[resolution.name] += 1
-        self._context.timetable.set_answered(ask, self._context.now_of(ask.queue_id))
+            if result.status is PutStatus.PUT_OK:
+                del self._flying[item.check.transaction_id]
+                counts.answered[resolution.name] += 1
+                self._context.timetable.set_answered(item.ask, now_of(item.ask.queue_id))
+            else:
+                counts.unappended += 1
+                self._postpone(item.ask, self._context.config.append_retry_ms, was_tried=True)
 
     def _postpone(self, ask: DueCheck, delay_ms: int, *, was_tried: bool = False) -> None:
         if self._flying.pop(_id_of(ask), None) is not None:

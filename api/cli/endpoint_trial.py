@@ -240,7 +240,7 @@ def make_sample(now_ms: int, value: bytes = b'{"sample":true}') -> Check:
 def make_check_of(transaction_id: str, value: bytes = b'{"sample":true}') -> Check:
     """The first check of a transaction, about a sample message."""
     messages = [write_message(Message(SAMPLE_TOPIC, b"sample", value))]
-    return render_check(Subject(transaction_id, 1, _now_ms(), None, messages), Nonces(Keyring(), _random_text).make)
+    return render_check(Subject(transaction_id, 1, _now_ms(), None, messages), Nonces(Keyring(), _random_text).begin())
 
 
 def _now_ms() -> int:

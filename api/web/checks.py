@@ -122,7 +122,7 @@ async def claim(request: ApiRequest, group: str) -> HttpAnswer:
         leaving.cancel()
     if isinstance(claimed, Refused):
         raise refuse(claimed)
-    shown = await request.services.turns.run(render_claimed(group, claimed, request.services.nonces.make))
+    shown = await request.services.turns.run(render_claimed(group, claimed, request.services.nonces.begin()))
     return HttpAnswer(200, shown, NO_STORE)
 
 

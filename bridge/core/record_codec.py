@@ -6,6 +6,7 @@ import re
 import string
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -94,8 +95,11 @@ def encode_end(end: EndRecord, topic: str, queue_id: int) -> Message:
         text += f"PGROUP\x01{end.group}\x02"
     if end.request is not None:
         text += f"REQUEST\x01{end.request}\x02"
-    if source is not _PRODUCER:
-        text += write_properties(_rare_end_properties(end))
+    if source is Source.CHECK:
+        text += _check_properties(end.check_number, end.endpoint, end.status, end.latency_ms)
+    elif source is not _PRODUCER:
+        operators = {"ACTOR": end.actor, "REASON": end.reason}
+        text += write_properties({name: value for name, value in operators.items() if value is not None})
     return Message(topic, transaction_id.encode(), None, [(PROPERTIES_HEADER, text.encode())], queue_id)
 
 
@@ -147,7 +151,7 @@ def _slice_half(transaction_id: str, raw: bytes) -> HalfMessage | None:
 
 
 def _slice_end(transaction_id: str, raw: bytes) -> EndRecord | None:
-    """A producer's end; None if it is none of the usual ones."""
+    """A producer's end, or one without request, as an answer to a check; None if it is none of the usual ones."""
     at = raw.rfind(b"\x02REQUEST\x01", 44)
     if at < 0:
         request, middle = None, raw[44:]
@@ -160,16 +164,16 @@ def _slice_end(transaction_id: str, raw: bytes) -> EndRecord | None:
     if known is None:
         known = _read_end_middle(middle)
     if known is None:
-        return None
-    resolution, born_ms, group = known
-    return EndRecord(transaction_id, resolution, _PRODUCER, born_ms, group, request)
+        return None if request else _remember_answer(middle, decode_any(raw))
+    head, tail = known
+    return EndRecord(transaction_id, *head, request, *tail)
 
 
 _HalfMembers = tuple[
     str, int, int, str, int, None, str | None, int | None, None, None, str | None, int, str | None, bool
 ]  # fmt: skip
 _HalfMiddle = tuple[_HalfMembers, int | None]
-_EndMiddle = tuple[Resolution, int, str | None]
+_EndMiddle = tuple[tuple[Resolution, Source, int, str | None], tuple[()] | tuple[int, str | None, int, int]]
 _half_middles: dict[bytes, _HalfMiddle] = {}
 _end_middles: dict[bytes, _EndMiddle] = {}
 
@@ -208,8 +212,18 @@ def _read_end_middle(middle: bytes) -> _EndMiddle | None:
     if found is None:
         return None
     resolution, born, group = found.groups()
-    known = _RESOLUTIONS[resolution.decode()], int(born), None if group is None else sys.intern(group.decode())
-    return _remember(_end_middles, middle, known)
+    name = None if group is None else sys.intern(group.decode())
+    return _remember(_end_middles, middle, ((_RESOLUTIONS[resolution.decode()], _PRODUCER, int(born), name), ()))
+
+
+def _remember_answer(middle: bytes, record: Record) -> EndRecord:
+    """All answers of a call are alike but for their ids."""
+    assert isinstance(record, EndRecord)
+    if record.source is Source.CHECK and record.actor is None is record.reason:
+        head = record.resolution, record.source, record.born_ms, record.group
+        tail = record.check_number, record.endpoint, record.status, record.latency_ms
+        _remember(_end_middles, middle, (head, tail))
+    return record
 
 
 _Middle = TypeVar("_Middle", _HalfMiddle, _EndMiddle)
@@ -317,15 +331,11 @@ def _rare_half_properties(half: HalfMessage) -> dict[str, str]:
     return properties
 
 
-def _rare_end_properties(end: EndRecord) -> dict[str, str]:
-    properties: dict[str, str] = {}
-    if end.source is Source.CHECK:
-        properties["TRANSACTION_CHECK_TIMES"] = str(end.check_number)
-        _set(properties, "ENDPOINT", end.endpoint)
-        properties |= {"STATUS": str(end.status), "LATENCY": str(end.latency_ms)}
-    _set(properties, "ACTOR", end.actor)
-    _set(properties, "REASON", end.reason)
-    return properties
+@lru_cache(maxsize=256)  # the answers of a call have all of them in common
+def _check_properties(check_number: int, endpoint: str | None, status: int, latency_ms: int) -> str:
+    properties = {"TRANSACTION_CHECK_TIMES": str(check_number)}
+    _set(properties, "ENDPOINT", endpoint)
+    return write_properties(properties | {"STATUS": str(status), "LATENCY": str(latency_ms)})
 
 
 def _set(properties: dict[str, str], name: str, value: str | int | None) -> None:

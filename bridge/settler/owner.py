@@ -22,9 +22,8 @@ from bridge.settler.batch import (
     decode_portion,
     find_commits,
 )
+from bridge.settler.bodies import Loaded
 from bridge.settler.ports import (
-    BodiesRead,
-    HalfBody,
     QueueCounts,
     QueueEnd,
     QueueMemory,
@@ -88,10 +87,8 @@ class OwnedQueue(QueueOwner):
     def read_through_ms(self) -> int:
         return self._end.read_through_ms
 
-    async def get_bodies(self, transactions: Sequence[Transaction], max_bytes: int) -> BodiesRead:
-        loaded = await self._writer.bodies.load(transactions, max_bytes)
-        found = {transaction_id: HalfBody(h.half, h.messages) for transaction_id, h in loaded.found.items()}
-        return BodiesRead(found, loaded.asked)
+    async def get_bodies(self, transactions: Sequence[Transaction], max_bytes: int) -> Loaded:
+        return await self._writer.bodies.load(transactions, max_bytes)
 
     def park(self, reasons: Mapping[str, str]) -> None:
         self._retry.park(reasons)

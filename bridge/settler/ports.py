@@ -10,12 +10,11 @@ from bridge.core.check_rules import CheckTimes
 from bridge.core.errors import QueueHalted, StoreError
 from bridge.core.log_facts import Witness
 from bridge.core.low_watermarks import LowWatermarkConfig
-from bridge.core.message import Message, MessageQueue
+from bridge.core.message import MessageQueue
 from bridge.core.op_message import LogStart, LogTopics
-from bridge.core.record import HalfMessage
 from bridge.core.transaction import Transaction
 from bridge.settler.blocked import BlockedSchedule
-from bridge.settler.bodies import KnownTopics
+from bridge.settler.bodies import KnownTopics, Loaded
 from bridge.store.message_store import MessageStore, OwnerStore
 
 
@@ -69,20 +68,6 @@ class QueueEnd:
             self._is_wanted = True
 
 
-class HalfBody(NamedTuple):
-    """A half message with what it carries."""
-
-    half: HalfMessage
-    messages: Sequence[Message]
-
-
-class BodiesRead(NamedTuple):
-    """Bodies by transaction id of the first `asked` transactions; what no log has is left out."""
-
-    found: Mapping[str, HalfBody]
-    asked: int
-
-
 class QueueOwner(Protocol):
     """A queue held by the settler in this process, as the checker sees it."""
 
@@ -103,7 +88,7 @@ class QueueOwner(Protocol):
         """The queue has been read to its end as noted at this moment of Kafka's time."""
         ...
 
-    async def get_bodies(self, transactions: Sequence[Transaction], max_bytes: int) -> BodiesRead:
+    async def get_bodies(self, transactions: Sequence[Transaction], max_bytes: int) -> Loaded:
         """Bodies from memory or re-read: of the first that weigh at most `max_bytes` together, of one at least."""
         ...
 

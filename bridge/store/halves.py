@@ -110,10 +110,10 @@ class _Reading:
             return
         room = None if self._max_bytes is None else self._max_bytes - self.size
         stored = await self._store.get_each(queue, wanted.keys(), room)
-        self.size += sum(map(count_stored_bytes, stored.values()))
         self.count += len(stored)
         for offset, message in stored.items():
             loaded = _decode(message, is_parked=is_parked)
+            self.size += count_stored_bytes(message) if loaded is None else loaded.size
             if loaded is not None and loaded.half.transaction_id == wanted[offset]:
                 self.found[wanted[offset]] = loaded
 

@@ -2,16 +2,17 @@
 
 import json
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.core.message import Message
+from bridge.core.message import Message, StoredMessage
 from bridge.core.record import HalfMessage, Resolution
 from bridge.core.transaction import Transaction
-from bridge.settler.ports import HalfBody
+from bridge.store.halves import LoadedHalf
 from checker.call import Answers, decode_answers, encode_call, make_check, show_time
 
 ASKED = {"tx-a": "1-nonce-a", "tx-b": "2-nonce-b"}
@@ -27,12 +28,16 @@ def entry(transaction_id: str = "tx-a", resolution: object = "COMMIT", **more: o
     return made | more
 
 
+def carrying(half: HalfMessage, messages: Sequence[Message]) -> LoadedHalf:
+    return LoadedHalf(half, StoredMessage(0, None, None, (), 0), 0, None, messages)
+
+
 def test_call_has_exactly_the_shape_of_the_contract() -> None:
     """Every member, in its order, nothing else."""
     transaction = Transaction("tx-a", "orders", 1, 2, 3, check_times=2)
     half = HalfMessage("tx-a", "orders", 1, 1_750_000_000_123, idempotency_key="k-1")
     message = Message("orders.created", b"42", b'{"total": 12.50}', [("source", b"shop")])
-    check = make_check(transaction, HalfBody(half, [message]), lambda of, number: f"{number}-{of}-" + "r" * 22)
+    check = make_check(transaction, carrying(half, [message]), lambda of, number: f"{number}-{of}-" + "r" * 22)
     assert encode_call("orders", [check]) == (
         '{"type":"transaction.check","producer_group":"orders","checks":[{"transaction_id":"tx-a","check_number":3,'
         '"nonce":"3-tx-a-rrrrrrrrrrrrrrrrrrrrrr","born_time":"2025-06-15T15:06:40.123Z","idempotency_key":"k-1",'
@@ -47,7 +52,7 @@ def test_one_strange_message_does_not_spoil_the_call() -> None:
     half = HalfMessage("tx-a", "g", len(bodies), 0)
     check = make_check(
         transaction,
-        HalfBody(half, [Message("t", None, body) for body in bodies]),
+        carrying(half, [Message("t", None, body) for body in bodies]),
         lambda _, number: f"{number}-" + "r" * 22,
     )
     shown = json.loads(encode_call("g", [check, check]))

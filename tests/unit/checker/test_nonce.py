@@ -22,15 +22,15 @@ def nonces(*keys: BridgeKey) -> Nonces:
 def test_number_can_be_read_back(number: int) -> None:
     """Whoever answers later names the check by its nonce; each asking has another one."""
     made = nonces(OLD)
-    assert made.read(made.make("tx", number), "tx") == number
-    assert made.make("tx", number) != made.make("tx", number)
+    assert made.read(made.begin()("tx", number), "tx") == number
+    assert made.begin()("tx", number) != made.begin()("tx", number)
 
 
 @given(st.text("0Aa_-", min_size=1, max_size=42), st.integers(1, 999_999_999))
 def test_nonce_is_read_back_whatever_its_random_text(text: str, number: int) -> None:
     """What proves it is at its end, however long the rest is."""
     made = Nonces(Keyring((OLD,)), lambda: text)
-    assert made.read(made.make("tx", number), "tx") == number
+    assert made.read(made.begin()("tx", number), "tx") == number
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_anything_else_has_no_number(keys: tuple[BridgeKey, ...], text: str) -> 
 def test_invented_nonce_has_no_number() -> None:
     """Not one made up, not another transaction's, not one whose number or any other character was changed."""
     made = nonces(OLD)
-    given_out = made.make("tx", 1)
+    given_out = made.begin()("tx", 1)
     for invented in ("1-abcdefghijklmnop", "1-" + "a" * 44, "2" + given_out[1:]):
         assert made.read(invented, "tx") is None
     assert made.read(given_out, "other") is None
@@ -70,6 +70,6 @@ def test_invented_nonce_has_no_number() -> None:
 
 def test_nonce_of_either_valid_key_counts() -> None:
     """While one key takes the other's place, an answer to a check of before is not lost."""
-    by_old, by_new = nonces(OLD).make("tx", 3), nonces(NEW, OLD).make("tx", 3)
+    by_old, by_new = nonces(OLD).begin()("tx", 3), nonces(NEW, OLD).begin()("tx", 3)
     assert nonces(NEW, OLD).read(by_old, "tx") == nonces(NEW, OLD).read(by_new, "tx") == 3
     assert nonces(NEW).read(by_old, "tx") is None

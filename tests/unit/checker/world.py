@@ -17,14 +17,16 @@ from msgspec import structs
 
 from bridge.core.check_rules import CheckCalls, CheckTimes, GroupSettings
 from bridge.core.errors import StoreTimeout
-from bridge.core.message import Message
+from bridge.core.message import Message, StoredMessage
 from bridge.core.properties import count_body_bytes
 from bridge.core.record import EndRecord, HalfMessage
 from bridge.core.record_codec import decode_record
 from bridge.core.transaction import Transaction, make_transaction_id, queue_of
 from bridge.directory import Endpoint, MemoryDirectory, MemoryPullCheckStore, ProducerGroup, PullCheck, UnansweredRound
-from bridge.settler.ports import BodiesRead, HalfBody, QueueOwner
+from bridge.settler.bodies import Loaded
+from bridge.settler.ports import QueueOwner
 from bridge.sql.engine import SqlUnavailable
+from bridge.store.halves import LoadedHalf
 from bridge.store.memory.store import MemoryStore
 from bridge.store.message_store import PutResult, PutStatus
 from checker.caller import EndpointCall, Handler, MemoryCaller, Response
@@ -48,7 +50,7 @@ class StandInOwner(QueueOwner):
         self.is_lagging = False
         self.is_unreadable = False
         self.notes = 0
-        self.bodies: dict[str, HalfBody] = {}
+        self.bodies: dict[str, LoadedHalf] = {}
         self.parked: dict[str, str] = {}
 
     @property
@@ -66,19 +68,19 @@ class StandInOwner(QueueOwner):
     def read_through_ms(self) -> int:
         return self._read_through_ms
 
-    async def get_bodies(self, transactions: Sequence[Transaction], max_bytes: int) -> BodiesRead:
+    async def get_bodies(self, transactions: Sequence[Transaction], max_bytes: int) -> Loaded:
         if self.is_unreadable:
             raise StoreTimeout("no leader")
-        found: dict[str, HalfBody] = {}
+        found: dict[str, LoadedHalf] = {}
         size = 0
         for count, t in enumerate(transactions):
             body = self.bodies.get(t.transaction_id)
             size += sum(map(count_body_bytes, body.messages)) if body else 0
             if count and size > max_bytes:
-                return BodiesRead(found, count)
+                return Loaded(found, count)
             if body:
                 found[t.transaction_id] = body
-        return BodiesRead(found, len(transactions))
+        return Loaded(found, len(transactions))
 
     def park(self, reasons: Mapping[str, str]) -> None:
         self.parked |= reasons
@@ -283,9 +285,9 @@ class Texts:
         return f"{self._count:022d}"
 
 
-def make_body(transaction: Transaction, value: bytes = b'{"n":1}') -> HalfBody:
+def make_body(transaction: Transaction, value: bytes = b'{"n":1}') -> LoadedHalf:
     half = HalfMessage(transaction.transaction_id, transaction.group, 1, transaction.appended_ms, "orders")
-    return HalfBody(half, [Message("orders", b"42", value)])
+    return LoadedHalf.decode(half, StoredMessage(0, b"42", value, (("properties", b""),), 0))
 
 
 def saying(word: object, *, only: int | None = None) -> Handler:

@@ -102,8 +102,9 @@ def test_parked_copy_holds_the_same_body(made: tuple[HalfMessage, list[Message]]
     st.none() | TEXTS, st.integers(0, 99), TEXTS, st.integers(0, 599), st.integers(0, 9999), st.none(), st.none(),
 ))  # fmt: skip
 def test_end_of_a_check_comes_back(end: EndRecord) -> None:
-    """Number, endpoint, status and latency survive."""
-    assert decode_record(stored(encode_end(end, "H", 0))) == end
+    """Number, endpoint, status and latency survive, also in the next answer of the same call."""
+    for answer in (end, end, replace(end, transaction_id=make_transaction_id(1, 7))):
+        assert decode_record(stored(encode_end(answer, "H", 0))) == answer
 
 
 @pytest.mark.parametrize("actor", ["me", "ü"])
