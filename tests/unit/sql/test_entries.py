@@ -177,6 +177,43 @@ def test_what_the_settler_writes_most_is_read_the_quick_way() -> None:
     assert entry.receipts == '[["orders",1,5]]'
 
 
+@pytest.mark.parametrize(
+    ("offset", "stored_ms", "changes", "is_left_out"),
+    [
+        (11, 1_011, {}, True),
+        (11, 1_011, {"request": "r-1", "group": "shop"}, True),
+        (11, 1_011, {"transaction_id": make_transaction_id(3, 8)}, False),
+        (11, 1_011, {"resolution": Resolution.ROLLBACK}, False),
+        (11, 1_011, {"source": Source.OPERATOR, "actor": "ann", "reason": "why"}, False),
+        (11, 1_012, {}, False),
+        (12, 1_011, {}, False),
+    ],
+)
+def test_only_the_end_that_decided_is_left_out(
+    offset: int, stored_ms: int, changes: dict[str, Any], *, is_left_out: bool
+) -> None:
+    """Its op message is known: every other end has a line of the timeline."""
+    value = encode_op(OpMessage(COMMITTED, (Receipt("orders", 1, 5),)))
+    commit = read_op_entry(StoredMessage(0, COMMITTED.transaction_id.encode(), value, (), 1))
+    assert isinstance(commit, CommitEntry)
+    end = replace(EndRecord(COMMITTED.transaction_id, Resolution.COMMIT, Source.PRODUCER, 5), **changes)
+    raw = encode_end(end, "half", 0)
+    entry = read_journal_entry(StoredMessage(offset, raw.key, raw.value, raw.headers, stored_ms), {commit.at: commit})
+    assert (entry is None) is is_left_out
+    assert is_left_out or (isinstance(entry, RawEntry) and entry.transaction_id == end.transaction_id)
+
+
+def test_each_message_of_a_half_message_is_summarised() -> None:
+    """Topic, key, size, queue and time; null has no size."""
+    messages = [Message("orders", b"k", b"four", (), 3, 17), Message("credits", None, None)]
+    raw = encode_half(HalfMessage(make_transaction_id(0, 1), "shop", 2, 5), messages, "half", 0)
+    entry = read_journal_entry(StoredMessage(7, raw.key, raw.value, raw.headers, 1))
+    assert isinstance(entry, HalfEntry)
+    assert list(entry.messages) == [
+        MessageSummary("orders", b"k", 4, 3, 17), MessageSummary("credits", None, None, -1, None)
+    ]  # fmt: skip
+
+
 @given(st.binary(max_size=30) | IDS.map(str.encode))
 def test_key_of_an_op_message_is_an_id_or_the_record_is_quarantined(key: bytes) -> None:
     """By the same rule whichever way it is read."""

@@ -307,7 +307,7 @@ def test_commit_of_another_half_message_is_not_this_ones(watched: Database) -> N
 def test_only_the_newest_rows_are_remembered() -> None:
     """So many; and none that a later chunk says anything of, for it is not as it was written any more."""
     pending = PendingRows(2)
-    (h1, e1, o1), (h2, _, _), (h3, _, _) = (half_and_commit(number, 2 * number) for number in range(3))
+    (h1, e1, o1), (h2, e2, _), (h3, _, _) = (half_and_commit(number, 2 * number) for number in range(3))
     ids = [make_transaction_id(0, number) for number in range(3)]
     rows = {name: PendingRow(number, 1_000, "shop") for number, name in enumerate(ids)}
     pending.note(make_chunk(START, [h1, h2, h3], []), rows)
@@ -316,6 +316,8 @@ def test_only_the_newest_rows_are_remembered() -> None:
     again.note(make_chunk(START, [h1, h2, h3], []), rows)
     again.note(make_chunk(AppliedPosition(5, 5, 10), [e1], [o1]), {})
     assert [again.get(name) for name in ids] == [None, rows[ids[1]], rows[ids[2]]]
+    again.note(make_chunk(AppliedPosition(6, 6, 20), [replace(e2, queue_offset=6)], []), {})
+    assert [again.get(name) for name in ids] == [None, None, rows[ids[2]]]
 
 
 def test_row_that_is_not_there_is_written_anew(watched: Database) -> None:
