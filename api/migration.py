@@ -13,13 +13,23 @@ from bridge.core.op_message import LogTopics
 from bridge.core.topics import InternalTopics
 from bridge.giving_up import GivingUp, Loss
 from bridge.log_watch import REMEDY
-from bridge.seals import is_op_topic_empty, is_sealed, load_seals, start_seals
 from bridge.sql.engine import Database
 from bridge.sql.identity import read_identity
 from bridge.sql.migrate import upgrade
 from bridge.store.positions import begin_queues
 from bridge.store.sealed import SealedOwnerStore, SealWatch
-from bridge.topology import FaultKind, TopologyConflict, TopologyGuard, create_missing, examine, migrate_topics
+from bridge.topology import (
+    FaultKind,
+    TopologyConflict,
+    TopologyGuard,
+    create_missing,
+    examine,
+    is_op_topic_empty,
+    is_sealed,
+    load_seals,
+    migrate_topics,
+    start_seals,
+)
 
 _LOG = structlog.get_logger()
 _COORDINATOR_TRIES, _COORDINATOR_PAUSE_S = 40, 0.25

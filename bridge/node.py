@@ -20,7 +20,6 @@ from bridge.core.topics import InternalTopics
 from bridge.fault_points import FaultPoint, reach
 from bridge.log_watch import LogWatch
 from bridge.projector import Projector, ProjectorConfig, ProjectorPorts, RebuildProgress, RebuildVerdict, rebuild
-from bridge.seals import load_seals
 from bridge.service.admission import Admission, PendingGauge
 from bridge.service.claims import ClaimService
 from bridge.service.contract import Limits
@@ -44,7 +43,7 @@ from bridge.sql.engine import Database
 from bridge.sql.pull_checks import SqlPullCheckStore
 from bridge.store.message_store import MessageStore, OwnerStore, TopicAdmin
 from bridge.store.sealed import SealedOwnerStore, SealWatch
-from bridge.topology import TopologyGuard
+from bridge.topology import TopologyGuard, load_seals
 from bridge.turns import Turns
 from checker.call import Nonces
 from checker.caller import CheckCaller

@@ -1,4 +1,5 @@
-"""The internal topics: what they must be, made where this bridge never ran, and guarded while it runs.
+"""The internal topics: what they must be, made where this bridge never ran, and guarded while it runs; the key that
+seals op records, and from where on they need a seal: made by `migrate`, read once by every process that starts.
 
 An unexpected internal topic is never "nothing pending": the bridge is not ready until an operator has
 decided (design section 4).
@@ -12,13 +13,15 @@ from functools import partial
 import structlog
 
 from bridge.clock import Clock
-from bridge.core.errors import BridgeError, StoreError
+from bridge.core.errors import BridgeError, ConfigError, StoreError
+from bridge.core.keyring import OpSeals
+from bridge.core.message import MessageQueue
 from bridge.core.op_message import LogTopics
 from bridge.core.topics import InternalTopics
 from bridge.fault_points import FaultPoint, reach
 from bridge.sql.engine import Database, SqlUnavailable
-from bridge.sql.identity import TopicIdentity, read_identity, record_identity
-from bridge.store.message_store import ClusterDescription, TopicAdmin, TopicDescription
+from bridge.sql.identity import TopicIdentity, begin_seals, read_beliefs, read_identity, read_keys, record_identity
+from bridge.store.message_store import ClusterDescription, MessageStore, TopicAdmin, TopicDescription
 
 _LOG = structlog.get_logger()
 _DAY_MS = 86_400_000
@@ -375,3 +378,37 @@ def _fault(kind: FaultKind, topic: TopicDescription, detail: str, setting: str, 
     alter = f"set {setting}={wanted} on it (kafka-configs.sh --alter --add-config)"
     remedy = f"{alter}, or override `{kind.value}` (setting topics.overridden)"
     return TopologyFault(kind, topic.name, detail, remedy)
+
+
+async def is_sealed(database: Database) -> bool:
+    """Whether this bridge has a key. Raises SqlUnavailable."""
+    return bool(await database.read(read_keys))
+
+
+async def is_op_topic_empty(store: MessageStore, topics: InternalTopics) -> bool:
+    """Whether no settler has ever written to it: each begins with a position. Raises StoreError."""
+    return not any((await _find_ends(store, topics)).values())
+
+
+async def start_seals(store: MessageStore, database: Database, topics: InternalTopics, now_ms: int) -> None:
+    """Makes the first key, and believes without a seal what is in the op topic now: once, or on an operator's word.
+
+    No settler may run meanwhile: what it writes afterwards with another key, or none, would not be believed.
+    Raises StoreError and SqlUnavailable.
+    """
+    ends = await _find_ends(store, topics)
+    await database.run(partial(begin_seals, believed=ends, now_ms=now_ms))
+
+
+async def load_seals(database: Database, seals: OpSeals) -> None:
+    """Fills them and their keyring from SQL. Raises ConfigError where there is no key, and SqlUnavailable."""
+    keys, believed = await database.read(read_keys), await database.read(read_beliefs)
+    if not keys:
+        raise ConfigError("this database holds no key of the bridge: run outbox-bridge migrate")
+    seals.keyring.load(keys)
+    seals.believed.update(believed)
+
+
+async def _find_ends(store: MessageStore, topics: InternalTopics) -> dict[int, int]:
+    queues = [MessageQueue(topics.op, queue_id) for queue_id in range(topics.queues)]
+    return {queue.queue_id: (await store.get_offsets(queue)).maximum for queue in queues}

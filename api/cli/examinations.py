@@ -21,7 +21,7 @@ import httpx2
 from api.settings import Settings
 from api.wiring import KafkaParts, kafka_parts
 from bridge.broker.broker_process import find_java
-from bridge.broker.errors import JavaMissing
+from bridge.broker.ports import JavaMissing
 from bridge.core.check_rules import CheckMode
 from bridge.core.errors import BridgeError, StoreError
 from bridge.core.message import Message, MessageQueue

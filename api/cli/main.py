@@ -7,7 +7,6 @@ import typer
 
 from api.cli.demo import demo
 from api.cli.dev import dev
-from api.cli.doctor import doctor
 from api.cli.groups import group
 from api.cli.local import fault_points
 from api.cli.output import Exit, explain, print_line, show_failure
@@ -16,7 +15,7 @@ from api.cli.relay import relay
 from api.cli.reports import report
 from api.cli.topics import topic
 from api.cli.transactions import tx
-from api.cli.upkeep import config, migrate, openapi, projection, serve
+from api.cli.upkeep import config, doctor, migrate, openapi, projection, serve
 
 app = typer.Typer(
     name="outbox-bridge",

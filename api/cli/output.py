@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bridge.broker.errors import BrokerError, JarsUnavailable
+from bridge.broker.ports import BrokerError, JarsUnavailable
 from bridge.core.errors import BridgeError, ConfigError, StoreTimeout, StoreUnavailable
 from bridge.sql.engine import SqlUnavailable
 from outbox.client.errors import DatabaseUnavailable, OutboxConfigError, TableMissing

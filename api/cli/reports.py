@@ -43,7 +43,6 @@ from api.cli.output import (
 )  # fmt: skip
 from api.cli.repairs import AUDIT, DONE, NOT_NEEDED, WANTED, find_run, read_proposals, work_through
 from bridge.broker.broker_process import Java, find_java
-from bridge.broker.errors import BrokerError, JavaMissing
 from bridge.broker.jars import (
     FetchProgress,
     JarSet,
@@ -53,6 +52,7 @@ from bridge.broker.jars import (
     fetch_jars,
     parse_pins,
 )
+from bridge.broker.ports import BrokerError, JavaMissing
 from spark.errors import BadUsage
 from spark.judge.rules import FindingKind
 from spark.options import SPARK_VERSION, read_json

@@ -1,4 +1,4 @@
-"""`serve`, `migrate` and `projection rebuild`."""
+"""`serve`, `migrate`, `projection rebuild` and `doctor`."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -6,17 +6,21 @@ from typing import TYPE_CHECKING, Annotated
 import structlog
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from api.cli.http_calls import DEFAULT_URL, UrlOption, call
 from api.cli.local import AllowFaultsOption, ConfigOption, load, run_loop
 from api.cli.output import (
     Column,
+    Exit,
     Output,
     OutputOption,
     Row,
     encode,
     message_console,
     print_line,
+    printable,
+    result_console,
     say,
     show_document,
     show_documents,
@@ -25,6 +29,7 @@ from api.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from api.cli.examinations import Diagnosis
     from bridge.giving_up import Loss
 
 
@@ -172,3 +177,31 @@ def show(config: ConfigOption = None, output: OutputOption = Output.TABLE) -> No
 def openapi(url: UrlOption = DEFAULT_URL) -> None:
     """The OpenAPI document of a running bridge, as JSON."""
     show_document(call(url, "GET", "/openapi.json").raw, Output.JSON)
+
+
+_MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "broken": ("broken ", "bold red")}
+
+
+def doctor(config: ConfigOption = None, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+    """Look at Kafka, topics, rights, clocks, SQL, Java, the bridge and the groups' endpoints; name each remedy.
+
+    To read the brokers' clocks it appends one record without effect to each queue of the journal.
+    Exit code 1 if something is broken.
+    """
+    from api.cli.examinations import examine  # noqa: PLC0415  # slow to import
+
+    diagnoses = run_loop(examine(load(config), url))
+    if output is Output.TABLE:
+        _show(diagnoses)
+    else:
+        show_documents([encode(diagnosis._asdict()) for diagnosis in diagnoses], output)
+    if any(diagnosis.verdict == "broken" for diagnosis in diagnoses):
+        raise typer.Exit(Exit.FAILED)
+
+
+def _show(diagnoses: Sequence["Diagnosis"]) -> None:
+    console = result_console()
+    for verdict, what, found, remedy in diagnoses:
+        console.print(Text.assemble(_MARKS[verdict], f"  {what:16}  ", printable(found)))
+        if remedy:
+            console.print(Text.assemble((f"{'':27}what to do: ", "bold"), printable(remedy)))

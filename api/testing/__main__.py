@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 
 from api.testing.stand import CutEnds, MemoryStand, Stand, read_published
-from bridge.broker.errors import BrokerError
+from bridge.broker.ports import BrokerError
 from bridge.core.errors import BridgeError
 
 _LOG_LINES = 1_000  # the newest since the last answer

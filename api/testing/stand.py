@@ -10,8 +10,7 @@ from typing import Any
 
 from api.migration import migrate
 from api.settings import CallbacksSettings, HttpSettings, Settings, TopicsSettings
-from api.testing.bridge import MemoryBridge
-from api.testing.clock import MovableClock, TrueDate
+from api.testing.bridge import MemoryBridge, MovableClock, TrueDate
 from api.web.server import ApiServer, ServeConfig
 from api.wiring import Embedding, KafkaParts, kafka_parts, parse_roles, run_roles
 from bridge.broker.dev_broker import DevBroker

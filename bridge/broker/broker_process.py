@@ -16,7 +16,7 @@ from typing import Self, TextIO
 
 import psutil
 
-from bridge.broker.errors import BrokerFailed, JavaMissing
+from bridge.broker.ports import BrokerFailed, JavaMissing
 
 MIN_MAJOR = 17
 _VERSION = re.compile(r'^\S+ version "(?:1\.)?(\d+)', re.MULTILINE)

@@ -20,9 +20,15 @@ from bridge.broker.broker_process import (
     stop_process,
     write_pid,
 )
-from bridge.broker.errors import BrokerFailed, DataFolderInUse, DataFolderUnusable, PortTaken
 from bridge.broker.jars import Report, fetch_jars
-from bridge.broker.ports import check_port, choose_free_port
+from bridge.broker.ports import (
+    BrokerFailed,
+    DataFolderInUse,
+    DataFolderUnusable,
+    PortTaken,
+    check_port,
+    choose_free_port,
+)
 from bridge.broker.server_properties import (
     FENCED_LINE,
     HOST,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from bridge.broker.broker_process import FileLock
-from bridge.broker.errors import BrokerError, CacheUnusable, JarCorrupt, JarsUnavailable
+from bridge.broker.ports import BrokerError, CacheUnusable, JarCorrupt, JarsUnavailable
 
 _TRIES = 3
 _REQUEST_TIMEOUT_S = 30

@@ -1,4 +1,4 @@
-"""TCP ports on loopback: is one free, who has it, which one to take."""
+"""TCP ports on loopback: is one free, who has it, which one to take; and the errors of the development broker."""
 
 import random
 import socket
@@ -7,8 +7,49 @@ from collections import deque
 
 import psutil
 
-from bridge.broker.errors import PortTaken
 from bridge.broker.server_properties import HOST
+
+
+class BrokerError(Exception):
+    """Root of the errors of this package; `remedy` is one sentence for the user."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.remedy = remedy
+
+
+class JavaMissing(BrokerError):
+    """There is no Java that can run Kafka, 17 or newer."""
+
+
+class JarsUnavailable(BrokerError):
+    """Kafka's jars could not be downloaded; retrying helps."""
+
+
+class JarCorrupt(BrokerError):
+    """A jar is not the file that was pinned; retrying may help."""
+
+
+class CacheUnusable(BrokerError):
+    """The jars cannot be stored."""
+
+
+class DataFolderInUse(BrokerError):
+    """A living process holds the data folder."""
+
+
+class DataFolderUnusable(BrokerError):
+    """The data folder cannot be written, or another Kafka made it."""
+
+
+class PortTaken(BrokerError):
+    """A port the broker needs is in use."""
+
+
+class BrokerFailed(BrokerError):
+    """Kafka ended or did not start in time; its log says why."""
+
 
 # Below the range of outgoing connections: a client that keeps calling a dead broker in that range
 # can connect to itself and so take the port away from it.

@@ -10,9 +10,9 @@ from bridge.core.keyring import SECRET_BYTES, BridgeKey, Keyring, OpSeals
 from bridge.core.message import Message, MessageQueue
 from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY
 from bridge.core.transaction import TransactionState
-from bridge.seals import is_sealed, load_seals, start_seals
 from bridge.service.contract import Refused
 from bridge.store.sealed import SealWatch
+from bridge.topology import is_sealed, load_seals, start_seals
 from tests.support.projector_world import ProjectorWorld, make_projector_world
 from tests.support.service_world import make_service_world
 from tests.support.settler_world import GROUP, SettlerWorld, make_settler_world

@@ -16,8 +16,14 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from bridge.broker import dev_broker
 from bridge.broker.dev_broker import DevBroker
-from bridge.broker.errors import BrokerFailed, DataFolderInUse, DataFolderUnusable, PortTaken
-from bridge.broker.ports import check_port, choose_free_port
+from bridge.broker.ports import (
+    BrokerFailed,
+    DataFolderInUse,
+    DataFolderUnusable,
+    PortTaken,
+    check_port,
+    choose_free_port,
+)
 from tests.support.broker import BrokerFactory
 
 DEADLINE_S = 30.0

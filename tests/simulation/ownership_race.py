@@ -16,8 +16,7 @@ from bridge.settler.batch import BatchTarget
 from bridge.settler.bodies import KnownTopics
 from bridge.settler.owner import OwnedQueue
 from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
-from bridge.store.memory.errors import LogError
-from bridge.store.memory.link import Step, StepKind
+from bridge.store.memory.link import LogError, Step, StepKind
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.message_store import QueueOffsets
 from tests.simulation.stepped_log import INTERNAL, OP, Setting, SteppedOwners, Turn, World

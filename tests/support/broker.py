@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bridge.broker.dev_broker import DevBroker
-from bridge.broker.errors import JarsUnavailable, JavaMissing
+from bridge.broker.ports import JarsUnavailable, JavaMissing
 
 BrokerFactory = Callable[..., DevBroker]
 

@@ -26,13 +26,12 @@ from bridge.core.record import Resolution
 from bridge.core.topics import InternalTopics
 from bridge.giving_up import GivingUp, Loss
 from bridge.node import Backing, Node, NodeConfig, Roles
-from bridge.seals import load_seals, start_seals
 from bridge.service.contract import EndCall, Outcome, PrepareCall, Prepared, Refused
 from bridge.sql.engine import InlineDatabase, open_new_database
 from bridge.store.memory.log import Topic
 from bridge.store.positions import begin_queues
 from bridge.store.sealed import SealedOwnerStore, SealWatch
-from bridge.topology import create_missing, migrate_topics
+from bridge.topology import create_missing, load_seals, migrate_topics, start_seals
 from checker.caller import MemoryCaller
 from tests.support.memory_world import MemoryWorld, make_memory_world
 

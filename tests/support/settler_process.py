@@ -16,13 +16,13 @@ import structlog
 from bridge.clock import SystemClock
 from bridge.core.topics import with_prefix
 from bridge.node import Backing, Node, NodeConfig
-from bridge.seals import load_seals
 from bridge.settler.bodies import KnownTopics
 from bridge.sql.engine import Database
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
 from bridge.store.sealed import SealWatch
+from bridge.topology import load_seals
 from checker.caller import MemoryCaller
 from tests.support.settler_world import NoDatabase, RecordingObserver
 

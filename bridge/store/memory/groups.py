@@ -5,8 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bridge.core.message import MessageQueue
-from bridge.store.memory.errors import Code, LogError
-from bridge.store.memory.link import Agenda, Waiters
+from bridge.store.memory.link import Agenda, Code, LogError, Waiters
 from bridge.store.memory.log import MemoryLog
 from bridge.store.message_store import GroupChange
 

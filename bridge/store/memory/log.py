@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from bridge.core.message import MessageQueue
 from bridge.core.topics import is_legal_topic
-from bridge.store.memory.errors import Code, LogError
-from bridge.store.memory.link import Agenda
+from bridge.store.memory.link import Agenda, Code, LogError
 from bridge.store.memory.partition import Partition, Record, complete_config, make_acceptance, make_cleaning
 from bridge.store.message_store import TopicDescription
 

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from bridge.core.message import Message, MessageQueue, StoredMessage
 from bridge.core.properties import BATCH_HEADER_BYTES, measure_record
-from bridge.store.memory.errors import Code, LogError
-from bridge.store.memory.link import Waiters
+from bridge.store.memory.link import Code, LogError, Waiters
 from bridge.store.message_store import QueueOffsets
 
 _FOR_EVER = str(2**63 - 1)

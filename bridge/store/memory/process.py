@@ -5,8 +5,7 @@ from typing import TypeVar
 
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreFenced, StoreUnavailable
 from bridge.core.message import Message, MessageQueue, Receipt
-from bridge.store.memory.errors import ABORTABLE, FENCED, Code, LogError, NoAnswerError
-from bridge.store.memory.link import Link, Step, StepKind
+from bridge.store.memory.link import ABORTABLE, FENCED, Code, Link, LogError, NoAnswerError, Step, StepKind
 from bridge.store.memory.partition import Appended, Stamp
 from bridge.store.memory.store import MemoryCluster, MemoryGroupMember, MemoryQueueReader, MemoryStore, MemoryTopicAdmin
 from bridge.store.message_store import AtomicBatch, BatchResult

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from bridge.core.message import Message, MessageQueue
-from bridge.store.memory.errors import Code, LogError
+from bridge.store.memory.link import Code, LogError
 from bridge.store.memory.log import MemoryLog
 from bridge.store.memory.partition import Appended, Stamp
 

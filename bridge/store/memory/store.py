@@ -8,9 +8,21 @@ from bridge.clock import Clock
 from bridge.core.errors import QueueHalted, StoreUnavailable
 from bridge.core.message import Message, MessageQueue, StoredMessage
 from bridge.core.properties import count_stored_bytes
-from bridge.store.memory.errors import Code, LogError, NoAnswerError, make_refused_put, make_store_error
 from bridge.store.memory.groups import GroupCoordinator, Membership
-from bridge.store.memory.link import NEVER, Agenda, Faults, Link, NoFaults, Step, StepKind
+from bridge.store.memory.link import (
+    NEVER,
+    Agenda,
+    Code,
+    Faults,
+    Link,
+    LogError,
+    NoAnswerError,
+    NoFaults,
+    Step,
+    StepKind,
+    make_refused_put,
+    make_store_error,
+)
 from bridge.store.memory.log import MemoryLog
 from bridge.store.memory.partition import Appended, Partition
 from bridge.store.memory.producers import TransactionCoordinator

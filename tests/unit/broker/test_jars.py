@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from bridge.broker.errors import CacheUnusable, JarCorrupt, JarsUnavailable
 from bridge.broker.jars import (
     FetchProgress,
     JarSet,
@@ -25,7 +24,7 @@ from bridge.broker.jars import (
     kafka_jars,
     parse_pins,
 )
-from bridge.broker.ports import choose_free_port
+from bridge.broker.ports import CacheUnusable, JarCorrupt, JarsUnavailable, choose_free_port
 
 CONTENTS = {"org/one/alpha/1.0/alpha-1.0.jar": b"first jar", "org/two/beta/2.1/beta-2.1.jar": b"second jar" * 1000}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bridge.broker.broker_process import find_java, parse_java_version
-from bridge.broker.errors import JavaMissing
+from bridge.broker.ports import JavaMissing
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from bridge.broker import ports
-from bridge.broker.errors import PortTaken
-from bridge.broker.ports import check_port, choose_free_port, is_port_free
+from bridge.broker.ports import PortTaken, check_port, choose_free_port, is_port_free
 
 
 @pytest.fixture

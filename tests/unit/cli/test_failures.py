@@ -3,7 +3,7 @@
 import pytest
 
 from api.cli.output import CommandFailed, Exit, explain
-from bridge.broker.errors import JarsUnavailable, PortTaken
+from bridge.broker.ports import JarsUnavailable, PortTaken
 from bridge.core.errors import ConfigError, QueueHalted, StoreTimeout, StoreUnavailable
 from bridge.sql.engine import SqlUnavailable
 

@@ -1,9 +1,9 @@
-"""api.testing.clock: time that goes on by itself, and that a test moves."""
+"""api.testing.bridge: time that goes on by itself, and that a test moves."""
 
 import asyncio
 import time
 
-from api.testing.clock import MovableClock, TrueDate
+from api.testing.bridge import MovableClock, TrueDate
 
 _HOUR_MS = 3_600_000
 

@@ -4,7 +4,7 @@ import pytest
 
 from bridge.core.errors import StoreTimeout, StoreUnavailable
 from bridge.core.message import Message, MessageQueue
-from bridge.store.memory.errors import Code, LogError
+from bridge.store.memory.link import Code, LogError
 from bridge.store.message_store import PutStatus, Refusal
 from tests.support.memory_world import make_memory_world
 

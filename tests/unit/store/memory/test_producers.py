@@ -6,8 +6,7 @@ import pytest
 
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, StoreFenced
 from bridge.core.message import Message, MessageQueue
-from bridge.store.memory.errors import Code, LogError
-from bridge.store.memory.link import Fate, StepKind
+from bridge.store.memory.link import Code, Fate, LogError, StepKind
 from bridge.store.memory.partition import Stamp
 from bridge.store.memory.process import MemoryBatchWriter
 from bridge.store.message_store import AtomicBatch
