@@ -59,6 +59,33 @@ def counts_of(made: Fold) -> dict[str, int]:
     return {name: n for name, n in zip(COUNTS, made.counts.get("shop", [0] * 6), strict=True) if n}
 
 
+def told(made: Fold) -> list[tuple[object, ...]]:
+    """Its events: topic, offset, time, type, by whom, members. The topic is 0 for the journal, 1 for op."""
+    assert {event.id for event in made.events} <= {10 * 1024 + 3}
+    return [(*event[1:-1], json.loads(event.members)) for event in made.events]
+
+
+def test_half_messages_of_a_chunk_are_all_described_and_counted() -> None:
+    """Each with what its producer asked for, its messages, and a key for every topic."""
+    other = make_transaction_id(3, 8)
+    rare = HalfMessage(
+        other, "shop", 2, 6, immunity_s=60, max_checks=3, max_life_s=90, ordering_key="o", idempotency_key="key"
+    )
+    messages = [MessageSummary("orders", b"k", 1, -1, None), MessageSummary("credits", None, None, 4, 17)]
+    made = fold(halves=[half(), HalfEntry(12, 1_002, other, rare, messages)])
+    row = made.rows[other]
+    assert counts_of(made) == {"prepared": 2}
+    assert (row.has_half, row.born_ms, row.first_check_ms, row.next_due_ms) == (1, 6, 61_002, 61_002)
+    assert (row.max_checks, row.max_life_s, row.ordering_key, row.idempotency_key) == (3, 90, "o", "key")
+    assert json.loads(row.messages or "") == [["orders", "aw==", 1, -1, None], ["credits", None, None, 4, 17]]
+    assert made.keys == [
+        ("orders", 5, 10 * 1024 + 3, 0, b"k"),
+        ("orders", 6, 12 * 1024 + 3, 0, b"k"),
+        ("credits", 6, 12 * 1024 + 3, 1, None),
+    ]
+    assert (list(made.moved), made.enriched) == ([ID, other], {})
+
+
 def test_half_message_alone_is_prepared_and_counted() -> None:
     """With the first check that its group's settings give it."""
     made = fold()
@@ -92,7 +119,7 @@ def test_blocked_is_counted_beside_committed_until_it_is_published() -> None:
     gone = replace(split, reason="UNKNOWN_TOPIC")
     made = fold(op(gone, 1), op(replace(COMMITTED, at=12), 2), halves=[], known=known_row(split))
     assert counts_of(made) == {"blocked": -1}
-    assert [(event.type, json.loads(event.members)) for event in made.events] == [("blocked", {"why": "UNKNOWN_TOPIC"})]
+    assert told(made) == [(1, 1, 2_001, "blocked", None, {"why": "UNKNOWN_TOPIC"})]
 
 
 def test_op_message_of_an_unknown_half_makes_a_row_and_the_half_enriches_it() -> None:
@@ -103,7 +130,7 @@ def test_op_message_of_an_unknown_half_makes_a_row_and_the_half_enriches_it() ->
     assert counts_of(made) == {"prepared": 1, "committed": 1}
     row.is_new, row.was = False, counted_as(row)
     later = fold(halves=[half()], known=row)
-    assert list(later.enriched) == [ID]
+    assert later.enriched == {ID: row}
     assert (row.has_half, row.born_ms, row.state) == (1, 5, "COMMITTED")
     assert counts_of(later) == {}
     assert len(later.keys) == 1
@@ -130,7 +157,7 @@ def test_rewritten_op_message_changes_nothing_that_is_shown() -> None:
 def test_end_before_its_half_message_is_no_event() -> None:
     """Nobody knew the transaction then."""
     made = fold(others=[end(9), end(12, Resolution.ROLLBACK)])
-    assert [(event.type, event.source_offset) for event in made.events] == [("end", 12)]
+    assert told(made) == [(0, 12, 1_012, "end", "producer", {"resolution": "ROLLBACK", "effective": False})]
 
 
 def test_same_topic_and_key_are_indexed_once() -> None:
@@ -164,9 +191,7 @@ def test_abandoned_is_counted_beside_committed_and_blocked_no_more() -> None:
     assert (row.state, row.blocked, row.live, row.published_ms, row.abandoned_ms) == ("COMMITTED", 0, 0, None, 2_007)
     assert counts_of(made) == {"blocked": -1, "abandoned": 1}
     members = {"actor": "ann", "reason": "its topic is gone", "effective": True}
-    assert [(e.type, e.by, e.at_ms, json.loads(e.members)) for e in made.events] == [
-        ("abandoned", "operator", 1_020, members)
-    ]
+    assert told(made) == [(0, 20, 1_020, "abandoned", "operator", members)]
     again = fold(op(abandoned, 9), halves=[], known=row)
     assert (again.rows[ID].abandoned_ms, counts_of(again)) == (2_007, {})
 
@@ -189,13 +214,13 @@ PARKED = replace(PREPARED, state=TransactionState.PARKED, reason="MAX_LIFE", par
     [
         (COMMITTED, {"committed": 1}, []),
         (replace(COMMITTED, abandoned=True), {"committed": 1, "abandoned": 1}, []),
-        (BLOCKED, {"committed": 1, "blocked": 1}, [("blocked", {"why": "UNKNOWN_TOPIC"})]),
-        (PARKED, {"parked": 1}, [("parked", {"why": "MAX_LIFE", "check_times": 2, "parked_offset": 4})]),
+        (BLOCKED, {"committed": 1, "blocked": 1}, [("blocked", None, {"why": "UNKNOWN_TOPIC"})]),
+        (PARKED, {"parked": 1}, [("parked", "timer", {"why": "MAX_LIFE", "check_times": 2, "parked_offset": 4})]),
     ],
     ids=["committed", "abandoned", "blocked", "parked"],
 )
 def test_id_prepared_again_has_nothing_of_what_it_was(
-    t: Transaction, counts: dict[str, int], events: list[tuple[str, object]]
+    t: Transaction, counts: dict[str, int], events: list[tuple[object, ...]]
 ) -> None:
     """The same end as before is another one: counted again, with its own times, and told again (C)."""
     known = known_row(t)
@@ -204,7 +229,7 @@ def test_id_prepared_again_has_nothing_of_what_it_was(
     made = fold(op(replace(t, half=90, at=91), 7), halves=[], known=known)
     row = made.rows[ID]
     assert counts_of(made) == {"prepared": 1, **counts}
-    assert [(e.type, json.loads(e.members)) for e in made.events] == events
+    assert told(made) == [(1, 7, 2_007, *event) for event in events]
     assert (row.queue_offset, row.at_offset) == (90, 91)
     assert row.published_ms == (2_007 if t is COMMITTED else None)
     assert row.abandoned_ms == (2_007 if t.abandoned else None)
@@ -245,9 +270,7 @@ def test_resuming_is_told_with_who_and_why() -> None:
     """It needs no word about its effect."""
     made = fold(halves=[], others=[act(20, replace(ABANDON, act=Act.RESUME))], known=known_row(PARKED))
     members = {"actor": "ann", "reason": "its topic is gone"}
-    assert [(e.type, e.by, e.at_ms, json.loads(e.members)) for e in made.events] == [
-        ("resumed", "operator", 1_020, members)
-    ]
+    assert told(made) == [(0, 20, 1_020, "resumed", "operator", members)]
 
 
 def test_answers_are_counted_for_each_endpoint() -> None:
@@ -263,11 +286,8 @@ def test_answers_are_counted_for_each_endpoint() -> None:
     assert made.answered == {
         ("shop", "a"): Answered(2, 1_013, 9), ("shop", "b"): Answered(1, 1_012, 8), ("shop", ""): Answered(1, 1_014, 1)
     }  # fmt: skip
-    assert {(e.type, e.by) for e in made.events} == {("check_answered", "check")}
-    assert [(e.source, e.source_offset, e.at_ms) for e in made.events] == [(0, n, 1_000 + n) for n in range(11, 15)]
-    assert json.loads(made.events[2].members) == {
-        "number": 3, "endpoint": "a", "status": 200, "latency_ms": 9, "answer": "ROLLBACK"
-    }  # fmt: skip
+    assert [event[:-1] for event in told(made)] == [(0, n, 1_000 + n, "check_answered", "check") for n in range(11, 15)]
+    assert told(made)[2][-1] == {"number": 3, "endpoint": "a", "status": 200, "latency_ms": 9, "answer": "ROLLBACK"}
 
 
 @pytest.mark.parametrize(
@@ -286,4 +306,4 @@ def test_forced_end_says_whether_it_decided(t: Transaction, resolution: Resoluti
     forced = end(11, resolution, source=Source.OPERATOR, actor="ann", reason="asked")
     made = fold(op(t), halves=[], others=[forced])
     members = {"resolution": resolution.name, "effective": is_effective, "actor": "ann", "reason": "asked"}
-    assert [(e.type, e.by, json.loads(e.members)) for e in made.events] == [("forced", "operator", members)]
+    assert told(made) == [(0, 11, 1_011, "forced", "operator", members)]
