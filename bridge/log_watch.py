@@ -6,7 +6,6 @@ restarted after it.
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ from bridge.core.log_facts import Witness, check_topics
 from bridge.core.op_message import LogTopics
 from bridge.core.topics import InternalTopics
 from bridge.sql.engine import Database, SqlUnavailable
-from bridge.sql.identity import Halt, TopicIdentity, read_beliefs, read_halts, read_identity, read_last_act, store_halt
+from bridge.sql.identity import Halt, TopicIdentity, read_beliefs, read_halts, read_identity, read_last_acts, store_halt
 from bridge.sql.rows import AppliedPosition, read_position, read_positions
 from bridge.store.message_store import TopicAdmin, TopicOutline
 from bridge.topology import TopologyGuard
@@ -37,21 +36,24 @@ class _Recorded(NamedTuple):
     topics: Mapping[str, TopicIdentity] = {}
     believed: Mapping[int, int] = {}
     applied: Mapping[int, AppliedPosition] = {}
+    last_acts: Mapping[int, int] = {}
 
 
 class _Unstored(NamedTuple):
-    """A halt that SQL does not know yet."""
+    """A halt that SQL does not know yet, and the last act known when what it speaks of was."""
 
     halt: Halt
-    last_act: int | None
+    last_act: int
 
 
 class _Doubt(NamedTuple):
-    """Journal offset that was given out again, if that is it; what was known to be decided, and of which topics."""
+    """Journal offset that was given out again, if that is it; what was known to be decided, of which topics, and after
+    which act."""
 
     offset: int | None
     seen: int
     topics: Mapping[str, TopicIdentity]
+    last_act: int
 
 
 class LogWatch:
@@ -109,8 +111,7 @@ class LogWatch:
 
     async def check_halts(self, queue_id: int) -> None:
         await self._store_own()
-        await self._read()
-        await self._note_act(queue_id)
+        self._acts[queue_id] = self._recorded.last_acts.get(queue_id, 0) if await self._read() else _UNKNOWN
         self._check_halt(queue_id)
 
     def check(self, queue_id: int, log: LogTopics | None) -> None:
@@ -141,7 +142,9 @@ class LogWatch:
     def doubt(self, queue_id: int, offset: int | None = None) -> None:
         """Refuses the queue until the next look. `offset`: the journal has given it out again."""
         _LOG.error("log_in_doubt", queue=queue_id, offset=offset)
-        self._doubts.setdefault(queue_id, _Doubt(offset, self.find_seen(queue_id), self._recorded.topics))
+        known = self._recorded
+        doubt = _Doubt(offset, self.find_seen(queue_id), known.topics, known.last_acts.get(queue_id, _UNKNOWN))
+        self._doubts.setdefault(queue_id, doubt)
 
     def find_fault(self) -> str | None:
         """Which topic is missing or another one."""
@@ -186,22 +189,17 @@ class LogWatch:
         if (halt := self._find_halt(queue_id)) is not None:
             raise QueueHalted(halt.detail, halt.kind)
 
-    async def _halt(self, queue_id: int, halted: QueueHalted, last_act: int | None) -> None:
+    async def _halt(self, queue_id: int, halted: QueueHalted, last_act: int) -> None:
         if queue_id not in self.halts:
             kind = halted.kind or HaltKind.OP_LOST
             halt = Halt(queue_id, kind, str(halted), self._clock.now_ms())
             self._own[queue_id] = _Unstored(halt, last_act)
             await self._store_own()
 
-    async def _note_act(self, queue_id: int) -> None:
-        self._acts.pop(queue_id, None)
-        with suppress(SqlUnavailable):
-            self._acts[queue_id] = await self._database.read(partial(read_last_act, queue_id=queue_id))
-
     async def _read(self) -> bool:
         """Whether it is known what SQL says."""
         try:
-            self._recorded = await self._database.read(_read_all)
+            self._recorded = await self._database.read(partial(_read_all, queues=self._topics.queues))
         except SqlUnavailable as error:
             _LOG.warning("halts_not_read", reason=str(error))
             return False
@@ -214,10 +212,10 @@ class LogWatch:
 
         A topic with another id is reported anyway. Where nobody had decided what is gone, nobody can know.
         """
-        for queue_id, (offset, seen, topics) in doubts.items():
+        for queue_id, (offset, seen, topics, last_act) in doubts.items():
             if offset is not None and offset < seen <= self.find_seen(queue_id) and topics == self._recorded.topics:
                 detail = f"journal offset {offset} was given out again, although all below {seen} was decided"
-                await self._halt(queue_id, QueueHalted(detail, HaltKind.JOURNAL_LOST), None)
+                await self._halt(queue_id, QueueHalted(detail, HaltKind.JOURNAL_LOST), last_act)
             self._doubts.pop(queue_id, None)
 
     async def _store_own(self) -> None:
@@ -232,5 +230,6 @@ class LogWatch:
             self._own.pop(queue_id, None)
 
 
-def _read_all(conn: Connection) -> _Recorded:
-    return _Recorded(read_halts(conn), read_identity(conn), read_beliefs(conn), read_positions(conn))
+def _read_all(conn: Connection, queues: int) -> _Recorded:
+    last_acts = read_last_acts(conn, range(queues))
+    return _Recorded(read_halts(conn), read_identity(conn), read_beliefs(conn), read_positions(conn), last_acts)

@@ -104,10 +104,12 @@ def read_halts(conn: Connection) -> dict[int, Halt]:
     return {row.queue_id: Halt(row.queue_id, HaltKind(row.kind), row.detail, row.since_ms) for row in rows}
 
 
-def read_last_act(conn: Connection, queue_id: int) -> int:
-    """Which act gave up the queue's log last; 0 if none did."""
-    acts = sa.select(sa.func.max(audit.c.id)).where(audit.c.what == GIVE_UP, audit.c.target == name_target(queue_id))
-    return conn.execute(acts).scalar_one() or 0
+def read_last_acts(conn: Connection, queue_ids: Iterable[int]) -> dict[int, int]:
+    """Which act gave up the log of each of these queues last; 0 if none did."""
+    queues = {name_target(queue_id): queue_id for queue_id in queue_ids}
+    acts = sa.select(audit.c.target, sa.func.max(audit.c.id)).where(audit.c.what == GIVE_UP, audit.c.target.in_(queues))
+    last = dict.fromkeys(queues.values(), 0)
+    return last | {queues[target]: act for target, act in conn.execute(acts.group_by(audit.c.target))}
 
 
 def find_losses(conn: Connection, queue_ids: Collection[int], since_ms: int) -> dict[int, int]:
@@ -126,10 +128,10 @@ def find_losses(conn: Connection, queue_ids: Collection[int], since_ms: int) -> 
 def store_halt(conn: Connection, halt: Halt, last_act: int | None = None) -> bool:
     """Keeps the first one: what is found later may follow from it. Whether a halt of the queue is stored now.
 
-    `last_act`: as it was when whoever found the halt took the queue over. After another act it speaks of what was
-    given up, and is not stored.
+    `last_act`: as it was when whoever found the halt took the queue over, or began to doubt. After another act it
+    speaks of what was given up, and is not stored.
     """
-    if last_act is not None and last_act != read_last_act(conn, halt.queue_id):
+    if last_act is not None and last_act != read_last_acts(conn, [halt.queue_id])[halt.queue_id]:
         return False
     upsert = make_upsert(conn, queue_halts).values(halt._asdict() | {"kind": halt.kind.value})
     conn.execute(upsert.on_conflict_do_nothing(index_elements=["queue_id"]))
