@@ -202,7 +202,9 @@ class GivingUp:
                 continue
             with suppress(MalformedRecord, UnknownRecordVersion):
                 t = decode_op(message.key.decode("latin-1"), message.value).transaction
-                last[t.transaction_id] = Unproven(t.transaction_id, t.group, t.state, t.half, None, t.blocked)
+                last[t.transaction_id] = Unproven(
+                    t.transaction_id, t.group, t.state, t.half, None, t.blocked, t.abandoned
+                )
         projected = await self._database.read(partial(find_known_ids, transaction_ids=last))
         return [u for u in last.values() if u.transaction_id not in projected]
 

@@ -15,9 +15,8 @@ import structlog
 from sqlalchemy import Connection
 
 from bridge.clock import Clock
-from bridge.core.errors import ConfigError, QueueHalted, StoreError, StoreTimeout
+from bridge.core.errors import ConfigError, QueueHalted, StoreError, StoreTimeout, StoreUnavailable
 from bridge.core.message import MessageQueue
-from bridge.core.op_message import LogStart
 from bridge.core.topics import InternalTopics
 from bridge.fault_points import FaultPoint, reach
 from bridge.sql.chunking import Chunk, JournalBuffer, OpBuffer, Quarantined, next_chunk
@@ -227,10 +226,14 @@ class QueueFollower:
             await self._ports.store.get_offsets(MessageQueue(topic, self._queue_id))
             for topic in (self._topics.half, self._topics.op)
         ]
-        position = await find_position(self._ports.store, self._ports.owners, self._topics, self._queue_id)
-        given_up = LogStart() if position is None else position.start
+        # the last one, also if its markers are late: an earlier one speaks of what was given up since
+        position = await find_position(
+            self._ports.store, self._ports.owners, self._topics, self._queue_id, is_last=True
+        )
+        if position is None:
+            raise StoreUnavailable(f"the op topic holds no position of queue {self._queue_id}")
         # s is 0 until a position is read: not even an empty journal says that nothing is pending
-        start = AppliedPosition(0, max(journal.minimum, given_up.journal), max(op.minimum, given_up.op))
+        start = AppliedPosition(0, max(journal.minimum, position.start.journal), max(op.minimum, position.start.op))
         await self._ports.database.run(
             partial(begin_position, queue_id=self._queue_id, position=start, identity=identity)
         )

@@ -112,8 +112,7 @@ class OwnedQueue(QueueOwner):
         await writer.fence()
         reach(FaultPoint.TAKE_OVER_FENCED)
         seen = await look_around(ports.log, self._memory, self.queue_id)
-        topics = writer.target.topics
-        recovery = await read_back(ports.store, ports.owners, topics, self.queue_id, ports.clock, seen)
+        recovery = await read_back(ports, writer.target.topics, self.queue_id, seen)
         writer.target = replace(writer.target, log=seen.log)
         writer.recover(recovery.restored, recovery.held)
         await self._retry.recover()

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -18,7 +19,7 @@ from bridge.core.record_codec import decode_record
 from bridge.core.topics import InternalTopics
 from bridge.core.transition import LogPosition
 from bridge.fault_points import FaultPoint, reach
-from bridge.settler.ports import LogWatchPort, QueueMemory
+from bridge.settler.ports import LogWatchPort, QueueMemory, SettlerPorts
 from bridge.store.halves import LoadedHalf
 from bridge.store.message_store import MessageStore, OwnerStore, QueueOffsets
 
@@ -100,14 +101,13 @@ async def look_around(log: LogWatchPort, memory: QueueMemory, queue_id: int) -> 
     return Seen(await log.identify(), [witness for witness in witnesses if witness is not None])
 
 
-async def read_back(
-    store: MessageStore, owners: OwnerStore, topics: InternalTopics, queue_id: int, clock: Clock, seen: Seen
-) -> Recovery:
+async def read_back(ports: SettlerPorts, topics: InternalTopics, queue_id: int, seen: Seen) -> Recovery:
     """Reads position, op messages from O and half messages from L to S, after the writer has fenced.
 
-    Raises StoreError, and QueueHalted when the log is not what was left: no position is never a beginning.
+    Raises StoreError, and QueueHalted when the log is not what was left, or is another one by now: no position is
+    never a beginning.
     """
-    reader = _LogReader(owners, clock)
+    store, reader = ports.store, _LogReader(ports.owners, ports.clock, partial(ports.log.check, queue_id, seen.log))
     op_queue, half_queue = MessageQueue(topics.op, queue_id), MessageQueue(topics.half, queue_id)
     op, journal = await store.get_offsets(op_queue), await store.get_offsets(half_queue)
     found = await _find_position(reader, op_queue, op)
@@ -137,9 +137,10 @@ async def read_back(
 class _LogReader:
     """Reads a range of a queue that is known to be complete."""
 
-    def __init__(self, owners: OwnerStore, clock: Clock) -> None:
+    def __init__(self, owners: OwnerStore, clock: Clock, check: Callable[[], None]) -> None:
         self._owners = owners
         self._clock = clock
+        self._check = check
 
     async def read(self, queue: MessageQueue, start: int, end: int, take: Callable[[StoredMessage], None]) -> None:
         """Gives all committed messages from `start` to before `end`, never holding more than a portion of them.
@@ -158,7 +159,9 @@ class _LogReader:
                         take(message)
                 if result.next_begin_offset > offset:
                     offset, moved_ms = result.next_begin_offset, self._clock.monotonic_ms()
-                elif self._clock.monotonic_ms() - moved_ms > _STALL_LIMIT_MS:
+                    continue
+                self._check()
+                if self._clock.monotonic_ms() - moved_ms > _STALL_LIMIT_MS:
                     raise StoreTimeout(f"{queue.topic}[{queue.queue_id}] is not readable from {offset} to {end}")
         finally:
             await reader.close()

@@ -160,6 +160,7 @@ class Unproven(NamedTuple):
     queue_offset: int
     idempotency_key: str | None = None
     blocked: bool = False
+    abandoned: bool = False
 
 
 def read_live(conn: Connection, queue_id: int) -> list[Unproven]:
@@ -220,6 +221,7 @@ def _remember_others(conn: Connection, queue_id: int, unproven: Sequence[Unprove
             "transaction_id": u.transaction_id, "producer_group": u.group, "state": u.state.value,
             "blocked": int(u.blocked), "queue_id": queue_id, "queue_offset": u.queue_offset, "born_ms": now_ms,
             "appended_ms": now_ms, "check_times": 0, "idempotency_key": u.idempotency_key, "given_up_ms": now_ms,
+            "abandoned_ms": now_ms if u.abandoned else None,
         }
         for u in unproven
         if u.transaction_id not in known

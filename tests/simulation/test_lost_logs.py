@@ -12,6 +12,12 @@ def test_what_is_given_up_costs_nobody_else_anything(first: int) -> None:
     assert found == {}
 
 
+@pytest.mark.parametrize("seed", [139, 338, 446, 514, 571, 635, 1055, 1306, 1630])
+def test_schedule_that_broke_a_promise_once_keeps_all(seed: int) -> None:
+    """A halt stored after the act, a position whose markers are late, an abandoned commit, a take-over in between."""
+    assert simulate_loss(seed).violations == []
+
+
 def test_losses_take_place() -> None:
     """Of both topics, with transactions that are given up by them."""
     runs = [simulate_loss(seed) for seed in range(8)]
