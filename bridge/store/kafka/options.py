@@ -93,6 +93,7 @@ class Manner(Enum):
     """How a producer of half messages and ends fills its requests."""
 
     PROMPT = "append"  # sends at once; what comes while a request is on its way goes with the next
+    GATHERED = "append-gathered"  # waits a moment first: each request costs as much as dozens of messages
     BULK = "append-bulk"  # waits a little for fuller requests
     ALONE = "append-alone"  # one message a request
 
@@ -101,6 +102,7 @@ def append_options(config: KafkaConfig, errors: ClientErrors, manner: Manner = M
     """The idempotent producer of half messages and ends."""
     filling: Mapping[Manner, Mapping[str, OptionValue]] = {
         Manner.PROMPT: {"linger.ms": 0, "max.in.flight.requests.per.connection": 1},
+        Manner.GATHERED: {"linger.ms": 2, "max.in.flight.requests.per.connection": 1},
         Manner.BULK: {"linger.ms": config.linger_ms},
         Manner.ALONE: {"linger.ms": 0, "batch.num.messages": 1},
     }

@@ -182,6 +182,7 @@ class AppendClient:
         self._manner = manner
         self._make_producer = make_producer
         self._loop = asyncio.get_running_loop()
+        self.waiting = 0  # calls whose fate is not known
         self._finished = Finished()
         self._one_by_one: AppendClient | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -200,6 +201,7 @@ class AppendClient:
         if self._is_closing or not messages:
             call.future.set_result([_CLOSED] * len(messages))
             return call.future
+        self.waiting += 1
         enqueued = self._enqueue(call, messages, 0)
         if enqueued < len(messages):
             self._run_beside(self._enqueue_slowly(call, messages, enqueued))
@@ -269,9 +271,12 @@ class AppendClient:
 
     def _end_call_if_over(self, call: PutCall) -> None:
         """Answers the caller, if he still waits."""
-        if not call.is_over or call.is_ended or call.future.done():
+        if not call.is_over or call.is_ended:
             return
         call.is_ended = True
+        self.waiting -= 1
+        if call.future.done():
+            return
         results = call.find_results()
         if call.again and self._manner is not Manner.ALONE:
             self._run_beside(self._put_again(call, results))

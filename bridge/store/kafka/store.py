@@ -17,6 +17,7 @@ from bridge.store.kafka.transactional_producer import KafkaBatchWriter, LimitOf,
 from bridge.store.message_store import GetResult, GetStatus, PutResult, QueueOffsets
 
 MANY = 20  # messages of one call for which fuller requests are worth a wait
+BUSY = 16  # calls with fewer messages, all at once, for which they are worth one too
 
 _AnyOpened = KafkaQueueReader | KafkaBatchWriter | KafkaGroupMember
 Opened = TypeVar("Opened", KafkaQueueReader, KafkaBatchWriter, KafkaGroupMember)
@@ -67,20 +68,26 @@ class KafkaMessageStore:
         self._owners = owners
         self._append = AppendClient(config)
         self._bulk = AppendClient(config, Manner.BULK)
-        self._append.cleared = self._bulk.cleared = [self._append.errors, self._bulk.errors]
+        self._gathered = AppendClient(config, Manner.GATHERED)
+        self._appending = (self._append, self._gathered, self._bulk)
+        for client in self._appending:
+            client.cleared = [each.errors for each in self._appending]
         self._look_up = LookUpClient(config)
         self._offsets = OffsetClient(config)
 
     @property
     def last_error(self) -> str | None:
         """What one of the clients complained of, if nothing has worked since."""
-        return newest_error((self._append.errors, self._bulk.errors, self._look_up.errors, self._offsets.errors))
+        return newest_error(each.errors for each in (*self._appending, self._look_up, self._offsets))
 
     async def put(self, queue: MessageQueue, message: Message) -> PutResult:
         return (await self.put_many([replace(message, topic=queue.topic, queue_id=queue.queue_id)]))[0]
 
     def put_many(self, messages: Sequence[Message]) -> Awaitable[list[PutResult]]:
-        return (self._bulk if len(messages) >= MANY else self._append).put_many(messages)
+        if len(messages) >= MANY:
+            return self._bulk.put_many(messages)
+        is_busy = self._append.waiting + self._gathered.waiting >= BUSY
+        return (self._gathered if is_busy else self._append).put_many(messages)
 
     async def get(self, queue: MessageQueue, offset: int, max_count: int) -> GetResult:
         minimum, stable, maximum = await self._offsets.get_offsets(queue)
@@ -121,7 +128,7 @@ class KafkaMessageStore:
 
     async def close(self) -> None:
         """Waits a little for puts in flight, then lets all clients go."""
-        await asyncio.gather(self._append.close(), self._bulk.close(), self._look_up.close(), self._offsets.close())
+        await asyncio.gather(*[each.close() for each in (*self._appending, self._look_up, self._offsets)])
 
 
 def newest_error(clients: Iterable[ClientErrors]) -> str | None:

@@ -272,3 +272,15 @@ async def test_closing_leaves_no_client_behind(clients: Clients) -> None:
     refused, *written = await putting
     assert (refused.refusal, len(clients.made)) == (Refusal.STORE_BUSY, 1), "it may fit, sent alone"
     assert [result.status for result in written] == [PutStatus.PUT_OK] * 2
+
+
+async def test_calls_wait_until_their_fate_is_known(clients: Clients) -> None:
+    """Whoever has gone meanwhile, and also where nothing was taken: else one day everything would seem busy."""
+    cancelled = clients.append.put_many(MESSAGES)
+    assert clients.append.waiting == 1
+    cancelled.cancel()
+    await put(clients)
+    clients.made[0].fail("produce", TOO_LARGE, TOO_LARGE, TOO_LARGE)
+    await put(clients)
+    await put(clients, [])
+    assert clients.append.waiting == 0
