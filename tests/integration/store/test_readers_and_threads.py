@@ -162,7 +162,7 @@ async def test_no_thread_stays_behind(world: KafkaContractWorld, kafka: str) -> 
     await owners.open_reader(queue, 0).get(1, 5_000)
     await owners.join_group(fresh_name("group"), queue.topic).next_change()
     opened = {thread.name for thread in set(threading.enumerate()) - before}
-    assert len([name for name in opened if name.startswith("kafka-")]) == 6
+    assert len([name for name in opened if name.startswith("kafka-")]) == 7
     await asyncio.gather(owners.close(), store.close())
     left = {thread.name for thread in set(threading.enumerate()) - before}
     assert [name for name in left if name.startswith("kafka-")] == []

@@ -241,15 +241,17 @@ async def test_requests_sent_ahead_are_answered_in_order() -> None:
     fake = Waiting()
     async with serve(make_services(fake)) as live:
         reader, writer = await begin_to_wait(live, fake)
+        writer.write(write("/v1/transactions"))
+        await asyncio.sleep(0.05)
         writer.write(b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n" * 3 + b"POST /v1/transactions HTT")
         await asyncio.sleep(0.05)
-        assert live.server._traffic.in_flight == 1
+        assert (live.server._traffic.in_flight, len(fake.waiting)) == (1, 1)
         fake.waiting.pop().set_result(None)
         writer.write(
             b"P/1.1\r\nConnection: close\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
         )
         answers = (await asyncio.wait_for(reader.read(), 10)).decode()
-        assert re.findall(r"HTTP/1.1 (\d+)", answers) == ["201", "200", "200", "200", "422"]
+        assert re.findall(r"HTTP/1.1 (\d+)", answers) == ["201", "201", "200", "200", "200", "422"]
         assert fake.waiting == []
         writer.close()
 
@@ -309,3 +311,16 @@ async def test_heads_are_remembered_within_bounds(live: LiveServer, monkeypatch:
         assert (await client.call(requests[3]))[1]
         long = write("/v1/transactions", ORDER, PLAIN + f"Accept-Encoding: {'x' * 1_000}\r\n")
         assert [(await client.call(long))[1] for _ in range(2)] == [False, False]
+
+
+async def test_request_behind_another_in_one_piece_is_answered_too(live: LiveServer) -> None:
+    """Only a request that is alone in what was read goes the short way."""
+    plain, last = write("/v1/transactions"), write("/v1/transactions", ORDER, PLAIN.replace("keep-alive", "close"))
+    reader, writer = await asyncio.open_connection(HOST, live.port)
+    for request in (plain, plain):
+        writer.write(request)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+        await reader.readexactly(int(re.findall(rb"(?i)content-length: (\d+)", head)[0]))
+    writer.write(plain + last)
+    assert re.findall(rb"HTTP/1.1 (\d+)", await asyncio.wait_for(reader.read(), 10)) == [b"201", b"201"]
+    writer.close()
