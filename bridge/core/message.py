@@ -11,11 +11,15 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from json.encoder import encode_basestring_ascii
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 Header = tuple[str, bytes | None]
+Count = Annotated[int, Meta(ge=-999_999_999, le=999_999_999)]
+"""What records of internal topics say of a number of something, or a queue: at most 9 digits."""
+Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""A time or an offset there: what SQL and Kafka take."""
 
 BY_KEY = -1  # RocketMQ writes an unset queue id so
 
@@ -52,8 +56,8 @@ class Receipt(Struct, frozen=True, gc=False, array_like=True):
     """The place of a published message; `queue_offset` None where the log does not know it any more."""
 
     topic: str
-    queue_id: int
-    queue_offset: int | None
+    queue_id: Count
+    queue_offset: Int64 | None
 
 
 MAX_DEPTH = 32  # what the bridge itself takes; deeper JSON is shown as text

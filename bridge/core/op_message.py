@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
-from bridge.core.message import Receipt
+from bridge.core.message import Count, Int64, Receipt
 from bridge.core.transaction import COMMITTED, PREPARED, Transaction, TransactionState
 
 POSITION_KEY = b"~"
@@ -188,22 +188,22 @@ class _Op(msgspec.Struct, gc=False):
     v: int
     state: TransactionState
     group: str
-    at: int
-    half: int
-    appended_ms: int
-    check_times: int
+    at: Int64
+    half: Int64
+    appended_ms: Int64
+    check_times: Count
     okey: str = "0"
-    since_ms: int | None = None
-    next_due_ms: int = 0
-    base: int = 0
-    max_checks: int | None = None
-    max_life: int | None = None
+    since_ms: Int64 | None = None
+    next_due_ms: Int64 = 0
+    base: Count = 0
+    max_checks: Count | None = None
+    max_life: Count | None = None
     by: str | None = None
-    end: int | None = None
-    ended_ms: int | None = None
+    end: Int64 | None = None
+    ended_ms: Int64 | None = None
     blocked: bool = False
     why: str | None = None
-    parked: int | None = None
+    parked: Int64 | None = None
     requests: tuple[str, ...] = ()
     receipts: tuple[Receipt, ...] = ()
     abandoned: bool = False
@@ -216,17 +216,17 @@ class _Topics(msgspec.Struct, gc=False):
 
 
 class _Start(msgspec.Struct, gc=False):
-    journal: int
-    op: int
+    journal: Int64
+    op: Int64
 
 
 class _Position(msgspec.Struct, gc=False):
     v: int
-    s: int
-    l: int  # noqa: E741 - the name of the format
-    o: int
+    s: Int64
+    l: Int64  # noqa: E741 - the name of the format
+    o: Int64
     owner: str
-    s_ms: int | None = None
+    s_ms: Int64 | None = None
     topics: _Topics | None = None
     start: _Start | None = None
 

@@ -5,7 +5,7 @@ import json
 import re
 import string
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ import msgspec
 
 from bridge.core.check_rules import is_group_name
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
-from bridge.core.message import Header, Message, MessageQueue, StoredMessage
+from bridge.core.message import Count, Header, Int64, Message, MessageQueue, StoredMessage
 from bridge.core.properties import (
     PROPERTIES_HEADER,
     TRANSACTION_ID_HEADER,
@@ -239,13 +239,7 @@ def _remember(middles: dict[bytes, _Middle], middle: bytes, known: _Middle) -> _
 
 def decode_any(raw: bytes) -> Record:
     """The general way, from the properties: the same record, or the same error. Raises as `decode_record` does."""
-    if not raw.startswith(_PREFIX):
-        raise MalformedRecord("properties do not begin with KIND")
-    properties = decode_properties(raw)
-    kind = properties["KIND"]
-    version = properties.get("V")
-    if version != "1" or kind not in _DECODERS:
-        raise UnknownRecordVersion(f"kind {kind!r} version {version!r}")
+    kind, properties = _read_properties(raw, _DECODERS)
     try:
         return _DECODERS[kind](_checked_id(properties), properties)
     except (KeyError, ValueError) as error:
@@ -253,14 +247,22 @@ def decode_any(raw: bytes) -> Record:
 
 
 def decode_parked(stored: StoredMessage) -> HalfMessage:
-    """The half message a parked record holds. Raises MalformedRecord."""
-    properties = decode_properties(_properties_of(stored))
+    """The half message a parked record holds. Raises MalformedRecord and UnknownRecordVersion."""
+    kind, properties = _read_properties(_properties_of(stored), _BODIED)
     try:
-        if properties["KIND"] not in _BODIED:
-            raise MalformedRecord("neither a half message nor a parked one")
         return _decode_half(_checked_id(properties), properties)
     except (KeyError, ValueError) as error:
-        raise MalformedRecord(str(error)) from error
+        raise MalformedRecord(f"kind {kind}: {error}") from error
+
+
+def _read_properties(raw: bytes, kinds: Container[str]) -> tuple[str, dict[str, str]]:
+    if not raw.startswith(_PREFIX):
+        raise MalformedRecord("properties do not begin with KIND")
+    properties = decode_properties(raw)
+    kind, version = properties["KIND"], properties.get("V")
+    if version != "1" or kind not in kinds:
+        raise UnknownRecordVersion(f"kind {kind!r} version {version!r}")
+    return kind, properties
 
 
 def decode_body(half: HalfMessage, stored: StoredMessage) -> list[Message]:
@@ -486,11 +488,11 @@ class _Frame(msgspec.Struct, gc=False):
     """One of several messages as stored; members that are not known are passed over."""
 
     topic: str
-    qid: int
+    qid: Count
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
-    ts: int | None
+    ts: Int64 | None
 
 
 _frames = msgspec.json.Decoder(list[_Frame])

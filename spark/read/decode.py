@@ -1,36 +1,35 @@
-"""Kafka's records -> the envelope, as Arrow columns of many rows at once. The formats are those of `docs/records.md`.
+"""Kafka's records -> the envelope, as Arrow columns of many rows at once. `spark.read.formats` reads each.
 
 Every record becomes one row, so that rows and holes add up to the offsets read; what cannot be parsed is UNREADABLE,
 never an error of the job. Keys, values and headers go no further than this; hashes are those of `spark.read.envelope`.
 """
 
-import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from spark.read.envelope import (
-    ACT_ABANDON,
-    ACT_CHECK,
-    ACT_RESUME,
-    COMMIT,
-    EMPTY,
-    EVENT_TYPES,
-    OTHER_VERSION,
-    ROLLBACK,
-    UNKNOWN,
-    EndSource,
-    Evidence,
-    OpState,
+from spark.read.envelope import EVENT_TYPES, OTHER_VERSION, Evidence
+from spark.read.formats import (
+    JOURNAL_FORMS,
+    PARKED_FORMS,
+    SOURCES,
+    Headers,
+    Properties,
+    is_id,
+    is_known,
+    judge,
+    read_count,
+    read_messages,
+    read_number,
+    read_op,
+    read_properties,
+    read_seconds,
 )
 from spark.read.xxhash import add_bytes, add_ints, add_longs, finish, seeds
 
-Headers = Sequence[tuple[str, bytes | None]]
-Properties = dict[str, str]
 Columns = dict[str, Any]
 Longs = NDArray[np.int64]
 
@@ -64,46 +63,6 @@ _TYPES = {
 SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in EVENT_TYPES.items()])
 """The envelope's columns."""
 
-_is_id = re.compile("[0-9a-v]{27}[048cgkos]").fullmatch
-_is_number = re.compile(r"[+-]?\d{1,15}").fullmatch  # that fits into its column, in milliseconds too
-_is_small = re.compile(r"[+-]?\d{1,9}").fullmatch
-_Int = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
-_Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-
-
-class PreparedFrame(msgspec.Struct):
-    """One of several prepared messages."""
-
-    topic: str
-    qid: _Int | None = None
-    key: bytes | None = None
-    value: bytes | None = None
-    headers: Headers | None = None
-    ts: _Long | None = None
-
-
-class OpMembers(msgspec.Struct):
-    v: _Int | None = None
-    state: str | None = None
-    blocked: bool | None = None
-    abandoned: bool | None = None
-    group: str | None = None
-    at: _Long | None = None
-    half: _Long | None = None
-    check_times: _Int | None = None
-    since_ms: _Long | None = None
-    parked: _Long | None = None
-    receipts: list[tuple[str, _Int | None, _Long | None]] | None = None
-    s: _Long | None = None
-
-
-_decode_frames = msgspec.json.Decoder(list[PreparedFrame]).decode
-_decode_op = msgspec.json.Decoder(OpMembers).decode
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what JSON that is none raises
-_HALVES = ("H", "D")
-_CODES = {"8": COMMIT, "12": ROLLBACK, "0": UNKNOWN}
-_ACTS = {"RESUME": ACT_RESUME, "ABANDON": ACT_ABANDON, "CHECK": ACT_CHECK}
-_SOURCES = {"P": EndSource.PRODUCER, "C": EndSource.CHECK, "O": EndSource.OPERATOR}
 _SEEN_LIMIT_MS = 30_000  # a keyed half message appended later after its look-up is void for everybody
 
 
@@ -129,58 +88,22 @@ def _as_array(column: object, kind: pa.DataType, count: int) -> pa.Array:
 
 def decode_journal(records: Records) -> Columns:
     """Half messages, ends, acts."""
-    properties = [_read_properties(headers) for headers in records.headers]
+    properties = [read_properties(headers) for headers in records.headers]
     prepared = _Prepared(records, properties)
-    legs: list[int] = []
-    codes: list[int] = []
-    for p, is_half in zip(properties, prepared.is_sound, strict=True):
-        legs.append(_journal_leg(p, is_half) if p.get("V") == "1" and _is_known(p) else Evidence.UNREADABLE)
-        if p.get("V", "1") != "1":
-            codes.append(OTHER_VERSION)
-        elif p.get("KIND") == "A":
-            codes.append(_ACTS.get(p.get("ACT", ""), ACT_CHECK))
-        else:
-            codes.append(_CODES.get(p.get("RES", ""), UNKNOWN))
-    sources = [_SOURCES.get(p.get("SRC", "")) for p in properties]
-    found = {"leg": legs, "code": codes, "src": sources, "latency_ms": prepared.numbers("LATENCY")}
-    return {**prepared.columns(), **found}
-
-
-def _journal_leg(p: Properties, is_half: bool) -> int:
-    kind = p.get("KIND")
-    if kind == "H" and is_half:
-        return Evidence.HALF
-    if kind == "E" and p.get("RES") in _CODES and p.get("SRC") in _SOURCES:
-        return Evidence.END
-    return Evidence.ACT if kind == "A" and p.get("ACT") in _ACTS else Evidence.UNREADABLE
+    rows = [judge(p, has, JOURNAL_FORMS) for p, has in zip(properties, prepared.has_messages, strict=True)]
+    sources = [SOURCES.get(p.get("SRC", "")) for p in properties]
+    found = {"leg": [leg for leg, _ in rows], "code": [code for _, code in rows], "src": sources}
+    return {**prepared.columns(), **found, "latency_ms": prepared.numbers("LATENCY", read_count)}
 
 
 def decode_parked(records: Records) -> Columns:
     """Copies of half messages in the parked topic."""
-    properties = [_read_properties(headers) for headers in records.headers]
+    properties = [read_properties(headers) for headers in records.headers]
     prepared = _Prepared(records, properties)
-    legs = [
-        Evidence.PARKED
-        if is_sound and p.get("V") == "1" and p.get("KIND") == "D" and _is_known(p)
-        else Evidence.UNREADABLE
-        for p, is_sound in zip(properties, prepared.is_sound, strict=True)
-    ]
-    codes = [OTHER_VERSION if p.get("V", "1") != "1" else None for p in properties]
+    rows = [judge(p, has, PARKED_FORMS) for p, has in zip(properties, prepared.has_messages, strict=True)]
+    legs = [Evidence.PARKED if leg == Evidence.HALF else leg for leg, _ in rows]
+    codes = [code if code == OTHER_VERSION else None for _, code in rows]
     return {**prepared.columns(), "leg": legs, "code": codes}
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and _is_number(text) else None
-
-
-def _small(text: str | None) -> int | None:
-    return int(text) if text is not None and _is_small(text) else None
-
-
-def _seconds(text: str | None) -> int | None:
-    """In milliseconds."""
-    number = _number(text)
-    return None if number is None else number * 1_000
 
 
 class _Members:
@@ -210,20 +133,17 @@ class _Members:
 
 
 class _Prepared:
-    """What a half message and its parked copy have alike; other kinds have only some of the properties.
-
-    `is_sound`: the prepared messages are there, and the group.
-    """
+    """What a half message and its parked copy have alike; other kinds have only some of the properties."""
 
     def __init__(self, records: Records, properties: Sequence[Properties]) -> None:
         self._ms, self._properties = records.ms, properties
         self._known: set[str] = set().union(*properties)
         rows = zip(properties, records.keys, records.values, records.headers, strict=True)
-        self._members = _Members([_read_messages(*row) for row in rows])
+        self._members = _Members([read_messages(*row) for row in rows])
         self._topics = _Names([message.topic for message in self._members.flat])
         self._keys = [message.key for message in self._members.flat]
         self._groups = _Names([p.get("PGROUP") for p in properties])
-        self.is_sound: list[bool] = (self._members.is_there & ~self._groups.is_null).tolist()
+        self.has_messages: list[bool] = self._members.is_there.tolist()
 
     def columns(self) -> Columns:
         """Of the envelope."""
@@ -236,17 +156,17 @@ class _Prepared:
         key_hashes = pa.array(finish(add_bytes(seeds(len(messages)), self._keys)), mask=_nulls(self._keys))
         members = (topics.array, pa.array(parts, pa.int32()), pa.array(contents), pa.array(times, pa.int64()))
         return {
-            "tx": [p["UNIQ_KEY"] if _is_known(p) else "" for p in self._properties],
+            "tx": [p["UNIQ_KEY"] if is_known(p) else "" for p in self._properties],
             "grp": self._groups.array,
             "grp_id": self._groups.ids(),
-            "n": [_small(p.get("N")) if p.get("KIND") in _HALVES else None for p in self._properties],
+            "n": [read_count(p.get("N")) if p.get("KIND") in PARKED_FORMS else None for p in self._properties],
             "body": self._members.sums(finish(add_longs(topics.hashes, contents))),
-            "num": self.numbers("TRANSACTION_CHECK_TIMES", _small),
-            "immunity_ms": self.numbers("CHECK_IMMUNITY_TIME_IN_SECONDS", _seconds),
-            "max_checks": self.numbers("MAX_CHECKS", _small),
-            "life_ms": self.numbers("MAX_LIFE", _seconds),
+            "num": self.numbers("TRANSACTION_CHECK_TIMES", read_count),
+            "immunity_ms": self.numbers("CHECK_IMMUNITY_TIME_IN_SECONDS", read_seconds),
+            "max_checks": self.numbers("MAX_CHECKS", read_count),
+            "life_ms": self.numbers("MAX_LIFE", read_seconds),
             "is_void": [
-                "IDEMPOTENCY_KEY" in p and ms - (_number(p.get("SEEN")) or 0) > _SEEN_LIMIT_MS
+                "IDEMPOTENCY_KEY" in p and ms - (read_number(p.get("SEEN")) or 0) > _SEEN_LIMIT_MS
                 for p, ms in zip(self._properties, self._ms, strict=True)
             ],
             "asked": self._members.sums(np.array(asked, np.int64)),
@@ -255,7 +175,7 @@ class _Prepared:
             "messages": self._members.lists(_MESSAGE, *members, key_hashes),
         }
 
-    def numbers(self, name: str, read: Callable[[str | None], int | None] = _number) -> list[int | None] | None:
+    def numbers(self, name: str, read: Callable[[str | None], int | None]) -> list[int | None] | None:
         """A property that is a number."""
         return [read(p.get(name)) for p in self._properties] if name in self._known else None
 
@@ -290,114 +210,34 @@ class _Prepared:
         return rows, self._members.starts[rows]
 
 
-def _is_known(p: Properties) -> bool:
-    return _is_id(p.get("UNIQ_KEY", "")) is not None
-
-
-def _read_properties(headers: Headers) -> Properties:
-    if not headers:
-        return {}
-    name, value = headers[-1]
-    if name != "properties" or value is None or not value.startswith(b"KIND\x01"):
-        return {}
-    pairs = value.decode(errors="replace").split("\x02")
-    return dict([pair.split("\x01", 1) for pair in pairs if "\x01" in pair])
-
-
-def _read_messages(
-    p: Properties, key: bytes | None, value: bytes | None, headers: Headers
-) -> Sequence[PreparedFrame] | None:
-    """At least one; None if there are none, or not as many as announced."""
-    announced = p.get("N")
-    if announced is None or p.get("KIND") not in _HALVES:
-        return None
-    if announced == "1":
-        topic = p.get("REAL_TOPIC")
-        if topic is None:
-            return None
-        return (PreparedFrame(topic, _small(p.get("REAL_QID")), key, value, headers[:-1], _number(p.get("TS"))),)
-    try:
-        frames = _decode_frames(value or b"")
-    except _UNREADABLE:
-        return None
-    return frames if frames and len(frames) == _number(announced) else None
-
-
 def decode_op(records: Records) -> Columns:
     """Op messages, positions, answers."""
-    ops = [_read_op(value) for value in records.values]
+    rows = [read_op(key, value) for key, value in zip(records.keys, records.values, strict=True)]
+    ops = [row.op for row in rows]
     names = ["" if key is None else key.decode(errors="replace") for key in records.keys]
-    states = [_state(op) for op in ops]
-    groups = _Names([op.group for op in ops])
-    told = _Members([op.receipts for op in ops])
-    topics = _Names([receipt[0] for receipt in told.flat])
-    parts = pa.array([receipt[1] for receipt in told.flat], pa.int32())
-    offsets = pa.array([receipt[2] for receipt in told.flat], pa.int64())
-    places = add_ints(topics.hashes, parts.fill_null(0).to_numpy())
+    groups = _Names([None if op is None else op.group for op in ops])
+    told = _Members([None if op is None else op.receipts or None for op in ops])
+    topics = _Names([receipt.topic for receipt in told.flat])
+    parts = pa.array([receipt.part for receipt in told.flat], pa.int32())
+    offsets = pa.array([receipt.off for receipt in told.flat], pa.int64())
+    places = add_ints(topics.hashes, parts.to_numpy())
     is_known = offsets.is_valid().to_numpy(zero_copy_only=False)
     places = np.where(is_known, add_longs(places, offsets.fill_null(0).to_numpy()), places)
     return {
-        "tx": [name if _is_id(name) else "" for name in names],
-        "leg": [_op_leg(*row) for row in zip(ops, names, states, strict=True)],
+        "tx": [name if is_id(name) else "" for name in names],
+        "leg": [row.leg for row in rows],
         "grp": groups.array,
         "grp_id": groups.ids(),
         "n": told.counts(),
         "place": told.sums(finish(places)),
-        "code": [
-            EMPTY if value is None else state if op.v in {1, None} else OTHER_VERSION
-            for op, state, value in zip(ops, states, records.values, strict=True)
-        ],
-        "cause": [op.s if name == "~" else op.at for op, name in zip(ops, names, strict=True)],
-        "half": [op.half for op in ops],
-        "parked": [op.parked for op in ops],
-        "num": [op.check_times for op in ops],
-        "since_ms": [op.since_ms for op in ops],
+        "code": [row.code for row in rows],
+        "cause": [row.s if op is None else op.at for row, op in zip(rows, ops, strict=True)],
+        "half": [None if op is None else op.half for op in ops],
+        "parked": [None if op is None else op.parked for op in ops],
+        "num": [None if op is None else op.check_times for op in ops],
+        "since_ms": [None if op is None else op.since_ms for op in ops],
         "receipts": told.lists(_RECEIPT, topics.array, parts, offsets),
     }
-
-
-def _op_leg(op: OpMembers, name: str, state: int | None) -> int:
-    if op.v != 1:
-        return Evidence.UNREADABLE
-    if state is not None and _is_id(name) and not any(receipt[1] is None for receipt in op.receipts or ()):
-        return Evidence.OP
-    if name == "~" and op.s is not None:
-        return Evidence.POSITION
-    return Evidence.ANSWERS if name == "?" else Evidence.UNREADABLE
-
-
-_STATES = {"PREPARED": OpState.PREPARED, "PARKED": OpState.PARKED, "ROLLED_BACK": OpState.ROLLED_BACK}
-
-
-def _state(op: OpMembers) -> int | None:
-    if op.state != "COMMITTED":
-        return _STATES.get(op.state or "")
-    return OpState.ABANDONED if op.abandoned else OpState.BLOCKED if op.blocked else OpState.COMMITTED
-
-
-def _read_op(value: bytes | None) -> OpMembers:
-    """Members of a wrong type are as if they were not there; receipts that are none have no place."""
-    if value is None:
-        return OpMembers()
-    try:
-        return _decode_op(value)
-    except _UNREADABLE:
-        return _read_oddly(value)
-
-
-def _read_oddly(value: bytes) -> OpMembers:
-    op = OpMembers()
-    try:
-        read = msgspec.json.decode(value, type=dict[str, Any])
-    except _UNREADABLE:
-        return op
-    for name in OpMembers.__struct_fields__:
-        try:
-            setattr(op, name, msgspec.convert(read.get(name), OpMembers.__annotations__[name]))
-        except msgspec.MsgspecError:
-            if name == "receipts" and isinstance(read[name], list):
-                op.receipts = [("", None, None)]
-    return op
 
 
 def decode_real(records: Records) -> Columns:
@@ -439,7 +279,7 @@ def _id_of(headers: Headers) -> str:
     if name != "transaction-id" or value is None:
         return ""
     tx = value.decode(errors="replace")
-    return tx if _is_id(tx) else ""
+    return tx if is_id(tx) else ""
 
 
 class _Names:

@@ -21,7 +21,6 @@ from spark.errors import Indeterminate
 from spark.read.decode import (
     SCHEMA,
     Decode,
-    Headers,
     Records,
     decode_journal,
     decode_op,
@@ -31,6 +30,7 @@ from spark.read.decode import (
     make_batch,
 )
 from spark.read.envelope import EVENT_SCHEMA
+from spark.read.formats import Headers
 from spark.read.window import Window
 
 _PACKAGE = Path(__file__).parents[1]

@@ -14,6 +14,7 @@ from bridge.core.op_message import (
     NO_ANSWERS,
     Answer,
     AnswerCode,
+    LogStart,
     OpMessage,
     Position,
     _encode_any,
@@ -120,7 +121,12 @@ def test_position_is_byte_for_byte_this() -> None:
     assert encode_position(Position(1, 2, 3, "me")) == b'{"v":1,"s":1,"l":2,"o":3,"owner":"me"}'
 
 
-@given(st.builds(Position, OFFSETS, OFFSETS, OFFSETS, st.text()))
+@given(
+    st.builds(
+        Position, OFFSETS, OFFSETS, OFFSETS, st.text(), s_ms=st.none() | TIMES,
+        start=st.builds(LogStart, OFFSETS, OFFSETS),
+    )
+)  # fmt: skip
 def test_position_comes_back(position: Position) -> None:
     """s, l, o and the owner."""
     assert decode_position(encode_position(position)) == position
