@@ -225,11 +225,13 @@ class GivingUp:
             return [u for u in gone if u.transaction_id not in known]  # what was carried forward has its state
         if kind is HaltKind.OTHER_PARKED:
             return [u for u in live if u.state is TransactionState.PARKED]
-        found = {u.transaction_id: u for u in live}
+        known = {u.transaction_id for u in live}
+        if kind not in _OF_OP and kind in _WHOLE:
+            known |= await self._read_op_ids(queue_id)
         waiting: dict[str, Unproven] = {}
-        if kind in _OF_OP:
+        if kind in _WHOLE:  # what lies before the place to go on from, also in a journal that was made again
             async for offset, half in self._read_halves(queue_id, journal.minimum):
-                if offset < position.s and half.transaction_id not in found:
+                if offset < position.s and half.transaction_id not in known:
                     state, key = TransactionState.PREPARED, half.idempotency_key
                     waiting[half.transaction_id] = Unproven(half.transaction_id, half.group, state, offset, key)
         projected = await self._database.read(partial(find_known_ids, transaction_ids=waiting))

@@ -22,7 +22,7 @@ from bridge.fault_points import FaultPoint, reach
 from bridge.sql.chunking import Chunk, JournalBuffer, OpBuffer, Quarantined, next_chunk
 from bridge.sql.engine import Database, SqlUnavailable
 from bridge.sql.fold import TimesOf
-from bridge.sql.identity import read_identity
+from bridge.sql.identity import begin_projection, read_identity, read_last_acts
 from bridge.sql.leases import LeaseWatch, release_lease, take_lease
 from bridge.sql.projection import (
     NotAsKnown,
@@ -34,7 +34,7 @@ from bridge.sql.projection import (
     purge,
     read_orphans,
 )
-from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position, read_position, read_positions
+from bridge.sql.rows import AppliedPosition, LogIdentity, read_position, read_positions
 from bridge.sql.stats import GroupStats, read_stats
 from bridge.sql.usual import PendingRows
 from bridge.store.message_store import MessageStore, OwnerStore, QueueReader, TopicAdmin
@@ -143,10 +143,11 @@ class QueueFollower:
 
     async def open(self) -> None:
         """Finds the position, or begins at the logs' beginning. Raises QueueHalted if it is another log's."""
+        last_acts = await self._ports.database.read(partial(read_last_acts, queue_ids=[self._queue_id]))
         identity = await self._identify()
         known = await self._ports.database.read(partial(read_position, queue_id=self._queue_id))
         if known is None:
-            known = await self._begin(identity)
+            known = await self._begin(identity, last_acts[self._queue_id])
         self.position, recorded = known
         if recorded != identity:
             raise QueueHalted("the projection belongs to other topics: run `outbox-bridge projection rebuild`")
@@ -221,7 +222,7 @@ class QueueFollower:
                 break  # not here yet
         return quarantined
 
-    async def _begin(self, identity: LogIdentity) -> tuple[AppliedPosition, LogIdentity]:
+    async def _begin(self, identity: LogIdentity, last_act: int) -> tuple[AppliedPosition, LogIdentity]:
         journal, op = [
             await self._ports.store.get_offsets(MessageQueue(topic, self._queue_id))
             for topic in (self._topics.half, self._topics.op)
@@ -234,9 +235,8 @@ class QueueFollower:
             raise StoreUnavailable(f"the op topic holds no position of queue {self._queue_id}")
         # s is 0 until a position is read: not even an empty journal says that nothing is pending
         start = AppliedPosition(0, max(journal.minimum, position.start.journal), max(op.minimum, position.start.op))
-        await self._ports.database.run(
-            partial(begin_position, queue_id=self._queue_id, position=start, identity=identity)
-        )
+        begin = partial(begin_projection, queue_id=self._queue_id, position=start, identity=identity, last_act=last_act)
+        await self._ports.database.run(begin)
         known = await self._ports.database.read(partial(read_position, queue_id=self._queue_id))
         if known is None:
             raise PositionMoved

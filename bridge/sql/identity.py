@@ -15,6 +15,7 @@ from bridge.core.errors import HaltKind
 from bridge.core.keyring import SECRET_BYTES, BridgeKey
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.sql.bulk import make_upsert
+from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position
 from bridge.sql.search import chunks
 from bridge.sql.tables import (
     audit,
@@ -110,6 +111,15 @@ def read_last_acts(conn: Connection, queue_ids: Iterable[int]) -> dict[int, int]
     acts = sa.select(audit.c.target, sa.func.max(audit.c.id)).where(audit.c.what == GIVE_UP, audit.c.target.in_(queues))
     last = dict.fromkeys(queues.values(), 0)
     return last | {queues[target]: act for target, act in conn.execute(acts.group_by(audit.c.target))}
+
+
+def begin_projection(
+    conn: Connection, queue_id: int, position: AppliedPosition, identity: LogIdentity, last_act: int
+) -> None:
+    """Begins a queue that has no position; nothing if another projector did, or if its log was given up after
+    `last_act`: then log and position were looked at too early."""
+    if read_last_acts(conn, [queue_id])[queue_id] == last_act:
+        begin_position(conn, queue_id, position, identity)
 
 
 def find_losses(conn: Connection, queue_ids: Collection[int], since_ms: int) -> dict[int, int]:

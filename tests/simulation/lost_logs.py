@@ -36,7 +36,7 @@ from tests.simulation.evidence import Archive, Place
 from tests.simulation.node import KEYRING, NodeClock, NodeDatabase
 from tests.simulation.oracle import find_truth
 from tests.simulation.promises import Violation
-from tests.simulation.schedule import CALLS_MS, FaultKind, Schedule, make_schedule
+from tests.simulation.schedule import CALLS_MS, START_MS, FaultKind, Schedule, make_schedule
 from tests.simulation.situations import Situation
 from tests.simulation.world import Run, World, simulate
 
@@ -104,6 +104,7 @@ class LosingWorld(World):
         self.archive: LosingArchive = LosingArchive(self.cluster.log)
         self._loss = loss
         self._losing: asyncio.Task[None] | None = None
+        self._acted_at_ms = 0
         self.all_heard: list[Heard] = []
 
     async def run(self) -> None:
@@ -119,7 +120,8 @@ class LosingWorld(World):
     def conclude(self) -> None:
         """The usual promises hear nothing of what was given up.
 
-        Nor where a prepare was stored: what nobody had read is stored anew by its repeat, in the new journal.
+        Nor where a prepare was stored, or who was asked before: what nobody had read is stored anew by its repeat, in
+        the new journal.
         """
         self._note_gone()
         gone = self.archive.gone
@@ -127,7 +129,9 @@ class LosingWorld(World):
         numbers = {one.number for one in self.callers.heard if {one.transaction_id, one.asked_id} & gone}
         kept = [one for one in self.callers.heard if one.number not in numbers]
         self.callers.heard[:] = [msgspec.structs.replace(one, prepared=None) for one in kept]
-        self.endpoints.log[:] = [asked for asked in self.endpoints.log if asked.transaction_id not in gone]
+        since_ms = self._acted_at_ms if self._loss.topic == "half" else 0
+        asked = [one for one in self.endpoints.log if one.at_ms >= since_ms]
+        self.endpoints.log[:] = [one for one in asked if one.transaction_id not in gone]
 
     async def _lose(self) -> None:
         await self.clock.sleep_ms(self._loss.at_ms)
@@ -141,6 +145,7 @@ class LosingWorld(World):
         self.story.tell("fault", f"{name} is deleted and made again")
         await self.clock.sleep_ms(self._loss.act_after_ms)
         await self._act()
+        self._acted_at_ms = self.clock.now_ms() - START_MS
         self._note_gone()
         if self._loss.topic == "half":
             self.archive.lost_topics = frozenset((topic_id,))
