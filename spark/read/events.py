@@ -11,7 +11,7 @@ from pyspark.sql.functions import broadcast, col
 
 from spark.read.envelope import EVENT_TYPES, UNREADABLE_SQL, Evidence
 from spark.read.scope import QueuePlace, born_ms
-from spark.read.sources import KafkaAccess, land_kafka, read_landed, within
+from spark.read.sources import KafkaAccess, land_kafka, note_files, read_landed, within
 from spark.read.window import WINDOW_FILE, Window, read_window
 
 _FEW = 2_000  # ids that a Parquet reader looks up in each file's Bloom filters
@@ -96,6 +96,7 @@ def land(
     if instead:
         events = within(read_landed(spark, *(unit / EVENTS for unit in instead)), window)
         events.write.options(**_WRITING).parquet(str(path))
+        note_files(path)
     else:
         land_kafka(spark, window, kafka, path)
     new = read_landed(spark, path)
@@ -166,6 +167,7 @@ def write_carry(spark: SparkSession, folder: Path, window: Window, others: Seque
     parts.append(spark.sql(f"SELECT * FROM events {UNREADABLE_SQL}"))
     carried = reduce(DataFrame.unionAll, [part.select(*columns) for part in parts])
     carried.coalesce(2).write.parquet(str(folder / CARRY))
+    note_files(folder / CARRY)
 
 
 def _ahead_sql(window: Window) -> str:

@@ -62,6 +62,17 @@ def look_for_topics(kafka: Mapping[str, Any], names: Iterable[str]) -> None:
         _check_there(names, admin.list_topics(timeout=_TIMEOUT_S).topics)
 
 
+def check_topics(kafka: Mapping[str, Any], window: Window) -> None:
+    """Raises Indeterminate where a topic is not the one that the window speaks of, or Kafka cannot be asked."""
+    with _reached(kafka) as admin:
+        there = window.topic_ids.keys() & admin.list_topics(timeout=_TIMEOUT_S).topics.keys()
+        topic_ids = _read_ids(admin, there) if there else {}
+    for topic, known in sorted(window.topic_ids.items()):
+        if topic_ids.get(topic) != known:
+            reason = f"topic {topic} was deleted, or made anew, since its ends were noted"
+            raise Indeterminate(reason, "What was read is not judged; run it again.")
+
+
 @contextmanager
 def _reached(kafka: Mapping[str, Any]) -> Iterator[AdminClient]:
     """Kafka's errors as Indeterminate, in one line."""

@@ -4,12 +4,14 @@ import gc
 import json
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple, cast
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,11 +37,13 @@ from spark.read.window import Window
 
 _PACKAGE = Path(__file__).parents[1]
 _SHIPPED = "outbox-bridge-report.zip"
+_FILES = "_files.json"  # names of all that was landed beside it; Spark passes it over
 _PATIENCE_S = 20.0  # of a read
 _TAKEN = 16  # records at once, which may be of many megabytes each
 _WAIT_S = 0.02  # for so many, which a range's last ones never are
 _BATCH = 10_000
-_BATCH_BYTES = 16 << 20  # of values; decoding needs several times as much
+_BATCH_BYTES = 16 << 20  # of records; decoding needs several times as much
+_GROUP_BYTES = 64 << 20  # of rows; a half message of many messages is a long one
 _TASK_OFFSETS = 250_000  # so that a large partition is read by all processors, and a task's rows fit into memory
 _CLIENT = {
     "group.id": "outbox-bridge-report",  # wanted by the client, never joined
@@ -83,25 +87,58 @@ class _Range(NamedTuple):
 def land_kafka(spark: SparkSession, window: Window, kafka: KafkaAccess, folder: Path) -> None:
     """Writes the envelope of a window as Parquet, a file for each range; those that are there are kept.
 
-    A filter in each file tells which transactions it has nothing of. Raises Indeterminate.
+    A filter in each file tells which transactions it has nothing of. The topics are those of the window, before and
+    after they are read: their offsets mean nothing in others. Raises Indeterminate.
     """
+    from spark.read.offsets import check_topics  # noqa: PLC0415 - workers import this module, and have no bridge
+
     folder.mkdir(parents=True, exist_ok=True)
-    whole = folder.absolute()  # executors work in folders of their own
-    ranges = [one for one in _cut(window, kafka, whole) if not one.file.exists()]
-    if not ranges:
-        return
-    options = dict(kafka.options)
-    _ship(spark)
-    work = spark.sparkContext.parallelize(ranges, len(ranges))
-    reasons = [reason for reason in work.map(lambda one: _land(one, options)).collect() if reason]
-    if reasons:
-        raise Indeterminate(reasons[0], "What was read is not judged; run it again.")
+    planned = list(_cut(window, kafka, folder.absolute()))  # executors work in folders of their own
+    ranges = [one for one in planned if not one.file.exists()]
+    if ranges:
+        options = dict(kafka.options)
+        check_topics(options, window)
+        _ship(spark)
+        work = spark.sparkContext.parallelize(ranges, len(ranges))
+        reasons = [reason for reason in work.map(lambda one: _land(one, options)).collect() if reason]
+        if reasons:
+            raise Indeterminate(reasons[0], "What was read is not judged; run it again.")
+        check_topics(options, window)
+    names = {one.file.name for one in planned}
+    for path in folder.glob("*.parquet*"):  # of tasks that were killed, or are not wanted any more
+        if path.name not in names:
+            path.unlink(missing_ok=True)
+    note_files(folder)
+
+
+def note_files(folder: Path) -> None:
+    """Notes which files there are: from now on one more, or one less, is an error."""
+    noted, path = json.dumps(_find_files(folder), indent=1), folder / _FILES
+    if not path.exists() or path.read_text() != noted:
+        path.write_text(noted)
 
 
 def read_landed(spark: SparkSession, *folders: Path) -> DataFrame:
-    """The envelope as it was landed before, by a run or by a landing."""
+    """The envelope as it was landed before, by a run or by a landing. Raises Indeterminate where a file is missing."""
+    for folder in folders:
+        _check_files(folder)
     reader = spark.read.schema(EVENT_SCHEMA).option("recursiveFileLookup", "true")
     return reader.parquet(*[str(folder) for folder in folders])
+
+
+def _check_files(folder: Path) -> None:
+    path = folder / _FILES
+    if not path.exists():  # of an older release
+        return
+    noted, found = set(json.loads(path.read_text())), set(_find_files(folder))
+    if noted != found:
+        name = min(noted ^ found)
+        what = "is missing" if name in noted else "does not belong there"
+        raise Indeterminate(f"{folder / name} {what}", "Restore the folder as it was, or begin anew.")
+
+
+def _find_files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("[!._]*.parquet"))
 
 
 def within(events: DataFrame, window: Window) -> DataFrame:
@@ -120,7 +157,8 @@ def _cut(window: Window, kafka: KafkaAccess, folder: Path) -> Iterator[_Range]:
     for (topic, part), extent in sorted(window.extents.items()):
         for start in range(extent.start, extent.end, _TASK_OFFSETS):
             end = min(start + _TASK_OFFSETS, extent.end)
-            file = folder / f"{next(numbers):06d}.parquet"
+            # what is still written by the tasks of a killed landing has another name
+            file = folder / f"{window.taken_ms}-{next(numbers):06d}.parquet"
             yield _Range(topic, part, start, end, internal.get(topic, real), file)
 
 
@@ -139,29 +177,25 @@ def _ship(spark: SparkSession) -> None:
 def _land(wanted: _Range, options: Mapping[str, Any]) -> str:
     """Runs in a worker. What went wrong with Kafka, if anything did."""
     try:
-        rows = _read(wanted, options)
+        _write(_read(wanted, options), wanted.file)
     except (Indeterminate, KafkaException) as error:
         return f"{wanted.topic}-{wanted.part} cannot be read from {wanted.start} to {wanted.end}: {error}"
-    if rows.num_rows:
-        _write(rows, wanted.file)
     return ""
 
 
-def _read(wanted: _Range, options: Mapping[str, Any]) -> pa.Table:
+def _read(wanted: _Range, options: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
     """The envelope of all records of the range. Raises Indeterminate, KafkaException."""
     signs = _Signs()
     consumer = Consumer({**options, **_CLIENT, "stats_cb": signs.hear_statistics, "error_cb": signs.hear_error})
     gc.disable()  # looking for cycles among so many records takes longer than reading them
     try:
         consumer.assign([TopicPartition(wanted.topic, wanted.part, wanted.start)])
-        batches = [
-            make_batch(wanted.decode, _as_columns(wanted, messages))
-            for messages in _read_batches(consumer, wanted, signs)
-        ]
+        for batch in _read_batches(consumer, wanted, signs):
+            offsets, times, keys, values, headers = zip(*batch, strict=True)
+            yield make_batch(wanted.decode, Records(wanted.topic, wanted.part, offsets, times, keys, values, headers))
     finally:
         gc.enable()
         consumer.close()
-    return pa.Table.from_batches(batches, SCHEMA)
 
 
 class _Signs:
@@ -192,29 +226,60 @@ class _Signs:
             raise Indeterminate(f"nothing came for {_PATIENCE_S:.0f} s{self._trouble}")
 
 
-def _write(rows: pa.Table, file: Path) -> None:
-    """At once, as far as others see: a task may be killed, or done twice."""
-    unfinished = file.with_name(f".{file.name}-{time.time_ns()}")
-    pq.write_table(
-        rows,
-        unfinished,
+def _write(batches: Iterable[pa.RecordBatch], file: Path) -> None:
+    """At once, as far as others see: a task may be killed, or done twice. No more than a row group is in memory."""
+    unfinished = file.with_name(f".{file.name}-{uuid4().hex}")
+    try:
+        with ExitStack() as stack:
+            writer: pq.ParquetWriter | None = None
+            for rows in _group(batches):
+                writer = writer or stack.enter_context(_open(unfinished, rows.num_rows))
+                writer.write_table(rows, rows.num_rows)
+        if writer is not None:
+            unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _open(file: Path, group_rows: int) -> pq.ParquetWriter:
+    return pq.ParquetWriter(
+        file,
+        SCHEMA,
         compression="snappy",
         use_dictionary=["topic", "grp"],
-        bloom_filter_options={"tx": {"ndv": rows.num_rows, "fpp": 0.01}},
+        bloom_filter_options={"tx": {"ndv": group_rows, "fpp": 0.01}},
     )
-    unfinished.replace(file)
 
 
-def _read_batches(consumer: Consumer, wanted: _Range, signs: _Signs) -> Iterator[list[Delivered]]:
+def _group(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    group: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        group.append(batch)
+        size += batch.nbytes
+        if size >= _GROUP_BYTES:
+            yield pa.Table.from_batches(group, SCHEMA)
+            group, size = [], 0
+    if group:
+        yield pa.Table.from_batches(group, SCHEMA)
+
+
+_Record = tuple[int, int, bytes | None, bytes | None, Headers]  # offset, time, key, value, headers
+
+
+def _read_batches(consumer: Consumer, wanted: _Range, signs: _Signs) -> Iterator[list[_Record]]:
     """All records of the range. Raises Indeterminate when Kafka says nothing for long."""
-    batch: list[Delivered] = []
+    batch: list[_Record] = []
     size, is_over = 0, False
     while not is_over:
         messages = consumer.consume(_TAKEN, _WAIT_S)
         is_over = any(_is_behind(message, wanted.end) for message in messages)
-        records = [message for message in messages if message.error() is None and _offset(message) < wanted.end]
-        batch += records
-        size += sum(map(len, records))
+        for message in messages:
+            if message.error() is None and _offset(message) < wanted.end:
+                key, value, headers = message.key(), message.value(), _headers(message)
+                batch.append((_offset(message), message.timestamp()[1], key, value, headers))
+                size += len(key or b"") + len(value or b"")
+                size += sum(len(name) + len(text or b"") for name, text in headers) if headers else 0
         if batch and (is_over or len(batch) >= _BATCH or size >= _BATCH_BYTES):
             yield batch
             batch, size = [], 0
@@ -235,18 +300,6 @@ def _is_behind(message: Delivered, end: int) -> bool:
 def _offset(message: Delivered) -> int:
     offset = message.offset()
     return -1 if offset is None else offset
-
-
-def _as_columns(wanted: _Range, messages: list[Delivered]) -> Records:
-    return Records(
-        wanted.topic,
-        wanted.part,
-        [_offset(message) for message in messages],
-        [message.timestamp()[1] for message in messages],
-        [message.key() for message in messages],
-        [message.value() for message in messages],
-        [_headers(message) for message in messages],
-    )
 
 
 def _headers(message: Delivered) -> Headers:

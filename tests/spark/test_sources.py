@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -12,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -24,18 +27,23 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from pyspark.sql import SparkSession
 
+from bridge.core.message import Message
+from bridge.core.record import HalfMessage
+from bridge.core.record_codec import encode_half
+from bridge.core.transaction import make_transaction_id
 from spark.errors import Indeterminate
 from spark.read import sources
-from spark.read.decode import Decode, Records, decode_real, make_batch
+from spark.read.decode import SCHEMA, Decode, Records, decode_journal, decode_real, make_batch
 from spark.read.envelope import Evidence
 from spark.read.offsets import take_window
 from spark.read.scope import QueuePlace
 from spark.read.sources import KafkaAccess, land_kafka, read_landed
 from spark.reconcile import explained
 from spark.selftest.run import Injector, SeededTopics, make_tales
-from tests.support.bridge_process import create_topics
+from tests.support.bridge_process import create_topics, wait_until
 from tests.support.broker import BrokerFactory
 from tests.support.odd_records import put_odd_header
+from tests.support.source_tree import ROOT
 
 pytestmark = pytest.mark.timeout(300)
 KEY = ("topic", "part", "off")
@@ -45,12 +53,16 @@ AUTHORIZER = {
 }
 
 
-def put(kafka: str, topic: str, *values: bytes) -> None:
+def put(kafka: str, topic: str, *values: bytes, **members: Any) -> None:
     """Records in its first partition."""
     producer = Producer({"bootstrap.servers": kafka})
     for value in values:
-        producer.produce(topic, value, partition=0)
+        producer.produce(topic, value, partition=0, **members)
     assert producer.flush(30) == 0
+
+
+def read_range(wanted: sources._Range, options: Mapping[str, Any]) -> pa.Table:
+    return pa.Table.from_batches(sources._read(wanted, options), SCHEMA)
 
 
 def _range(topic: str, start: int, end: int, folder: Path) -> sources._Range:
@@ -115,20 +127,113 @@ def test_offsets_that_are_not_there_are_told(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_large_records_are_decoded_few_at_a_time(kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker's memory is bounded in bytes, as a batch of large records is of few."""
+@pytest.mark.parametrize("large", ["value", "key", "headers"])
+def test_large_records_are_decoded_few_at_a_time(
+    kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: str
+) -> None:
+    """A worker's memory is bounded in bytes, as a batch of large records is of few, whatever is large in them."""
     topic = f"large-{time.time_ns()}"
     create_topics(kafka, {topic: 1})
-    put(kafka, topic, *[b"v" * 900_000] * 100)
+    much = b"x" * 900_000
+    members = {"value": {}, "key": {"key": much}, "headers": {"headers": [("h", much)]}}[large]
+    put(kafka, topic, *[much if large == "value" else b"v"] * 100, **members)
     sizes: list[int] = []
 
     def look(decoder: Decode, records: Records) -> pa.RecordBatch:
-        sizes.append(sum(len(value or b"") for value in records.values))
+        sizes.append(len(records.offsets) * 900_000)
         return make_batch(decoder, records)
 
     monkeypatch.setattr(sources, "make_batch", look)
-    assert sources._read(_range(topic, 0, 100, tmp_path), {"bootstrap.servers": kafka}).num_rows == 100
+    assert read_range(_range(topic, 0, 100, tmp_path), {"bootstrap.servers": kafka}).num_rows == 100
     assert max(sizes) <= (16 << 20) + 16 * 900_000
+
+
+def test_rows_are_written_a_group_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few records can have many messages: no more rows are in memory than are some bytes, whatever their number."""
+    listed = [Message("orders" * 40, None, None)] * 4_000
+    half = encode_half(HalfMessage(make_transaction_id(0, 1), "shop", len(listed), 5), listed, "half", 0)
+    columns = [half.key] * 5, [half.value] * 5, [half.headers] * 5
+    handed: list[int] = []
+    monkeypatch.setattr(sources, "_GROUP_BYTES", 8 << 20)
+
+    def make() -> Iterator[pa.RecordBatch]:
+        for start in range(0, 40, 5):
+            batch = make_batch(decode_journal, Records("half", 0, range(start, start + 5), [5] * 5, *columns))
+            handed.append(batch.nbytes)
+            yield batch
+
+    file = tmp_path / "000001.parquet"
+    sources._write(make(), file)
+    written = pq.ParquetFile(file)
+    groups = [written.read_row_group(number) for number in range(written.num_row_groups)]
+    assert max(group.nbytes for group in groups) <= sources._GROUP_BYTES + max(handed)
+    assert [offset for group in groups for offset in group["off"].to_pylist()] == list(range(40))
+    assert sum(handed) > 3 * sources._GROUP_BYTES
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+def make_anew(kafka: str, topic: str) -> None:
+    """Another topic of the same name, with other records."""
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for gone in admin.delete_topics([topic]).values():
+        gone.result(30)
+    wait_until(lambda: topic not in admin.list_topics(timeout=10).topics, 30, "the topic to be gone")
+    create_topics(kafka, {topic: 1})
+    put(kafka, topic, *[b"of the other topic"] * 9)
+
+
+@pytest.mark.parametrize("moment", ["before", "meanwhile"])
+def test_topic_that_was_made_again_is_not_read_for_the_one_that_was(
+    spark: SparkSession, kafka: str, stage: SeededTopics, tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its offsets are there, and mean something else: records of two topics are never judged as those of one."""
+    options, topic = {"bootstrap.servers": kafka}, f"anew-{time.time_ns()}"
+    create_topics(kafka, {topic: 1})
+    put(kafka, topic, *[b"v"] * 9)
+    window = take_window(options, stage.internal, [topic])
+    if moment == "before":
+        make_anew(kafka, topic)
+    else:
+        ship = sources._ship
+
+        def dawdle(session: SparkSession) -> None:
+            ship(session)
+            make_anew(kafka, topic)
+
+        monkeypatch.setattr(sources, "_ship", dawdle)
+    with pytest.raises(Indeterminate, match=f"topic {topic} was deleted, or made anew"):
+        land_kafka(spark, window, KafkaAccess(options), tmp_path)
+
+
+def test_task_that_is_done_twice_leaves_its_rows_once(
+    spark: SparkSession, kafka: str, stage: SeededTopics, tmp_path: Path
+) -> None:
+    """Beside each other, after one that was killed, or of a landing that was begun anew."""
+    options = {"bootstrap.servers": kafka}
+    window = take_window(options, stage.internal, [stage.real("orders")])
+    tmp_path.joinpath(".000001.parquet-killed").write_bytes(b"PAR1")
+    tmp_path.joinpath(f"{window.taken_ms - 1}-000001.parquet").write_bytes(b"PAR1")
+    land_kafka(spark, window, KafkaAccess(options), tmp_path)
+    landed = sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".json")
+    rows = read_landed(spark, tmp_path).count()
+    for wanted in sources._cut(window, KafkaAccess(options), tmp_path):
+        assert sources._land(wanted, options) == ""
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".json") == landed
+    assert read_landed(spark, tmp_path).count() == rows > 100
+
+
+def test_file_that_is_missing_is_told(spark: SparkSession, kafka: str, stage: SeededTopics, tmp_path: Path) -> None:
+    """Or one that nobody landed: neither fewer rows nor more."""
+    options = {"bootstrap.servers": kafka}
+    land_kafka(spark, take_window(options, stage.internal, [stage.real("orders")]), KafkaAccess(options), tmp_path)
+    file = min(tmp_path.glob("*.parquet"))
+    file.rename(tmp_path / f"_{file.name}")
+    with pytest.raises(Indeterminate, match=f"{file.name} is missing"):
+        read_landed(spark, tmp_path)
+    (tmp_path / f"_{file.name}").rename(file)
+    (tmp_path / "stray.parquet").touch()
+    with pytest.raises(Indeterminate, match=r"stray.parquet does not belong there"):
+        read_landed(spark, tmp_path)
 
 
 class Aborted:
@@ -158,14 +263,14 @@ def test_records_that_were_aborted_are_a_sign_of_life(tmp_path: Path, monkeypatc
     """However many lie in a row, and however long they take: they are read, though none of them is handed over."""
     monkeypatch.setattr(sources, "Consumer", Aborted)
     monkeypatch.setattr(sources, "time", SimpleNamespace(monotonic=lambda: Aborted.now_s))
-    assert sources._read(_range("orders", 0, 1_000, tmp_path), {}).num_rows == 0
+    assert read_range(_range("orders", 0, 1_000, tmp_path), {}).num_rows == 0
 
 
 def test_broker_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what the client says of it."""
     monkeypatch.setattr(sources, "_PATIENCE_S", 1)
     with pytest.raises(Indeterminate, match=r"nothing came for 1 s, .*Connection refused"):
-        sources._read(_range("orders", 0, 1, tmp_path), {"bootstrap.servers": "127.0.0.1:1"})
+        read_range(_range("orders", 0, 1, tmp_path), {"bootstrap.servers": "127.0.0.1:1"})
 
 
 def test_right_to_the_group_is_not_needed(broker_factory: BrokerFactory, tmp_path: Path) -> None:
@@ -188,7 +293,7 @@ def test_right_to_the_group_is_not_needed(broker_factory: BrokerFactory, tmp_pat
     assert refused[0].code() == KafkaError.GROUP_AUTHORIZATION_FAILED
     for number in range(5):  # each looks for the coordinator anew
         put(kafka, "orders", b"v")
-        read = sources._read(_range("orders", 0, number + 1, tmp_path), {"bootstrap.servers": kafka})
+        read = read_range(_range("orders", 0, number + 1, tmp_path), {"bootstrap.servers": kafka})
         assert read.num_rows == number + 1
 
 
@@ -199,7 +304,7 @@ def test_header_whose_name_is_no_utf8_ends_no_job(kafka: str, tmp_path: Path) ->
     put(kafka, topic, *[b"v"] * 100)  # so many that Python takes short cuts in loops
     put_odd_header(kafka, topic)
     put(kafka, topic, b"v")
-    read = sources._read(_range(topic, 0, 102, tmp_path), {"bootstrap.servers": kafka})
+    read = read_range(_range(topic, 0, 102, tmp_path), {"bootstrap.servers": kafka})
     assert read["leg"].to_pylist() == [Evidence.FOREIGN] * 102
 
 
@@ -214,6 +319,12 @@ def test_code_without_a_date_is_shipped(tmp_path: Path, monkeypatch: pytest.Monk
     context = SimpleNamespace(_temp_dir=str(tmp_path), addPyFile=shipped.append)
     sources._ship(SimpleNamespace(sparkContext=context))  # type: ignore[arg-type]
     assert zipfile.ZipFile(shipped[0]).namelist() == ["spark/code.py"]
+
+
+def test_workers_need_nothing_but_what_is_shipped() -> None:
+    """The package of the job, and the libraries that it asks for."""
+    code = "import sys; sys.modules['bridge'] = None; import spark.read.sources"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_error_in_a_worker_is_told_in_one_line(spark: SparkSession) -> None:
