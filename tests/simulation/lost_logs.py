@@ -129,9 +129,11 @@ class LosingWorld(World):
         numbers = {one.number for one in self.callers.heard if {one.transaction_id, one.asked_id} & gone}
         kept = [one for one in self.callers.heard if one.number not in numbers]
         self.callers.heard[:] = [msgspec.structs.replace(one, prepared=None) for one in kept]
-        since_ms = self._acted_at_ms if self._loss.topic == "half" else 0
-        asked = [one for one in self.endpoints.log if one.at_ms >= since_ms]
-        self.endpoints.log[:] = [one for one in asked if one.transaction_id not in gone]
+        asked = [one for one in self.endpoints.log if one.transaction_id not in gone]
+        anew = self._find_prepared_anew()
+        self.endpoints.log[:] = [
+            one for one in asked if one.at_ms >= self._acted_at_ms or one.transaction_id not in anew
+        ]
 
     async def _lose(self) -> None:
         await self.clock.sleep_ms(self._loss.at_ms)
@@ -177,13 +179,23 @@ class LosingWorld(World):
             remembered = set(connection.execute(sa.select(given_up.c.transaction_id)).scalars())
         if self._loss.topic != "half":
             return remembered
+        before, since = self._find_prepared()
+        return remembered | (before - since)
+
+    def _find_prepared_anew(self) -> set[str]:
+        """In the new journal, after they were prepared in the lost one."""
+        before, since = self._find_prepared()
+        return before & since
+
+    def _find_prepared(self) -> tuple[set[str], set[str]]:
+        """What a lost journal held, and what the one that there is now holds."""
         now = self.cluster.log.topics[self.topics.half].topic_id
         before, since = set[str](), set[str]()
         for (topic_id, _), messages in self.archive.read_all(self.topics.half):
             records = [decode_record(message) for message in messages]
             ids = [record.transaction_id for record in records if isinstance(record, HalfMessage)]
             (since if topic_id == now else before).update(ids)
-        return remembered | (before - since)
+        return before, since
 
 
 def _id_of(message: StoredMessage) -> str | None:
