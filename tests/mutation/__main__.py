@@ -45,6 +45,7 @@ def _modules_of(folder: str) -> list[str]:
 
 _CODECS = ("record_codec", "op_message", "message", "properties", "transaction")
 _RULES = ("check_rules", "errors", "low_watermarks", "queue_state", "record", "topics", "transition")
+_TURNS = ("timetable", "timetable_clocks", "timetable_offered", "turns", "concurrency")
 _SCENARIOS = [  # those that take a few seconds
     f"tests/scenarios/test_{name}.py"
     for name in ("blocked_chains", "ordering_scope", "rebuilding", "repeats", "take_over", "told")
@@ -53,8 +54,6 @@ _SETTLER = [
     "tests/unit/settler", "tests/unit/checker/test_with_settler.py", "tests/unit/test_log_watch.py",
     *[f"tests/scenarios/test_{name}.py" for name in ("abandoned", "batches_in_bytes", "lost_logs")],
 ]  # fmt: skip
-_HISTORIES = "tests/unit/sql/test_usual.py::test_rows_are_those_of_looking_everything_up"
-_LESS_HISTORIES = [f"--deselect={_HISTORIES}[{part}]" for part in (1, 2, 3)]  # a quarter of them is enough
 _GIVEN_UP = "tests/scenarios/test_given_up.py"
 PARTS = (
     Part("codecs", [f"bridge/core/{name}.py" for name in _CODECS], ["tests/unit/core"]),
@@ -69,13 +68,13 @@ PARTS = (
     Part(
         "turns",
         [f"checker/{name}.py" for name in ("scheduler", "rotation", "concurrency")],
-        [f"tests/unit/checker/test_{name}.py" for name in ("timetable", "timetable_clocks", "turns", "concurrency")],
+        [f"tests/unit/checker/test_{name}.py" for name in _TURNS],
     ),
     Part("fold", ["bridge/sql/fold.py"], ["tests/unit/sql/test_fold.py"], 80),
     Part(
         "usual",
         [f"bridge/sql/{name}.py" for name in ("entries", "chunking", "usual")],
-        [*[f"tests/unit/sql/test_{name}.py" for name in ("entries", "chunking", "usual")], *_LESS_HISTORIES],
+        [f"tests/unit/sql/test_{name}.py" for name in ("entries", "chunking", "usual")],
         80,
     ),
     Part("settler", _modules_of("bridge/settler"), [*_SETTLER, *_SCENARIOS], 80, _SAMPLE),

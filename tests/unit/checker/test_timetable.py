@@ -456,31 +456,6 @@ def test_new_half_message_is_woken_and_counted_when_its_time_comes() -> None:
     assert names(take(table, at(FIRST + 1), group="a").asks) == ["c", "d"]
 
 
-@pytest.mark.parametrize(("found_nobody", "why"), [(True, NO_ENDPOINT), (False, MAX_LIFE)])
-def test_offered_check_is_left_alone_as_long_as_it_can_be_claimed(*, found_nobody: bool, why: str) -> None:
-    """Its life may end meanwhile; that nobody came for it is why it is parked then."""
-    table = table_with(make_transaction("a"), times=CheckTimes(max_lifetime_ms=20_000))
-    (ask,) = take(table, at(FIRST)).asks
-    table.set_offered(ask, T0 + 60_000, found_nobody=found_nobody)
-    assert take(table, at(T0 + 59_999)) == InFlight([], {}, [])
-    assert take(table, at(T0 + 60_000)).parks == {0: {"a": why}}
-    table.set_ended(0, ["a"])
-    table.set_offered(ask, T0 + 90_000, found_nobody=found_nobody)
-    assert (table.count_pending(), table.in_flight) == (0, 0)
-
-
-def test_offered_check_is_current_until_an_answer_is_counted() -> None:
-    """By whatever way it came; it stays pending. Where the queue is not held nothing is known."""
-    table = table_with(make_transaction("a"))
-    (ask,) = take(table, at(FIRST)).asks
-    assert table.is_current(ask)
-    assert not table.is_current(ask._replace(queue_id=7))
-    table.set_prepared(0, [make_transaction("a", FIRST + 30_000, check_times=1, at=9)], 0)
-    assert (table.is_current(ask), table.is_pending(ask)) == (False, True)
-    table.set_ended(0, ["a"])
-    assert not table.is_current(ask)
-
-
 EVENTS = st.lists(
     st.tuples(st.sampled_from(["prepare", "end", "take", "answer", "miss"]), st.integers(0, 5), st.integers(0, 3_000)),
     max_size=60,
