@@ -40,7 +40,7 @@ def fold(
     *ops: OpEntry, halves: list[HalfEntry] | None = None, others: list[RawEntry] | None = None,
     known: ProjectedRow | None = None,
 ) -> Fold:  # fmt: skip
-    made = Fold(3, {ID: known} if known else {}, lambda _: CheckTimes())
+    made = Fold(3, {ID: known} if known else {}, {"shop": CheckTimes()}.__getitem__)
     made.apply([half()] if halves is None else halves, ops, others or [])
     return made
 
@@ -75,7 +75,8 @@ def test_half_messages_of_a_chunk_are_all_described_and_counted() -> None:
     made = fold(halves=[half(), HalfEntry(12, 1_002, other, rare, messages)])
     row = made.rows[other]
     assert counts_of(made) == {"prepared": 2}
-    assert (row.has_half, row.born_ms, row.first_check_ms, row.next_due_ms) == (1, 6, 61_002, 61_002)
+    assert (row.transaction_id, row.appended_ms, row.has_half, row.born_ms) == (other, 1_002, 1, 6)
+    assert (row.first_check_ms, row.next_due_ms) == (61_002, 61_002)
     assert (row.max_checks, row.max_life_s, row.ordering_key, row.idempotency_key) == (3, 90, "o", "key")
     assert json.loads(row.messages or "") == [["orders", "aw==", 1, -1, None], ["credits", None, None, 4, 17]]
     assert made.keys == [
@@ -126,7 +127,7 @@ def test_op_message_of_an_unknown_half_makes_a_row_and_the_half_enriches_it() ->
     """The journal has forgotten it, or comes later in a rebuild: state and counts are right at once."""
     made = fold(op(COMMITTED), halves=[])
     row = made.rows[ID]
-    assert (row.has_half, row.messages, row.born_ms) == (0, None, 1_000)
+    assert (row.has_half, row.messages, row.born_ms, row.transaction_id) == (0, None, 1_000, ID)
     assert counts_of(made) == {"prepared": 1, "committed": 1}
     row.is_new, row.was = False, counted_as(row)
     later = fold(halves=[half()], known=row)
