@@ -44,7 +44,7 @@ differential: $(INSTALLED) ## random programs on the in-memory log and on a real
 planted: $(INSTALLED) ## bugs planted in copies of the code: each must be found
 	$(BIN)/python -m tests.planted
 
-mutation: $(MUTATOR) ## rules, codecs, answers, endpoint guard and fold changed bit by bit, settler to topology by samples: a test must notice
+mutation: $(MUTATOR) ## rules, codecs, checks and projected rows changed bit by bit, settler to topology by samples: a test must notice
 	$(BIN)/python -m tests.mutation $(MUTATION_ARGS)
 
 CHAOS ?= ci

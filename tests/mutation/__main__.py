@@ -46,6 +46,10 @@ def _modules_of(folder: str) -> list[str]:
 _CODECS = ("record_codec", "op_message", "message", "properties", "transaction")
 _RULES = ("check_rules", "errors", "low_watermarks", "queue_state", "record", "topics", "transition")
 _TURNS = ("timetable", "timetable_clocks", "timetable_offered", "turns", "concurrency")
+_CODECS_TESTS = [
+    "tests/unit/core", "tests/unit/checker/test_check_call.py",
+    *[f"tests/unit/sql/test_{name}.py" for name in ("chunking", "entries")],
+]  # fmt: skip
 _SCENARIOS = [  # those that take a few seconds
     f"tests/scenarios/test_{name}.py"
     for name in ("blocked_chains", "ordering_scope", "rebuilding", "repeats", "take_over", "told")
@@ -56,7 +60,7 @@ _SETTLER = [
 ]  # fmt: skip
 _GIVEN_UP = "tests/scenarios/test_given_up.py"
 PARTS = (
-    Part("codecs", [f"bridge/core/{name}.py" for name in _CODECS], ["tests/unit/core"]),
+    Part("codecs", [f"bridge/core/{name}.py" for name in _CODECS], _CODECS_TESTS),
     Part("rules", [f"bridge/core/{name}.py" for name in _RULES], ["tests/unit/core"]),
     Part(
         "rows",
