@@ -39,7 +39,7 @@ from bridge.sql.identity import (
     store_halt,
 )
 from bridge.sql.projection import allow_long_statements
-from bridge.sql.rows import read_position
+from bridge.sql.rows import AppliedPosition, read_position
 from bridge.store.message_store import MessageStore, OwnerStore, TopicAdmin
 from bridge.store.positions import find_position, read_range, write_position
 from bridge.topology import identify
@@ -55,7 +55,8 @@ _GONE = Span(0, 0)
 @dataclass(frozen=True, slots=True)
 class Loss:
     """What one queue loses. `position`: from where it goes on; `unproven`: what nobody can prove any more; `decided`:
-    what had ended, and only its op messages show: remembered, so that no repeat of it is taken for new.
+    what had ended, and only its op messages show: remembered, so that no repeat of it is taken for new. `applied`: how
+    far the projection was.
     """
 
     queue_id: int
@@ -63,12 +64,14 @@ class Loss:
     position: Position
     unproven: Sequence[Unproven]
     decided: Sequence[Unproven] = ()
+    applied: AppliedPosition | None = None
 
 
 class _Judged(NamedTuple):
     position: Position | None
     facts: LogFacts
     kind: HaltKind | None
+    applied: AppliedPosition | None
 
 
 class GivingUp:
@@ -115,15 +118,14 @@ class GivingUp:
             found.append(loss)
             return loss.position
 
-        loss = await self._look(queue_id)
-        if loss is None:
-            return None
-        await self._halt(loss)
-        await write_position(self._owners, self._topics, queue_id, make)
-        for loss in found:
-            now_ms = self._clock.now_ms()
-            await self._database.run(partial(_record, loss=loss, actor=actor, now_ms=now_ms), _SQL_TIMEOUT_MS)
-        return found[0] if found else None
+        while (loss := await self._look(queue_id)) is not None:
+            found.clear()
+            await self._halt(loss)
+            await write_position(self._owners, self._topics, queue_id, make)
+            record = partial(_record, loss=found[-1], actor=actor, now_ms=self._clock.now_ms()) if found else None
+            if record is None or await self._database.run(record, _SQL_TIMEOUT_MS):
+                break
+        return found[-1] if found else None
 
     async def _halt(self, loss: Loss) -> None:
         """First of all: once the new position is written the log seems whole, and a repeat must still finish this."""
@@ -137,14 +139,15 @@ class GivingUp:
         return {queue_id: found.kind for queue_id, found in judged.items() if found.kind is not None}
 
     async def _look(self, queue_id: int) -> Loss | None:
-        position, facts, kind = await self._judge(queue_id)
+        position, facts, kind, applied = await self._judge(queue_id)
         if kind is None:
             return None
         next_position = await self._choose(queue_id, kind, position, facts)
         unproven = await self._find_unproven(queue_id, kind, next_position, facts.journal)
         decided = [] if kind in _OF_OP or kind not in _WHOLE else await self._find_unprojected(queue_id)
         open_ones = [u for u in decided if u.blocked or u.state not in _FINAL]
-        return Loss(queue_id, kind, next_position, [*unproven, *open_ones], [u for u in decided if u not in open_ones])
+        ended = [u for u in decided if u not in open_ones]
+        return Loss(queue_id, kind, next_position, [*unproven, *open_ones], ended, applied)
 
     async def _judge(self, queue_id: int) -> "_Judged":
         topics = self._topics
@@ -157,19 +160,15 @@ class GivingUp:
             await find_position(self._store, self._owners, topics, queue_id, is_last=True) if op.maximum else None
         )
         facts = LogFacts(log, journal, op, await self._find_last_ms(queue_id, position, journal))
-        return _Judged(position, facts, await self._find_kind(queue_id, position, facts))
-
-    async def _find_kind(self, queue_id: int, position: Position | None, facts: LogFacts) -> HaltKind | None:
-        """A stored halt counts although the log seems whole again; doubt about the op topic counts first."""
         halts = await self._database.read(read_halts)
         known = await self._database.read(partial(read_position, queue_id=queue_id))
         if known is not None:
             witness = Witness(known[0].s, known[1].journal_topic_id, known[1].op_topic_id, op_next=known[0].op_next)
             facts = facts._replace(witnesses=(witness,))
         stored, seen = halts.get(queue_id), find_fault(position, facts)
-        if stored is None or seen in _OF_OP:
-            return seen
-        return stored.kind
+        # a stored halt counts although the log seems whole again; doubt about the op topic counts first
+        kind = seen if stored is None or seen in _OF_OP else stored.kind
+        return _Judged(position, facts, kind, None if known is None else known[0])
 
     async def _choose(self, queue_id: int, kind: HaltKind, position: Position | None, facts: LogFacts) -> Position:
         journal, op, log = facts.journal, facts.op, facts.topics
@@ -263,8 +262,12 @@ class GivingUp:
             yield message
 
 
-def _record(conn: Connection, loss: Loss, actor: str, now_ms: int) -> None:
+def _record(conn: Connection, loss: Loss, actor: str, now_ms: int) -> bool:
+    """False, and nothing is recorded, if the projection has gone on since: it may know more of the log by now."""
     allow_long_statements(conn)
+    known = read_position(conn, loss.queue_id, is_locked=True)
+    if (None if known is None else known[0]) != loss.applied:
+        return False
     if loss.kind in _WHOLE:
         give_up_queue(conn, loss.queue_id, [*loss.unproven, *loss.decided], now_ms)
     elif loss.kind is HaltKind.JOURNAL_GAP:
@@ -277,3 +280,4 @@ def _record(conn: Connection, loss: Loss, actor: str, now_ms: int) -> None:
     }  # fmt: skip
     record_act(conn, ActEntry(now_ms, actor, GIVE_UP, name_target(loss.queue_id), None, None, after))
     clear_halt(conn, loss.queue_id)
+    return True

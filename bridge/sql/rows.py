@@ -67,9 +67,12 @@ def read_positions(conn: Connection) -> dict[int, AppliedPosition]:
     return {row.queue_id: AppliedPosition(row.s, row.journal_next, row.op_next) for row in conn.execute(query)}
 
 
-def read_position(conn: Connection, queue_id: int) -> tuple[AppliedPosition, LogIdentity] | None:
-    """Position of a queue, and the log it belongs to."""
-    row = conn.execute(sa.select(projection_positions).where(_P.queue_id == queue_id)).one_or_none()
+def read_position(
+    conn: Connection, queue_id: int, *, is_locked: bool = False
+) -> tuple[AppliedPosition, LogIdentity] | None:
+    """Position of a queue, and the log it belongs to. `is_locked`: nobody moves it until the SQL transaction ends."""
+    query = sa.select(projection_positions).where(_P.queue_id == queue_id)
+    row = conn.execute(query.with_for_update() if is_locked else query).one_or_none()
     if row is None:
         return None
     identity = LogIdentity(row.cluster_id, row.journal_topic_id, row.op_topic_id)
