@@ -137,6 +137,7 @@ def test_interrupt_ends_a_call_at_once() -> None:
     """Ctrl-C while the bridge does not answer; calls of other threads go on, and the next request can be theirs."""
     script = """
 import os, signal, socket, threading, outbox
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who starts tests in the background has it ignored
 hanging = socket.create_server(("127.0.0.1", 0))
 config = outbox.BridgeConfig(call_timeout_s=1e6, close_timeout_s=0.01, max_in_flight=1)
 face = outbox.Bridge(f"http://127.0.0.1:{hanging.getsockname()[1]}", "shop", config=config)
