@@ -29,6 +29,7 @@ from bridge.turns import Turns
 Settled = TransactionView | Refused
 T = TypeVar("T")
 _REFUSED = PutStatus.REFUSED
+_ACKED = FaultPoint.END_ACKED  # for lists, and for calls that are alone
 _STEP_RECORDS = 256  # are made in about a millisecond
 
 
@@ -93,7 +94,7 @@ class Ender:
             return await self._encode(calls, requests)
 
         ids = [call.transaction_id for call in calls]
-        heard = await self.ask(ids, encode, deadline, FaultPoint.END_ACKED)
+        heard = await self.ask(ids, encode, deadline, _ACKED)
         return await self._find_forgotten(
             calls, [_read_reply(*pair) for pair in zip(calls, heard, strict=True)], deadline
         )
@@ -199,7 +200,7 @@ class _LoneEnd(LoneCall[Settled]):
 
     def land(self, results: Sequence[PutResult]) -> None:
         """The report of its record has come: the settlers may still answer for one that may be written."""
-        reach(FaultPoint.END_ACKED)
+        reach(_ACKED)
         if results[0].status is _REFUSED and (refusal := refuse_put(results[0], self.call.transaction_id)):
             self._end(refusal)
 
