@@ -122,10 +122,12 @@ class GivingUp:
             found.clear()
             await self._halt(loss)
             await write_position(self._owners, self._topics, queue_id, make)
-            record = partial(_record, loss=found[-1], actor=actor, now_ms=self._clock.now_ms()) if found else None
-            if record is None or await self._database.run(record, _SQL_TIMEOUT_MS):
-                break
-        return found[-1] if found else None
+            if not found:
+                return None
+            record = partial(_record, loss=found[0], actor=actor, now_ms=self._clock.now_ms())
+            if await self._database.run(record, _SQL_TIMEOUT_MS):
+                return found[0]
+        return None
 
     async def _halt(self, loss: Loss) -> None:
         """First of all: once the new position is written the log seems whole, and a repeat must still finish this."""
