@@ -217,9 +217,10 @@ class CheckContext:
         )
 
     def moment_of(self, queue_id: int) -> QueueTime:
-        """How a held queue stands now."""
-        owner = self.owners[queue_id]
-        return QueueTime(owner.now_ms(), owner.read_through_ms(), self.clock.monotonic_ms())
+        """How a queue stands now."""
+        owner = self.owners.get(queue_id)
+        read_through_ms = 0 if owner is None else owner.read_through_ms()
+        return QueueTime(self.now_of(queue_id), read_through_ms, self.clock.monotonic_ms())
 
     def now_of(self, queue_id: int) -> int:
         """Kafka's time for a queue; of a queue let go meanwhile nothing needs it, so the wall clock will do."""

@@ -239,20 +239,20 @@ class Round:
         except StoreError as error:
             results = [PutResult(PutStatus.OUTCOME_UNKNOWN, detail=str(error))] * len(messages)
         reach(FaultPoint.CHECK_APPENDED)
-        counts, now_of = self._context.counts, cache(self._context.now_of)
+        counts, moment_of = self._context.counts, cache(self._context.moment_of)
         for (item, resolution), result in zip(answered, results, strict=True):
             if result.status is PutStatus.PUT_OK:
                 del self._flying[item.check.transaction_id]
                 counts.answered[resolution.name] += 1
-                self._context.timetable.set_answered(item.ask, now_of(item.ask.queue_id))
+                self._context.timetable.set_answered(item.ask, moment_of(item.ask.queue_id))
             else:
                 counts.unappended += 1
                 self._postpone(item.ask, self._context.config.append_retry_ms, was_tried=True)
 
     def _postpone(self, ask: DueCheck, delay_ms: int, *, was_tried: bool = False) -> None:
         if self._flying.pop(_id_of(ask), None) is not None:
-            due_ms = self._context.now_of(ask.queue_id) + delay_ms if delay_ms else ask.due_ms
-            self._context.timetable.set_postponed(ask, due_ms, was_tried=was_tried)
+            moment = self._context.moment_of(ask.queue_id)
+            self._context.timetable.set_postponed(ask, moment, delay_ms, was_tried=was_tried)
 
     def _give_up(self, failures: Mapping[str, tuple[Failure, str | None]]) -> None:
         """Nobody answered about these: again at the next interval, nothing used up."""
@@ -265,11 +265,10 @@ def give_up(context: CheckContext, group: str, asks: Iterable[tuple[DueCheck, Fa
     interval_ms = context.directory.settings_of(group).times.interval_ms
     rounds = []
     for ask, failure, endpoint in asks:
-        now_ms = context.now_of(ask.queue_id)
-        retry_ms = now_ms + interval_ms + int(context.jitter() * _JITTER * interval_ms)
-        context.timetable.set_unanswered(ask, retry_ms, found_no_endpoint=failure is Failure.NO_ENDPOINT)
+        moment, wait_ms = context.moment_of(ask.queue_id), interval_ms + int(context.jitter() * _JITTER * interval_ms)
+        context.timetable.set_unanswered(ask, moment, wait_ms, found_no_endpoint=failure is Failure.NO_ENDPOINT)
         context.counts.unanswered[failure.value] += 1
-        rounds.append(UnansweredRound(_id_of(ask), group, now_ms, failure.value, endpoint))
+        rounds.append(UnansweredRound(_id_of(ask), group, moment.now_ms, failure.value, endpoint))
     context.recorder.add(rounds)
 
 
@@ -391,7 +390,8 @@ class GroupCheckLoop:
                 if is_let_in and self._context.timetable.is_pending(ask):
                     pending.append(ask)
                 else:
-                    self._context.timetable.set_postponed(ask, ask.due_ms, was_tried=False)
+                    moment = self._context.moment_of(ask.queue_id)
+                    self._context.timetable.set_postponed(ask, moment, 0, was_tried=False)
         if pending:
             reach(FaultPoint.CHECK_PICKED)
             self._in_flight += 1

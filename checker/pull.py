@@ -89,15 +89,15 @@ class PullDispatcher:
 
     def _land(self, ask: DueCheck, look: PullStatus) -> None:
         context = self._context
-        now_ms = context.now_of(ask.queue_id)
+        moment = context.moment_of(ask.queue_id)
         interval_ms = context.directory.settings_of(self._group).times.interval_ms
         spread_ms = int(context.jitter() * _JITTER * interval_ms)
         if look is PullStatus.NOT_LAID:
-            context.timetable.set_postponed(ask, now_ms + context.config.append_retry_ms, was_tried=False)
+            context.timetable.set_postponed(ask, moment, context.config.append_retry_ms, was_tried=False)
         elif look is PullStatus.NO_ROOM:
-            context.timetable.set_postponed(ask, now_ms + interval_ms + spread_ms, was_tried=False)
+            context.timetable.set_postponed(ask, moment, interval_ms + spread_ms, was_tried=False)
         else:
-            context.timetable.set_offered(ask, now_ms + interval_ms, found_nobody=look is PullStatus.UNCLAIMED)
+            context.timetable.set_offered(ask, moment, interval_ms, found_nobody=look is PullStatus.UNCLAIMED)
 
     def _tell(self, looks: Sequence[tuple[DueCheck, PullStatus]]) -> None:
         """Counts, notes of rounds without answer, and the alert that nobody comes."""

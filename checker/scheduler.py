@@ -11,6 +11,7 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bridge.core.check_rules import CheckTimes, Due, decide_due, is_exhausted, life_end_ms
 from bridge.core.transaction import MAX_LIFE, NO_ENDPOINT, Transaction
@@ -246,7 +247,7 @@ class CheckScheduler:
         for table in self._tables.values():
             for _ in range(min(max_count, len(table.unsorted))):
                 max_count -= 1
-                transaction = table.unsorted.popitem()[1]
+                transaction = self._bring_back(table, table.unsorted.popitem()[1])
                 is_far = table.taken is not None and transaction.next_due_ms > table.taken.now_ms + _FAR_MS
                 if is_far and transaction.transaction_id not in self._in_flight:
                     table.new.add(transaction, None)
@@ -337,29 +338,27 @@ class CheckScheduler:
 
     # --- how it went ---
 
-    def set_answered(self, ask: DueCheck, now_ms: int) -> None:
+    def set_answered(self, ask: DueCheck, moment: QueueTime) -> None:
         """Its answer is in the journal: it is not asked again before the settler says so, within a bound."""
-        entry = self._land(ask, now_ms + self._report_wait_ms, was_tried=True)
+        entry = self._land(ask, moment, self._report_wait_ms)
         if entry is not None and entry.transaction.check_times <= ask.transaction.check_times:
             entry.answered = ask.transaction.check_times + 1
 
-    def set_unanswered(self, ask: DueCheck, retry_ms: int, *, found_no_endpoint: bool) -> None:
-        """Nobody answered: again at `retry_ms`, or parked when its life is over."""
-        table = self._tables.get(ask.queue_id)
-        known = table.entries.get(ask.transaction.transaction_id) if table else None
-        entry = self._land(ask, retry_ms if known is None else self._within_life(known, retry_ms), was_tried=True)
+    def set_unanswered(self, ask: DueCheck, moment: QueueTime, wait_ms: int, *, found_no_endpoint: bool) -> None:
+        """Nobody answered: again after so long, or parked when its life is over."""
+        entry = self._land(ask, moment, wait_ms, outlasts_life=False)
         if entry is not None:
             entry.found_no_endpoint = found_no_endpoint
 
-    def set_offered(self, ask: DueCheck, until_ms: int, *, found_nobody: bool) -> None:
-        """Its check can be claimed until then at least, whatever its life says."""
-        entry = self._land(ask, until_ms, was_tried=True)
+    def set_offered(self, ask: DueCheck, moment: QueueTime, wait_ms: int, *, found_nobody: bool) -> None:
+        """Its check can be claimed for so long at least, whatever its life says."""
+        entry = self._land(ask, moment, wait_ms)
         if entry is not None:
             entry.found_no_endpoint = found_nobody
 
-    def set_postponed(self, ask: DueCheck, until_ms: int, *, was_tried: bool) -> None:
-        """The check was not sent, or its answer may not be in the journal."""
-        self._land(ask, until_ms, was_tried=was_tried)
+    def set_postponed(self, ask: DueCheck, moment: QueueTime, wait_ms: int, *, was_tried: bool) -> None:
+        """The check was not sent, or its answer may not be in the journal. `wait_ms` 0: it is due as it was."""
+        self._land(ask, moment, wait_ms, was_tried=was_tried)
 
     # --- gauges ---
 
@@ -403,11 +402,21 @@ class CheckScheduler:
                 entry.not_before_ms = read_ms + transaction.next_due_ms - transaction.appended_ms
         if before is None or before.since_ms != transaction.since_ms:
             entry.since_ms, entry.life_end_ms = read_ms, 0
-        entry.transaction = transaction
-        if before is not None and transaction.check_times:  # an answer came, or an operator asks at once
+        is_first = entry.since_ms is None and not transaction.check_times
+        entry.transaction = self._bring_back(table, transaction) if is_first else transaction
+        if before is not None and (transaction.check_times or entry.had_round):  # an answer, or an operator asks now
             is_answered = transaction.check_times > before.check_times
             entry.not_before_ms = self._next_check_ms(table, entry, read_ms) if is_answered else 0
         self._add(table, entry)
+
+    def _bring_back(self, table: QueueSchedule, t: Transaction) -> Transaction:
+        """One that was read back. If a clock was ahead when its wait began, that begins with the take-over."""
+        if table.taken is None:
+            return t
+        is_counted = t.check_times > t.base
+        began_ms = t.next_due_ms - self._times_of(t.group).interval_ms if is_counted else t.since_ms
+        ahead_ms = began_ms - table.taken.now_ms
+        return replace(t, next_due_ms=t.next_due_ms - ahead_ms) if ahead_ms > 0 else t
 
     def _add(self, table: QueueSchedule, entry: HeapItem) -> None:
         transaction_id = entry.transaction.transaction_id
@@ -418,10 +427,8 @@ class CheckScheduler:
 
     def _due_ms(self, entry: HeapItem) -> int:
         """The end of its life counts only for one that was asked about: the others are asked first."""
-        transaction = entry.transaction
-        if not entry.had_round:
-            return transaction.next_due_ms
-        return self._within_life(entry, transaction.next_due_ms)
+        due_ms = entry.transaction.next_due_ms
+        return self._within_life(entry, due_ms) if entry.had_round else due_ms
 
     def _within_life(self, entry: HeapItem, due_ms: int) -> int:
         times = self._times_of(entry.transaction.group)
@@ -468,8 +475,10 @@ class CheckScheduler:
         else:
             table.schedule(entry, self._due_ms(entry))
 
-    def _land(self, ask: DueCheck, next_ms: int, *, was_tried: bool) -> HeapItem | None:
-        """Ends the flight: due again at `next_ms`, or when the settler said so meanwhile for another answer."""
+    def _land(
+        self, ask: DueCheck, moment: QueueTime, wait_ms: int, *, was_tried: bool = True, outlasts_life: bool = True
+    ) -> HeapItem | None:
+        """Ends the flight: due again after so long by both clocks, or when the settler said so for another answer."""
         asked = ask.transaction
         self._in_flight.discard(asked.transaction_id)
         table = self._tables.get(ask.queue_id)
@@ -479,6 +488,13 @@ class CheckScheduler:
         entry.had_round |= was_tried
         entry.found_no_endpoint = False
         known = entry.transaction
-        is_news = known.check_times > asked.check_times or known.since_ms > asked.since_ms
-        table.schedule(entry, self._due_ms(entry) if is_news else next_ms)
+        if known.check_times > asked.check_times or known.since_ms > asked.since_ms:
+            table.schedule(entry, self._due_ms(entry))
+            return entry
+        retry_ms = moment.now_ms + wait_ms if wait_ms else ask.due_ms
+        if not outlasts_life:
+            retry_ms = self._within_life(entry, retry_ms)
+            wait_ms = min(wait_ms, self._left_of_life_ms(table, entry, moment.monotonic_ms))
+        entry.not_before_ms = max(entry.not_before_ms, moment.monotonic_ms + wait_ms)
+        table.schedule(entry, retry_ms)
         return entry

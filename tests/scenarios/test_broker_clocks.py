@@ -152,6 +152,38 @@ def test_what_was_appended_while_the_clock_was_ahead_is_asked_about_in_time() ->
     world.run(body())
 
 
+@pytest.mark.parametrize("answer", ["COMMIT", "UNKNOWN"])
+@pytest.mark.parametrize("is_operators", [False, True], ids=["by itself", "an operator asks"])
+def test_what_was_read_back_of_a_time_ahead_is_asked_about_an_hour_sooner(answer: str, *, is_operators: bool) -> None:
+    """The clock is right again when another owner takes over: it waits its time from then on, not an hour more (T)."""
+    story = CheckedWorld(CheckTimes(transaction_timeout_ms=5 * MINUTE_MS, interval_ms=MINUTE_MS))
+    story.serve(saying(answer))
+    world = story.world
+
+    async def body() -> None:
+        async with story.checking("first"):
+            world.memory.clock.shift_wall_clock(60 * MINUTE_MS)
+            await world.prepare("a", Message("credits", b"k", b"v"))
+            await world.settled()
+            await story.sleep(0 if answer == "COMMIT" else 5 * MINUTE_MS + 10_000)
+            world.memory.clock.shift_wall_clock(-60 * MINUTE_MS)
+        before = len(story.calls)
+        assert before == (answer == "UNKNOWN")
+        wait_ms = MINUTE_MS if before else 5 * MINUTE_MS
+        async with story.checking("second"):
+            await story.sleep(1_000)
+            if is_operators:
+                await world.act(ActRecord(world.id_of("a"), Act.CHECK, "me", "now", 0))
+                await story.sleep(1_000)
+                assert len(story.calls) == before + bool(before), "before the first one only its time counts"
+            await story.sleep(wait_ms - 10_000)
+            assert len(story.calls) == before + bool(before and is_operators)
+            await story.sleep(15_000)
+            assert len(story.calls) == before + 1 + bool(before and is_operators)
+
+    world.run(body())
+
+
 @pytest.mark.parametrize("is_read_back", [False, True], ids=["read live", "read back"])
 def test_life_ends_between_two_checks(*, is_read_back: bool) -> None:
     """The interval by the monotonic clock holds up no parking (T)."""

@@ -30,8 +30,8 @@ def make_transaction(name: str, due_ms: int = FIRST, group: str = "g", **members
     return replace(made, **members)
 
 
-def at(now_ms: int, read_ms: int | None = None, monotonic_ms: int = 10**9) -> QueueTime:
-    return QueueTime(now_ms, now_ms if read_ms is None else read_ms, monotonic_ms)
+def at(now_ms: int, read_ms: int | None = None, monotonic_ms: int | None = None) -> QueueTime:
+    return QueueTime(now_ms, now_ms if read_ms is None else read_ms, now_ms if monotonic_ms is None else monotonic_ms)
 
 
 def take(table: CheckScheduler, moment: QueueTime, most: int = 100, group: str = "g") -> InFlight:
@@ -101,7 +101,7 @@ def test_in_flight_is_never_taken_twice() -> None:
     table.add_queue(0, [make_transaction("a")])
     table.tidy(10)
     assert take(table, at(FIRST + DAY // 2)).asks == []
-    table.set_unanswered(ask, FIRST + 30_000, found_no_endpoint=False)
+    table.set_unanswered(ask, at(FIRST), 30_000, found_no_endpoint=False)
     assert names(take(table, at(FIRST + 30_000)).asks) == ["a"]
 
 
@@ -109,7 +109,7 @@ def test_answered_waits_for_the_settler_but_not_for_ever() -> None:
     """An appended answer is not asked for again before a report, or 30 s."""
     table = table_with(make_transaction("a"))
     (ask,) = take(table, at(FIRST)).asks
-    table.set_answered(ask, FIRST + 100)
+    table.set_answered(ask, at(FIRST + 100))
     table.set_prepared(0, [make_transaction("a")], 0)  # an operator's act, read before the answer
     assert take(table, at(FIRST + 30_099)).asks == []
     assert names(take(table, at(FIRST + 30_100)).asks) == ["a"]
@@ -120,7 +120,7 @@ def test_report_of_a_counted_answer_sets_the_next_time(interval_ms: int) -> None
     """UNKNOWN counted: asked again when the settler says, be it sooner than a report is waited for, or later."""
     table = table_with(make_transaction("a"))
     (ask,) = take(table, at(FIRST)).asks
-    table.set_answered(ask, FIRST)
+    table.set_answered(ask, at(FIRST))
     table.set_prepared(0, [make_transaction("a", FIRST + interval_ms, check_times=1, at=9)], 0)
     assert take(table, at(FIRST + interval_ms - 1)).asks == []
     (again,) = take(table, at(FIRST + interval_ms)).asks
@@ -132,7 +132,7 @@ def test_report_may_come_before_the_answer_has_landed() -> None:
     table = table_with(make_transaction("a"))
     (ask,) = take(table, at(FIRST)).asks
     table.set_prepared(0, [make_transaction("a", FIRST + 10_000, check_times=1, at=9)], 0)
-    table.set_answered(ask, FIRST)
+    table.set_answered(ask, at(FIRST))
     assert names(take(table, at(FIRST + 10_000)).asks) == ["a"]
 
 
@@ -143,7 +143,7 @@ def test_ended_while_in_flight_is_forgotten() -> None:
     assert table.is_pending(ask)
     table.set_ended(0, ["a"])
     assert not table.is_pending(ask)
-    table.set_answered(ask, FIRST)
+    table.set_answered(ask, at(FIRST))
     assert (table.count_pending(), table.in_flight) == (0, 0)
 
 
@@ -162,7 +162,7 @@ def test_old_transactions_are_asked_before_they_are_parked() -> None:
     late = FIRST + 2 * DAY
     taken = take(table, at(late))
     assert (names(taken.asks), taken.parks) == (["a"], {})
-    table.set_unanswered(taken.asks[0], late + 30_000, found_no_endpoint=False)
+    table.set_unanswered(taken.asks[0], at(late), 30_000, found_no_endpoint=False)
     assert take(table, at(late)).parks == {0: {"a": MAX_LIFE}}
 
 
@@ -171,8 +171,8 @@ def test_life_end_comes_before_the_next_try() -> None:
     times = CheckTimes(max_lifetime_ms=20_000)
     table = table_with(make_transaction("a"), make_transaction("b"), times=times)
     first, second = take(table, at(FIRST)).asks
-    table.set_unanswered(first, FIRST + 30_000, found_no_endpoint=True)
-    table.set_unanswered(second, FIRST + 30_000, found_no_endpoint=False)
+    table.set_unanswered(first, at(FIRST), 30_000, found_no_endpoint=True)
+    table.set_unanswered(second, at(FIRST), 30_000, found_no_endpoint=False)
     assert take(table, at(T0 + 19_999)).parks == {}
     parks = {first.transaction.transaction_id: NO_ENDPOINT, second.transaction.transaction_id: MAX_LIFE}
     assert take(table, at(T0 + 20_000)).parks == {0: parks}
@@ -182,7 +182,7 @@ def test_answered_is_not_parked_while_its_answer_is_unread() -> None:
     """Its life may end between the answer and its being read."""
     table = table_with(make_transaction("a"), times=CheckTimes(max_lifetime_ms=6_500))
     (ask,) = take(table, at(FIRST)).asks
-    table.set_answered(ask, FIRST + 100)
+    table.set_answered(ask, at(FIRST + 100))
     assert take(table, at(FIRST + 20_000)).parks == {}
 
 
@@ -190,7 +190,7 @@ def test_not_asked_is_not_a_round() -> None:
     """A postponed transaction has had no round, so its life's end does not park it."""
     table = table_with(make_transaction("a"), times=CheckTimes(max_lifetime_ms=6_500))
     (ask,) = take(table, at(FIRST)).asks
-    table.set_postponed(ask, FIRST + 5_000, was_tried=False)
+    table.set_postponed(ask, at(FIRST), 5_000, was_tried=False)
     taken = take(table, at(FIRST + 5_000))
     assert (names(taken.asks), taken.parks) == (["a"], {})
 
@@ -202,7 +202,7 @@ def test_longer_life_puts_parking_off() -> None:
     table.add_queue(0, [make_transaction("a")])
     table.tidy(10)
     (ask,) = take(table, at(FIRST)).asks
-    table.set_unanswered(ask, FIRST + 30_000, found_no_endpoint=False)
+    table.set_unanswered(ask, at(FIRST), 30_000, found_no_endpoint=False)
     settings[0] = TIMES
     taken = take(table, at(T0 + 20_000))
     assert (names(taken.asks), taken.parks) == (["a"], {})
@@ -215,7 +215,7 @@ def test_longer_life_does_not_bring_the_next_check_forward() -> None:
     table.add_queue(0, [make_transaction("a")])
     table.tidy(10)
     (ask,) = take(table, at(FIRST)).asks
-    table.set_answered(ask, FIRST)
+    table.set_answered(ask, at(FIRST))
     table.set_prepared(0, [make_transaction("a", T0 + 50_000, check_times=1, at=9)], 0)
     settings[0] = TIMES
     assert take(table, at(T0 + 20_000)) == InFlight([], {}, [])
@@ -227,7 +227,7 @@ def test_life_end_comes_before_the_next_check() -> None:
     """Counted and due in an hour: parked when its life is over."""
     table = table_with(make_transaction("a"), times=CheckTimes(max_lifetime_ms=20_000))
     (ask,) = take(table, at(FIRST)).asks
-    table.set_answered(ask, FIRST)
+    table.set_answered(ask, at(FIRST))
     table.set_prepared(0, [make_transaction("a", FIRST + 3_600_000, check_times=1, at=9)], 0)
     assert take(table, at(T0 + 19_999)).parks == {}
     assert take(table, at(T0 + 20_000)).parks == {0: {"a": MAX_LIFE}}
@@ -239,7 +239,7 @@ def test_put_off_to_the_time_it_had_is_due_again() -> None:
     asks = take(table, at(FIRST + 1)).asks
     assert table._tables[0]._lanes["g"].live == 1
     for ask in asks:
-        table.set_postponed(ask, ask.due_ms, was_tried=False)
+        table.set_postponed(ask, at(FIRST + 1), 0, was_tried=False)
     assert names(take(table, at(FIRST + 2)).asks) == ["0", "1", "2"]
     assert table._tables[0]._lanes["g"].live == 0
 
@@ -248,7 +248,7 @@ def test_answer_that_nobody_reports_was_a_round() -> None:
     """Its life may end while the settler says nothing."""
     table = table_with(make_transaction("a"), times=CheckTimes(max_lifetime_ms=20_000))
     (ask,) = take(table, at(FIRST)).asks
-    table.set_answered(ask, FIRST + 100)
+    table.set_answered(ask, at(FIRST + 100))
     assert take(table, at(FIRST + 30_100)).parks == {0: {"a": MAX_LIFE}}
 
 
@@ -256,9 +256,9 @@ def test_a_round_is_not_undone_by_one_that_never_began() -> None:
     """Tried once, put off once: it may be parked."""
     table = table_with(make_transaction("a"), times=CheckTimes(max_lifetime_ms=20_000))
     (ask,) = take(table, at(FIRST)).asks
-    table.set_unanswered(ask, FIRST + 1_000, found_no_endpoint=True)
+    table.set_unanswered(ask, at(FIRST), 1_000, found_no_endpoint=True)
     (ask,) = take(table, at(FIRST + 1_000)).asks
-    table.set_postponed(ask, FIRST + 30_000, was_tried=False)
+    table.set_postponed(ask, at(FIRST + 1_000), 29_000, was_tried=False)
     assert take(table, at(FIRST + 30_000)).parks == {0: {"a": MAX_LIFE}}, "the last round did not look for endpoints"
 
 
@@ -266,7 +266,7 @@ def test_exhausted_waits_for_its_next_due_time_beyond_its_life() -> None:
     """The last answer may still be on its way; the end of its life wakes nobody."""
     table = table_with(make_transaction("a"), times=CheckTimes(max_checks=1, max_lifetime_ms=10_000))
     (ask,) = take(table, at(FIRST)).asks
-    table.set_answered(ask, FIRST)
+    table.set_answered(ask, at(FIRST))
     table.set_prepared(0, [make_transaction("a", FIRST + 30_000, check_times=1, at=9)], 0)
     table.wake(0, FIRST)
     table.rest("g")
@@ -278,7 +278,7 @@ def test_operator_is_heard_after_a_round_without_answer() -> None:
     """Asking now means now, not at the next interval."""
     table = table_with(make_transaction("a"))
     (ask,) = take(table, at(FIRST)).asks
-    table.set_unanswered(ask, FIRST + 30_000, found_no_endpoint=False)
+    table.set_unanswered(ask, at(FIRST), 30_000, found_no_endpoint=False)
     table.set_prepared(0, [make_transaction("a", FIRST + 1_000, at=9)], 0)
     assert names(take(table, at(FIRST + 1_000)).asks) == ["a"]
 
@@ -288,7 +288,7 @@ def test_landing_in_a_queue_that_was_let_go_ends_the_flight_alone() -> None:
     table = table_with(make_transaction("a"))
     (ask,) = take(table, at(FIRST)).asks
     table.drop_queue(0)
-    table.set_unanswered(ask, FIRST + 1, found_no_endpoint=True)
+    table.set_unanswered(ask, at(FIRST), 1, found_no_endpoint=True)
     assert (table.in_flight, table.count_pending(), table.is_pending(ask)) == (0, 0, False)
 
 
@@ -489,12 +489,12 @@ def test_takes_exactly_what_a_plain_list_would(events: Sequence[tuple[str, int, 
             answered -= flying.keys()
         elif event in {"answer", "miss"} and name in flying:
             ask = flying.pop(name)
-            later = now + (30_000 if event == "answer" else step)
+            wait_ms = 30_000 if event == "answer" else step
             if event == "answer":
-                table.set_answered(ask, now)
+                table.set_answered(ask, at(now))
             else:
-                table.set_unanswered(ask, later, found_no_endpoint=False)
+                table.set_unanswered(ask, at(now), wait_ms, found_no_endpoint=False)
             if name in due:
-                due[name] = later
+                due[name] = now + wait_ms
                 answered |= {name} if event == "answer" else set()
         assert table.in_flight == len(flying)

@@ -90,8 +90,37 @@ def test_interval_outlasts_no_life(*, is_read_back: bool) -> None:
     table.set_prepared(0, [make_transaction("a", FIRST, check_times=2, at=9)], read_monotonic_ms=5_000)
     assert take(table, at(T0 + 60_000, monotonic_ms=end_ms - 1)).asks == []
     (ask,) = take(table, at(T0 + 60_001, monotonic_ms=end_ms)).asks
-    table.set_postponed(ask, T0 + 60_002, was_tried=True)
+    table.set_postponed(ask, at(T0 + 60_001, monotonic_ms=end_ms), 1, was_tried=True)
     assert take(table, at(T0 + 60_002, monotonic_ms=end_ms + 1)).parks == {0: {"a": MAX_LIFE}}
+
+
+@pytest.mark.parametrize("outcome", ["unanswered", "answered", "offered"])
+def test_jump_of_append_times_begins_no_round_anew(outcome: str) -> None:
+    """Nobody answered, the answer is on its way, or it may be fetched: 30 seconds of both clocks (K)."""
+    table, moment = make_table(CheckTimes(max_lifetime_ms=7 * DAY)), at(FIRST, monotonic_ms=7_000)
+    table.add_queue(0, [make_transaction("a")], TAKEN)
+    table.tidy(10)
+    (ask,) = take(table, moment).asks
+    if outcome == "unanswered":
+        table.set_unanswered(ask, moment, 30_000, found_no_endpoint=False)
+    elif outcome == "answered":
+        table.set_answered(ask, moment)
+    else:
+        table.set_offered(ask, moment, 30_000, found_nobody=False)
+    assert take(table, at(FIRST + DAY, monotonic_ms=36_999)).asks == []
+    assert names(take(table, at(FIRST + DAY + 1, monotonic_ms=37_000)).asks) == ["a"]
+
+
+def test_round_after_one_without_answer_outlasts_no_life() -> None:
+    """An hour's interval, a minute of life: parked when that is over by both clocks."""
+    table = make_table(CheckTimes(interval_ms=3_600_000, max_lifetime_ms=60_000))
+    table.add_queue(0, [])
+    table.set_prepared(0, [make_transaction("a")], read_monotonic_ms=1_000)
+    moment = at(FIRST, monotonic_ms=7_000)
+    (ask,) = take(table, moment).asks
+    table.set_unanswered(ask, moment, 3_600_000, found_no_endpoint=False)
+    assert take(table, at(T0 + DAY, monotonic_ms=60_999)) == InFlight([], {}, [])
+    assert take(table, at(T0 + DAY + 1, monotonic_ms=61_000)).parks == {0: {"a": MAX_LIFE}}
 
 
 @pytest.mark.parametrize("is_due", [True, False])
@@ -101,15 +130,15 @@ def test_jump_of_append_times_ends_no_life(*, is_due: bool) -> None:
     table.add_queue(0, [])
     table.set_prepared(0, [make_transaction("a")], read_monotonic_ms=1_000)
     (ask,) = take(table, at(FIRST, monotonic_ms=7_000)).asks
-    table.set_answered(ask, FIRST)
+    table.set_answered(ask, at(FIRST, monotonic_ms=7_000))
     jumped = T0 + DAY
     counted = make_transaction("a", jumped if is_due else jumped + DAY, check_times=1, at=9)
     table.set_prepared(0, [counted], read_monotonic_ms=7_000)
     for now_ms, monotonic_ms in ((jumped, 37_000), (jumped + 24_500, 60_999)):  # with a millisecond left
         step = take(table, at(now_ms, monotonic_ms=monotonic_ms))
-        assert (names(step.asks), step.parks) == (["a"] if is_due else [], {})
+        assert (names(step.asks), step.parks) == (["a"] if is_due and now_ms == jumped else [], {})
         for again in step.asks:
-            table.set_unanswered(again, jumped + DAY, found_no_endpoint=False)
+            table.set_unanswered(again, at(now_ms, monotonic_ms=monotonic_ms), DAY, found_no_endpoint=False)
         assert take(table, at(jumped + 23_999, monotonic_ms=60_999)) == InFlight([], {}, []), "not looked at before"
     assert take(table, at(jumped + 24_501, monotonic_ms=61_000)).parks == {0: {"a": MAX_LIFE}}
 

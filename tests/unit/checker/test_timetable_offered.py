@@ -13,11 +13,11 @@ def test_offered_check_is_left_alone_as_long_as_it_can_be_claimed(*, found_nobod
     """Its life may end meanwhile; that nobody came for it is why it is parked then."""
     table = table_with(make_transaction("a"), times=CheckTimes(max_lifetime_ms=20_000))
     (ask,) = take(table, at(FIRST)).asks
-    table.set_offered(ask, T0 + 60_000, found_nobody=found_nobody)
+    table.set_offered(ask, at(FIRST), 54_000, found_nobody=found_nobody)
     assert take(table, at(T0 + 59_999)) == InFlight([], {}, [])
     assert take(table, at(T0 + 60_000)).parks == {0: {"a": why}}
     table.set_ended(0, ["a"])
-    table.set_offered(ask, T0 + 90_000, found_nobody=found_nobody)
+    table.set_offered(ask, at(T0 + 60_000), 30_000, found_nobody=found_nobody)
     assert (table.count_pending(), table.in_flight) == (0, 0)
 
 
