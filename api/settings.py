@@ -21,12 +21,13 @@ from pydantic_settings.exceptions import SettingsError
 from api.log_setup import LogFormat, LogLevel
 from api.web.guard import is_loopback
 from api.web.limits import ByteBudget
+from bridge.core.access_key import read_key_id
 from bridge.core.errors import ConfigError
 
 SETTINGS_FILE = "outbox-bridge.toml"
 ENV_PREFIX = "OUTBOX_BRIDGE_"
 _NESTED = "__"
-_OF_COMMANDS = {"OUTBOX_BRIDGE_URL"}  # which bridge the command line talks to
+_OF_COMMANDS = {"OUTBOX_BRIDGE_URL", "OUTBOX_BRIDGE_KEY"}  # which bridge the command line talks to, and who does
 _SECRET_WORDS = ("password", "secret", "sasl.jaas", "key.pem", "oauthbearer.config", "token")
 _MASK = "********"
 
@@ -66,6 +67,20 @@ class HttpSettings(_Section):
     keep_alive_seconds: Annotated[int, Field(ge=1, le=3_600)] = 30
     receive_seconds: Annotated[float, Field(ge=0.1, le=600)] = 10
     drain_seconds: Annotated[int, Field(ge=0, le=25)] = 10
+
+
+class AuthSettings(_Section):
+    """`admin_key`: a key that may do everything, to make the others with. `outbox-bridge key new` makes one; it is in
+    no table, and ends when it is taken out of the settings."""
+
+    admin_key: SecretStr | None = None
+
+    @field_validator("admin_key")
+    @classmethod
+    def _is_key(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None and read_key_id(key.get_secret_value()) is None:
+            raise ValueError("not a key as `outbox-bridge key new` makes them")
+        return key
 
 
 class LimitsSettings(_Section):
@@ -133,6 +148,7 @@ class Settings(BaseSettings):
     transaction_id_header: bool = True
     topics: TopicsSettings = TopicsSettings()
     http: HttpSettings = HttpSettings()
+    auth: AuthSettings = AuthSettings()
     limits: LimitsSettings = LimitsSettings()
     callbacks: CallbacksSettings = CallbacksSettings()
     settler: SettlerSettings = SettlerSettings()
@@ -208,10 +224,10 @@ def show_settings(settings: Settings) -> list[ShownSetting]:
 
 
 def _check_exposure(settings: Settings) -> None:
-    if not settings.insecure_no_auth and not is_loopback(settings.http.host):
+    if settings.insecure_no_auth and not is_loopback(settings.http.host):
         raise ConfigError(
-            f"http.host {settings.http.host} is reachable from other machines and nothing asks who is calling; "
-            "listen on 127.0.0.1, or allow it with --insecure-no-auth"
+            f"http.host {settings.http.host} is reachable from other machines, and with --insecure-no-auth nobody is "
+            "asked who he is; listen on 127.0.0.1, or leave the flag out and give callers keys"
         )
 
 

@@ -28,6 +28,7 @@ from bridge.core.topics import InternalTopics, with_prefix
 from bridge.fault_points import FaultPoint, reach
 from bridge.node import Backing, Node, NodeConfig, Roles
 from bridge.projector import RebuildProgress
+from bridge.service.access import AccessConfig
 from bridge.service.contract import Limits
 from bridge.service.topics import TopicCacheConfig
 from bridge.service.transactions import TransactionService
@@ -222,6 +223,7 @@ class _Process:
         connections = fit_connections(limits.connections, open_files, self._settings.topics.queues)
         _LOG.info("connections_bounded", most=connections, open_files=open_files)
         services = Services(
+            access=node.access,
             transactions=node.transactions if face is None else face(node.transactions),
             groups=node.groups,
             claims=node.claims,
@@ -263,7 +265,7 @@ class _Process:
         return all(result.is_ok or result.is_degraded for result in results)
 
     def _make_config(self) -> NodeConfig:
-        settings, chosen = self._settings, self._settings.settler
+        settings, chosen, key = self._settings, self._settings.settler, self._settings.auth.admin_key
         return NodeConfig(
             make_owner(),
             internal_topics(settings),
@@ -274,6 +276,7 @@ class _Process:
                 max_body_bytes=chosen.held_body_bytes,
                 horizon=LowWatermarkConfig(journal_records=chosen.put_back_records),
             ),
+            access=AccessConfig(settings.insecure_no_auth, None if key is None else key.get_secret_value()),
             overridden=settings.topics.overridden,
             auto_create_groups=settings.auto_create_groups,
         )

@@ -20,6 +20,7 @@ from bridge.core.topics import InternalTopics
 from bridge.fault_points import FaultPoint, reach
 from bridge.log_watch import LogWatch
 from bridge.projector import Projector, ProjectorConfig, ProjectorPorts, RebuildProgress, RebuildVerdict, rebuild
+from bridge.service.access import AccessConfig, AccessService
 from bridge.service.admission import Admission, PendingGauge
 from bridge.service.claims import ClaimService
 from bridge.service.contract import Limits
@@ -95,6 +96,7 @@ class NodeConfig:
     """Settings of a process. `owner`: its name, which no other process has.
 
     `refuse_url`: which callback URLs may not be registered. `overridden`: kinds of faults of topics that are taken.
+    `access`: who may call; None where nobody calls but the process itself.
     """
 
     owner: str
@@ -106,6 +108,7 @@ class NodeConfig:
     settler: SettlerConfig = field(default_factory=SettlerConfig)
     checker: CheckerConfig = field(default_factory=CheckerConfig)
     projector: ProjectorConfig = field(default_factory=ProjectorConfig)
+    access: AccessConfig | None = None
     overridden: Collection[str] = ()
     auto_create_groups: bool = True
     refresh_ms: int = 1_000  # what other processes change of producer groups is seen after this
@@ -126,6 +129,7 @@ class Node:
         clock, database, topics = backing.clock, backing.database, config.topics
         self.seal_watch = backing.seal_watch
         self.directory = SqlDirectory(database, clock, config.refresh_ms, backing.random.randbytes)
+        self.access = AccessService(database, clock, config.access or AccessConfig(), backing.random.randbytes)
         self.guard = TopologyGuard(
             backing.admin,
             database,
@@ -172,6 +176,9 @@ class Node:
         self.roles = roles
         self.run("log", self.log.run_forever(self._config.look_ms))
         self.run("directory", self.directory.run_forever())
+        if self._config.access is not None:
+            await self.access.refresh()
+            self.run("access", self.access.run_forever())
         if roles.projector:
             self.projector = self.make_projector()
             self.run("projector", self.projector.run_forever(), self.projector.stop)

@@ -162,11 +162,14 @@ def _make_settings(wishes: DevOptions, folder: Path, bootstrap: str) -> "Setting
     """The user's settings, with what `dev` decides; callbacks to this machine are allowed."""
     own = load(wishes.config)
     networks = tuple(dict.fromkeys((*own.callbacks.allow_networks, *LOOPBACK)))
+    from api.web.guard import is_loopback  # noqa: PLC0415  # slow to import
+
     flags: dict[str, Any] = {
         "kafka": {"bootstrap.servers": bootstrap or None},
         "data_dir": folder,
         "http": {"port": wishes.port},
         "callbacks": {"allow_networks": networks},
+        "insecure_no_auth": is_loopback(own.http.host) or None,
     }
     return load(wishes.config, flags)
 

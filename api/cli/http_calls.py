@@ -1,5 +1,6 @@
-"""Calls of commands to a running bridge."""
+"""Calls of commands to a running bridge, with the key in OUTBOX_BRIDGE_KEY if there is one."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -63,7 +64,9 @@ def call(
     """One request. Raises CommandFailed for everything that is not a success."""
     params = {name: str(value) for name, value in (query or {}).items() if value is not None}
     content = None if body is None else msgspec.json.encode(body)
-    sent = {**({} if method == "GET" else {"Content-Type": "application/json"}), **(headers or {})}
+    key = os.environ.get("OUTBOX_BRIDGE_KEY")
+    proof = {"Authorization": f"Bearer {key}"} if key else {}
+    sent = {**({} if method == "GET" else {"Content-Type": "application/json"}), **proof, **(headers or {})}
     try:
         answer = client_for(url).request(method, url.rstrip("/") + path, params=params, content=content, headers=sent)
     except (httpx2.TransportError, httpx2.InvalidURL) as error:

@@ -8,6 +8,7 @@ import typer
 from api.cli.demo import demo
 from api.cli.dev import dev
 from api.cli.groups import group
+from api.cli.keys import key
 from api.cli.local import fault_points
 from api.cli.output import Exit, explain, print_line, show_failure
 from api.cli.parked import parked
@@ -51,6 +52,7 @@ app.command(epilog="Example: OUTBOX_BRIDGE_DATABASE_URL=postgresql+psycopg://...
 app.add_typer(tx, name="tx")
 app.add_typer(group, name="group")
 app.add_typer(parked, name="parked")
+app.add_typer(key, name="key")
 app.add_typer(topic, name="topic")
 app.add_typer(relay, name="relay")
 app.add_typer(report, name="report")

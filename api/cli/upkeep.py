@@ -41,7 +41,7 @@ RolesOption = Annotated[
 HostOption = Annotated[str | None, typer.Option("--host", help="Address to listen on; loopback if not given.")]
 PortOption = Annotated[int | None, typer.Option("--port", min=0, max=65_535, help="Port to listen on; 0: any.")]
 InsecureOption = Annotated[
-    bool, typer.Option("--insecure-no-auth", help="Listen beyond loopback although nobody is asked who he is.")
+    bool, typer.Option("--insecure-no-auth", help="Let calls without a key do everything; on loopback only.")
 ]
 
 

@@ -15,6 +15,7 @@ from bridge.clock import Clock, Timer
 from bridge.core.topics import InternalTopics
 from bridge.node import Backing, Node, NodeConfig, Roles
 from bridge.projector import ProjectorConfig
+from bridge.service.access import AccessConfig
 from bridge.service.transactions import TransactionService
 from bridge.store.positions import begin_queues
 from bridge.topology import migrate_topics, start_seals
@@ -24,19 +25,30 @@ _RARELY_MS = 60_000
 _PROJECTING = ProjectorConfig(max_wait_ms=10_000, lease_ms=3 * _RARELY_MS, purge_interval_ms=_RARELY_MS)
 _LOOK_INTERVAL_MS = 10
 
+OPEN = AccessConfig(refresh_ms=_RARELY_MS)
 Face = Callable[[TransactionService], TransactionService]
 
 
 class MemoryBridge:
-    """One bridge, alive from `start` to `stop`. `face`: what stands between the HTTP application and the service."""
+    """One bridge, alive from `start` to `stop`. `face`: what stands between the HTTP application and the service.
+    `access`: who may call; anybody, if it is not given."""
 
-    def __init__(self, backing: Backing, topics: InternalTopics, face: Face = lambda calls: calls) -> None:
+    def __init__(
+        self,
+        backing: Backing,
+        topics: InternalTopics,
+        face: Face = lambda calls: calls,
+        access: AccessConfig = OPEN,
+    ) -> None:
         self._backing = backing
         self._topics = topics
-        config = NodeConfig("bridge", topics, projector=_PROJECTING, refresh_ms=_RARELY_MS, look_ms=_RARELY_MS)
+        config = NodeConfig(
+            "bridge", topics, projector=_PROJECTING, access=access, refresh_ms=_RARELY_MS, look_ms=_RARELY_MS
+        )
         self._node = node = Node(backing, config)
         self.app = create_app(
             Services(
+                node.access,
                 face(node.transactions),
                 node.search,
                 node.parked,

@@ -14,6 +14,7 @@ from api.testing.bridge import MemoryBridge, MovableClock, TrueDate
 from api.web.server import ApiServer, ServeConfig
 from api.wiring import Embedding, KafkaParts, kafka_parts, parse_roles, run_roles
 from bridge.broker.dev_broker import DevBroker
+from bridge.core.grants import EVERYTHING, Rights
 from bridge.core.message import MessageQueue, StoredMessage
 from bridge.core.record import Source
 from bridge.core.topics import InternalTopics
@@ -95,17 +96,27 @@ class CutEnds(TransactionService):
         return self._cuts.pop()
 
     async def end(
-        self, calls: Sequence[EndCall], wait: Wait = Wait.SETTLED, wait_ms: int = 10_000
+        self,
+        calls: Sequence[EndCall],
+        wait: Wait = Wait.SETTLED,
+        wait_ms: int = 10_000,
+        rights: Rights = EVERYTHING,
     ) -> Sequence[TransactionView | Accepted | Refused]:
         if not self._cuts:
-            return await super().end(calls, wait, wait_ms)
+            return await super().end(calls, wait, wait_ms, rights)
         through = [call for call in calls if not _is_producers(call)]
-        answers = iter(await super().end(through, wait, wait_ms) if through else ())
+        answers = iter(await super().end(through, wait, wait_ms, rights) if through else ())
         self.left.extend(call.transaction_id for call in calls if _is_producers(call))
         return [_refuse(call) if _is_producers(call) else next(answers) for call in calls]
 
-    def begin_end(self, call: EndCall, wait_ms: int, answer: Callable[[TransactionView | Refused], None]) -> bool:
-        return not self._cuts and super().begin_end(call, wait_ms, answer)
+    def begin_end(
+        self,
+        call: EndCall,
+        wait_ms: int,
+        answer: Callable[[TransactionView | Refused], None],
+        rights: Rights = EVERYTHING,
+    ) -> bool:
+        return not self._cuts and super().begin_end(call, wait_ms, answer, rights)
 
 
 def _is_producers(call: EndCall) -> bool:
@@ -199,6 +210,7 @@ class KafkaStand(Stand):
             data_dir=self._folder,
             topics=TopicsSettings(queues=QUEUES),
             http=HttpSettings(port=0),
+            insecure_no_auth=True,
             callbacks=CallbacksSettings(allow_networks=LOOPBACK),
         )
         await migrate(settings)

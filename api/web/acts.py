@@ -10,6 +10,7 @@ from api.web.request import ApiRequest, check_reason, read_json, refuse, who_is
 from api.web.road import HttpAnswer, Routes, json_answer
 from api.web.transactions import BLOCKED, patience_of, show
 from api.web.views import AskedAnswer, TransactionAnswer
+from bridge.core.grants import Verb
 from bridge.core.record import Act, Resolution
 from bridge.service.contract import Refused
 
@@ -77,7 +78,7 @@ _abandon = msgspec.json.Decoder(AbandonTransaction)
 _resume = msgspec.json.Decoder(ResumeTransaction)
 
 
-@routes.add("POST", "/v1/transactions/{transaction_id}/check", ASK)
+@routes.add("POST", "/v1/transactions/{transaction_id}/check", ASK, verb=Verb.OPERATE)
 async def ask_now(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """Asks the producer group now, instead of at the next due time."""
     check_transaction_id(transaction_id, "?transaction_id")
@@ -89,7 +90,7 @@ async def ask_now(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     return json_answer(202, AskedAnswer(transaction_id))
 
 
-@routes.add("POST", "/v1/transactions/{transaction_id}/force", FORCE)
+@routes.add("POST", "/v1/transactions/{transaction_id}/force", FORCE, verb=Verb.OPERATE)
 async def force(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """An operator's resolution; the first recorded one still wins."""
     check_transaction_id(transaction_id, "?transaction_id")
@@ -104,7 +105,7 @@ async def force(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     return show(answer)
 
 
-@routes.add("POST", "/v1/transactions/{transaction_id}/resume", RESUME)
+@routes.add("POST", "/v1/transactions/{transaction_id}/resume", RESUME, verb=Verb.OPERATE)
 async def resume(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """Gives a parked transaction a new life: counters start anew, first check at once."""
     check_transaction_id(transaction_id, "?transaction_id")
@@ -112,7 +113,7 @@ async def resume(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     return await _act(request, transaction_id, Act.RESUME, body.reason)
 
 
-@routes.add("POST", "/v1/transactions/{transaction_id}/abandon", ABANDON)
+@routes.add("POST", "/v1/transactions/{transaction_id}/abandon", ABANDON, verb=Verb.OPERATE)
 async def abandon(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """Gives up a blocked commit that can never be published: its ordering key goes on without it. Not undone."""
     check_transaction_id(transaction_id, "?transaction_id")

@@ -17,6 +17,7 @@ from api.web import (
     checks,
     groups,
     health,
+    keys,
     messages,
     pages,
     parked,
@@ -25,7 +26,7 @@ from api.web import (
     transactions,
     views,
 )
-from api.web.guard import Traffic
+from api.web.guard import UNPROVEN, Traffic
 from api.web.limits import ByteBudget
 from api.web.metrics import HttpMetrics
 from api.web.openapi import COMPONENT, Json, reference
@@ -33,7 +34,7 @@ from api.web.problems import PROBLEMS
 from api.web.road import Road
 from api.web.services import Services
 
-_MODULES = (acts, bodies, checks, groups, health, parked, search, transactions, views)
+_MODULES = (acts, bodies, checks, groups, health, keys, parked, search, transactions, views)
 _DESCRIPTION = """\
 RocketMQ's transactional messages for services that live on Kafka: prepare a half message, run your local
 transaction, then commit or roll back. If the end never comes, the bridge asks your producer group.
@@ -59,7 +60,10 @@ def make_document(app: FastAPI) -> Json:
         tags=app.openapi_tags,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
-    document["components"] = {"schemas": make_schemas()}
+    document["components"] = {"schemas": make_schemas(), "securitySchemes": {"key": _KEY_SCHEME}}
+    document["security"] = [{"key": []}]
+    for path in UNPROVEN & document["paths"].keys():
+        document["paths"][path]["get"]["security"] = []
     document["webhooks"] = {"transaction.check": _check_callback()}
     return document
 
@@ -119,10 +123,18 @@ def _check_callback() -> Json:
     }
 
 
+_KEY_SCHEME = {
+    "type": "http",
+    "scheme": "bearer",
+    "bearerFormat": "obk_...",
+    "description": "An API key of the bridge. A bridge on loopback that was started with `--insecure-no-auth`, as by "
+    "`outbox-bridge dev`, takes calls without one.",
+}
 _TAGS = [
     {"name": "transactions", "description": "Prepare and end transactions, look them up."},
     {"name": "messages", "description": "Publish without a local transaction."},
     {"name": "producer groups", "description": "Who may answer checks, and how they are asked."},
+    {"name": "keys", "description": "Who may call, what for, and the keys that prove it."},
     {"name": "operators", "description": "Parked transactions, timelines, counts, audit."},
     {"name": "health", "description": "Liveness, readiness, metrics."},
     {"name": "callback", "description": "What the bridge asks of you."},
@@ -137,6 +149,7 @@ _TABLE = [
     *parked.routes,
     *groups.routes,
     *checks.routes,
+    *keys.routes,
     *health.routes,
 ]
 

@@ -15,6 +15,7 @@ from api.web.parse import check_group
 from api.web.request import ApiRequest, Query, read_json, refuse
 from api.web.road import NO_STORE, HttpAnswer, Routes
 from api.web.views import MessageAnswer, Time
+from bridge.core.grants import Verb
 from bridge.core.message import write_message
 from bridge.service.claims import ClaimCall, ClaimedCheck
 from bridge.service.contract import Refused
@@ -101,7 +102,7 @@ routes = Routes()
 _claim = msgspec.json.Decoder(ClaimChecks)
 
 
-@routes.add("POST", "/v1/producer-groups/{group}/checks/claim", CLAIM_CHECKS)
+@routes.add("POST", "/v1/producer-groups/{group}/checks/claim", CLAIM_CHECKS, verb=Verb.CHECK)
 async def claim(request: ApiRequest, group: str) -> HttpAnswer:
     """Due checks of a group that fetches them, as a call would send them; to be answered as resolutions."""
     check_group(group, "?group")
@@ -115,6 +116,7 @@ async def claim(request: ApiRequest, group: str) -> HttpAnswer:
         round(body.wait_seconds * 1000),
         round(body.lease_seconds * 1000),
         lambda: not (leaving.done() or request.traffic.is_draining),
+        request.caller.rights,
     )
     try:
         claimed = await request.services.claims.claim(call)

@@ -14,6 +14,7 @@ from api.web.road import NO_STORE, HttpAnswer, Routes, json_answer
 from api.web.search import PAGE_PARAMETERS, GroupCountsAnswer, answer_page, page_of, render_counts
 from api.web.views import Time, render_optional_time, render_time
 from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings
+from bridge.core.grants import Verb
 from bridge.directory import Endpoint
 from bridge.service.contract import Refused
 from bridge.service.groups import EndpointRegistered, GroupSaved
@@ -307,7 +308,7 @@ _nothing = msgspec.json.Decoder(Nothing)
 _endpoint = msgspec.json.Decoder(RegisterEndpoint)
 
 
-@routes.add("PUT", "/v1/producer-groups/{group}", PUT_GROUP)
+@routes.add("PUT", "/v1/producer-groups/{group}", PUT_GROUP, verb=Verb.ADMIN)
 async def put(request: ApiRequest, group: str) -> HttpAnswer:
     """Creates a group, or replaces its settings and static endpoints."""
     check_group(group, "?group")
@@ -319,26 +320,26 @@ async def put(request: ApiRequest, group: str) -> HttpAnswer:
     return json_answer(201 if saved.is_created else 200, render_saved(saved), headers)
 
 
-@routes.add("GET", "/v1/producer-groups/{group}", GET_GROUP)
+@routes.add("GET", "/v1/producer-groups/{group}", GET_GROUP, verb=Verb.READ)
 async def get(request: ApiRequest, group: str) -> HttpAnswer:
     """Settings, endpoints with their health, counts."""
     check_group(group, "?group")
     Query(request.query, ())
     services = request.services
-    health = await services.groups.get(group)
+    health = await services.groups.get(group, request.caller.rights)
     if isinstance(health, Refused):
         raise refuse(health)
     return json_answer(200, render_group(health, services.now_ms()))
 
 
-@routes.add("GET", "/v1/producer-groups", LIST_GROUPS)
+@routes.add("GET", "/v1/producer-groups", LIST_GROUPS, verb=Verb.READ)
 async def list_groups(request: ApiRequest) -> HttpAnswer:
     """Groups in the order of their names."""
     services = request.services
     limit, cursor = page_of(Query(request.query, PAGE_PARAMETERS), services.limits.page)
     if cursor is not None:
         check_group(cursor, "?cursor")
-    found = await services.groups.list(limit, cursor or "")
+    found = await services.groups.list(limit, cursor or "", request.caller.rights)
     if isinstance(found, Refused):
         raise refuse(found)
     following = found[-1].group.name if len(found) == limit else None
@@ -346,7 +347,7 @@ async def list_groups(request: ApiRequest) -> HttpAnswer:
     return await answer_page(request, "producer_groups", found, lambda health: render_group(health, now_ms), following)
 
 
-@routes.add("DELETE", "/v1/producer-groups/{group}", DELETE_GROUP)
+@routes.add("DELETE", "/v1/producer-groups/{group}", DELETE_GROUP, verb=Verb.ADMIN)
 async def delete(request: ApiRequest, group: str) -> HttpAnswer:
     """Removes a group without pending, parked or blocked transactions."""
     check_group(group, "?group")
@@ -358,7 +359,7 @@ async def delete(request: ApiRequest, group: str) -> HttpAnswer:
     return json_answer(200, GroupRemoved(group))
 
 
-@routes.add("POST", "/v1/producer-groups/{group}/rotate-secret", ROTATE_SECRET)
+@routes.add("POST", "/v1/producer-groups/{group}/rotate-secret", ROTATE_SECRET, verb=Verb.ADMIN)
 async def rotate_secret(request: ApiRequest, group: str) -> HttpAnswer:
     """Makes a new signing secret, shown once; the old one signs too for 24 h."""
     check_group(group, "?group")
@@ -370,7 +371,7 @@ async def rotate_secret(request: ApiRequest, group: str) -> HttpAnswer:
     return json_answer(200, SecretAnswer(group, secret), NO_STORE)
 
 
-@routes.add("POST", "/v1/producer-groups/{group}/endpoints", REGISTER_ENDPOINT)
+@routes.add("POST", "/v1/producer-groups/{group}/endpoints", REGISTER_ENDPOINT, verb=Verb.CHECK)
 async def register_endpoint(request: ApiRequest, group: str) -> HttpAnswer:
     """A live instance can be asked at its URL for the length of a lease; repeat it to renew."""
     check_group(group, "?group")
@@ -383,7 +384,7 @@ async def register_endpoint(request: ApiRequest, group: str) -> HttpAnswer:
     return json_answer(200, render_registered(registered))
 
 
-@routes.add("DELETE", "/v1/producer-groups/{group}/endpoints", REMOVE_ENDPOINT)
+@routes.add("DELETE", "/v1/producer-groups/{group}/endpoints", REMOVE_ENDPOINT, verb=Verb.CHECK)
 async def remove_endpoint(request: ApiRequest, group: str) -> HttpAnswer:
     """Ends the lease of an endpoint. Repeating it changes nothing."""
     check_group(group, "?group")

@@ -17,15 +17,21 @@ from api.web.problems import (
     FORBIDDEN,
     MALFORMED_REQUEST,
     NOT_ACCEPTABLE,
+    UNAUTHENTICATED,
     UNAVAILABLE,
     UNSUPPORTED_MEDIA_TYPE,
     Problem,
 )
+from bridge.core.grants import Rights
+from bridge.service.access import ANYBODY, AccessService, Caller
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
+NOBODY = Caller("nobody", Rights(()))
+
 MARK = "Outbox-Bridge-Request"
 HEALTH = frozenset({"/livez", "/readyz", "/metrics"})
+UNPROVEN = frozenset({"/livez", "/readyz"})  # answered without a credential
 
 _MARK = MARK.lower().encode()
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -116,6 +122,30 @@ def _is_never_rebound(name: bytes) -> bool:
 
 def _show(text: bytes) -> str:
     return text[:200].decode("ascii", "replace")
+
+
+def identify(access: AccessService, path: str, headers: RawHeaders) -> Caller | Problem:
+    """Who calls, by the credential of the request. Without one: nobody, unless the bridge is open."""
+    found = _look_up(access, headers)
+    return NOBODY if isinstance(found, Problem) and path in UNPROVEN else found
+
+
+def _look_up(access: AccessService, headers: RawHeaders) -> Caller | Problem:
+    proofs = [value for name, value in headers if name == b"authorization"]
+    if not proofs:
+        return ANYBODY if access.config.is_open else _refuse_proof("a credential is needed")
+    scheme, _, key = proofs[0].partition(b" ")
+    if len(proofs) > 1 or scheme.lower() != b"bearer":
+        return _refuse_proof("one Authorization: Bearer is needed")
+    caller = access.identify(key.strip().decode("latin-1"))
+    if caller is None:
+        return _refuse_proof("the credential is not known, has expired, or was revoked")
+    access.note_use(caller)
+    return caller
+
+
+def _refuse_proof(detail: str) -> Problem:
+    return Problem(UNAUTHENTICATED, detail, headers={"WWW-Authenticate": 'Bearer realm="outbox-bridge"'})
 
 
 class ByteLease:

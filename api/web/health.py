@@ -5,12 +5,14 @@ from collections.abc import Callable, Mapping
 
 from msgspec import UNSET, Struct, UnsetType
 
+from api.web.guard import NOBODY
 from api.web.metrics import render_metrics
 from api.web.openapi import HEALTH, Operation, query_parameter
 from api.web.request import ApiRequest, Query
 from api.web.road import NO_STORE, HttpAnswer, Routes, json_answer
 from api.web.services import CheckResult, ReadinessCheck
 from bridge.core.errors import StoreError
+from bridge.core.grants import Verb
 from bridge.log_watch import REMEDY, LogWatch
 from bridge.node import Node
 from bridge.projector import Projector
@@ -155,16 +157,16 @@ routes = Routes()
 CHECK_TIMEOUT_S = 2.0
 
 
-@routes.add("GET", "/livez", LIVE)
+@routes.add("GET", "/livez", LIVE, verb=None)
 async def live(request: ApiRequest) -> HttpAnswer:
     """The process answers. Nothing else is looked at."""
     return json_answer(200, LiveAnswer(live=True), NO_STORE)
 
 
-@routes.add("GET", "/readyz", READY)
+@routes.add("GET", "/readyz", READY, verb=None)
 async def ready(request: ApiRequest) -> HttpAnswer:
     """Whether promises can be kept now; `?verbose` lists each check."""
-    is_verbose = Query(request.query, {"verbose"}).flag("verbose")
+    is_verbose = Query(request.query, {"verbose"}).flag("verbose") and request.caller is not NOBODY
     checks = await run_checks(request.services.readiness)
     if request.traffic.is_draining:
         checks.append(ReadyCheck("accepting", ok=False, detail="shutting down"))
@@ -173,7 +175,7 @@ async def ready(request: ApiRequest) -> HttpAnswer:
     return json_answer(200 if is_ready else 503, answer, NO_STORE)
 
 
-@routes.add("GET", "/metrics", METRICS)
+@routes.add("GET", "/metrics", METRICS, verb=Verb.READ, is_for_all=True)
 async def metrics(request: ApiRequest) -> HttpAnswer:
     """Metrics in Prometheus' text format."""
     body, content_type = render_metrics(request.services.registry)

@@ -7,6 +7,7 @@ from api.web.request import ApiRequest
 from api.web.road import HttpAnswer, Routes
 from api.web.transactions import BATCH, BLOCKED, EACH, PREPARE_EXAMPLES, TOLD_TIME, prepare_all, prepare_one
 from api.web.views import BatchAnswer, PreparedAnswer, TransactionAnswer
+from bridge.core.grants import Verb
 
 PUBLISH = Operation(
     "messages",
@@ -28,13 +29,13 @@ PUBLISH_BATCH = Operation(
 routes = Routes()
 
 
-@routes.add("POST", "/v1/messages", PUBLISH, is_hot=True)
+@routes.add("POST", "/v1/messages", PUBLISH, is_hot=True, verb=Verb.PREPARE)
 async def publish(request: ApiRequest) -> HttpAnswer:
     """Publishes messages together or not at all; answers when consumers can read them."""
     return await prepare_one(request, is_published=True)
 
 
-@routes.add("POST", "/v1/messages/batch", PUBLISH_BATCH, is_hot=True)
+@routes.add("POST", "/v1/messages/batch", PUBLISH_BATCH, is_hot=True, verb=Verb.PREPARE)
 async def publish_batch(request: ApiRequest) -> HttpAnswer | LinesAnswer:
     """Publishes many transactions; each is decided on its own."""
     return await prepare_all(request, is_published=True)

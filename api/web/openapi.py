@@ -19,6 +19,7 @@ HEALTH = "health"
 # Of any request; of any but those about health; of any with a body.
 _EVERY = (
     "malformed-request",
+    "unauthenticated",
     "forbidden",
     "request-timeout",
     "uri-too-long",

@@ -50,7 +50,7 @@ transaction, then commits or rolls back. If that call never comes, the bridge as
 """
 
 
-@routes.add("GET", "/")
+@routes.add("GET", "/", verb=None)
 async def home(request: ApiRequest) -> Response:
     """What this is, for whoever opens the address in a browser."""
     page = _HOME.format(base=escape(_base(request)), version=escape(version(_TITLE)))
@@ -58,7 +58,7 @@ async def home(request: ApiRequest) -> Response:
     return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
 
-@routes.add("GET", "/docs")
+@routes.add("GET", "/docs", verb=None)
 async def docs(request: ApiRequest) -> Response:
     """The interface, to be tried."""
     assets = f"{_base(request)}/docs/assets"
@@ -71,7 +71,7 @@ async def docs(request: ApiRequest) -> Response:
     )
 
 
-@routes.add("GET", "/redoc")
+@routes.add("GET", "/redoc", verb=None)
 async def redoc(request: ApiRequest) -> Response:
     """The interface, to be read."""
     assets = f"{_base(request)}/docs/assets"
@@ -84,14 +84,14 @@ async def redoc(request: ApiRequest) -> Response:
     )
 
 
-@routes.add("GET", "/openapi.json")
-@routes.add("HEAD", "/openapi.json")
+@routes.add("GET", "/openapi.json", verb=None)
+@routes.add("HEAD", "/openapi.json", verb=None)
 async def openapi(request: ApiRequest) -> Response:
     """The interface, for tools."""
     return JSONResponse(request.scope["app"].openapi())
 
 
-@routes.add("GET", "/docs/assets/{name}")
+@routes.add("GET", "/docs/assets/{name}", verb=None)
 async def asset(_: ApiRequest, name: str) -> Response:
     """A script, a style or a picture of these pages."""
     if name not in _ASSETS:

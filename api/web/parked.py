@@ -1,6 +1,8 @@
 """Parked transactions and redrive jobs: bodies, routes, answers and their description."""
 
 import re
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -30,6 +32,7 @@ from api.web.views import (
     render_time,
     render_transaction,
 )
+from bridge.core.grants import Verb
 from bridge.service.contract import Refused
 from bridge.service.redrive import RedriveAction
 from bridge.sql.redrive import RedriveJob
@@ -168,25 +171,27 @@ _stop = msgspec.json.Decoder(StopRedrive)
 _JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-@routes.add("GET", "/v1/parked", PARKED)
+@routes.add("GET", "/v1/parked", PARKED, verb=Verb.READ)
 async def list_parked(request: ApiRequest) -> HttpAnswer:
     """Parked transactions that match, newest first."""
     services = request.services
     query = Query(request.query, PARKED_PARAMETERS)
     limit, cursor = page_of(query, services.limits.page)
-    page = await services.parked.list(search_filter(query), limit, cursor)
+    page = await services.parked.list(search_filter(query, request.caller.rights), limit, cursor)
     if isinstance(page, Refused):
         raise refuse(page)
     return await answer_page(request, "transactions", page.transactions, render_transaction, page.next)
 
 
-@routes.add("POST", "/v1/parked/redrive", REDRIVE)
+@routes.add("POST", "/v1/parked/redrive", REDRIVE, verb=Verb.OPERATE)
 async def redrive(request: ApiRequest) -> HttpAnswer:
     """Resumes, commits or rolls back all that match, as a job. With `preview`, only shows what it would act on."""
     body = await read_json(request, _redrive)
+    rights = request.caller.rights
     wanted = parked_filter(body.filter)
     if body.preview:
-        return await _preview(request, wanted)
+        is_visible = None if rights.may_everywhere(Verb.READ) else partial(rights.may, Verb.READ)
+        return await _preview(request, replace(wanted, is_visible=is_visible))
     if body.reason is None:
         raise invalid("/reason", "a reason is needed")
     who = who_is(request, check_reason(body.reason))
@@ -195,25 +200,27 @@ async def redrive(request: ApiRequest) -> HttpAnswer:
     return json_answer(202, render_job(job), (("Location", f"/v1/parked/redrive/{job.job_id}"),))
 
 
-@routes.add("GET", "/v1/parked/redrive", JOBS)
+@routes.add("GET", "/v1/parked/redrive", JOBS, verb=Verb.READ)
 async def list_jobs(request: ApiRequest) -> HttpAnswer:
     """The newest jobs."""
     services = request.services
     limit = Query(request.query, {"limit"}).integer("limit", 100, 1, services.limits.page)
-    jobs = await services.parked.list_jobs(limit)
+    jobs = await services.parked.list_jobs(limit, request.caller.rights)
     if isinstance(jobs, Refused):
         raise refuse(jobs)
     return await answer_list(request, "jobs", jobs, render_job)
 
 
-@routes.add("GET", "/v1/parked/redrive/{job_id}", JOB)
+@routes.add("GET", "/v1/parked/redrive/{job_id}", JOB, verb=Verb.READ)
 async def get_job(request: ApiRequest, job_id: str) -> HttpAnswer:
     """How far a job is."""
     Query(request.query, ())
-    return json_answer(200, render_job(_found(await request.services.parked.get_job(_checked(job_id)))))
+    return json_answer(
+        200, render_job(_found(await request.services.parked.get_job(_checked(job_id), request.caller.rights)))
+    )
 
 
-@routes.add("POST", "/v1/parked/redrive/{job_id}/stop", STOP_JOB)
+@routes.add("POST", "/v1/parked/redrive/{job_id}/stop", STOP_JOB, verb=Verb.OPERATE)
 async def stop_job(request: ApiRequest, job_id: str) -> HttpAnswer:
     """Stops a job after its present step. Stopping it again changes nothing."""
     body = await read_json(request, _stop)

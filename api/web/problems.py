@@ -80,8 +80,17 @@ MALFORMED_JSON = ProblemType(
     "Body is not strict JSON",
     "Send UTF-8 without a byte order mark, one value, no NaN, no repeated names, nested at most 32 levels.",
 )
+UNAUTHENTICATED = ProblemType(
+    "unauthenticated",
+    401,
+    "No valid credential",
+    "Send Authorization: Bearer and a key: OUTBOX_BRIDGE_KEY for SDK and commands; outbox-bridge key create makes one.",
+)
 FORBIDDEN = ProblemType(
-    "forbidden", 403, "Not permitted", "Grant the right, or list the name in http.allowed_hosts, as `detail` says."
+    "forbidden",
+    403,
+    "Not permitted",
+    "Grant the right (outbox-bridge key grant), or list the name in http.allowed_hosts, as `detail` says.",
 )
 NOT_FOUND = ProblemType("not-found", 404, "No such resource", "See /docs for the paths that exist.")
 METHOD_NOT_ALLOWED = ProblemType(
@@ -198,6 +207,9 @@ _REFUSALS = (
         "`outbox-bridge tx list --blocked` lists what can be abandoned; commit or roll back a pending one.",
     ),
     ProblemType("not-parked", 409, "Transaction is not parked", "Only parked transactions can be resumed."),
+    ProblemType(
+        "too-many-keys", 409, "Principal has two valid keys", "Revoke the one that is not used any more: key revoke ID."
+    ),
     ProblemType("too-early", 409, "Before the first check is due", "Wait until first_check_at."),
     ProblemType(
         "callback-url-forbidden",
@@ -216,9 +228,9 @@ _REFUSALS = (
 PROBLEMS: Mapping[str, ProblemType] = {
     row.slug: row
     for row in (
-        MALFORMED_REQUEST, MALFORMED_JSON, FORBIDDEN, NOT_FOUND, METHOD_NOT_ALLOWED, NOT_ACCEPTABLE, REQUEST_TIMEOUT,
-        BODY_TOO_LARGE, URI_TOO_LONG, UNSUPPORTED_MEDIA_TYPE, HEADERS_TOO_LARGE, INTERNAL, INVALID_REQUEST,
-        MESSAGE_TOO_LARGE, INVALID_TIMESTAMP, UNAVAILABLE, *_REFUSALS,
+        MALFORMED_REQUEST, MALFORMED_JSON, UNAUTHENTICATED, FORBIDDEN, NOT_FOUND, METHOD_NOT_ALLOWED, NOT_ACCEPTABLE,
+        REQUEST_TIMEOUT, BODY_TOO_LARGE, URI_TOO_LONG, UNSUPPORTED_MEDIA_TYPE, HEADERS_TOO_LARGE, INTERNAL,
+        INVALID_REQUEST, MESSAGE_TOO_LARGE, INVALID_TIMESTAMP, UNAVAILABLE, *_REFUSALS,
     )
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ import msgspec
 from starlette.datastructures import QueryParams
 from starlette.types import Message, Receive, Scope
 
-from api.web.guard import ByteLease, Traffic
+from api.web.guard import NOBODY, ByteLease, Traffic
 from api.web.large_bodies import LARGE_BYTES, body_in_steps
 from api.web.limits import HttpLimits, overloaded, too_large
 from api.web.parse import check_property, parse_body
@@ -49,13 +49,13 @@ _spare_ids: list[str] = []
 class ApiRequest:
     """A request whose head is there, and whose body may still be on its way, unless it is `whole`.
 
-    `route_name`: of its route in metrics. `status`: of its answer, 0 before that begins. `fields`: of its head, the
-    last one of each name.
+    `caller`: who makes it. `route_name`: of its route in metrics. `status`: of its answer, 0 before that begins.
+    `fields`: of its head, the last one of each name.
     """
 
     __slots__ = (
-        "_is_counted", "_whole", "fields", "lease", "method", "path", "query", "receive", "request_id", "route_name",
-        "scope", "services", "started", "status", "traffic",
+        "_is_counted", "_whole", "caller", "fields", "lease", "method", "path", "query", "receive", "request_id",
+        "route_name", "scope", "services", "started", "status", "traffic",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +69,7 @@ class ApiRequest:
     ) -> None:
         query: bytes = scope["query_string"]
         self.scope = scope
+        self.caller = NOBODY
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.query = QueryParams(query) if query else _NOTHING
@@ -345,13 +346,11 @@ def problem_item(problem: Problem, request_id: str) -> bytes:
     return b'{"status":%d,"problem":%b}' % (problem.type.status, encode_json(problem_members(problem, request_id)))
 
 
-ANONYMOUS = "anonymous"
-
-
 def who_is(request: ApiRequest, reason: str) -> Who:
-    """The caller as the audit knows him. Without keys that is no more than his address."""
-    host = (request.scope.get("client") or ("unknown",))[0]
-    return Who(f"{ANONYMOUS}@{host}", reason)
+    """The caller as the audit knows him: name, key and address. Without a key that is no more than his address."""
+    caller, host = request.caller, (request.scope.get("client") or ("unknown",))[0]
+    key = "" if caller.key_id is None else f"/{caller.key_id}"
+    return Who(f"{caller.name}{key}@{host}", reason, caller.rights)
 
 
 def check_reason(reason: str) -> str:

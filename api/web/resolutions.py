@@ -41,18 +41,18 @@ RESOLVE = Operation(
 routes = Routes()
 
 
-@routes.add("POST", "/v1/resolutions", RESOLVE, is_hot=True)
+@routes.add("POST", "/v1/resolutions", RESOLVE, is_hot=True, verb=None)
 async def resolve(request: ApiRequest) -> HttpAnswer | LinesAnswer:
     """Ends many transactions; each is decided on its own. UNKNOWN changes nothing."""
-    patience, services = patience_of(request), request.services
+    patience, services, rights = patience_of(request), request.services, request.caller.rights
 
     async def answer(calls: Sequence[EndCall | NoncedEnd | Problem], pointer: str) -> list[bytes]:
         ends = [
             _answer_to_check(call, services.nonces, pointer, n) if isinstance(call, NoncedEnd) else call
             for n, call in enumerate(calls)
         ]
-        end = services.transactions.end
-        return await answer_each(request, ends, pointer, lambda right: end(right, patience.wait, patience.wait_ms))
+        end, wait_ms = services.transactions.end, patience.wait_ms
+        return await answer_each(request, ends, pointer, lambda right: end(right, patience.wait, wait_ms, rights))
 
     async def answer_lines(lines: Sequence[Line]) -> list[bytes]:
         return await answer(await parse_lines(services.turns, lines, parse_resolution, resolution_in_steps), "")

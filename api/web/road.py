@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.web.guard import ByteLease, Doorkeeper, RawHeaders, Traffic, refuse_accept
+from api.web.guard import ByteLease, Doorkeeper, RawHeaders, Traffic, identify, refuse_accept
 from api.web.limits import ByteBudget
 from api.web.metrics import HttpMetrics
 from api.web.openapi import Json
@@ -29,11 +29,14 @@ from api.web.problems import (
     Rejected,
     encode_problem,
     problem_headers,
+    problem_of,
 )
 from api.web.request import JSON, NDJSON, ApiRequest
 from api.web.services import Services
 from api.web.views import encode_json
+from bridge.core.grants import Rights, Verb
 from bridge.service.contract import Outcome
+from bridge.service.rights import refuse_right
 from bridge.turns import each_in_steps
 
 _LOG = structlog.get_logger()
@@ -87,21 +90,25 @@ async def answer_list(
 
 
 Run = Callable[..., Awaitable[ASGIApp]]
-Begin = Callable[[Services, bytes, str, Callable[[HttpAnswer | Problem], None]], bool]
+Begin = Callable[[Services, Rights, bytes, str, Callable[[HttpAnswer | Problem], None]], bool]
 
 
 class Route(APIRoute):
-    """An entry of the table. `described`: how the document shows it, if it does. `is_hot`: every transaction makes this
-    call, and routing it would cost more than it does; its answer is an `HttpAnswer`. `begin`: begins the usual call of
-    these services with this body, and this text in its path, if it is one; then its answer is given later."""
+    """An entry of the table. `described`: how the document shows it, if it does. `needs`: what its caller was granted.
+    `is_hot`: every transaction makes this call, and routing it would cost more than it does; its answer is an
+    `HttpAnswer`. `begin`: begins the usual call of these services with this body, and this text in its path, if it is
+    one; then its answer is given later."""
 
     begin: Begin | None = None
 
-    def __init__(self, method: str, path: str, run: Run, described: Json | None, *, is_hot: bool) -> None:
+    def __init__(
+        self, method: str, path: str, run: Run, described: Json | None, needs: "Need", *, is_hot: bool
+    ) -> None:
         shown = {"include_in_schema": False} if described is None else described
         super().__init__(path, _nothing, methods=[method], name=run.__name__, description=run.__doc__, **shown)
         self.method = method
         self.run = run
+        self.needs = needs
         self.is_hot = is_hot
 
 
@@ -109,16 +116,39 @@ async def _nothing() -> None:
     """What the framework knows of a route's parameters."""
 
 
+class Need(NamedTuple):
+    """What a call needs to have been granted: None where it is looked at in the call, or every caller may make it.
+    `is_for_all`: for all groups, not only for some."""
+
+    verb: Verb | None
+    is_for_all: bool
+
+    def refuse(self, rights: Rights) -> Problem | None:
+        """Why somebody with these rights may not make the call, whatever it is about."""
+        verb = self.verb
+        if verb is None or (rights.may_everywhere(verb) if self.is_for_all else rights.may_somewhere(verb)):
+            return None
+        groups = "all producer groups" if self.is_for_all else "any producer group"
+        return problem_of(refuse_right(verb, f"for {groups}"))
+
+
 class Routes(list[Route]):
     """The routes of one resource, in the order in which they are tried."""
 
     def add(
-        self, method: str, path: str, described: Json | None = None, *, is_hot: bool = False
+        self,
+        method: str,
+        path: str,
+        described: Json | None = None,
+        *,
+        verb: Verb | None,
+        is_for_all: bool = False,
+        is_hot: bool = False,
     ) -> Callable[[Run], Run]:
         """Decorates what answers a method at a path."""
 
         def register(run: Run) -> Run:
-            self.append(Route(method, path, run, described, is_hot=is_hot))
+            self.append(Route(method, path, run, described, Need(verb, is_for_all), is_hot=is_hot))
             return run
 
         return register
@@ -184,7 +214,7 @@ class Road:
         }  # fmt: skip
         request = ApiRequest(scope, _receive_nothing, self.services, self.traffic, lease, body)
         request.route_name = call.route.path_format
-        answer = await self._try(request, call.route.run, request, *call.texts)
+        answer = await self._try(request, _run_granted, call.route, request, *call.texts)
         assert isinstance(answer, HttpAnswer)
         request.status = answer.status
         self._dismiss(request)
@@ -215,7 +245,7 @@ class Road:
             match, found = route.matches(request.scope)
             if match is Match.FULL:
                 request.route_name = route.path_format
-                answer = await route.run(request, *found["path_params"].values())
+                answer = await _run_granted(route, request, *found["path_params"].values())
                 await answer(request.scope, receive, send)
                 return
             if match is Match.PARTIAL:
@@ -252,7 +282,13 @@ class Road:
             or refuse_accept(path, headers)
         )
         request.enter()
-        return problem
+        if problem is not None:
+            return problem
+        found = identify(self.services.access, path, headers)
+        if isinstance(found, Problem):
+            return found
+        request.caller = found
+        return None
 
     def _dismiss(self, request: ApiRequest) -> None:
         """The request is over. A `status` of 0: its answer has not begun."""
@@ -276,6 +312,13 @@ class Road:
                 duration_ms=round(seconds * 1000, 1),
                 request_id=request_id,
             )
+
+
+async def _run_granted(route: Route, request: ApiRequest, *texts: str) -> ASGIApp:
+    problem = route.needs.refuse(request.caller.rights)
+    if problem is not None:
+        raise Rejected(problem)
+    return await route.run(request, *texts)
 
 
 def _cut(path: str) -> tuple[bytes, bytes]:

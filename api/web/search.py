@@ -1,6 +1,7 @@
 """Lists, counts and the audit trail: filters, routes, answers and their description."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -13,6 +14,7 @@ from api.web.problems import invalid
 from api.web.request import TIME_EXPECTED, ApiRequest, Query, parse_time_ms, refuse
 from api.web.road import HttpAnswer, Routes, answer_list, json_answer
 from api.web.views import Time, TransactionAnswer, render_time, render_transaction
+from bridge.core.grants import Rights, Verb
 from bridge.core.transaction import TransactionState
 from bridge.service.contract import Refused
 from bridge.service.search import BridgeStats
@@ -163,8 +165,8 @@ DEFAULT_PAGE = 100
 _MAX_CURSOR = 200
 
 
-def search_filter(query: Query) -> SearchFilter:
-    """The filter of a search."""
+def search_filter(query: Query, rights: Rights) -> SearchFilter:
+    """The filter of a search, and of what its caller may see."""
     states = query.words("state", TransactionState, ", ".join(TransactionState))
     return SearchFilter(
         states=states,
@@ -175,6 +177,7 @@ def search_filter(query: Query) -> SearchFilter:
         born_before_ms=query.time_ms("born_before"),
         blocked=query.optional_flag("blocked"),
         abandoned=query.optional_flag("abandoned"),
+        is_visible=None if rights.may_everywhere(Verb.READ) else partial(rights.may, Verb.READ),
     )
 
 
@@ -219,29 +222,29 @@ def _time(text: str | None, where: str) -> int | None:
 routes = Routes()
 
 
-@routes.add("GET", "/v1/transactions", SEARCH)
+@routes.add("GET", "/v1/transactions", SEARCH, verb=Verb.READ)
 async def search(request: ApiRequest) -> HttpAnswer:
     """Transactions that match, newest first. Never a total count."""
     services = request.services
     query = Query(request.query, SEARCH_PARAMETERS, {"state"})
     limit, cursor = page_of(query, services.limits.page)
-    page = await services.search.search(search_filter(query), limit, cursor)
+    page = await services.search.search(search_filter(query, request.caller.rights), limit, cursor)
     if isinstance(page, Refused):
         raise refuse(page)
     return await answer_page(request, "transactions", page.transactions, render_transaction, page.next)
 
 
-@routes.add("GET", "/v1/stats", STATS)
+@routes.add("GET", "/v1/stats", STATS, verb=Verb.READ)
 async def stats(request: ApiRequest) -> HttpAnswer:
     """Counts and lags, of all groups and of each."""
     Query(request.query, ())
-    counted = await request.services.search.stats()
+    counted = await request.services.search.stats(request.caller.rights)
     if isinstance(counted, Refused):
         raise refuse(counted)
     return json_answer(200, render_stats(counted))
 
 
-@routes.add("GET", "/v1/audit", AUDIT)
+@routes.add("GET", "/v1/audit", AUDIT, verb=Verb.ADMIN, is_for_all=True)
 async def audit(request: ApiRequest) -> HttpAnswer:
     """Who did what, newest first."""
     services = request.services

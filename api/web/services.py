@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from api.web.limits import HttpLimits
 from bridge.clock import SystemClock
+from bridge.service.access import AccessService
 from bridge.service.claims import ClaimService
 from bridge.service.groups import GroupService
 from bridge.service.redrive import ParkedService
@@ -32,6 +33,7 @@ ReadinessCheck = Callable[[], Awaitable[CheckResult]]
 class Services:
     """Everything the routes call. `readiness`: by name; all must be ok for /readyz to be. `nonces`: the checker's."""
 
+    access: AccessService
     transactions: TransactionService
     search: SearchService
     parked: ParkedService

@@ -10,11 +10,12 @@ from typing import ClassVar, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from api.web.guard import MARK, ByteLease, RawHeaders, refuse_accept
+from api.web.guard import MARK, ByteLease, RawHeaders, identify, refuse_accept
 from api.web.problems import Problem
 from api.web.request import make_request_id
 from api.web.road import HotCall, HttpAnswer, Road, Route, explain
 from bridge.core.transaction import is_raw_id
+from bridge.service.access import Caller
 
 START = b"POST /v1/transactions"
 _HEAD_END = b"\r\n\r\n"
@@ -23,6 +24,7 @@ _MOST_HEADS, _MOST_HEAD_BYTES, _MOST_BODY_BYTES = 1_024, 1_024, 60_000
 # of these it is certain that they mean the same in every request, or nothing; not so of an id, a key or a preference
 _PLAIN = frozenset(
     {b"host", b"content-type", b"content-length", b"accept", b"accept-encoding", b"user-agent", b"connection"}
+    | {b"authorization"}  # as long as nobody's rights have changed
     | {MARK.lower().encode()}
 )
 
@@ -34,6 +36,8 @@ class KnownHead(NamedTuple):
 
     route: Route
     body_bytes: int
+    caller: Caller
+    generation: int
 
 
 class ShortWay:
@@ -55,6 +59,8 @@ class ShortWay:
                 return None
         if known is None or len(data) - end != known.body_bytes:
             return None
+        if known.generation != self._road.services.access.generation:
+            return None
         return known, text.decode(), data[end:]
 
     def learn(self, data: bytes, call: HotCall, headers: RawHeaders) -> None:
@@ -70,6 +76,10 @@ class ShortWay:
             return
         if self._road.doorkeeper.refuse("POST", call.path, headers) or refuse_accept(call.path, headers):
             return
+        access = self._road.services.access
+        caller = identify(access, call.path, headers)
+        if isinstance(caller, Problem) or call.route.needs.refuse(caller.rights):
+            return
         if call.texts == (data[_AT + 1 : _ID_END].decode("latin-1"),):
             heads, key = self._ends, head[_ID_END:]
         elif not call.texts:
@@ -78,7 +88,7 @@ class ShortWay:
             return
         while len(heads) >= _MOST_HEADS:
             del heads[next(iter(heads))]
-        heads[key] = KnownHead(call.route, int(length))
+        heads[key] = KnownHead(call.route, int(length), caller, access.generation)
 
     def begin(self, found: tuple[KnownHead, str, bytes], finish: Finish) -> bool:
         """Whether the answer will be given to `finish`. If not, nothing has happened."""
@@ -89,7 +99,9 @@ class ShortWay:
             return False
         passage = _Passage(road, known, finish)
         try:
-            if begin(road.services, body, text, passage.give):
+            if begin(road.services, known.caller.rights, body, text, passage.give):
+                if known.caller.key_id is not None:
+                    road.services.access.note_use(known.caller)
                 return True
         except Exception as error:  # noqa: BLE001 - the last one who can answer
             passage.give(explain(error, passage.request_id))

@@ -40,6 +40,7 @@ from api.web.request import (
     prefers_async,
     problem_item,
     refuse,
+    who_is,
 )
 from api.web.road import HttpAnswer, Routes, answer_list, json_answer
 from api.web.services import Services
@@ -56,6 +57,7 @@ from api.web.views import (
     render_prepared,
     render_transaction,
 )
+from bridge.core.grants import Rights, Verb
 from bridge.core.record import Resolution
 from bridge.core.transaction import TransactionView
 from bridge.service.contract import Accepted, PrepareCall, Prepared, Refused, Wait
@@ -160,14 +162,14 @@ register_url_convertor("transaction", _TransactionConvertor())
 routes = Routes()
 
 
-@routes.add("POST", "/v1/transactions", PREPARE, is_hot=True)
+@routes.add("POST", "/v1/transactions", PREPARE, is_hot=True, verb=Verb.PREPARE)
 async def prepare(request: ApiRequest) -> HttpAnswer:
     """Stores a half message: durable, and invisible until it is committed."""
     return await prepare_one(request, is_published=False)
 
 
 @routes.begins(prepare)
-def begin_prepare(services: Services, raw: bytes, _: str, give: Give) -> bool:
+def begin_prepare(services: Services, rights: Rights, raw: bytes, _: str, give: Give) -> bool:
     """What is wrong with a call is said by `prepare`."""
     try:
         call = parse_prepare(raw, services.limits.headers_per_message)
@@ -177,16 +179,16 @@ def begin_prepare(services: Services, raw: bytes, _: str, give: Give) -> bool:
     def answer(told: Prepared | TransactionView | Refused) -> None:
         give(problem_of(told) if isinstance(told, Refused) else show(told, _location(told.transaction_id)))
 
-    return services.transactions.begin_prepare(call, _most_ms(services), answer)
+    return services.transactions.begin_prepare(call, _most_ms(services), answer, rights)
 
 
-@routes.add("POST", "/v1/transactions/batch", PREPARE_BATCH, is_hot=True)
+@routes.add("POST", "/v1/transactions/batch", PREPARE_BATCH, is_hot=True, verb=Verb.PREPARE)
 async def prepare_batch(request: ApiRequest) -> HttpAnswer | LinesAnswer:
     """Prepares many transactions; each is decided on its own."""
     return await prepare_all(request, is_published=False)
 
 
-@routes.add("GET", "/v1/transactions/{transaction_id:transaction}", GET)
+@routes.add("GET", "/v1/transactions/{transaction_id:transaction}", GET, verb=Verb.READ)
 async def get(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """One transaction, as current as the last write that was acknowledged."""
     check_transaction_id(transaction_id, "?transaction_id")
@@ -196,46 +198,46 @@ async def get(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     view = await _found(request, transaction_id)
     if query.text("include") is None:
         return json_answer(200, render_transaction(view))
-    bodies = await request.services.transactions.get_bodies(view)
+    bodies = await request.services.transactions.get_bodies(view, who_is(request, ""))
     if isinstance(bodies, Refused):
         raise refuse(bodies)
     shown = None if bodies is None else await request.services.turns.run(bodies_in_steps(bodies))
     return json_answer(200, render_transaction(view, shown))
 
 
-@routes.add("GET", "/v1/transactions/{transaction_id}/timeline", TIMELINE)
+@routes.add("GET", "/v1/transactions/{transaction_id}/timeline", TIMELINE, verb=Verb.READ)
 async def timeline(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """What happened to a transaction, oldest first."""
     check_transaction_id(transaction_id, "?transaction_id")
     Query(request.query, ())
-    events = await request.services.transactions.timeline(transaction_id)
+    events = await request.services.transactions.timeline(transaction_id, request.caller.rights)
     if isinstance(events, Refused):
         raise refuse(events)
     return await answer_list(request, "events", events, render_event)
 
 
-@routes.add("POST", "/v1/transactions/{transaction_id}/commit", COMMIT, is_hot=True)
+@routes.add("POST", "/v1/transactions/{transaction_id}/commit", COMMIT, is_hot=True, verb=Verb.DECIDE)
 async def commit(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """Publishes what was prepared; answers when consumers can read it."""
     return await _end(request, transaction_id, Resolution.COMMIT)
 
 
 @routes.begins(commit)
-def begin_commit(services: Services, raw: bytes, transaction_id: str, give: Give) -> bool:
+def begin_commit(services: Services, rights: Rights, raw: bytes, transaction_id: str, give: Give) -> bool:
     """What is wrong with a call is said by `commit`."""
-    return _begin_end(services, raw, transaction_id, Resolution.COMMIT, give)
+    return _begin_end((services, rights), raw, transaction_id, Resolution.COMMIT, give)
 
 
-@routes.add("POST", "/v1/transactions/{transaction_id}/rollback", ROLLBACK, is_hot=True)
+@routes.add("POST", "/v1/transactions/{transaction_id}/rollback", ROLLBACK, is_hot=True, verb=Verb.DECIDE)
 async def rollback(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     """Drops what was prepared."""
     return await _end(request, transaction_id, Resolution.ROLLBACK)
 
 
 @routes.begins(rollback)
-def begin_rollback(services: Services, raw: bytes, transaction_id: str, give: Give) -> bool:
+def begin_rollback(services: Services, rights: Rights, raw: bytes, transaction_id: str, give: Give) -> bool:
     """What is wrong with a call is said by `rollback`."""
-    return _begin_end(services, raw, transaction_id, Resolution.ROLLBACK, give)
+    return _begin_end((services, rights), raw, transaction_id, Resolution.ROLLBACK, give)
 
 
 async def prepare_one(request: ApiRequest, *, is_published: bool) -> HttpAnswer:
@@ -250,7 +252,9 @@ async def prepare_one(request: ApiRequest, *, is_published: bool) -> HttpAnswer:
     else:
         call = parse_prepare(raw, max_headers, header_key=header_key, is_published=is_published)
     first_ms = first_try_ms(request)
-    (answer,) = await services.transactions.prepare([call], patience_of(request).wait_ms, first_ms)
+    (answer,) = await services.transactions.prepare(
+        [call], patience_of(request).wait_ms, first_ms, request.caller.rights
+    )
     if isinstance(answer, Refused):
         raise refuse(answer)
     return show(answer, (*_location(answer.transaction_id), *_tell_time(request, first_ms)))
@@ -262,10 +266,11 @@ async def prepare_all(request: ApiRequest, *, is_published: bool) -> HttpAnswer 
         raise invalid("?Idempotency-Key", "belongs into each transaction of a batch")
     wait_ms, services = patience_of(request).wait_ms, request.services
     max_headers, first_ms = services.limits.headers_per_message, first_try_ms(request)
+    rights = request.caller.rights
 
     async def answer(calls: Sequence[PrepareCall | Problem], pointer: str) -> list[bytes]:
         prepare = services.transactions.prepare
-        return await answer_each(request, calls, pointer, lambda right: prepare(right, wait_ms, first_ms))
+        return await answer_each(request, calls, pointer, lambda right: prepare(right, wait_ms, first_ms, rights))
 
     async def answer_lines(lines: Sequence[Line]) -> list[bytes]:
         calls = await parse_lines(
@@ -298,13 +303,16 @@ async def _end(request: ApiRequest, transaction_id: str, resolution: Resolution)
         raw = await services.turns.run(read_strict_in_steps(raw))  # without blanks, small if it is a right one
     call = parse_end(raw, transaction_id, resolution)
     patience = patience_of(request)
-    (answer,) = await services.transactions.end([call], patience.wait, patience.wait_ms)
+    (answer,) = await services.transactions.end([call], patience.wait, patience.wait_ms, request.caller.rights)
     if isinstance(answer, Refused):
         raise refuse(answer)
     return show(answer, (("Preference-Applied", "respond-async"),) if isinstance(answer, Accepted) else ())
 
 
-def _begin_end(services: Services, raw: bytes, transaction_id: str, resolution: Resolution, give: Give) -> bool:
+def _begin_end(
+    on: tuple[Services, Rights], raw: bytes, transaction_id: str, resolution: Resolution, give: Give
+) -> bool:
+    services, rights = on
     try:
         call = parse_end(raw, transaction_id, resolution)
     except Rejected:
@@ -313,7 +321,7 @@ def _begin_end(services: Services, raw: bytes, transaction_id: str, resolution: 
     def answer(told: TransactionView | Refused) -> None:
         give(problem_of(told) if isinstance(told, Refused) else show(told))
 
-    return services.transactions.begin_end(call, _most_ms(services), answer)
+    return services.transactions.begin_end(call, _most_ms(services), answer, rights)
 
 
 def _location(transaction_id: str) -> Sequence[tuple[str, str]]:
@@ -325,7 +333,7 @@ def _most_ms(services: Services) -> int:
 
 
 async def _found(request: ApiRequest, transaction_id: str) -> TransactionView:
-    view = await request.services.transactions.get(transaction_id)
+    view = await request.services.transactions.get(transaction_id, request.caller.rights)
     if isinstance(view, Refused):
         raise refuse(view)
     return view

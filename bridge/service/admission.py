@@ -7,12 +7,14 @@ import structlog
 
 from bridge.clock import Clock
 from bridge.core.check_rules import is_group_name
+from bridge.core.grants import Rights
 from bridge.core.message import Message
 from bridge.core.properties import count_body_bytes, find_bad_header, is_property_text
 from bridge.fault_points import FaultPoint, reach
-from bridge.service.answers import refuse_unavailable
+from bridge.service.answers import refuse_group, refuse_unavailable
 from bridge.service.contract import Limits, PrepareCall, RefusalCode, Refused
 from bridge.service.journal import Deadline
+from bridge.service.rights import refuse_prepare
 from bridge.service.topics import TopicCache
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database, SqlUnavailable
@@ -79,27 +81,32 @@ class Admission:
         self._pending = pending
         self._auto_create_groups = auto_create_groups
 
-    async def refuse(self, calls: Sequence[PrepareCall], deadline: Deadline) -> Sequence[Refused | None]:
+    async def refuse(
+        self, calls: Sequence[PrepareCall], rights: Rights, deadline: Deadline
+    ) -> Sequence[Refused | None]:
         """Why calls are refused, by place. Groups last: a refused call makes none."""
         pace = Pace(STEP_COST)
         for call in calls:
-            if not self.is_admitted(call):
-                return await self._examine(calls, deadline)
+            if not self.is_admitted(call, rights):
+                return await self._examine(calls, rights, deadline)
             if pace.spend(find_cost(call)):
                 await self.turns.take()
         return [None] * len(calls)
 
-    def is_admitted(self, call: PrepareCall) -> bool:
+    def is_admitted(self, call: PrepareCall, rights: Rights) -> bool:
         """Whether nothing speaks against the call, and nothing has to be looked up for it."""
         return (
             not self._pending.is_full
+            and refuse_prepare(rights, call) is None
             and self.directory.get(call.group) is not None
             and refuse_call(call, self.limits, is_known=True) is None
             and self._destinations.check(call.messages) is None
         )
 
-    async def _examine(self, calls: Sequence[PrepareCall], deadline: Deadline) -> Sequence[Refused | None]:
-        refused = await self._in_turns(self._check_content, calls)
+    async def _examine(
+        self, calls: Sequence[PrepareCall], rights: Rights, deadline: Deadline
+    ) -> Sequence[Refused | None]:
+        refused = await self._in_turns(lambda call: self._check_content(call) or refuse_prepare(rights, call), calls)
         if self._pending.is_full:
             full = refuse_unavailable("too many transactions are pending")
             return [refusal or full for refusal in refused]
@@ -201,11 +208,6 @@ def find_cost(call: PrepareCall) -> int:
 def is_text(text: str, max_chars: int) -> bool:
     """Whether a text of this length can travel in a record's properties."""
     return len(text) <= max_chars and is_property_text(text)
-
-
-def refuse_group(group: str) -> Refused:
-    """Nobody created the group."""
-    return Refused(RefusalCode.UNKNOWN_PRODUCER_GROUP, f"producer group {group} does not exist")
 
 
 def _invalid(pointer: str, detail: str) -> Refused:

@@ -100,6 +100,11 @@ def refuse_missing(transaction_id: str, lost_ms: int | None = None) -> Refused:
     return Refused(RefusalCode.UNKNOWN_TRANSACTION, "no such transaction", transaction_id=transaction_id)
 
 
+def refuse_group(group: str) -> Refused:
+    """Nobody created the group."""
+    return Refused(RefusalCode.UNKNOWN_PRODUCER_GROUP, f"producer group {group} does not exist")
+
+
 def answer_end(call: EndCall, heard: ReceivedReply) -> TransactionView | Refused | None:
     """The answer to an end that its queue's owner has decided; None if the owner does not know the transaction."""
     if heard.op is None:

@@ -11,16 +11,17 @@ import structlog
 from bridge.clock import Clock
 from bridge.core.check_rules import CheckMode
 from bridge.core.errors import StoreError
+from bridge.core.grants import EVERYTHING, Rights, Verb
 from bridge.core.message import Message
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.directory import PullCheck, PullCheckStore
 from bridge.fault_points import FaultPoint, reach
-from bridge.service.admission import refuse_group
-from bridge.service.answers import refuse_unavailable
+from bridge.service.answers import refuse_group, refuse_unavailable
 from bridge.service.contract import RefusalCode, Refused
 from bridge.service.groups import refuse_sql
 from bridge.service.journal import Deadline
 from bridge.service.reads import BodyReader, CurrentReads, refuse_read
+from bridge.service.rights import refuse_for_group
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import SqlUnavailable
 
@@ -115,6 +116,7 @@ class ClaimCall(NamedTuple):
     wait_ms: int
     lease_ms: int
     is_wanted: Callable[[], bool]
+    rights: Rights = EVERYTHING
 
 
 class ClaimedCheck(NamedTuple):
@@ -148,7 +150,7 @@ class ClaimService:
     async def claim(self, call: ClaimCall) -> Sequence[ClaimedCheck] | Refused:
         """Due checks of the group, the longest due first; none if none came while it waited."""
         deadline = Deadline.after(self._clock, call.wait_ms)
-        refused = await self._find_refusal(call.group)
+        refused = refuse_for_group(call.rights, Verb.CHECK, call.group) or await self._find_refusal(call.group)
         while refused is None:
             claimed = await self._claim_now(call)
             if claimed or isinstance(claimed, Refused):

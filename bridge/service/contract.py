@@ -51,6 +51,8 @@ class RefusalCode(StrEnum):
     NOT_PARKED = "not-parked"
     NOT_BLOCKED = "not-blocked"
     TOO_EARLY = "too-early"
+    TOO_MANY_KEYS = "too-many-keys"
+    NOT_FOUND = "not-found"
     CALLBACK_URL_FORBIDDEN = "callback-url-forbidden"
     PROJECTION_BEHIND = "projection-behind"
     UNAVAILABLE = "unavailable"

@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 
 from bridge.clock import Clock
 from bridge.core.check_rules import GroupSettings, is_group_name
+from bridge.core.grants import EVERYTHING, Rights, Verb
 from bridge.directory import ProducerGroup
-from bridge.service.admission import refuse_group
-from bridge.service.answers import refuse_unavailable
+from bridge.service.answers import refuse_group, refuse_unavailable
 from bridge.service.contract import Outcome, RefusalCode, Refused
 from bridge.service.journal import Deadline
 from bridge.service.operate import Who
 from bridge.service.reads import CurrentReads, refuse_read
+from bridge.service.rights import refuse_for_group
 from bridge.sql.directory import ActEntry, SqlDirectory
 from bridge.sql.engine import SqlUnavailable
 from bridge.sql.groups import GroupDeletion, GroupHealth
@@ -55,7 +56,7 @@ class GroupService:
 
     async def put(self, name: str, settings: GroupSettings, urls: Sequence[str], who: Who) -> GroupSaved | Refused:
         """Creates the group, or replaces its settings and static endpoints."""
-        refused = self._check(name, urls)
+        refused = refuse_for_group(who.rights, Verb.ADMIN, name) or self._check(name, urls)
         if refused is not None:
             return refused
         before = self._directory.get(name)
@@ -68,25 +69,29 @@ class GroupService:
             return refuse_sql(error)
         return GroupSaved(self._directory.get(name) or ProducerGroup(name, settings), made.is_created, made.secret)
 
-    async def get(self, name: str) -> GroupHealth | Refused:
+    async def get(self, name: str, rights: Rights = EVERYTHING) -> GroupHealth | Refused:
         """The group with the results of its rounds and its counts."""
+        if (refused := refuse_for_group(rights, Verb.READ, name)) is not None:
+            return refused
         try:
             health = await self._directory.read_health(name)
         except SqlUnavailable as error:
             return refuse_sql(error)
         return health or refuse_group(name)
 
-    async def list(self, limit: int, after: str = "") -> Sequence[GroupHealth] | Refused:
+    async def list(self, limit: int, after: str = "", rights: Rights = EVERYTHING) -> Sequence[GroupHealth] | Refused:
         """Groups in the order of their names, those after `after`."""
         try:
             await self._directory.refresh()
-            names = sorted(name for name in self._directory.groups if name > after)[: max(limit, 1)]
-            return await self._directory.read_healths(names)
+            names = sorted(name for name in self._directory.groups if name > after and rights.may(Verb.READ, name))
+            return await self._directory.read_healths(names[: max(limit, 1)])
         except SqlUnavailable as error:
             return refuse_sql(error)
 
     async def delete(self, name: str, who: Who, wait_ms: int = 2_000) -> Refused | None:
         """Deletes a group for which nothing is to be done any more; waits for the projection to be sure."""
+        if (refused := refuse_for_group(who.rights, Verb.ADMIN, name)) is not None:
+            return refused
         deadline = Deadline.after(self._clock, wait_ms)
         read = await self._reads.read(range(self._queues), lambda connection: count_live(connection, name), deadline)
         if read.value is None:
@@ -104,6 +109,8 @@ class GroupService:
 
     async def rotate_secret(self, name: str, who: Who) -> str | Refused:
         """The new secret, returned once; the old one signs for another 24 h."""
+        if (refused := refuse_for_group(who.rights, Verb.ADMIN, name)) is not None:
+            return refused
         try:
             secret = await self._directory.rotate_secret(
                 name, self._entry(who, "producer-group.rotate-secret", name, None, None)
@@ -114,6 +121,8 @@ class GroupService:
 
     async def register_endpoint(self, name: str, url: str, lease_ms: int, who: Who) -> EndpointRegistered | Refused:
         """A live instance can be asked at this URL for so long; said again, the lease begins anew."""
+        if (refused := refuse_for_group(who.rights, Verb.CHECK, name)) is not None:
+            return refused
         reason = self._refuse_url(url)
         if reason is not None:
             return Refused(RefusalCode.CALLBACK_URL_FORBIDDEN, reason, errors=(("/url", reason),))
@@ -131,6 +140,8 @@ class GroupService:
 
     async def remove_endpoint(self, name: str, url: str, who: Who) -> bool | Refused:
         """Ends the lease of an endpoint; False if it has none, as after its end. What a put named stays."""
+        if (refused := refuse_for_group(who.rights, Verb.CHECK, name)) is not None:
+            return refused
         act = self._entry(who, "producer-group.remove-endpoint", name, {"url": url}, None)
         try:
             if await self._directory.remove_endpoint(name, url, act):

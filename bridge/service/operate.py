@@ -7,6 +7,7 @@ import structlog
 from msgspec.structs import replace
 
 from bridge.clock import KafkaTime
+from bridge.core.grants import EVERYTHING, Rights, Verb
 from bridge.core.message import Message
 from bridge.core.op_message import AnswerCode
 from bridge.core.record import Act, ActRecord, Resolution, Source
@@ -28,6 +29,7 @@ from bridge.service.end import Ender
 from bridge.service.journal import Deadline
 from bridge.service.reads import CurrentReads
 from bridge.service.replies import ReceivedReply
+from bridge.service.rights import refuse_view
 from bridge.sql.directory import ActEntry, record_act
 from bridge.sql.engine import Database, SqlUnavailable
 
@@ -37,10 +39,11 @@ Members = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """An operator and his reason."""
+    """Who acts, why, and what he may do."""
 
     actor: str
     reason: str
+    rights: Rights = EVERYTHING
 
 
 class AuditTrail:
@@ -115,12 +118,21 @@ class Operators:
         await self._trail.record(who, "transaction.force.answered", transaction_id, describe(view), describe(answer))
         return answer
 
+    async def audit_reading(self, view: TransactionView, who: Who) -> Refused | None:
+        """Keeps that somebody looks at the messages of this transaction; why he may not."""
+        if (refused := refuse_view(who.rights, Verb.ADMIN, view)) is not None:
+            return refused
+        if await self._trail.record(who, "transaction.read-messages", view.transaction_id, None, None):
+            return None
+        return refuse_unavailable("the look at it could not be audited", view.transaction_id)
+
     async def _find(self, transaction_id: str, who: Who, deadline: Deadline) -> TransactionView | Refused:
         if not self._reads.can_exist(transaction_id):
             return refuse_missing(transaction_id)
         if not all(is_text(text, self._max_text_chars) for text in (who.actor, who.reason)):
             return Refused(RefusalCode.INVALID_REQUEST, "actor or reason cannot be used", transaction_id=transaction_id)
-        return await self._reads.find_one(transaction_id, deadline)
+        view = await self._reads.find_one(transaction_id, deadline)
+        return view if isinstance(view, Refused) else refuse_view(who.rights, Verb.OPERATE, view) or view
 
     def _refuse_act(self, act: Act, view: TransactionView) -> Refused | None:
         if view.is_unproven:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from bridge.clock import KafkaTime
 from bridge.core.check_rules import first_wait_ms
+from bridge.core.grants import Rights
 from bridge.core.message import Message, MessageQueue
 from bridge.core.properties import count_record_bytes
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source, is_too_late, is_void
@@ -85,13 +86,13 @@ class Preparer:
         self._ids = IdRun(0, 0)
 
     async def prepare(
-        self, calls: Sequence[PrepareCall], deadline: Deadline, first_try_ms: int | None = None
+        self, calls: Sequence[PrepareCall], rights: Rights, deadline: Deadline, first_try_ms: int | None = None
     ) -> list[PrepareAnswer]:
         """An answer for each call, same order. `first_try_ms`: as TransactionService.prepare says."""
         if not calls:
             return []
         first_try_ms = self._check_first_try(first_try_ms)
-        refused: list[PrepareAnswer | None] = [*await self.admission.refuse(calls, deadline)]
+        refused: list[PrepareAnswer | None] = [*await self.admission.refuse(calls, rights, deadline)]
         born_ms = self.kafka_time.clock.now_ms()
         first = self._take_ids(born_ms, len(calls))
         timeouts = {group: self._find_timeout(group) for group in {call.group for call in calls}}
@@ -145,12 +146,12 @@ class Preparer:
         results = await self.append(messages, deadline)
         return [self.tell(*pair) for pair in zip(stored, results, strict=True)]
 
-    def begin(self, call: PrepareCall, wait_ms: int, answer: Callable[[PrepareAnswer], None]) -> bool:
+    def begin(self, call: PrepareCall, rights: Rights, wait_ms: int, answer: Callable[[PrepareAnswer], None]) -> bool:
         """The answer to a call of which nothing is rare is given when its record is stored, without a task.
 
         False: something is, and nothing has happened.
         """
-        if not (_is_plain(call) and self.admission.is_admitted(call)):
+        if not (_is_plain(call) and self.admission.is_admitted(call, rights)):
             return False
         born_ms = self.kafka_time.clock.now_ms()
         first = self._take_ids(born_ms, 1)

@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from bridge.clock import Clock
+from bridge.core.grants import EVERYTHING, Rights, Verb
 from bridge.core.record import Act, ActRecord, Resolution, Source
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.fault_points import FaultPoint, reach
@@ -18,6 +19,7 @@ from bridge.service.end import Ender
 from bridge.service.groups import refuse_sql
 from bridge.service.journal import Deadline
 from bridge.service.operate import Operators, Who
+from bridge.service.rights import refuse_for_group, refuse_right
 from bridge.service.search import MAX_PAGE, TransactionList, read_page
 from bridge.sql.directory import ActEntry, record_act
 from bridge.sql.engine import Database, MalformedCursor, SqlUnavailable
@@ -90,6 +92,8 @@ class ParkedService:
         self, wanted: SearchFilter, action: RedriveAction, rate_per_s: int, who: Who
     ) -> RedriveJob | Refused:
         """Begins a job; a loop of some process takes it up."""
+        if (refused := _refuse_filter(who.rights, wanted.group)) is not None:
+            return refused
         if not 1 <= rate_per_s <= MAX_RATE_PER_S or not who.reason.strip():
             detail = f"a redrive needs a reason and a rate of 1 to {MAX_RATE_PER_S} a second"
             return Refused(RefusalCode.INVALID_REQUEST, detail)
@@ -117,17 +121,24 @@ class ParkedService:
             return refuse_sql(error)
         return job
 
-    async def get_job(self, job_id: str) -> RedriveJob | Refused | None:
-        """The job as it stands; None if there is none."""
-        return await read_page(self._database, lambda c: find_job(c, job_id))
+    async def get_job(self, job_id: str, rights: Rights = EVERYTHING) -> RedriveJob | Refused | None:
+        """The job as it stands; None if there is none that the caller may know of."""
+        job = await read_page(self._database, lambda c: find_job(c, job_id))
+        return job if isinstance(job, Refused) or (job is not None and _is_visible(rights, job)) else None
 
-    async def list_jobs(self, limit: int) -> Sequence[RedriveJob] | Refused:
-        """The newest jobs."""
+    async def list_jobs(self, limit: int, rights: Rights = EVERYTHING) -> Sequence[RedriveJob] | Refused:
+        """The newest jobs that the caller may know of."""
         most = min(max(limit, 1), MAX_PAGE)
-        return await read_page(self._database, lambda c: list_jobs(c, most))
+        jobs = await read_page(self._database, lambda c: list_jobs(c, most))
+        return jobs if isinstance(jobs, Refused) else [job for job in jobs if _is_visible(rights, job)]
 
     async def stop(self, job_id: str, who: Who) -> RedriveJob | Refused | None:
         """Stops the job after its present step; the job as it stands then. Stopping it again changes nothing."""
+        job = await self.get_job(job_id, who.rights)
+        if job is None or isinstance(job, Refused):
+            return job
+        if (refused := _refuse_filter(who.rights, job.filter.get("producer_group"))) is not None:
+            return refused
         now_ms = self._clock.now_ms()
 
         def stop(connection: Any) -> RedriveJob | None:  # noqa: ANN401
@@ -142,6 +153,20 @@ class ParkedService:
             return await self._database.run(stop)
         except SqlUnavailable as error:
             return refuse_sql(error)
+
+
+def _is_visible(rights: Rights, job: RedriveJob) -> bool:
+    group = job.filter.get("producer_group")
+    return rights.may_everywhere(Verb.READ) or (group is not None and rights.may(Verb.READ, group))
+
+
+def _refuse_filter(rights: Rights, group: str | None) -> Refused | None:
+    """Why a caller may not redrive what is parked of this group, or of all of them."""
+    if rights.may_everywhere(Verb.OPERATE):
+        return None
+    if group is None:
+        return refuse_right(Verb.OPERATE, "for all producer groups; name one in the filter")
+    return refuse_for_group(rights, Verb.OPERATE, group)
 
 
 def only_parked(wanted: SearchFilter) -> SearchFilter:

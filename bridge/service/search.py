@@ -2,17 +2,20 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from bridge.clock import Clock, KafkaTime
 from bridge.core.errors import StoreError
+from bridge.core.grants import EVERYTHING, Rights, Verb
 from bridge.core.transaction import TransactionView
 from bridge.service.answers import refuse_unavailable
 from bridge.service.contract import RefusalCode, Refused
 from bridge.service.reads import ConsumerLag, Lag
 from bridge.sql.directory import ActEntry, read_audit
 from bridge.sql.engine import Database, MalformedCursor, SqlUnavailable
+from bridge.sql.stats import restrict_stats
 from bridge.sql.transactions import (
     AppliedPosition,
     ProjectionStats,
@@ -75,8 +78,15 @@ class SearchService:
         read = await read_page(self._database, lambda c: read_audit(c, most, cursor))
         return read if isinstance(read, Refused) else AuditList(*read)
 
-    async def stats(self) -> BridgeStats | Refused:
-        """Counts and lags, read at most once a second whoever asks."""
+    async def stats(self, rights: Rights = EVERYTHING) -> BridgeStats | Refused:
+        """Counts of the groups that may be read, and lags."""
+        stats = await self._read_all()
+        if rights.may_everywhere(Verb.READ) or isinstance(stats, Refused):
+            return stats
+        return replace(stats, projection=restrict_stats(stats.projection, partial(rights.may, Verb.READ)))
+
+    async def _read_all(self) -> BridgeStats | Refused:
+        """Read at most once a second whoever asks."""
         known = self._stats
         if known is not None and self._clock.monotonic_ms() - known[0] < _STATS_AGE_MS:
             return known[1]

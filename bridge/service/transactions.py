@@ -5,9 +5,10 @@ from functools import partial
 
 from bridge.clock import Clock
 from bridge.core.errors import StoreError
+from bridge.core.grants import EVERYTHING, Rights, Verb
 from bridge.core.message import Message
 from bridge.core.record import Act, Resolution
-from bridge.core.transaction import TimelineEvent, TransactionView, queue_of
+from bridge.core.transaction import TimelineEvent, TransactionState, TransactionView, queue_of
 from bridge.service.answers import refuse_missing, refuse_unavailable
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, Refused, Wait
 from bridge.service.end import Ender
@@ -15,12 +16,14 @@ from bridge.service.journal import Deadline
 from bridge.service.operate import Operators, Who
 from bridge.service.prepare import Preparer
 from bridge.service.reads import BodyReader, CurrentReads, refuse_read
+from bridge.service.rights import hide_others, refuse_view, scope_end
 from bridge.sql.transactions import read_timeline
 
 
 class TransactionService:
     """Every call handles a list; a single one is a list of one. No call waits longer than its `wait_ms`.
 
+    `rights`: what the caller may do. A transaction that he may not even read does not exist for him.
     A call that is cancelled leaves no waiter behind, and each of its records whole or not written.
     """
 
@@ -41,45 +44,76 @@ class TransactionService:
         self._clock = clock
 
     async def prepare(
-        self, calls: Sequence[PrepareCall], wait_ms: int = 10_000, first_try_ms: int | None = None
+        self,
+        calls: Sequence[PrepareCall],
+        wait_ms: int = 10_000,
+        first_try_ms: int | None = None,
+        rights: Rights = EVERYTHING,
     ) -> list[Prepared | TransactionView | Refused]:
         """Prepared once the half message is stored; the view of what has ended, or was published at once.
 
         `first_try_ms`: no later than Kafka's time when the idempotency keys were first sent anywhere, by this very
         call; then nothing is looked up (decision 0017).
         """
-        return await self._preparer.prepare(calls, self._deadline(wait_ms), first_try_ms)
+        return await self._preparer.prepare(calls, rights, self._deadline(wait_ms), first_try_ms)
 
     def begin_prepare(
-        self, call: PrepareCall, wait_ms: int, answer: Callable[[Prepared | TransactionView | Refused], None]
+        self,
+        call: PrepareCall,
+        wait_ms: int,
+        answer: Callable[[Prepared | TransactionView | Refused], None],
+        rights: Rights = EVERYTHING,
     ) -> bool:
         """A prepare whose answer is given when it is there, without a task: as most are. False: this one is not, and
         nothing has happened."""
-        return self._preparer.begin(call, wait_ms, answer)
+        return self._preparer.begin(call, rights, wait_ms, answer)
 
-    def begin_end(self, call: EndCall, wait_ms: int, answer: Callable[[TransactionView | Refused], None]) -> bool:
+    def begin_end(
+        self,
+        call: EndCall,
+        wait_ms: int,
+        answer: Callable[[TransactionView | Refused], None],
+        rights: Rights = EVERYTHING,
+    ) -> bool:
         """The same of an end that is waited for."""
-        return self._ender.begin(call, wait_ms, answer)
+        scoped = scope_end(rights, call)
+        if isinstance(scoped, Refused):
+            return False
+        return self._ender.begin(scoped, wait_ms, lambda told: answer(hide_others(rights, told)))
 
     def kafka_time_ms(self) -> int:
         """What a caller may count on from for `first_try_ms`; 0 as long as it is not known."""
         return self._preparer.kafka_time.now_ms()
 
     async def end(
-        self, calls: Sequence[EndCall], wait: Wait = Wait.SETTLED, wait_ms: int = 10_000
+        self,
+        calls: Sequence[EndCall],
+        wait: Wait = Wait.SETTLED,
+        wait_ms: int = 10_000,
+        rights: Rights = EVERYTHING,
     ) -> Sequence[TransactionView | Accepted | Refused]:
         """The settled view, the same for every repeat; Accepted with Wait.DURABLE, once the end cannot be lost."""
         end = self._ender.settle if wait is Wait.SETTLED else self._ender.append
-        return await end(calls, self._deadline(wait_ms))
+        if rights is EVERYTHING:
+            return await end(calls, self._deadline(wait_ms))
+        scoped = [scope_end(rights, call) for call in calls]
+        made = await end([call for call in scoped if isinstance(call, EndCall)], self._deadline(wait_ms))
+        answers = iter(made)
+        return [hide_others(rights, next(answers)) if isinstance(call, EndCall) else call for call in scoped]
 
-    async def get(self, transaction_id: str) -> TransactionView | Refused:
+    async def get(self, transaction_id: str, rights: Rights = EVERYTHING) -> TransactionView | Refused:
         """The transaction as of now: sees every write acknowledged before the call."""
         if not self._reads.can_exist(transaction_id):
             return refuse_missing(transaction_id)
-        return await self._reads.find_one(transaction_id, self._reads.deadline())
+        view = await self._reads.find_one(transaction_id, self._reads.deadline())
+        return view if isinstance(view, Refused) else refuse_view(rights, Verb.READ, view) or view
 
-    async def timeline(self, transaction_id: str) -> list[TimelineEvent] | Refused:
+    async def timeline(self, transaction_id: str, rights: Rights = EVERYTHING) -> list[TimelineEvent] | Refused:
         """What happened to the transaction, oldest first; as current as `get`."""
+        if not rights.may_everywhere(Verb.READ):
+            view = await self.get(transaction_id, rights)
+            if isinstance(view, Refused):
+                return view
         if not self._reads.can_exist(transaction_id):
             return refuse_missing(transaction_id)
         queues, deadline = [queue_of(transaction_id)], self._reads.deadline()
@@ -88,8 +122,15 @@ class TransactionService:
             return refuse_read(read.currency, transaction_id)
         return read.value or await self._reads.refuse_missing(transaction_id)
 
-    async def get_bodies(self, view: TransactionView) -> list[Message] | Refused | None:
-        """The prepared messages, from the journal, else from the parked topic; None if no log has them any more."""
+    async def get_bodies(self, view: TransactionView, who: Who) -> list[Message] | Refused | None:
+        """The prepared messages, from the journal, else from the parked topic; None if no log has them any more.
+
+        Parked ones, which others have to decide about, are for administrators, and the look at them is audited.
+        """
+        if view.state is TransactionState.PARKED:
+            refused = await self._operators.audit_reading(view, who)
+            if refused is not None:
+                return refused
         try:
             return (await self._bodies.read([view])).get(view.transaction_id)
         except StoreError:

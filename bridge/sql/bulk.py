@@ -117,6 +117,12 @@ def make_upsert(conn: Connection, table: sa.Table) -> "sqlite.Insert | postgresq
     return sqlite.insert(table) if conn.dialect.name == "sqlite" else postgresql.insert(table)
 
 
+def move_version(conn: Connection, table: sa.Table) -> None:
+    """Lets all processes read anew what they keep in memory: they compare this number."""
+    upsert = make_upsert(conn, table).values(id=1, version=1)
+    conn.execute(upsert.on_conflict_do_update(index_elements=["id"], set_={"version": table.c.version + 1}))
+
+
 def _names(columns: Sequence[str]) -> str:
     return ", ".join([f'"{name}"' for name in columns])
 

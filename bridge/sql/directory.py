@@ -17,6 +17,7 @@ from bridge.core.check_rules import GroupSettings
 from bridge.directory import DEFAULT_SETTINGS, ProducerGroup, UnansweredRound
 from bridge.fault_points import FaultPoint, reach
 from bridge.sql import groups
+from bridge.sql.bulk import move_version
 from bridge.sql.engine import Database, SqlUnavailable
 from bridge.sql.groups import GroupDeletion, GroupHealth, GroupPut, RandomBytes, Snapshot, read_health, record_rounds
 from bridge.sql.leases import (
@@ -31,7 +32,7 @@ from bridge.sql.leases import (
     remove_endpoint,
 )
 from bridge.sql.rows import decode_cursor, encode_cursor
-from bridge.sql.tables import audit
+from bridge.sql.tables import audit, directory_version
 from bridge.turns import take_error
 
 _CURSOR = "a"
@@ -205,7 +206,7 @@ class SqlDirectory:
             if made is Registration.NEW:
                 record_act(conn, act)
             if is_change:
-                groups.move_version(conn)
+                move_version(conn, directory_version)
             return made
 
         return await self._commit(work)
@@ -217,7 +218,7 @@ class SqlDirectory:
             is_removed = remove_endpoint(conn, group, url)
             if is_removed:
                 record_act(conn, act)
-                groups.move_version(conn)
+                move_version(conn, directory_version)
             return is_removed
 
         return await self._commit(work)
@@ -310,4 +311,4 @@ def _without(known: Mapping[str, ProducerGroup], ended: Mapping[Place, EndpointT
 def _forget(conn: Connection, ended: Mapping[Place, EndpointTerm]) -> None:
     """Every process that sees a lease end tries to; the first one lets the others know."""
     if remove_ended(conn, ended):
-        groups.move_version(conn)
+        move_version(conn, directory_version)

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings
 from bridge.directory import DEFAULT_SETTINGS, Endpoint, ProducerGroup, UnansweredRound
-from bridge.sql.bulk import make_upsert
+from bridge.sql.bulk import make_upsert, move_version
 from bridge.sql.stats import GroupStats, read_group_stats
 from bridge.sql.tables import check_results, directory_version, endpoints, producer_groups, secrets, unanswered_rounds
 from bridge.sql.transactions import count_live
@@ -74,7 +74,7 @@ def put_group(
         upsert = make_upsert(conn, endpoints).values(producer_group=name, url=url, is_leased=False)
         static = {"is_leased": False, "lease_until_ms": None, "lease_ms": None}
         conn.execute(upsert.on_conflict_do_update(index_elements=["producer_group", "url"], set_=static))
-    move_version(conn)
+    move_version(conn, directory_version)
     return GroupPut(is_created, _add_secret(conn, name, now_ms, random_bytes) if is_created else None)
 
 
@@ -84,7 +84,7 @@ def ensure_group(conn: Connection, name: str, now_ms: int) -> bool:
     upsert = make_upsert(conn, producer_groups).values(values).on_conflict_do_nothing(index_elements=["name"])
     if conn.execute(upsert.returning(producer_groups.c.name)).first() is None:
         return False
-    move_version(conn)
+    move_version(conn, directory_version)
     return True
 
 
@@ -95,7 +95,7 @@ def delete_group(conn: Connection, name: str) -> GroupDeletion:
     if count_live(conn, name):
         return GroupDeletion.IN_USE
     conn.execute(sa.delete(producer_groups).where(producer_groups.c.name == name))
-    move_version(conn)
+    move_version(conn, directory_version)
     return GroupDeletion.DELETED
 
 
@@ -110,7 +110,7 @@ def rotate_secret(conn: Connection, name: str, now_ms: int, random_bytes: Random
     is_over = sa.or_(secrets.c.expires_ms <= now_ms, secrets.c.id.not_in(newest))
     conn.execute(sa.delete(secrets).where(of_group, is_over))
     secret = _add_secret(conn, name, now_ms, random_bytes)
-    move_version(conn)
+    move_version(conn, directory_version)
     return secret
 
 
@@ -118,7 +118,7 @@ def disable_endpoint(conn: Connection, name: str, url: str, reason: str) -> None
     """Takes the endpoint out of the rounds until the group is put again."""
     where = (endpoints.c.producer_group == name, endpoints.c.url == url)
     conn.execute(sa.update(endpoints).where(*where).values(disabled_reason=reason))
-    move_version(conn)
+    move_version(conn, directory_version)
 
 
 def read_snapshot(conn: Connection, known: Snapshot, now_ms: int) -> Snapshot:
@@ -193,13 +193,6 @@ def _add_secret(conn: Connection, name: str, now_ms: int, random_bytes: RandomBy
     secret = "whsec_" + base64.b64encode(random_bytes(_SECRET_BYTES)).decode()
     conn.execute(sa.insert(secrets).values(producer_group=name, secret=secret, created_ms=now_ms))
     return secret
-
-
-def move_version(conn: Connection) -> None:
-    """Lets all processes read the directory anew."""
-    upsert = make_upsert(conn, directory_version).values(id=1, version=1)
-    moved = {"version": directory_version.c.version + 1}
-    conn.execute(upsert.on_conflict_do_update(index_elements=["id"], set_=moved))
 
 
 class EndpointHealth(NamedTuple):

@@ -1,8 +1,9 @@
 """Pages of transactions, newest born first. Every combination of filters is led by an index."""
 
 import heapq
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import sqlalchemy as sa
@@ -10,17 +11,21 @@ from sqlalchemy import Connection
 
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.sql.rows import PageKey, decode_cursor, encode_cursor, make_search_key, make_view, select_views
-from bridge.sql.tables import transaction_keys, transactions
+from bridge.sql.tables import group_counts, transaction_keys, transactions
 
 _T = transactions.c
 _K = transaction_keys.c
 _FIRST = PageKey(2**63 - 1, 2**63 - 1)
 _CURSOR = "1"  # its version
+_FEW_GROUPS = 16  # an index scan for each; of more, all rows are looked at
 
 
 @dataclass(frozen=True, slots=True)
 class SearchFilter:
-    """What a page shall hold; empty and None: not filtered. `born_after_ms` excludes, `born_before_ms` too."""
+    """What a page shall hold; empty and None: not filtered. `born_after_ms` excludes, `born_before_ms` too.
+
+    `is_visible`: whether transactions of a group may be seen at all.
+    """
 
     states: Collection[TransactionState] = ()
     group: str | None = None
@@ -30,6 +35,7 @@ class SearchFilter:
     born_before_ms: int | None = None
     blocked: bool | None = None
     abandoned: bool | None = None
+    is_visible: Callable[[str], bool] | None = None
 
 
 def search_transactions(
@@ -40,39 +46,55 @@ def search_transactions(
     The cursor is a place in the order, not a snapshot: rows that move in before it do not shift pages.
     """
     after = _FIRST if cursor is None else PageKey(*decode_cursor(_CURSOR, 2, cursor))
+    groups = _find_groups(conn, wanted)
     if wanted.topic is None and wanted.key is None:
-        places = _places_by_state(conn, wanted, after, limit + 1)
+        places = _places_by_state(conn, wanted, groups, after, limit + 1)
     else:
-        places = _places_by_message(conn, wanted, after, limit + 1)
+        places = _places_by_message(conn, wanted, groups, after, limit + 1)
     views = _read_views(conn, places[:limit])
     return views, encode_cursor(_CURSOR, *places[limit - 1]) if len(places) > limit else None
 
 
-def _places_by_state(conn: Connection, wanted: SearchFilter, after: PageKey, most: int) -> list[PageKey]:
-    """One index scan for each kind of row that fits, merged. What was abandoned has an index of its own."""
+def _find_groups(conn: Connection, wanted: SearchFilter) -> list[str] | None:
+    """The groups that are meant, of those there ever were; None: all of them."""
+    if wanted.is_visible is None:
+        return None if wanted.group is None else [wanted.group]
+    if wanted.group is not None:
+        return [wanted.group] if wanted.is_visible(wanted.group) else []
+    names = conn.execute(sa.select(group_counts.c.producer_group).order_by(group_counts.c.producer_group)).scalars()
+    return [name for name in names if wanted.is_visible(name)]
+
+
+def _are_groups(groups: Sequence[str] | None) -> tuple[sa.ColumnElement[bool], ...]:
+    return () if groups is None else (_T.producer_group.in_(groups),)
+
+
+def _places_by_state(
+    conn: Connection, wanted: SearchFilter, groups: Sequence[str] | None, after: PageKey, most: int
+) -> list[PageKey]:
+    """One index scan for each kind of row and each of a few groups, merged. What was abandoned has its own index."""
     parts = []
-    for live, state in _kinds(wanted):
+    of_groups = [groups] if groups is None or len(groups) > _FEW_GROUPS else [[group] for group in groups]
+    for (live, state), together in product(_kinds(wanted), of_groups):
         is_kind = () if wanted.abandoned else (_T.live == live, _T.state == state)
-        query = sa.select(_T.born_ms, _T.id).where(*is_kind, *_is_abandoned(wanted))
-        if wanted.group is not None:
-            query = query.where(_T.producer_group == wanted.group)
+        query = sa.select(_T.born_ms, _T.id).where(*is_kind, *_is_abandoned(wanted), *_are_groups(together))
         query = _page(query, _T.born_ms, _T.id, wanted, after).limit(most)
         parts.append([PageKey(*row) for row in conn.execute(query)])
     return list(heapq.merge(*parts, reverse=True))[:most]
 
 
-def _places_by_message(conn: Connection, wanted: SearchFilter, after: PageKey, most: int) -> list[PageKey]:
+def _places_by_message(
+    conn: Connection, wanted: SearchFilter, groups: Sequence[str] | None, after: PageKey, most: int
+) -> list[PageKey]:
     query = sa.select(_K.born_ms, _K.id)
     if wanted.topic is not None:
         query = query.where(_K.topic == wanted.topic)
     if wanted.key is not None:
         query = query.where(_K.message_key == make_search_key(wanted.key))
     kinds = _kinds(wanted)
-    if wanted.group is not None or wanted.abandoned is not None or len(kinds) < len(_KINDS):
+    if groups is not None or wanted.abandoned is not None or len(kinds) < len(_KINDS):
         query = query.join(transactions, _T.id == _K.id).where(sa.tuple_(_T.live, _T.state).in_(kinds))
-        query = query.where(*_is_abandoned(wanted))
-        if wanted.group is not None:
-            query = query.where(_T.producer_group == wanted.group)
+        query = query.where(*_is_abandoned(wanted), *_are_groups(groups))
     query = _page(query.group_by(_K.born_ms, _K.id), _K.born_ms, _K.id, wanted, after).limit(most)
     return [PageKey(*row) for row in conn.execute(query)]
 

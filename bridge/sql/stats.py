@@ -1,6 +1,6 @@
 """Counts by producer group: from running totals, and from the index of pending ones. Nothing counts ended ones."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
@@ -58,6 +58,12 @@ class ProjectionStats:
 def read_stats(conn: Connection, now_ms: int) -> ProjectionStats:
     """Counts as applied; ages at `now_ms`."""
     groups = _read_groups(conn, now_ms)
+    return ProjectionStats(_add_up(groups.values()), groups)
+
+
+def restrict_stats(stats: ProjectionStats, is_visible: Callable[[str], bool]) -> ProjectionStats:
+    """The same of these groups alone."""
+    groups = {name: counted for name, counted in stats.groups.items() if is_visible(name)}
     return ProjectionStats(_add_up(groups.values()), groups)
 
 

@@ -366,3 +366,40 @@ op_beliefs = sa.Table(
     sa.Column("queue_id", sa.Integer(), primary_key=True, autoincrement=False),
     _int("op_offset"),
 )
+
+# One row; its number moves with every change of principals, grants or keys.
+access_version = sa.Table(
+    "access_version",
+    metadata,
+    sa.Column("id", sa.Integer(), primary_key=True, autoincrement=False),
+    _int("version"),
+)
+
+principals = sa.Table(
+    "principals",
+    metadata,
+    sa.Column("name", sa.Text(), primary_key=True),
+    _int("created_ms"),
+)
+
+grants = sa.Table(
+    "grants",
+    metadata,
+    sa.Column("principal", sa.Text(), sa.ForeignKey("principals.name", ondelete="CASCADE"), primary_key=True),
+    sa.Column("verb", sa.Text(), primary_key=True),
+    sa.Column("group_pattern", sa.Text(), primary_key=True),
+    sa.Column("topic_pattern", sa.Text(), primary_key=True),
+)
+
+# `secret_hash`: SHA-256 of the whole key, in hexadecimal.
+api_keys = sa.Table(
+    "api_keys",
+    metadata,
+    sa.Column("key_id", sa.Text(), primary_key=True),
+    sa.Column("principal", sa.Text(), sa.ForeignKey("principals.name", ondelete="CASCADE"), nullable=False, index=True),
+    _text("label", null=True),
+    _text("secret_hash"),
+    _int("created_ms"),
+    _int("expires_ms", null=True),
+    _int("last_used_ms", null=True),
+)

@@ -1,6 +1,7 @@
 """Settings of the producer's side; bounds are checked when they are made."""
 
 import math
+import os
 import re
 import ssl
 from collections.abc import Mapping
@@ -11,12 +12,14 @@ from outbox.client.errors import OutboxConfigError
 
 # Source: RFC 9110 section 5
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_KEY = re.compile(r"[\x21-\x7e]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """How the bridge is reached. `headers`: sent with every request, such as a credential.
+    """How the bridge is reached. `key`: an API key of the bridge, else that of the environment variable
+    `OUTBOX_BRIDGE_KEY`. `headers`: sent with every request.
 
     `slack_s`: how long an exchange may take beyond the time that the bridge was asked to wait. `trust_env`: whether
     proxies and netrc of the environment count.
@@ -26,6 +29,7 @@ class HttpConfig:
     slack_s: float = 4.0
     max_connections: int = 32
     keep_alive_s: float = 15.0  # below the bridge's own, or it closes a connection just when it is used
+    key: str | None = field(default_factory=lambda: os.environ.get("OUTBOX_BRIDGE_KEY"), repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     ssl_context: ssl.SSLContext | None = field(default=None, repr=False)
     trust_env: bool = False
@@ -34,6 +38,8 @@ class HttpConfig:
         for name in ("connect_timeout_s", "slack_s", "keep_alive_s"):
             check_seconds(name, getattr(self, name))
         check_count("max_connections", self.max_connections)
+        if self.key is not None and _KEY.fullmatch(self.key) is None:
+            raise OutboxConfigError("a key is printable ASCII without spaces")
         for name, value in self.headers.items():
             if _HEADER_NAME.fullmatch(name) is None or _HEADER_VALUE.fullmatch(value) is None:
                 raise OutboxConfigError("a header has a name of letters, digits and - and a value without line ends")
@@ -79,7 +85,7 @@ def check_url(url: str) -> str:
     if not is_right or parts.query or parts.fragment:
         raise OutboxConfigError("the bridge's address is http(s)://host[:port][/path]")
     if parts.username or parts.password:
-        raise OutboxConfigError("a credential belongs into HttpConfig.headers, not into the address")
+        raise OutboxConfigError("a key belongs into HttpConfig.key or OUTBOX_BRIDGE_KEY, not into the address")
     return url.rstrip("/")
 
 

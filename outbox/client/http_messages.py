@@ -217,6 +217,8 @@ class RequestHead:
         }
         if config.trust_env and (login := _find_login(_host_of(url))) is not None:
             headers["authorization"] = f"Authorization: {login}"
+        if config.key is not None:
+            headers["authorization"] = f"Authorization: Bearer {config.key}"
         headers |= {name.lower(): f"{name}: {value}" for name, value in config.headers.items()}
         lines = "\r\n".join(headers.values()) + "\r\n" + (route.proxy or "" if is_proxied else "")
         self._lines = lines.encode("latin-1")

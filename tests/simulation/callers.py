@@ -8,8 +8,11 @@ import msgspec
 
 from bridge.core.transaction import TransactionState
 from bridge.service.contract import Outcome, RefusalCode, Refused
+from bridge.service.operate import Who
 from tests.simulation.clients import WAIT_MS, Answer, Heard, perform, prepare, prepare_call, understand
 from tests.simulation.schedule import Call, Deed, Verb
+
+WHO = Who("simulation", "")
 
 if TYPE_CHECKING:
     from tests.simulation.node import Node
@@ -111,7 +114,7 @@ class Callers:
         node, view = self._world.nodes[instance], heard.view
         if node.is_dead or node.process.is_stopped or view is None:
             return heard
-        asking = node.spawn(node.ask(lambda service: service.transactions.get_bodies(view)))
+        asking = node.spawn(node.ask(lambda service: service.transactions.get_bodies(view, WHO)))
         await asyncio.wait({asking})
         found = None if asking.cancelled() else asking.result()
         if isinstance(found, list):

@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import getrandbits
-from typing import Any
+from typing import Any, cast
 
 from msgspec import structs
 
 from api.web.services import Services
+from bridge.clock import SystemClock
 from bridge.core.check_rules import GroupSettings
+from bridge.core.grants import EVERYTHING, Rights
 from bridge.core.keyring import Keyring
 from bridge.core.message import BY_KEY, Message, Receipt
 from bridge.core.record import Act, Resolution
@@ -23,6 +25,7 @@ from bridge.core.transaction import (
     make_transaction_id,
 )
 from bridge.directory import Endpoint, ProducerGroup
+from bridge.service.access import AccessConfig, AccessService
 from bridge.service.admission import refuse_call
 from bridge.service.claims import ClaimCall, ClaimedCheck
 from bridge.service.contract import Accepted, EndCall, Limits, PrepareCall, Prepared, RefusalCode, Refused, Wait
@@ -32,6 +35,7 @@ from bridge.service.reads import Lag
 from bridge.service.redrive import RedriveAction, RedrivePreview, encode_filter, only_parked
 from bridge.service.search import AuditList, BridgeStats, TransactionList
 from bridge.sql.directory import ActEntry
+from bridge.sql.engine import Database
 from bridge.sql.groups import EndpointHealth, GroupHealth
 from bridge.sql.redrive import JobState, RedriveJob
 from bridge.sql.search import SearchFilter
@@ -64,7 +68,11 @@ class FakeTransactions:
         return BORN_MS
 
     async def prepare(
-        self, calls: Sequence[PrepareCall], wait_ms: int = 10_000, first_try_ms: int | None = None
+        self,
+        calls: Sequence[PrepareCall],
+        wait_ms: int = 10_000,
+        first_try_ms: int | None = None,
+        rights: Rights = EVERYTHING,
     ) -> list[Prepared | TransactionView | Refused]:
         """A repeat of a keyed call names the same transaction."""
         await self._enter()
@@ -73,7 +81,11 @@ class FakeTransactions:
         return [self.refusal or refuse_call(call, _LIMITS) or self._prepare(call) for call in calls]
 
     async def end(
-        self, calls: Sequence[EndCall], wait: Wait = Wait.SETTLED, wait_ms: int = 10_000
+        self,
+        calls: Sequence[EndCall],
+        wait: Wait = Wait.SETTLED,
+        wait_ms: int = 10_000,
+        rights: Rights = EVERYTHING,
     ) -> list[TransactionView | Accepted | Refused]:
         """The first resolution wins."""
         await self._enter()
@@ -81,7 +93,11 @@ class FakeTransactions:
         return [self.refusal or self._end(call, wait) for call in calls]
 
     def begin_prepare(
-        self, call: PrepareCall, wait_ms: int, answer: Callable[[Prepared | TransactionView | Refused], None]
+        self,
+        call: PrepareCall,
+        wait_ms: int,
+        answer: Callable[[Prepared | TransactionView | Refused], None],
+        rights: Rights = EVERYTHING,
     ) -> bool:
         """Answered at once, if nothing is rare about it."""
         if call.idempotency_key is not None or self.broken or self.gate:
@@ -90,7 +106,13 @@ class FakeTransactions:
         answer(self.refusal or refuse_call(call, _LIMITS) or self._prepare(call))
         return True
 
-    def begin_end(self, call: EndCall, wait_ms: int, answer: Callable[[TransactionView | Refused], None]) -> bool:
+    def begin_end(
+        self,
+        call: EndCall,
+        wait_ms: int,
+        answer: Callable[[TransactionView | Refused], None],
+        rights: Rights = EVERYTHING,
+    ) -> bool:
         """Answered at once."""
         if self.broken or self.gate:
             return False
@@ -98,16 +120,16 @@ class FakeTransactions:
         answer(self.refusal or self._end(call, Wait.SETTLED))
         return True
 
-    async def get(self, transaction_id: str) -> TransactionView | Refused:
+    async def get(self, transaction_id: str, rights: Rights = EVERYTHING) -> TransactionView | Refused:
         """What is stored."""
         await self._enter()
         return self.refusal or self.views.get(transaction_id) or _missing(transaction_id)
 
-    async def get_bodies(self, view: TransactionView) -> Sequence[Message] | Refused | None:
+    async def get_bodies(self, view: TransactionView, who: Who) -> Sequence[Message] | Refused | None:
         """What was prepared."""
         return self.bodies.get(view.transaction_id)
 
-    async def timeline(self, transaction_id: str) -> list[TimelineEvent] | Refused:
+    async def timeline(self, transaction_id: str, rights: Rights = EVERYTHING) -> list[TimelineEvent] | Refused:
         """Its birth, a round nobody answered, and where it was published."""
         view = await self.get(transaction_id)
         if isinstance(view, Refused):
@@ -245,7 +267,7 @@ class FakeSearch:
         entries = [ActEntry(BORN_MS, who.actor, "act", target, who.reason) for target, _, who in self.transactions.acts]
         return AuditList(entries[:limit], None)
 
-    async def stats(self) -> BridgeStats | Refused:
+    async def stats(self, rights: Rights = EVERYTHING) -> BridgeStats | Refused:
         """One group with one pending transaction."""
         group = GroupStats(3, 1, 0, 1, 0, BORN_MS, ((1, 1), (None, 0)))
         return BridgeStats(ProjectionStats(group, {"orders": group}), Lag(250, 1_500), BORN_MS + 2_000)
@@ -278,11 +300,11 @@ class FakeParked:
         )
         return job
 
-    async def get_job(self, job_id: str) -> RedriveJob | Refused | None:
+    async def get_job(self, job_id: str, rights: Rights = EVERYTHING) -> RedriveJob | Refused | None:
         """The job."""
         return self.jobs.get(job_id)
 
-    async def list_jobs(self, limit: int) -> Sequence[RedriveJob] | Refused:
+    async def list_jobs(self, limit: int, rights: Rights = EVERYTHING) -> Sequence[RedriveJob] | Refused:
         """All jobs."""
         return [*self.jobs.values()][:limit]
 
@@ -313,7 +335,7 @@ class FakeGroups:
         self.groups[name] = group
         return GroupSaved(group, is_created, "whsec_first" if is_created else None)
 
-    async def get(self, name: str) -> GroupHealth | Refused:
+    async def get(self, name: str, rights: Rights = EVERYTHING) -> GroupHealth | Refused:
         """Its endpoints with a failure each, and a round without any."""
         group = self.groups.get(name)
         if group is None:
@@ -322,7 +344,7 @@ class FakeGroups:
         healths = [EndpointHealth(endpoint, 1, BORN_MS, 12, 3, BORN_MS, "timeout") for endpoint in group.endpoints]
         return GroupHealth(group, [unasked, *healths], GroupStats(1, oldest_pending_ms=BORN_MS))
 
-    async def list(self, limit: int, after: str = "") -> Sequence[GroupHealth] | Refused:
+    async def list(self, limit: int, after: str = "", rights: Rights = EVERYTHING) -> Sequence[GroupHealth] | Refused:
         """By name."""
         found = [await self.get(name) for name in sorted(self.groups) if name > after]
         return [health for health in found[:limit] if isinstance(health, GroupHealth)]
@@ -400,7 +422,9 @@ def make_services(transactions: FakeTransactions, **others: Any) -> Services:
     search = FakeSearch(transactions)
     nonces = Nonces(Keyring(), lambda: f"{getrandbits(128):039}")  # without keys: the form alone counts
     faces = {"claims": FakeClaims(transactions), "nonces": nonces, **others}
-    return Services(transactions, search, FakeParked(search), FakeGroups(), now_ms=lambda: BORN_MS + 2_000, **faces)
+    access = AccessService(cast("Database", None), SystemClock(), AccessConfig())  # everybody is let in unseen
+    parked, groups = FakeParked(search), FakeGroups()
+    return Services(access, transactions, search, parked, groups, now_ms=lambda: BORN_MS + 2_000, **faces)
 
 
 async def make_facts(transactions: FakeTransactions) -> Facts:

@@ -237,6 +237,7 @@ class Bridge:
             "OUTBOX_BRIDGE_TOPICS__PREFIX": self.prefix,
             "OUTBOX_BRIDGE_CALLBACKS__ALLOW_NETWORKS": '["127.0.0.0/8"]',
             "OUTBOX_BRIDGE_LOG__FORMAT": "json",
+            "OUTBOX_BRIDGE_INSECURE_NO_AUTH": "true",
             **self.settings,
             **extra,
         }

@@ -19,10 +19,11 @@ from typing import Any, Self, TypeVar
 
 from starlette.types import Message, Receive
 
-from api.testing.bridge import MemoryBridge
+from api.testing.bridge import OPEN, MemoryBridge
 from bridge.core.message import StoredMessage
 from bridge.core.topics import InternalTopics
 from bridge.node import Backing
+from bridge.service.access import AccessConfig
 from bridge.sql.engine import open_new_database
 from checker.caller import Handler, MemoryCaller
 from tests.support.memory_world import make_memory_world
@@ -50,7 +51,13 @@ class WholeBridge:
     """One bridge, alive from `with` to the end of its block."""
 
     def __init__(
-        self, folder: Path, topics: Mapping[str, int], *, queues: int = 2, clock: VirtualClock | None = None
+        self,
+        folder: Path,
+        topics: Mapping[str, int],
+        *,
+        queues: int = 2,
+        clock: VirtualClock | None = None,
+        access: AccessConfig = OPEN,
     ) -> None:
         self.memory = make_memory_world(topics, topics=InternalTopics(queues=queues), clock=clock)
         self.clock = self.memory.clock
@@ -60,7 +67,7 @@ class WholeBridge:
         backing = Backing(
             process.store, process.owners, process.admin, self._database, self.clock, lambda: self._caller, Random(7)
         )
-        self._bridge = MemoryBridge(backing, self.memory.topics)
+        self._bridge = MemoryBridge(backing, self.memory.topics, access=access)
         self._runner = asyncio.Runner()
 
     @property

@@ -28,6 +28,8 @@ CONTRACT = {
     "unknown-producer-group": 404,
     "method-not-allowed": 405,
     "not-acceptable": 406,
+    "unauthenticated": 401,
+    "too-many-keys": 409,
     "request-timeout": 408,
     "producer-group-mismatch": 409,
     "producer-group-in-use": 409,

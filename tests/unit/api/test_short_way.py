@@ -10,6 +10,7 @@ import pytest
 from api.web.protocol import BoundedProtocol
 from api.web.server import ServeConfig
 from api.web.short_way import ShortWay
+from bridge.core.grants import EVERYTHING, Rights
 from bridge.core.transaction import TransactionView
 from bridge.service.contract import Outcome, PrepareCall, Prepared, RefusalCode, Refused
 from tests.support.api_fakes import FakeTransactions, make_facts, make_services
@@ -215,7 +216,11 @@ class Waiting(FakeTransactions):
         self.waiting: list[asyncio.Future[None]] = []
 
     def begin_prepare(
-        self, call: PrepareCall, wait_ms: int, answer: Callable[[Prepared | TransactionView | Refused], None]
+        self,
+        call: PrepareCall,
+        wait_ms: int,
+        answer: Callable[[Prepared | TransactionView | Refused], None],
+        rights: Rights = EVERYTHING,
     ) -> bool:
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         told.add_done_callback(lambda _: answer(self._prepare(call)))

@@ -108,12 +108,14 @@ def test_bodies_are_read_from_the_journal_then_from_the_parked_topic(tmp_path: P
             views = [await api.transactions.get(transaction_id) for transaction_id in (pending, parked)]
             journal = world.settlers.memory.cluster.log.topics[world.topics.half].partitions[0]
             for expected in ([[b"v"], [b"v"]], [None, [b"v"]]):
-                found = [await api.transactions.get_bodies(view) for view in views if isinstance(view, TransactionView)]
+                found = [
+                    await api.transactions.get_bodies(view, WHO) for view in views if isinstance(view, TransactionView)
+                ]
                 assert [each and [m.value for m in each if isinstance(m, Message)] for each in found] == expected
                 journal.drop_below(2)
             faults.give(StepKind.GET, Fate(answer_ms=None), client="api")
             assert isinstance(views[0], TransactionView)
-            refused = await api.transactions.get_bodies(views[0])
+            refused = await api.transactions.get_bodies(views[0], WHO)
             assert isinstance(refused, Refused)
             assert (refused.code, refused.transaction_id) == (RefusalCode.UNAVAILABLE, pending)
 

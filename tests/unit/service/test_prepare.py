@@ -11,9 +11,12 @@ from bridge.core.record import HalfMessage
 from bridge.core.transaction import TransactionState, TransactionView, queue_of
 from bridge.directory import DEFAULT_SETTINGS
 from bridge.service.contract import Limits, Outcome, PrepareCall, Prepared, RefusalCode, Refused
+from bridge.service.operate import Who
 from bridge.store.memory.link import Fate, StepKind
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.service_world import make_service_world
+
+WHO = Who("ada", "")
 
 
 def test_prepare_is_stored_and_answers_in_order(tmp_path: Path) -> None:
@@ -179,9 +182,9 @@ def test_several_messages_are_one_record(tmp_path: Path) -> None:
             assert len(await world.journal()) == 1
             view = await api.transactions.get(prepared.transaction_id)
             assert isinstance(view, TransactionView)
-            assert await api.transactions.get_bodies(view) == list(messages)
+            assert await api.transactions.get_bodies(view, WHO) == list(messages)
             moved = replace(view, queue_offset=view.queue_offset + 7)
-            assert await api.transactions.get_bodies(moved) is None
+            assert await api.transactions.get_bodies(moved, WHO) is None
 
     world.run(story())
 

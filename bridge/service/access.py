@@ -1,0 +1,231 @@
+"""Who calls: principals, their grants and their keys. Every change is audited in its own SQL transaction."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from secrets import token_bytes
+from typing import Any, TypeVar
+
+import structlog
+
+from bridge.clock import Clock
+from bridge.core.access_key import hash_key, read_key_id
+from bridge.core.grants import EVERYTHING, Grant, Rights
+from bridge.service.contract import RefusalCode, Refused
+from bridge.service.groups import refuse_sql
+from bridge.service.operate import Who
+from bridge.sql import access
+from bridge.sql.access import AccessSnapshot, KeyRefusal, MadeKey, Principal, StoredKey
+from bridge.sql.directory import ActEntry, record_act
+from bridge.sql.engine import Database, SqlUnavailable
+
+T = TypeVar("T")
+_LOG = structlog.get_logger()
+_FIRST_ADMIN = "admin"
+_MOST_CALLERS = 10_000
+_NOTE_USES_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes a call. `key_id`: the public part of the key that proves it."""
+
+    name: str
+    rights: Rights
+    key_id: str | None = None
+
+
+ANYBODY = Caller("anonymous", EVERYTHING)
+
+
+@dataclass(frozen=True, slots=True)
+class AccessConfig:
+    """`is_open`: calls without a proof are let in, and may do everything. `admin_key`: one that no table holds."""
+
+    is_open: bool = True
+    admin_key: str | None = field(default=None, repr=False)
+    refresh_ms: int = 1_000
+
+
+class AccessService:
+    """Knows everybody from memory, refreshed beside; while the database is away those stay known who were.
+
+    `generation` moves when anybody's rights may have changed: what was concluded from a key before is forgotten then.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        config: AccessConfig,
+        random_bytes: Callable[[int], bytes] = token_bytes,
+    ) -> None:
+        self.config = config
+        self.generation = 0
+        self._database = database
+        self._clock = clock
+        self._random_bytes = random_bytes
+        self._snapshot = AccessSnapshot()
+        self._admin = {} if config.admin_key is None else _make_static(config.admin_key)
+        self._callers: dict[str, Caller] = {}
+        self._used: dict[str, int] = {}
+        self._noted_ms = clock.monotonic_ms()
+
+    def identify(self, key: str) -> Caller | None:
+        """Who has this key; None: nobody now."""
+        caller = self._callers.get(key)
+        if caller is None:
+            caller = self._compare(key)
+            if caller is not None:
+                if len(self._callers) >= _MOST_CALLERS:
+                    self._callers.clear()
+                self._callers[key] = caller
+        return caller
+
+    def note_use(self, caller: Caller) -> None:
+        """A call of this caller was let in."""
+        if caller.key_id is not None:
+            self._used[caller.key_id] = self._clock.now_ms()
+
+    def _compare(self, key: str) -> Caller | None:
+        now_ms = self._clock.now_ms()
+        if (found := AccessSnapshot(0, self._admin).find(key, now_ms)) is not None:
+            return Caller(found[0], EVERYTHING, found[1])
+        found = self._snapshot.find(key, now_ms)
+        return None if found is None else Caller(found[0], self._snapshot.rights[found[0]], found[1])
+
+    async def refresh(self) -> None:
+        """Reads what has changed. Raises SqlUnavailable."""
+        snapshot = await self._database.read(partial(access.read_access, known=self._snapshot))
+        now_ms = self._clock.now_ms()
+        is_over = [key.expires_ms is not None and key.expires_ms <= now_ms for key in self._snapshot.keys.values()]
+        if snapshot is not self._snapshot or any(is_over):
+            live = {i: k for i, k in snapshot.keys.items() if k.expires_ms is None or k.expires_ms > now_ms}
+            self._snapshot = AccessSnapshot(snapshot.version, live, snapshot.rights)
+            self._callers.clear()
+            self.generation += 1
+
+    async def run_forever(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                await self.refresh()
+                await self._keep_uses()
+            except SqlUnavailable as error:
+                _LOG.warning("access_not_refreshed", reason=str(error))
+            await self._clock.sleep_ms(self.config.refresh_ms)
+
+    async def _keep_uses(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if self._used and now_ms - self._noted_ms >= _NOTE_USES_MS:
+            used, self._used, self._noted_ms = self._used, {}, now_ms
+            await self._database.run(partial(access.note_uses, used=used))
+
+    async def list(self) -> Sequence[Principal] | Refused:
+        """Everybody with grants and keys."""
+        try:
+            return await self._database.read(access.list_principals)
+        except SqlUnavailable as error:
+            return refuse_sql(error)
+
+    async def get(self, name: str) -> Principal | Refused:
+        """One principal."""
+        try:
+            found = await self._database.read(partial(access.list_principals, name=name))
+        except SqlUnavailable as error:
+            return refuse_sql(error)
+        return found[0] if found else _refuse_principal(name)
+
+    async def put(self, name: str, grants: Sequence[Grant], who: Who) -> bool | Refused:
+        """Creates a principal, or replaces its grants; whether it is new."""
+
+        def work(conn: Any) -> bool:  # noqa: ANN401
+            before = access.list_principals(conn, name)
+            is_new = access.put_principal(conn, name, grants, self._clock.now_ms())
+            old = {"grants": _show(before[0].grants)} if before else None
+            self._record(conn, who, "principal.put", name, old, {"grants": _show(grants)})
+            return is_new
+
+        return await self._write(work)
+
+    async def delete(self, name: str, who: Who) -> Refused | None:
+        """Forgets a principal: its keys are of no use any more."""
+
+        def work(conn: Any) -> bool:  # noqa: ANN401
+            before = access.list_principals(conn, name)
+            if before:
+                access.delete_principal(conn, name)
+                self._record(conn, who, "principal.delete", name, {"grants": _show(before[0].grants)}, None)
+            return bool(before)
+
+        found = await self._write(work)
+        if isinstance(found, Refused):
+            return found
+        return None if found else _refuse_principal(name)
+
+    async def make_key(self, name: str, label: str | None, life_ms: int | None, who: Who) -> MadeKey | Refused:
+        """A key of a principal, shown once."""
+
+        def work(conn: Any) -> MadeKey | KeyRefusal:  # noqa: ANN401
+            now_ms = self._clock.now_ms()
+            expires_ms = None if life_ms is None else now_ms + life_ms
+            made = access.make_key(conn, name, label, now_ms, expires_ms, self._random_bytes)
+            if isinstance(made, MadeKey):
+                after = {"key_id": made.key.key_id, "label": label, "expires_ms": expires_ms}
+                self._record(conn, who, "key.create", name, None, after)
+            return made
+
+        made = await self._write(work)
+        if made is KeyRefusal.TOO_MANY_KEYS:
+            detail = f"{name} has {access.MAX_KEYS} keys that are valid; revoke the one that is not used any more"
+            return Refused(RefusalCode.TOO_MANY_KEYS, detail)
+        return _refuse_principal(name) if isinstance(made, KeyRefusal) else made
+
+    async def revoke(self, key_id: str, who: Who) -> Refused | None:
+        """Ends a key: all processes refuse it within seconds."""
+
+        def work(conn: Any) -> str | None:  # noqa: ANN401
+            principal = access.revoke_key(conn, key_id)
+            if principal is not None:
+                self._record(conn, who, "key.revoke", principal, {"key_id": key_id}, None)
+            return principal
+
+        found = await self._write(work)
+        if isinstance(found, Refused):
+            return found
+        return None if found is not None else Refused(RefusalCode.NOT_FOUND, f"there is no key {key_id}")
+
+    async def _write(self, work: Callable[[Any], T]) -> T | Refused:
+        """What was written holds here at once."""
+        try:
+            result = await self._database.run(work)
+        except SqlUnavailable as error:
+            return refuse_sql(error)
+        try:
+            await self.refresh()
+        except SqlUnavailable as error:  # what was written stands, and is seen a little later
+            _LOG.warning("access_not_refreshed", reason=str(error))
+        return result
+
+    def _record(
+        self,
+        conn: Any,  # noqa: ANN401
+        who: Who,
+        what: str,
+        target: str,
+        before: Mapping[str, object] | None,
+        after: Mapping[str, object] | None,
+    ) -> None:
+        record_act(conn, ActEntry(self._clock.now_ms(), who.actor, what, target, who.reason or None, before, after))
+
+
+def _refuse_principal(name: str) -> Refused:
+    return Refused(RefusalCode.NOT_FOUND, f"there is no principal {name}")
+
+
+def _show(grants: Sequence[Grant]) -> list[str]:
+    return [f"{grant.verb.value}:{grant.groups}:{grant.topics}" for grant in sorted(grants)]
+
+
+def _make_static(key: str) -> Mapping[str, StoredKey]:
+    return {read_key_id(key) or "": StoredKey(_FIRST_ADMIN, hash_key(key), None)}

@@ -1,0 +1,184 @@
+"""Principals, their grants and their API keys in SQL. Every write moves a version: all processes see it in a second."""
+
+import hmac
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from secrets import token_bytes
+from typing import NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from bridge.core.access_key import RANDOM_BYTES, hash_key, make_key_text, read_key_id
+from bridge.core.grants import Grant, Rights, Verb
+from bridge.sql.bulk import make_upsert, move_version
+from bridge.sql.tables import access_version, api_keys, grants, principals
+
+MAX_KEYS = 2  # of a principal at a time: the old one and the new one
+_NO_HASH = "0" * 64
+
+
+class Key(NamedTuple):
+    """What is known of an API key; never the key itself."""
+
+    key_id: str
+    principal: str
+    label: str | None
+    created_ms: int
+    expires_ms: int | None
+    last_used_ms: int | None
+
+
+class Principal(NamedTuple):
+    """Somebody who calls the bridge, by name."""
+
+    name: str
+    created_ms: int
+    grants: Sequence[Grant]
+    keys: Sequence[Key]
+
+
+class KeyRefusal(Enum):
+    """Why a key is not made."""
+
+    UNKNOWN_PRINCIPAL = "unknown-principal"
+    TOO_MANY_KEYS = "too-many-keys"
+
+
+class MadeKey(NamedTuple):
+    """A new key, whose text is shown once."""
+
+    key: Key
+    text: str
+
+
+class StoredKey(NamedTuple):
+    """What a given key is compared with."""
+
+    principal: str
+    secret_hash: str
+    expires_ms: int | None
+
+
+@dataclass(frozen=True)
+class AccessSnapshot:
+    """Everybody who is let in, at a version."""
+
+    version: int = -1
+    keys: Mapping[str, StoredKey] = field(default_factory=dict)
+    rights: Mapping[str, Rights] = field(default_factory=dict)
+
+    def find(self, text: str, now_ms: int) -> tuple[str, str] | None:
+        """Principal and id of the key with this text. As much work is done for ids that nobody has."""
+        key_id = read_key_id(text)
+        known = self.keys.get(key_id or "")
+        is_same = hmac.compare_digest(hash_key(text), _NO_HASH if known is None else known.secret_hash)
+        if key_id is None or known is None or not is_same or not _is_live(known.expires_ms, now_ms):
+            return None
+        return known.principal, key_id
+
+
+def put_principal(conn: Connection, name: str, wanted: Collection[Grant], now_ms: int) -> bool:
+    """Creates a principal, or replaces its grants; whether it is new."""
+    upsert = make_upsert(conn, principals).values(name=name, created_ms=now_ms)
+    made = upsert.on_conflict_do_nothing(index_elements=["name"]).returning(principals.c.name)
+    is_new = conn.execute(made).first() is not None
+    conn.execute(sa.delete(grants).where(grants.c.principal == name))
+    rows = [
+        {"principal": name, "verb": grant.verb.value, "group_pattern": grant.groups, "topic_pattern": grant.topics}
+        for grant in sorted(set(wanted))
+    ]
+    if rows:
+        conn.execute(sa.insert(grants), rows)
+    move_version(conn, access_version)
+    return is_new
+
+
+def delete_principal(conn: Connection, name: str) -> bool:
+    """Forgets a principal, its grants and keys; False: there is none."""
+    found = conn.execute(sa.delete(principals).where(principals.c.name == name)).rowcount > 0
+    move_version(conn, access_version)
+    return found
+
+
+def make_key(
+    conn: Connection,
+    principal: str,
+    label: str | None,
+    now_ms: int,
+    expires_ms: int | None,
+    random_bytes: Callable[[int], bytes] = token_bytes,
+) -> MadeKey | KeyRefusal:
+    """A key of a principal. Those that have expired make room."""
+    locked = sa.select(principals.c.name).where(principals.c.name == principal).with_for_update()
+    if conn.execute(locked).first() is None:
+        return KeyRefusal.UNKNOWN_PRINCIPAL
+    own = api_keys.c.principal == principal
+    conn.execute(sa.delete(api_keys).where(own, api_keys.c.expires_ms <= now_ms))
+    if conn.execute(sa.select(sa.func.count()).select_from(api_keys).where(own)).scalar_one() >= MAX_KEYS:
+        return KeyRefusal.TOO_MANY_KEYS
+    text = make_key_text(random_bytes(RANDOM_BYTES))
+    key = Key(read_key_id(text) or "", principal, label, now_ms, expires_ms, None)
+    conn.execute(sa.insert(api_keys).values(**key._asdict(), secret_hash=hash_key(text)))
+    move_version(conn, access_version)
+    return MadeKey(key, text)
+
+
+def revoke_key(conn: Connection, key_id: str) -> str | None:
+    """Ends a key; the principal it belonged to, None: there is none."""
+    deleted = sa.delete(api_keys).where(api_keys.c.key_id == key_id).returning(api_keys.c.principal)
+    principal = conn.execute(deleted).scalar_one_or_none()
+    move_version(conn, access_version)
+    return principal
+
+
+def note_uses(conn: Connection, used: Mapping[str, int]) -> None:
+    """When keys, by id, were last used."""
+    for key_id, at_ms in sorted(used.items()):
+        is_later = sa.or_(api_keys.c.last_used_ms.is_(None), api_keys.c.last_used_ms < at_ms)
+        conn.execute(
+            sa.update(api_keys).where(api_keys.c.key_id == key_id, is_later).values(last_used_ms=at_ms)
+        )  # fmt: skip
+
+
+def list_principals(conn: Connection, name: str | None = None) -> list[Principal]:
+    """All of them in the order of their names, or the one with this name."""
+    query = sa.select(principals).order_by(principals.c.name)
+    if name is not None:
+        query = query.where(principals.c.name == name)
+    owned: dict[str, list[Key]] = {}
+    for row in conn.execute(sa.select(api_keys).order_by(api_keys.c.created_ms, api_keys.c.key_id)):
+        key = Key(row.key_id, row.principal, row.label, row.created_ms, row.expires_ms, row.last_used_ms)
+        owned.setdefault(row.principal, []).append(key)
+    granted = _read_grants(conn)
+    return [
+        Principal(row.name, row.created_ms, granted.get(row.name, ()), owned.get(row.name, ()))
+        for row in conn.execute(query)
+    ]
+
+
+def read_access(conn: Connection, known: AccessSnapshot) -> AccessSnapshot:
+    """Everybody as of now; `known` itself if nothing has changed since."""
+    version = conn.execute(sa.select(access_version.c.version)).scalar_one_or_none() or 0
+    if version == known.version:
+        return known
+    names = conn.execute(sa.select(principals.c.name)).scalars()
+    granted = _read_grants(conn)
+    keys = {
+        row.key_id: StoredKey(row.principal, row.secret_hash, row.expires_ms)
+        for row in conn.execute(sa.select(api_keys))
+    }
+    return AccessSnapshot(version, keys, {name: Rights(granted.get(name, ())) for name in names})
+
+
+def _read_grants(conn: Connection) -> Mapping[str, Sequence[Grant]]:
+    granted: dict[str, list[Grant]] = {}
+    columns = (grants.c.principal, grants.c.verb, grants.c.group_pattern, grants.c.topic_pattern)
+    for name, verb, groups, topics in conn.execute(sa.select(*columns).order_by(*columns)):
+        granted.setdefault(name, []).append(Grant(Verb(verb), groups, topics))
+    return granted
+
+
+def _is_live(expires_ms: int | None, now_ms: int) -> bool:
+    return expires_ms is None or now_ms < expires_ms

@@ -1,0 +1,182 @@
+"""What keys promise, over SQLite and over PostgreSQL: who has one is let in, until it is revoked or has expired."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+import pytest_asyncio
+
+from bridge.core.grants import EVERYTHING, Grant, Verb
+from bridge.service.access import AccessConfig, AccessService
+from bridge.service.contract import RefusalCode, Refused
+from bridge.service.operate import Who
+from bridge.sql.access import MadeKey
+from bridge.sql.directory import read_audit
+from bridge.sql.engine import Database
+from tests.support.virtual_time import VirtualClock
+
+pytest_plugins = ["tests.support.postgres"]
+
+WHO = Who("ops/abcdefgh@127.0.0.1", "")
+ORDERS = [Grant(Verb.PREPARE, "orders", "orders.*"), Grant(Verb.READ, "orders*")]
+DAY_MS = 86_400_000
+
+
+@dataclass
+class AccessWorld:
+    """Two processes on one database."""
+
+    database: Database
+    clock: VirtualClock
+    first: AccessService
+    second: AccessService
+
+    async def make_key(self, name: str = "shop", life_ms: int | None = None) -> MadeKey:
+        made = await self.first.make_key(name, None, life_ms, WHO)
+        assert isinstance(made, MadeKey)
+        return made
+
+
+@pytest_asyncio.fixture(params=["sqlite", "postgres"])
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[AccessWorld]:
+    """With a principal that has no key."""
+    url = request.getfixturevalue("make_sqlite_url")() if request.param == "sqlite" else None
+    database = Database(url or request.getfixturevalue("postgres").create_migrated())
+    clock = VirtualClock()
+    first, second = [AccessService(database, clock, AccessConfig(is_open=False)) for _ in range(2)]
+    await first.refresh()
+    await second.refresh()
+    assert await first.put("shop", ORDERS, WHO) is True
+    yield AccessWorld(database, clock, first, second)
+    await database.close()
+
+
+async def test_key_proves_who_calls(world: AccessWorld) -> None:
+    """In every process as soon as it has looked; with the rights of the principal, which may change."""
+    made = await world.make_key()
+    assert world.second.identify(made.text) is None
+    await world.second.refresh()
+    for process in (world.first, world.second):
+        caller = process.identify(made.text)
+        assert caller is not None
+        assert (caller.name, caller.key_id) == ("shop", made.key.key_id)
+        assert caller.rights.grants == tuple(ORDERS)
+    await world.first.put("shop", [], WHO)
+    caller = world.first.identify(made.text)
+    assert caller is not None
+    assert caller.rights.grants == ()
+
+
+async def test_only_the_very_key_is_taken(world: AccessWorld) -> None:
+    """Nothing near it, nothing of another's, nothing that is stored."""
+    made, other = await world.make_key(), await world.make_key()
+    mixed = made.text[:13] + other.text[13:]
+    for wrong in ("", "obk_", made.text[:-1], made.text + "=", mixed, made.text.swapcase(), made.key.key_id):
+        assert world.first.identify(wrong) is None
+
+    def read(conn: object) -> str:
+        return str([list(row) for row in conn.exec_driver_sql("SELECT * FROM api_keys")])  # type: ignore[attr-defined]
+
+    stored = await world.database.read(read)
+    assert made.key.key_id in stored
+    assert made.text[13:] not in stored
+
+
+async def test_revoked_key_is_refused_everywhere(world: AccessWorld) -> None:
+    """What was concluded from it before is forgotten."""
+    made = await world.make_key()
+    await world.second.refresh()
+    assert world.second.identify(made.text) is not None
+    generation = world.second.generation
+    assert await world.first.revoke(made.key.key_id, WHO) is None
+    assert world.first.identify(made.text) is None
+    await world.second.refresh()
+    assert world.second.identify(made.text) is None
+    assert world.second.generation > generation
+    refused = await world.first.revoke(made.key.key_id, WHO)
+    assert isinstance(refused, Refused)
+    assert refused.code is RefusalCode.NOT_FOUND
+
+
+async def test_key_expires(world: AccessWorld) -> None:
+    """Also where it has just been used, and although nothing in the database has changed."""
+    made = await world.make_key(life_ms=DAY_MS)
+    assert world.first.identify(made.text) is not None
+    generation = world.first.generation
+    await world.clock.advance(DAY_MS)
+    await world.first.refresh()
+    assert world.first.identify(made.text) is None
+    assert world.first.generation > generation
+
+
+async def test_two_keys_replace_one_another(world: AccessWorld) -> None:
+    """A third is refused until one is revoked, or has expired."""
+    old, new = await world.make_key(), await world.make_key(life_ms=DAY_MS)
+    assert world.first.identify(old.text)
+    assert world.first.identify(new.text)
+    refused = await world.first.make_key("shop", None, None, WHO)
+    assert isinstance(refused, Refused)
+    assert refused.code is RefusalCode.TOO_MANY_KEYS
+    await world.clock.advance(DAY_MS)
+    await world.make_key()
+    await world.first.revoke(old.key.key_id, WHO)
+    await world.make_key()
+
+
+async def test_two_processes_cannot_make_a_third_key(world: AccessWorld) -> None:
+    """However many ask at once."""
+    asked = [process.make_key("shop", None, None, WHO) for process in (world.first, world.second) * 4]
+    made = await asyncio.gather(*asked)
+    assert sum(isinstance(one, MadeKey) for one in made) == 2
+
+
+async def test_principal_goes_with_its_keys(world: AccessWorld) -> None:
+    """And there is nobody of that name any more."""
+    made = await world.make_key()
+    assert await world.first.delete("shop", WHO) is None
+    assert world.first.identify(made.text) is None
+    assert await world.first.list() == []
+    for answer in (await world.first.make_key("shop", None, None, WHO), await world.first.delete("shop", WHO)):
+        assert isinstance(answer, Refused)
+        assert answer.code is RefusalCode.NOT_FOUND
+
+
+async def test_admin_key_of_the_settings_is_in_no_table(world: AccessWorld) -> None:
+    """It may do everything, as long as the setting is there."""
+    key = (await world.make_key()).text
+    admin_key = key[:-1] + ("A" if key[-1] != "A" else "E")
+    process = AccessService(world.database, world.clock, AccessConfig(is_open=False, admin_key=admin_key))
+    caller = process.identify(admin_key)
+    assert caller is not None
+    assert caller.rights is EVERYTHING
+    assert world.first.identify(admin_key) is None
+    assert process.identify(key) is None
+
+
+async def test_uses_are_kept_now_and_then(world: AccessWorld) -> None:
+    """The last one of each key."""
+    made = await world.make_key()
+    caller = world.first.identify(made.text)
+    assert caller is not None
+    loop = asyncio.create_task(world.first.run_forever())
+    world.first.note_use(caller)
+    used_ms = world.clock.now_ms()
+    for _ in range(70):
+        await world.clock.advance(1_000)
+        await asyncio.sleep(0.01)
+    loop.cancel()
+    principals = await world.first.list()
+    assert not isinstance(principals, Refused)
+    assert [key.last_used_ms for key in principals[0].keys] == [used_ms]
+
+
+async def test_every_change_is_audited(world: AccessWorld) -> None:
+    """With who did it; never with the key."""
+    made = await world.make_key()
+    await world.first.revoke(made.key.key_id, WHO)
+    await world.first.delete("shop", WHO)
+    entries, _ = await world.database.read(lambda conn: read_audit(conn, 10))
+    assert [entry.what for entry in entries] == ["principal.delete", "key.revoke", "key.create", "principal.put"]
+    assert {entry.actor for entry in entries} == {WHO.actor}
+    assert made.text[13:] not in str(entries)
