@@ -41,12 +41,16 @@ class Image:
         self._bootstrap = bootstrap
         self._database_url = database_url
         subprocess.run([ROOT / "docker" / "install", folder / "app"], check=True)
+        made = subprocess.run([self.bin / "outbox-bridge", "key", "new"], capture_output=True, text=True, check=True)
+        self._key = made.stdout.strip()
 
     def environment_of(self, service: Service) -> dict[str, str]:
         """That of the Compose file, with this machine's addresses."""
         environment = {name: str(value) for name, value in dict(service["environment"]).items()}  # type: ignore[call-overload]
         environment["OUTBOX_BRIDGE_KAFKA"] = environment["OUTBOX_BRIDGE_KAFKA"].replace("kafka:9092", self._bootstrap)
         environment["OUTBOX_BRIDGE_DATABASE_URL"] = self._database_url
+        if "OUTBOX_BRIDGE_AUTH__ADMIN_KEY" in environment:
+            environment["OUTBOX_BRIDGE_AUTH__ADMIN_KEY"] = self._key
         return {"PATH": f"{self.bin}:{os.environ['PATH']}", "HOME": str(self.home), **environment}
 
     def run(self, service: Service, port: int) -> "subprocess.Popen[bytes]":

@@ -37,7 +37,7 @@ def test_every_command_exists_with_its_options(place: str) -> None:
 
 
 def test_nothing_is_published_beyond_the_hosts_loopback() -> None:
-    """There is no authentication yet, neither in the bridge nor in this Kafka."""
+    """This Kafka asks nobody who he is, and keys of the bridge would travel in plain text."""
     services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
     published = [port for service in services.values() for port in service.get("ports", [])]
     assert published

@@ -3,6 +3,8 @@
 import asyncio
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +12,14 @@ import pytest
 from api.web.protocol import BoundedProtocol
 from api.web.server import ServeConfig
 from api.web.short_way import ShortWay
-from bridge.core.grants import EVERYTHING, Rights
+from bridge.clock import SystemClock
+from bridge.core.grants import EVERYTHING, Grant, Rights, Verb
 from bridge.core.transaction import TransactionView
+from bridge.service.access import AccessConfig, AccessService
 from bridge.service.contract import Outcome, PrepareCall, Prepared, RefusalCode, Refused
+from bridge.service.operate import Who
+from bridge.sql.access import MadeKey
+from bridge.sql.engine import open_new_database
 from tests.support.api_fakes import FakeTransactions, make_facts, make_services
 from tests.support.live_server import HOST, LiveServer, serve
 
@@ -329,3 +336,27 @@ async def test_request_behind_another_in_one_piece_is_answered_too(live: LiveSer
     writer.write(plain + last)
     assert re.findall(rb"HTTP/1.1 (\d+)", await asyncio.wait_for(reader.read(), 10)) == [b"201", b"201"]
     writer.close()
+
+
+async def test_known_head_is_forgotten_when_rights_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that was revoked, or may do less, is refused at once, although its head was taken before."""
+    access = AccessService(open_new_database(tmp_path), SystemClock(), AccessConfig(is_open=False))
+    who, rights = Who("ops", ""), [Grant(Verb.PREPARE, "orders", "orders.*")]
+    await access.put("shop", rights, who)
+    made = await access.make_key("shop", None, None, who)
+    assert isinstance(made, MadeKey)
+    request = write("/v1/transactions", lines=f"{PLAIN}Authorization: Bearer {made.text}\r\n")
+    services = replace(make_services(FakeTransactions()), access=access)
+    async with serve(services) as live, Client(live, monkeypatch) as client:
+
+        async def ask() -> tuple[str, bool]:
+            answer, is_short = await client.call(request)
+            return answer.split(" ")[1], is_short
+
+        assert [await ask(), await ask()] == [("201", False), ("201", True)]
+        await access.put("shop", [], who)
+        assert [await ask(), await ask()] == [("403", False), ("403", False)]
+        await access.put("shop", rights, who)
+        assert [await ask(), await ask()] == [("201", False), ("201", True)]
+        await access.revoke(made.key.key_id, who)
+        assert [await ask(), await ask()] == [("401", False), ("401", False)]
