@@ -83,6 +83,14 @@ class AuthSettings(_Section):
         return key
 
 
+class QuotasSettings(_Section):
+    """What one principal may ask of one api process, and how much one producer group may leave pending."""
+
+    requests_per_second: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    bytes_per_second: Annotated[int, Field(ge=1_024)] | None = None
+    pending_of_group: Annotated[int, Field(ge=1)] | None = None
+
+
 class LimitsSettings(_Section):
     """How much is taken on."""
 
@@ -150,6 +158,7 @@ class Settings(BaseSettings):
     http: HttpSettings = HttpSettings()
     auth: AuthSettings = AuthSettings()
     limits: LimitsSettings = LimitsSettings()
+    quotas: QuotasSettings = QuotasSettings()
     callbacks: CallbacksSettings = CallbacksSettings()
     settler: SettlerSettings = SettlerSettings()
     log: LogSettings = LogSettings()

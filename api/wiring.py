@@ -19,6 +19,7 @@ from api.web.app import create_app
 from api.web.health import make_readiness
 from api.web.limits import HttpLimits
 from api.web.metrics import register_gauges
+from api.web.quotas import QuotaConfig
 from api.web.server import ApiServer, ServeConfig, fit_connections, stop_at_signals
 from api.web.services import Services
 from bridge.clock import SystemClock
@@ -218,7 +219,7 @@ class _Process:
 
     async def make_server(self, face: Face | None = None) -> ApiServer:
         """The HTTP side: the whole API, or health alone where the process has no api role."""
-        limits, http, node = self._settings.limits, self._settings.http, self.node
+        limits, http, node, quotas = self._settings.limits, self._settings.http, self.node, self._settings.quotas
         open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         connections = fit_connections(limits.connections, open_files, self._settings.topics.queues)
         _LOG.info("connections_bounded", most=connections, open_files=open_files)
@@ -237,6 +238,7 @@ class _Process:
                 in_flight=min(limits.requests_in_flight, max(1, connections // 2)),
                 in_flight_bytes=limits.in_flight_bytes,
                 headers_per_message=limits.headers_per_message,
+                quotas=QuotaConfig(quotas.requests_per_second, quotas.bytes_per_second),
             ),
             turns=node.turns,
         )
@@ -270,7 +272,11 @@ class _Process:
             make_owner(),
             internal_topics(settings),
             self._refuse_url,
-            Limits(max_message_bytes=settings.limits.message_bytes, max_pending=settings.limits.pending_transactions),
+            Limits(
+                max_message_bytes=settings.limits.message_bytes,
+                max_pending=settings.limits.pending_transactions,
+                max_pending_of_group=settings.quotas.pending_of_group,
+            ),
             TopicCacheConfig(has_id_header=settings.transaction_id_header),
             settler=SettlerConfig(
                 max_body_bytes=chosen.held_body_bytes,

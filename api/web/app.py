@@ -31,6 +31,7 @@ from api.web.limits import ByteBudget
 from api.web.metrics import HttpMetrics
 from api.web.openapi import COMPONENT, Json, reference
 from api.web.problems import PROBLEMS
+from api.web.quotas import Quotas
 from api.web.road import Road
 from api.web.services import Services
 
@@ -183,7 +184,9 @@ def create_app(services: Services, *, is_api: bool = True) -> FastAPI:
     )
     table = _TABLE if is_api else health.routes
     app.router.routes.extend(table)
-    traffic = Traffic(services.limits.in_flight, ByteBudget(services.limits.in_flight_bytes))
+    limits = services.limits
+    quotas = Quotas(limits.quotas, limits.in_flight)
+    traffic = Traffic(limits.in_flight, ByteBudget(limits.in_flight_bytes), quotas)
     now: dict[str, tuple[str, Callable[[], float]]] = {
         "requests_in_flight": ("Requests being served, without streams.", lambda: traffic.in_flight),
         "streams": ("Streams of lines (NDJSON) that are open.", lambda: traffic.streams.count),

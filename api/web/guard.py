@@ -22,6 +22,7 @@ from api.web.problems import (
     UNSUPPORTED_MEDIA_TYPE,
     Problem,
 )
+from api.web.quotas import QuotaConfig, Quotas
 from bridge.core.grants import Rights
 from bridge.service.access import ANYBODY, AccessService, Caller
 
@@ -189,6 +190,7 @@ class Traffic:
 
     max_in_flight: int = 2_000
     budget: ByteBudget = field(default_factory=ByteBudget)
+    quotas: Quotas = field(default_factory=lambda: Quotas(QuotaConfig(), 2_000))
     in_flight: int = 0
     is_draining: bool = False
     streams: Streams = field(init=False)

@@ -5,11 +5,12 @@ Where places are scarce, the stream that has gone longest without a whole line g
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TypeVar
 
 from api.web.problems import BODY_TOO_LARGE, CLOSE, REQUEST_TIMEOUT, UNAVAILABLE, Problem, Rejected
+from api.web.quotas import QuotaConfig
 
 T = TypeVar("T")
 
@@ -130,6 +131,7 @@ class HttpLimits:
     in_flight: int = 2_000
     in_flight_bytes: int = 256 * 1024 * 1024
     headers_per_message: int = 64
+    quotas: QuotaConfig = field(default_factory=QuotaConfig)
     page: int = 500
     wait_s: float = 10.0
 

@@ -27,7 +27,7 @@ _EVERY = (
     "invalid-request",
     "internal",
 )
-_SERVED = ("not-acceptable", "unavailable")
+_SERVED = ("not-acceptable", "rate-limited", "unavailable")
 _BODY = ("malformed-json", "unsupported-media-type", "body-too-large")
 
 # What a message can be refused for.
@@ -116,7 +116,7 @@ class Operation:
             known = by_status.setdefault(kind.status, _problem_response())
             known["content"][PROBLEM_MEDIA_TYPE]["examples"][slug] = {"summary": kind.title, "value": _example(slug)}
             known["description"] += f"{'; ' if known['description'] else ''}`{slug}`: {kind.title}. {kind.remedy}"
-            if kind.status == 503:
+            if kind.status in {429, 503}:
                 known["headers"]["Retry-After"] = _header("Seconds.")
         return by_status
 
@@ -218,7 +218,7 @@ def _problem_response() -> Json:
 def _example(slug: str) -> Json:
     kind = PROBLEMS[slug]
     errors = (("/messages/0/topic", "expected `string`, got `integer`"),) if slug == "invalid-request" else ()
-    retry_after_s = 1 if kind.status == 503 else None
+    retry_after_s = 1 if kind.status in {429, 503} else None
     return problem_members(
         Problem(kind, kind.title, errors=errors, retry_after_s=retry_after_s), "6f1c0f5e0a8b4c55a1f0d7a5b2f3c4d5"
     )

@@ -116,6 +116,9 @@ UNSUPPORTED_MEDIA_TYPE = ProblemType(
 HEADERS_TOO_LARGE = ProblemType(
     "headers-too-large", 431, "Request headers too large", "Send at most 16 KiB of headers; the connection is closed."
 )
+RATE_LIMITED = ProblemType(
+    "rate-limited", 429, "Over the quota", "Repeat after Retry-After seconds; nothing of the call was applied."
+)
 INTERNAL = _unknown(
     "internal", 500, "Internal error", "Repeat the request; if it stays, report the request id in `instance`."
 )
@@ -229,8 +232,8 @@ PROBLEMS: Mapping[str, ProblemType] = {
     row.slug: row
     for row in (
         MALFORMED_REQUEST, MALFORMED_JSON, UNAUTHENTICATED, FORBIDDEN, NOT_FOUND, METHOD_NOT_ALLOWED, NOT_ACCEPTABLE,
-        REQUEST_TIMEOUT, BODY_TOO_LARGE, URI_TOO_LONG, UNSUPPORTED_MEDIA_TYPE, HEADERS_TOO_LARGE, INTERNAL,
-        INVALID_REQUEST, MESSAGE_TOO_LARGE, INVALID_TIMESTAMP, UNAVAILABLE, *_REFUSALS,
+        REQUEST_TIMEOUT, BODY_TOO_LARGE, URI_TOO_LONG, UNSUPPORTED_MEDIA_TYPE, RATE_LIMITED,
+        HEADERS_TOO_LARGE, INTERNAL, INVALID_REQUEST, MESSAGE_TOO_LARGE, INVALID_TIMESTAMP, UNAVAILABLE, *_REFUSALS,
     )
 }  # fmt: skip
 

@@ -30,6 +30,7 @@ from api.web.problems import (
     problem_of,
     reject,
 )
+from api.web.quotas import Usage
 from api.web.services import Services
 from api.web.views import encode_json
 from bridge.core.properties import is_property_text
@@ -49,13 +50,13 @@ _spare_ids: list[str] = []
 class ApiRequest:
     """A request whose head is there, and whose body may still be on its way, unless it is `whole`.
 
-    `caller`: who makes it. `route_name`: of its route in metrics. `status`: of its answer, 0 before that begins.
-    `fields`: of its head, the last one of each name.
+    `caller`: who makes it. `usage`: what he uses, once the request counts for him. `route_name`: of its
+    route in metrics. `status`: of its answer, 0 before that begins. `fields`: of its head, the last one of each name.
     """
 
     __slots__ = (
         "_is_counted", "_whole", "caller", "fields", "lease", "method", "path", "query", "receive", "request_id",
-        "route_name", "scope", "services", "started", "status", "traffic",
+        "route_name", "scope", "services", "started", "status", "traffic", "usage",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +78,7 @@ class ApiRequest:
         self.receive = receive
         self.services = services
         self.traffic = traffic
+        self.usage: Usage | None = None
         self.lease = lease
         self.request_id = self._find_id()
         self.route_name = ""
@@ -101,6 +103,8 @@ class ApiRequest:
         if self._is_counted:
             self._is_counted = False
             self.traffic.in_flight -= 1
+            if self.usage is not None:
+                self.usage.leave()
 
     def _find_id(self) -> str:
         """The caller's own id if it is a plain word, else a new one."""
@@ -118,6 +122,8 @@ class ApiRequest:
             raise overloaded(is_read=True)
         if len(self._whole) > limits.body_bytes:
             raise too_large(limits)
+        if self.usage is not None:
+            self.usage.charge_bytes(len(self._whole))
         return self._whole
 
     async def _read_body(self, limits: HttpLimits) -> bytes:
@@ -157,7 +163,10 @@ class ApiRequest:
         is_read = not message.get("more_body")
         if self.lease.is_refused:
             raise overloaded(is_read=is_read)
-        return message.get("body", b""), is_read
+        chunk = message.get("body", b"")
+        if self.usage is not None:
+            self.usage.charge_bytes(len(chunk))
+        return chunk, is_read
 
 
 def make_request_id() -> str:

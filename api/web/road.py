@@ -288,7 +288,15 @@ class Road:
         if isinstance(found, Problem):
             return found
         request.caller = found
-        return None
+        return self._count(request) if found.is_proven else None
+
+    def _count(self, request: ApiRequest) -> Problem | None:
+        """Counts the request for its caller; why it is not served, if he has had his share."""
+        usage = self.traffic.quotas.find(request.caller.name)
+        problem = self.traffic.quotas.enter(usage, self.traffic.in_flight - 1)
+        if problem is None:
+            request.usage = usage
+        return problem
 
     def _dismiss(self, request: ApiRequest) -> None:
         """The request is over. A `status` of 0: its answer has not begun."""

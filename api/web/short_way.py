@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from api.web.guard import MARK, ByteLease, RawHeaders, identify, refuse_accept
 from api.web.problems import Problem
+from api.web.quotas import Usage
 from api.web.request import make_request_id
 from api.web.road import HotCall, HttpAnswer, Road, Route, explain
 from bridge.core.transaction import is_raw_id
@@ -97,7 +98,13 @@ class ShortWay:
         traffic, budget = road.traffic, road.traffic.budget
         if begin is None or traffic.refuse(known.route.path) or budget.used + len(body) > budget.for_large:
             return False
-        passage = _Passage(road, known, finish)
+        usage = None
+        if known.caller.is_proven:
+            usage = traffic.quotas.find(known.caller.name)
+            if traffic.quotas.enter(usage, traffic.in_flight) is not None:
+                return False
+            usage.charge_bytes(len(body))
+        passage = _Passage(road, known, usage, finish)
         try:
             if begin(road.services, known.caller.rights, body, text, passage.give):
                 if known.caller.key_id is not None:
@@ -113,13 +120,14 @@ class ShortWay:
 class _Passage:
     """A request on the short way."""
 
-    __slots__ = ("_finish", "_known", "_road", "_started", "is_over", "request_id")
+    __slots__ = ("_finish", "_known", "_road", "_started", "_usage", "is_over", "request_id")
 
-    def __init__(self, road: Road, known: KnownHead, finish: Finish) -> None:
+    def __init__(self, road: Road, known: KnownHead, usage: Usage | None, finish: Finish) -> None:
         self.request_id = make_request_id()
         self.is_over = False
         self._road = road
         self._known = known
+        self._usage = usage
         self._finish = finish
         self._started = time.perf_counter()
         road.traffic.in_flight += 1
@@ -129,6 +137,8 @@ class _Passage:
         """Gives back what it holds."""
         self.is_over = True
         self._road.traffic.in_flight -= 1
+        if self._usage is not None:
+            self._usage.leave()
         self._road.traffic.budget.used -= self._known.body_bytes
 
     def give(self, told: HttpAnswer | Problem) -> None:

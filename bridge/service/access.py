@@ -34,6 +34,11 @@ class Caller:
     rights: Rights
     key_id: str | None = None
 
+    @property
+    def is_proven(self) -> bool:
+        """Whether it is certain that nobody else is meant by the name."""
+        return self.key_id is not None
+
 
 ANYBODY = Caller("anonymous", EVERYTHING)
 

@@ -18,7 +18,7 @@ from bridge.service.rights import refuse_prepare
 from bridge.service.topics import TopicCache
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database, SqlUnavailable
-from bridge.sql.stats import count_pending
+from bridge.sql.stats import count_pending, find_full_groups
 from bridge.turns import Pace, Turns
 
 _LOG = structlog.get_logger()
@@ -29,12 +29,16 @@ _is_key = re.compile(r"[\x20-\x7e]{1,200}").fullmatch
 class PendingGauge:
     """Read every few seconds; while it cannot be read the last number stands."""
 
-    def __init__(self, database: Database, clock: Clock, most: int, interval_ms: int = 5_000) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, most: int, most_of_group: int | None = None, interval_ms: int = 5_000
+    ) -> None:
         self._database = database
         self._clock = clock
         self._most = most
+        self._most_of_group = most_of_group
         self._interval_ms = interval_ms
         self.count = 0
+        self.full_groups: frozenset[str] = frozenset()
 
     @property
     def is_full(self) -> bool:
@@ -55,9 +59,14 @@ class PendingGauge:
     async def run_once(self) -> int:
         """Reads the number. Raises SqlUnavailable."""
         self.count = await self._database.read(count_pending)
+        if (most := self._most_of_group) is not None:
+            self.full_groups = await self._database.read(lambda connection: find_full_groups(connection, most))
         return self.count
 
 
+_FULL_GROUP = Refused(
+    RefusalCode.RATE_LIMITED, "the producer group has as many pending transactions as it may have", retry_after_s=5
+)
 STEP_COST, _MESSAGE_COST = 64 * 1024, 256  # in bytes of values: what is looked at or made into records in about a ms
 
 
@@ -97,6 +106,7 @@ class Admission:
         """Whether nothing speaks against the call, and nothing has to be looked up for it."""
         return (
             not self._pending.is_full
+            and call.group not in self._pending.full_groups
             and refuse_prepare(rights, call) is None
             and self.directory.get(call.group) is not None
             and refuse_call(call, self.limits, is_known=True) is None
@@ -110,6 +120,10 @@ class Admission:
         if self._pending.is_full:
             full = refuse_unavailable("too many transactions are pending")
             return [refusal or full for refusal in refused]
+        refused = [
+            refusal or (_FULL_GROUP if call.group in self._pending.full_groups else None)
+            for call, refusal in zip(calls, refused, strict=True)
+        ]
         left = [call for call, refusal in zip(calls, refused, strict=True) if refusal is None]
         await self._learn_topics(left, deadline)
         found = iter(await self._in_turns(self._check_destinations, left))

@@ -21,6 +21,7 @@ class Limits:
     max_message_bytes: int = MIB  # key, value and headers
     max_record_bytes: int = 8 * MIB + 64 * 1024  # of a journal record; the journal's max.message.bytes
     max_pending: int = 2_000_000
+    max_pending_of_group: int | None = None
     max_in_flight: int = 100_000  # records being appended
     max_text_chars: int = 1_000  # reasons, actors, keys that travel in properties
     projection_wait_ms: int = 2_000
@@ -55,6 +56,7 @@ class RefusalCode(StrEnum):
     NOT_FOUND = "not-found"
     CALLBACK_URL_FORBIDDEN = "callback-url-forbidden"
     PROJECTION_BEHIND = "projection-behind"
+    RATE_LIMITED = "rate-limited"
     UNAVAILABLE = "unavailable"
     OUTCOME_UNKNOWN = "outcome-unknown"
 

@@ -8,6 +8,7 @@ from itertools import chain, islice, zip_longest
 import structlog
 
 from bridge.clock import Clock, KafkaTime
+from bridge.core.bucket import Bucket
 from bridge.core.errors import StoreError
 from bridge.core.message import Message
 from bridge.core.properties import measure_published
@@ -20,44 +21,11 @@ from bridge.store.positions import NotTaken, find_obstacle
 _OTHERS = ""  # groups for which there is no bucket of their own
 
 
-class Bucket:
-    """So many a second, and as many at once."""
-
-    __slots__ = ("_at_ms", "_left", "_per_s")
-
-    def __init__(self, per_s: int, now: int) -> None:
-        self._per_s = per_s
-        self._left = float(per_s)
-        self._at_ms = now
-
-    def has_one(self, now: int) -> bool:
-        """Whether one may be taken."""
-        self._fill(now)
-        return self._left >= 1
-
-    def is_full(self, now: int) -> bool:
-        """Whether it is as a new one would be."""
-        self._fill(now)
-        return self._left >= self._per_s
-
-    def take(self) -> None:
-        """Takes one; ask `has_one` before."""
-        self._left -= 1
-
-    def give_back(self) -> None:
-        """Puts one back."""
-        self._left = min(self._per_s, self._left + 1)
-
-    def _fill(self, now: int) -> None:
-        self._left = min(self._per_s, self._left + (now - self._at_ms) * self._per_s / 1000)
-        self._at_ms = now
-
-
 class LookUpBudget:
     """A question costs one of all, and one of each group that it is asked for. Full buckets are forgotten."""
 
     def __init__(self, per_s: int, group_per_s: int, max_groups: int, now: int) -> None:
-        self._all = Bucket(per_s, now)
+        self._all = Bucket(per_s, per_s, now)
         self._group_per_s = group_per_s
         self._max_groups = max_groups
         self._groups: dict[str, Bucket] = {}
@@ -85,7 +53,7 @@ class LookUpBudget:
             if len(self._groups) >= self._max_groups:
                 self._groups = {name: bucket for name, bucket in self._groups.items() if not bucket.is_full(now)}
             name = group if len(self._groups) < self._max_groups else _OTHERS
-            found = self._groups.setdefault(name, Bucket(self._group_per_s, now))
+            found = self._groups.setdefault(name, Bucket(self._group_per_s, self._group_per_s, now))
         return found
 
 
@@ -146,7 +114,7 @@ class TopicCache:
         self._asking: dict[str, asyncio.Task[None]] = {}
         now, limits = clock.monotonic_ms(), self._config
         self._budget = LookUpBudget(limits.max_asks_per_s, limits.max_group_asks_per_s, limits.max_groups, now)
-        self._known_asks = Bucket(limits.max_known_asks_per_s, now)
+        self._known_asks = Bucket(limits.max_known_asks_per_s, limits.max_known_asks_per_s, now)
 
     async def learn(self, topics: Iterable[tuple[str, str]], deadline: Deadline) -> None:
         """Asks the cluster for topics, each with the group that wants it; what is over a limit stays unknown."""

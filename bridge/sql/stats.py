@@ -17,6 +17,12 @@ def count_pending(conn: Connection) -> int:
     return int(conn.execute(sa.select(sa.func.coalesce(sa.func.sum(pending), 0))).scalar_one())
 
 
+def find_full_groups(conn: Connection, most: int) -> frozenset[str]:
+    """Groups that have so many PREPARED transactions, or more."""
+    pending = _G.prepared - _G.committed - _G.rolled_back - _G.parked
+    return frozenset(conn.execute(sa.select(_G.producer_group).where(pending >= most)).scalars())
+
+
 _T = transactions.c
 
 Histogram = Sequence[tuple[int | None, int]]

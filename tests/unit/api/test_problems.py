@@ -29,6 +29,7 @@ CONTRACT = {
     "method-not-allowed": 405,
     "not-acceptable": 406,
     "unauthenticated": 401,
+    "rate-limited": 429,
     "too-many-keys": 409,
     "request-timeout": 408,
     "producer-group-mismatch": 409,

@@ -1,0 +1,91 @@
+"""One principal cannot use up what others need: by the second, and where places are scarce."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from api.web.limits import HttpLimits
+from api.web.quotas import QuotaConfig, Quotas
+from bridge.clock import SystemClock
+from bridge.core.grants import Grant, Verb
+from bridge.service.access import AccessConfig, AccessService
+from bridge.service.operate import Who
+from bridge.sql.access import MadeKey
+from bridge.sql.engine import open_new_database
+from tests.support.api_fakes import FakeTransactions, make_services
+from tests.support.live_server import LiveServer, serve
+from tests.support.problems import check_problem
+
+ORDER = {"producer_group": "orders", "messages": [{"topic": "orders.created", "value": 1}]}
+WHO = Who("ops", "")
+
+
+def test_share_counts_only_where_places_are_scarce() -> None:
+    """A single user of the bridge has all of it."""
+    quotas = Quotas(QuotaConfig(), places=100, now_ms=lambda: 0)
+    greedy, other = quotas.find("greedy"), quotas.find("other")
+    for in_flight in range(50):
+        assert quotas.enter(greedy, in_flight) is None
+    problem = quotas.enter(greedy, 50)
+    assert problem is not None
+    assert problem.type.slug == "rate-limited"
+    assert quotas.enter(other, 50) is None
+    for _ in range(26):
+        greedy.leave()
+    assert quotas.enter(greedy, 50) is None
+
+
+async def make_server_access(folder: Path) -> tuple[AccessService, dict[str, dict[str, str]]]:
+    """Two principals, and the headers that prove them."""
+    access = AccessService(open_new_database(folder), SystemClock(), AccessConfig(is_open=False))
+    headers = {}
+    for name in ("greedy", "modest"):
+        await access.put(name, [Grant(Verb.PREPARE, "*")], WHO)
+        made = await access.make_key(name, None, None, WHO)
+        assert isinstance(made, MadeKey)
+        headers[name] = {"Authorization": f"Bearer {made.text}"}
+    return access, headers
+
+
+async def ask(live: LiveServer, headers: dict[str, str], count: int) -> list[int]:
+    """Statuses of prepares; each refusal says when to come again."""
+    statuses = []
+    for _ in range(count):
+        answer = await live.client.post("/v1/transactions", json=ORDER, headers=headers)
+        if answer.status_code == 429:
+            check_problem(answer, 429, "rate-limited")
+            assert int(answer.headers["retry-after"]) >= 1
+        statuses.append(answer.status_code)
+    return statuses
+
+
+@pytest.mark.parametrize("config", [QuotaConfig(requests_per_s=2), QuotaConfig(bytes_per_s=150)])
+async def test_quota_is_of_one_principal(config: QuotaConfig, tmp_path: Path) -> None:
+    """On the short way too; the others are served as before. What was refused was not applied."""
+    access, headers = await make_server_access(tmp_path)
+    fake = FakeTransactions()
+    services = replace(make_services(fake), access=access, limits=HttpLimits(quotas=config))
+    async with serve(services) as live:
+        statuses = await ask(live, headers["greedy"], 20)
+        assert statuses[:3] == [201] * 3
+        assert statuses[-1] == 429
+        assert len(fake.views) == statuses.count(201) < 10
+        assert await ask(live, headers["modest"], 3) == [201] * 3
+
+
+async def test_places_are_given_back(tmp_path: Path) -> None:
+    """By requests that were answered, refused or cut off."""
+    access, headers = await make_server_access(tmp_path)
+    fake = FakeTransactions(gate=asyncio.Event())
+    limits = HttpLimits(in_flight=8)
+    async with serve(replace(make_services(fake), access=access, limits=limits)) as live:
+        asked = [asyncio.create_task(ask(live, headers["greedy"], 1)) for _ in range(6)]
+        await asyncio.sleep(0.2)
+        assert fake.gate is not None
+        fake.gate.set()
+        statuses = [status for one in asked for status in await one]
+        assert sorted(set(statuses)) == [201, 429]
+        assert statuses.count(201) == 4
+        assert await ask(live, headers["greedy"], 4) == [201] * 4
