@@ -2,6 +2,7 @@
 
 from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -11,6 +12,7 @@ from bridge.core.check_rules import CheckTimes
 from bridge.core.errors import HaltKind, QueueHalted
 from bridge.core.low_watermarks import LowWatermarkConfig, LowWatermarks
 from bridge.core.op_message import AnswerCode, LogStart, LogTopics, OpMessage, Position, decode_op, encode_op
+from bridge.core.pending_table import PendingTable
 from bridge.core.record import ActRecord, EndRecord, HalfMessage, Record, Resolution, is_void
 from bridge.core.topics import choose_placing_key, hash_ordering_key
 from bridge.core.transaction import ORDER, PREPARED, Transaction
@@ -65,12 +67,14 @@ def effective_ordering_hash(half: HalfMessage, first_key: bytes | None) -> int:
 class QueueState:
     """The state machine of one queue, without I/O. Dropped, and rebuilt from the log, after any doubt.
 
-    Use: `apply` the records of a batch, then `park`, `unblock`, `carry_forward` as timers want; write it all in one
-    Kafka transaction with `next_position`; when that is committed, `confirm`, when it was aborted, `defer`.
+    Use: `recall` what a batch concerns, `apply` its records, then `park`, `unblock`, `carry_forward` as timers want;
+    write it all in one Kafka transaction with `next_position`; when that is committed, `confirm`, when it was aborted,
+    `defer`. `live`: objects, of whatever something happens to; what is only pending for long is in rows.
     """
 
     def __init__(self, times_of: TimesOf, config: LowWatermarkConfig) -> None:
         self.live: dict[str, Transaction] = {}
+        self.rows = PendingTable()
         self.ended: dict[str, bytes] = {}
         self.blocked_queues: dict[int, list[str]] = {}  # okey -> blocked ones in the order of their ends
         self.s = 0
@@ -81,7 +85,8 @@ class QueueState:
         self._settling: dict[str, Transaction] = {}
         self._times_of = times_of
         self._config = config
-        self._horizon = LowWatermarks(self.live, config)
+        self._horizon = LowWatermarks(self.live, self.rows, config)
+        self._next_rest = 2 * config.max_objects  # live ones at which to look for those that rest
 
     @classmethod
     def restore(
@@ -98,7 +103,28 @@ class QueueState:
         state._restore_ops(restored.ops)
         for place, half, ordering_hash in restored.halves:
             state._restore_half(place, half, ordering_hash)
+        state._rest()
         return state
+
+    @property
+    def live_count(self) -> int:
+        """Transactions that are not final, or blocked."""
+        return len(self.live) + self.rows.count
+
+    def is_live(self, transaction_id: str) -> bool:
+        """Whether it is one of those, as object or row."""
+        return transaction_id in self.live or (self.rows.count > 0 and transaction_id in self.rows)
+
+    def recall(self, transaction_ids: Iterable[str]) -> None:
+        """Something is about to happen to these: those that rest become objects, until they rest again."""
+        rows = self.rows
+        if not rows.count:
+            return
+        for transaction_id in transaction_ids:
+            found = rows.pop(transaction_id)
+            if found is not None:
+                self.live[transaction_id], bound = found
+                self._horizon.put_bound(transaction_id, bound)
 
     def apply(
         self, place: LogPosition, record: Record, ordering_hash: int, obstacle: str | None = None
@@ -149,7 +175,9 @@ class QueueState:
     def carry_forward(self, most: int) -> list[Effect]:
         """Writes again what has held L or O back for long."""
         effects: list[Effect] = []
-        for transaction_id in self._horizon.choose_to_carry(self.s, self.op_start, self.journal_ms, most):
+        chosen = self._horizon.choose_to_carry(self.s, self.op_start, self.journal_ms, most)
+        self.recall(chosen)
+        for transaction_id in chosen:
             t = self.live[transaction_id]
             is_old = self.journal_ms - t.appended_ms >= self._config.op_ms
             effects += self._follow(t, transition.carry_forward(t, is_old=is_old))
@@ -193,10 +221,12 @@ class QueueState:
             self.ended.pop(transaction_id, None)
         if last_op_offset is not None:
             self.op_start = last_op_offset + 1
+        self._rest()
 
     def prepared(self) -> Iterator[Transaction]:
         """All PREPARED transactions."""
-        return (t for t in self.live.values() if t.state is PREPARED)
+        yield from self.rows
+        yield from (t for t in self.live.values() if t.state is PREPARED)
 
     def get_op_value(self, transaction_id: str) -> bytes | None:
         """The op message of a known transaction as it stands before this batch; None if it is not known."""
@@ -257,6 +287,18 @@ class QueueState:
         if is_blocked is not was_blocked:
             (self._add_blocked if is_blocked else self._remove_blocked)(t)
         return made.effects
+
+    def _rest(self) -> None:
+        """Makes rows of the oldest objects once there are many; what is blocked or parked stays what it is."""
+        live, most = self.live, self._config.max_objects
+        if len(live) < self._next_rest:
+            return
+        for t in list(islice(live.values(), len(live) - most)):
+            if self.rows.add(t, self._horizon.bound_of(t.transaction_id)):
+                del live[t.transaction_id]
+                self._horizon.drop_bound(t.transaction_id)
+        self._horizon.pack()
+        self._next_rest = max(2 * most, len(live) + len(live) // 4)
 
     def _add_blocked(self, t: Transaction) -> None:
         waiting = self.blocked_queues.setdefault(t.ordering_hash, [])

@@ -185,6 +185,8 @@ class OwnedQueue(QueueOwner):
         The rest waits for the next run: the position may pass only what is written.
         """
         writer, live = self._writer, self.state.live
+        if self.state.rows.count:
+            self.state.recall([record.transaction_id for _, record, _ in read.records])
         commits = find_commits(read, live)
         wanted = [live[c.transaction_id] for c in commits if c.transaction_id not in read.bodies]
         found, asked = await writer.bodies.load(wanted)
@@ -229,9 +231,9 @@ class OwnedQueue(QueueOwner):
 
     def _keep_bodies(self, came_with: LoadedHalves) -> None:
         """Keeps the bodies of what this batch left pending."""
-        live, keep = self.state.live, self._writer.bodies.keep
+        state, keep = self.state, self._writer.bodies.keep
         for transaction_id, loaded in came_with.items():
-            if transaction_id in live:
+            if state.is_live(transaction_id):
                 keep(loaded)
 
     def _follow_end(self, *, is_idle: bool) -> None:

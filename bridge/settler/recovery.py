@@ -17,6 +17,7 @@ from bridge.core.queue_state import RecoveredOp, RecoveredState
 from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_record
 from bridge.core.topics import InternalTopics
+from bridge.core.transaction import is_raw_id
 from bridge.core.transition import LogPosition
 from bridge.fault_points import FaultPoint, reach
 from bridge.settler.ports import LogWatchPort, QueueMemory, SettlerPorts
@@ -60,12 +61,18 @@ class _OpTail:
             if message.key == POSITION_KEY:
                 self.positions.append((message.queue_offset, decode_position(message.value).s))
                 return
-            t = decode_op(message.key.decode(), message.value).transaction
-        except (MalformedRecord, UnicodeDecodeError) as error:
+            t = decode_op(_id_of(message.key), message.value).transaction
+        except MalformedRecord as error:
             _LOG.error("op_message_quarantined", offset=message.queue_offset, reason=str(error))
             return
         value = b"" if t.is_live else message.value
         self.last[t.transaction_id] = RecoveredOp(message.queue_offset, t, value, message.stored_ms)
+
+
+def _id_of(key: bytes) -> str:
+    if not is_raw_id(key):
+        raise MalformedRecord("the key is no transaction id")
+    return key.decode()
 
 
 @dataclass(slots=True)

@@ -99,6 +99,7 @@ class Retry:
             return
         state = self._writer.state
         reasons = dict([self._parks.popitem() for _ in range(min(len(self._parks), self._config.max_parks))])
+        state.recall(reasons)
         known = [state.live[i] for i in reasons if i in state.live]
         bodies, asked = await self._writer.bodies.load(known)
         self._parks |= {t.transaction_id: reasons[t.transaction_id] for t in known[asked:]}

@@ -215,7 +215,7 @@ class Settler:
             status.take_overs += 1
             status.hold, status.reason = Hold.OWNED, None
             owned_at_ms = self._ports.clock.monotonic_ms()
-            _LOG.info("queue_taken_over", queue=queue_id, s=queue.state.s, live=len(queue.state.live))
+            _LOG.info("queue_taken_over", queue=queue_id, s=queue.state.s, live=queue.state.live_count)
             while not let_go.is_set():
                 result = await queue.run_once()
                 self._note(status, queue)
@@ -228,7 +228,7 @@ class Settler:
     @staticmethod
     def _note(status: QueueStatus, queue: OwnedQueue) -> None:
         state = queue.state
-        status.s, status.journal_ms, status.live = state.s, state.journal_ms, len(state.live)
+        status.s, status.journal_ms, status.live = state.s, state.journal_ms, state.live_count
         status.blocked = sum(map(len, state.blocked_queues.values()))
         status.held_bytes = queue.held_bytes
 

@@ -64,7 +64,7 @@ class QueueWriter:
         clock, config = self._ports.clock, self._config
         self.state = QueueState.restore(recovered, self._ports.times_of, config.horizon, clock.monotonic_ms())
         for loaded in bodies:
-            if loaded.half.transaction_id in self.state.live:
+            if self.state.is_live(loaded.half.transaction_id):
                 self.bodies.keep(loaded)
 
     async def describe(self, bodies: Sequence[LoadedHalf], *, is_forced: bool = False) -> None:
@@ -92,8 +92,8 @@ class QueueWriter:
         self._check_op_offset(result.last_offset)
         state.confirm(batch.written, result.last_offset)
         self._memory.confirm(state.s, self.target.log, state.log_start, state.op_start)
-        live = state.live
-        self.bodies.drop([i for i in batch.ops if i not in live or i in parks])
+        is_live = state.is_live
+        self.bodies.drop([i for i in batch.ops if i in parks or not is_live(i)])
         self.time.observe(result.last_stored_ms)
         self._written_s, self._written_at_ms = state.s, self._ports.clock.monotonic_ms()
         self._moved_at_ms = None

@@ -46,7 +46,7 @@ SETTLER = SettlerConfig(
     position_delay_ms=100,
     max_carried=3,
     horizon=LowWatermarkConfig(
-        remember_ended_ms=12_000, journal_records=6, journal_ms=4_000, op_messages=12, op_ms=10_000
+        remember_ended_ms=12_000, journal_records=6, journal_ms=4_000, op_messages=12, op_ms=10_000, max_objects=2
     ),
 )
 CHECKER = CheckerConfig(total_calls=4, report_wait_ms=5_000, append_retry_ms=1_000, tick_ms=1_000)

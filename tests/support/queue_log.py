@@ -93,6 +93,8 @@ class QueueLog:
         `is_aborted`: after a first Kafka transaction, in which every commit was to be published, was aborted.
         """
         effects: list[Effect] = []
+        state.recall([record.transaction_id for _, record, _ in self.journal[state.s : state.s + count]])
+        state.recall(parks)
         for place, record, held in self.journal[state.s : state.s + count]:
             ordering_hash = held.ordering_hash if held else 0
             obstacle = "REFUSED" if record.transaction_id in refuse and not is_aborted else None
@@ -134,6 +136,11 @@ def essence(t: Transaction) -> tuple[object, ...]:
         t.transaction_id, t.group, t.half, t.appended_ms, t.ordering_hash, t.state, t.since_ms, t.check_times, t.base,
         t.max_checks, t.max_life_s, t.end if t.blocked else None, t.blocked, t.reason, t.parked,
     )  # fmt: skip
+
+
+def essences(state: QueueState) -> set[tuple[object, ...]]:
+    """The same of all live ones."""
+    return {essence(t) for t in [*state.rows, *state.live.values()]}
 
 
 def ends_of(log: QueueLog) -> list[EndRecord]:

@@ -1,6 +1,7 @@
 """How far back a successor must read, and what is put back so that it need not."""
 
 from bridge.core.low_watermarks import LowWatermarkConfig, LowWatermarks
+from bridge.core.pending_table import PendingTable
 from bridge.core.transaction import COMMITTED, Transaction
 
 CONFIG = LowWatermarkConfig(remember_ended_ms=100, journal_records=10, journal_ms=1_000, op_messages=20, op_ms=5_000)
@@ -13,7 +14,7 @@ def live_one(number: int, half: int = 0, appended_ms: int = 0) -> Transaction:
 def horizon_of(*transactions: Transaction) -> tuple[LowWatermarks, dict[str, Transaction]]:
     """A horizon that knows these as live ones without op message, and the owner's table."""
     live = {t.transaction_id: t for t in transactions}
-    horizon = LowWatermarks(live, CONFIG)
+    horizon = LowWatermarks(live, PendingTable(), CONFIG)
     for t in transactions:
         horizon.add_half(t)
     return horizon, live
