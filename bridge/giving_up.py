@@ -46,6 +46,7 @@ from bridge.topology import identify
 
 _OF_OP = frozenset({HaltKind.NO_POSITION, HaltKind.OTHER_OP, HaltKind.OP_LOST})
 _WHOLE = _OF_OP | {HaltKind.OTHER_JOURNAL, HaltKind.JOURNAL_LOST}
+_LOOKS = 5  # at a queue that is written to
 _FINAL = frozenset({TransactionState.COMMITTED, TransactionState.ROLLED_BACK})
 _AUDITED_IDS = 1_000
 _SQL_TIMEOUT_MS = 600_000
@@ -152,25 +153,35 @@ class GivingUp:
         return Loss(queue_id, kind, next_position, [*unproven, *open_ones], ended, applied)
 
     async def _judge(self, queue_id: int) -> "_Judged":
+        """A fault is believed if nobody has written meanwhile: else the parts of a look are of different moments."""
+        for _ in range(_LOOKS):
+            judged, is_at_rest = await self._judge_once(queue_id)
+            if is_at_rest or judged.kind is None:
+                break
+        return judged
+
+    async def _judge_once(self, queue_id: int) -> tuple["_Judged", bool]:
+        """The ends come last, and who has seen what first: an owner at work moves them all."""
         topics = self._topics
         names = (topics.half, topics.op, topics.parked)
         found = await self._admin.identify_topics(names)
         log = LogTopics(*[topic.topic_id if (topic := found[name]) else "" for name in names])
-        journal = await self._measure(topics.half, queue_id, log.half)
-        op = await self._measure(topics.op, queue_id, log.op)
-        position = (
-            await find_position(self._store, self._owners, topics, queue_id, is_last=True) if op.maximum else None
-        )
-        facts = LogFacts(log, journal, op, await self._find_last_ms(queue_id, position, journal))
         halts = await self._database.read(read_halts)
         known = await self._database.read(partial(read_position, queue_id=queue_id))
+        before = await self._measure(topics.op, queue_id, log.op)
+        position = (
+            await find_position(self._store, self._owners, topics, queue_id, is_last=True) if before.maximum else None
+        )
+        op = await self._measure(topics.op, queue_id, log.op)
+        journal = await self._measure(topics.half, queue_id, log.half)
+        facts = LogFacts(log, journal, op, await self._find_last_ms(queue_id, position, journal))
         if known is not None:
             witness = Witness(known[0].s, known[1].journal_topic_id, known[1].op_topic_id, op_next=known[0].op_next)
             facts = facts._replace(witnesses=(witness,))
         stored, seen = halts.get(queue_id), find_fault(position, facts)
         # a stored halt counts although the log seems whole again; doubt about the op topic counts first
         kind = seen if stored is None or seen in _OF_OP else stored.kind
-        return _Judged(position, facts, kind, None if known is None else known[0])
+        return _Judged(position, facts, kind, None if known is None else known[0]), before == op
 
     async def _choose(self, queue_id: int, kind: HaltKind, position: Position | None, facts: LogFacts) -> Position:
         journal, op, log = facts.journal, facts.op, facts.topics

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import structlog
 
-from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, MalformedRecord
+from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, MalformedRecord, QueueHalted, StoreFenced
 from bridge.core.message import MessageQueue
 from bridge.core.queue_state import QueueState, changed_by
 from bridge.core.transaction import BODY_EXPIRED, SPLIT, Transaction
@@ -112,9 +112,16 @@ class OwnedQueue(QueueOwner):
         await writer.fence()
         reach(FaultPoint.TAKE_OVER_FENCED)
         seen = await look_around(ports.log, self._memory, self.queue_id)
-        recovery = await read_back(ports, writer.target.topics, self.queue_id, seen)
-        writer.target = replace(writer.target, log=seen.log)
-        writer.recover(recovery.restored, recovery.held)
+        op_queue = MessageQueue(writer.target.topics.op, self.queue_id)
+        op = await ports.store.get_offsets(op_queue)
+        try:
+            recovery = await read_back(ports, writer.target.topics, self.queue_id, seen, op)
+            writer.target = replace(writer.target, log=seen.log)
+            writer.recover(recovery.restored, recovery.held)
+        except QueueHalted as halted:  # frozen meanwhile, what was left may be gone by right
+            if (await ports.store.get_offsets(op_queue)).maximum != op.maximum:
+                raise StoreFenced("another owner has written meanwhile") from halted
+            raise
         await self._retry.recover()
         self._reader = ports.owners.open_reader(self._queue, self.state.s)
         reach(FaultPoint.TAKE_OVER_READ_JOURNAL)

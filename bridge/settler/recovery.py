@@ -108,15 +108,17 @@ async def look_around(log: LogWatchPort, memory: QueueMemory, queue_id: int) -> 
     return Seen(await log.identify(), [witness for witness in witnesses if witness is not None])
 
 
-async def read_back(ports: SettlerPorts, topics: InternalTopics, queue_id: int, seen: Seen) -> Recovery:
-    """Reads position, op messages from O and half messages from L to S, after the writer has fenced.
+async def read_back(
+    ports: SettlerPorts, topics: InternalTopics, queue_id: int, seen: Seen, op: QueueOffsets
+) -> Recovery:
+    """Reads position, op messages from O and half messages from L to S. `op`: as it ended after the writer had fenced.
 
     Raises StoreError, and QueueHalted when the log is not what was left, or is another one by now: no position is
     never a beginning.
     """
     store, reader = ports.store, _LogReader(ports.owners, ports.clock, partial(ports.log.check, queue_id, seen.log))
     op_queue, half_queue = MessageQueue(topics.op, queue_id), MessageQueue(topics.half, queue_id)
-    op, journal = await store.get_offsets(op_queue), await store.get_offsets(half_queue)
+    journal = await store.get_offsets(half_queue)
     found = await _find_position(reader, op_queue, op)
     reach(FaultPoint.TAKE_OVER_READ_POSITION)
     last_ms = await _find_last_ms(store, half_queue, found, journal)

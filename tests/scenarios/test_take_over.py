@@ -3,7 +3,9 @@
 import pytest
 
 from bridge.core.message import Message, MessageQueue
+from bridge.settler.settler import Hold
 from bridge.store.memory.link import StepKind
+from bridge.store.memory.log import compact
 from tests.support.held_steps import HeldSteps
 from tests.support.settler_world import make_settler_world
 
@@ -99,3 +101,48 @@ def test_owner_frozen_between_its_two_inits_commits_nothing(batches: int) -> Non
     positions = world.read_op().positions
     assert {position.owner for position in positions} == {"migrate", "second"}
     assert [position.s for position in positions] == sorted(position.s for position in positions)
+
+
+@pytest.mark.parametrize("gone", ["position", "half message"])
+@pytest.mark.parametrize("is_overtaken", [True, False], ids=["frozen meanwhile", "lost"])
+def test_owner_frozen_in_its_take_over_halts_nothing(gone: str, *, is_overtaken: bool) -> None:
+    """What another owner needs no more may be cleaned away by right; where there was no other one it is a loss (T)."""
+    faults = HeldSteps()
+    world = make_settler_world(faults=faults)
+    log, clock = world.memory.cluster.log, world.memory.clock
+    log.topics[world.topics.op].alter({"min.compaction.lag.ms": "0"})
+    op, journal = (log.topics[name].partitions[0] for name in (world.topics.op, world.topics.half))
+
+    async def take_over() -> None:
+        async with world.settling("second"):
+            await world.commit("a")
+            await world.settled()
+            await clock.sleep_ms(180_000)  # what has ended is forgotten
+            await world.prepare("b", Message("credits", None, b"b"))
+            await world.settled()
+
+    async def story() -> None:
+        async with world.settling("zero"):
+            await world.prepare("a", Message("credits", None, b"a"))
+            await world.settled()
+        looking = faults.hold(StepKind.GET, client="first", subject=world.topics.half)
+        async with world.settling("first") as first:
+            await looking.reached.wait()
+            first.freeze()
+            end = op.maximum
+            if is_overtaken:
+                await take_over()
+            if gone == "half message":
+                journal.drop_below(1)
+            elif is_overtaken:
+                op.roll(clock.now_ms())
+                compact(op, clock.now_ms())
+            else:
+                op.drop_below(end)
+            first.thaw()
+            looking.release()
+            await clock.sleep_ms(20_000)
+            assert bool(world.watches["first"].halts) is not is_overtaken
+            assert (world.settlers["first"].status[0].hold is Hold.OWNED) is is_overtaken
+
+    world.run(story())

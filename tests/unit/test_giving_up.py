@@ -1,5 +1,6 @@
 """bridge.giving_up and bridge.sql.identity: what an operator is told of a lost log, and how its queue goes on."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
@@ -11,6 +12,7 @@ from bridge.core.message import Message, MessageQueue
 from bridge.giving_up import GivingUp
 from bridge.sql.engine import SqlUnavailable
 from bridge.sql.identity import Halt, clear_halt, read_halts, store_halt
+from bridge.store.memory.link import PASSES, Fate, NoFaults, Step
 from tests.support.projector_world import ProjectorWorld, make_projector_world
 
 pytest_plugins = ["tests.support.postgres"]
@@ -62,6 +64,52 @@ def test_what_is_lost_is_told_first_and_the_queue_goes_on_without_it(
 
     world.run(story())
     assert world.settlers.memory.visible("orders") == [b"v", b"w"]
+
+
+class BusyLog(NoFaults):
+    """Something is done before each request of the operator's."""
+
+    def __init__(self) -> None:
+        self.work: Callable[[], Awaitable[None]] | None = None
+
+    async def before(self, step: Step) -> Fate:
+        work, self.work = self.work, None
+        if step.client == "operator" and work is not None:
+            await work()
+        self.work = work
+        return PASSES
+
+
+@pytest.mark.parametrize("is_projected", [True, False])
+def test_queue_that_is_written_to_is_no_loss(database_url: str, *, is_projected: bool) -> None:
+    """Its owner moves journal, position and projection between any two looks: nothing is given up (L)."""
+    log = BusyLog()
+    world = make_projector_world(database_url, faults=log)
+    settlers, names = world.settlers, iter(map(str, range(1_000)))
+
+    async def work() -> None:
+        name = next(names)
+        await settlers.prepare(name, ORDER)
+        await settlers.commit(name)
+        await world.settled()
+        if is_projected:
+            await world.project()
+
+    async def story() -> None:
+        async with settlers.settling():
+            await settlers.prepare("pending", ORDER)
+            await work()
+            await world.project()
+            giving_up, log.work = make_giving_up(world), work
+            assert await giving_up.find_faults() == {}
+            assert await giving_up.survey() == []
+            assert await giving_up.act("operator") == []
+            log.work = None
+            assert await world.database.read(read_halts) == {}
+            await settlers.commit("pending")
+            await settlers.settled()
+
+    world.run(story())
 
 
 def test_void_half_message_is_no_transaction_to_be_given_up(database_url: str) -> None:
