@@ -12,7 +12,15 @@ from msgspec import Struct
 
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
 from bridge.core.message import Count, Int64, Receipt
-from bridge.core.transaction import COMMITTED, PREPARED, Transaction, TransactionState
+from bridge.core.transaction import (
+    COMMITTED,
+    PREPARED,
+    ROLLED_BACK,
+    Transaction,
+    TransactionState,
+    TransactionView,
+    queue_of,
+)
 
 POSITION_KEY = b"~"
 ANSWERS_KEY = b"?"
@@ -133,6 +141,61 @@ def decode_op(transaction_id: str, value: bytes) -> OpMessage:
     return _make_op(transaction_id, _read(_op_decoder, value))
 
 
+def decode_view(transaction_id: str, value: bytes) -> tuple[TransactionView, Sequence[str]]:
+    """The same as readers get it, and the requests that the state names. Raises as `decode_op` does."""
+    try:
+        op = _ended_decoder.decode(value)
+        if op.v == 1 and (op.state is COMMITTED or op.state is ROLLED_BACK):
+            view = TransactionView(
+                transaction_id,
+                op.group,
+                op.state,
+                queue_of(transaction_id),
+                op.half,
+                op.appended_ms,
+                op.appended_ms,
+                op.check_times,
+                False,
+                None,
+                op.by,
+                op.ended_ms,
+                receipts=op.receipts,
+            )
+            return view, op.requests
+    except _UNREADABLE:  # most have no other members
+        pass
+    read = decode_op(transaction_id, value)
+    return make_view(read), read.transaction.requests
+
+
+def make_view(op: OpMessage) -> TransactionView:
+    """A transaction as its op message shows it. The answer does not say when the transaction was born: its append
+    time stands for that."""
+    t = op.transaction
+    return TransactionView(
+        t.transaction_id,
+        t.group,
+        t.state,
+        queue_of(t.transaction_id),
+        t.half,
+        t.appended_ms,
+        t.appended_ms,
+        t.check_times,
+        t.blocked,
+        t.reason,
+        t.by,
+        t.ended_ms,
+        t.next_due_ms if t.state is PREPARED else None,
+        parked_offset=t.parked,
+        max_checks=t.max_checks,
+        max_life_s=t.max_life_s,
+        since_ms=t.since_ms if t.is_live else None,
+        base=t.base,
+        receipts=op.receipts,
+        abandoned=t.abandoned,
+    )
+
+
 def encode_position(position: Position) -> bytes:
     """The value of the record with POSITION_KEY."""
     members: dict[str, object] = {"v": 1, "s": position.s, "l": position.l, "o": position.o, "owner": position.owner}
@@ -209,6 +272,22 @@ class _Op(msgspec.Struct, gc=False):
     abandoned: bool = False
 
 
+class _Ended(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """What most op messages say, and nothing else."""
+
+    v: int
+    state: TransactionState
+    group: str
+    at: Int64
+    half: Int64
+    appended_ms: Int64
+    check_times: Count
+    by: str
+    ended_ms: Int64
+    requests: tuple[str, ...] = ()
+    receipts: tuple[Receipt, ...] = ()
+
+
 class _Topics(msgspec.Struct, gc=False):
     half: str
     op: str
@@ -250,6 +329,7 @@ class _Version(msgspec.Struct, gc=False):
 # texts that are not UTF-8, and depth in members that are passed over, have errors of their own
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _op_decoder = msgspec.json.Decoder(_Op)
+_ended_decoder = msgspec.json.Decoder(_Ended)
 _position_decoder = msgspec.json.Decoder(_Position)
 _answers_decoder = msgspec.json.Decoder(_Answers)
 _version_decoder = msgspec.json.Decoder(_Version)

@@ -2,9 +2,9 @@
 
 from datetime import UTC, datetime
 
-from bridge.core.op_message import AnswerCode, OpMessage
+from bridge.core.op_message import AnswerCode
 from bridge.core.record import Resolution
-from bridge.core.transaction import TransactionState, TransactionView, queue_of
+from bridge.core.transaction import TransactionState, TransactionView
 from bridge.service.contract import EndCall, Outcome, RefusalCode, Refused
 from bridge.service.replies import ReceivedReply
 from bridge.store.message_store import PutResult, PutStatus, Refusal
@@ -12,42 +12,9 @@ from bridge.store.message_store import PutResult, PutStatus, Refusal
 FINAL = frozenset({TransactionState.COMMITTED, TransactionState.ROLLED_BACK})
 
 # Python finds a member of an enum, and its hash, only slowly.
-_PREPARED, _COMMITTED, _ROLLED_BACK = (
-    TransactionState.PREPARED,
-    TransactionState.COMMITTED,
-    TransactionState.ROLLED_BACK,
-)
+_COMMITTED, _ROLLED_BACK = TransactionState.COMMITTED, TransactionState.ROLLED_BACK
 _COMMIT, _UNKNOWN = Resolution.COMMIT, Resolution.UNKNOWN
 _PUT_OK = PutStatus.PUT_OK
-
-
-def make_view(op: OpMessage) -> TransactionView:
-    """A transaction as its op message shows it. The answer does not say when the transaction was born: its append
-    time stands for that."""
-    t = op.transaction
-    state = t.state
-    return TransactionView(
-        t.transaction_id,
-        t.group,
-        state,
-        queue_of(t.transaction_id),
-        t.half,
-        t.appended_ms,
-        t.appended_ms,
-        t.check_times,
-        t.blocked,
-        t.reason,
-        t.by,
-        t.ended_ms,
-        t.next_due_ms if state is _PREPARED else None,
-        parked_offset=t.parked,
-        max_checks=t.max_checks,
-        max_life_s=t.max_life_s,
-        since_ms=t.since_ms if t.blocked or not (state is _COMMITTED or state is _ROLLED_BACK) else None,
-        base=t.base,
-        receipts=op.receipts,
-        abandoned=t.abandoned,
-    )
 
 
 def refuse_put(result: PutResult, transaction_id: str) -> Refused | None:
@@ -107,19 +74,15 @@ def refuse_group(group: str) -> Refused:
 
 def answer_end(call: EndCall, heard: ReceivedReply) -> TransactionView | Refused | None:
     """The answer to an end that its queue's owner has decided; None if the owner does not know the transaction."""
-    if heard.op is None:
+    view, code = heard.view, heard.code
+    if view is None or code is AnswerCode.UNKNOWN_TRANSACTION:
         return None
-    if heard.code is None:
-        return compare_end(call, make_view(heard.op))
-    if heard.code is AnswerCode.UNKNOWN_TRANSACTION:
-        return None
-    if heard.code is AnswerCode.GROUP_MISMATCH:
+    if code is AnswerCode.GROUP_MISMATCH:
         return _refuse_group(call.transaction_id)
-    if heard.code is AnswerCode.BODY_EXPIRED:
-        state = heard.op.transaction.state
+    if code is AnswerCode.BODY_EXPIRED:
         detail = "no log has the messages of this transaction any more"
-        return Refused(RefusalCode.BODY_EXPIRED, detail, transaction_id=call.transaction_id, state=state)
-    return compare_end(call, make_view(heard.op))
+        return Refused(RefusalCode.BODY_EXPIRED, detail, transaction_id=call.transaction_id, state=view.state)
+    return compare_end(call, view)
 
 
 def compare_end(call: EndCall, view: TransactionView) -> TransactionView | Refused:

@@ -18,7 +18,6 @@ from bridge.fault_points import FaultPoint, reach
 from bridge.service.admission import is_text
 from bridge.service.answers import (
     FINAL,
-    make_view,
     refuse_given_up,
     refuse_missing,
     refuse_unavailable,
@@ -179,18 +178,18 @@ def describe(answer: TransactionView | Refused) -> Members:
 def _answer_act(record: ActRecord, heard: ReceivedReply | Refused | None) -> TransactionView | Refused:
     if not isinstance(heard, ReceivedReply):
         return heard or refuse_unknown(record.transaction_id)
-    if heard.op is None:
+    view = heard.view
+    if view is None:
         return refuse_missing(record.transaction_id)
-    t = heard.op.transaction
     if heard.code is AnswerCode.NOT_PARKED:
-        return _refuse_not_parked(t.transaction_id, t.state)
+        return _refuse_not_parked(view.transaction_id, view.state)
     if record.act is Act.ABANDON:
         # without a code it is what our act has made of it
-        return make_view(heard.op) if heard.code is None else _refuse_not_blocked(make_view(heard.op))
-    if t.state in FINAL:
-        detail = f"the transaction is {t.state.value}"
-        return Refused(RefusalCode.ALREADY_RESOLVED, detail, transaction_id=t.transaction_id, state=t.state)
-    return make_view(heard.op)
+        return view if heard.code is None else _refuse_not_blocked(view)
+    if view.state in FINAL:
+        detail = f"the transaction is {view.state.value}"
+        return Refused(RefusalCode.ALREADY_RESOLVED, detail, transaction_id=view.transaction_id, state=view.state)
+    return view
 
 
 def _refuse_not_blocked(view: TransactionView) -> Refused:

@@ -18,7 +18,7 @@ from bridge.core.topics import choose_half_queue, choose_placing_key, hash_effec
 from bridge.core.transaction import IdRun, TransactionState, TransactionView, digest_bits, make_transaction_id
 from bridge.fault_points import FaultPoint, reach
 from bridge.service.admission import STEP_COST, Admission, find_cost
-from bridge.service.answers import FINAL, make_view, refuse_given_up, refuse_put, refuse_unheard, refuse_unknown
+from bridge.service.answers import FINAL, refuse_given_up, refuse_put, refuse_unheard, refuse_unknown
 from bridge.service.contract import Outcome, PrepareCall, Prepared, RefusalCode, Refused
 from bridge.service.journal import LATE, Deadline, Give, Journal, LoneCall
 from bridge.service.reads import refuse_read
@@ -388,16 +388,17 @@ class _Batch:
 
     def _answer(self, draft: _Draft, heard: ReceivedReply | None) -> PrepareAnswer:
         """201 only for PREPARED: the local transaction must not run for anything else."""
-        if heard is None or heard.op is None:
+        if heard is None or heard.view is None:
             return refuse_unknown(draft.half.transaction_id)
-        t = heard.op.transaction
-        if t.state is not _PREPARED:
-            return make_view(heard.op)
+        view = heard.view
+        if view.state is not _PREPARED:
+            return view
         # what the settler has chosen counts: a repeat may ask for another immunity time
-        first_ms = t.next_due_ms
-        if t.check_times:
-            first_ms = t.appended_ms + self._preparer.find_first_wait_ms(t.group, draft.half.immunity_s)
-        return Prepared(t.transaction_id, t.group, t.state, t.appended_ms, first_ms, draft.queue_id, t.half)
+        first_ms = view.next_due_ms or 0
+        if view.check_times:
+            first_ms = view.appended_ms + self._preparer.find_first_wait_ms(view.group, draft.half.immunity_s)
+        at_ms, offset = view.appended_ms, view.queue_offset
+        return Prepared(view.transaction_id, view.group, view.state, at_ms, first_ms, draft.queue_id, offset)
 
 
 class _LonePrepare(LoneCall[PrepareAnswer]):

@@ -17,13 +17,13 @@ from bridge.core.op_message import (
     POSITION_KEY,
     Answer,
     AnswerCode,
-    OpMessage,
     decode_answers,
-    decode_op,
     decode_position,
+    decode_view,
+    make_view,
 )
 from bridge.core.topics import InternalTopics
-from bridge.core.transaction import SPLIT, Transaction, TransactionState
+from bridge.core.transaction import SPLIT, TransactionState, TransactionView
 from bridge.service.journal import Deadline, LogState
 from bridge.store.message_store import MessageStore, OwnerStore, QueueReader
 from bridge.store.sealed import SealWatch
@@ -35,7 +35,7 @@ class ReceivedReply(Struct, frozen=True, gc=False):
     """What woke a waiter: a state (`code` None), or an answer to its REQUEST with the state as it stood, if any."""
 
     code: AnswerCode | None
-    op: OpMessage | None
+    view: TransactionView | None
 
 
 @dataclass(slots=True, eq=False)
@@ -154,19 +154,19 @@ class PendingReplies:
         self._count -= len(slots) - len(kept)
         return len(kept) < len(slots)
 
-    def hear_state(self, op: OpMessage) -> None:
+    def hear_state(self, view: TransactionView, requests: Sequence[str]) -> None:
         """A state of an id: final ones wake all that wait for the id, others those they name; SPLIT wakes nobody."""
-        t = op.transaction
-        if is_interim(t):
+        if _is_interim(view):
             return
-        is_final = t.state is _COMMITTED or t.state is _ROLLED_BACK
-        self._wake(t.transaction_id, ReceivedReply(None, op), t.requests, is_for_all=is_final)
+        is_final = view.state is _COMMITTED or view.state is _ROLLED_BACK
+        self._wake(view.transaction_id, ReceivedReply(None, view), requests, is_for_all=is_final)
 
     def hear_answers(self, answers: Iterable[Answer]) -> None:
         """Answers wake whoever asked."""
         for answer in answers:
-            if answer.op is None or not is_interim(answer.op.transaction):
-                self._wake(answer.transaction_id, ReceivedReply(answer.code, answer.op), (answer.request,))
+            view = None if answer.op is None else make_view(answer.op)
+            if view is None or not _is_interim(view):
+                self._wake(answer.transaction_id, ReceivedReply(answer.code, view), (answer.request,))
 
     def _wake(
         self, transaction_id: str, heard: ReceivedReply, requests: Sequence[str], *, is_for_all: bool = False
@@ -193,9 +193,9 @@ class PendingReplies:
             self.by_id.pop(key, None)
 
 
-def is_interim(t: Transaction) -> bool:
+def _is_interim(view: TransactionView) -> bool:
     """Whether the next op message of the transaction is about to follow: decided, tried again apart from others."""
-    return t.blocked and t.reason == SPLIT
+    return view.blocked and view.reason == SPLIT
 
 
 _LOG = structlog.get_logger()
@@ -343,7 +343,7 @@ class _QueueTail:
                 elif key == ANSWERS_KEY:
                     waiters.hear_answers(decode_answers(opened))
                 else:
-                    waiters.hear_state(decode_op(key.decode(), opened))
+                    waiters.hear_state(*decode_view(key.decode(), opened))
             except (MalformedRecord, UnknownRecordVersion) as error:
                 # its callers get "unknown" at their deadline; the owner of the queue halts or quarantines
                 _LOG.warning("op_message_unreadable", queue=self._queue.queue_id, reason=type(error).__name__)

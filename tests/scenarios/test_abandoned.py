@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from bridge.core.message import Message
+from bridge.core.op_message import make_view
 from bridge.core.record import Act, ActRecord, Resolution
 from bridge.core.transaction import BODY_EXPIRED, ORDER, TransactionState, TransactionView
 from bridge.node import Node
@@ -275,7 +276,7 @@ def test_act_is_not_answered_by_the_state_before_it(tmp_path: Path) -> None:
                 await world.sleep(10)
             blocked = world.settlers.read_op().last[transaction_id]
             assert blocked.transaction.blocked
-            api.waiters.hear_state(blocked)
+            api.waiters.hear_state(make_view(blocked), blocked.transaction.requests)
             async with world.settlers.settling("next"):
                 view = await acting
             assert isinstance(view, TransactionView)

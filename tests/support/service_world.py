@@ -22,13 +22,12 @@ from msgspec.structs import replace
 from sqlalchemy import Connection
 
 from bridge.core.message import Message, MessageQueue, StoredMessage
-from bridge.core.op_message import OpMessage
+from bridge.core.op_message import OpMessage, make_view
 from bridge.core.record import HalfMessage, Record, is_void
 from bridge.core.record_codec import decode_record
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.node import Node, NodeConfig
-from bridge.service.answers import make_view
 from bridge.service.contract import Limits, PrepareCall
 from bridge.sql.engine import InlineDatabase, SqlUnavailable
 from bridge.sql.rows import encode_receipts, make_row_id

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bridge.core.errors import MalformedRecord, UnknownRecordVersion
 from bridge.core.message import Message, Receipt, StoredMessage
-from bridge.core.op_message import OpMessage, decode_answers, decode_op, decode_position, encode_op
+from bridge.core.op_message import OpMessage, decode_answers, decode_op, decode_position, decode_view, encode_op
 from bridge.core.properties import decode_properties, encode_properties
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Record, Resolution, Source
 from bridge.core.record_codec import decode_any, decode_body, decode_record, encode_act, encode_end, encode_half
@@ -232,7 +232,12 @@ def test_a_changed_op_message_is_a_state_or_a_named_error(op: OpMessage, name: s
     """Also inside an answer, and where a position or answers are looked for."""
     value = with_member(json.loads(encode_op(op)), name, text).encode(errors="surrogateescape")
     answers = b'{"v":1,"answers":[{"request":"a-1","id":"%b","answer":"ALREADY","op":%b}]}' % (ID.encode(), value)
-    for decode in (decode_position, decode_answers, lambda raw: decode_op(ID, raw)):
+    for decode in (
+        decode_position,
+        decode_answers,
+        lambda raw: decode_op(ID, raw),
+        lambda raw: decode_view(ID, raw),
+    ):
         for raw in (value, answers):
             with suppress(MalformedRecord, UnknownRecordVersion):
                 decode(raw)

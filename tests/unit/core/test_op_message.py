@@ -21,9 +21,11 @@ from bridge.core.op_message import (
     decode_answers,
     decode_op,
     decode_position,
+    decode_view,
     encode_answers,
     encode_op,
     encode_position,
+    make_view,
 )
 from bridge.core.transaction import Transaction, TransactionState, make_transaction_id
 
@@ -44,7 +46,9 @@ def test_live_state_comes_back_whole(transaction: Transaction) -> None:
     """Everything a successor needs is in the op message of what is not final (S, K, O)."""
     if transaction.state is TransactionState.PARKED:
         transaction = replace(transaction, next_due_ms=0)
-    assert decode_op(ID, encode_op(OpMessage(transaction))) == OpMessage(transaction)
+    made = OpMessage(transaction)
+    assert decode_op(ID, encode_op(made)) == made
+    assert decode_view(ID, encode_op(made)) == (make_view(made), transaction.requests)
 
 
 ENDED = st.builds(
@@ -64,13 +68,16 @@ def ended_with(**members: object) -> Transaction:
 @given(ENDED, RECEIPTS.map(tuple))
 @example(ended_with(reason="ORDER"), (Receipt("t", 0, 1),))
 @example(ended_with(parked=6), (Receipt("t", 0, 1),))
+@example(ended_with(abandoned=True), ())
 @example(ended_with(by=None), (Receipt("t", 0, 1),))
 @example(ended_with(blocked=True), (Receipt("t", 0, 1),))
 @example(ended_with(state=TransactionState.ROLLED_BACK), (Receipt("t", 0, 1),))
 def test_ended_state_and_receipts_come_back(made: Transaction, receipts: tuple[Receipt, ...]) -> None:
     """A final op message keeps who, when, where, why and for whom; what only the living need is left out."""
     kept = made if made.blocked else replace(made, end=None, ordering_hash=0, since_ms=made.appended_ms)
-    assert decode_op(ID, encode_op(OpMessage(made, receipts))) == OpMessage(kept, receipts)
+    value = encode_op(OpMessage(made, receipts))
+    assert decode_op(ID, value) == OpMessage(kept, receipts)
+    assert decode_view(ID, value) == (make_view(OpMessage(kept, receipts)), made.requests)
 
 
 def test_members_are_those_of_the_format() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bridge.core.op_message import Answer, AnswerCode, OpMessage
+from bridge.core.op_message import Answer, AnswerCode, OpMessage, make_view
 from bridge.core.transaction import SPLIT, Transaction, TransactionState
 from bridge.service.journal import Deadline
 from bridge.service.replies import PendingReplies, ReplyBatch
@@ -17,6 +17,10 @@ ID, OTHER = "00" + "0" * 26, "00" + "1" * 25 + "0"
 
 def op(state: TransactionState, transaction_id: str = ID, **members: Any) -> OpMessage:
     return OpMessage(replace(Transaction(transaction_id, "shop", 5, 1_000, 0), state=state, **members))
+
+
+def hear(waiters: PendingReplies, heard: OpMessage) -> None:
+    waiters.hear_state(make_view(heard), heard.transaction.requests)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +44,7 @@ async def test_only_final_states_and_named_requests_wake(
     """SPLIT, another id, another REQUEST and states that are not final wake nobody (design section 6)."""
     waiters = PendingReplies("p-")
     wait = waiters.open([ID])
-    waiters.hear_state(op(state, **members))
+    hear(waiters, op(state, **members))
     assert wait.done.done() is is_woken
     assert (wait.heard[0] is not None) is is_woken
     assert len(waiters) == (0 if is_woken else 1)
@@ -55,7 +59,7 @@ async def test_answer_wakes_the_one_who_asked() -> None:
     assert second.done.done()
     heard = second.heard[0]
     assert heard is not None
-    assert (heard.code, heard.op) == (AnswerCode.UNKNOWN_TRANSACTION, None)
+    assert (heard.code, heard.view) == (AnswerCode.UNKNOWN_TRANSACTION, None)
 
 
 async def test_answer_with_a_split_state_wakes_nobody() -> None:
@@ -72,10 +76,10 @@ async def test_duplicate_ids_of_one_list_each_hear() -> None:
     waiters = PendingReplies("p-")
     wait = waiters.open([ID, OTHER, ID])
     assert len(set(wait.requests)) == 3
-    waiters.hear_state(op(TransactionState.COMMITTED))
+    hear(waiters, op(TransactionState.COMMITTED))
     assert [heard is not None for heard in wait.heard] == [True, False, True]
     assert not wait.done.done()
-    waiters.hear_state(op(TransactionState.ROLLED_BACK, OTHER))
+    hear(waiters, op(TransactionState.ROLLED_BACK, OTHER))
     assert wait.done.done()
 
 
@@ -85,7 +89,7 @@ async def test_deadline_leaves_no_waiter_behind() -> None:
 
     async def story() -> ReplyBatch:
         wait = waiters.open([ID, OTHER])
-        waiters.hear_state(op(TransactionState.COMMITTED))
+        hear(waiters, op(TransactionState.COMMITTED))
         await wait.until(Deadline.after(clock, 500))
         return wait
 
