@@ -5,7 +5,7 @@ import gc
 import itertools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -55,17 +55,15 @@ class _Journal:
         self.readers = [_Reader() for _ in range(TOPICS.queues)]
         self._offsets = itertools.count()
 
-    def put_many(self, messages: Sequence[Message]) -> "asyncio.Future[list[PutResult]]":
+    def put_then(self, messages: Sequence[Message], give: Callable[[list[PutResult]], None]) -> None:
         if messages[0].value is None:
             ops: list[list[StoredMessage]] = [[] for _ in self.readers]
             for message in messages:
                 ops[message.queue_id].append(_settled(message))
             for reader, written in zip(self.readers, ops, strict=True):
                 reader.written.put_nowait(written)
-        put: asyncio.Future[list[PutResult]] = asyncio.get_running_loop().create_future()
         results = [PutResult(PutStatus.PUT_OK, next(self._offsets), NOW_MS) for _ in messages]
-        asyncio.get_running_loop().call_soon(put.set_result, results)
-        return put
+        asyncio.get_running_loop().call_soon(give, results)
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the empty log's to answer."""

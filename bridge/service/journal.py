@@ -1,15 +1,15 @@
 """Appends to the journal, whole or not at all, and the ends of its queues."""
 
 import asyncio
-import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import structlog
 
-from bridge.clock import Clock, KafkaTime, Timer
+from bridge.clock import Clock, KafkaTime
 from bridge.core.errors import StoreTimeout
 from bridge.core.message import Message, MessageQueue
 from bridge.core.topics import InternalTopics
@@ -105,38 +105,30 @@ class LoneCall(ABC, Generic[T]):
 
 
 class Patience:
-    """Gives up what has waited for too long, with one timer for all calls of a process."""
+    """Gives up what has waited for too long, with one timer for all calls of a process that wait for as long."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._waiting: list[tuple[int, int, LoneCall[Any]]] = []  # a heap; calls that are over stay for a while
-        self._count = 0
-        self._timer: Timer | None = None
-        self._timer_ms = 0
+        self._waiting: dict[int, deque[tuple[int, LoneCall[Any]]]] = {}  # by wait; calls that are over stay for a while
 
     def add(self, call: LoneCall[Any], wait_ms: int) -> None:
         """The call is given up unless it is over by then."""
-        waiting, at_ms = self._waiting, self._clock.monotonic_ms() + wait_ms
-        while waiting and waiting[0][2].is_over:
-            heapq.heappop(waiting)
-        self._count += 1
-        heapq.heappush(waiting, (at_ms, self._count, call))
-        if self._timer is None or at_ms < self._timer_ms:
-            self._set_timer()
+        waiting = self._waiting.get(wait_ms)
+        if waiting is None:
+            waiting = self._waiting[wait_ms] = deque()
+            self._clock.call_later(wait_ms, partial(self._look, wait_ms))
+        while waiting and waiting[0][1].is_over:
+            waiting.popleft()
+        waiting.append((self._clock.monotonic_ms() + wait_ms, call))
 
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_ms = self._waiting[0][0]
-        self._timer = self._clock.call_later(max(0, self._timer_ms - self._clock.monotonic_ms()), self._look)
-
-    def _look(self) -> None:
-        self._timer = None
-        waiting, now = self._waiting, self._clock.monotonic_ms()
-        while waiting and (waiting[0][2].is_over or waiting[0][0] <= now):
-            heapq.heappop(waiting)[2].give_up()
+    def _look(self, wait_ms: int) -> None:
+        waiting, now = self._waiting[wait_ms], self._clock.monotonic_ms()
+        while waiting and (waiting[0][1].is_over or waiting[0][0] <= now):
+            waiting.popleft()[1].give_up()
         if waiting:
-            self._set_timer()
+            self._clock.call_later(waiting[0][0] - now, partial(self._look, wait_ms))
+        else:
+            del self._waiting[wait_ms]
 
 
 class EndOffsets:
@@ -212,7 +204,6 @@ class Journal:
         self._kafka_time = kafka_time
         self._max_in_flight = max_in_flight
         self._in_flight = 0
-        self._puts: set[asyncio.Future[list[PutResult]]] = set()
 
     @property
     def in_flight(self) -> int:
@@ -228,10 +219,14 @@ class Journal:
 
     def put(self, messages: Sequence[Message], give: Give) -> None:
         """The same without a deadline: the results are given when all are known, perhaps at once, perhaps never."""
-        queues = {message.queue_id for message in messages}
-        reasons = {queue_id: reason for queue_id in queues if (reason := self._log.find_refusal(queue_id))}
+        floors, reasons = dict[int, int](), dict[int, str]()
+        for queue_id in {message.queue_id for message in messages}:
+            if reason := self._log.find_refusal(queue_id):
+                reasons[queue_id] = reason
+            else:  # everything sent from now on is above it
+                floors[queue_id] = max(self._highest.get(queue_id, -1), self._log.find_seen(queue_id) - 1)
         if not reasons:
-            self._put(messages, queues, give)
+            self._put(messages, floors, give)
             return
         # a queue that halts would never decide what is added to it
         refused = {q: PutResult(PutStatus.REFUSED, refusal=Refusal.HALTED, detail=why) for q, why in reasons.items()}
@@ -240,38 +235,29 @@ class Journal:
             results = iter(found)
             give([refused.get(message.queue_id) or next(results) for message in messages])
 
-        self._put([message for message in messages if message.queue_id not in reasons], queues - reasons.keys(), merge)
+        self._put([message for message in messages if message.queue_id not in reasons], floors, merge)
 
-    def _put(self, messages: Sequence[Message], queues: Collection[int], give: Give) -> None:
+    def _put(self, messages: Sequence[Message], floors: Mapping[int, int], give: Give) -> None:
         count = len(messages)
         if not count or self._in_flight + count > self._max_in_flight:
             give([_BUSY] * count)
             return
-        floors = {queue_id: self._find_floor(queue_id) for queue_id in queues}
 
-        def land(put: "asyncio.Future[list[PutResult]]") -> None:
-            self._puts.discard(put)
+        def land(results: list[PutResult]) -> None:
             self._in_flight -= count
-            if put.cancelled():  # by the end of its loop
-                return
             try:
-                results = self._judge(messages, put.result(), floors)
+                results = self._judge(messages, results, floors)
             except Exception:  # noqa: BLE001 - nobody can say what was written
                 _LOG.exception("results_of_puts_not_understood")
                 results = [LATE] * count
             give(results)
 
-        put = asyncio.ensure_future(self._store.put_many(messages))
         self._in_flight += count
-        if put.done():
-            land(put)
-        else:
-            self._puts.add(put)
-            put.add_done_callback(land)
-
-    def _find_floor(self, queue_id: int) -> int:
-        """Everything sent from now on is above it."""
-        return max(self._highest.get(queue_id, -1), self._log.find_seen(queue_id) - 1)
+        try:
+            self._store.put_then(messages, land)
+        except BaseException:
+            self._in_flight -= count  # none was taken
+            raise
 
     def _judge(
         self, messages: Sequence[Message], results: list[PutResult], floors: Mapping[int, int]

@@ -118,6 +118,10 @@ class MessageStore(Protocol):
         """
         ...
 
+    def put_then(self, messages: Sequence[Message], give: Callable[[list[PutResult]], None]) -> None:
+        """The same; the results are given to a callback, perhaps at once, and not at all where the loop ends before."""
+        ...
+
     async def get(self, queue: MessageQueue, offset: int, max_count: int) -> GetResult:
         """Up to `max_count` committed messages from `offset` on, without waiting for new ones. Raises StoreError."""
         ...

@@ -24,6 +24,7 @@ _FLUSH_S = 5.0
 _PURGE_S = 1.0
 _LOG = structlog.get_logger()
 DeliveryCallback = Callable[[KafkaError | None, Report], None]
+Give = Callable[[list[PutResult]], None]
 _PUT_OK = PutStatus.PUT_OK  # Python finds the members of an enum only slowly
 _WRITTEN = PutResult(_PUT_OK)
 _UNREPORTED = PutResult(PutStatus.OUTCOME_UNKNOWN, detail="no report")
@@ -39,28 +40,28 @@ class Finished(deque["PutCall"]):
 
 
 class PutCall:
-    """The messages of one call, and one future for all of them.
+    """The messages of one call, and one answer for all of them.
 
     Reports are counted by the polling thread alone, `_expected` by the loop's alone; each looks at both after
     its own step, so one of them sees the end, or both.
     """
 
     __slots__ = (
+        "_answer",
         "_expected",
         "_finished",
         "_given",
         "_has_failed",
         "_reports",
         "again",
-        "future",
         "is_ended",
         "messages",
     )
 
-    def __init__(self, messages: Sequence[Message], finished: Finished, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, messages: Sequence[Message], finished: Finished, answer: Give) -> None:
         self.messages = messages
         self.again: list[int] = []  # refused, but perhaps only for a neighbour in the same request
-        self.future: asyncio.Future[list[PutResult]] = loop.create_future()
+        self._answer: Give | None = answer
         self._finished = finished
         self._expected = len(messages)
         self._reports: list[Report] = []
@@ -93,6 +94,12 @@ class PutCall:
         """A result that needs no report: the client did not take the message."""
         self._given[place] = result
         self._expected -= 1
+
+    def answer(self, results: list[PutResult]) -> None:
+        """The results, once."""
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer(results)
 
     @property
     def is_over(self) -> bool:
@@ -192,23 +199,33 @@ class AppendClient:
         self._thread.start()
 
     def put_many(self, messages: Sequence[Message]) -> "asyncio.Future[list[PutResult]]":
-        """One result for each message, same order. Never raises for a broker's answer.
+        """The same as `put_then`, awaited. A caller that is gone changes nothing."""
+        future: asyncio.Future[list[PutResult]] = self._loop.create_future()
+
+        def give(results: list[PutResult]) -> None:
+            if not future.done():
+                future.set_result(results)
+
+        self.put_then(messages, give)
+        return future
+
+    def put_then(self, messages: Sequence[Message], give: Give) -> None:
+        """Gives one result for each message, same order. Never raises for a broker's answer.
 
         A refused message takes the others of its request with it; those are sent again, each alone, and so may come
-        after later ones of the same call. A caller that is gone changes nothing.
+        after later ones of the same call.
         """
-        call = PutCall(messages, self._finished, self._loop)
         if self._is_closing or not messages:
-            call.future.set_result([_CLOSED] * len(messages))
-            return call.future
+            give([_CLOSED] * len(messages))
+            return
+        call = PutCall(messages, self._finished, give)
         self.waiting += 1
         enqueued = self._enqueue(call, messages, 0)
         if enqueued < len(messages):
             self._run_beside(self._enqueue_slowly(call, messages, enqueued))
-        else:
-            self._end_call_if_over(call)
+        elif call.is_over:  # the client has taken none
+            self._end_calls([call])
         reach(FaultPoint.APPEND_HANDED_OVER)
-        return call.future
 
     async def close(self) -> None:
         """Waits a little for what is in flight; callers that still wait get an unknown outcome."""
@@ -258,7 +275,7 @@ class AppendClient:
             start = self._enqueue(call, messages, start)
         for place in range(start, len(messages)):
             call.give(place, _BUSY)
-        self._end_call_if_over(call)
+        self._end_calls([call])
 
     def _end_calls(self, calls: Sequence[PutCall]) -> None:
         for call in calls:
@@ -266,22 +283,19 @@ class AppendClient:
                 self._end_call_if_over(call)
             except Exception:  # noqa: BLE001 - one call's reports must not keep the others from theirs
                 _LOG.exception("put_reports_not_understood")
-                if not call.future.done():
-                    call.future.set_result([_UNREPORTED] * len(call.messages))
+                call.answer([_UNREPORTED] * len(call.messages))
 
     def _end_call_if_over(self, call: PutCall) -> None:
-        """Answers the caller, if he still waits."""
+        """Answers the caller."""
         if not call.is_over or call.is_ended:
             return
         call.is_ended = True
         self.waiting -= 1
-        if call.future.done():
-            return
         results = call.find_results()
         if call.again and self._manner is not Manner.ALONE:
             self._run_beside(self._put_again(call, results))
         else:
-            call.future.set_result(results)
+            call.answer(results)
 
     async def _put_again(self, call: PutCall, results: list[PutResult]) -> None:
         places, call.again = sorted(call.again), []
@@ -292,8 +306,7 @@ class AppendClient:
             tried = await self._one_by_one.put_many([call.messages[place] for place in places])
         for place, result in zip(places, tried, strict=True):
             results[place] = result
-        if not call.future.done():
-            call.future.set_result(results)
+        call.answer(results)
 
     def _run_beside(self, rest: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(rest)

@@ -1,7 +1,7 @@
 """The store on Kafka: plain puts and look-ups, and what owners of queues open. Made and used inside one event loop."""
 
 import asyncio
-from collections.abc import Awaitable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -84,10 +84,15 @@ class KafkaMessageStore:
         return (await self.put_many([replace(message, topic=queue.topic, queue_id=queue.queue_id)]))[0]
 
     def put_many(self, messages: Sequence[Message]) -> Awaitable[list[PutResult]]:
-        if len(messages) >= MANY:
-            return self._bulk.put_many(messages)
-        is_busy = self._append.waiting + self._gathered.waiting >= BUSY
-        return (self._gathered if is_busy else self._append).put_many(messages)
+        return self._choose(len(messages)).put_many(messages)
+
+    def put_then(self, messages: Sequence[Message], give: Callable[[list[PutResult]], None]) -> None:
+        self._choose(len(messages)).put_then(messages, give)
+
+    def _choose(self, count: int) -> AppendClient:
+        if count >= MANY:
+            return self._bulk
+        return self._gathered if self._append.waiting + self._gathered.waiting >= BUSY else self._append
 
     async def get(self, queue: MessageQueue, offset: int, max_count: int) -> GetResult:
         minimum, stable, maximum = await self._offsets.get_offsets(queue)

@@ -173,6 +173,7 @@ class MemoryStore:
     def __init__(self, cluster: MemoryCluster, link: Link) -> None:
         self._cluster = cluster
         self._link = link
+        self._puts: set[asyncio.Future[list[PutResult]]] = set()
 
     async def put(self, queue: MessageQueue, message: Message) -> PutResult:
         return (await self._put_to(queue, [message]))[0]
@@ -190,6 +191,18 @@ class MemoryStore:
         for queue, places in by_queue.items():
             found.update(zip(places, tasks[queue].result(), strict=True))
         return [found[place] for place in range(len(messages))]
+
+    def put_then(self, messages: Sequence[Message], give: Callable[[list[PutResult]], None]) -> None:
+        def land(put: "asyncio.Future[list[PutResult]]") -> None:
+            self._puts.discard(put)
+            if not put.cancelled():  # by the end of its loop
+                error = put.exception()
+                unknown = PutResult(PutStatus.OUTCOME_UNKNOWN, detail=repr(error))
+                give(put.result() if error is None else [unknown] * len(messages))
+
+        put = asyncio.ensure_future(self.put_many(messages))
+        self._puts.add(put)
+        put.add_done_callback(land)
 
     async def get(self, queue: MessageQueue, offset: int, max_count: int) -> GetResult:
         return await self._read(queue, lambda: get_from(self._cluster.log.find(queue), offset, max_count))
