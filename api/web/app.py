@@ -62,7 +62,7 @@ def make_document(app: FastAPI) -> Json:
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
     document["components"] = {"schemas": make_schemas(), "securitySchemes": {"key": _KEY_SCHEME}}
-    document["security"] = [{"key": []}]
+    document["security"] = [{"key": []}, {}] if app.state.is_open else [{"key": []}]
     for path in UNPROVEN & document["paths"].keys():
         document["paths"][path]["get"]["security"] = []
     document["webhooks"] = {"transaction.check": _check_callback()}
@@ -129,7 +129,7 @@ _KEY_SCHEME = {
     "scheme": "bearer",
     "bearerFormat": "obk_...",
     "description": "An API key of the bridge. A bridge on loopback that was started with `--insecure-no-auth`, as by "
-    "`outbox-bridge dev`, takes calls without one.",
+    "`outbox-bridge dev`, takes calls without one, and its document says so.",
 }
 _TAGS = [
     {"name": "transactions", "description": "Prepare and end transactions, look them up."},
@@ -182,6 +182,7 @@ def create_app(services: Services, *, is_api: bool = True) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
+    app.state.is_open = services.access.config.is_open
     table = _TABLE if is_api else health.routes
     app.router.routes.extend(table)
     limits = services.limits

@@ -1,7 +1,8 @@
 """The OpenAPI document says what the routes do."""
 
 import json
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import jsonschema_rs
 import pytest
@@ -9,6 +10,9 @@ from fastapi.routing import APIRoute
 
 from api.web.app import create_app, make_schemas
 from api.web.problems import PROBLEMS
+from bridge.clock import SystemClock
+from bridge.service.access import AccessConfig, AccessService
+from bridge.sql.engine import Database
 from tests.support.api_fakes import FakeTransactions, make_services
 
 CONTRACT = {
@@ -70,6 +74,17 @@ def test_document_has_exactly_the_routes() -> None:
     pages.add(("head", "/openapi.json"))
     assert {(method, path) for method, path, _ in OPERATIONS} | pages == routes
     assert routes >= CONTRACT
+
+
+def test_only_an_open_bridge_says_that_no_key_is_needed() -> None:
+    """Tools that read the document send what it asks for."""
+    asks = AccessService(cast("Database", None), SystemClock(), AccessConfig(is_open=False))
+    keyed = replace(make_services(FakeTransactions()), access=asks)
+    assert APP.openapi()["security"] == [{"key": []}, {}]
+    document = create_app(keyed).openapi()
+    assert document["security"] == [{"key": []}]
+    free = {path for path, item in document["paths"].items() for route in item.values() if route.get("security") == []}
+    assert free == {"/livez", "/readyz"}
 
 
 def test_operations_are_named_once_and_described() -> None:
