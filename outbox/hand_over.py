@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 import httpx2
 
 from outbox.client.calls import JSON, PUBLISH, Call, PrepareOptions, check_group, is_batch, join, prepare_call
-from outbox.client.config import check_seconds, check_url
+from outbox.client.config import HttpConfig, check_seconds, check_url
 from outbox.client.errors import HandOverUnavailable, InvalidMessage, Problem
 from outbox.client.listener import TransactionState
 from outbox.client.message import Message
@@ -84,7 +84,8 @@ class HttpHandOver:
     def __init__(
         self, url: str, producer_group: str, client: httpx2.Client | None = None, *, timeout_s: float = _TIMEOUT_S
     ) -> None:
-        """`client`: with the caller's own credentials, certificates and limits; it stays the caller's.
+        """`client`: with the caller's own key, certificates and limits; it stays the caller's. Without, the key is that
+        in `OUTBOX_BRIDGE_KEY`.
 
         `timeout_s`: of a request, below the relay's `hand_over_ms`.
         """
@@ -93,7 +94,7 @@ class HttpHandOver:
         self._url = check_url(url)
         self._wait_s = min(timeout_s, _TIMEOUT_S) * _WAITED_PART
         self._is_own = client is None
-        self._client = client or httpx2.Client(timeout=timeout_s)
+        self._client = client or httpx2.Client(timeout=timeout_s, headers=HttpConfig().proof)
 
     def publish(self, rows: Sequence[OutboxRow]) -> Sequence[PublishResult]:
         """As the port says."""

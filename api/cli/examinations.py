@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
+from api.cli.http_calls import make_proof
 from api.settings import Settings
 from api.wiring import KafkaParts, kafka_parts
 from bridge.broker.broker_process import find_java
@@ -356,13 +357,19 @@ async def _examine_endpoint(what: str, url: str) -> Diagnosis:
 
 def _examine_bridge(url: str) -> list[Diagnosis]:
     try:
-        answer = httpx2.get(f"{url.rstrip('/')}/readyz", params={"verbose": "true"}, timeout=_TIMEOUT_S)
-        checks = answer.json()["checks"]
+        place, query = f"{url.rstrip('/')}/readyz", {"verbose": "true"}
+        answer = httpx2.get(place, params=query, headers=make_proof(), timeout=_TIMEOUT_S)
+        told = answer.json()
+        is_ready, checks = told["ready"], told.get("checks")
     except (httpx2.TransportError, httpx2.InvalidURL) as error:
         remedy = "Start it with `outbox-bridge serve` or `dev`, or name its address with --url."
         return [Diagnosis(WARNING, "bridge", f"does not answer at {url}: {error}", remedy)]
     except (ValueError, KeyError, TypeError):
         return [Diagnosis(BROKEN, "bridge", f"something else answers at {url}", "Name its address with --url.")]
+    if checks is None:
+        said = "is ready" if is_ready else "is not ready"
+        remedy = "Set OUTBOX_BRIDGE_KEY: what it checked is shown to callers with a key."
+        return [Diagnosis(OK if is_ready else BROKEN, "bridge", said, remedy)]
     return [_judge_check(check) for check in checks]
 
 

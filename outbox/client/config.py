@@ -44,6 +44,11 @@ class HttpConfig:
             if _HEADER_NAME.fullmatch(name) is None or _HEADER_VALUE.fullmatch(value) is None:
                 raise OutboxConfigError("a header has a name of letters, digits and - and a value without line ends")
 
+    @property
+    def proof(self) -> dict[str, str]:
+        """The header that carries the key, if there is one."""
+        return {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
+
 
 @dataclass(frozen=True, slots=True)
 class BridgeConfig:
