@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from api.settings import Settings
-from api.wiring import KafkaParts, internal_topics, make_owner, open_stores
+from api.wiring import KafkaParts, internal_topics, make_owner, open_stores, refuse_denied
 from bridge.clock import SystemClock
 from bridge.core.errors import ConfigError, HaltKind, StoreError
+from bridge.core.kafka_rights import Role, least_rights
 from bridge.core.op_message import LogTopics
 from bridge.core.topics import InternalTopics
 from bridge.giving_up import GivingUp, Loss
@@ -59,6 +60,7 @@ async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[st
             raise TopologyConflict(miscounted)  # first of all: queues that are not there can only time out
 
         async def begin(log: LogTopics) -> None:
+            refuse_denied(await kafka.admin.find_denied(least_rights(Role.MIGRATE, topics, [])))
             if is_new_key:
                 await _refuse_running(kafka, topics)
             await begin_queues(kafka.store, owners, topics, log)

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, Valid
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
+from api.kafka_options import KafkaValue, check_options, read_option_files
 from api.log_setup import LogFormat, LogLevel
 from api.web.guard import is_loopback
 from api.web.limits import ByteBudget
@@ -34,7 +35,6 @@ _MASK = "********"
 Port = Annotated[int, Field(ge=0, le=65_535)]
 # as in a URL, in lower case as browsers send it; without a port: any
 HostName = Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:]{2,39}\])(:[0-9]{1,5})?$")]
-KafkaValue = str | bool | int | float
 
 
 def _local_kafka() -> dict[str, KafkaValue]:
@@ -152,6 +152,7 @@ class Settings(BaseSettings):
     database_url: SecretStr | None = None
     data_dir: Path = Path(".outbox-bridge")
     insecure_no_auth: bool = False
+    insecure_kafka: bool = False
     auto_create_groups: bool = True
     transaction_id_header: bool = True
     topics: TopicsSettings = TopicsSettings()
@@ -212,6 +213,8 @@ def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = No
     merged: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
     for origin, values in sources:
+        if isinstance(values.get("kafka"), dict):
+            values["kafka"] = read_option_files(values["kafka"])
         origins |= {name: origin for name, _ in _leaves(values)}
         merged = _merge(merged, values)
     try:
@@ -220,6 +223,7 @@ def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = No
         raise ConfigError(_describe(error, origins)) from None
     settings._origins.update(origins)  # noqa: SLF001 - its own factory
     _check_exposure(settings)
+    check_options(settings.kafka, is_insecure_allowed=settings.insecure_kafka)
     _check_budget(settings.limits)
     return settings
 

@@ -1,12 +1,13 @@
 """Objects of a process, by role. The only place that knows adapters, and the only one nobody imports but the CLI."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import resource
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -23,7 +24,8 @@ from api.web.quotas import QuotaConfig
 from api.web.server import ApiServer, ServeConfig, fit_connections, stop_at_signals
 from api.web.services import Services
 from bridge.clock import SystemClock
-from bridge.core.errors import ConfigError
+from bridge.core.errors import ConfigError, StoreError
+from bridge.core.kafka_rights import RIGHTS_REMEDY, KafkaRight, Role, least_rights
 from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.topics import InternalTopics, with_prefix
 from bridge.fault_points import FaultPoint, reach
@@ -110,6 +112,18 @@ class KafkaParts:
 def kafka_parts(settings: Settings) -> KafkaParts:
     """Adapters for commands that need Kafka but no bridge."""
     return KafkaParts(settings)
+
+
+async def find_denied(admin: KafkaTopicAdmin, roles: Roles, topics: InternalTopics) -> list[KafkaRight]:
+    """What these roles need and Kafka refuses, as far as it tells. Raises StoreError."""
+    running = [role for name in _ROLES if getattr(roles, name) for role in [Role(name)]]
+    return await admin.find_denied({right: None for role in running for right in least_rights(role, topics, [])}.keys())
+
+
+def refuse_denied(denied: Sequence[KafkaRight]) -> None:
+    """Raises ConfigError if there is anything."""
+    if denied:
+        raise ConfigError(f"{'; '.join(map(str, denied))}; {RIGHTS_REMEDY}")
 
 
 def internal_topics(settings: Settings) -> InternalTopics:
@@ -212,10 +226,18 @@ class _Process:
             raise ConfigError(
                 f"tables are at {revisions.current}, {revisions.needed} is needed: run outbox-bridge migrate"
             )
+        await self._refuse_without_rights(roles)
         await self._own.run_once()
         await self.node.start(roles)
+        if roles.api or roles.settler:
+            self._kafka.store.open()
         self.node.run("own-addresses", self._own.run_forever())
         self.node.run("heap", HeapLoop(self._clock, make_heap_acts()).run_forever())
+
+    async def _refuse_without_rights(self, roles: Roles) -> None:
+        """Where Kafka does not tell now, whoever needs a right finds out."""
+        with contextlib.suppress(StoreError):
+            refuse_denied(await find_denied(self._kafka.admin, roles, internal_topics(self._settings)))
 
     async def make_server(self, face: Face | None = None) -> ApiServer:
         """The HTTP side: the whole API, or health alone where the process has no api role."""

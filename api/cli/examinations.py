@@ -19,17 +19,20 @@ from urllib.parse import urlsplit
 import httpx2
 
 from api.cli.http_calls import make_proof
+from api.kafka_options import find_open_servers
 from api.settings import Settings
-from api.wiring import KafkaParts, kafka_parts
+from api.wiring import KafkaParts, find_denied, kafka_parts
 from bridge.broker.broker_process import find_java
 from bridge.broker.ports import JavaMissing
 from bridge.core.check_rules import CheckMode
 from bridge.core.errors import BridgeError, StoreError
+from bridge.core.kafka_rights import RIGHTS_REMEDY
 from bridge.core.message import Message, MessageQueue
 from bridge.core.record import HalfMessage
 from bridge.core.record_codec import encode_half
 from bridge.core.topics import InternalTopics, with_prefix
 from bridge.core.transaction import make_transaction_id, make_uuid7_bits
+from bridge.node import Roles
 from bridge.sql.engine import Database, SqlUnavailable
 from bridge.sql.groups import Snapshot, read_snapshot
 from bridge.sql.identity import read_identity
@@ -197,10 +200,10 @@ class Diagnosis(NamedTuple):
     remedy: str = ""
 
 
-async def examine(settings: Settings, url: str) -> list[Diagnosis]:
+async def examine(settings: Settings, url: str, roles: Roles) -> list[Diagnosis]:
     """Everything, in the order in which one rests on the other."""
     found = [_examine_java()]
-    found += await _guard("Kafka", _examine_kafka(settings))
+    found += await _guard("Kafka", _examine_kafka(settings, roles))
     found += await _guard("SQL", _examine_sql(settings))
     found += await _guard("bridge", asyncio.to_thread(_examine_bridge, url))
     return found
@@ -225,7 +228,7 @@ def _examine_java() -> Diagnosis:
     return Diagnosis(OK, "Java", f"{java.major} ({java.path}, from {java.source})")
 
 
-async def _examine_kafka(settings: Settings) -> list[Diagnosis]:
+async def _examine_kafka(settings: Settings, roles: Roles) -> list[Diagnosis]:
     parts = kafka_parts(settings)
     topics = with_prefix(settings.topics.prefix, settings.topics.queues)
     servers = settings.kafka["bootstrap.servers"]
@@ -238,9 +241,13 @@ async def _examine_kafka(settings: Settings) -> list[Diagnosis]:
     try:
         found = [Diagnosis(OK, "Kafka", f"{', '.join(cluster.brokers)} (cluster {cluster.cluster_id})")]
         found += await asyncio.gather(*[_examine_version(address) for address in cluster.brokers])
+        found += _examine_encryption(settings)
+        found += await _guard("rights", _examine_rights(parts, topics, roles))
         found += await _guard("topics", _examine_topics(parts, topics, settings))
-        found += await _guard("transactions", _examine_transactions(parts, topics))
-        found += await _guard("clocks", _examine_clocks(parts, topics))
+        if roles.settler:
+            found += await _guard("transactions", _examine_transactions(parts, topics))
+        if roles.api or roles.settler:
+            found += await _guard("clocks", _examine_clocks(parts, topics))
         return found
     finally:
         await parts.close()
@@ -256,6 +263,20 @@ async def _examine_version(address: str) -> Diagnosis:
     if tuple(int(part) for part in release.split(" ")[0].split(".")) < OLDEST_GOOD:
         return Diagnosis(WARNING, "Kafka version", f"{address} is Kafka {release}", "Upgrade to 4.1.1 or newer.")
     return Diagnosis(OK, "Kafka version", f"{address} is Kafka {release}")
+
+
+def _examine_encryption(settings: Settings) -> list[Diagnosis]:
+    if not (servers := find_open_servers(settings.kafka)):
+        return []
+    remedy = "Set kafka.security.protocol to SASL_SSL or SSL."
+    return [Diagnosis(WARNING, "encryption", f"records and passwords go to {', '.join(servers)} in clear", remedy)]
+
+
+async def _examine_rights(parts: KafkaParts, topics: InternalTopics, roles: Roles) -> list[Diagnosis]:
+    remedy = f"{RIGHTS_REMEDY[0].upper()}{RIGHTS_REMEDY[1:]}."
+    denied = await find_denied(parts.admin, roles, topics)
+    found = [Diagnosis(BROKEN, "rights", str(right), remedy) for right in denied]
+    return found or [Diagnosis(OK, "rights", "what these roles need of topics and group is allowed")]
 
 
 async def _examine_topics(parts: KafkaParts, topics: InternalTopics, settings: Settings) -> list[Diagnosis]:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from api.cli.acl import acl
 from api.cli.demo import demo
 from api.cli.dev import dev
 from api.cli.groups import group
@@ -49,6 +50,7 @@ app.command(epilog="Example: outbox-bridge demo --break; echo $?")(demo)
 app.command(epilog="Example: outbox-bridge doctor -o json")(doctor)
 app.command(epilog="Example: outbox-bridge serve --roles api --port 8780")(serve)
 app.command(epilog="Example: OUTBOX_BRIDGE_DATABASE_URL=postgresql+psycopg://... outbox-bridge migrate")(migrate)
+app.command(epilog="Example: outbox-bridge acl --role settler --topic 'shop.*' --format kafka-acls")(acl)
 app.add_typer(tx, name="tx")
 app.add_typer(group, name="group")
 app.add_typer(parked, name="parked")

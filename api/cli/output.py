@@ -18,7 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bridge.broker.ports import BrokerError, JarsUnavailable
-from bridge.core.errors import BridgeError, ConfigError, StoreTimeout, StoreUnavailable
+from bridge.core.errors import BridgeError, ConfigError, StoreError, StoreTimeout, StoreUnavailable
+from bridge.core.kafka_rights import RIGHTS_REMEDY
 from bridge.sql.engine import SqlUnavailable
 from outbox.client.errors import DatabaseUnavailable, OutboxConfigError, TableMissing
 
@@ -73,15 +74,21 @@ def _tell_broker(error: BrokerError) -> Told:
     return code, error.reason, error.remedy
 
 
+def _advise(error: StoreError) -> str:
+    """Kafka's names of missing rights end so."""
+    return RIGHTS_REMEDY if "no right" in str(error) or "AUTHORIZATION_FAILED" in str(error) else _KAFKA_REMEDY
+
+
 # the first row that fits; what is above inherits from what is below
 _TELLERS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], Callable[[Any], Told]], ...] = (
     (BrokerError, _tell_broker),
     (ConfigError, lambda error: (Exit.USAGE, str(error), "")),
-    ((StoreUnavailable, StoreTimeout), lambda e: (Exit.UNREACHABLE, f"Kafka cannot be used now: {e}", _KAFKA_REMEDY)),
+    ((StoreUnavailable, StoreTimeout), lambda e: (Exit.UNREACHABLE, f"Kafka cannot be used now: {e}", _advise(e))),
     (SqlUnavailable, lambda e: (Exit.UNREACHABLE, f"the database cannot be used now: {e}", _SQL_REMEDY)),
     (TableMissing, _tell_table),
     (DatabaseUnavailable, lambda e: (Exit.UNREACHABLE, f"the database cannot be used now: {e}", _OUTBOX_SQL_REMEDY)),
     (OutboxConfigError, lambda error: (Exit.USAGE, str(error), "")),
+    (StoreError, lambda e: (Exit.FAILED, f"Kafka refuses: {e}", _advise(e))),
     (BridgeError, lambda error: (Exit.FAILED, str(error), str(getattr(error, "remedy", "")))),
 )
 

@@ -57,12 +57,15 @@ def serve(
 
     Needs topics and tables: run `outbox-bridge migrate` once before.
     """
+    from api.kafka_options import find_open_servers  # noqa: PLC0415
     from api.log_setup import configure_logging  # noqa: PLC0415  # slow to import, not needed for calls over HTTP
     from api.wiring import parse_roles, run_roles  # noqa: PLC0415
 
     flags = {"http": {"host": host, "port": port}, "insecure_no_auth": insecure_no_auth or None}
     settings = load(config, flags, allow_faults=allow_faults)
     configure_logging(settings.log.level, settings.log.format)
+    if servers := find_open_servers(settings.kafka):
+        _LOG.warning("kafka_not_encrypted", servers=servers, remedy="set kafka.security.protocol to SASL_SSL or SSL")
     if settings.fault is not None:
         _LOG.critical("fault_armed", fault=settings.fault)
     run_loop(run_roles(settings, parse_roles(roles), on_ready=lambda url: say(f"ready: {url} ({roles})")))
@@ -182,15 +185,23 @@ def openapi(url: UrlOption = DEFAULT_URL) -> None:
 _MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "broken": ("broken ", "bold red")}
 
 
-def doctor(config: ConfigOption = None, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+def doctor(
+    roles: Annotated[
+        str, typer.Option("--roles", help="Whose rights in Kafka are looked at; where roles have users of their own.")
+    ] = "api,settler,projector",
+    config: ConfigOption = None,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
     """Look at Kafka, topics, rights, clocks, SQL, Java, the bridge and the groups' endpoints; name each remedy.
 
     To read the brokers' clocks it appends one record without effect to each queue of the journal.
     Exit code 1 if something is broken.
     """
     from api.cli.examinations import examine  # noqa: PLC0415  # slow to import
+    from api.wiring import parse_roles  # noqa: PLC0415
 
-    diagnoses = run_loop(examine(load(config), url))
+    diagnoses = run_loop(examine(load(config), url, parse_roles(roles)))
     if output is Output.TABLE:
         _show(diagnoses)
     else:

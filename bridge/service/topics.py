@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice, zip_longest
 
 import structlog
@@ -203,11 +203,22 @@ class TopicCache:
 
     async def _ask(self, topics: Collection[str]) -> None:
         now = self._clock.monotonic_ms()
-        described = await self._admin.describe_topics(topics, with_denied=True)
+        described = await self._describe(topics)
         if len(self._known) + len(topics) > self._config.max_topics:
             self._forget(now)
         for topic in topics:
             self._keep(topic, described.get(topic), now)
+
+    async def _describe(self, topics: Collection[str]) -> Mapping[str, TopicDescription | None]:
+        """Who may not write op records is no settler, and cannot tell what settlers may write."""
+        described = await self._admin.describe_topics([*topics, self._internal.op], with_denied=True)
+        own = described.get(self._internal.op)
+        if own is None or own.is_writable:
+            return described
+        return {
+            name: replace(topic, is_writable=True) if topic is not None and topic.queues else topic
+            for name, topic in described.items()
+        }
 
     def _keep(self, topic: str, description: TopicDescription | None, now: int) -> None:
         known = self._known.pop(topic, None)

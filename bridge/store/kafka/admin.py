@@ -20,6 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from confluent_kafka.admin import TopicDescription as Described  # type: ignore[attr-defined]
 
 from bridge.core.errors import StoreTimeout, StoreUnavailable
+from bridge.core.kafka_rights import KafkaRight, Resource
 from bridge.store.kafka.client_thread import Silence
 from bridge.store.kafka.errors import SILENCE, error_of, make_store_error
 from bridge.store.kafka.options import ClientErrors, KafkaConfig, admin_options
@@ -236,6 +237,8 @@ class KafkaTopicAdmin:
             return True
         if error_of(answer).code() == KafkaError.TOPIC_ALREADY_EXISTS:
             return False
+        if error_of(answer).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            raise StoreUnavailable(f"no right to create topic {name}") from answer
         raise make_store_error(error_of(answer)) from answer
 
     async def count_members(self, group: str) -> int:
@@ -244,6 +247,44 @@ class KafkaTopicAdmin:
             lambda client, timeout_s: client.describe_consumer_groups([group], request_timeout=timeout_s)[group]
         )
         return len(described.members)
+
+    async def find_denied(self, rights: Collection[KafkaRight]) -> list[KafkaRight]:
+        """Those that this client does not have, as far as Kafka tells: it says nothing of transactional ids, and of
+        what is not there. Raises StoreError."""
+        names = sorted({right.name for right in rights if right.resource is Resource.TOPIC and not right.is_prefix})
+        allowed = {(Resource.TOPIC, name): found for name, found in (await self._ask_operations(names)).items()}
+        for group in {right.name for right in rights if right.resource is Resource.GROUP}:
+            allowed[Resource.GROUP, group] = await self._ask_group_operations(group)
+        return [
+            right
+            for right in rights
+            if (known := allowed.get((right.resource, right.name))) is not None
+            and AclOperation[right.operation.name] not in known
+        ]
+
+    async def _ask_operations(self, topics: list[str]) -> dict[str, Collection[Any] | None]:
+        """None for a topic that is not there."""
+        found = await self._ask_topics(topics) if topics else {}
+        return {
+            name: () if topic is Missing.DENIED else None if isinstance(topic, Missing) else topic.authorized_operations
+            for name, topic in found.items()
+        }
+
+    async def _ask_group_operations(self, group: str) -> Collection[Any] | None:
+        answers = await self._asker.ask_each(
+            lambda client, timeout_s: {
+                None: client.describe_consumer_groups(
+                    [group], include_authorized_operations=True, request_timeout=timeout_s
+                )[group]
+            }
+        )
+        answer = answers[None]
+        if not isinstance(answer, KafkaException):
+            found: Collection[Any] | None = answer.authorized_operations
+            return found
+        if error_of(answer).code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            return ()
+        raise make_store_error(error_of(answer)) from answer
 
     async def _await_visible(self, name: str) -> None:
         """The controller has made it; brokers learn of it a moment later. Raises StoreTimeout."""

@@ -21,6 +21,7 @@ from bridge.store.message_store import PutResult, PutStatus, Refusal
 ROOM_WAIT_S = 1.0  # for a place in the client's queue
 _ROOM_STEP_S = 0.002
 _FLUSH_S = 5.0
+_RENEWAL_PAUSE_S = 1.0  # where the next one fails at once too, as without the right to write
 _PURGE_S = 1.0
 _LOG = structlog.get_logger()
 DeliveryCallback = Callable[[KafkaError | None, Report], None]
@@ -194,6 +195,7 @@ class AppendClient:
         self._one_by_one: AppendClient | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
+        self._renewed_at = -_RENEWAL_PAUSE_S
         self._producer = self._open()
         self._thread = threading.Thread(target=self._run, name=f"kafka-{manner.value}", daemon=True)
         self._thread.start()
@@ -319,7 +321,7 @@ class AppendClient:
         while not self._is_closing:
             self._poll(POLL_S)
             self._wake()
-            if self.errors.fatal is not None or self._is_deaf():
+            if (self.errors.fatal is not None and self._has_rested()) or self._is_deaf():
                 self._renew()
         self._end(self._producer, _FLUSH_S)
         del self._producer  # its end waits for the client's threads: here, not in the loop
@@ -350,6 +352,9 @@ class AppendClient:
             return False
         return self._silence.go_on()
 
+    def _has_rested(self) -> bool:
+        return self._silence.now() - self._renewed_at >= _RENEWAL_PAUSE_S
+
     def _renew(self) -> None:
         """A producer that is deaf or had a fatal error is of no use; what it still held has an unknown outcome, and
         is never sent by the next one."""
@@ -359,6 +364,7 @@ class AppendClient:
         except CLIENT_ERRORS as raised:  # for want of threads or files; tried again at the next poll
             self.errors.note(error_of(raised))
             return
+        self._renewed_at = self._silence.now()
         with self._swap:
             held, self._producer, self.errors.fatal = [self._producer], made, None
         self._end(held[0], 0)

@@ -62,23 +62,34 @@ class KafkaOwnerStore:
 
 
 class KafkaMessageStore:
-    """MessageStore. `owners` of the same process, if any, commit consume offsets for groups they are members of."""
+    """MessageStore. `owners` of the same process, if any, commit consume offsets for groups they are members of.
+
+    Its producers are opened by `open`, or by the first put: Kafka refuses one to whoever may write nothing.
+    """
 
     def __init__(self, config: KafkaConfig, owners: KafkaOwnerStore | None = None) -> None:
         self._owners = owners
-        self._append = AppendClient(config)
-        self._bulk = AppendClient(config, Manner.BULK)
-        self._gathered = AppendClient(config, Manner.GATHERED)
-        self._appending = (self._append, self._gathered, self._bulk)
-        for client in self._appending:
-            client.cleared = [each.errors for each in self._appending]
+        self._config = config
+        self._append: AppendClient | None = None
+        self._appending: tuple[AppendClient, ...] = ()
         self._look_up = LookUpClient(config)
         self._offsets = OffsetClient(config)
 
     @property
     def last_error(self) -> str | None:
         """What one of the clients complained of, if nothing has worked since."""
-        return newest_error(each.errors for each in (*self._appending, self._look_up, self._offsets))
+        return newest_error([*(each.errors for each in self._appending), self._look_up.errors, self._offsets.errors])
+
+    def open(self) -> AppendClient:
+        """Connects now, for whoever will put and wants no first put to wait for that."""
+        if self._append is None:
+            self._append = AppendClient(self._config)
+            self._bulk = AppendClient(self._config, Manner.BULK)
+            self._gathered = AppendClient(self._config, Manner.GATHERED)
+            self._appending = (self._append, self._gathered, self._bulk)
+            for client in self._appending:
+                client.cleared = [each.errors for each in self._appending]
+        return self._append
 
     async def put(self, queue: MessageQueue, message: Message) -> PutResult:
         return (await self.put_many([replace(message, topic=queue.topic, queue_id=queue.queue_id)]))[0]
@@ -90,9 +101,10 @@ class KafkaMessageStore:
         self._choose(len(messages)).put_then(messages, give)
 
     def _choose(self, count: int) -> AppendClient:
+        append = self._append or self.open()
         if count >= MANY:
             return self._bulk
-        return self._gathered if self._append.waiting + self._gathered.waiting >= BUSY else self._append
+        return self._gathered if append.waiting + self._gathered.waiting >= BUSY else append
 
     async def get(self, queue: MessageQueue, offset: int, max_count: int) -> GetResult:
         minimum, stable, maximum = await self._offsets.get_offsets(queue)
@@ -133,7 +145,8 @@ class KafkaMessageStore:
 
     async def close(self) -> None:
         """Waits a little for puts in flight, then lets all clients go."""
-        await asyncio.gather(*[each.close() for each in (*self._appending, self._look_up, self._offsets)])
+        closing = [each.close() for each in self._appending]
+        await asyncio.gather(*closing, self._look_up.close(), self._offsets.close())
 
 
 def newest_error(clients: Iterable[ClientErrors]) -> str | None:

@@ -282,6 +282,17 @@ async def test_topics_that_may_not_be_written_take_no_room_from_others() -> None
     assert await preflight.check(Message("orders"), Message("small")) is None
 
 
+@pytest.mark.parametrize(("may_write_op", "code"), [(True, RefusalCode.FORBIDDEN), (False, None)])
+async def test_only_who_may_settle_knows_what_settlers_may_write(may_write_op: bool, code: RefusalCode | None) -> None:
+    """An api with a Kafka principal of its own has no right to write real topics, and needs none."""
+    preflight = Preflight()
+    topics = preflight.memory.cluster.log.topics
+    topics["orders"].is_denied = True
+    topics[preflight.memory.topics.op].is_denied = not may_write_op
+    refused = await preflight.check(Message("orders"))
+    assert (None if refused is None else refused.code) is code
+
+
 async def test_known_topics_are_asked_for_again_whatever_others_have_used_up() -> None:
     """When the refresh has failed for a minute, names that were known have questions of their own, put apart."""
     preflight = Preflight(max_asks_per_s=1)

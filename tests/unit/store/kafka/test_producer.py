@@ -183,6 +183,22 @@ async def test_new_producer_that_cannot_be_made_is_made_later(clients: Clients) 
     assert [result.status for result in await put(clients)] == [PutStatus.PUT_OK] * 3
 
 
+async def test_producers_that_fail_at_once_are_made_a_second_apart(clients: Clients) -> None:
+    """Whoever may write nothing is refused each new one, and made 25 a second."""
+    clients.made[0].is_silent = True
+    lost = asyncio.create_task(put(clients))
+    await asyncio.sleep(0)
+    clients.made[0].fail("poll", FENCED)
+    await lost
+    clients.made[1].fail("poll", FENCED)
+    await until_polled(clients.made[1])
+    assert len(clients.made) == 2
+    clients.now_s += 1
+    await put(clients)
+    assert [result.status for result in await put(clients)] == [PutStatus.PUT_OK] * 3
+    assert len(clients.made) == 3
+
+
 async def test_reports_of_a_queue_nobody_wrote_to_are_one_call_s_own(clients: Clients) -> None:
     """Its messages are unknown; what came with them is told as always."""
     clients.made[0].is_silent = True
