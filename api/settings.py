@@ -18,12 +18,14 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, Valid
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
+from api.issuer_documents import is_safe
 from api.kafka_options import KafkaValue, check_options, read_option_files
 from api.log_setup import LogFormat, LogLevel
 from api.web.guard import is_loopback
 from api.web.limits import ByteBudget
 from bridge.core.access_key import read_key_id
 from bridge.core.errors import ConfigError
+from bridge.service.issuers import ALGORITHMS, USUAL_ALGORITHMS
 
 SETTINGS_FILE = "outbox-bridge.toml"
 ENV_PREFIX = "OUTBOX_BRIDGE_"
@@ -69,11 +71,41 @@ class HttpSettings(_Section):
     drain_seconds: Annotated[int, Field(ge=0, le=25)] = 10
 
 
+class IssuerSettings(_Section):
+    """An OIDC issuer whose tokens are believed; `jwks_url` is found by its discovery document unless it is given.
+
+    `claim`: which one names the principal; `prefix`: put before it. `max_life_seconds`: of tokens.
+    """
+
+    issuer: str
+    audience: Annotated[str, Field(min_length=1)]
+    jwks_url: str | None = None
+    algorithms: Annotated[tuple[str, ...], Field(min_length=1)] = USUAL_ALGORITHMS
+    claim: Annotated[str, Field(min_length=1)] = "sub"
+    prefix: str = ""
+    max_life_seconds: Annotated[int, Field(ge=60, le=86_400)] = 3_600
+
+    @field_validator("issuer", "jwks_url")
+    @classmethod
+    def _is_safe(cls, url: str | None) -> str | None:
+        if url is not None and not is_safe(url):
+            raise ValueError("not an https URL")
+        return url
+
+    @field_validator("algorithms")
+    @classmethod
+    def _are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown := set(names) - set(ALGORITHMS):
+            raise ValueError(f"{', '.join(sorted(unknown))}: only {', '.join(ALGORITHMS)} can be verified")
+        return names
+
+
 class AuthSettings(_Section):
     """`admin_key`: a key that may do everything, to make the others with. `outbox-bridge key new` makes one; it is in
-    no table, and ends when it is taken out of the settings."""
+    no table, and ends when it is taken out of the settings. `issuers`: of tokens (OIDC)."""
 
     admin_key: SecretStr | None = None
+    issuers: tuple[IssuerSettings, ...] = ()
 
     @field_validator("admin_key")
     @classmethod

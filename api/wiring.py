@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import structlog
 
 from api.heap import GC_THRESHOLD, HeapLoop, make_heap_acts
+from api.issuer_documents import fetch_document
 from api.own_addresses import OwnAddresses, parse_servers
 from api.settings import Settings
 from api.web.app import create_app
@@ -33,6 +34,7 @@ from bridge.node import Backing, Node, NodeConfig, Roles
 from bridge.projector import RebuildProgress
 from bridge.service.access import AccessConfig
 from bridge.service.contract import Limits
+from bridge.service.issuers import IssuerConfig
 from bridge.service.topics import TopicCacheConfig
 from bridge.service.transactions import TransactionService
 from bridge.settler.bodies import KnownTopics
@@ -289,7 +291,7 @@ class _Process:
         return all(result.is_ok or result.is_degraded for result in results)
 
     def _make_config(self) -> NodeConfig:
-        settings, chosen, key = self._settings, self._settings.settler, self._settings.auth.admin_key
+        settings, chosen = self._settings, self._settings.settler
         return NodeConfig(
             make_owner(),
             internal_topics(settings),
@@ -304,7 +306,7 @@ class _Process:
                 max_body_bytes=chosen.held_body_bytes,
                 horizon=LowWatermarkConfig(journal_records=chosen.put_back_records),
             ),
-            access=AccessConfig(settings.insecure_no_auth, None if key is None else key.get_secret_value()),
+            access=_make_access_config(settings),
             overridden=settings.topics.overridden,
             auto_create_groups=settings.auto_create_groups,
         )
@@ -312,6 +314,16 @@ class _Process:
     def _refuse_url(self, url: str) -> str | None:
         checked = check_url(url, self._callbacks)
         return checked if isinstance(checked, str) else None
+
+
+def _make_access_config(settings: Settings) -> AccessConfig:
+    auth = settings.auth
+    key = None if auth.admin_key is None else auth.admin_key.get_secret_value()
+    issuers = tuple(
+        IssuerConfig(i.issuer, i.audience, i.jwks_url, i.algorithms, i.claim, i.prefix, i.max_life_seconds)
+        for i in auth.issuers
+    )
+    return AccessConfig(settings.insecure_no_auth, key, issuers=issuers, fetch=fetch_document if issuers else None)
 
 
 def open_no_caller() -> CheckCaller:

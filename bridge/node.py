@@ -179,6 +179,8 @@ class Node:
         if self._config.access is not None:
             await self.access.refresh()
             self.run("access", self.access.run_forever())
+        if self.access.issuers is not None:
+            self.run("issuers", self.access.issuers.run_forever())
         if roles.projector:
             self.projector = self.make_projector()
             self.run("projector", self.projector.run_forever(), self.projector.stop)

@@ -25,6 +25,7 @@ from api.web.problems import (
 from api.web.quotas import QuotaConfig, Quotas
 from bridge.core.grants import Rights
 from bridge.service.access import ANYBODY, AccessService, Caller
+from bridge.service.issuers import BadToken
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -42,6 +43,7 @@ _SHOWN = frozenset(
     {b"*/*", b"application/*", b"application/json", b"application/x-ndjson", b"application/problem+json"}
 )
 _API = "/v1/"
+_KEYS_S = 5  # until an issuer's keys are probably known
 _REMEDY = "list the name in http.allowed_hosts if it is this bridge's"
 
 
@@ -135,10 +137,15 @@ def _look_up(access: AccessService, headers: RawHeaders) -> Caller | Problem:
     proofs = [value for name, value in headers if name == b"authorization"]
     if not proofs:
         return ANYBODY if access.config.is_open else _refuse_proof("a credential is needed")
-    scheme, _, key = proofs[0].partition(b" ")
+    scheme, _, proof = proofs[0].partition(b" ")
     if len(proofs) > 1 or scheme.lower() != b"bearer":
         return _refuse_proof("one Authorization: Bearer is needed")
-    caller = access.identify(key.strip().decode("latin-1"))
+    try:
+        caller = access.identify(proof.strip().decode("latin-1"))
+    except BadToken as error:
+        if error.is_temporary:
+            return Problem(UNAVAILABLE, str(error), retry_after_s=_KEYS_S)
+        return _refuse_proof(str(error))
     if caller is None:
         return _refuse_proof("the credential is not known, has expired, or was revoked")
     access.note_use(caller)

@@ -1,6 +1,5 @@
 """Principals, their grants and their API keys: bodies, routes, answers and their description."""
 
-import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -13,13 +12,12 @@ from api.web.problems import NOT_FOUND, Problem, Rejected, invalid
 from api.web.request import ApiRequest, Query, read_json, refuse, who_is
 from api.web.road import NO_STORE, HttpAnswer, Routes, answer_list, json_answer
 from api.web.views import Time, render_optional_time, render_time
-from bridge.core.grants import Grant, Verb, is_pattern
+from bridge.core.grants import PRINCIPAL_NAME, Grant, Verb, is_pattern, is_principal_name
 from bridge.service.contract import Refused
 from bridge.sql.access import Key, Principal
 
-_NAME = "^[A-Za-z0-9._@:-]{1,120}$"
 _PATTERN = "^([A-Za-z0-9._-]{1,249}[*]?|[*])$"
-PrincipalName = Annotated[str, Meta(examples=["shop"], extra_json_schema={"pattern": _NAME})]
+PrincipalName = Annotated[str, Meta(examples=["shop"], extra_json_schema={"pattern": PRINCIPAL_NAME})]
 Pattern = Annotated[
     str,
     Meta(
@@ -99,7 +97,7 @@ class KeyRevoked(Struct):
 
 
 TAG = "keys"
-_PRINCIPAL = path_parameter("principal", "Name of a principal.", "shop", _NAME)
+_PRINCIPAL = path_parameter("principal", "Name of a principal.", "shop", PRINCIPAL_NAME)
 _KEY_ID = path_parameter("key_id", "Id of a key: the part behind `obk_`.", "k3v9q2ta", "^[a-z2-7]{8}$")
 
 LIST = Operation(TAG, {200: (PrincipalList, "All of them.")}).arguments()
@@ -139,7 +137,6 @@ routes = Routes()
 _nothing = msgspec.json.Decoder(Nothing)
 _put = msgspec.json.Decoder(PutPrincipal)
 _create = msgspec.json.Decoder(CreateKey)
-_is_name = re.compile(_NAME[1:-1]).fullmatch
 
 
 @routes.add("GET", "/v1/principals", LIST, verb=Verb.ADMIN, is_for_all=True)
@@ -155,7 +152,7 @@ async def list_principals(request: ApiRequest) -> HttpAnswer:
 @routes.add("PUT", "/v1/principals/{principal}", PUT, verb=Verb.ADMIN, is_for_all=True)
 async def put(request: ApiRequest, principal: str) -> HttpAnswer:
     """Creates a principal, or replaces what was granted to it."""
-    if _is_name(principal) is None:
+    if not is_principal_name(principal):
         raise invalid("?principal", "a name has 1..120 characters of A-Z a-z 0-9 . _ @ : -")
     grants = _read_grants((await read_json(request, _put)).grants)
     access = request.services.access
@@ -202,7 +199,7 @@ async def revoke_key(request: ApiRequest, key_id: str) -> HttpAnswer:
 
 
 def _checked(principal: str) -> str:
-    if _is_name(principal) is None:
+    if not is_principal_name(principal):
         raise Rejected(Problem(NOT_FOUND, "no such principal"))
     return principal
 

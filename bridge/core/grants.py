@@ -6,6 +6,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 _PATTERN = re.compile(r"[A-Za-z0-9._-]{1,249}\*?|\*")
+PRINCIPAL_NAME = "^[A-Za-z0-9._@:-]{1,120}$"
+_is_name = re.compile(PRINCIPAL_NAME[1:-1]).fullmatch
 _MOST_KNOWN = 10_000
 
 
@@ -76,6 +78,11 @@ class Rights:
 
 
 EVERYTHING = Rights(Grant(verb, "*") for verb in Verb)
+
+
+def is_principal_name(text: str) -> bool:
+    """Whether a principal can have this name."""
+    return _is_name(text) is not None
 
 
 def is_pattern(text: str) -> bool:

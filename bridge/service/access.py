@@ -1,5 +1,6 @@
 """Who calls: principals, their grants and their keys. Every change is audited in its own SQL transaction."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +14,7 @@ from bridge.core.access_key import hash_key, read_key_id
 from bridge.core.grants import EVERYTHING, Grant, Rights
 from bridge.service.contract import RefusalCode, Refused
 from bridge.service.groups import refuse_sql
+from bridge.service.issuers import Fetch, IssuerConfig, Issuers
 from bridge.service.operate import Who
 from bridge.sql import access
 from bridge.sql.access import AccessSnapshot, KeyRefusal, MadeKey, Principal, StoredKey
@@ -24,11 +26,13 @@ _LOG = structlog.get_logger()
 _FIRST_ADMIN = "admin"
 _MOST_CALLERS = 10_000
 _NOTE_USES_MS = 60_000
+_TOKEN, _DOTS = "jwt", 2
+_NOTHING = Rights(())
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a call. `key_id`: the public part of the key that proves it."""
+    """Who makes a call. `key_id`: the public part of the key that proves it; `jwt` if a token does."""
 
     name: str
     rights: Rights
@@ -45,11 +49,16 @@ ANYBODY = Caller("anonymous", EVERYTHING)
 
 @dataclass(frozen=True, slots=True)
 class AccessConfig:
-    """`is_open`: calls without a proof are let in, and may do everything. `admin_key`: one that no table holds."""
+    """`is_open`: calls without a proof are let in, and may do everything. `admin_key`: one that no table holds.
+
+    `issuers`: whose tokens are believed; `fetch`: how their keys are read.
+    """
 
     is_open: bool = True
     admin_key: str | None = field(default=None, repr=False)
     refresh_ms: int = 1_000
+    issuers: tuple[IssuerConfig, ...] = ()
+    fetch: Fetch | None = None
 
 
 class AccessService:
@@ -72,24 +81,27 @@ class AccessService:
         self._random_bytes = random_bytes
         self._snapshot = AccessSnapshot()
         self._admin = {} if config.admin_key is None else _make_static(config.admin_key)
+        self.issuers = None if config.fetch is None else Issuers(config.issuers, config.fetch, clock)
         self._callers: dict[str, Caller] = {}
+        self._until_ms: float = math.inf  # when the first of the tokens among them is to be looked at again
         self._used: dict[str, int] = {}
         self._noted_ms = clock.monotonic_ms()
 
-    def identify(self, key: str) -> Caller | None:
-        """Who has this key; None: nobody now."""
-        caller = self._callers.get(key)
+    def identify(self, proof: str) -> Caller | None:
+        """Who has this key or token; None: nobody now. Raises BadToken."""
+        caller = self._callers.get(proof)
         if caller is None:
-            caller = self._compare(key)
+            is_token = self.issuers is not None and proof.count(".") == _DOTS
+            caller = self._read_token(proof) if is_token else self._compare(proof)
             if caller is not None:
                 if len(self._callers) >= _MOST_CALLERS:
                     self._callers.clear()
-                self._callers[key] = caller
+                self._callers[proof] = caller
         return caller
 
     def note_use(self, caller: Caller) -> None:
         """A call of this caller was let in."""
-        if caller.key_id is not None:
+        if caller.key_id is not None and caller.key_id != _TOKEN:
             self._used[caller.key_id] = self._clock.now_ms()
 
     def _compare(self, key: str) -> Caller | None:
@@ -99,16 +111,30 @@ class AccessService:
         found = self._snapshot.find(key, now_ms)
         return None if found is None else Caller(found[0], self._snapshot.rights[found[0]], found[1])
 
+    def _read_token(self, token: str) -> Caller:
+        """A principal that nobody has granted anything may do nothing."""
+        assert self.issuers is not None
+        holder = self.issuers.read(token)
+        self._until_ms = min(self._until_ms, holder.until_ms)
+        return Caller(holder.principal, self._snapshot.rights.get(holder.principal, _NOTHING), _TOKEN)
+
     async def refresh(self) -> None:
-        """Reads what has changed. Raises SqlUnavailable."""
-        snapshot = await self._database.read(partial(access.read_access, known=self._snapshot))
+        """Forgets who is over, and reads what has changed. Raises SqlUnavailable."""
         now_ms = self._clock.now_ms()
         is_over = [key.expires_ms is not None and key.expires_ms <= now_ms for key in self._snapshot.keys.values()]
-        if snapshot is not self._snapshot or any(is_over):
-            live = {i: k for i, k in snapshot.keys.items() if k.expires_ms is None or k.expires_ms > now_ms}
-            self._snapshot = AccessSnapshot(snapshot.version, live, snapshot.rights)
-            self._callers.clear()
-            self.generation += 1
+        if any(is_over) or self._until_ms <= now_ms:
+            self._take(self._snapshot)
+        snapshot = await self._database.read(partial(access.read_access, known=self._snapshot))
+        if snapshot is not self._snapshot:
+            self._take(snapshot)
+
+    def _take(self, snapshot: AccessSnapshot) -> None:
+        now_ms = self._clock.now_ms()
+        live = {i: k for i, k in snapshot.keys.items() if k.expires_ms is None or k.expires_ms > now_ms}
+        self._snapshot = AccessSnapshot(snapshot.version, live, snapshot.rights)
+        self._callers.clear()
+        self._until_ms = math.inf
+        self.generation += 1
 
     async def run_forever(self) -> None:
         """Until cancelled."""

@@ -1,19 +1,23 @@
 """What keys promise, over SQLite and over PostgreSQL: who has one is let in, until it is revoked or has expired."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
+from joserfc import jwt
+from joserfc.jwk import ECKey, KeySet
 
 from bridge.core.grants import EVERYTHING, Grant, Verb
 from bridge.service.access import AccessConfig, AccessService
 from bridge.service.contract import RefusalCode, Refused
+from bridge.service.issuers import BadToken, IssuerConfig
 from bridge.service.operate import Who
 from bridge.sql.access import MadeKey
 from bridge.sql.directory import read_audit
-from bridge.sql.engine import Database
+from bridge.sql.engine import Database, SqlUnavailable
 from tests.support.virtual_time import VirtualClock
 
 pytest_plugins = ["tests.support.postgres"]
@@ -152,6 +156,38 @@ async def test_admin_key_of_the_settings_is_in_no_table(world: AccessWorld) -> N
     assert caller.rights is EVERYTHING
     assert world.first.identify(admin_key) is None
     assert process.identify(key) is None
+
+
+async def test_token_has_the_rights_of_the_principal_it_names(world: AccessWorld) -> None:
+    """Until it is over, also while the database is away; a principal that is not known may do nothing."""
+    signer = ECKey.generate_key("P-256", {"kid": "1"})
+
+    async def fetch(url: str) -> bytes:
+        return json.dumps(KeySet([signer]).as_dict()).encode()
+
+    def sign(subject: str) -> str:
+        told = {"iss": "https://login", "aud": "us", "sub": subject, "exp": world.clock.now_ms() // 1000 + 10}
+        return jwt.encode({"alg": "ES256", "kid": "1"}, told, signer)
+
+    issuer = IssuerConfig("https://login", "us", "https://login/keys")
+    process = AccessService(world.database, world.clock, AccessConfig(is_open=False, issuers=(issuer,), fetch=fetch))
+    assert process.issuers is not None
+    await process.issuers.refresh()
+    await process.refresh()
+    shop, nobody = process.identify(sign("shop")), process.identify(sign("nobody"))
+    assert shop is not None
+    assert nobody is not None
+    assert (shop.name, shop.is_proven, shop.rights.grants) == ("shop", True, tuple(sorted(ORDERS)))
+    assert not nobody.rights.grants
+    token, generation = sign("shop"), process.generation
+    assert process.identify(token) is not None
+    await world.database.close()
+    await world.clock.advance(70_000)
+    with pytest.raises(SqlUnavailable):
+        await process.refresh()
+    assert process.generation > generation
+    with pytest.raises(BadToken):
+        process.identify(token)
 
 
 async def test_uses_are_kept_now_and_then(world: AccessWorld) -> None:

@@ -3,12 +3,17 @@
 import json
 import os
 import secrets
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from joserfc import jwt
+from joserfc.jwk import ECKey, KeySet
 
 import outbox
 from bridge.core.access_key import RANDOM_BYTES, make_key_text
@@ -28,8 +33,38 @@ from tests.support.sdk_twins import Session
 from tests.support.user_database import UserDatabase
 
 
+@contextmanager
+def serving_login(keys: KeySet) -> Iterator[str]:
+    """An OIDC issuer that shows these keys; its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_keys = self.path == "/keys"
+            told = keys.as_dict() if is_keys else {"issuer": url, "jwks_uri": f"{url}/keys"}
+            body = json.dumps(told).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            return None
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        try:
+            yield url
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 class Keyed(NamedTuple):
-    """Two API processes and an engine. `admin`: the key of the settings; `topic`: what `shop` may publish to."""
+    """Two API processes and an engine. `admin`: the key of the settings; `topic`: what `shop` may publish to;
+    `login`: an issuer whose tokens are believed, and its key.
+    """
 
     first: BridgeProcess
     second: BridgeProcess
@@ -37,6 +72,14 @@ class Keyed(NamedTuple):
     topic: str
     kafka: str
     folder: Path
+    login: str
+    signer: ECKey
+
+    def make_token(self, subject: str) -> str:
+        """One of the issuer."""
+        now_s = int(time.time())
+        told = {"iss": self.login, "aud": "outbox-bridge", "sub": subject, "exp": now_s + 600}
+        return jwt.encode({"alg": "ES256", "kid": self.signer.kid}, told, self.signer)
 
     def run(self, *arguments: str, key: str | None) -> "tuple[int, str, str]":
         """Exit code and output of a command that is told to ask the first process."""
@@ -81,15 +124,18 @@ def keyed(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keye
     folder = tmp_path_factory.mktemp("keyed")
     admin, topic = make_key_text(os.urandom(RANDOM_BYTES)), f"keyed-{secrets.token_hex(4)}"
     create_topics(kafka, {topic: 1})
-    settings = {"OUTBOX_BRIDGE_INSECURE_NO_AUTH": "false", "OUTBOX_BRIDGE_AUTH__ADMIN_KEY": admin}
-    bridge = Bridge.create(kafka, folder, **settings)
+    signer = ECKey.generate_key("P-256", {"kid": "1"})
     with ExitStack() as stack:
+        login = stack.enter_context(serving_login(KeySet([signer])))
+        issuers = json.dumps([{"issuer": login, "audience": "outbox-bridge", "prefix": "login:"}])
+        settings = {"OUTBOX_BRIDGE_AUTH__ADMIN_KEY": admin, "OUTBOX_BRIDGE_AUTH__ISSUERS": issuers}
+        bridge = Bridge.create(kafka, folder, OUTBOX_BRIDGE_INSECURE_NO_AUTH="false", **settings)
         engine, first, second = [
             stack.enter_context(bridge.start(role)) for role in ("settler,projector", "api", "api")
         ]
         for process in (engine, first, second):
             process.wait_ready()
-        yield Keyed(first, second, admin, topic, kafka, folder)
+        yield Keyed(first, second, admin, topic, kafka, folder, login, signer)
 
 
 def test_key_is_known_and_forgotten_in_every_process(keyed: Keyed) -> None:
@@ -173,3 +219,18 @@ def test_key_that_is_revoked_before_the_commit_loses_nothing(keyed: Keyed) -> No
         endpoint.answers[prepared["transaction_id"]] = "COMMIT"
         wait_until(lambda: keyed.first.get(place, headers=headers).json()["state"] == "COMMITTED", 60, "the rescue")
     assert [r.value for r in read_committed(keyed.kafka, [keyed.topic]) if r.key == b"hasty"] == [b"kept"]
+
+
+def test_token_of_an_issuer_names_a_principal_with_grants(keyed: Keyed) -> None:
+    """Without any it may do nothing; what it does is audited in its name."""
+    token = keyed.make_token("alice")
+    wait_until(lambda: keyed.status(keyed.first, token) != 503, 30, "the issuer's keys")
+    assert keyed.status(keyed.first, token) == 403
+    code, _, errors = keyed.run("key", "grant", "login:alice", "--allow", "read,admin:*", key=keyed.admin)
+    assert code == 0, errors
+    assert keyed.status(keyed.first, token) == 200
+    assert keyed.run("group", "put", "of-alice", key=token)[0] == 0
+    entries = keyed.first.get("/v1/audit", headers=proof(token)).json()["entries"]
+    assert [entry["actor"] for entry in entries if entry["target"] == "of-alice"] == ["login:alice/jwt@127.0.0.1"]
+    stranger = ECKey.generate_key("P-256", {"kid": "1"})
+    assert keyed.status(keyed.first, keyed._replace(signer=stranger).make_token("alice")) == 401
