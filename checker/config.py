@@ -22,6 +22,7 @@ class CheckerConfig:
     max_lag_ms: int = 15_000  # a queue read less far than this asks nobody
     tick_ms: int = 250
     close_wait_ms: int = 6_000
+    max_objects: int = 4_096  # of a queue: more that wait for their first check are packed
 
     def __post_init__(self) -> None:
         if self.total_calls < 4:

@@ -20,7 +20,8 @@ from checker.caller import CheckCaller
 from checker.concurrency import ConcurrencyLimiter
 from checker.config import CheckCounts, CheckerConfig
 from checker.pull_publisher import PullCheckPublisher
-from checker.scheduler import CheckScheduler, QueueTime
+from checker.queue_schedule import QueueTime
+from checker.scheduler import CheckScheduler
 
 
 class ConcurrencyGate:
@@ -214,6 +215,7 @@ class CheckContext:
             lambda group: self.directory.settings_of(group).times,
             report_wait_ms=config.report_wait_ms,
             max_lag_ms=config.max_lag_ms,
+            max_objects=config.max_objects,
         )
 
     def moment_of(self, queue_id: int) -> QueueTime:

@@ -3,23 +3,35 @@
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
-from bridge.core.transaction import Transaction
+from bridge.core.pending_table import PendingTable
+from bridge.core.transaction import TRANSACTION_ID_LENGTH, Transaction
 
 _SLOT_BITS = 8  # a slot is 256 ms long
 _SPARE = 1_024
+_READ_BACK = -1
 
 
 class NewTransactions:
     """Transactions that were prepared lately, by the slot of their first due time: most end before it comes.
 
-    Of such a one nothing has to be put in order, and nothing searched for when it ends.
+    Of such a one nothing has to be put in order, and nothing searched for when it ends. With more than `most` they
+    become packed rows, which keep the time they were read as their bound.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         self.transactions: dict[str, Transaction] = {}
+        self._rows = PendingTable()
         self._slots: dict[int, tuple[list[str], list[int | None]]] = {}  # ids, and when each was read
+        self._packed: dict[int, bytearray] = {}  # slot -> ids of rows
         self._order: list[int] = []  # heap of slots
-        self._placed = 0
+        self._placed = 0  # ids in slots
+        self._most = self._next_pack = most
+
+    def __len__(self) -> int:
+        return len(self.transactions) + self._rows.count
+
+    def __contains__(self, transaction_id: str) -> bool:
+        return transaction_id in self.transactions or (self._rows.count > 0 and transaction_id in self._rows)
 
     @property
     def first_ms(self) -> int | None:
@@ -33,37 +45,92 @@ class NewTransactions:
         placed = self._slots.get(slot)
         if placed is None:
             placed = self._slots[slot] = [], []
-            heappush(self._order, slot)
+            if slot not in self._packed:
+                heappush(self._order, slot)
         placed[0].append(transaction_id)
         placed[1].append(read_ms)
         self._placed += 1
+
+    def drop(self, transaction_id: str) -> bool:
+        """Forgets one that has ended; False if it is not among them."""
+        if self.transactions.pop(transaction_id, None) is not None:
+            return True
+        return self._rows.count > 0 and self._rows.pop(transaction_id) is not None
 
     def pop(self, transaction_id: str) -> tuple[Transaction, int | None] | None:
         """Takes one out before its time, with the moment it was read."""
         transaction = self.transactions.pop(transaction_id, None)
         if transaction is None:
-            return None
+            return self._unpack(transaction_id)
         ids, reads = self._slots[transaction.next_due_ms >> _SLOT_BITS]
         return transaction, reads[ids.index(transaction_id)]
 
     def pop_due(self, now_ms: int) -> Iterator[tuple[Transaction, int | None]]:
         """Takes out those that have not ended when their slot begins."""
         while self._order and self._order[0] << _SLOT_BITS <= now_ms:
-            ids, reads = self._slots.pop(heappop(self._order))
-            self._placed -= len(ids)
+            slot = heappop(self._order)
+            packed = _ids_of(self._packed.pop(slot, b""))
+            ids, reads = self._slots.pop(slot, ([], []))
+            self._placed -= len(packed) + len(ids)
+            for transaction_id in packed:
+                found = self._unpack(transaction_id)
+                if found is not None:
+                    yield found
             for transaction_id, read_ms in zip(ids, reads, strict=True):
                 transaction = self.transactions.pop(transaction_id, None)
                 if transaction is not None:
                     yield transaction, read_ms
 
     def compact(self) -> None:
-        """Forgets the ids of those that have ended, and slots without others, once they are the most."""
-        if self._placed <= 2 * len(self.transactions) + _SPARE:
-            return
+        """Packs objects that are too many; forgets the ids of those that have ended, and slots without others, once
+        they are the most."""
+        if len(self.transactions) > self._next_pack:
+            self._pack()
+        if self._placed > 2 * len(self) + _SPARE:
+            self._forget_ended()
+
+    def _pack(self) -> None:
+        """Makes rows of all that a row can hold."""
+        before, self._slots = self._slots, {}
+        for slot, (ids, reads) in before.items():
+            packed = bytearray()
+            for transaction_id, read_ms in zip(ids, reads, strict=True):
+                transaction = self.transactions.get(transaction_id)
+                if transaction is None:
+                    self._placed -= 1
+                elif self._rows.add(transaction, _READ_BACK if read_ms is None else read_ms):
+                    del self.transactions[transaction_id]
+                    packed += transaction_id.encode()
+                else:
+                    left = self._slots.setdefault(slot, ([], []))
+                    left[0].append(transaction_id)
+                    left[1].append(read_ms)
+            if packed:
+                self._packed.setdefault(slot, bytearray()).extend(packed)
+        self._next_pack = self._most + 2 * len(self.transactions)
+
+    def _forget_ended(self) -> None:
         before, self._slots = self._slots, {}
         for slot, (ids, reads) in before.items():
             left = [(i, read_ms) for i, read_ms in zip(ids, reads, strict=True) if i in self.transactions]
             if left:
                 self._slots[slot] = [i for i, _ in left], [read_ms for _, read_ms in left]
-        self._order = sorted(self._slots)
-        self._placed = len(self.transactions)
+        rows = self._rows
+        for slot, packed in list(self._packed.items()):
+            self._packed[slot] = bytearray(b"".join([i.encode() for i in _ids_of(packed) if i in rows]))
+            if not self._packed[slot]:
+                del self._packed[slot]
+        self._order = sorted({*self._slots, *self._packed})
+        self._placed = len(self)
+
+    def _unpack(self, transaction_id: str) -> tuple[Transaction, int | None] | None:
+        found = self._rows.pop(transaction_id) if self._rows.count else None
+        if found is None:
+            return None
+        transaction, read_ms = found
+        return transaction, None if read_ms == _READ_BACK else read_ms
+
+
+def _ids_of(packed: bytes | bytearray) -> list[str]:
+    text, length = packed.decode(), TRANSACTION_ID_LENGTH
+    return [text[at : at + length] for at in range(0, len(text), length)]

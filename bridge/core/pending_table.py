@@ -12,6 +12,7 @@ UNMARKED = -1
 # id, half, appended_ms, at, ordering_hash, next_due_ms, bound, check_times, group, max_checks, max_life_s
 _ROW = struct.Struct("<28sqqqQqqIIii")
 _PLACES = struct.Struct("<28sq32xq16x")  # id, half, bound
+_NOTHING = (None,) * 5
 _FULL = 16  # rows of a bucket, on average
 
 
@@ -32,7 +33,13 @@ class PendingTable:
     def add(self, t: Transaction, bound: int) -> bool:
         """Takes one that is not there yet; False if there is more to be said of it than a row can hold."""
         raw_id = t.transaction_id.encode()
-        if len(raw_id) != TRANSACTION_ID_LENGTH or t.state is not PREPARED:
+        is_usual = (
+            t.state is PREPARED
+            and t.since_ms == t.appended_ms
+            and (t.by, t.end, t.ended_ms, t.reason, t.parked) == _NOTHING
+            and not (t.base or t.blocked or t.requests or t.abandoned)
+        )
+        if not is_usual or len(raw_id) != TRANSACTION_ID_LENGTH:
             return False
         most, life = _or_none(t.max_checks), _or_none(t.max_life_s)
         number = self._number_of(t.group)
@@ -42,8 +49,6 @@ class PendingTable:
                 most, life,
             )  # fmt: skip
         except struct.error:
-            return False
-        if self._make(row, 0)[0] != t:
             return False
         self._bucket_of(raw_id).extend(row)
         self.count += 1

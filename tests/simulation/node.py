@@ -49,7 +49,7 @@ SETTLER = SettlerConfig(
         remember_ended_ms=12_000, journal_records=6, journal_ms=4_000, op_messages=12, op_ms=10_000, max_objects=2
     ),
 )
-CHECKER = CheckerConfig(total_calls=4, report_wait_ms=5_000, append_retry_ms=1_000, tick_ms=1_000)
+CHECKER = CheckerConfig(total_calls=4, report_wait_ms=5_000, append_retry_ms=1_000, tick_ms=1_000, max_objects=1)
 CALM_SETTLER, CALM_CHECKER = replace(SETTLER, idle_wait_ms=100), replace(CHECKER, tick_ms=100)  # to measure lateness
 REDRIVE = RedriveConfig(idle_ms=1_000, lease_ms=6_000, step_wait_ms=2_000, max_step=3)
 OVERRIDDEN = ("compaction-lag",)  # a cleaner as greedy as can be

@@ -1,20 +1,113 @@
 """What was prepared lately: little is kept of those that have ended, however late they would have been asked about."""
 
-from bridge.core.transaction import Transaction
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from bridge.core.check_rules import CheckTimes
+from bridge.core.transaction import Transaction, make_transaction_id
 from checker.new_transactions import NewTransactions
+from checker.queue_schedule import QueueTime
+from checker.scheduler import CheckScheduler
+
+T0 = 1_000_000
+GROUPS = ("a", "b")
 
 
-def test_slots_of_ended_ones_are_forgotten() -> None:
+def make(number: int, delay_ms: int, now_ms: int = 0) -> Transaction:
+    """Prepared at `now_ms`, due after `delay_ms`."""
+    id_ = make_transaction_id(0, number * 7919)
+    return Transaction(
+        id_, GROUPS[number % 2], number, now_ms, number, at=number, since_ms=now_ms, next_due_ms=now_ms + delay_ms
+    )
+
+
+@pytest.mark.parametrize("most", [10, 10_000])
+def test_slots_of_ended_ones_are_forgotten(most: int) -> None:
     """Each with an immunity of its own, which may be a week: what has ended is not kept for as long."""
-    new = NewTransactions()
+    new = NewTransactions(most)
     for number in range(5_000):
-        new.add(Transaction(str(number), "g", number, 0, 0, next_due_ms=number * 1_000), 7)
-        if number != 3_000:
-            del new.transactions[str(number)]
+        t = make(number, number * 1_000)
+        new.add(t, 7)
         new.compact()
+        if number != 3_000:
+            assert new.drop(t.transaction_id)
+    new.compact()
     assert new.first_ms is not None
-    assert 0 <= 3_000_000 - new.first_ms < 256, "an earlier slot has nothing to be looked at"
+    assert 0 <= 3_000_000 - new.first_ms < 256 * 2_048, "earlier slots have nothing to be looked at"
     ((left, read_ms),) = new.pop_due(3_000_000)
-    assert (left.transaction_id, read_ms) == ("3000", 7)
+    assert (left, read_ms) == (make(3_000, 3_000_000), 7)
     assert list(new.pop_due(5_000_000)) == []
-    assert new.first_ms is None
+    assert (new.first_ms, len(new)) == (None, 0)
+
+
+def test_what_a_row_cannot_hold_is_found_too() -> None:
+    """It stays an object, however many there are."""
+    new, odd = NewTransactions(0), [replace(make(n, 500), max_checks=2**40) for n in range(3)]
+    for t in odd:
+        new.add(t, None)
+        new.compact()
+    assert new.pop(odd[1].transaction_id) == (odd[1], None)
+    assert list(new.pop_due(256)) == [(odd[0], None), (odd[2], None)]
+
+
+@given(st.data())
+def test_packed_ones_are_due_in_the_same_order_and_answered_alike(data: st.DataObject) -> None:
+    """Whatever is prepared, changes, ends and is asked about: with rows it goes as with objects."""
+    schedulers = [
+        CheckScheduler(lambda _: CheckTimes(), report_wait_ms=3_000, max_lag_ms=15_000, max_objects=most)
+        for most in (0, 3, 4_096)
+    ]
+    read_back = [make(n, data.draw(st.integers(0, 30_000)), T0 - 6_000) for n in range(data.draw(st.integers(0, 6)))]
+    known, count, now_ms = {t.half: t for t in read_back}, len(read_back), T0
+    for scheduler in schedulers:
+        scheduler.add_queue(0, read_back, QueueTime(T0, T0, 0))
+    for _ in range(data.draw(st.integers(1, 25))):
+        step = data.draw(st.sampled_from(["prepare", "prepare", "change", "end", "pass", "tidy"]))
+        chosen = known[data.draw(st.sampled_from(sorted(known)))] if known else None
+        if step == "prepare":
+            batch = [make(count + n, data.draw(st.integers(0, 20_000)), now_ms) for n in range(3)]
+            count += 3
+            known |= {t.half: t for t in batch}
+            for scheduler in schedulers:
+                scheduler.set_prepared(0, batch, now_ms - T0)
+        elif step == "change" and chosen:
+            is_answer = data.draw(st.booleans())
+            changed = replace(
+                chosen,
+                at=count + now_ms,
+                check_times=chosen.check_times + is_answer,
+                next_due_ms=now_ms + data.draw(st.integers(0, 9_000)),
+            )
+            known[chosen.half] = changed
+            for scheduler in schedulers:
+                scheduler.set_prepared(0, [changed], now_ms - T0)
+        elif step == "end" and chosen:
+            del known[chosen.half]
+            for scheduler in schedulers:
+                scheduler.set_ended(0, [chosen.transaction_id])
+        elif step == "tidy":
+            assert len({scheduler.tidy(2) for scheduler in schedulers}) == 1
+        else:
+            now_ms += data.draw(st.integers(0, 5_000))
+            moment = QueueTime(now_ms, now_ms, now_ms - T0 + data.draw(st.integers(-500, 500)))
+            how = data.draw(st.sampled_from(["answered", "unanswered", "offered", "postponed"]))
+            seen = []
+            for scheduler in schedulers:
+                woken = scheduler.wake(0, now_ms)
+                taken = [scheduler.take(group, lambda _: moment, 4) for group in GROUPS]  # noqa: B023
+                for ask in [ask for group in taken for ask in group.asks]:
+                    if how == "answered":
+                        scheduler.set_answered(ask, moment)
+                    elif how == "unanswered":
+                        scheduler.set_unanswered(ask, moment, 2_000, found_no_endpoint=True)
+                    elif how == "offered":
+                        scheduler.set_offered(ask, moment, 2_000, found_nobody=False)
+                    else:
+                        scheduler.set_postponed(ask, moment, 0, was_tried=False)
+                for group in GROUPS:
+                    scheduler.rest(group)
+                seen.append((woken, taken, scheduler.next_front_ms(0), scheduler.count_due(lambda _: now_ms, 99)))  # noqa: B023
+            assert seen[0] == seen[1] == seen[2]
+        assert {scheduler.count_pending() for scheduler in schedulers} == {len(known)}

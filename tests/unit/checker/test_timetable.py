@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from bridge.core.check_rules import CheckTimes
 from bridge.core.transaction import MAX_CHECKS, MAX_LIFE, NO_ENDPOINT, Transaction
-from checker.scheduler import CheckScheduler, DueCheck, InFlight, QueueTime
+from checker.queue_schedule import QueueTime
+from checker.scheduler import CheckScheduler, DueCheck, InFlight
 
 TIMES = CheckTimes()
 T0 = 1_000_000
@@ -348,10 +349,9 @@ def test_ended_ones_leave_no_trace_for_long() -> None:
             table.set_prepared(0, [replace(t, at=9, check_times=1) for t in batch], 0)
         table.set_ended(0, [t.transaction_id for t in batch])
         table.tidy(100)
-    queue = table._tables[0]
-    lane = queue._lanes["g"]
+    new, lane = table._tables[0].new, table._tables[0]._lanes["g"]
     assert (lane.live, len(lane.heap) <= 1_026) == (1, True)
-    assert (len(queue.new.transactions), sum(len(ids) for ids, _ in queue.new._slots.values()) <= 1_024) == (0, True)
+    assert (len(new), sum(len(ids) for ids, _ in new._slots.values()) <= 1_024) == (0, True)
 
 
 def test_sorting_a_new_queue_is_done_in_steps() -> None:

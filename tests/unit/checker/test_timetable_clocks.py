@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from bridge.core.check_rules import CheckTimes
 from bridge.core.transaction import MAX_LIFE
-from checker.scheduler import CheckScheduler, InFlight, QueueTime
+from checker.queue_schedule import QueueTime
+from checker.scheduler import CheckScheduler, InFlight
 from tests.unit.checker.test_timetable import DAY, FIRST, T0, at, make_table, make_transaction, names, take
 
 LONG_AFTER = FIRST + 3_600_000
