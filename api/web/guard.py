@@ -7,9 +7,11 @@ anywhere on the way, that it cannot send a JSON content type or a header of ours
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+
+import structlog
 
 from api.web.limits import SMALL_BYTES, ByteBudget, Streams
 from api.web.problems import (
@@ -23,6 +25,7 @@ from api.web.problems import (
     Problem,
 )
 from api.web.quotas import QuotaConfig, Quotas
+from bridge.clock import SystemClock
 from bridge.core.grants import Rights
 from bridge.service.access import ANYBODY, AccessService, Caller
 from bridge.service.issuers import BadToken
@@ -43,6 +46,9 @@ _SHOWN = frozenset(
     {b"*/*", b"application/*", b"application/json", b"application/x-ndjson", b"application/problem+json"}
 )
 _API = "/v1/"
+_LOG = structlog.get_logger()
+_CLOCK = SystemClock()
+_TOLD_EVERY_MS = 10_000
 _KEYS_S = 5  # until an issuer's keys are probably known
 _REMEDY = "list the name in http.allowed_hosts if it is this bridge's"
 
@@ -152,6 +158,23 @@ def _look_up(access: AccessService, headers: RawHeaders) -> Caller | Problem:
     return caller
 
 
+class RefusedProofs:
+    """Tells the log of credentials that were refused: the last one, and how many there were, every ten seconds."""
+
+    def __init__(self, now_ms: Callable[[], int] = _CLOCK.monotonic_ms) -> None:
+        self._now_ms = now_ms
+        self._told_ms = -_TOLD_EVERY_MS
+        self._count = 0
+
+    def note(self, address: str, detail: str) -> None:
+        """One more."""
+        self._count += 1
+        now_ms = self._now_ms()
+        if now_ms - self._told_ms >= _TOLD_EVERY_MS:
+            _LOG.warning("credentials_refused", address=address, reason=detail, count=self._count)
+            self._told_ms, self._count = now_ms, 0
+
+
 def _refuse_proof(detail: str) -> Problem:
     return Problem(UNAUTHENTICATED, detail, headers={"WWW-Authenticate": 'Bearer realm="outbox-bridge"'})
 
@@ -200,6 +223,7 @@ class Traffic:
     quotas: Quotas = field(default_factory=lambda: Quotas(QuotaConfig(), 2_000))
     in_flight: int = 0
     is_draining: bool = False
+    refused_proofs: RefusedProofs = field(default_factory=RefusedProofs)
     streams: Streams = field(init=False)
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ are api processes.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import random
 
 from api.web.problems import RATE_LIMITED, Problem
@@ -69,17 +69,27 @@ class Quotas:
 
     def enter(self, usage: Usage, in_flight: int) -> Problem | None:
         """Counts one more request of a principal, unless it must wait; then why. `in_flight`: of all."""
-        now_ms = self._now_ms()
-        for what, bucket in (("requests", usage.of_requests), ("bytes", usage.of_bytes)):
+        now_ms, config = self._now_ms(), self.config
+        for what, bucket, rate in (
+            ("requests", usage.of_requests, config.requests_per_s),
+            ("bytes", usage.of_bytes, config.bytes_per_s),
+        ):
             wait_ms = 0.0 if bucket is None else bucket.find_wait_ms(now_ms)
-            if wait_ms:
-                return _refuse(f"more {what} than the quota of this principal", wait_ms)
+            if wait_ms and rate is not None:
+                problem = _refuse(f"more {what} than the quota of this principal", wait_ms)
+                return replace(problem, headers=_show(what, rate, problem.retry_after_s))
         if usage.in_flight >= self._places * _SHARE and in_flight >= self._places * _SCARCE:
             return _refuse("a quarter of all places are taken by this principal, and places are scarce", 1_000)
         if usage.of_requests is not None:
             usage.of_requests.take(1)
         usage.in_flight += 1
         return None
+
+
+def _show(what: str, rate: float, again_s: int | None) -> dict[str, str]:
+    """Source: draft-ietf-httpapi-ratelimit-headers-10."""
+    policy = f'"{what}";q={max(1, int(rate * _BURST_S))};w={_BURST_S}'
+    return {"RateLimit-Policy": policy, "RateLimit": f'"{what}";r=0;t={again_s}'}
 
 
 def _refuse(detail: str, wait_ms: float) -> Problem:

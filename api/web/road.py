@@ -286,6 +286,8 @@ class Road:
             return problem
         found = identify(self.services.access, path, headers)
         if isinstance(found, Problem):
+            client = request.scope.get("client") or ("unknown",)
+            self.traffic.refused_proofs.note(client[0], found.detail)
             return found
         request.caller = found
         return self._count(request) if found.is_proven else None

@@ -5,9 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from structlog.testing import capture_logs
 
 from api.web.app import create_app
-from api.web.guard import MARK, Doorkeeper
+from api.web.guard import MARK, Doorkeeper, RefusedProofs
 from api.web.problems import Problem
 from api.web.server import ServeConfig
 from tests.support.api_fakes import FakeTransactions, make_services
@@ -189,3 +190,17 @@ async def test_names_of_the_setting_reach_the_server() -> None:
 class _Names(dict[str, str]):
     def __missing__(self, name: str) -> str:
         return UNKNOWN_ID
+
+
+def test_refused_credentials_are_told_of_every_ten_seconds() -> None:
+    """With the address and the reason of the last, and how many there were."""
+    now_ms = [0]
+    proofs = RefusedProofs(lambda: now_ms[0])
+    with capture_logs() as told:
+        for at_ms in (0, 100, 9_999, 10_000):
+            now_ms[0] = at_ms
+            proofs.note("10.0.0.7", "not known")
+    assert [(line["event"], line["address"], line["count"]) for line in told] == [
+        ("credentials_refused", "10.0.0.7", 1),
+        ("credentials_refused", "10.0.0.7", 3),
+    ]

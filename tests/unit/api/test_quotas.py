@@ -56,7 +56,11 @@ async def ask(live: LiveServer, headers: dict[str, str], count: int) -> list[int
         answer = await live.client.post("/v1/transactions", json=ORDER, headers=headers)
         if answer.status_code == 429:
             check_problem(answer, 429, "rate-limited")
-            assert int(answer.headers["retry-after"]) >= 1
+            again = answer.headers["retry-after"]
+            assert int(again) >= 1
+            if "quota" in answer.json()["detail"]:
+                assert answer.headers["ratelimit"].endswith(f";r=0;t={again}")
+                assert answer.headers["ratelimit-policy"].endswith(";w=2")
         statuses.append(answer.status_code)
     return statuses
 
