@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
@@ -30,7 +30,8 @@ from bridge.service.issuers import ALGORITHMS, USUAL_ALGORITHMS
 SETTINGS_FILE = "outbox-bridge.toml"
 ENV_PREFIX = "OUTBOX_BRIDGE_"
 _NESTED = "__"
-_OF_COMMANDS = {"OUTBOX_BRIDGE_URL", "OUTBOX_BRIDGE_KEY"}  # which bridge the command line talks to, and who does
+# which bridge the command line talks to, who does, and how
+_OF_COMMANDS = {f"{ENV_PREFIX}{name}" for name in ("URL", "KEY", "CA_FILE", "CLIENT_CERT_FILE", "CLIENT_KEY_FILE")}
 _SECRET_WORDS = ("password", "secret", "sasl.jaas", "key.pem", "oauthbearer.config", "token")
 _MASK = "********"
 
@@ -58,11 +59,28 @@ class TopicsSettings(_Section):
     overridden: tuple[str, ...] = ()
 
 
+class TlsSettings(_Section):
+    """PEM files, read anew when they change. `client_ca`: who signs certificates of clients; `client_auth`: whether
+    every client must show one."""
+
+    cert: Path | None = None
+    key: Path | None = None
+    client_ca: Path | None = None
+    client_auth: Literal["optional", "required"] = "optional"
+
+
 class HttpSettings(_Section):
-    """Where and how the API listens. `allowed_hosts`: names under which it is called besides its own address."""
+    """Where and how the API listens. `allowed_hosts`: names under which it is called besides its own address.
+
+    `metrics_port`: health and metrics for whoever reaches it, and metrics nowhere else; `metrics_host`: `host` if none.
+    """
 
     host: str = "127.0.0.1"
     port: Port = 8780
+    tls: TlsSettings = TlsSettings()
+    metrics_port: Port | None = None
+    metrics_host: str | None = None
+    metrics_tls: bool = False
     allowed_hosts: tuple[HostName, ...] = ()
     reuse_port: bool = False
     backlog: Annotated[int, Field(ge=1, le=65_535)] = 2_048
@@ -256,6 +274,7 @@ def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = No
     settings._origins.update(origins)  # noqa: SLF001 - its own factory
     _check_exposure(settings)
     check_options(settings.kafka, is_insecure_allowed=settings.insecure_kafka)
+    _check_tls(settings.http)
     _check_budget(settings.limits)
     return settings
 
@@ -269,11 +288,25 @@ def show_settings(settings: Settings) -> list[ShownSetting]:
 
 
 def _check_exposure(settings: Settings) -> None:
-    if settings.insecure_no_auth and not is_loopback(settings.http.host):
-        raise ConfigError(
-            f"http.host {settings.http.host} is reachable from other machines, and with --insecure-no-auth nobody is "
-            "asked who he is; listen on 127.0.0.1, or leave the flag out and give callers keys"
-        )
+    http = settings.http
+    for name, host in (("host", http.host), ("metrics_host", http.metrics_host or http.host)):
+        if settings.insecure_no_auth and not is_loopback(host):
+            raise ConfigError(
+                f"http.{name} {host} is reachable from other machines, and with --insecure-no-auth nobody is asked "
+                "who he is; listen on 127.0.0.1, or leave the flag out and give callers keys"
+            )
+    if http.metrics_host is not None and http.metrics_port is None:
+        raise ConfigError("http.metrics_host needs http.metrics_port")
+
+
+def _check_tls(http: HttpSettings) -> None:
+    tls = http.tls
+    if (tls.cert is None) != (tls.key is None):
+        raise ConfigError("http.tls.cert and http.tls.key are needed together")
+    if tls.cert is None and (tls.client_ca is not None or http.metrics_tls):
+        raise ConfigError("http.tls.client_ca and http.metrics_tls need http.tls.cert and http.tls.key")
+    if tls.client_ca is None and tls.client_auth == "required":
+        raise ConfigError("http.tls.client_auth = required needs http.tls.client_ca")
 
 
 def _check_budget(limits: LimitsSettings) -> None:
@@ -317,14 +350,16 @@ def _environment_names() -> set[str]:
 
 def _setting_names() -> set[str]:
     """Dotted names of all settings; `kafka` is one."""
-    names = set()
-    for name, field in Settings.model_fields.items():
-        section = field.annotation
-        if isinstance(section, type) and issubclass(section, BaseModel):
-            names |= {f"{name}.{inner}" for inner in section.model_fields}
+    return set(_names_in(Settings))
+
+
+def _names_in(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from _names_in(inner, f"{prefix}{name}.")
         else:
-            names.add(name)
-    return names
+            yield prefix + name
 
 
 def _nearest(name: str, known: set[str]) -> str:

@@ -9,15 +9,16 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
 from api.heap import GC_THRESHOLD, HeapLoop, make_heap_acts
 from api.issuer_documents import fetch_document
 from api.own_addresses import OwnAddresses, parse_servers
-from api.settings import Settings
-from api.web.app import create_app
+from api.settings import Settings, TlsSettings
+from api.web.app import create_app, create_metrics_app
+from api.web.certificates import Certificates, TlsFiles
 from api.web.health import make_readiness
 from api.web.limits import HttpLimits
 from api.web.metrics import register_gauges
@@ -51,6 +52,7 @@ from checker.http_caller import HttpCaller, resolve_name
 _LOG = structlog.get_logger()
 _ROLES = ("api", "settler", "projector")
 _READY_POLL_MS = 50
+_SCRAPERS = 64  # connections to a port for metrics
 # The projector reads everything and nobody waits for a single record: fewer, fuller answers of the broker.
 _GATHERING = {"fetch.min.bytes": 64 * 1024, "fetch.wait.max.ms": 50}
 
@@ -153,12 +155,12 @@ async def run_roles(
     async with _open_process(settings) as process:
         await process.start(roles)
         reach(FaultPoint.START_LOOPS)
-        server = await process.make_server(guest.face if guest is not None else None)
-        serving = asyncio.create_task(server.serve_until(stop), name="http")
-        telling = asyncio.create_task(_tell_ready(process, server, settings, on_ready))
+        servers = await process.make_servers(guest.face if guest is not None else None)
+        serving = asyncio.create_task(_serve(servers, stop))
+        telling = asyncio.create_task(_tell_ready(process, servers[0], settings, on_ready))
         failing = asyncio.create_task(process.node.wait_failed())
         try:
-            await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([serving, failing], return_when=asyncio.FIRST_COMPLETED)
             stop.set()
             await serving
         finally:
@@ -168,6 +170,12 @@ async def run_roles(
             failing.result()
 
 
+async def _serve(servers: Sequence[ApiServer], stop: asyncio.Event) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for server in servers:
+            tasks.create_task(server.serve_until(stop))
+
+
 async def _tell_ready(
     process: "_Process", server: ApiServer, settings: Settings, on_ready: Callable[[str], None] | None
 ) -> None:
@@ -175,7 +183,7 @@ async def _tell_ready(
     await process.wait_ready()
     if on_ready is not None:
         host = f"[{settings.http.host}]" if ":" in settings.http.host else settings.http.host
-        on_ready(f"http://{host}:{server.port}")
+        on_ready(f"http{'s' if server.is_secured else ''}://{host}:{server.port}")
 
 
 async def rebuild_projection(settings: Settings, on_progress: Callable[[int, int], None]) -> dict[str, int]:
@@ -241,9 +249,10 @@ class _Process:
         with contextlib.suppress(StoreError):
             refuse_denied(await find_denied(self._kafka.admin, roles, internal_topics(self._settings)))
 
-    async def make_server(self, face: Face | None = None) -> ApiServer:
-        """The HTTP side: the whole API, or health alone where the process has no api role."""
+    async def make_servers(self, face: Face | None = None) -> Sequence[ApiServer]:
+        """The HTTP side: the whole API, or health alone where the process has no api role; metrics, if apart."""
         limits, http, node, quotas = self._settings.limits, self._settings.http, self.node, self._settings.quotas
+        certificates = self._open_certificates(http.tls)
         open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         connections = fit_connections(limits.connections, open_files, self._settings.topics.queues)
         _LOG.info("connections_bounded", most=connections, open_files=open_files)
@@ -255,7 +264,7 @@ class _Process:
             nonces=node.nonces,
             search=node.search,
             parked=node.parked,
-            readiness=make_readiness(node, self._kafka.last_error),
+            readiness=make_readiness(node, self._kafka.last_error, certificates),
             limits=HttpLimits(
                 body_bytes=limits.body_bytes,
                 receive_s=http.receive_seconds,
@@ -276,10 +285,31 @@ class _Process:
             connections,
             reuse_port=http.reuse_port,
             allowed_hosts=http.allowed_hosts,
+            certificates=certificates,
         )
-        server = ApiServer(create_app(services, is_api=node.roles.api), config)
-        await self._own.add(http.host, server.port)
-        return server
+        app = create_app(services, is_api=node.roles.api, has_metrics=http.metrics_port is None)
+        servers = [ApiServer(app, config)]
+        if http.metrics_port is not None:
+            apart = replace(
+                config,
+                host=http.metrics_host or http.host,
+                port=http.metrics_port,
+                connections=_SCRAPERS,
+                reuse_port=False,
+                certificates=certificates if http.metrics_tls else None,
+            )
+            servers.append(ApiServer(create_metrics_app(app), apart))
+        for server in servers:
+            await self._own.add(server.host, server.port)
+        return servers
+
+    def _open_certificates(self, tls: TlsSettings) -> Certificates | None:
+        if tls.cert is None or tls.key is None:
+            return None
+        is_needed = tls.client_auth == "required"
+        certificates = Certificates(TlsFiles(tls.cert, tls.key, tls.client_ca, is_client_needed=is_needed))
+        self.node.run("certificates", certificates.run_forever(self._clock))
+        return certificates
 
     async def wait_ready(self) -> None:
         """Returns when /readyz would say so."""

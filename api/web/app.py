@@ -168,11 +168,31 @@ class _Application(FastAPI):
         return road
 
 
-def create_app(services: Services, *, is_api: bool = True) -> FastAPI:
+def create_app(services: Services, *, is_api: bool = True, has_metrics: bool = True) -> FastAPI:
     """The application over these services. Serve it with `ApiServer`, which also bounds heads of requests.
 
-    `is_api` False: health and metrics alone, for a process without the api role.
+    `is_api` False: health and metrics alone, for a process without the api role. `has_metrics` False: they are on a
+    port of their own (`create_metrics_app`).
     """
+    table = [r for r in (_TABLE if is_api else health.routes) if has_metrics or r.run is not health.metrics]
+    limits = services.limits
+    quotas = Quotas(limits.quotas, limits.in_flight)
+    traffic = Traffic(limits.in_flight, ByteBudget(limits.in_flight_bytes), quotas)
+    now: dict[str, tuple[str, Callable[[], float]]] = {
+        "requests_in_flight": ("Requests being served, without streams.", lambda: traffic.in_flight),
+        "streams": ("Streams of lines (NDJSON) that are open.", lambda: traffic.streams.count),
+        "bytes_in_flight": ("Bytes of requests that are held.", lambda: traffic.budget.used),
+    }
+    return _make_app(Road(table, services, traffic, HttpMetrics(services.registry, now)))
+
+
+def create_metrics_app(app: FastAPI) -> FastAPI:
+    """Health and metrics of the same process."""
+    road: Road = app.state.road
+    return _make_app(Road(health.routes, road.services, road.traffic, road.metrics, is_open=True))
+
+
+def _make_app(road: Road) -> FastAPI:
     app = _Application(
         title="outbox-bridge",
         summary="Transactional messages for Kafka over HTTP",
@@ -182,16 +202,7 @@ def create_app(services: Services, *, is_api: bool = True) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    app.state.is_open = services.access.config.is_open
-    table = _TABLE if is_api else health.routes
-    app.router.routes.extend(table)
-    limits = services.limits
-    quotas = Quotas(limits.quotas, limits.in_flight)
-    traffic = Traffic(limits.in_flight, ByteBudget(limits.in_flight_bytes), quotas)
-    now: dict[str, tuple[str, Callable[[], float]]] = {
-        "requests_in_flight": ("Requests being served, without streams.", lambda: traffic.in_flight),
-        "streams": ("Streams of lines (NDJSON) that are open.", lambda: traffic.streams.count),
-        "bytes_in_flight": ("Bytes of requests that are held.", lambda: traffic.budget.used),
-    }
-    app.state.road = Road(table, services, traffic, HttpMetrics(services.registry, now))
+    app.state.is_open = road.services.access.config.is_open
+    app.router.routes.extend(road.table)
+    app.state.road = road
     return app

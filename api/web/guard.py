@@ -41,7 +41,7 @@ UNPROVEN = frozenset({"/livez", "/readyz"})  # answered without a credential
 _MARK = MARK.lower().encode()
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _TYPES = frozenset({b"application/json", b"application/x-ndjson"})
-_PLAIN_PORT = 80  # browsers leave it out
+_USUAL_PORTS = {80, 443}  # browsers leave them out
 _SHOWN = frozenset(
     {b"*/*", b"application/*", b"application/json", b"application/x-ndjson", b"application/problem+json"}
 )
@@ -65,7 +65,7 @@ class Doorkeeper:
         self._is_loopback = is_loopback(host)
         own = {host} | ({"127.0.0.1", "::1", "localhost"} if self._is_loopback else set())
         names = [f"[{name}]" if ":" in name else name for name in own]
-        with_port = [f"{name}:{port}" for name in names] + (names if port == _PLAIN_PORT else [])
+        with_port = [f"{name}:{port}" for name in names] + (names if port in _USUAL_PORTS else [])
         self._names = frozenset(name.lower().encode() for name in [*with_port, *allowed])
 
     def refuse(self, method: str, path: str, headers: RawHeaders) -> Problem | None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec import UNSET, Struct, UnsetType
 
+from api.web.certificates import Certificates
 from api.web.guard import NOBODY
 from api.web.metrics import render_metrics
 from api.web.openapi import HEALTH, Operation, query_parameter
@@ -30,7 +31,9 @@ MAX_SETTLE_LAG_MS = 60_000
 _KAFKA_ANSWER_MS = 2_000
 
 
-def make_readiness(node: Node, kafka_error: Callable[[], str | None]) -> Mapping[str, ReadinessCheck]:
+def make_readiness(
+    node: Node, kafka_error: Callable[[], str | None], certificates: Certificates | None = None
+) -> Mapping[str, ReadinessCheck]:
     """The checks of a process that has started, by name. `kafka_error`: what its clients complained of last."""
     checks: dict[str, ReadinessCheck] = {
         "kafka": lambda: _kafka(node.backing.admin, kafka_error),
@@ -43,6 +46,8 @@ def make_readiness(node: Node, kafka_error: Callable[[], str | None]) -> Mapping
         checks["settler"] = lambda: _settler(settler)
     if (projector := node.projector) is not None:
         checks["projector"] = lambda: _projector(projector)
+    if certificates is not None:
+        checks["certificates"] = lambda: _certificates(certificates)
     if node.roles.api:
         checks["answers"] = lambda: _answers(node.follower)
         checks["settling"] = lambda: _settling(node.search)
@@ -103,6 +108,13 @@ async def _settler(settler: Settler) -> CheckResult:
 async def _projector(projector: Projector) -> CheckResult:
     halted = dict(projector.halted)
     return CheckResult(is_ok=not halted, detail=f"halted queues: {halted}" if halted else "")
+
+
+async def _certificates(certificates: Certificates) -> CheckResult:
+    fault = certificates.fault
+    return CheckResult(
+        is_ok=not fault, is_degraded=True, detail=f"{fault}; the earlier ones are shown" if fault else ""
+    )
 
 
 async def _answers(follower: OpFollower) -> CheckResult:

@@ -35,6 +35,7 @@ from api.web.request import JSON, NDJSON, ApiRequest
 from api.web.services import Services
 from api.web.views import encode_json
 from bridge.core.grants import Rights, Verb
+from bridge.service.access import ANYBODY
 from bridge.service.contract import Outcome
 from bridge.service.rights import refuse_right
 from bridge.turns import each_in_steps
@@ -175,15 +176,25 @@ class HotCall(NamedTuple):
 class Road:
     """Admits requests, finds their routes, turns failures into problems, and accounts for all of it."""
 
-    def __init__(self, table: Sequence[Route], services: Services, traffic: Traffic, metrics: HttpMetrics) -> None:
+    def __init__(
+        self,
+        table: Sequence[Route],
+        services: Services,
+        traffic: Traffic,
+        metrics: HttpMetrics,
+        *,
+        is_open: bool = False,
+    ) -> None:
+        """`is_open`: nobody is asked who he is."""
         hot = [route for route in table if route.is_hot]  # all are POST, with one text in their paths at most
-        self._table = table
+        self.table = table
         self._hot = {r.path.encode(): HotCall(r, r.path, b"") for r in hot if not r.param_convertors}
         self._hot_by_ends = [(*_cut(route.path_format), route) for route in hot if route.param_convertors]
         self.services = services
-        self._metrics = metrics
+        self.metrics = metrics
         self.traffic = traffic
         self.doorkeeper = Doorkeeper()  # gets the server's address
+        self._is_open = is_open
 
     def find_hot(self, target: bytes, headers: RawHeaders) -> HotCall | None:
         """The hot call that a POST to this target is. Lines are answered while they are read, so they are none."""
@@ -241,7 +252,7 @@ class Road:
     async def _route(self, request: ApiRequest, receive: Receive, send: Send) -> None:
         """Sends the answer of the route with this path and method. Raises Rejected."""
         allowed: set[str] = set()
-        for route in self._table:
+        for route in self.table:
             match, found = route.matches(request.scope)
             if match is Match.FULL:
                 request.route_name = route.path_format
@@ -269,7 +280,7 @@ class Road:
 
     def show_problem(self, problem: Problem, request_id: str) -> HttpAnswer:
         """The answer to a request that is refused, or has failed."""
-        self._metrics.count_problem(problem.type.slug)
+        self.metrics.count_problem(problem.type.slug)
         body = encode_problem(problem, request_id)
         return HttpAnswer(problem.type.status, body, [*problem_headers(problem).items()], None)
 
@@ -284,7 +295,7 @@ class Road:
         request.enter()
         if problem is not None:
             return problem
-        found = identify(self.services.access, path, headers)
+        found = ANYBODY if self._is_open else identify(self.services.access, path, headers)
         if isinstance(found, Problem):
             client = request.scope.get("client") or ("unknown",)
             self.traffic.refused_proofs.note(client[0], found.detail)
@@ -310,7 +321,7 @@ class Road:
     def account(self, route: str, method: str, status: int, started: float, request_id: str) -> None:
         """For metrics and the log: a request is over."""
         seconds = time.perf_counter() - started
-        self._metrics.observe(route, method, status, seconds)
+        self.metrics.observe(route, method, status, seconds)
         level = logging.INFO if status >= 500 else logging.DEBUG
         if _LEVEL.isEnabledFor(level):
             _LOG.log(

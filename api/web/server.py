@@ -8,20 +8,25 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import structlog
 import uvicorn
 from fastapi import FastAPI
 
+from api.web.certificates import Certificates
+from api.web.guard import is_loopback
 from api.web.protocol import BoundedProtocol
 from api.web.road import Road
+from api.web.secured import Secured
 from api.web.short_way import ShortWay
 from bridge.core.errors import ConfigError
 
 _LOG = structlog.get_logger()
 
 EXIT_INTERRUPTED = 130
+# not on loopback: browsers would want TLS of every other server of this machine too
+_HSTS = ("strict-transport-security", "max-age=31536000")
 _OTHER_FILES, _FILES_A_QUEUE = 256, 8
 
 
@@ -39,6 +44,7 @@ class ServeConfig:
     send_s: float = 30.0
     reuse_port: bool = False  # several processes share the port; the system deals connections out to them
     allowed_hosts: Sequence[str] = ()  # names under which it is called besides its address
+    certificates: Certificates | None = None  # for TLS
 
 
 class _Server(uvicorn.Server):
@@ -61,15 +67,16 @@ class ApiServer:
     """The HTTP server of a process. Binds at once, so that a taken port is known before anything starts."""
 
     def __init__(self, app: FastAPI, config: ServeConfig) -> None:
+        self._config = config
         self._socket = bind(config.host, config.port, reuse_port=config.reuse_port)
         road: Road = app.state.road
         road.doorkeeper.listen(config.host, self.port, config.allowed_hosts)
         self._traffic = road.traffic
-        self._config = config
         self._server = _Server(
             uvicorn.Config(
                 app,
                 http=_protocol_for(config, road),
+                headers=[_HSTS] if self.is_secured and not is_loopback(config.host) else [],
                 ws="none",
                 loop="uvloop",
                 lifespan="off",
@@ -84,10 +91,20 @@ class ApiServer:
         )
 
     @property
+    def host(self) -> str:
+        """Where it was told to listen."""
+        return self._config.host
+
+    @property
     def port(self) -> int:
         """The port it listens on, also if any was asked for."""
         port: int = self._socket.getsockname()[1]
         return port
+
+    @property
+    def is_secured(self) -> bool:
+        """Whether it speaks TLS."""
+        return self._config.certificates is not None
 
     @property
     def is_started(self) -> bool:
@@ -112,7 +129,7 @@ class ApiServer:
         self._server.should_exit = True
 
 
-def _protocol_for(config: ServeConfig, its_road: Road) -> type[BoundedProtocol]:
+def _protocol_for(config: ServeConfig, its_road: Road) -> type[asyncio.Protocol]:
     class Protocol(BoundedProtocol):
         idle: ClassVar[dict[BoundedProtocol, None]] = {}
         road = its_road
@@ -123,7 +140,14 @@ def _protocol_for(config: ServeConfig, its_road: Road) -> type[BoundedProtocol]:
         head_timeout_s = config.head_s
         send_timeout_s = config.send_s
 
-    return Protocol
+    certificates = config.certificates
+    if certificates is None:
+        return Protocol
+
+    def make_secured(**arguments: Any) -> Secured:  # noqa: ANN401 - uvicorn's
+        return Secured(certificates.context, Protocol(**arguments))
+
+    return cast("type[asyncio.Protocol]", make_secured)
 
 
 def fit_connections(wanted: int, open_files: int, queues: int) -> int:

@@ -98,8 +98,8 @@ async def test_answered_lines_are_given_back_while_the_stream_goes_on(fake: Fake
         writer.write(head(NDJSON, (count + 1) * len(line)))
         for _ in range(count):
             writer.write(line)
-            while b'"transaction_id"' not in await asyncio.wait_for(reader.readline(), 20):
-                pass
+            while b'"transaction_id"' not in (answered := await asyncio.wait_for(reader.readline(), 20)):
+                assert answered, "the stream has ended"
         await wait_for_none(budget_of(live))
         writer.transport.abort()
 

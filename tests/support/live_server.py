@@ -1,6 +1,7 @@
 """The API on a real socket, in the loop of the test."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -27,10 +28,11 @@ class LiveServer:
     client: httpx2.AsyncClient
     server: ApiServer
     stop: asyncio.Event
+    tls: ssl.SSLContext | None = None
 
     async def send_raw(self, request: bytes, *, half_close: bool = False) -> bytes:
         """Sends bytes as they are; everything that comes back until the server closes the connection."""
-        reader, writer = await asyncio.open_connection(HOST, self.port)
+        reader, writer = await asyncio.open_connection(HOST, self.port, ssl=self.tls)
         try:
             writer.write(request)
             if half_close:
@@ -41,8 +43,13 @@ class LiveServer:
 
 
 @asynccontextmanager
-async def serve(services: Services, config: ServeConfig | None = None) -> AsyncIterator[LiveServer]:
-    """Serves until the block ends, then drains. Every answer the client gets is held against the document."""
+async def serve(
+    services: Services, config: ServeConfig | None = None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[LiveServer]:
+    """Serves until the block ends, then drains. Every answer the client gets is held against the document.
+
+    `tls`: how its clients speak it, where the server does.
+    """
     app = create_app(services)
     config = config or ServeConfig(host=HOST, port=0)
     server = ApiServer(app, replace(config, allowed_hosts=(*config.allowed_hosts, NAME)))
@@ -51,12 +58,13 @@ async def serve(services: Services, config: ServeConfig | None = None) -> AsyncI
     try:
         await asyncio.wait_for(server.wait_started(), 10)
         async with httpx2.AsyncClient(
-            base_url=f"http://{HOST}:{server.port}",
+            base_url=f"http{'s' if server.is_secured else ''}://{HOST}:{server.port}",
+            verify=tls or False,
             headers={MARK: "1"},
             timeout=20,
             event_hooks={"response": [_documented(app).check]},
         ) as client:
-            yield LiveServer(server.port, client, server, stop)
+            yield LiveServer(server.port, client, server, stop, tls)
     finally:
         stop.set()
         await serving

@@ -62,10 +62,11 @@ def test_loopback_has_no_other_name(host: str) -> None:
     assert told(keeper(), host) == told(keeper(), host, path="/metrics") == "forbidden"
 
 
-def test_port_80_is_left_out_by_browsers() -> None:
+def test_usual_ports_are_left_out_by_browsers() -> None:
     """And by nobody else's."""
     assert told(keeper(port=80), "localhost") is None
-    assert told(keeper(port=443), "localhost") == "forbidden"
+    assert told(keeper(port=443), "localhost") is None
+    assert told(keeper(port=8443), "localhost") == "forbidden"
 
 
 @pytest.mark.parametrize("host", ["10.0.0.7:8780", "10.0.0.7", "[fd00::7]:30080", "localhost:9000", "127.0.0.1"])

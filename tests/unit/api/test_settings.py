@@ -118,6 +118,9 @@ def test_named_file_must_exist(tmp_path: Path) -> None:
         ({"http": {"host": "0.0.0.0"}}, False),
         ({"http": {"host": "::"}}, False),
         ({"http": {"host": "bridge.example.com"}}, False),
+        ({"http": {"metrics_port": 8790}}, True),
+        ({"http": {"metrics_port": 8790, "metrics_host": "127.0.0.1"}}, True),
+        ({"http": {"metrics_port": 8790, "metrics_host": "0.0.0.0"}}, False),
     ],
 )
 def test_only_loopback_without_authentication(flags: dict[str, Any], is_fine: bool) -> None:
@@ -129,7 +132,24 @@ def test_only_loopback_without_authentication(flags: dict[str, Any], is_fine: bo
         return
     with pytest.raises(ConfigError, match="insecure-no-auth"):
         load_settings(flags)
-    assert not is_loopback(flags["http"]["host"])
+    assert not all(is_loopback(flags["http"][name]) for name in ("host", "metrics_host") if name in flags["http"])
+
+
+@pytest.mark.parametrize(
+    ("http", "named"),
+    [
+        ({"tls": {"cert": "a.pem"}}, "http.tls.key"),
+        ({"tls": {"key": "a.key"}}, "http.tls.cert"),
+        ({"tls": {"client_ca": "ca.pem"}}, "http.tls.client_ca"),
+        ({"metrics_tls": True}, "http.metrics_tls"),
+        ({"tls": {"cert": "a.pem", "key": "a.key", "client_auth": "required"}}, "http.tls.client_auth"),
+        ({"metrics_host": "10.0.0.1"}, "http.metrics_host"),
+    ],
+)
+def test_settings_of_tls_belong_together(http: dict[str, Any], named: str) -> None:
+    """Half of them would leave a port in clear, or open."""
+    with pytest.raises(ConfigError, match=named):
+        load_settings({"http": http})
 
 
 def test_secrets_are_masked_and_never_in_errors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,102 @@
+"""The certificates that a process shows, and those of clients that it takes: read anew when their files change."""
+
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from bridge.clock import Clock
+from bridge.core.errors import ConfigError
+
+_LOG = structlog.get_logger()
+_LOOK_INTERVAL_MS = 1_000
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"  # of TLS 1.2; those of 1.3 are all good
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM. `client_ca`: certificates that clients show must be of these; `is_client_needed`: all must show one."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+    is_client_needed: bool = False
+
+
+class Certificates:
+    """`context` is that of the next connection; those that are open keep theirs."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Raises ConfigError."""
+        self._files = files
+        self._stamp = self._read_stamp()
+        self.context = _load(files)
+        self.fault = ""  # why the newest files are not used
+
+    async def run_forever(self, clock: Clock) -> None:
+        """Looks at the files every second."""
+        while True:
+            await clock.sleep_ms(_LOOK_INTERVAL_MS)
+            self.look()
+
+    def look(self) -> None:
+        """Takes files that have changed; what cannot be used is told, and looked at again."""
+        stamp = self._read_stamp()
+        if stamp == self._stamp and not self.fault:
+            return
+        try:
+            self.context = _load(self._files)
+        except ConfigError as error:
+            if str(error) != self.fault:
+                _LOG.error("certificates_kept", reason=str(error))
+            self.fault = str(error)
+        else:
+            self.fault = ""
+            _LOG.info("certificates_read", cert=str(self._files.cert))
+        self._stamp = stamp
+
+    def _read_stamp(self) -> tuple[object, ...]:
+        files = self._files
+        return tuple(_stamp_of(path) for path in (files.cert, files.key, files.client_ca) if path is not None)
+
+
+def _stamp_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def _load(files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.set_ciphers(_CIPHERS)
+    context.set_alpn_protocols(["http/1.1"])
+    with _named(f"http.tls: certificate {files.cert} and key {files.key} cannot be used"):
+        context.load_cert_chain(files.cert, files.key, _refuse_password)
+    if files.client_ca is not None:
+        context.num_tickets = 0  # each connection shows its certificate, while that is valid
+        context.verify_mode = ssl.CERT_REQUIRED if files.is_client_needed else ssl.CERT_OPTIONAL
+        with _named(f"http.tls.client_ca {files.client_ca} cannot be used"):
+            context.load_verify_locations(files.client_ca)
+    return context
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Errors become a ConfigError that begins like this."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # an SSLError is the first
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        raise ConfigError(f"{what}: {reason}") from error
+
+
+def _refuse_password() -> str:
+    """Called for an enciphered key; without it OpenSSL would ask on the terminal."""
+    raise ValueError("the key has a password; give the file without one to the bridge's user alone")
