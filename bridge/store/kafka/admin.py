@@ -249,8 +249,8 @@ class KafkaTopicAdmin:
         return len(described.members)
 
     async def find_denied(self, rights: Collection[KafkaRight]) -> list[KafkaRight]:
-        """Those that this client does not have, as far as Kafka tells: it says nothing of transactional ids, and of
-        what is not there. Raises StoreError."""
+        """Those that this client does not have, as far as Kafka tells: it says nothing of transactional ids, of what
+        is not there, and of groups before it has loaded them. Raises StoreError."""
         names = sorted({right.name for right in rights if right.resource is Resource.TOPIC and not right.is_prefix})
         allowed = {(Resource.TOPIC, name): found for name, found in (await self._ask_operations(names)).items()}
         for group in {right.name for right in rights if right.resource is Resource.GROUP}:
@@ -282,9 +282,8 @@ class KafkaTopicAdmin:
         if not isinstance(answer, KafkaException):
             found: Collection[Any] | None = answer.authorized_operations
             return found
-        if error_of(answer).code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-            return ()
-        raise make_store_error(error_of(answer)) from answer
+        # a broker that has just started cannot tell yet, as for other errors that are no denial
+        return () if error_of(answer).code() == KafkaError.GROUP_AUTHORIZATION_FAILED else None
 
     async def _await_visible(self, name: str) -> None:
         """The controller has made it; brokers learn of it a moment later. Raises StoreTimeout."""
