@@ -8,6 +8,18 @@ from typing import NamedTuple, Protocol
 from bridge.core.check_rules import GroupSettings
 
 DEFAULT_SETTINGS = GroupSettings()
+_HIDDEN = "<hidden>"  # no URL that may be called holds this
+
+
+def place_of(url: str) -> str:
+    """For logs and records: without the query, which may hold secrets."""
+    return url.partition("?")[0]
+
+
+def show_url(url: str) -> str:
+    """For answers and the audit: that there is a query, not which."""
+    place, mark, _ = url.partition("?")
+    return f"{place}?{_HIDDEN}" if mark else place
 
 
 @dataclass(frozen=True, slots=True)

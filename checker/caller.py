@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from bridge.clock import Clock
+from bridge.directory import place_of
 
 
 class Failure(StrEnum):
@@ -100,7 +101,7 @@ class MemoryCaller(CheckCaller):
 
     async def call(self, call: EndpointCall) -> EndpointReply:
         start_ms = self.clock.monotonic_ms()
-        endpoint = call.url.partition("?")[0]
+        endpoint = place_of(call.url)
         handler = self.endpoints.get(call.url)
         response = None if handler is None else await self._within(handler, call)
         latency_ms = self.clock.monotonic_ms() - start_ms

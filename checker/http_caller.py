@@ -21,6 +21,7 @@ from aiohttp.tracing import Trace
 from yarl import URL
 
 from bridge.clock import Clock
+from bridge.directory import place_of
 from checker.caller import CheckCaller, EndpointCall, EndpointReply, Failure, failure_of
 from checker.endpoint_guard import CallbackPolicy, CheckedUrl, check_addresses, check_url
 
@@ -60,7 +61,7 @@ class HttpCaller(CheckCaller):
         start_ms = self._clock.monotonic_ms()
         checked = check_url(call.url, self._policy)
         if isinstance(checked, str):
-            return EndpointReply(call.url.partition("?")[0], 0, failure=Failure.FORBIDDEN)
+            return EndpointReply(place_of(call.url), 0, failure=Failure.FORBIDDEN)
         reply = await self._exchange(call, checked)
         latency_ms = self._clock.monotonic_ms() - start_ms
         status, body, retry_after, failure = reply

@@ -13,7 +13,7 @@ from bridge.clock import SystemClock
 from bridge.core.keyring import Keyring
 from bridge.core.message import Message, write_message
 from bridge.core.transaction import make_transaction_id, make_uuid7_bits
-from bridge.directory import ProducerGroup
+from bridge.directory import ProducerGroup, place_of
 from checker.call import Check, Nonces, Subject, can_sign, encode_call, render_check, sign_call
 from checker.caller import CheckCaller, EndpointCall, EndpointReply
 from checker.config import CheckerConfig
@@ -228,7 +228,7 @@ class _EndpointTrial:
         return len(self.findings) > 1 and self.findings[1].verdict is not TrialVerdict.SKIPPED
 
     def _note(self, trial: Trial, judged: Judgement, reply: EndpointReply | None = None) -> None:
-        endpoint, latency_ms = (reply.endpoint, reply.latency_ms) if reply else (self._url.partition("?")[0], 0)
+        endpoint, latency_ms = (reply.endpoint, reply.latency_ms) if reply else (place_of(self._url), 0)
         self.findings.append(TrialFinding(endpoint, trial, *judged, latency_ms))
 
 

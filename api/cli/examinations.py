@@ -32,6 +32,7 @@ from bridge.core.record import HalfMessage
 from bridge.core.record_codec import encode_half
 from bridge.core.topics import InternalTopics, with_prefix
 from bridge.core.transaction import make_transaction_id, make_uuid7_bits
+from bridge.directory import place_of
 from bridge.node import Roles
 from bridge.sql.engine import Database, SqlUnavailable
 from bridge.sql.groups import Snapshot, read_snapshot
@@ -364,7 +365,7 @@ async def _examine_endpoints(settings: Settings) -> list[Diagnosis]:
 
 async def _examine_endpoint(what: str, url: str) -> Diagnosis:
     parts = urlsplit(url)
-    shown = url.partition("?")[0]
+    shown = place_of(url)
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
             port = parts.port or (443 if parts.scheme == "https" else 80)

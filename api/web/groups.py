@@ -15,7 +15,7 @@ from api.web.search import PAGE_PARAMETERS, GroupCountsAnswer, answer_page, page
 from api.web.views import Time, render_optional_time, render_time
 from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings
 from bridge.core.grants import Verb
-from bridge.directory import Endpoint
+from bridge.directory import Endpoint, show_url
 from bridge.service.contract import Refused
 from bridge.service.groups import EndpointRegistered, GroupSaved
 from bridge.sql.groups import EndpointHealth, GroupHealth
@@ -59,7 +59,8 @@ class PutGroup(Struct, forbid_unknown_fields=True):
 
 
 class EndpointAnswer(Struct):
-    """A callback URL, and what became of its rounds. `disabled_reason`: it said that it is gone; asked no more."""
+    """A callback URL, its query hidden, and what became of its rounds, together with those of other queries.
+    `disabled_reason`: it said that it is gone; asked no more."""
 
     url: str
     leased: bool
@@ -267,7 +268,7 @@ def render_saved(saved: GroupSaved) -> GroupSavedAnswer:
 def render_registered(registered: EndpointRegistered) -> EndpointRegisteredAnswer:
     """An endpoint that was registered."""
     until_ms = registered.lease_until_ms
-    return EndpointRegisteredAnswer(registered.url, until_ms is not None, render_optional_time(until_ms))
+    return EndpointRegisteredAnswer(show_url(registered.url), until_ms is not None, render_optional_time(until_ms))
 
 
 def render_settings(settings: GroupSettings) -> CheckSettings:
@@ -287,7 +288,7 @@ def render_settings(settings: GroupSettings) -> CheckSettings:
 
 def _render_endpoint(endpoint: Endpoint) -> EndpointAnswer:
     until = render_optional_time(endpoint.lease_until_ms)
-    return EndpointAnswer(endpoint.url, endpoint.is_leased, until, endpoint.disabled_reason)
+    return EndpointAnswer(show_url(endpoint.url), endpoint.is_leased, until, endpoint.disabled_reason)
 
 
 def _render_health(health: EndpointHealth) -> EndpointAnswer:
@@ -395,4 +396,4 @@ async def remove_endpoint(request: ApiRequest, group: str) -> HttpAnswer:
     removed = await request.services.groups.remove_endpoint(group, url, who_is(request, ""))
     if isinstance(removed, Refused):
         raise refuse(removed)
-    return json_answer(200, EndpointRemovedAnswer(url, removed))
+    return json_answer(200, EndpointRemovedAnswer(show_url(url), removed))

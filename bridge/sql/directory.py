@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from bridge.clock import Clock
 from bridge.core.check_rules import GroupSettings
-from bridge.directory import DEFAULT_SETTINGS, ProducerGroup, UnansweredRound
+from bridge.directory import DEFAULT_SETTINGS, ProducerGroup, UnansweredRound, show_url
 from bridge.fault_points import FaultPoint, reach
 from bridge.sql import groups
 from bridge.sql.bulk import move_version
@@ -40,7 +40,7 @@ _CURSOR = "a"
 
 @dataclass(frozen=True, slots=True)
 class ActEntry:
-    """An audited act. `before`, `after`: JSON members of what changed; secrets never."""
+    """An audited act. `before`, `after`: JSON members of what changed; never secrets, nor queries of URLs."""
 
     at_ms: int
     actor: str
@@ -80,11 +80,21 @@ def read_audit(conn: Connection, limit: int, cursor: str | None = None) -> tuple
 
 
 def _encode(members: Mapping[str, object] | None) -> str | None:
-    return None if members is None else json.dumps(members, separators=(",", ":"))
+    return None if members is None else json.dumps(_hide_queries(members), separators=(",", ":"))
 
 
 def _decode(text: str | None) -> Mapping[str, object] | None:
-    return None if text is None else dict(json.loads(text))
+    return None if text is None else _hide_queries(json.loads(text))
+
+
+def _hide_queries(members: Mapping[str, object]) -> Mapping[str, object]:
+    """Also of what was kept before they were hidden."""
+    shown = dict(members)
+    if isinstance(url := shown.get("url"), str):
+        shown["url"] = show_url(url)
+    if isinstance(urls := shown.get("endpoints"), list):
+        shown["endpoints"] = [show_url(str(one)) for one in urls]
+    return shown
 
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings
-from bridge.directory import DEFAULT_SETTINGS, Endpoint, ProducerGroup, UnansweredRound
+from bridge.directory import DEFAULT_SETTINGS, Endpoint, ProducerGroup, UnansweredRound, place_of
 from bridge.sql.bulk import make_upsert, move_version
 from bridge.sql.stats import GroupStats, read_group_stats
 from bridge.sql.tables import check_results, directory_version, endpoints, producer_groups, secrets, unanswered_rounds
@@ -256,13 +256,8 @@ def read_health(conn: Connection, name: str, now_ms: int) -> GroupHealth | None:
     group = read_group(conn, name, now_ms)
     if group is None:
         return None
-    known = {endpoint.url: endpoint for endpoint in group.endpoints}
-    rows = conn.execute(
-        sa.select(check_results).where(check_results.c.producer_group == name).order_by(check_results.c.endpoint)
-    )
     results = {
-        row.endpoint: EndpointHealth(
-            known.get(row.endpoint, Endpoint(row.endpoint)),
+        row.endpoint: (
             row.answered,
             row.last_answered_ms,
             row.last_latency_ms,
@@ -270,11 +265,13 @@ def read_health(conn: Connection, name: str, now_ms: int) -> GroupHealth | None:
             row.last_unanswered_ms,
             row.last_failure,
         )
-        for row in rows
+        for row in conn.execute(sa.select(check_results).where(check_results.c.producer_group == name))
     }
-    silent = {url: EndpointHealth(endpoint) for url, endpoint in known.items() if url not in results}
-    ordered = [health for _, health in sorted((results | silent).items())]
-    return GroupHealth(group, ordered, read_group_stats(conn, name, now_ms))
+    gone = results.keys() - {place_of(endpoint.url) for endpoint in group.endpoints}
+    shown = [*group.endpoints, *map(Endpoint, gone)]
+    healths = [EndpointHealth(one, *results.get(place_of(one.url), ())) for one in shown]
+    healths.sort(key=lambda health: health.endpoint.url)
+    return GroupHealth(group, healths, read_group_stats(conn, name, now_ms))
 
 
 def _add_rounds(conn: Connection) -> sa.Insert:

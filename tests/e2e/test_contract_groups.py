@@ -75,6 +75,20 @@ def test_put_replaces_settings_and_endpoints(service: RunningService) -> None:
     assert (urls_of(found), found["check"]) == ([], DEFAULTS)
 
 
+def test_query_of_a_url_is_never_shown(service: RunningService) -> None:
+    """It may hold a token: neither answers nor audit nor logs tell it; what is shown instead is refused as a URL."""
+    group, url, token = service.new_group("tokens"), "http://127.0.0.1:9001/check", "t0ken-of-the-shop"
+    path = f"/v1/producer-groups/{group}/endpoints"
+    query = {"url": f"{url}/leased?token={token}"}
+    answers = [put(service, group, endpoints=[{"url": f"{url}?token={token}"}]), service.api.post(path, query)]
+    assert urls_of(get(service, group)) == [f"{url}/leased?<hidden>", f"{url}?<hidden>"]
+    answers += [service.api.http.delete(path, params=query), service.other.get("/v1/producer-groups")]
+    answers += [service.api.get("/v1/audit"), put(service, group)]
+    assert [answer.text for answer in answers if answer.status_code not in {200, 201} or token in answer.text] == []
+    assert [process for process in service.processes if token in process.log.read_text()] == []
+    check_problem(put(service, group, endpoints=[{"url": f"{url}?<hidden>"}]), 422, "callback-url-forbidden")
+
+
 @pytest.mark.parametrize("name", BOUNDS)
 def test_settings_have_bounds(service: RunningService, name: str) -> None:
     """Both bounds are taken, what is beyond them is 422 with its place."""

@@ -1,6 +1,7 @@
 """Groups, rounds, counts, audit, redrive jobs, leases and identity, on both databases."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
@@ -21,7 +22,7 @@ from bridge.sql.projection import clear_projection
 from bridge.sql.redrive import JobState, RedriveJob, advance_job, claim_job, create_job, find_job, list_jobs, stop_job
 from bridge.sql.rows import ALL_COLUMNS, AppliedPosition, LogIdentity, all_values, begin_position, make_row
 from bridge.sql.stats import AGE_BOUNDS_S, read_stats
-from bridge.sql.tables import endpoints, group_counts, transactions
+from bridge.sql.tables import audit, endpoints, group_counts, transactions
 from bridge.sql.transactions import find_many, read_positions, read_timeline
 from checker.call import sign_call
 from outbox.client.checks import SignatureVerifier
@@ -167,6 +168,29 @@ async def test_unanswered_rounds_are_added_up_in_timeline_and_health(
         ("", 1, "no-endpoint"), (URL, 3, "timeout"),
     ]  # fmt: skip
     assert await directory.read_health("nobody") is None
+
+
+async def test_results_of_an_endpoint_with_a_query_are_its_own(directory: SqlDirectory) -> None:
+    """They are kept without the query, which may hold secrets; one that left is shown without it."""
+    await directory.put_group("shop", DEFAULT_SETTINGS, [f"{URL}?token=s3cret"])
+    rounds = [UnansweredRound("a" * 28, "shop", 1, "timeout", place) for place in (URL, "https://gone/check")]
+    await directory.record_rounds(rounds)
+    health = await directory.read_health("shop")
+    assert health is not None
+    shown = [(one.endpoint.url, one.unanswered) for one in health.endpoints]
+    assert shown == [("https://gone/check", 1), (f"{URL}?token=s3cret", 1)]
+
+
+async def test_audit_hides_queries_of_urls(directory: SqlDirectory, database: Database) -> None:
+    """They may hold tokens. Also those of entries that were kept with them."""
+    members = {"endpoints": [f"{URL}?token=s3cret", URL], "url": f"{URL}?token=s3cret", "max_checks": 3}
+    hidden = {"endpoints": [f"{URL}?<hidden>", URL], "url": f"{URL}?<hidden>", "max_checks": 3}
+    await directory.put_group("shop", DEFAULT_SETTINGS, [], ActEntry(1, "a", "put", "shop", None, None, members))
+    kept = await database.read(lambda conn: conn.execute(sa.select(audit.c.after)).scalar_one())
+    assert "s3cret" not in kept
+    await database.run(lambda conn: conn.execute(sa.update(audit).values(before=json.dumps(members))))
+    ((entry,), _) = await database.read(lambda conn: read_audit(conn, 1))
+    assert (entry.before, entry.after) == (hidden, hidden)
 
 
 async def test_stats_come_by_group_with_ages_of_pending_ones(database: Database) -> None:

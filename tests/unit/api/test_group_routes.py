@@ -128,7 +128,8 @@ async def test_endpoint_is_leased_and_left(live: LiveServer) -> None:
     """A minute unless another time is asked for; shown with its end; left once, and again for nothing."""
     await live.client.put(PATH, json={"endpoints": [URL]})
     leased = {"url": "https://orders-7.example.com/check?id=7"}
-    shown = {**leased, "leased": True, "lease_until": "2026-01-31T12:01:00.123Z"}
+    hidden = {"url": "https://orders-7.example.com/check?<hidden>"}
+    shown = {**hidden, "leased": True, "lease_until": "2026-01-31T12:01:00.123Z"}
     assert (await live.client.post(f"{PATH}/endpoints", json=leased)).json() == shown
     longer = await live.client.post(f"{PATH}/endpoints", json={**leased, "lease_seconds": 90.5})
     assert longer.json()["lease_until"] == "2026-01-31T12:01:30.623Z"
@@ -140,7 +141,7 @@ async def test_endpoint_is_leased_and_left(live: LiveServer) -> None:
     assert [e["leased"] for e in (await live.client.get(PATH)).json()["endpoints"]] == [False, True]
     for removed in (True, False):
         answer = await live.client.delete(f"{PATH}/endpoints", params=leased)
-        assert (answer.status_code, answer.json()) == (200, {**leased, "removed": removed})
+        assert (answer.status_code, answer.json()) == (200, {**hidden, "removed": removed})
     assert (await live.client.delete(f"{PATH}/endpoints", params=URL)).json() == {**URL, "removed": False}
 
 
