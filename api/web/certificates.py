@@ -31,7 +31,7 @@ class Certificates:
 
     def __init__(self, files: TlsFiles) -> None:
         """Raises ConfigError."""
-        self._files = files
+        self.files = files
         self._stamp = self._read_stamp()
         self.context = _load(files)
         self.fault = ""  # why the newest files are not used
@@ -48,18 +48,18 @@ class Certificates:
         if stamp == self._stamp and not self.fault:
             return
         try:
-            self.context = _load(self._files)
+            self.context = _load(self.files)
         except ConfigError as error:
             if str(error) != self.fault:
                 _LOG.error("certificates_kept", reason=str(error))
             self.fault = str(error)
         else:
             self.fault = ""
-            _LOG.info("certificates_read", cert=str(self._files.cert))
+            _LOG.info("certificates_read", cert=str(self.files.cert))
         self._stamp = stamp
 
     def _read_stamp(self) -> tuple[object, ...]:
-        files = self._files
+        files = self.files
         return tuple(_stamp_of(path) for path in (files.cert, files.key, files.client_ca) if path is not None)
 
 

@@ -5,9 +5,13 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from api.web.limits import ByteBudget, HttpLimits
 from tests.support.api_fakes import FakeTransactions, make_services
-from tests.support.live_server import HOST, LiveServer, serve
+from tests.support.live_server import LiveServer, serve
+
+pytestmark = pytest.mark.usefixtures("each_way")
 
 MIB = 1024 * 1024
 TOTAL = 2 * MIB
@@ -47,7 +51,7 @@ async def small_budget(fake: FakeTransactions) -> AsyncIterator[LiveServer]:
 
 async def stall(live: LiveServer, media_type: str) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Requests that send a part and no more."""
-    sockets = [await asyncio.open_connection(HOST, live.port) for _ in range(STALLED)]
+    sockets = [await live.connect() for _ in range(STALLED)]
     for _, writer in sockets:
         writer.write(head(media_type, MIB) + PART)
     return sockets
@@ -94,7 +98,7 @@ async def test_answered_lines_are_given_back_while_the_stream_goes_on(fake: Fake
     line = json.dumps({**SMALL, "messages": [{"topic": "t", "value": "v" * 100_000}]}).encode() + b"\n"
     count = TOTAL // len(line) * 2
     async with small_budget(fake) as live:
-        reader, writer = await asyncio.open_connection(HOST, live.port)
+        reader, writer = await live.connect()
         writer.write(head(NDJSON, (count + 1) * len(line)))
         for _ in range(count):
             writer.write(line)
@@ -135,7 +139,7 @@ async def test_requests_that_wait_behind_another_give_back_with_their_connection
     """They have never begun."""
     async with small_budget(fake) as live:
         fake.gate = asyncio.Event()
-        _, writer = await asyncio.open_connection(HOST, live.port)
+        _, writer = await live.connect()
         body = json.dumps(SMALL).encode()
         whole = head(JSON, len(body)) + body
         writer.write(whole * 5)

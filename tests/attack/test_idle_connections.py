@@ -7,7 +7,7 @@ import pytest
 
 from api.web.server import ServeConfig, fit_connections
 from tests.support.api_fakes import FakeTransactions, make_facts, make_services
-from tests.support.live_server import HOST, LiveServer, serve
+from tests.support.live_server import LiveServer, serve
 
 CAP = 8
 HEAD = b"GET /livez HTTP/1.1\r\nHost: a\r\n"
@@ -16,12 +16,13 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 async def connect(live: LiveServer, stack: AsyncExitStack, sent: bytes = b"") -> Streams:
     """A connection that has sent this, and that the server knows."""
-    reader, writer = await asyncio.open_connection(HOST, live.port)
+    reader, writer = await live.connect()
     stack.callback(writer.transport.abort)
     writer.write(sent)
     return reader, writer
 
 
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize("sent", [b"", HEAD, HEAD + b"\r\n"], ids=["silent", "half a head", "kept alive"])
 async def test_silent_connections_keep_nobody_out(fake: FakeTransactions, sent: bytes) -> None:
     """Three times as many as there may be, then one more with a request."""

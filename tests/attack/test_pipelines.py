@@ -9,7 +9,9 @@ import pytest
 
 from api.web.protocol import MAX_PIPELINED, BoundedProtocol
 from tests.support.api_fakes import FakeTransactions, make_facts, make_services
-from tests.support.live_server import HOST, LiveServer, serve
+from tests.support.live_server import LiveServer, serve
+
+pytestmark = pytest.mark.usefixtures("each_way")
 
 GET = b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"
 LAST = b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
@@ -35,7 +37,7 @@ async def start_flood(live: LiveServer, fake: FakeTransactions) -> tuple[asyncio
     """One commit that is not answered yet, and behind it more requests than the sockets between can hold."""
     facts = await make_facts(fake)
     fake.gate = asyncio.Event()
-    _, writer = await asyncio.open_connection(HOST, live.port)
+    _, writer = await live.connect()
     head = f"POST /v1/transactions/{facts.prepared}/commit HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
     writer.write(head.encode() + GET * SENT)
     async with asyncio.timeout(10):

@@ -10,7 +10,7 @@ from api.web.limits import HttpLimits
 from tests.attack.test_bytes_in_flight import JSON, MIB, NDJSON, budget_of, head, wait_for_none
 from tests.attack.test_pipelines import connections_of
 from tests.support.api_fakes import FakeTransactions, make_facts, make_services
-from tests.support.live_server import HOST, LiveServer, serve
+from tests.support.live_server import LiveServer, serve
 
 TOTAL = 16 * MIB
 PART = b"x" * (256 * 1024)  # above what is kept for small requests
@@ -52,7 +52,7 @@ async def send_parts(sender: Sender, count: int) -> None:
 
 async def connect(live: LiveServer) -> Sender:
     """A new one."""
-    return Sender(*await asyncio.open_connection(HOST, live.port))
+    return Sender(*await live.connect())
 
 
 @pytest.mark.parametrize("media_type", [JSON, NDJSON])

@@ -6,33 +6,27 @@ import socket
 import ssl
 import warnings
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import pytest
 
+from api.web.limits import HttpLimits
 from api.web.server import ServeConfig
 from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.authority import Authority
-from tests.support.bad_requests import GOOD
 from tests.support.live_server import HOST, LiveServer, serve
 
 CAP = 8
+MIB = 1024 * 1024
 GET = b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 KEPT = b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"
-ORDER = GOOD.replace(b"<group>", b"_group_").replace(b"<topic>", b"_topic_")
+ORDER = {"producer_group": "g", "messages": [{"topic": "t"}]}
 POST = b"POST /v1/transactions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 OK = b"HTTP/1.1 200 "
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    """Signs what a test needs."""
-    return Authority(tmp_path)
-
-
-def secured(authority: Authority, **options: object) -> ServeConfig:
-    """A port with its certificates."""
-    return ServeConfig(host=HOST, port=0, certificates=authority.certificates(), **options)  # type: ignore[arg-type]
+def configure(**options: object) -> ServeConfig:
+    """Of a port of any number."""
+    return ServeConfig(host=HOST, port=0, **options)  # type: ignore[arg-type]
 
 
 async def connect(live: LiveServer, tls: ssl.SSLContext | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -40,22 +34,12 @@ async def connect(live: LiveServer, tls: ssl.SSLContext | None) -> tuple[asyncio
     return await asyncio.open_connection(HOST, live.port, ssl=tls)
 
 
-async def ask(live: LiveServer, tls: ssl.SSLContext) -> bytes:
-    """The answer on a connection of its own."""
-    reader, writer = await connect(live, tls)
-    try:
-        writer.write(GET)
-        return await asyncio.wait_for(reader.read(), 20)
-    finally:
-        writer.close()
-
-
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 async def test_new_versions_are_spoken(fake: FakeTransactions, authority: Authority, version: ssl.TLSVersion) -> None:
     """With ciphers that keep what is past secret."""
     tls = authority.client()
     tls.minimum_version = tls.maximum_version = version
-    async with serve(make_services(fake), secured(authority), tls) as live:
+    async with serve(make_services(fake), configure(), authority) as live:
         reader, writer = await connect(live, tls)
         chosen = writer.get_extra_info("cipher")[0]
         writer.write(GET)
@@ -72,7 +56,7 @@ async def test_old_versions_are_refused(fake: FakeTransactions, authority: Autho
         warnings.simplefilter("ignore", DeprecationWarning)
         tls.minimum_version = tls.maximum_version = version
     tls.set_ciphers("ALL:@SECLEVEL=0")
-    async with serve(make_services(fake), secured(authority), authority.client()) as live:
+    async with serve(make_services(fake), configure(), authority) as live:
         with pytest.raises(ssl.SSLError, match="ALERT_PROTOCOL_VERSION"):
             await connect(live, tls)
         assert (await live.send_raw(GET)).startswith(OK)
@@ -81,7 +65,7 @@ async def test_old_versions_are_refused(fake: FakeTransactions, authority: Autho
 @pytest.mark.parametrize("sent", [GET, b"\x80\x2e\x01\x00\x02", b"\x16\x03\x01\x00\x05hello", os.urandom(300)])
 async def test_what_is_no_tls_is_closed(fake: FakeTransactions, authority: Authority, sent: bytes) -> None:
     """Plain HTTP above all: no reset, no answer in clear, and at once."""
-    async with serve(make_services(fake), secured(authority, head_s=60.0), authority.client()) as live:
+    async with serve(make_services(fake), configure(head_s=60.0), authority) as live:
         reader, writer = await connect(live, None)
         writer.write(sent)
         writer.write_eof()
@@ -96,7 +80,7 @@ async def test_handshake_that_does_not_come_is_not_waited_for(
     fake: FakeTransactions, authority: Authority, start: bytes
 ) -> None:
     """The time of a head is also that of its handshake."""
-    async with serve(make_services(fake), secured(authority, head_s=0.2), authority.client()) as live:
+    async with serve(make_services(fake), configure(head_s=0.2), authority) as live:
         reader, writer = await connect(live, None)
         writer.write(start)
         assert await asyncio.wait_for(reader.read(), 10) == b""
@@ -105,8 +89,8 @@ async def test_handshake_that_does_not_come_is_not_waited_for(
 
 async def test_connections_before_their_handshake_keep_nobody_out(fake: FakeTransactions, authority: Authority) -> None:
     """They count, and the one that has been there longest is ended for a new one."""
-    config = secured(authority, connections=CAP, head_s=60.0)
-    async with serve(make_services(fake), config, authority.client()) as live, AsyncExitStack() as stack:
+    config = configure(connections=CAP, head_s=60.0)
+    async with serve(make_services(fake), config, authority) as live, AsyncExitStack() as stack:
         opened = [await connect(live, None) for _ in range(3 * CAP)]
         for _, writer in opened:
             stack.callback(writer.close)
@@ -114,16 +98,69 @@ async def test_connections_before_their_handshake_keep_nobody_out(fake: FakeTran
         assert await asyncio.wait_for(opened[0][0].read(), 10) == b""
 
 
+async def test_large_bodies_go_both_ways(fake: FakeTransactions, authority: Authority) -> None:
+    """In many records; a client that takes nothing of its answer is cut off, with what was kept for it."""
+    sent = {"producer_group": "g", "messages": [{"topic": "t", "value": "v" * MIB}] * 6}
+    services = make_services(fake, limits=HttpLimits(body_bytes=8 * MIB))
+    async with serve(services, configure(send_s=0.3), authority) as live:
+        prepared = await live.client.post("/v1/transactions", json=sent)
+        assert prepared.status_code == 201
+        path = f"/v1/transactions/{prepared.json()['transaction_id']}?include=messages"
+        read = await live.client.get(path)
+        assert [message["value"] for message in read.json()["messages"]] == ["v" * MIB] * 6
+        with ssl_socket(live, authority.client()) as deaf:
+            await asyncio.to_thread(deaf.sendall, f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+            await live.client.aclose()
+            await wait_for_no_connection(live)
+
+
+async def test_refused_client_reads_why(fake: FakeTransactions, authority: Authority) -> None:
+    """It goes on sending what it promised, and then reads: a whole answer, and that nothing comes after it."""
+    services = make_services(fake, limits=HttpLimits(body_bytes=MIB))
+    async with serve(services, configure(), authority) as live:
+        with ssl_socket(live, authority.client()) as client:
+
+            def send_and_read() -> bytes:
+                client.sendall(POST % (4 * MIB) + b"x" * (4 * MIB))
+                pieces = []
+                while piece := client.recv(65_536):
+                    pieces.append(piece)
+                return b"".join(pieces)
+
+            answer = await asyncio.to_thread(send_and_read)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"not_applied" in answer
+
+
+@pytest.mark.parametrize(
+    ("host", "is_secured", "is_told"), [("0.0.0.0", True, True), ("0.0.0.0", False, False), (HOST, True, False)]
+)
+async def test_browsers_are_told_to_stay_with_tls(
+    fake: FakeTransactions, authority: Authority, host: str, is_secured: bool, is_told: bool
+) -> None:
+    """By every answer; not on loopback, which every server of the machine shares."""
+    config = ServeConfig(host=host, port=0)
+    async with serve(make_services(fake), config, authority if is_secured else None) as live:
+        for answer in (await live.client.get("/livez"), await live.client.post("/v1/transactions", json=ORDER)):
+            assert ("strict-transport-security" in answer.headers) is is_told
+
+
 async def test_end_of_the_process_waits_for_nobody_at_rest(fake: FakeTransactions, authority: Authority) -> None:
     """A client that does not say that it ends, too, is not waited for: asyncio's own TLS does, for 30 s."""
     tls = authority.client()
-    async with serve(make_services(fake), secured(authority, drain_s=60.0), tls) as live:
+    async with serve(make_services(fake), configure(drain_s=60.0), authority) as live:
         with ssl_socket(live, tls) as client:
             await asyncio.to_thread(client.sendall, KEPT)
             assert (await asyncio.to_thread(client.recv, 12)) == OK[:12]
             live.stop.set()
-            while live.server._server.server_state.connections:  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0.01)
+            await wait_for_no_connection(live)
+
+
+async def wait_for_no_connection(live: LiveServer) -> None:
+    """Nobody tells."""
+    async with asyncio.timeout(20):
+        while live.server._server.server_state.connections:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def ssl_socket(live: LiveServer, tls: ssl.SSLContext) -> ssl.SSLSocket:

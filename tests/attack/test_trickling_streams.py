@@ -6,10 +6,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import pytest
+
 from api.web.limits import HttpLimits, Streams
 from api.web.server import ServeConfig
 from tests.support.api_fakes import FakeTransactions, make_services
-from tests.support.live_server import HOST, LiveServer, serve
+from tests.support.live_server import LiveServer, serve
+
+pytestmark = pytest.mark.usefixtures("each_way")
 
 PLACES = 4
 STREAMS = 3 * PLACES
@@ -66,7 +70,7 @@ class Stage:
 
     async def open(self, sent: bytes) -> Sender:
         """A stream that begins so."""
-        reader, writer = await asyncio.open_connection(HOST, self.live.port)
+        reader, writer = await self.live.connect()
         self._opened.append(Sender(reader, writer))
         writer.write(HEAD)
         self._opened[-1].send(sent)

@@ -2,6 +2,7 @@
 
 import ssl
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 import trustme
@@ -25,9 +26,9 @@ class Authority:
         self.ca.cert_pem.write_to_path(str(path))
         return path
 
-    def issue(self, *names: str, at: str = "server") -> TlsFiles:
+    def issue(self, *names: str, at: str = "server", not_after: datetime | None = None) -> TlsFiles:
         """A new pair, in the files of this name, which are replaced."""
-        made = self.ca.issue_cert(*names or NAMES)
+        made = self.ca.issue_cert(*names or NAMES, not_after=not_after)
         files = TlsFiles(self.folder / f"{at}.pem", self.folder / f"{at}.key")
         files.cert.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
         files.key.write_bytes(made.private_key_pem.bytes())
@@ -40,10 +41,9 @@ class Authority:
             return Certificates(files)
         return Certificates(TlsFiles(files.cert, files.key, self.ca_file, is_client_needed=is_client_needed))
 
-    def client(self, *names: str, signed_by: "Authority | None" = None) -> ssl.SSLContext:
-        """A client that trusts it; with a certificate for these names, if any, by whoever signs it."""
+    def client(self, shown: TlsFiles | None = None) -> ssl.SSLContext:
+        """A client that trusts it, and shows this certificate, if any."""
         context = ssl.create_default_context(cafile=str(self.ca_file))
-        if names:
-            files = (signed_by or self).issue(*names, at="client")
-            context.load_cert_chain(files.cert, files.key)
+        if shown is not None:
+            context.load_cert_chain(shown.cert, shown.key)
         return context

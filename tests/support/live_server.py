@@ -13,11 +13,13 @@ from api.web.app import create_app
 from api.web.guard import MARK
 from api.web.server import ApiServer, ServeConfig
 from api.web.services import Services
+from tests.support.authority import Authority
 from tests.support.documented import Documented
 
 HOST = "127.0.0.1"
 NAME = "a"  # also of the server, and short to write
 _DOCUMENTED: dict[str, Documented] = {}
+usual_authority: Authority | None = None  # signs for servers that name none
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +32,13 @@ class LiveServer:
     stop: asyncio.Event
     tls: ssl.SSLContext | None = None
 
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection, secured where the server is."""
+        return await asyncio.open_connection(HOST, self.port, ssl=self.tls)
+
     async def send_raw(self, request: bytes, *, half_close: bool = False) -> bytes:
         """Sends bytes as they are; everything that comes back until the server closes the connection."""
-        reader, writer = await asyncio.open_connection(HOST, self.port, ssl=self.tls)
+        reader, writer = await self.connect()
         try:
             writer.write(request)
             if half_close:
@@ -44,14 +50,18 @@ class LiveServer:
 
 @asynccontextmanager
 async def serve(
-    services: Services, config: ServeConfig | None = None, tls: ssl.SSLContext | None = None
+    services: Services, config: ServeConfig | None = None, authority: Authority | None = None
 ) -> AsyncIterator[LiveServer]:
     """Serves until the block ends, then drains. Every answer the client gets is held against the document.
 
-    `tls`: how its clients speak it, where the server does.
+    `authority`: signs what a secured server shows, if the configuration does not say that.
     """
     app = create_app(services)
     config = config or ServeConfig(host=HOST, port=0)
+    authority = authority or usual_authority
+    tls = None if authority is None else authority.client()
+    if authority is not None and config.certificates is None:
+        config = replace(config, certificates=authority.certificates())
     server = ApiServer(app, replace(config, allowed_hosts=(*config.allowed_hosts, NAME)))
     stop = asyncio.Event()
     serving = asyncio.ensure_future(server.serve_until(stop))

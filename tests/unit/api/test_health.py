@@ -1,8 +1,16 @@
 """Liveness, readiness."""
 
 import asyncio
+from dataclasses import replace
+from typing import cast
 
+import httpx2
+
+from api.web.app import create_app, create_metrics_app
 from api.web.services import CheckResult, Services
+from bridge.clock import SystemClock
+from bridge.service.access import AccessConfig, AccessService
+from bridge.sql.engine import Database
 from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.live_server import serve
 
@@ -58,3 +66,18 @@ async def test_check_that_hangs_is_a_failed_one(fake: FakeTransactions) -> None:
     async with serve(with_checks(fake, sql=hang)) as live:
         answer = await live.client.get("/readyz?verbose")
     assert (answer.status_code, answer.json()["checks"][0]["detail"]) == (503, "no answer in 2 s")
+
+
+async def test_metrics_apart_need_no_key(fake: FakeTransactions) -> None:
+    """There, whoever reaches the port is let in, and there is nothing else; at the API's they are not to be had."""
+    asks = AccessService(cast("Database", None), SystemClock(), AccessConfig(is_open=False))
+    app = create_app(replace(with_checks(fake, kafka=good), access=asks), has_metrics=False)
+    apart = httpx2.ASGITransport(create_metrics_app(app))
+    async with httpx2.AsyncClient(transport=apart, base_url="http://127.0.0.1") as scraper:
+        found = {path: await scraper.get(path) for path in ("/livez", "/readyz?verbose", "/metrics", "/v1/stats")}
+    assert [answer.status_code for answer in found.values()] == [200, 200, 200, 404]
+    assert "outbox_bridge_" in found["/metrics"].text
+    assert [check["name"] for check in found["/readyz?verbose"].json()["checks"]] == ["kafka"]
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://127.0.0.1") as caller:
+        assert [(await caller.get(path)).status_code for path in ("/livez", "/metrics", "/v1/stats")] == [200, 401, 401]
+    assert "/metrics" not in app.openapi()["paths"]
