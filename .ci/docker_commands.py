@@ -1,84 +1,86 @@
-"""Runs what docker/Dockerfile and docker/compose.yaml run, without Docker.
+"""Runs what docker/Dockerfile and docker/compose.yaml run, without Docker, in a root made as the Dockerfile says.
 
-The installation is the image's own (docker/install). Commands, environments and the health check are read from the
-two files; only addresses and ports are put in, of a real Kafka and a real PostgreSQL of this machine.
+Commands, environments, user and the health check are read from the two files; only addresses and ports are put in, of
+a real Kafka and a real PostgreSQL of this machine. A transaction with a key is prepared, committed and published.
 """
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import yaml
+from image import Build, Limits, Stage
 
 from bridge.broker.ports import choose_free_port
 from tests.support.broker import running_broker
 from tests.support.postgres import PostgresServer
 
 ROOT = Path(__file__).parents[1]
-PORT_INSIDE = "8780"
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
 LOOK_INTERVAL_S = 0.3
+TOPIC = "orders"
+SOCKET_FOLDER = "/run/postgresql"
 
 Service = dict[str, object]
+Process = subprocess.Popen[bytes]
 
 
-class Image:
-    """The virtual environment that would be the image's, with the environment a container would have."""
+class Containers:
+    """Processes in the image's root, as the Compose file wants them."""
 
-    def __init__(self, folder: Path, bootstrap: str, database_url: str) -> None:
-        self.bin = folder / "app" / "bin"
-        self.home = folder / "home"
-        self.home.mkdir()
+    def __init__(self, stage: Stage, bootstrap: str, database_url: str) -> None:
+        self.stage = stage
         self._bootstrap = bootstrap
-        self._database_url = database_url
-        subprocess.run([ROOT / "docker" / "install", folder / "app"], check=True)
-        made = subprocess.run([self.bin / "outbox-bridge", "key", "new"], capture_output=True, text=True, check=True)
-        self._key = made.stdout.strip()
+        address, folder = database_url.split("host=")
+        self._database_url = f"{address}host={SOCKET_FOLDER}"
+        self._sockets = {f"{SOCKET_FOLDER}/{path.name}": path for path in Path(folder).glob(".s.PGSQL.*[0-9]")}
+        self.key = self.run_to_end({}, ["key", "new"]).strip()
 
-    def environment_of(self, service: Service) -> dict[str, str]:
-        """That of the Compose file, with this machine's addresses."""
-        environment = {name: str(value) for name, value in dict(service["environment"]).items()}  # type: ignore[call-overload]
-        environment["OUTBOX_BRIDGE_KAFKA"] = environment["OUTBOX_BRIDGE_KAFKA"].replace("kafka:9092", self._bootstrap)
-        environment["OUTBOX_BRIDGE_DATABASE_URL"] = self._database_url
-        if "OUTBOX_BRIDGE_AUTH__ADMIN_KEY" in environment:
-            environment["OUTBOX_BRIDGE_AUTH__ADMIN_KEY"] = self._key
-        return {"PATH": f"{self.bin}:{os.environ['PATH']}", "HOME": str(self.home), **environment}
-
-    def run(self, service: Service, port: int) -> "subprocess.Popen[bytes]":
-        """Its command in the image's entry point."""
-        command = [str(port) if word == PORT_INSIDE else word for word in service["command"]]  # type: ignore[attr-defined]
-        words = [*entry_point(), *command]
+    def run(self, service: Service, words: Sequence[str], port: int = 0) -> Process:
+        """A command in the image's entry point, at another port than the image's own."""
         print("+", *words, flush=True)
-        return subprocess.Popen([self.bin / words[0], *words[1:]], env=self.environment_of(service), cwd=self.home)
+        return subprocess.Popen(self._words(service, [*self.stage.entry_point, *words], port))
 
-    def is_healthy(self, port: int) -> bool:
+    def run_to_end(self, service: Service, words: Sequence[str]) -> str:
+        """What it prints; it must succeed."""
+        command = self._words(service, [*self.stage.entry_point, *words], 0)
+        return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=START_TIMEOUT_S).stdout
+
+    def is_healthy(self, service: Service, port: int) -> bool:
         """Runs the image's health check."""
-        command = [word.replace(f":{PORT_INSIDE}", f":{port}") for word in health_check()]
-        done = subprocess.run([self.bin / command[0], *command[1:]], capture_output=True, check=False)
-        return done.returncode == 0
+        command = self._words(service, self.stage.health_check, port)
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
+    def _words(self, service: Service, words: Sequence[str], port: int) -> list[str]:
+        assert "cap_drop" not in service or service["cap_drop"] == ["ALL"]  # which every user but root has here
+        tmpfs: list[str] = service.get("tmpfs", [])  # type: ignore[assignment]
+        limits = Limits(bool(service.get("read_only")), tmpfs, self._sockets)
+        (inside,) = self.stage.ports
+        there = [word.replace(str(inside), str(port)) for word in words]
+        return self.stage.words(there, self._environment(service), limits)
 
-def instruction(name: str) -> list[str]:
-    """The words of the last JSON-form instruction of this name in the Dockerfile."""
-    text = (ROOT / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
-    return list(json.loads(re.findall(rf"{name}\s+(\[.*\])\s*$", text, re.MULTILINE)[-1]))
-
-
-def entry_point() -> list[str]:
-    return instruction("^ENTRYPOINT")
-
-
-def health_check() -> list[str]:
-    return instruction("^HEALTHCHECK.*CMD")
+    def _environment(self, service: Service) -> dict[str, str]:
+        """That of the Compose file, with this machine's addresses in place of what must at least be there."""
+        environment = {name: str(value) for name, value in dict(service.get("environment", {})).items()}  # type: ignore[call-overload]
+        if environment:
+            assert json.loads(environment["OUTBOX_BRIDGE_KAFKA"]) == {"bootstrap.servers": "kafka:9092"}
+            assert environment["OUTBOX_BRIDGE_DATABASE_URL"].startswith("postgresql+psycopg://")
+            environment["OUTBOX_BRIDGE_KAFKA"] = json.dumps({"bootstrap.servers": self._bootstrap})
+            environment["OUTBOX_BRIDGE_DATABASE_URL"] = self._database_url
+        if "OUTBOX_BRIDGE_AUTH__ADMIN_KEY" in environment:
+            environment["OUTBOX_BRIDGE_AUTH__ADMIN_KEY"] = self.key
+        return environment
 
 
 def bridge_services() -> dict[str, Service]:
@@ -87,24 +89,67 @@ def bridge_services() -> dict[str, Service]:
     return {name: service for name, service in services.items() if service["image"].startswith("outbox-bridge:")}
 
 
-def check_environment(services: dict[str, Service]) -> None:
-    """What is replaced here must at least be there."""
-    for name, service in services.items():
-        environment = dict(service["environment"])  # type: ignore[call-overload]
-        assert json.loads(environment["OUTBOX_BRIDGE_KAFKA"]) == {"bootstrap.servers": "kafka:9092"}, name
-        assert environment["OUTBOX_BRIDGE_DATABASE_URL"].startswith("postgresql+psycopg://"), name
+def check_files(stage: Stage, folder: Path) -> None:
+    """The image has every file of a wheel that is made from the whole project, as it is in there."""
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    (packages,) = stage.root.glob("opt/outbox-bridge/lib/python3.*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if not name.endswith("/RECORD")]
+        wrong = [name for name in names if not is_same(packages / name, archive.read(name))]
+    assert names
+    assert wrong == [], f"missing in the image, or different: {wrong}"
+    print(f"{len(names)} files of the project are in the image", flush=True)
 
 
-def await_healthy(image: Image, name: str, process: "subprocess.Popen[bytes]", port: int) -> None:
+def is_same(path: Path, contents: bytes) -> bool:
+    return path.is_file() and path.read_bytes() == contents
+
+
+def await_healthy(containers: Containers, service: Service, process: Process, port: int) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
-    while not image.is_healthy(port):
-        assert process.poll() is None, f"{name} ended with {process.returncode}"
-        assert time.monotonic() < deadline, f"{name} is not healthy after {START_TIMEOUT_S:.0f} s"
+    while not containers.is_healthy(service, port):
+        assert process.poll() is None, f"ended with {process.returncode}"
+        assert time.monotonic() < deadline, f"not healthy after {START_TIMEOUT_S:.0f} s"
         time.sleep(LOOK_INTERVAL_S)
-    print(f"{name} is healthy", flush=True)
+    while not is_ready(port):
+        assert time.monotonic() < deadline, f"not ready after {START_TIMEOUT_S:.0f} s"
+        time.sleep(LOOK_INTERVAL_S)
 
 
-def stop(name: str, process: "subprocess.Popen[bytes]") -> None:
+def is_ready(port: int) -> bool:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=STOP_TIMEOUT_S):
+            return True
+    except HTTPError:
+        return False
+
+
+def publish_one(port: int, key: str) -> None:
+    """Prepares and commits a transaction, with the key; waits until it is published."""
+    url = f"http://127.0.0.1:{port}/v1/transactions"
+    message = {"topic": TOPIC, "key": "7", "value": {"order": 7}}
+    prepared = call(url, key, {"producer_group": "orders", "messages": [message]})
+    url = f"{url}/{prepared['transaction_id']}"
+    call(f"{url}/commit", key, {"producer_group": "orders"})
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while (now := call(url, key))["state"] != "COMMITTED" or not now["receipts"]:
+        assert time.monotonic() < deadline, f"not published after {START_TIMEOUT_S:.0f} s: {now}"
+        time.sleep(LOOK_INTERVAL_S)
+    print(f"{prepared['transaction_id']} was prepared, committed and published", flush=True)
+
+
+def call(url: str, key: str, body: object = None) -> dict[str, object]:
+    """The answer, which must be a success: a POST if there is a body."""
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    with urlopen(Request(url, data, headers), timeout=STOP_TIMEOUT_S) as answer:
+        members: dict[str, object] = json.load(answer)
+    return members
+
+
+def stop(name: str, process: Process) -> None:
     """As `docker stop` does; a clean end is part of the promise."""
     process.terminate()
     assert process.wait(STOP_TIMEOUT_S) == 0, f"{name} ended with {process.returncode} after SIGTERM"
@@ -112,30 +157,39 @@ def stop(name: str, process: "subprocess.Popen[bytes]") -> None:
 
 
 @contextmanager
-def image() -> Iterator[Image]:
+def built_containers() -> Iterator[Containers]:
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="outbox-bridge-image-"))
+        folder.chmod(0o755)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        stage = Build(ROOT / "docker" / "Dockerfile", ROOT, folder).run()
+        check_files(stage, folder / "wheel")
         postgres = PostgresServer()
         stack.callback(postgres.close)
         broker = stack.enter_context(running_broker())
-        yield Image(folder, broker.bootstrap, postgres.create())
+        yield Containers(stage, broker.bootstrap, postgres.create())
 
 
 def main() -> int:
+    os.umask(0o022)
     services = bridge_services()
-    check_environment(services)
-    with image() as built, ExitStack() as stack:
+    with built_containers() as containers, ExitStack() as stack:
         migrate = services.pop("migrate")
         for _ in range(2):  # the second time as after a restart
-            assert built.run(migrate, 0).wait(START_TIMEOUT_S) == 0
+            containers.run_to_end(migrate, migrate["command"])  # type: ignore[arg-type]
+        containers.run_to_end(migrate, ["topic", "create", TOPIC])
         ports = {name: choose_free_port() for name in services}
-        processes = {name: built.run(service, ports[name]) for name, service in services.items()}
+        processes = {
+            name: containers.run(service, service["command"], ports[name])  # type: ignore[arg-type]
+            for name, service in services.items()
+        }
         for process in processes.values():
             stack.callback(process.wait)
             stack.callback(process.kill)
         for name, process in processes.items():
-            await_healthy(built, name, process, ports[name])
+            await_healthy(containers, services[name], process, ports[name])
+            print(f"{name} is healthy and ready", flush=True)
+        publish_one(ports["api"], containers.key)
         for name, process in processes.items():
             stop(name, process)
     return 0

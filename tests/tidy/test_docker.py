@@ -1,7 +1,8 @@
-"""docker/: what the image and the Compose file run is in the command line. They are not built here."""
+"""docker/: what the image and the Compose file run is in the command line. `.ci/docker_commands.py` runs them."""
 
 import json
 import re
+import tomllib
 from typing import Any
 
 import pytest
@@ -50,7 +51,10 @@ def test_image_does_not_run_as_root() -> None:
 
 
 def test_image_gets_every_file_its_installation_needs() -> None:
-    """What the Dockerfile copies is let through by .dockerignore."""
+    """What a wheel is made of, and the rest that the Dockerfile copies, is let through by .dockerignore."""
     let_through = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile(), re.MULTILINE)
-    assert {name.rstrip("/") for line in copied for name in line.split()} == let_through
+    lines = re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile(), re.MULTILINE)
+    copied = {name.rstrip("/") for line in lines for name in line.split()}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]) <= copied
+    assert copied == let_through
