@@ -154,9 +154,11 @@ class LimitsSettings(_Section):
 
 
 class CallbacksSettings(_Section):
-    """Which networks may be called besides public ones; http and any port are allowed in them."""
+    """`allow_networks`: may be called besides public ones; http and any port are allowed in them. `prove_ownership`:
+    which endpoints must answer a signed challenge before they are taken; `remote`: those beyond loopback."""
 
     allow_networks: tuple[str, ...] = ()
+    prove_ownership: Literal["remote", "all", "none"] = "remote"
 
     @field_validator("allow_networks")
     @classmethod

@@ -19,6 +19,7 @@ from api.own_addresses import OwnAddresses, parse_servers
 from api.settings import Settings, TlsSettings
 from api.web.app import create_app, create_metrics_app
 from api.web.certificates import Certificates, TlsFiles
+from api.web.guard import is_loopback
 from api.web.health import make_readiness
 from api.web.limits import HttpLimits
 from api.web.metrics import register_gauges
@@ -336,10 +337,18 @@ class _Process:
                 max_body_bytes=chosen.held_body_bytes,
                 horizon=LowWatermarkConfig(journal_records=chosen.put_back_records),
             ),
+            needs_proof=self._needs_proof,
             access=_make_access_config(settings),
             overridden=settings.topics.overridden,
             auto_create_groups=settings.auto_create_groups,
         )
+
+    def _needs_proof(self, url: str) -> bool:
+        """An endpoint on this machine, named so, is the operator's."""
+        checked, which = check_url(url, self._callbacks), self._settings.callbacks.prove_ownership
+        if isinstance(checked, str) or which == "none":
+            return False
+        return which == "all" or not is_loopback(checked.host)
 
     def _refuse_url(self, url: str) -> str | None:
         checked = check_url(url, self._callbacks)

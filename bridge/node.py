@@ -17,6 +17,7 @@ from bridge.clock import Clock, KafkaTime
 from bridge.core.check_rules import CheckTimes
 from bridge.core.errors import ConfigError
 from bridge.core.topics import InternalTopics
+from bridge.directory import ProducerGroup
 from bridge.fault_points import FaultPoint, reach
 from bridge.log_watch import LogWatch
 from bridge.projector import Projector, ProjectorConfig, ProjectorPorts, RebuildProgress, RebuildVerdict, rebuild
@@ -50,6 +51,7 @@ from checker.call import Nonces
 from checker.caller import CheckCaller
 from checker.config import CheckerConfig
 from checker.context import CheckContext
+from checker.ownership import OwnershipProof
 from checker.service import CheckService
 
 _LOG = structlog.get_logger()
@@ -91,11 +93,17 @@ def refuse_no_url(url: str) -> None:
     """A UrlRule where whoever calls the endpoints judges them."""
 
 
+def never(url: str) -> bool:
+    """Of no endpoint a proof is wanted."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
     """Settings of a process. `owner`: its name, which no other process has.
 
-    `refuse_url`: which callback URLs may not be registered. `overridden`: kinds of faults of topics that are taken.
+    `refuse_url`: which callback URLs may not be registered; `needs_proof`: which must prove whose they are.
+    `overridden`: kinds of faults of topics that are taken.
     `access`: who may call; None where nobody calls but the process itself.
     """
 
@@ -108,6 +116,7 @@ class NodeConfig:
     settler: SettlerConfig = field(default_factory=SettlerConfig)
     checker: CheckerConfig = field(default_factory=CheckerConfig)
     projector: ProjectorConfig = field(default_factory=ProjectorConfig)
+    needs_proof: Callable[[str], bool] = never
     access: AccessConfig | None = None
     overridden: Collection[str] = ()
     auto_create_groups: bool = True
@@ -187,6 +196,7 @@ class Node:
         if roles.settler:
             self._start_settler()
         if roles.api:
+            self._stack.push_async_callback(self._proof.close)
             self.run("answers", self.follower.run_forever())
             self.run("destinations", self.destinations.run_forever())
             self.run("pending", self.pending.run_forever())
@@ -313,12 +323,16 @@ class Node:
         operators = Operators(ender, self.reads, trail, topics, limits, self.kafka_time)
         bodies = BodyReader(store, topics)
         self.transactions = TransactionService(preparer, ender, operators, self.reads, bodies, clock)
-        self.groups = GroupService(self.directory, self.reads, clock, topics.queues, config.refuse_url)
+        self._proof = OwnershipProof(backing.open_caller, clock, self.make_text)
+        self.groups = GroupService(self.directory, self.reads, clock, topics.queues, config.refuse_url, self._prove)
         self.claims = ClaimService(SqlPullCheckStore(database), self.directory, self.reads, bodies, clock)
         lags = ConsumerLag(store, topics, self.follower, self.kafka_time)
         self.search = SearchService(database, clock, self.kafka_time, lags)
         self.parked = ParkedService(database, clock, lambda: f"{random_bits(80):020x}")
         self.redrive = RedriveLoop(database, clock, operators, ender, prefix, config.redrive)
+
+    async def _prove(self, group: ProducerGroup, url: str) -> str | None:
+        return await self._proof.find_flaw(group, url) if self._config.needs_proof(url) else None
 
     def _seal(self, owners: OwnerStore) -> SealedOwnerStore:
         return SealedOwnerStore(owners, self._config.topics.op, self.seal_watch)

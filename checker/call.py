@@ -122,22 +122,37 @@ def encode_call(group: str, checks: Sequence[Check]) -> str:
     return f'{{"type":"transaction.check","producer_group":{write_json(group)},"checks":[{texts}]}}'
 
 
+def encode_challenge(group: str, challenge: str) -> str:
+    """The body of a call that asks nothing, but wants this text back."""
+    return f'{{"type":"transaction.check","producer_group":{write_json(group)},"checks":[],"challenge":"{challenge}"}}'
+
+
+def is_echo(body: bytes, challenge: str) -> bool:
+    """Whether the answer to such a call is the right one. Never raises."""
+    return _load(body) == {"resolutions": [], "challenge": challenge}
+
+
 def decode_answers(body: bytes, asked: Mapping[str, str]) -> Answers:
     """The resolutions that count. `asked`: nonce by transaction id. Never raises.
 
     A transaction that is missing from the result was not answered: left out, named twice, with another
     nonce, an unknown word or further members.
     """
-    try:
-        document = json.loads(body.decode(), object_pairs_hook=unique_members, parse_constant=refuse_constant)
-    except (ValueError, RecursionError):
-        return Answers({}, is_well_formed=False)
+    document = _load(body)
     if not isinstance(document, dict) or document.keys() != {"resolutions"}:
         return Answers({}, is_well_formed=False)
     entries = document["resolutions"]
     if not isinstance(entries, list):
         return Answers({}, is_well_formed=False)
     return _read_entries(entries, asked)
+
+
+def _load(body: bytes) -> object:
+    """The document; None if there is none."""
+    try:
+        return json.loads(body.decode(), object_pairs_hook=unique_members, parse_constant=refuse_constant)
+    except (ValueError, RecursionError):
+        return None
 
 
 def show_time(time_ms: int) -> str:

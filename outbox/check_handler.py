@@ -25,6 +25,7 @@ from outbox.client.checks import (
     Tell,
     decode_call,
     encode_answer,
+    encode_echo,
 )
 from outbox.client.errors import CallRefused, OutboxConfigError, SignatureRefused
 from outbox.client.listener import Resolution
@@ -102,6 +103,8 @@ class CheckCallGuard:
         if self._groups is not None and call.producer_group not in self._groups:
             _LOG.warning("check_refused reason=group %s is none of this endpoint's", call.producer_group)
             return refuse(HTTPStatus.FORBIDDEN, "this endpoint does not answer for that producer group")
+        if call.challenge is not None and not call.checks:
+            return CheckResponse(HTTPStatus.OK.value, encode_echo(call.challenge))
         return call
 
 

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from api.web.bodies import GroupName, TransactionId
 from api.web.groups import _TAG
@@ -46,11 +46,12 @@ class CheckItem(Struct):
 
 
 class CheckCall(Struct):
-    """One call about many transactions of one group."""
+    """One call about many transactions of one group. With `challenge`, about none: that text is wanted back."""
 
     type: Literal["transaction.check"]
     producer_group: GroupName
     checks: list[CheckItem]
+    challenge: str | UnsetType = UNSET
 
 
 class CheckResolution(Struct):
@@ -62,9 +63,10 @@ class CheckResolution(Struct):
 
 
 class CheckAnswer(Struct):
-    """The answer to a call."""
+    """The answer to a call. `challenge`: that of the call, if it had one."""
 
     resolutions: list[CheckResolution]
+    challenge: str | UnsetType = UNSET
 
 
 CLAIM_CHECKS = Operation(

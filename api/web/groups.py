@@ -154,7 +154,7 @@ PUT_GROUP = Operation(
         201: (GroupSavedAnswer, "Created; with its signing secret, shown this once."),
         200: (GroupSavedAnswer, "Replaced; leased endpoints stay."),
     },
-    ("callback-url-forbidden",),
+    ("callback-url-forbidden", "callback-unverified"),
     Body(
         PutGroup,
         examples={
@@ -195,7 +195,7 @@ ROTATE_SECRET = Operation(
 REGISTER_ENDPOINT = Operation(
     _TAG,
     {200: (EndpointRegisteredAnswer, "Asked from now on, or for longer.")},
-    ("unknown-producer-group", "callback-url-forbidden", "too-many-endpoints"),
+    ("unknown-producer-group", "callback-url-forbidden", "callback-unverified", "too-many-endpoints"),
     Body(
         RegisterEndpoint,
         examples={"an instance": {"url": "https://orders-7.example.com/check", "lease_seconds": 60}},

@@ -221,6 +221,12 @@ _REFUSALS = (
         "Use https on port 443 or 8443 to a public address, or list the network in callbacks.allow_networks.",
     ),
     ProblemType(
+        "callback-unverified",
+        422,
+        "Endpoint has not proved whose it is",
+        "Let it answer the bridge's challenge (docs/check-endpoint.md; the SDK does), with the group's secret, first.",
+    ),
+    ProblemType(
         "projection-behind", 503, "Answer would be out of date", "Repeat after Retry-After seconds.", outcome=None
     ),
     _unknown(

@@ -55,6 +55,7 @@ class RefusalCode(StrEnum):
     TOO_MANY_KEYS = "too-many-keys"
     NOT_FOUND = "not-found"
     CALLBACK_URL_FORBIDDEN = "callback-url-forbidden"
+    CALLBACK_UNVERIFIED = "callback-unverified"
     PROJECTION_BEHIND = "projection-behind"
     RATE_LIMITED = "rate-limited"
     UNAVAILABLE = "unavailable"

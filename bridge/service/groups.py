@@ -1,6 +1,7 @@
 """Producer groups: settings, endpoints, secrets, health. Every change is audited in its own SQL transaction."""
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bridge.clock import Clock
@@ -23,6 +24,8 @@ MAX_ENDPOINTS = 100
 MAX_LEASED_ENDPOINTS = 1_000
 UrlRule = Callable[[str], str | None]
 """Why a callback URL is refused; None if it may be called."""
+Proof = Callable[[ProducerGroup, str], Awaitable[str | None]]
+"""Asks an endpoint to prove that it is the group's; why it has not, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +49,20 @@ class GroupService:
     """What operators and producers may do to producer groups."""
 
     def __init__(
-        self, directory: SqlDirectory, reads: CurrentReads, clock: Clock, queues: int, refuse_url: UrlRule
+        self,
+        directory: SqlDirectory,
+        reads: CurrentReads,
+        clock: Clock,
+        queues: int,
+        refuse_url: UrlRule,
+        prove: Proof,
     ) -> None:
         self._directory = directory
         self._reads = reads
         self._clock = clock
         self._queues = queues
         self._refuse_url = refuse_url
+        self._prove = prove
 
     async def put(self, name: str, settings: GroupSettings, urls: Sequence[str], who: Who) -> GroupSaved | Refused:
         """Creates the group, or replaces its settings and static endpoints."""
@@ -60,6 +70,9 @@ class GroupService:
         if refused is not None:
             return refused
         before = self._directory.get(name)
+        refused = await self._refuse_unproven(before or ProducerGroup(name, settings), urls, "/endpoints/{}/url")
+        if refused is not None:
+            return refused
         act = self._entry(
             who, "producer-group.put", name, describe(before) if before else None, _describe_put(settings, urls)
         )
@@ -121,11 +134,9 @@ class GroupService:
 
     async def register_endpoint(self, name: str, url: str, lease_ms: int, who: Who) -> EndpointRegistered | Refused:
         """A live instance can be asked at this URL for so long; said again, the lease begins anew."""
-        if (refused := refuse_for_group(who.rights, Verb.CHECK, name)) is not None:
+        refused = refuse_for_group(who.rights, Verb.CHECK, name) or await self._refuse_lease(name, url)
+        if refused is not None:
             return refused
-        reason = self._refuse_url(url)
-        if reason is not None:
-            return Refused(RefusalCode.CALLBACK_URL_FORBIDDEN, reason, errors=(("/url", reason),))
         wanted = EndpointLease(name, url, EndpointTerm(self._clock.now_ms() + lease_ms, lease_ms))
         act = self._entry(who, "producer-group.register-endpoint", name, None, {"url": url, "lease_ms": lease_ms})
         try:
@@ -162,6 +173,20 @@ class GroupService:
         if reasons:
             return Refused(RefusalCode.CALLBACK_URL_FORBIDDEN, reasons[0][1], errors=reasons)
         return None
+
+    async def _refuse_lease(self, name: str, url: str) -> Refused | None:
+        reason, group = self._refuse_url(url), self._directory.get(name)
+        if reason is not None:
+            return Refused(RefusalCode.CALLBACK_URL_FORBIDDEN, reason, errors=(("/url", reason),))
+        return None if group is None else await self._refuse_unproven(group, [url], "/url")
+
+    async def _refuse_unproven(self, group: ProducerGroup, urls: Sequence[str], place: str) -> Refused | None:
+        """The refusal if an endpoint that the group does not have yet has not proved that it is the group's."""
+        known = {endpoint.url for endpoint in group.endpoints}
+        new = [(n, url) for n, url in enumerate(urls) if url not in known]
+        flaws = await asyncio.gather(*[self._prove(group, url) for _, url in new])
+        errors = [(place.format(n), flaw) for (n, _), flaw in zip(new, flaws, strict=True) if flaw is not None]
+        return Refused(RefusalCode.CALLBACK_UNVERIFIED, errors[0][1], errors=errors) if errors else None
 
     def _entry(
         self,

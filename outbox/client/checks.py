@@ -17,6 +17,7 @@ from outbox.client.errors import CallRefused, OutboxConfigError, SignatureRefuse
 from outbox.client.listener import Resolution
 
 CALL_TYPE = "transaction.check"
+_MAX_CHALLENGE = 200
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -35,10 +36,11 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class CheckCall:
-    """All checks of one call; no transaction twice."""
+    """All checks of one call; no transaction twice. `challenge`: a text that is wanted back."""
 
     producer_group: str
     checks: tuple[Check, ...]
+    challenge: str | None = None
 
 
 Tell = Callable[[Check, Resolution], None]
@@ -68,7 +70,13 @@ def read_call(document: object) -> CheckCall:
     checks = tuple(_read_check(_object(entry, "check"), group) for entry in listed)
     if len({check.transaction_id for check in checks}) != len(checks):
         raise CallRefused("a transaction is named twice")
-    return CheckCall(group, checks)
+    challenge = _text(call, "challenge", _MAX_CHALLENGE) if "challenge" in call else None
+    return CheckCall(group, checks, challenge)
+
+
+def encode_echo(challenge: str) -> bytes:
+    """The answer to a call that asks about nothing, but wants a text back."""
+    return json.dumps({"resolutions": [], "challenge": challenge}, separators=(",", ":")).encode()
 
 
 def encode_answer(answered: Sequence[tuple[Check, Resolution]]) -> bytes:

@@ -39,7 +39,8 @@ class LeaseKeeper:
         except OutboxError as error:
             if isinstance(error, Refused):
                 self.is_registered = False
-                if not isinstance(error, NotFound):  # a group is made by its first prepare
+                # a group is made by its first prepare; an endpoint may be asked for a proof before it listens
+                if not isinstance(error, NotFound) and error.code != "callback-unverified":
                     raise
             pause_s = min(self._pause_s, self._interval_s)
             self._pause_s *= 2

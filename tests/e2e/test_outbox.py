@@ -1,55 +1,21 @@
 """Transaction records, check handler and relay with a real bridge on a real Kafka, over sockets."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from outbox.check_handler import CheckHandler
 from outbox.client.errors import LocalTransactionBarred
 from outbox.hand_over import HttpHandOver, OutboxRow, PublishStatus
 from outbox.relay import RelayConfig
 from outbox.tables import make_record_table
 from outbox.transaction_record import TransactionRecord
-from outbox.wsgi import CheckApp
 from tests.support.bridge_process import read_committed
+from tests.support.check_app import serving_checks
 from tests.support.outbox_world import OutboxWorld, Sent
 from tests.support.running_service import RunningService
 from tests.support.user_database import UserDatabase
-
-
-class QuietHandler(WSGIRequestHandler):
-    """A line for each call would drown what failed."""
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the standard library's name
-        pass
-
-
-@contextmanager
-def serving(group_secret: list[str], record: TransactionRecord, engine: sa.Engine) -> Iterator[str]:
-    """The URL of a service's check endpoint; it gets its secret once the group is made."""
-    handlers: list[CheckHandler] = []
-
-    def app(environ, start_response):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        if not handlers:
-            handlers.append(CheckHandler(group_secret, record.answers(engine)))
-        return CheckApp(handlers[0])(environ, start_response)
-
-    with make_server("127.0.0.1", 0, app, WSGIServer, QuietHandler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/outbox-checks"
-        finally:
-            server.shutdown()
-            thread.join()
-            for handler in handlers:
-                handler.close()
 
 
 def sqlite_database(folder: Path) -> UserDatabase:
@@ -62,7 +28,7 @@ def test_bridge_learns_the_truth_from_the_record(service: RunningService, tmp_pa
     engine = sqlite_database(tmp_path).engine()
     record.table.metadata.create_all(engine)
     group, secret = service.new_group("recorded"), list[str]()
-    with serving(secret, record, engine) as url:
+    with serving_checks(secret, record.answers(engine)) as url:
         made = service.put_known_group(group, [url], transaction_timeout_seconds=1, interval_seconds=1)
         secret.append(str(made))
         kept, lost = [service.prepare(group, service.message(key="k", value=name)) for name in ("kept", "lost")]

@@ -236,6 +236,7 @@ class Bridge:
             "OUTBOX_BRIDGE_DATABASE_URL": self.database_url,
             "OUTBOX_BRIDGE_TOPICS__PREFIX": self.prefix,
             "OUTBOX_BRIDGE_CALLBACKS__ALLOW_NETWORKS": '["127.0.0.0/8"]',
+            "OUTBOX_BRIDGE_CALLBACKS__PROVE_OWNERSHIP": "none",  # endpoints of examples answer nobody
             "OUTBOX_BRIDGE_LOG__FORMAT": "json",
             "OUTBOX_BRIDGE_INSECURE_NO_AUTH": "true",
             **self.settings,

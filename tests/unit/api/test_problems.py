@@ -53,6 +53,7 @@ CONTRACT = {
     "invalid-timestamp": 422,
     "idempotency-key-reused": 422,
     "callback-url-forbidden": 422,
+    "callback-unverified": 422,
     "headers-too-large": 431,
     "internal": 500,
     "unavailable": 503,

@@ -55,6 +55,14 @@ async def test_lost_bridge_is_asked_again_soon_and_ever_later() -> None:
     assert await keeper.run_once(asking) == 0.5
 
 
+async def test_endpoint_that_does_not_listen_yet_is_offered_again() -> None:
+    """A service registers while it starts: the bridge's challenge finds nobody, a moment later it is answered."""
+    unproven = refusal_of(Problem("callback-unverified", 422))
+    keeper, asking = LeaseKeeper("shop", URL, 60), Asking(unproven, unproven)
+    assert [await keeper.run_once(asking) for _ in range(3)] == [0.5, 1, 20]
+    assert keeper.is_registered
+
+
 async def test_refusal_is_told() -> None:
     """The URL will not become better."""
     with pytest.raises(CheckEndpointRefused):

@@ -6,8 +6,9 @@ import pytest
 
 from bridge.core.check_rules import CheckTimes, GroupSettings
 from bridge.core.record import Resolution
+from bridge.directory import ProducerGroup
 from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
-from bridge.service.groups import MAX_LEASED_ENDPOINTS, EndpointRegistered, GroupSaved
+from bridge.service.groups import MAX_LEASED_ENDPOINTS, EndpointRegistered, GroupSaved, GroupService
 from bridge.service.operate import Who
 from bridge.service.search import AuditList
 from bridge.sql.engine import SqlUnavailable
@@ -51,6 +52,43 @@ def test_put_creates_once_and_tells_its_secret_once(tmp_path: Path) -> None:
             assert audit.entries[1].before == told
             assert audit.entries[1].after == told | {"endpoints": ["https://b.example/x"], "interval_ms": 60_000}
             assert "whsec" not in str(audit)
+
+    world.run(story())
+
+
+def test_endpoints_that_a_group_does_not_have_yet_prove_whose_they_are(tmp_path: Path) -> None:
+    """With a put and with a lease; what it has is not asked again. Of several each is named that has not."""
+    world = make_service_world(tmp_path)
+    asked: list[tuple[str, str]] = []
+
+    async def prove(group: ProducerGroup, url: str) -> str | None:
+        asked.append((group.name, url))
+        return "no echo" if "evil" in url else None
+
+    async def story() -> None:
+        async with world.serving() as api:
+            clock = world.settlers.memory.clock
+            groups = GroupService(api.directory, api.reads, clock, 1, lambda _: None, prove)
+            saved = await groups.put("shop", SLOW, ["https://a.example"], WHO)
+            assert isinstance(saved, GroupSaved)
+            urls = ["https://a.example", "https://evil.example/1", "https://b.example", "https://evil.example/2"]
+            refused = await groups.put("shop", SLOW, urls, WHO)
+            assert isinstance(refused, Refused)
+            assert refused.code is RefusalCode.CALLBACK_UNVERIFIED
+            assert refused.errors == [("/endpoints/1/url", "no echo"), ("/endpoints/3/url", "no echo")]
+            assert isinstance(await groups.put("shop", SLOW, ["https://a.example"], WHO), GroupSaved)
+            leased = await groups.register_endpoint("shop", "https://evil.example/3", 60_000, WHO)
+            assert isinstance(leased, Refused)
+            assert leased.code is RefusalCode.CALLBACK_UNVERIFIED
+            for _ in range(2):
+                registered = await groups.register_endpoint("shop", "https://c.example", 60_000, WHO)
+                assert isinstance(registered, EndpointRegistered)
+                await api.directory.refresh()
+            assert [url for _, url in asked] == [urls[0], *urls[1:], "https://evil.example/3", "https://c.example"]
+            assert {endpoint.url for endpoint in api.directory.groups["shop"].endpoints} == {
+                urls[0],
+                "https://c.example",
+            }
 
     world.run(story())
 

@@ -1,0 +1,87 @@
+"""An endpoint proves whose it is: it reads a signed call, and sends back what only that call told it."""
+
+import json
+import time
+
+import pytest
+
+from bridge.core.check_rules import GroupSettings
+from bridge.directory import ProducerGroup
+from checker.caller import EndpointCall, MemoryCaller, Response
+from checker.ownership import OwnershipProof
+from outbox.check_handler import CheckHandler
+from outbox.client.checks import Check, Tell
+from tests.support.virtual_time import VirtualClock
+
+URL = "https://shop.example/check"
+SECRET, OTHER = "whsec_" + "c2VjcmV0" * 4, "whsec_" + "b3RoZXIh" * 4
+SHOP = ProducerGroup("shop", GroupSettings(), secrets=(SECRET,))
+
+
+class WallClock(VirtualClock):
+    """Signatures are dated by it, and verified by the machine's own."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+def make_proof(caller: MemoryCaller) -> OwnershipProof:
+    return OwnershipProof(lambda: caller, WallClock(), lambda: "a-text-that-nobody-guesses")
+
+
+async def find_flaw(answer: Response, group: ProducerGroup = SHOP) -> str | None:
+    async def respond(call: EndpointCall) -> Response:
+        return answer
+
+    return await make_proof(MemoryCaller(VirtualClock(), {URL: respond})).find_flaw(group, URL)
+
+
+@pytest.mark.parametrize(("secret", "flaw"), [(SECRET, None), (OTHER, "did not answer the challenge: status 401")])
+async def test_handler_of_the_sdk_answers_if_it_has_the_secret(secret: str, flaw: str | None) -> None:
+    """Without asking the service's own code about anything."""
+
+    def never(checks: list[Check], tell: Tell) -> None:
+        raise AssertionError("asked")
+
+    handler = CheckHandler([secret], never, producer_groups=["shop"])
+
+    async def respond(call: EndpointCall) -> Response:
+        reply = handler.respond("POST", {name.lower(): value for name, value in call.headers.items()}, call.body)
+        return Response(reply.status, reply.body)
+
+    found = await make_proof(MemoryCaller(VirtualClock(), {URL: respond})).find_flaw(SHOP, URL)
+    handler.close()
+    assert found is None if flaw is None else found is not None and flaw in found
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"ok",
+        b"[]",
+        b'{"resolutions":[]}',
+        b'{"challenge":"a-text-that-nobody-guesses"}',
+        b'{"resolutions":[],"challenge":"another"}',
+        b'{"resolutions":[],"challenge":"a-text-that-nobody-guesses","more":1}',
+        b'{"resolutions":[{}],"challenge":"a-text-that-nobody-guesses"}',
+        b'{"resolutions":[],"challenge":"another","challenge":"a-text-that-nobody-guesses"}',
+        b"[" * 2_000,
+    ],
+)
+async def test_other_answers_prove_nothing(body: bytes) -> None:
+    """Also one that any server could give that knows no secret."""
+    assert await find_flaw(Response(200, body)) == "the endpoint did not send the challenge back"
+
+
+async def test_servers_that_do_not_answer_are_told_apart() -> None:
+    """And nothing goes out unsigned."""
+    right = json.dumps({"resolutions": [], "challenge": "a-text-that-nobody-guesses"}).encode()
+    assert await find_flaw(Response(200, right)) is None
+    assert await find_flaw(Response(200, right + b" " * 5_000)) is not None
+    for status, word in ((404, "status 404"), (302, "redirect 302"), (429, "rate-limited 429")):
+        assert await find_flaw(Response(status, right)) == f"the endpoint did not answer the challenge: {word}"
+    nobody = await make_proof(MemoryCaller(VirtualClock())).find_flaw(SHOP, URL)
+    assert nobody == "the endpoint did not answer the challenge: refused"
+    unsigned = ProducerGroup("shop", GroupSettings())
+    assert await find_flaw(Response(200, right), unsigned) == "the group has no secret that calls can be signed with"
