@@ -84,8 +84,8 @@ class HttpHandOver:
     def __init__(
         self, url: str, producer_group: str, client: httpx2.Client | None = None, *, timeout_s: float = _TIMEOUT_S
     ) -> None:
-        """`client`: with the caller's own key, certificates and limits; it stays the caller's. Without, the key is that
-        in `OUTBOX_BRIDGE_KEY`.
+        """`client`: with the caller's own key, certificates and limits; it stays the caller's. Without, key and
+        certificates are those that the environment names (`HttpConfig`).
 
         `timeout_s`: of a request, below the relay's `hand_over_ms`.
         """
@@ -94,7 +94,7 @@ class HttpHandOver:
         self._url = check_url(url)
         self._wait_s = min(timeout_s, _TIMEOUT_S) * _WAITED_PART
         self._is_own = client is None
-        self._client = client or httpx2.Client(timeout=timeout_s, headers=HttpConfig().proof)
+        self._client = client or _make_client(self._url, timeout_s)
 
     def publish(self, rows: Sequence[OutboxRow]) -> Sequence[PublishResult]:
         """As the port says."""
@@ -143,6 +143,12 @@ class HttpHandOver:
         return Answer(
             response.status_code, response.content, response.headers.get("Retry-After"), received=datetime.now(UTC)
         )
+
+
+def _make_client(url: str, timeout_s: float) -> httpx2.Client:
+    config = HttpConfig()
+    verify = config.make_tls() if url.startswith("https:") else False  # none is needed, and reading them takes long
+    return httpx2.Client(timeout=timeout_s, headers=config.proof, verify=verify)
 
 
 class MemoryHandOver:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from api.cli.http_calls import make_proof
+from api.cli.http_calls import client_for, make_proof
 from api.kafka_options import find_open_servers
 from api.settings import Settings
 from api.wiring import KafkaParts, find_denied, kafka_parts
@@ -40,6 +40,7 @@ from bridge.sql.identity import read_identity
 from bridge.sql.migrate import read_revisions
 from bridge.store.message_store import MessageStore, PutStatus
 from bridge.topology import examine as find_faults
+from outbox.client.errors import OutboxConfigError
 
 GROUP = "outbox-bridge-doctor"
 
@@ -217,7 +218,7 @@ async def _guard(what: str, examination: Awaitable[list[Diagnosis]]) -> list[Dia
             return await examination
     except TimeoutError:
         return [Diagnosis(BROKEN, what, f"no answer within {2 * _TIMEOUT_S:.0f} s", "Look at its log and its load.")]
-    except (BridgeError, OSError) as error:
+    except (BridgeError, OutboxConfigError, OSError) as error:
         return [Diagnosis(BROKEN, what, str(error), "Repair this first; the rest rests on it.")]
 
 
@@ -378,9 +379,9 @@ async def _examine_endpoint(what: str, url: str) -> Diagnosis:
 
 
 def _examine_bridge(url: str) -> list[Diagnosis]:
+    place, query, client, proof = f"{url.rstrip('/')}/readyz", {"verbose": "true"}, client_for(url), make_proof()
     try:
-        place, query = f"{url.rstrip('/')}/readyz", {"verbose": "true"}
-        answer = httpx2.get(place, params=query, headers=make_proof(), timeout=_TIMEOUT_S)
+        answer = client.get(place, params=query, headers=proof, timeout=_TIMEOUT_S)
         told = answer.json()
         is_ready, checks = told["ready"], told.get("checks")
     except (httpx2.TransportError, httpx2.InvalidURL) as error:

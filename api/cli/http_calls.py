@@ -1,6 +1,5 @@
-"""Calls of commands to a running bridge, with the key in OUTBOX_BRIDGE_KEY if there is one."""
+"""Calls of commands to a running bridge, with the key and the certificates that the environment names."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +11,7 @@ import msgspec
 import typer
 
 from api.cli.output import CommandFailed, Exit
+from outbox.client.config import HttpConfig
 
 DEFAULT_URL = "http://127.0.0.1:8780"
 _TIMEOUT_S = 20.0  # an end waits 10 s at most
@@ -19,17 +19,22 @@ _PAGE = 100
 
 UrlOption = Annotated[str, typer.Option("--url", envvar="OUTBOX_BRIDGE_URL", help="Where the bridge listens.")]
 
+_START = "Start it with `outbox-bridge dev`, or name another address with --url or OUTBOX_BRIDGE_URL."
+_OF_TLS = {
+    "CERTIFICATE_VERIFY_FAILED": "Call it as its certificate does; OUTBOX_BRIDGE_CA_FILE names who signed that.",
+    "_CERTIFICATE_REQUIRED": "It wants one: set OUTBOX_BRIDGE_CLIENT_CERT_FILE and OUTBOX_BRIDGE_CLIENT_KEY_FILE.",
+}
 _EXITS = {400: Exit.USAGE, 404: Exit.NOT_FOUND, 409: Exit.CONFLICT, 415: Exit.USAGE, 503: Exit.UNREACHABLE}
 
 
 def client_for(url: str) -> httpx2.Client:
     """A client kept for the life of the process; one that needs no certificates is made much faster."""
-    return _make_client(url.startswith("http:"))
+    return _make_client(not url.startswith("http:"))
 
 
 @cache
-def _make_client(is_plain: bool) -> httpx2.Client:
-    return httpx2.Client(timeout=_TIMEOUT_S, verify=not is_plain)
+def _make_client(is_secured: bool) -> httpx2.Client:
+    return httpx2.Client(timeout=_TIMEOUT_S, verify=HttpConfig().make_tls() if is_secured else False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +81,7 @@ def call(
 
 def make_proof() -> dict[str, str]:
     """The header that carries the key of the environment, if there is one."""
-    key = os.environ.get("OUTBOX_BRIDGE_KEY")
-    return {"Authorization": f"Bearer {key}"} if key else {}
+    return HttpConfig().proof
 
 
 def find_all(
@@ -102,7 +106,7 @@ def quoted(segment: str) -> str:
 
 def _unreachable(url: str, error: Exception) -> CommandFailed:
     reason = str(error) or type(error).__name__
-    remedy = "Start it with `outbox-bridge dev`, or name another address with --url or OUTBOX_BRIDGE_URL."
+    remedy = next((remedy for words, remedy in _OF_TLS.items() if words in reason), _START)
     return CommandFailed(Exit.UNREACHABLE, f"no bridge answers at {url}: {reason}", remedy)
 
 

@@ -6,6 +6,7 @@ import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import urlsplit
 
 from outbox.client.errors import OutboxConfigError
@@ -16,11 +17,18 @@ _KEY = re.compile(r"[\x21-\x7e]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
+def _read_variable(name: str) -> str | None:
+    return os.environ.get(f"OUTBOX_BRIDGE_{name}") or None
+
+
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
     """How the bridge is reached. `key`: an API key of the bridge, else that of the environment variable
     `OUTBOX_BRIDGE_KEY`. `headers`: sent with every request.
 
+    `ca_file`: whose certificate an https bridge must show, else those that the system trusts; `client_cert_file`,
+    `client_key_file`: the certificate that is shown to it (PEM). Each is read when a connection is first needed, from
+    the environment variable `OUTBOX_BRIDGE_` with its name if not given here. `ssl_context`: counts instead of them.
     `slack_s`: how long an exchange may take beyond the time that the bridge was asked to wait. `trust_env`: whether
     proxies and netrc of the environment count.
     """
@@ -29,8 +37,11 @@ class HttpConfig:
     slack_s: float = 4.0
     max_connections: int = 32
     keep_alive_s: float = 15.0  # below the bridge's own, or it closes a connection just when it is used
-    key: str | None = field(default_factory=lambda: os.environ.get("OUTBOX_BRIDGE_KEY"), repr=False)
+    key: str | None = field(default_factory=partial(_read_variable, "KEY"), repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    ca_file: str | None = field(default_factory=partial(_read_variable, "CA_FILE"))
+    client_cert_file: str | None = field(default_factory=partial(_read_variable, "CLIENT_CERT_FILE"))
+    client_key_file: str | None = field(default_factory=partial(_read_variable, "CLIENT_KEY_FILE"))
     ssl_context: ssl.SSLContext | None = field(default=None, repr=False)
     trust_env: bool = False
 
@@ -40,6 +51,8 @@ class HttpConfig:
         check_count("max_connections", self.max_connections)
         if self.key is not None and _KEY.fullmatch(self.key) is None:
             raise OutboxConfigError("a key is printable ASCII without spaces")
+        if self.client_key_file is not None and self.client_cert_file is None:
+            raise OutboxConfigError("client_key_file needs client_cert_file")
         for name, value in self.headers.items():
             if _HEADER_NAME.fullmatch(name) is None or _HEADER_VALUE.fullmatch(value) is None:
                 raise OutboxConfigError("a header has a name of letters, digits and - and a value without line ends")
@@ -48,6 +61,22 @@ class HttpConfig:
     def proof(self) -> dict[str, str]:
         """The header that carries the key, if there is one."""
         return {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
+
+    def make_tls(self) -> ssl.SSLContext:
+        """What speaks to an https bridge. Raises OutboxConfigError."""
+        if self.ssl_context is not None:
+            return self.ssl_context
+        what, where = "ca_file", self.ca_file
+        try:
+            tls = ssl.create_default_context(cafile=where)
+            what, where = "client_cert_file", self.client_cert_file
+            if where is not None:
+                tls.load_cert_chain(where, self.client_key_file, _refuse_password)
+        except (OSError, ValueError) as error:  # an SSLError is the first
+            reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+            place = f"{what} {where}" + (f" with {self.client_key_file}" if what == "client_cert_file" else "")
+            raise OutboxConfigError(f"{place} cannot be used: {reason}") from error
+        return tls
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +107,11 @@ class BridgeConfig:
         for name in ("max_in_flight", "max_batch_bytes", "max_waiting", "check_threads", "max_waiting_checks"):
             check_count(name, getattr(self, name))
         check_count("max_batch_items", self.max_batch_items, most=1_000)
+
+
+def _refuse_password() -> str:
+    """Called for an enciphered key; without it OpenSSL would ask on the terminal."""
+    raise ValueError("the key has a password")
 
 
 def check_url(url: str) -> str:

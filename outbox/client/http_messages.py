@@ -188,7 +188,7 @@ def find_route(url: SplitResult, config: HttpConfig) -> Route:
     """The way to this address. Raises OutboxConfigError."""
     host, port = _host_of(url), url.port or _PORTS[url.scheme]
     # loading certificates takes long, and plain HTTP needs none
-    tls = (config.ssl_context or ssl.create_default_context()) if url.scheme == "https" else None
+    tls = config.make_tls() if url.scheme == "https" else None
     found = getproxies() if config.trust_env else {}
     address = found.get(url.scheme) or found.get("all")
     if address is None or proxy_bypass(f"{host}:{port}"):

@@ -1,12 +1,14 @@
 """Settings are checked when they are made."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outbox import AsyncBridge, Bridge, BridgeConfig, HttpConfig, Message, Misuse, OutboxConfigError
 from outbox.client.config import check_url
+from tests.support.authority import Authority
 from tests.support.canned_http import canned_server
 from tests.support.sdk_twins import AwaitedSession, Session
 
@@ -59,6 +61,40 @@ def test_address_that_cannot_be_is_refused(url: str) -> None:
     with pytest.raises(OutboxConfigError) as refused:
         Bridge(url, "shop")
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["ca_file", "client_cert_file"])
+@pytest.mark.parametrize("written", [None, b"", b"no certificate"])
+def test_certificate_that_cannot_be_used_is_named(tmp_path: Path, name: str, written: bytes | None) -> None:
+    """Also one of the environment, where nobody has seen a line of code."""
+    path = tmp_path / "file.pem"
+    if written is not None:
+        path.write_bytes(written)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(f"OUTBOX_BRIDGE_{name.upper()}", str(path))
+        config = HttpConfig()
+    session, settings = Session(), BridgeConfig(http=config)
+    with (
+        Bridge("https://bridge.invalid", "shop", record=Session(), config=settings) as bridge,
+        pytest.raises(OutboxConfigError, match=f"{name} {path}"),
+        bridge.transaction(session) as transaction,
+    ):
+        transaction.send("orders", value="never")
+    assert "commit" not in session.called
+
+
+def test_client_key_is_read_from_its_certificates_file_too(tmp_path: Path) -> None:
+    """Where it stands there; one that belongs to no certificate is an error."""
+    authority = Authority(tmp_path)
+    files = authority.issue("orders")
+    both = tmp_path / "both.pem"
+    both.write_bytes(files.key.read_bytes() + files.cert.read_bytes())
+    HttpConfig(client_cert_file=str(both)).make_tls()
+    with pytest.raises(OutboxConfigError, match="client_cert_file"):
+        HttpConfig(client_key_file=str(files.key))
+    other = authority.issue("orders", at="other")
+    with pytest.raises(OutboxConfigError, match=r"other\.key cannot be used: KEY_VALUES_MISMATCH"):
+        HttpConfig(client_cert_file=str(files.cert), client_key_file=str(other.key)).make_tls()
 
 
 def test_address_may_have_a_path() -> None:

@@ -1,0 +1,156 @@
+"""A bridge that speaks TLS and wants certificates of its clients: SDK, relay, commands and scrapers reach it."""
+
+import json
+import os
+import secrets
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import outbox
+from bridge.broker.ports import choose_free_port
+from bridge.core.access_key import RANDOM_BYTES, make_key_text
+from outbox.hand_over import HttpHandOver
+from outbox.relay import RelayConfig
+from tests.support.authority import Authority
+from tests.support.bridge_process import Bridge, create_topics, read_committed, wait_until
+from tests.support.cli_process import run_command
+from tests.support.outbox_world import OutboxWorld, Sent
+from tests.support.sdk_twins import Session
+from tests.support.user_database import UserDatabase
+
+GROUP = "orders"
+
+
+class Secured(NamedTuple):
+    """A bridge's address, and the environment of who may call it."""
+
+    url: str
+    metrics_url: str
+    settings: Mapping[str, str]
+    authority: Authority
+    topic: str
+    kafka: str
+
+
+@pytest.fixture(scope="module")
+def secured(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    folder = tmp_path_factory.mktemp("secured")
+    authority, topic = Authority(folder), f"secured-{secrets.token_hex(4)}"
+    create_topics(kafka, {topic: 1})
+    shown, own = authority.issue(), authority.issue("orders.example", at="orders")
+    key, metrics_port = make_key_text(os.urandom(RANDOM_BYTES)), choose_free_port()
+    bridge = Bridge.create(
+        kafka,
+        folder,
+        OUTBOX_BRIDGE_INSECURE_NO_AUTH="false",
+        OUTBOX_BRIDGE_AUTH__ADMIN_KEY=key,
+        OUTBOX_BRIDGE_HTTP__TLS__CERT=str(shown.cert),
+        OUTBOX_BRIDGE_HTTP__TLS__KEY=str(shown.key),
+        OUTBOX_BRIDGE_HTTP__TLS__CLIENT_CA=str(authority.ca_file),
+        OUTBOX_BRIDGE_HTTP__TLS__CLIENT_AUTH="required",
+        OUTBOX_BRIDGE_HTTP__METRICS_PORT=str(metrics_port),
+    )
+    metrics_url = f"http://127.0.0.1:{metrics_port}"
+    with bridge.start() as process:
+        wait_until(lambda: status_of(f"{metrics_url}/readyz") == 200, 60, f"readiness; see {process.log}")
+        url = f"https://localhost:{process.port}"
+        settings = {
+            "OUTBOX_BRIDGE_URL": url,
+            "OUTBOX_BRIDGE_KEY": key,
+            "OUTBOX_BRIDGE_CA_FILE": str(authority.ca_file),
+            "OUTBOX_BRIDGE_CLIENT_CERT_FILE": str(own.cert),
+            "OUTBOX_BRIDGE_CLIENT_KEY_FILE": str(own.key),
+        }
+        yield Secured(url, metrics_url, settings, authority, topic, kafka)
+
+
+def status_of(url: str) -> int | None:
+    """What a look in clear is answered with."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None
+
+
+@contextmanager
+def environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Of a service."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        yield
+
+
+def test_sdk_is_told_by_its_environment(secured: Secured) -> None:
+    """Nothing in the code of the service says that TLS is spoken."""
+    with (
+        environment(secured.settings),
+        outbox.Bridge(secured.url, GROUP, record=Session()) as face,
+        face.transaction(Session()) as transaction,
+    ):
+        transaction.send(secured.topic, key="sdk", value="sent")
+    assert [r.value for r in read_committed(secured.kafka, [secured.topic]) if r.key == b"sdk"] == [b"sent"]
+
+
+async def test_pull_worker_of_a_loop_is_told_in_its_settings(secured: Secured, tmp_path: Path) -> None:
+    """They count before the environment."""
+    done = run_command("group", "put", "pulled", "--check", "mode=pull", folder=tmp_path, settings=secured.settings)
+    assert done.returncode == 0, done.stderr
+    http = outbox.HttpConfig(
+        key=secured.settings["OUTBOX_BRIDGE_KEY"],
+        ca_file=secured.settings["OUTBOX_BRIDGE_CA_FILE"],
+        client_cert_file=secured.settings["OUTBOX_BRIDGE_CLIENT_CERT_FILE"],
+        client_key_file=secured.settings["OUTBOX_BRIDGE_CLIENT_KEY_FILE"],
+    )
+    async with outbox.AsyncBridge(secured.url, "pulled", config=outbox.BridgeConfig(http=http)) as face:
+        worker = face.pull_worker(lambda check: outbox.Resolution.UNKNOWN)
+        assert (await worker.run_once()).claimed == 0
+
+
+def test_relay_is_told_by_its_environment(secured: Secured, tmp_path: Path) -> None:
+    """Like the SDK."""
+    world = OutboxWorld(UserDatabase("sqlite", f"sqlite:///{tmp_path / 'shop.db'}", ""))
+    world.enqueue(Sent(secured.topic, b"row", b"sent"))
+    with environment(secured.settings), closing(HttpHandOver(secured.url, GROUP)) as hand_over:
+        relay = world.relay(hand_over, RelayConfig(min_delay_ms=1, max_delay_ms=1))
+        wait_until(lambda: relay.run_once() and world.count()[0] == 0, name="rows handed over")
+    assert [r.value for r in read_committed(secured.kafka, [secured.topic]) if r.key == b"row"] == [b"sent"]
+
+
+def test_commands_are_told_by_their_environment(secured: Secured, tmp_path: Path) -> None:
+    """And told what is missing."""
+    settings = dict(secured.settings)
+    done = run_command("tx", "list", "-o", "json", folder=tmp_path, settings=settings)
+    assert done.returncode == 0, done.stderr
+    assert isinstance(json.loads(done.stdout), list)
+    done = run_command("tx", "list", folder=tmp_path, settings={**settings, "OUTBOX_BRIDGE_CA_FILE": ""})
+    assert (done.returncode != 0, "OUTBOX_BRIDGE_CA_FILE" in done.stderr) == (True, True), done.stderr
+    lost = {**settings, "OUTBOX_BRIDGE_CA_FILE": str(tmp_path / "lost.pem")}
+    done = run_command("tx", "list", folder=tmp_path, settings=lost)
+    assert (done.returncode, f"ca_file {tmp_path / 'lost.pem'}" in done.stderr) == (2, True), done.stderr
+    unknown = {**settings, "OUTBOX_BRIDGE_CLIENT_CERT_FILE": "", "OUTBOX_BRIDGE_CLIENT_KEY_FILE": ""}
+    done = run_command("tx", "list", folder=tmp_path, settings=unknown)
+    assert (done.returncode != 0, "CLIENT_CERT_FILE" in done.stderr) == (True, True), done.stderr
+
+
+def test_scrapers_need_neither_key_nor_certificate(secured: Secured) -> None:
+    """On the port of their own; the other one has no metrics."""
+    found = {path: status_of(secured.metrics_url + path) for path in ("/metrics", "/readyz?verbose", "/v1/stats")}
+    assert list(found.values()) == [200, 200, 404]
+    files = [secured.settings[f"OUTBOX_BRIDGE_CLIENT_{name}_FILE"] for name in ("CERT", "KEY")]
+    tls = ssl.create_default_context(cafile=secured.authority.ca_file)
+    tls.load_cert_chain(*files)
+    asked = urllib.request.Request(f"{secured.url}/metrics")
+    asked.add_header("Authorization", f"Bearer {secured.settings['OUTBOX_BRIDGE_KEY']}")
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(asked, context=tls, timeout=20)
