@@ -1,7 +1,8 @@
-"""Runs what docker/Dockerfile and docker/compose.yaml run, without Docker, in a root made as the Dockerfile says.
+"""Runs what the files of docker/ run, without Docker, in roots made as the Dockerfiles say.
 
-Commands, environments, user and the health check are read from the two files; only addresses and ports are put in, of
-a real Kafka and a real PostgreSQL of this machine. A transaction with a key is prepared, committed and published.
+Commands, environments, users and the health check are read from the files; only addresses and ports are put in, of a
+real Kafka and a real PostgreSQL of this machine. A transaction with a key is prepared, committed and published, and the
+image of the report proves it.
 """
 
 import json
@@ -13,6 +14,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.error import HTTPError
@@ -94,7 +96,7 @@ def check_files(stage: Stage, folder: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
-    (packages,) = stage.root.glob("opt/outbox-bridge/lib/python3.*/site-packages")
+    (packages,) = stage.root.glob("opt/*/lib/python3.*/site-packages")
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if not name.endswith("/RECORD")]
         wrong = [name for name in names if not is_same(packages / name, archive.read(name))]
@@ -149,6 +151,13 @@ def call(url: str, key: str, body: object = None) -> dict[str, object]:
     return members
 
 
+def prove(stage: Stage, bootstrap: str) -> None:
+    """Runs the report's image on what is in Kafka."""
+    words = [*stage.entry_point, "--kafka", bootstrap, "--out", "/reports", "--strict"]
+    subprocess.run(stage.words(words, {}, Limits(read_only=True, tmpfs=["/tmp", "/reports"])), check=True)
+    print("the report has proved it", flush=True)
+
+
 def stop(name: str, process: Process) -> None:
     """As `docker stop` does; a clean end is part of the promise."""
     process.terminate()
@@ -156,29 +165,33 @@ def stop(name: str, process: Process) -> None:
     print(f"{name} stopped cleanly", flush=True)
 
 
+def build(name: str, folder: Path) -> Stage:
+    """What the Dockerfile says; it has all that is in the project."""
+    stage = Build(ROOT / "docker" / name, ROOT, folder / name).run()
+    check_files(stage, folder / f"{name}.wheel")
+    return stage
+
+
 @contextmanager
-def built_containers() -> Iterator[Containers]:
-    with ExitStack() as stack:
-        folder = Path(tempfile.mkdtemp(prefix="outbox-bridge-image-"))
-        folder.chmod(0o755)
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        stage = Build(ROOT / "docker" / "Dockerfile", ROOT, folder).run()
-        check_files(stage, folder / "wheel")
-        postgres = PostgresServer()
-        stack.callback(postgres.close)
-        broker = stack.enter_context(running_broker())
-        yield Containers(stage, broker.bootstrap, postgres.create())
+def running_stores() -> Iterator[tuple[str, str]]:
+    """A Kafka and an empty database in PostgreSQL, by their addresses."""
+    postgres = PostgresServer()
+    try:
+        with running_broker() as broker:
+            yield broker.bootstrap, postgres.create()
+    finally:
+        postgres.close()
 
 
-def main() -> int:
-    os.umask(0o022)
+def run_services(containers: Containers) -> None:
+    """All of the Compose file, as `docker compose up` and `down` do."""
     services = bridge_services()
-    with built_containers() as containers, ExitStack() as stack:
-        migrate = services.pop("migrate")
-        for _ in range(2):  # the second time as after a restart
-            containers.run_to_end(migrate, migrate["command"])  # type: ignore[arg-type]
-        containers.run_to_end(migrate, ["topic", "create", TOPIC])
-        ports = {name: choose_free_port() for name in services}
+    migrate = services.pop("migrate")
+    for _ in range(2):  # the second time as after a restart
+        containers.run_to_end(migrate, migrate["command"])  # type: ignore[arg-type]
+    containers.run_to_end(migrate, ["topic", "create", TOPIC])
+    ports = {name: choose_free_port() for name in services}
+    with ExitStack() as stack:
         processes = {
             name: containers.run(service, service["command"], ports[name])  # type: ignore[arg-type]
             for name, service in services.items()
@@ -192,6 +205,19 @@ def main() -> int:
         publish_one(ports["api"], containers.key)
         for name, process in processes.items():
             stop(name, process)
+
+
+def main() -> int:
+    os.umask(0o022)
+    folder = Path(tempfile.mkdtemp(prefix="outbox-bridge-image-"))
+    folder.chmod(0o755)
+    try:
+        with ThreadPoolExecutor() as beside, running_stores() as (bootstrap, database_url):
+            report = beside.submit(build, "spark.Dockerfile", folder)
+            run_services(Containers(build("Dockerfile", folder), bootstrap, database_url))
+            prove(report.result(), bootstrap)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 

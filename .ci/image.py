@@ -18,7 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 BASE_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
-BASE_ETC = ("pip.conf", "resolv.conf", "hosts", "nsswitch.conf", "ld.so.cache", "ssl", "ca-certificates", "login.defs")
+BASE_ETC = (
+    *("pip.conf", "resolv.conf", "hosts", "nsswitch.conf", "login.defs"),
+    *("ld.so.cache", "alternatives", "ssl", "ca-certificates", "fonts", "java-*"),
+)
 PASSWD, GROUP = "root:x:0:0:root:/root:/bin/sh\n", "root:x:0:\n"
 OF_INSTALLERS = ("PIP_", "SSL_CERT_")  # where this machine's packages come from
 INSTALLER_CACHE = Path(os.environ.get("PIP_CACHE_DIR") or Path.home() / ".cache" / "pip")
@@ -128,11 +131,11 @@ class Build:
         for path in map(Path, BASE_PATHS):
             if path.is_symlink():
                 (root / path.name).symlink_to(path.readlink())
-        for name in BASE_ETC:
-            source, target = Path("/etc") / name, root / "etc" / name
+        for source in [path for pattern in BASE_ETC for path in Path("/etc").glob(pattern)]:
+            target = root / "etc" / source.name
             if source.is_dir():
                 shutil.copytree(source, target, symlinks=True, ignore_dangling_symlinks=True)
-            elif source.exists():
+            else:
                 shutil.copy(source, target)
         (root / "etc/passwd").write_text(PASSWD)
         (root / "etc/group").write_text(GROUP)
@@ -154,6 +157,9 @@ class Build:
                 shutil.copy(found, file)
 
     def _run(self, stage: Stage, rest: str) -> None:
+        if rest.startswith("apt-get "):
+            print("what this machine has of that stands in for it", flush=True)
+            return
         variables = {name: value for name, value in os.environ.items() if name.startswith(OF_INSTALLERS)}
         mounts = {value: Path(value) for value in variables.values() if value.startswith("/") and Path(value).is_dir()}
         INSTALLER_CACHE.mkdir(parents=True, exist_ok=True)

@@ -13,8 +13,11 @@ from api.cli.main import app
 from tests.support.source_tree import ROOT
 
 
-def dockerfile() -> str:
-    return (ROOT / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
+DOCKERFILES = ("Dockerfile", "spark.Dockerfile")
+
+
+def dockerfile(name: str = "Dockerfile") -> str:
+    return (ROOT / "docker" / name).read_text().replace("\\\n", " ")
 
 
 def bridge_services() -> dict[str, dict[str, Any]]:
@@ -45,15 +48,17 @@ def test_nothing_is_published_beyond_the_hosts_loopback() -> None:
     assert [port for port in published if not port.startswith("127.0.0.1:")] == []
 
 
-def test_image_does_not_run_as_root() -> None:
+@pytest.mark.parametrize("name", DOCKERFILES)
+def test_image_does_not_run_as_root(name: str) -> None:
     """The last word on the user is a number that is not 0."""
-    assert int(re.findall(r"^USER (\d+)$", dockerfile(), re.MULTILINE)[-1]) > 0
+    assert int(re.findall(r"^USER (\d+)$", dockerfile(name), re.MULTILINE)[-1]) > 0
 
 
-def test_image_gets_every_file_its_installation_needs() -> None:
+@pytest.mark.parametrize("name", DOCKERFILES)
+def test_image_gets_every_file_its_installation_needs(name: str) -> None:
     """What a wheel is made of, and the rest that the Dockerfile copies, is let through by .dockerignore."""
     let_through = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    lines = re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile(), re.MULTILINE)
+    lines = re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile(name), re.MULTILINE)
     copied = {name.rstrip("/") for line in lines for name in line.split()}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]) <= copied
