@@ -59,6 +59,7 @@ def serve(
     """
     from api.kafka_options import find_open_servers  # noqa: PLC0415
     from api.log_setup import configure_logging  # noqa: PLC0415  # slow to import, not needed for calls over HTTP
+    from api.web.guard import is_loopback  # noqa: PLC0415
     from api.wiring import parse_roles, run_roles  # noqa: PLC0415
 
     flags = {"http": {"host": host, "port": port}, "insecure_no_auth": insecure_no_auth or None}
@@ -66,6 +67,8 @@ def serve(
     configure_logging(settings.log.level, settings.log.format)
     if servers := find_open_servers(settings.kafka):
         _LOG.warning("kafka_not_encrypted", servers=servers, remedy="set kafka.security.protocol to SASL_SSL or SSL")
+    if settings.http.tls.cert is None and not is_loopback(settings.http.host):
+        _LOG.warning("http_not_encrypted", host=settings.http.host, remedy="set http.tls, or let only a proxy reach it")
     if settings.fault is not None:
         _LOG.critical("fault_armed", fault=settings.fault)
     run_loop(run_roles(settings, parse_roles(roles), on_ready=lambda url: say(f"ready: {url} ({roles})")))

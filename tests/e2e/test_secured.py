@@ -154,3 +154,11 @@ def test_scrapers_need_neither_key_nor_certificate(secured: Secured) -> None:
     asked.add_header("Authorization", f"Bearer {secured.settings['OUTBOX_BRIDGE_KEY']}")
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(asked, context=tls, timeout=20)
+
+
+@pytest.mark.parametrize(("host", "is_told"), [("0.0.0.0", True), ("127.0.0.1", False)])
+def test_process_that_others_reach_in_clear_says_so(tmp_path: Path, host: str, is_told: bool) -> None:
+    """Before anything else; here there is nothing else, since there is no database."""
+    done = run_command("serve", "--host", host, "--port", str(choose_free_port()), folder=tmp_path)
+    assert "database" in done.stderr
+    assert ("http_not_encrypted" in done.stdout + done.stderr) is is_told
