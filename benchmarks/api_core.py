@@ -13,6 +13,7 @@ from typing import Any
 from api.web.parse import parse_prepare_batch, parse_resolutions
 from api.web.transactions import show_all
 from bridge.clock import SystemClock
+from bridge.core.grants import EVERYTHING, Grant, Rights, Verb
 from bridge.core.message import Message, MessageQueue, Receipt, StoredMessage
 from bridge.core.op_message import OpMessage, encode_op
 from bridge.core.topics import InternalTopics
@@ -101,8 +102,11 @@ def make_prepares() -> bytes:
     return json.dumps({"transactions": [{"producer_group": "bench", "messages": [m]} for m in messages]}).encode()
 
 
-async def measure(folder: Path, transactions: int) -> dict[str, float]:
-    """Microseconds of CPU for each transaction, by stage; of the service with what hears the settlers."""
+async def measure(folder: Path, transactions: int, rights: Rights) -> dict[str, float]:
+    """Microseconds of CPU for each transaction, by stage; of the service with what hears the settlers.
+
+    `rights`: of the caller.
+    """
     clock = SystemClock()
     cluster = make_cluster(clock, TOPICS)
     cluster.log.create_topic("orders", 2)
@@ -130,7 +134,7 @@ async def measure(folder: Path, transactions: int) -> dict[str, float]:
         at = time.process_time()
         calls = [call for call in parse_prepare_batch(raw, max_headers) if isinstance(call, PrepareCall)]
         at = note("parse", at)
-        prepared = await service.transactions.prepare(calls)
+        prepared = await service.transactions.prepare(calls, rights=rights)
         at = note("prepare", at)
         await show_all(service.turns, prepared, "0", "/transactions/{}")
         note("show", at)
@@ -139,7 +143,7 @@ async def measure(folder: Path, transactions: int) -> dict[str, float]:
         at = time.process_time()
         ends = [call for call in parse_resolutions(body) if isinstance(call, EndCall)]
         at = note("parse_ends", at)
-        ended = await service.transactions.end(ends, Wait.SETTLED)
+        ended = await service.transactions.end(ends, Wait.SETTLED, rights=rights)
         at = note("end", at)
         await show_all(service.turns, ended, "0", "/resolutions/{}")
         note("show_ends", at)
@@ -150,13 +154,14 @@ async def measure(folder: Path, transactions: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Three rounds."""
+    """Three rounds, each without keys and with those of a producer."""
     gc.set_threshold(100_000, 50, 1_000)
-    for _ in range(3):
+    producer = Rights([Grant(Verb.PREPARE, "bench", "orders"), Grant(Verb.DECIDE, "bench")])
+    for name, rights in 3 * [("without keys", EVERYTHING), ("with keys", producer)]:
         with TemporaryDirectory() as folder:
-            spent = asyncio.run(measure(Path(folder), 40_000))
+            spent = asyncio.run(measure(Path(folder), 40_000, rights))
         shown = ", ".join(f"{stage} {used:.1f}" for stage, used in spent.items())
-        print(f"{sum(spent.values()):.1f} us a transaction: {shown}")
+        print(f"{name}: {sum(spent.values()):.1f} us a transaction: {shown}")
 
 
 if __name__ == "__main__":

@@ -33,12 +33,19 @@ class Grant(NamedTuple):
     topics: str = "*"
 
 
+def _find_only(grants: Iterable[Grant]) -> str | None:
+    groups = {grant.groups for grant in grants}
+    only = groups.pop() if len(groups) == 1 else "*"
+    return None if only.endswith("*") else only
+
+
 class Rights:
     """What a principal's grants allow."""
 
     def __init__(self, grants: Iterable[Grant]) -> None:
         self.grants = tuple(sorted(set(grants)))
         self._by_verb = {verb: [grant for grant in self.grants if grant.verb is verb] for verb in Verb}
+        self._only_groups = {verb: _find_only(grants) for verb, grants in self._by_verb.items()}
         self._known: dict[tuple[Verb, str, str], bool] = {}
         self._everywhere = frozenset(
             grant.verb
@@ -72,9 +79,7 @@ class Rights:
 
     def find_only_group(self, verb: Verb) -> str | None:
         """The one group for which it is allowed; None if there are others, or could be."""
-        groups = {grant.groups for grant in self._by_verb[verb]}
-        only = groups.pop() if len(groups) == 1 else "*"
-        return None if only.endswith("*") else only
+        return self._only_groups[verb]
 
 
 EVERYTHING = Rights(Grant(verb, "*") for verb in Verb)

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from bridge.clock import Clock
+from bridge.core.check_rules import is_group_name
 from bridge.core.message import Message
 from bridge.core.record import EndRecord
 from bridge.core.record_codec import encode_end
@@ -73,7 +74,7 @@ class Ender:
         """Ids that cannot exist are refused without a record."""
         if not self._reads.can_exist(call.transaction_id):
             return refuse_missing(call.transaction_id)
-        if call.group is None and call.actor is None and call.reason is None:
+        if call.actor is None and call.reason is None and (call.group is None or is_group_name(call.group)):
             return None
         for name, text in (("producer_group", call.group), ("actor", call.actor), ("reason", call.reason)):
             if text is not None and not is_text(text, self._limits.max_text_chars):

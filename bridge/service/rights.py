@@ -10,6 +10,8 @@ from bridge.core.transaction import TransactionView
 from bridge.service.answers import refuse_group, refuse_missing
 from bridge.service.contract import EndCall, PrepareCall, RefusalCode, Refused
 
+_ANY_GROUP = "for any producer group"
+
 
 def refuse_prepare(rights: Rights, call: PrepareCall) -> Refused | None:
     """Why this may not be prepared, whatever else is said of it."""
@@ -25,17 +27,22 @@ T = TypeVar("T")
 def scope_end(rights: Rights, call: EndCall) -> EndCall | Refused:
     """The end in the name of a group that the caller may decide for. For him there are no transactions of others."""
     verb = Verb.CHECK if call.source is Source.CHECK else Verb.DECIDE
-    if rights.may_everywhere(verb):
+    if call.group is None:
+        only = rights.find_only_group(verb)
+        return replace(call, group=only) if only is not None else _refuse_unscoped(rights, verb) or call
+    if rights.may(verb, call.group):
         return call
+    return refuse_missing(call.transaction_id) if rights.may_somewhere(verb) else refuse_right(verb, _ANY_GROUP)
+
+
+def _refuse_unscoped(rights: Rights, verb: Verb) -> Refused | None:
+    """Why an end that names no group may not be made."""
+    if rights.may_everywhere(verb):
+        return None
     if not rights.may_somewhere(verb):
-        return refuse_right(verb, "for any producer group")
-    group = call.group if call.group is not None else rights.find_only_group(verb)
-    if group is None:
-        detail = "which group's? this caller may not decide for all of them"
-        return Refused(RefusalCode.INVALID_REQUEST, detail, errors=(("/producer_group", detail),))
-    if not rights.may(verb, group):
-        return refuse_missing(call.transaction_id)
-    return call if call.group is not None else replace(call, group=group)
+        return refuse_right(verb, _ANY_GROUP)
+    detail = "which group's? this caller may not decide for all of them"
+    return Refused(RefusalCode.INVALID_REQUEST, detail, errors=(("/producer_group", detail),))
 
 
 def hide_others(rights: Rights, answer: T) -> T | Refused:
