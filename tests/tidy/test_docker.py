@@ -12,7 +12,6 @@ import yaml
 from api.cli.main import app
 from tests.support.source_tree import ROOT
 
-
 DOCKERFILES = ("Dockerfile", "spark.Dockerfile")
 
 
