@@ -19,6 +19,7 @@ from bridge.clock import SystemClock
 from bridge.core.check_rules import CheckCalls, GroupSettings
 from bridge.core.keyring import BridgeKey, Keyring
 from bridge.core.message import Message, MessageQueue, StoredMessage
+from bridge.core.pending_table import PendingTable
 from bridge.core.record import Source
 from bridge.core.record_codec import decode_record
 from bridge.core.transaction import Transaction
@@ -132,7 +133,7 @@ async def measure_checker(checks: int) -> float:
         )
         for n, half in enumerate(store.records)
     ]
-    service.queue_taken(_Owner(store), due)
+    service.queue_taken(_Owner(store), due, PendingTable())
     del due
     gc.collect()
     started = time.process_time()

@@ -13,6 +13,7 @@ from typing import Any
 from bridge.clock import SystemClock
 from bridge.core.check_rules import CheckTimes
 from bridge.core.message import Message, MessageQueue, Receipt, StoredMessage
+from bridge.core.pending_table import PendingTable
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.topics import InternalTopics, hash_effective_key
@@ -100,8 +101,8 @@ class _Checks:
     def __init__(self) -> None:
         self._scheduler = CheckScheduler(lambda _: TIMES, report_wait_ms=30_000, max_lag_ms=5_000)
 
-    def queue_taken(self, owner: QueueOwner, prepared: Iterable[Transaction]) -> None:
-        self._scheduler.add_queue(owner.queue_id, prepared)
+    def queue_taken(self, owner: QueueOwner, prepared: Iterable[Transaction], rows: PendingTable) -> None:
+        self._scheduler.add_queue(owner.queue_id, prepared, rows=rows)
 
     def prepared(self, queue_id: int, transactions: Sequence[Transaction], read_monotonic_ms: int) -> None:
         self._scheduler.set_prepared(queue_id, transactions, read_monotonic_ms)

@@ -1,10 +1,11 @@
 """Transactions whose first check is still to come, without an order among them. Pure."""
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 
-from bridge.core.pending_table import PendingTable
-from bridge.core.transaction import TRANSACTION_ID_LENGTH, Transaction
+from bridge.core.pending_table import DueRow, PendingTable, hash_id
+from bridge.core.transaction import Transaction
 
 _SLOT_BITS = 8  # a slot is 256 ms long
 _SPARE = 1_024
@@ -22,7 +23,7 @@ class NewTransactions:
         self.transactions: dict[str, Transaction] = {}
         self._rows = PendingTable()
         self._slots: dict[int, tuple[list[str], list[int | None]]] = {}  # ids, and when each was read
-        self._packed: dict[int, bytearray] = {}  # slot -> ids of rows
+        self._packed: dict[int, array[int]] = {}  # slot -> hashes of the ids of rows
         self._order: list[int] = []  # heap of slots
         self._placed = 0  # ids in slots
         self._most = self._next_pack = most
@@ -51,6 +52,24 @@ class NewTransactions:
         placed[1].append(read_ms)
         self._placed += 1
 
+    def adopt(self, rows: PendingTable, is_ahead: Callable[[DueRow], bool]) -> list[Transaction]:
+        """Begins with a copy of these, which were read back; gives back those that it is said of."""
+        self._rows = rows.copy(_READ_BACK)
+        ahead: list[str] = []
+        for row in self._rows.due_rows():
+            if is_ahead(row):
+                ahead.append(row.raw_id.decode())
+                continue
+            slot = row.next_due_ms >> _SLOT_BITS
+            packed = self._packed.get(slot)
+            if packed is None:
+                packed = self._packed[slot] = array("I")
+            packed.append(hash_id(row.raw_id))
+        self._order = sorted(self._packed)
+        found = [self._rows.pop(transaction_id) for transaction_id in ahead]
+        self._placed = self._rows.count
+        return [taken[0] for taken in found if taken is not None]
+
     def drop(self, transaction_id: str) -> bool:
         """Forgets one that has ended; False if it is not among them."""
         if self.transactions.pop(transaction_id, None) is not None:
@@ -65,21 +84,30 @@ class NewTransactions:
         ids, reads = self._slots[transaction.next_due_ms >> _SLOT_BITS]
         return transaction, reads[ids.index(transaction_id)]
 
-    def pop_due(self, now_ms: int) -> Iterator[tuple[Transaction, int | None]]:
-        """Takes out those that have not ended when their slot begins."""
-        while self._order and self._order[0] << _SLOT_BITS <= now_ms:
-            slot = heappop(self._order)
-            packed = _ids_of(self._packed.pop(slot, b""))
-            ids, reads = self._slots.pop(slot, ([], []))
-            self._placed -= len(packed) + len(ids)
-            for transaction_id in packed:
-                found = self._unpack(transaction_id)
-                if found is not None:
-                    yield found
-            for transaction_id, read_ms in zip(ids, reads, strict=True):
-                transaction = self.transactions.pop(transaction_id, None)
-                if transaction is not None:
-                    yield transaction, read_ms
+    def pop_due(self, now_ms: int, most: int) -> list[tuple[Transaction, int | None]]:
+        """Takes out those that have not ended when their slot begins; of rows so many at once, about."""
+        due: list[tuple[Transaction, int | None]] = []
+        while self._order and self._order[0] << _SLOT_BITS <= now_ms and len(due) < most:
+            slot = self._order[0]
+            packed = self._packed.get(slot, array("I"))
+            part = packed[: most - len(due)]
+            del packed[: len(part)]
+            self._placed -= len(part)
+            for hashed in part:
+                found = self._rows.pop_hashed(hashed, *_span_of(slot))
+                due += [(t, None if read_ms == _READ_BACK else read_ms) for t, read_ms in found]
+            if not packed:
+                due += self._pop_objects(heappop(self._order))
+        return due
+
+    def _pop_objects(self, slot: int) -> Iterator[tuple[Transaction, int | None]]:
+        self._packed.pop(slot, None)
+        ids, reads = self._slots.pop(slot, ([], []))
+        self._placed -= len(ids)
+        for transaction_id, read_ms in zip(ids, reads, strict=True):
+            transaction = self.transactions.pop(transaction_id, None)
+            if transaction is not None:
+                yield transaction, read_ms
 
     def compact(self) -> None:
         """Packs objects that are too many; forgets the ids of those that have ended, and slots without others, once
@@ -93,20 +121,20 @@ class NewTransactions:
         """Makes rows of all that a row can hold."""
         before, self._slots = self._slots, {}
         for slot, (ids, reads) in before.items():
-            packed = bytearray()
+            packed = array("I")
             for transaction_id, read_ms in zip(ids, reads, strict=True):
                 transaction = self.transactions.get(transaction_id)
                 if transaction is None:
                     self._placed -= 1
                 elif self._rows.add(transaction, _READ_BACK if read_ms is None else read_ms):
                     del self.transactions[transaction_id]
-                    packed += transaction_id.encode()
+                    packed.append(hash_id(transaction_id.encode()))
                 else:
                     left = self._slots.setdefault(slot, ([], []))
                     left[0].append(transaction_id)
                     left[1].append(read_ms)
             if packed:
-                self._packed.setdefault(slot, bytearray()).extend(packed)
+                self._packed.setdefault(slot, array("I")).extend(packed)
         self._next_pack = self._most + 2 * len(self.transactions)
 
     def _forget_ended(self) -> None:
@@ -117,7 +145,7 @@ class NewTransactions:
                 self._slots[slot] = [i for i, _ in left], [read_ms for _, read_ms in left]
         rows = self._rows
         for slot, packed in list(self._packed.items()):
-            self._packed[slot] = bytearray(b"".join([i.encode() for i in _ids_of(packed) if i in rows]))
+            self._packed[slot] = array("I", [i for i in packed if rows.has_hashed(i, *_span_of(slot))])
             if not self._packed[slot]:
                 del self._packed[slot]
         self._order = sorted({*self._slots, *self._packed})
@@ -131,6 +159,6 @@ class NewTransactions:
         return transaction, None if read_ms == _READ_BACK else read_ms
 
 
-def _ids_of(packed: bytes | bytearray) -> list[str]:
-    text, length = packed.decode(), TRANSACTION_ID_LENGTH
-    return [text[at : at + length] for at in range(0, len(text), length)]
+def _span_of(slot: int) -> tuple[int, int]:
+    """First and last millisecond."""
+    return slot << _SLOT_BITS, ((slot + 1) << _SLOT_BITS) - 1

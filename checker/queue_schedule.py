@@ -1,7 +1,7 @@
 """The transactions of one queue by due time: a heap for each producer group, and where each of them is registered.
 Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -63,12 +63,9 @@ class QueueSchedule:
     `taken`: how the queue stood when it was taken over; ages of what was read back are believed as they were then.
     """
 
-    def __init__(
-        self, queue_id: int, prepared: Iterable[Transaction], taken: QueueTime | None, max_objects: int
-    ) -> None:
+    def __init__(self, queue_id: int, taken: QueueTime | None, max_objects: int) -> None:
         self.queue_id = queue_id
         self.taken = taken
-        self.unsorted = {t.transaction_id: t for t in reversed(list(prepared))}  # popitem gives the first one first
         self.new = NewTransactions(max_objects)
         self.entries: dict[str, HeapItem] = {}
         self._lanes: dict[str, _GroupHeap] = {}
@@ -93,7 +90,6 @@ class QueueSchedule:
 
     def remove(self, transaction_id: str) -> None:
         """Forgets a transaction; its due time is dropped when it comes."""
-        self.unsorted.pop(transaction_id, None)
         entry = self.entries.pop(transaction_id, None)
         if entry is not None and entry.is_waiting:
             group = entry.transaction.group

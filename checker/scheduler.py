@@ -11,10 +11,12 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from bridge.core.check_rules import CheckTimes, Due, decide_due, is_exhausted, life_end_ms
+from bridge.core.pending_table import DueRow, PendingTable
 from bridge.core.transaction import MAX_LIFE, NO_ENDPOINT, Transaction
 from checker.queue_schedule import HeapItem, PopResult, QueueSchedule, QueueTime
 
 _STALE_STEP = 2_000
+_OPEN_STEP = 2_000
 _FAR_MS = 10_000  # what was read back and is due later than this is put in order later too
 
 
@@ -52,32 +54,33 @@ class CheckScheduler:
 
     # --- what the settler says ---
 
-    def add_queue(self, queue_id: int, prepared: Iterable[Transaction], taken: QueueTime | None = None) -> None:
-        """Takes note of a queue, `taken` over just now; `tidy` brings its transactions into order bit by bit."""
-        self._tables[queue_id] = QueueSchedule(queue_id, prepared, taken, self._max_objects)
+    def add_queue(
+        self,
+        queue_id: int,
+        prepared: Iterable[Transaction],
+        taken: QueueTime | None = None,
+        rows: PendingTable | None = None,
+    ) -> None:
+        """Takes note of a queue, `taken` over just now; what is due in `rows` is brought into order bit by bit."""
+        table = self._tables[queue_id] = QueueSchedule(queue_id, taken, self._max_objects)
+        ahead = [] if rows is None else table.new.adopt(rows, lambda row: self._is_ahead(table, row))
+        asked = [found[0] for i in sorted(self._in_flight) if (found := table.new.pop(i)) is not None]
+        for transaction in [*prepared, *ahead, *asked]:
+            brought = self._bring_back(table, transaction)
+            is_far = taken is not None and brought.next_due_ms > taken.now_ms + _FAR_MS
+            if is_far and brought.transaction_id not in self._in_flight:
+                table.new.add(brought, None)
+            else:
+                self._add(table, HeapItem(brought))
+        table.new.compact()
 
     def drop_queue(self, queue_id: int) -> None:
         """Forgets a queue; what is in flight stays in flight."""
         self._tables.pop(queue_id, None)
 
-    def tidy(self, max_count: int) -> bool:
-        """A bounded step: brings up to so many transactions of new queues into order, drops stale due times of one
-        lane. True if there is more to be done."""
-        is_more = False
-        for table in self._tables.values():
-            for _ in range(min(max_count, len(table.unsorted))):
-                max_count -= 1
-                transaction = self._bring_back(table, table.unsorted.popitem()[1])
-                is_far = table.taken is not None and transaction.next_due_ms > table.taken.now_ms + _FAR_MS
-                if is_far and transaction.transaction_id not in self._in_flight:
-                    table.new.add(transaction, None)
-                    table.new.compact()
-                else:
-                    self._add(table, HeapItem(transaction))
-            if not table.unsorted:
-                table.unsorted = {}  # an emptied dict keeps its size
-            is_more |= bool(table.unsorted)
-        return any(table.compact_one() for table in self._tables.values()) or is_more
+    def tidy(self) -> bool:
+        """A bounded step: drops stale due times of one lane. True if there is more to be done."""
+        return any(table.compact_one() for table in self._tables.values())
 
     def set_prepared(self, queue_id: int, transactions: Sequence[Transaction], read_monotonic_ms: int) -> None:
         """New or changed transactions; a first check, and one after an answer, wait by the monotonic clock too.
@@ -87,11 +90,11 @@ class CheckScheduler:
         table = self._tables.get(queue_id)
         if table is None:
             return
-        new, entries, unsorted = table.new, table.entries, table.unsorted
+        new, entries = table.new, table.entries
         for transaction in transactions:
             id_ = transaction.transaction_id
             is_first = transaction.at == transaction.half and not transaction.check_times
-            if is_first and id_ not in new and id_ not in entries and id_ not in unsorted:
+            if is_first and id_ not in new and id_ not in entries:
                 new.add(transaction, read_monotonic_ms)
                 continue
             if (known := new.pop(id_)) is not None:
@@ -110,6 +113,11 @@ class CheckScheduler:
                 table.remove(transaction_id)
 
     # --- what is due ---
+
+    def is_behind(self, queue_id: int, now_ms: int) -> bool:
+        """Whether there are new ones that are due and not in order yet."""
+        first_ms = self._tables[queue_id].new.first_ms
+        return first_ms is not None and first_ms <= now_ms
 
     def wake(self, queue_id: int, now_ms: int) -> list[str]:
         """Groups that have something due in the queue and were at rest, earliest first."""
@@ -191,7 +199,7 @@ class CheckScheduler:
     def count_pending(self) -> int:
         """All transactions known."""
         tables = self._tables.values()
-        return sum(len(table.entries) + len(table.unsorted) + len(table.new) for table in tables)
+        return sum(len(table.entries) + len(table.new) for table in tables)
 
     def count_due(self, now_of: Callable[[int], int], most: int) -> int:
         """How many are due and not taken, counted up to about `most`; walks only through what is due."""
@@ -204,8 +212,8 @@ class CheckScheduler:
     # --- inside ---
 
     def _open(self, table: QueueSchedule, now_ms: int) -> None:
-        """Brings new ones that are due soon into order."""
-        for transaction, read_ms in table.new.pop_due(now_ms):
+        """Brings new ones that are due into order, so many at once."""
+        for transaction, read_ms in table.new.pop_due(now_ms, _OPEN_STEP):
             self._set(table, transaction, read_ms)
 
     def _set(self, table: QueueSchedule, transaction: Transaction, read_ms: int | None) -> None:
@@ -213,11 +221,9 @@ class CheckScheduler:
         if read_ms is None:
             self._add(table, HeapItem(transaction))
             return
-        before = table.unsorted.pop(transaction.transaction_id, None)
         entry = table.entries.get(transaction.transaction_id)
-        if entry is not None:
-            before = entry.transaction
-        else:
+        before = None if entry is None else entry.transaction
+        if entry is None:
             entry = HeapItem(transaction)
             if transaction.at == transaction.half and not transaction.check_times:
                 entry.not_before_ms = read_ms + transaction.next_due_ms - transaction.appended_ms
@@ -235,9 +241,17 @@ class CheckScheduler:
         if table.taken is None:
             return t
         is_counted = t.check_times > t.base
-        began_ms = t.next_due_ms - self._times_of(t.group).interval_ms if is_counted else t.since_ms
-        ahead_ms = began_ms - table.taken.now_ms
+        ahead_ms = self._began_ms(t, is_counted=is_counted, since_ms=t.since_ms) - table.taken.now_ms
         return replace(t, next_due_ms=t.next_due_ms - ahead_ms) if ahead_ms > 0 else t
+
+    def _is_ahead(self, table: QueueSchedule, row: DueRow) -> bool:
+        """Whether one in a row would be brought back."""
+        began_ms = self._began_ms(row, is_counted=row.check_times > 0, since_ms=row.appended_ms)
+        return table.taken is not None and began_ms > table.taken.now_ms
+
+    def _began_ms(self, t: Transaction | DueRow, *, is_counted: bool, since_ms: int) -> int:
+        """When the wait for its next check began."""
+        return t.next_due_ms - self._times_of(t.group).interval_ms if is_counted else since_ms
 
     def _add(self, table: QueueSchedule, entry: HeapItem) -> None:
         transaction_id = entry.transaction.transaction_id

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import structlog
 
+from bridge.core.pending_table import PendingTable
 from bridge.core.transaction import Transaction
 from bridge.settler.ports import QueueOwner, SettlerObserver
 from checker.config import CheckCounts
@@ -17,7 +18,6 @@ from checker.context import CheckContext
 from checker.group_loop import GroupCheckLoop
 
 _LOG = structlog.get_logger()
-_TIDY_STEP = 2_000
 _MOST_COUNTED = 10_000
 _ERROR_PAUSE_MS = 1_000
 _CLOSE_STEP_MS = 20
@@ -55,9 +55,9 @@ class CheckService(SettlerObserver):
 
     # --- SettlerObserver ---
 
-    def queue_taken(self, owner: QueueOwner, prepared: Iterable[Transaction]) -> None:
+    def queue_taken(self, owner: QueueOwner, prepared: Iterable[Transaction], rows: PendingTable) -> None:
         self._context.owners[owner.queue_id] = owner
-        self._context.timetable.add_queue(owner.queue_id, prepared, self._context.moment_of(owner.queue_id))
+        self._context.timetable.add_queue(owner.queue_id, prepared, self._context.moment_of(owner.queue_id), rows)
 
     def prepared(self, queue_id: int, transactions: Sequence[Transaction], read_monotonic_ms: int) -> None:
         self._context.timetable.set_prepared(queue_id, transactions, read_monotonic_ms)
@@ -128,10 +128,11 @@ class CheckService(SettlerObserver):
     def _start_due(self, tasks: asyncio.TaskGroup) -> bool:
         """Wakes the groups that have something due; False while the timetable has more to bring into order."""
         context = self._context
-        is_more = context.timetable.tidy(_TIDY_STEP)
+        is_more = context.timetable.tidy()
         for queue_id, owner in context.owners.items():
             for group in context.timetable.wake(queue_id, owner.now_ms()):
                 self._wake(group, tasks)
+            is_more |= context.timetable.is_behind(queue_id, owner.now_ms())
         return not is_more
 
     def _wake(self, group: str, tasks: asyncio.TaskGroup) -> None:

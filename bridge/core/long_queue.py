@@ -9,6 +9,17 @@ _ENTRY = struct.Struct("<qq28s")
 _CHUNK_BYTES = 1_024 * _ENTRY.size
 
 
+Chunks = deque[bytearray]
+"""Entries in packed form."""
+
+
+def put_packed(chunks: Chunks, offset: int, stored_ms: int, raw_id: bytes) -> None:
+    """Adds an entry at the end."""
+    if not chunks or len(chunks[-1]) >= _CHUNK_BYTES:
+        chunks.append(bytearray())
+    chunks[-1] += _ENTRY.pack(offset, stored_ms, raw_id)
+
+
 class QueueEntry(NamedTuple):
     """An offset, an append time, an id."""
 
@@ -20,11 +31,12 @@ class QueueEntry(NamedTuple):
 class LongQueue:
     """First in, first out. `holds`: whether an entry still counts; what does not is dropped sooner or later."""
 
-    def __init__(self, holds: Callable[[QueueEntry], bool], most: int) -> None:
+    def __init__(self, holds: Callable[[QueueEntry], bool], most: int, chunks: Chunks | None = None) -> None:
+        """`chunks`: with which it begins."""
         self._holds = holds
         self._most = most
         self._last: deque[QueueEntry] = deque()
-        self._chunks: deque[bytearray] = deque()
+        self._chunks: Chunks = deque() if chunks is None else chunks
         self._start = 0  # of the first entry of the first chunk
         self.append = self._last.append
 
@@ -59,9 +71,7 @@ class LongQueue:
         while len(self._last) > self._most:
             entry = self._last.popleft()
             if self._holds(entry):
-                if not self._chunks or len(self._chunks[-1]) >= _CHUNK_BYTES:
-                    self._chunks.append(bytearray())
-                self._chunks[-1] += _ENTRY.pack(entry.offset, entry.stored_ms, entry.transaction_id.encode())
+                put_packed(self._chunks, entry.offset, entry.stored_ms, entry.transaction_id.encode())
 
 
 def _unpack(chunk: bytearray, at: int) -> QueueEntry:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from bridge.core.long_queue import LongQueue, QueueEntry
+from bridge.core.long_queue import Chunks, LongQueue, QueueEntry
 from bridge.core.pending_table import UNMARKED, PendingTable
 from bridge.core.transaction import Transaction
 
@@ -33,13 +33,20 @@ class LowWatermarks:
     clock; what has ended is remembered until it agrees with journal time, which jumps when brokers' clocks are set.
     """
 
-    def __init__(self, live: Mapping[str, Transaction], rows: PendingTable, config: LowWatermarkConfig) -> None:
+    def __init__(
+        self,
+        live: Mapping[str, Transaction],
+        rows: PendingTable,
+        config: LowWatermarkConfig,
+        marks: Chunks | None = None,
+    ) -> None:
+        """`marks`: of live ones that had an op message when the queue was taken over; `restore` follows for objects."""
         self._live = live
         self._rows = rows
         self._config = config
         self._unmarked = LongQueue(self._holds_journal, config.max_objects)  # by half: no op message yet
         self._bounds: dict[str, int] = {}  # live ones with an op message -> its bound; rows have their own
-        self._marked = LongQueue(self._holds_op, config.max_objects)  # by bound, with the time of the mark
+        self._marked = LongQueue(self._holds_op, config.max_objects, marks)  # by bound, with the time of the mark
         self._uncopied: list[tuple[int, str]] = []  # heap of blocked ones without a parked copy: appended, id
         self._noted_blocked: set[str] = set()  # ids that are, or were, in that heap
         self._ended: deque[tuple[int, int, str, int]] = deque()  # ended_ms, bound, id, known since (monotonic)
@@ -52,8 +59,12 @@ class LowWatermarks:
 
     def mark(self, transaction_id: str, bound: int, journal_ms: int) -> None:
         """A live transaction got an op message: it holds O instead."""
-        self._bounds[transaction_id] = bound
         self._marked.append(QueueEntry(bound, journal_ms, transaction_id))
+        self.restore(transaction_id, bound)
+
+    def restore(self, transaction_id: str, bound: int) -> None:
+        """The same of one whose mark is there."""
+        self._bounds[transaction_id] = bound
         t = self._live.get(transaction_id)
         if t is not None and t.blocked and t.parked is None and transaction_id not in self._noted_blocked:
             self._noted_blocked.add(transaction_id)

@@ -141,6 +141,17 @@ def decode_op(transaction_id: str, value: bytes) -> OpMessage:
     return _make_op(transaction_id, _read(_op_decoder, value))
 
 
+def decode_pending(value: bytes) -> "PendingOp | None":
+    """What is PREPARED and of which nothing else is to be said, in half the time; None for all others."""
+    if not value.startswith(_PREPARED):
+        return None
+    try:
+        op = _pending_decoder.decode(value)
+    except _UNREADABLE:
+        return None
+    return op if op.v == 1 and op.base == 0 and op.since_ms == op.appended_ms else None
+
+
 def decode_view(transaction_id: str, value: bytes) -> tuple[TransactionView, Sequence[str]]:
     """The same as readers get it, and the requests that the state names. Raises as `decode_op` does."""
     try:
@@ -288,6 +299,24 @@ class _Ended(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     receipts: tuple[Receipt, ...] = ()
 
 
+class PendingOp(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """What the op message of a usual PREPARED transaction says."""
+
+    v: int
+    state: TransactionState
+    group: str
+    at: Int64
+    half: Int64
+    appended_ms: Int64
+    check_times: Count
+    next_due_ms: Int64
+    okey: str
+    base: Count
+    since_ms: Int64
+    max_checks: Count | None = None
+    max_life: Count | None = None
+
+
 class _Topics(msgspec.Struct, gc=False):
     half: str
     op: str
@@ -329,6 +358,8 @@ class _Version(msgspec.Struct, gc=False):
 # texts that are not UTF-8, and depth in members that are passed over, have errors of their own
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _op_decoder = msgspec.json.Decoder(_Op)
+_pending_decoder = msgspec.json.Decoder(PendingOp)
+_PREPARED = b'{"v":1,"state":"PREPARED",'
 _ended_decoder = msgspec.json.Decoder(_Ended)
 _position_decoder = msgspec.json.Decoder(_Position)
 _answers_decoder = msgspec.json.Decoder(_Answers)

@@ -1,149 +1,247 @@
-"""Transactions that have been PREPARED for long, a hundred bytes each: rows of fixed size instead of objects. Pure."""
+"""Transactions that have been PREPARED for long, 72 bytes each: rows of fixed size instead of objects. Pure."""
 
 import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 from zlib import crc32
 
+from bridge.core.op_message import PendingOp
 from bridge.core.transaction import PREPARED, TRANSACTION_ID_LENGTH, Transaction
 
 UNMARKED = -1
 """The bound of one without an op message."""
 
-# id, half, appended_ms, at, ordering_hash, next_due_ms, bound, check_times, group, max_checks, max_life_s
-_ROW = struct.Struct("<28sqqqQqqIIii")
-_PLACES = struct.Struct("<28sq32xq16x")  # id, half, bound
-_NOTHING = (None,) * 5
+# id, half, appended_ms, ordering_hash, bound, at - half, next_due_ms - appended_ms, check_times, number of its kind
+_ROW = struct.Struct("<28sqqQqiiHH")
+_PLACES = struct.Struct("<28sq16xq12x")  # id, half, bound
+_DUE_TIMES = struct.Struct("<28s8xq20xiHH")  # id, appended_ms, next_due_ms - appended_ms, check_times, number
+_BOUND = struct.Struct("<q")
+_BOUND_AT = 52
+_TAGS = tuple(bytes([number]) for number in range(256))
+_SIZE = _ROW.size + 1
 _FULL = 16  # rows of a bucket, on average
+_NOTHING = (None,) * 5
+
+
+_Kind = tuple[str, int | None, int | None]
+"""Group, max_checks, max_life_s: few differ."""
+
+
+hash_id = crc32
+
+
+class DueRow(NamedTuple):
+    """What a row says of the next check."""
+
+    raw_id: bytes
+    group: str
+    appended_ms: int
+    next_due_ms: int
+    check_times: int
 
 
 class PendingTable:
-    """Rows by transaction id, in buckets that are searched as bytes.
+    """Rows by transaction id, in buckets that are searched as bytes: first a byte of each row's hash, then the rows.
 
     Linear hashing: with a row too many the next bucket is split, so that none ever waits for a great move. Which bucket
     a row is in depends on its id alone, so the order is the same in each process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, expected: int = 0) -> None:
+        """`expected`: about so many are to come at once."""
         self.count = 0
-        self._buckets = [bytearray()]
-        self._mask = 1
-        self._groups: list[str] = []
-        self._numbers: dict[str, int] = {}
+        self._buckets = [b""] * (expected // _FULL + 1)
+        self._mask = (1 << len(self._buckets).bit_length()) - 1
+        self._kinds: list[_Kind] = []
+        self._numbers: dict[_Kind, int] = {}
 
     def add(self, t: Transaction, bound: int) -> bool:
         """Takes one that is not there yet; False if there is more to be said of it than a row can hold."""
-        raw_id = t.transaction_id.encode()
         is_usual = (
             t.state is PREPARED
             and t.since_ms == t.appended_ms
             and (t.by, t.end, t.ended_ms, t.reason, t.parked) == _NOTHING
             and not (t.base or t.blocked or t.requests or t.abandoned)
         )
-        if not is_usual or len(raw_id) != TRANSACTION_ID_LENGTH:
-            return False
-        most, life = _or_none(t.max_checks), _or_none(t.max_life_s)
-        number = self._number_of(t.group)
+        kind = t.group, t.max_checks, t.max_life_s
+        return is_usual and self.put(t.transaction_id.encode(), t, t.ordering_hash, kind, bound)
+
+    def put(self, raw_id: bytes, t: Transaction | PendingOp, ordering_hash: int, kind: _Kind, bound: int) -> bool:
+        """The same of one of which there is nothing else to be said."""
+        number = self._numbers.get(kind)
+        if number is None:
+            number = self._numbers[kind] = len(self._kinds)
+            self._kinds.append(kind)
         try:
             row = _ROW.pack(
-                raw_id, t.half, t.appended_ms, t.at, t.ordering_hash, t.next_due_ms, bound, t.check_times, number,
-                most, life,
+                raw_id, t.half, t.appended_ms, ordering_hash, bound, t.at - t.half, t.next_due_ms - t.appended_ms,
+                t.check_times, number,
             )  # fmt: skip
         except struct.error:
             return False
-        self._bucket_of(raw_id).extend(row)
+        if len(raw_id) != TRANSACTION_ID_LENGTH:
+            return False
+        hashed = hash_id(raw_id)
+        place = self._place_of(hashed)
+        bucket = self._buckets[place]
+        count = len(bucket) // _SIZE
+        self._buckets[place] = b"".join((bucket[:count], _TAGS[hashed >> 24], bucket[count:], row))
         self.count += 1
         if self.count > _FULL * len(self._buckets):
             self._split()
         return True
 
+    def trim(self) -> None:
+        """Gives back room that was made for what did not come."""
+        while 4 * self.count < _FULL * (len(self._buckets) - 1):
+            self._join()
+
+    def copy(self, bound: int) -> "PendingTable":
+        """The same rows, each with this bound."""
+        copied = PendingTable()
+        copied.count, copied._mask = self.count, self._mask
+        copied._kinds, copied._numbers = self._kinds.copy(), self._numbers.copy()
+        copied._buckets = self._buckets.copy()
+        for place, bucket in enumerate(copied._buckets):
+            changed = bytearray(bucket)
+            for at in range(len(bucket) // _SIZE + _BOUND_AT, len(bucket), _ROW.size):
+                _BOUND.pack_into(changed, at, bound)
+            copied._buckets[place] = bytes(changed)
+        return copied
+
+    def due_rows(self) -> Iterator[DueRow]:
+        """When each is due; nothing may change meanwhile."""
+        kinds = self._kinds
+        for bucket in self._buckets:
+            for raw_id, appended_ms, delay_ms, check_times, number in _DUE_TIMES.iter_unpack(
+                bucket[len(bucket) // _SIZE :]
+            ):
+                yield DueRow(raw_id, kinds[number][0], appended_ms, appended_ms + delay_ms, check_times)
+
     def pop(self, transaction_id: str) -> tuple[Transaction, int] | None:
         """Takes one out, with its bound."""
-        raw_id = transaction_id.encode()
-        bucket = self._bucket_of(raw_id)
-        at = _find(bucket, raw_id)
+        place, at = self._seek(transaction_id.encode())
         if at < 0:
             return None
-        found = self._make(bucket, at)
-        bucket[at : at + _ROW.size] = bucket[-_ROW.size :]
-        del bucket[-_ROW.size :]
-        self.count -= 1
-        if 4 * self.count < _FULL * (len(self._buckets) - 1):
-            self._join()
-        if not self.count:
-            self._groups, self._numbers = [], {}
+        found = self._make(self._buckets[place], at)
+        self._remove(place, at)
         return found
 
+    def pop_hashed(self, hashed: int, first_ms: int, last_ms: int) -> list[tuple[Transaction, int]]:
+        """Takes out all with this hash, and perhaps others, that are due between these times."""
+        found = list(self._with_hash(hashed, first_ms, last_ms))
+        for transaction, _ in found:
+            self.drop(transaction.transaction_id.encode())
+        return found
+
+    def has_hashed(self, hashed: int, first_ms: int, last_ms: int) -> bool:
+        """Whether there is such a one."""
+        return any(self._with_hash(hashed, first_ms, last_ms))
+
+    def drop(self, raw_id: bytes) -> bool:
+        """Takes it out if it is there."""
+        place, at = self._seek(raw_id)
+        if at >= 0:
+            self._remove(place, at)
+        return at >= 0
+
     def __contains__(self, transaction_id: str) -> bool:
-        return self.find(transaction_id) is not None
+        return self._seek(transaction_id.encode())[1] >= 0
 
     def find(self, transaction_id: str) -> tuple[int, int] | None:
         """Offset of its half message, and its bound."""
-        raw_id = transaction_id.encode()
-        bucket = self._bucket_of(raw_id)
-        at = _find(bucket, raw_id)
+        place, at = self._seek(transaction_id.encode())
         if at < 0:
             return None
-        _, half, bound = _PLACES.unpack_from(bucket, at)
+        _, half, bound = _PLACES.unpack_from(self._buckets[place], at)
         return half, bound
 
     def get(self, transaction_id: str) -> Transaction | None:
         """One as an object, made for the caller; the row stays."""
-        raw_id = transaction_id.encode()
-        bucket = self._bucket_of(raw_id)
-        at = _find(bucket, raw_id)
-        return None if at < 0 else self._make(bucket, at)[0]
+        place, at = self._seek(transaction_id.encode())
+        return None if at < 0 else self._make(self._buckets[place], at)[0]
 
     def __iter__(self) -> Iterator[Transaction]:
         """All of them, as objects made one by one."""
         for bucket in self._buckets:
-            for at in range(0, len(bucket), _ROW.size):
+            for at in range(len(bucket) // _SIZE, len(bucket), _ROW.size):
                 yield self._make(bucket, at)[0]
 
-    def _make(self, rows: bytes | bytearray, at: int) -> tuple[Transaction, int]:
-        raw_id, half, appended_ms, changed_at, ordering_hash, due_ms, bound, check_times, number, most, life = (
+    def _make(self, rows: bytes, at: int) -> tuple[Transaction, int]:
+        raw_id, half, appended_ms, ordering_hash, bound, changed_after, delay_ms, check_times, number = (
             _ROW.unpack_from(rows, at)
         )
+        group, max_checks, max_life_s = self._kinds[number]
         transaction = Transaction(
             raw_id.decode(),
-            self._groups[number],
+            group,
             half,
             appended_ms,
             ordering_hash,
             PREPARED,
-            changed_at,
+            half + changed_after if changed_after else half,
             appended_ms,
-            due_ms,
+            appended_ms + delay_ms,
             check_times,
             0,
-            None if most < 0 else most,
-            None if life < 0 else life,
+            max_checks,
+            max_life_s,
         )
         return transaction, bound
 
-    def _number_of(self, group: str) -> int:
-        number = self._numbers.get(group)
-        if number is None:
-            number = self._numbers[group] = len(self._groups)
-            self._groups.append(group)
-        return number
+    def _seek(self, raw_id: bytes) -> tuple[int, int]:
+        """In which bucket it would be, and where it begins there, or less than 0."""
+        hashed = hash_id(raw_id)
+        place = self._place_of(hashed)
+        bucket = self._buckets[place]
+        count = len(bucket) // _SIZE
+        row = bucket.find(hashed >> 24, 0, count)
+        while row >= 0:
+            at = count + row * _ROW.size
+            if bucket.startswith(raw_id, at):
+                return place, at
+            row = bucket.find(hashed >> 24, row + 1, count)
+        return place, row
 
-    def _bucket_of(self, raw_id: bytes) -> bytearray:
-        number = crc32(raw_id) & self._mask
-        return self._buckets[number if number < len(self._buckets) else number & self._mask >> 1]
+    def _with_hash(self, hashed: int, first_ms: int, last_ms: int) -> Iterator[tuple[Transaction, int]]:
+        bucket = self._buckets[self._place_of(hashed)]
+        count = len(bucket) // _SIZE
+        for row in range(count):
+            if bucket[row] == hashed >> 24:
+                made = self._make(bucket, count + row * _ROW.size)
+                if first_ms <= made[0].next_due_ms <= last_ms:
+                    yield made
+
+    def _remove(self, place: int, at: int) -> None:
+        bucket = self._buckets[place]
+        row = (at - len(bucket) // _SIZE) // _ROW.size
+        self._buckets[place] = b"".join((bucket[:row], bucket[row + 1 : at], bucket[at + _ROW.size :]))
+        self.count -= 1
+        if 4 * self.count < _FULL * (len(self._buckets) - 1):
+            self._join()
+        if not self.count:
+            self._kinds, self._numbers = [], {}
+
+    def _place_of(self, hashed: int) -> int:
+        number = hashed & self._mask
+        return number if number < len(self._buckets) else number & self._mask >> 1
 
     def _split(self) -> None:
         """Adds a bucket, for half of the rows of another."""
-        buckets, mask = self._buckets, self._mask
-        number = len(buckets)
+        mask, number = self._mask, len(self._buckets)
         parent = number & mask >> 1
-        kept, moved = bytearray(), bytearray()
-        rows = buckets[parent]
-        for at in range(0, len(rows), _ROW.size):
+        rows = self._buckets[parent]
+        self._buckets.append(b"")
+        parts: dict[bool, tuple[list[bytes], list[bytes]]] = {False: ([], []), True: ([], [])}
+        for at in range(len(rows) // _SIZE, len(rows), _ROW.size):
             row = rows[at : at + _ROW.size]
-            (moved if crc32(row[:TRANSACTION_ID_LENGTH]) & mask == number else kept).extend(row)
-        buckets[parent] = kept
-        buckets.append(moved)
-        if len(buckets) > mask:
+            hashed = hash_id(row[:TRANSACTION_ID_LENGTH])
+            tags, kept = parts[hashed & mask == number]
+            tags.append(_TAGS[hashed >> 24])
+            kept.append(row)
+        for is_moved, (tags, kept) in parts.items():
+            self._buckets[number if is_moved else parent] = b"".join(tags + kept)
+        if len(self._buckets) > mask:
             self._mask = 2 * mask + 1
 
     def _join(self) -> None:
@@ -151,16 +249,7 @@ class PendingTable:
         if len(self._buckets) == (self._mask + 1) >> 1:
             self._mask >>= 1
         rows = self._buckets.pop()
-        self._buckets[len(self._buckets) & self._mask >> 1].extend(rows)
-
-
-def _find(bucket: bytearray, raw_id: bytes) -> int:
-    """Where its row begins; numbers may happen to look like an id."""
-    at = bucket.find(raw_id)
-    while at > 0 and at % _ROW.size:
-        at = bucket.find(raw_id, at + 1)
-    return at
-
-
-def _or_none(limit: int | None) -> int:
-    return -1 if limit is None else limit
+        place = len(self._buckets) & self._mask >> 1
+        bucket = self._buckets[place]
+        moved, kept = len(rows) // _SIZE, len(bucket) // _SIZE
+        self._buckets[place] = b"".join((bucket[:kept], rows[:moved], bucket[kept:], rows[moved:]))

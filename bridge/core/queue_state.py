@@ -14,6 +14,7 @@ from bridge.core.low_watermarks import LowWatermarkConfig, LowWatermarks
 from bridge.core.op_message import AnswerCode, LogStart, LogTopics, OpMessage, Position, decode_op, encode_op
 from bridge.core.pending_table import PendingTable
 from bridge.core.record import ActRecord, EndRecord, HalfMessage, Record, Resolution, is_void
+from bridge.core.recovered_ops import RecoveredOp, RecoveredOps
 from bridge.core.topics import choose_placing_key, hash_ordering_key
 from bridge.core.transaction import ORDER, PREPARED, Transaction
 from bridge.core.transition import Effect, LogPosition, Park, Publish, Reply, Rewrite, Schedule, WriteOp
@@ -26,24 +27,15 @@ _UNKNOWN = Resolution.UNKNOWN
 _ANY_TIMES = CheckTimes()  # where they do not matter
 
 
-class RecoveredOp(Struct, frozen=True, gc=False):
-    """An op message with its offset and append time, decoded; `value`: as written, of what has ended."""
-
-    offset: int
-    transaction: Transaction
-    value: bytes
-    stored_ms: int
-
-
 class RecoveredState(NamedTuple):
-    """What a take-over read. `ops`: the last op message of each id. `halves`: journal from L to S.
+    """What a take-over read. `halves`: journal from L to S.
 
     `op_floor`: the op offset after the last position with s <= l, else the O read. `op_end`: the op
     queue's end noted after fencing. `journal_ms`: append time of the record before S, 0 if there is none.
     """
 
     position: Position
-    ops: Sequence[RecoveredOp]
+    ops: RecoveredOps
     halves: Sequence[tuple[LogPosition, HalfMessage, int]]
     op_floor: int
     op_end: int
@@ -72,9 +64,10 @@ class QueueState:
     `defer`. `live`: objects, of whatever something happens to; what is only pending for long is in rows.
     """
 
-    def __init__(self, times_of: TimesOf, config: LowWatermarkConfig) -> None:
+    def __init__(self, times_of: TimesOf, config: LowWatermarkConfig, ops: RecoveredOps | None = None) -> None:
+        """`ops`: with which it begins."""
         self.live: dict[str, Transaction] = {}
-        self.rows = PendingTable()
+        self.rows = PendingTable() if ops is None else ops.rows
         self.ended: dict[str, bytes] = {}
         self.blocked_queues: dict[int, list[str]] = {}  # okey -> blocked ones in the order of their ends
         self.s = 0
@@ -85,7 +78,7 @@ class QueueState:
         self._settling: dict[str, Transaction] = {}
         self._times_of = times_of
         self._config = config
-        self._horizon = LowWatermarks(self.live, self.rows, config)
+        self._horizon = LowWatermarks(self.live, self.rows, config, None if ops is None else ops.marks)
         self._next_rest = 2 * config.max_objects  # live ones at which to look for those that rest
 
     @classmethod
@@ -93,14 +86,14 @@ class QueueState:
         cls, restored: RecoveredState, times_of: TimesOf, config: LowWatermarkConfig, monotonic_ms: int = 0
     ) -> "QueueState":
         """The state an owner with this log would have, by its clock. Raises QueueHalted."""
-        state = cls(times_of, config)
+        state = cls(times_of, config, restored.ops)
         state.keep_time(monotonic_ms)
         state.s, state.op_start = restored.position.s, restored.op_end
         state.journal_ms = restored.journal_ms
         state.s_ms = restored.position.s_ms
         state.log_start = restored.position.start
         state._horizon.move(restored.position.s, restored.op_floor)
-        state._restore_ops(restored.ops)
+        state._restore_ops(restored.ops.others())
         for place, half, ordering_hash in restored.halves:
             state._restore_half(place, half, ordering_hash)
         state._rest()
@@ -224,9 +217,8 @@ class QueueState:
         self._rest()
 
     def prepared(self) -> Iterator[Transaction]:
-        """All PREPARED transactions."""
-        yield from self.rows
-        yield from (t for t in self.live.values() if t.state is PREPARED)
+        """All PREPARED transactions but those in rows."""
+        return (t for t in self.live.values() if t.state is PREPARED)
 
     def get_op_value(self, transaction_id: str) -> bytes | None:
         """The op message of a known transaction as it stands before this batch; None if it is not known."""
@@ -315,21 +307,22 @@ class QueueState:
         return () if request is None else (Reply(request, transaction_id, code),)
 
     def _restore_half(self, place: LogPosition, half: HalfMessage, ordering_hash: int) -> None:
-        if half.transaction_id in self.live or half.transaction_id in self.ended or is_void(half, place.stored_ms):
+        transaction_id = half.transaction_id
+        if self.is_live(transaction_id) or transaction_id in self.ended or is_void(half, place.stored_ms):
             return
         if half.is_published:
             detail = f"journal offset {place.offset} was published, but the op topic does not know it"
             raise QueueHalted(detail, HaltKind.OP_LOST)
         transaction = transition.prepare(half, place, ordering_hash, self._times_of(half.group)).transaction
-        self.live[half.transaction_id] = transaction
+        self.live[transaction_id] = transaction
         self._horizon.add_half(transaction)
 
-    def _restore_ops(self, ops: Sequence[RecoveredOp]) -> None:
-        for op in sorted(ops, key=lambda op: op.offset):
+    def _restore_ops(self, ops: Iterable[RecoveredOp]) -> None:
+        for op in ops:
             t = op.transaction
             if t.is_live:
                 self.live[t.transaction_id] = t
-                self._horizon.mark(t.transaction_id, op.offset, op.stored_ms)
+                self._horizon.restore(t.transaction_id, op.offset)
                 if t.blocked:
                     self._add_blocked(t)
             else:

@@ -126,7 +126,7 @@ class OwnedQueue(QueueOwner):
         self._reader = ports.owners.open_reader(self._queue, self.state.s)
         reach(FaultPoint.TAKE_OVER_READ_JOURNAL)
         await writer.write_position(BatchKind.TAKE_OVER)
-        ports.observer.queue_taken(self, list(self.state.prepared()))
+        ports.observer.queue_taken(self, self.state.prepared(), self.state.rows)
 
     async def run_once(self) -> SettleResult:
         """Settles one bounded read in one Kafka transaction, then what timers want.

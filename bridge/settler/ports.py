@@ -12,6 +12,7 @@ from bridge.core.log_facts import Witness
 from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.message import MessageQueue
 from bridge.core.op_message import LogStart, LogTopics
+from bridge.core.pending_table import PendingTable
 from bridge.core.transaction import Transaction
 from bridge.settler.blocked import BlockedSchedule
 from bridge.settler.bodies import KnownTopics, Loaded
@@ -100,8 +101,8 @@ class QueueOwner(Protocol):
 class SettlerObserver(Protocol):
     """Notified after the Kafka transaction that made it a fact has been committed. Never blocks."""
 
-    def queue_taken(self, owner: QueueOwner, prepared: Iterable[Transaction]) -> None:
-        """A queue was taken over; these are its PREPARED transactions."""
+    def queue_taken(self, owner: QueueOwner, prepared: Iterable[Transaction], rows: PendingTable) -> None:
+        """A queue was taken over; these are its PREPARED transactions. The `rows` go on changing: copy them."""
         ...
 
     def prepared(self, queue_id: int, transactions: Sequence[Transaction], read_monotonic_ms: int) -> None:

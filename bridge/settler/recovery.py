@@ -1,6 +1,6 @@
 """What a successor reads before it decides anything. Source: design section 5, take over a queue."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,12 +12,12 @@ from bridge.clock import Clock
 from bridge.core.errors import MalformedRecord, StoreTimeout
 from bridge.core.log_facts import LogFacts, Span, Witness, check_position
 from bridge.core.message import MessageQueue, StoredMessage
-from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, LogTopics, Position, decode_op, decode_position
-from bridge.core.queue_state import RecoveredOp, RecoveredState
+from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, LogTopics, Position, decode_position
+from bridge.core.queue_state import RecoveredState
 from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_record
+from bridge.core.recovered_ops import RecoveredOps
 from bridge.core.topics import InternalTopics
-from bridge.core.transaction import is_raw_id
 from bridge.core.transition import LogPosition
 from bridge.fault_points import FaultPoint, reach
 from bridge.settler.ports import LogWatchPort, QueueMemory, SettlerPorts
@@ -50,7 +50,7 @@ class Recovery(NamedTuple):
 class _OpTail:
     """The last op message of each id, and the positions: op offset, s."""
 
-    last: dict[str, RecoveredOp] = field(default_factory=dict)
+    ops: RecoveredOps
     positions: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, message: StoredMessage) -> None:
@@ -61,25 +61,16 @@ class _OpTail:
             if message.key == POSITION_KEY:
                 self.positions.append((message.queue_offset, decode_position(message.value).s))
                 return
-            t = decode_op(_id_of(message.key), message.value).transaction
+            self.ops.add(message.queue_offset, message.key, message.value, message.stored_ms)
         except MalformedRecord as error:
             _LOG.error("op_message_quarantined", offset=message.queue_offset, reason=str(error))
-            return
-        value = b"" if t.is_live else message.value
-        self.last[t.transaction_id] = RecoveredOp(message.queue_offset, t, value, message.stored_ms)
-
-
-def _id_of(key: bytes) -> str:
-    if not is_raw_id(key):
-        raise MalformedRecord("the key is no transaction id")
-    return key.decode()
 
 
 @dataclass(slots=True)
 class _JournalTail:
     """The half messages, bodies of those that have not ended, and the append time of the last record."""
 
-    ops: Mapping[str, RecoveredOp]
+    ops: RecoveredOps
     room: int = _HELD_BYTES
     halves: list[tuple[LogPosition, HalfMessage, int]] = field(default_factory=list)
     held: list[LoadedHalf] = field(default_factory=list)
@@ -96,8 +87,7 @@ class _JournalTail:
                 self._hold(body)
 
     def _hold(self, body: LoadedHalf) -> None:
-        op = self.ops.get(body.half.transaction_id)
-        if body.size <= self.room and (op is None or op.transaction.is_live):
+        if body.size <= self.room and not self.ops.is_ended(body.half.transaction_id):
             self.held.append(body)
             self.room -= body.size
 
@@ -125,17 +115,19 @@ async def read_back(
     journal_span, op_span = Span(journal.minimum, journal.maximum), Span(op.minimum, op.maximum)
     position = check_position(found, LogFacts(seen.log, journal_span, op_span, last_ms, seen.witnesses))
     position = position._replace(s_ms=last_ms if position.s_ms is None else position.s_ms)
-    ops = _OpTail()
-    await reader.read(op_queue, position.o, op.maximum, ops.add)
+    ops = RecoveredOps(op.maximum - position.o)
+    op_tail = _OpTail(ops)
+    await reader.read(op_queue, position.o, op.maximum, op_tail.add)
+    ops.rows.trim()
     reach(FaultPoint.TAKE_OVER_READ_OP)
-    journal_tail = _JournalTail(ops.last)
+    journal_tail = _JournalTail(ops)
     await reader.read(half_queue, position.l, position.s, journal_tail.add)
     return Recovery(
         RecoveredState(
             position,
-            list(ops.last.values()),
+            ops,
             journal_tail.halves,
-            _op_floor(ops.positions, position),
+            _op_floor(op_tail.positions, position),
             op.maximum,
             journal_tail.last_ms or last_ms or 0,
         ),

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from bridge.clock import SystemClock
 from bridge.core.message import Message, MessageQueue
+from bridge.core.pending_table import PendingTable
 from bridge.core.record import EndRecord, HalfMessage, Record, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.topics import InternalTopics, with_prefix
@@ -49,7 +50,8 @@ class Known(NamedTuple):
         assert isinstance(owner, OwnedQueue)
         state = owner.state
         live = {
-            i: t if t.state is TransactionState.PREPARED else replace(t, next_due_ms=0) for i, t in state.live.items()
+            t.transaction_id: t if t.state is TransactionState.PREPARED else replace(t, next_due_ms=0)
+            for t in [*state.rows, *state.live.values()]
         }
         return cls(state.s, live, dict(state.ended), {k: list(v) for k, v in state.blocked_queues.items()})
 
@@ -61,8 +63,8 @@ class _TakeOvers(RecordingObserver):
         super().__init__()
         self.taken: asyncio.Queue[Known] = asyncio.Queue()
 
-    def queue_taken(self, owner: QueueOwner, prepared: Iterable[Transaction]) -> None:
-        super().queue_taken(owner, prepared)
+    def queue_taken(self, owner: QueueOwner, prepared: Iterable[Transaction], rows: PendingTable) -> None:
+        super().queue_taken(owner, prepared, rows)
         self.taken.put_nowait(Known.of(owner))
 
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from bridge.core.check_rules import CheckTimes
 from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.message import Message, Receipt, StoredMessage
-from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, Position, decode_op, decode_position
-from bridge.core.queue_state import QueueState, RecoveredOp, RecoveredState
+from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, OpMessage, Position, decode_position, encode_op
+from bridge.core.queue_state import QueueState, RecoveredState
 from bridge.core.record import EndRecord, HalfMessage, Record
 from bridge.core.record_codec import decode_record, encode_half
+from bridge.core.recovered_ops import RecoveredOps
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction
 from bridge.core.transition import Effect, LogPosition
@@ -51,11 +52,10 @@ class QueueLog:
     def restore(self) -> QueueState:
         """What a successor makes of the log now."""
         position = self.position
-        ops = {
-            key.decode(): (offset, value)
-            for offset, key, value in self.op
-            if offset >= position.o and key not in {POSITION_KEY, ANSWERS_KEY}
-        }
+        ops = RecoveredOps()
+        for offset, key, value in self.op:
+            if offset >= position.o and key not in {POSITION_KEY, ANSWERS_KEY}:
+                ops.add(offset, key, value, self.op_ms[offset])
         floors = [
             offset
             for offset, key, value in self.op
@@ -68,10 +68,7 @@ class QueueLog:
         ]
         restored = RecoveredState(
             position,
-            [
-                RecoveredOp(offset, decode_op(key, value).transaction, value, self.op_ms[offset])
-                for key, (offset, value) in ops.items()
-            ],
+            ops,
             halves,
             floors[-1] + 1 if floors else position.o,
             self.op_end,
@@ -128,6 +125,14 @@ class QueueLog:
         state.keep_time(state.journal_ms)
         state.confirm(batch.written, self.op[-1][0])
         return list(effects)
+
+
+def ops_of(*written: tuple[int, Transaction]) -> RecoveredOps:
+    """What a take-over reads of these op messages by offset."""
+    ops = RecoveredOps()
+    for offset, t in written:
+        ops.add(offset, t.transaction_id.encode(), encode_op(OpMessage(t)), 103)
+    return ops
 
 
 def essence(t: Transaction) -> tuple[object, ...]:

@@ -29,6 +29,7 @@ from bridge.core.op_message import (
     decode_op,
     decode_position,
 )
+from bridge.core.pending_table import PendingTable
 from bridge.core.record import ActRecord, EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_act, encode_end, encode_half
 from bridge.core.topics import InternalTopics
@@ -55,9 +56,9 @@ class RecordingObserver:
     owners: dict[int, QueueOwner] = field(default_factory=dict)
     pending: dict[str, Transaction] = field(default_factory=dict)
 
-    def queue_taken(self, owner: QueueOwner, prepared: Iterable[Transaction]) -> None:
+    def queue_taken(self, owner: QueueOwner, prepared: Iterable[Transaction], rows: PendingTable) -> None:
         self.owners[owner.queue_id] = owner
-        self.pending |= {t.transaction_id: t for t in prepared}
+        self.pending |= {t.transaction_id: t for t in [*prepared, *rows]}
 
     def prepared(self, queue_id: int, transactions: Sequence[Transaction], read_monotonic_ms: int) -> None:
         assert queue_id in self.owners

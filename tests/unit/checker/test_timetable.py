@@ -46,7 +46,7 @@ def names(asks: Sequence[DueCheck]) -> list[str]:
 def table_with(*transactions: Transaction, times: CheckTimes = TIMES) -> CheckScheduler:
     table = make_table(times)
     table.add_queue(0, transactions)
-    assert not table.tidy(1_000_000)
+    assert not table.tidy()
     return table
 
 
@@ -63,7 +63,7 @@ def test_longest_due_queue_first() -> None:
     table = make_table()
     table.add_queue(0, [make_transaction("a", FIRST + 5), make_transaction("b", FIRST + 20)])
     table.add_queue(1, [make_transaction("c", FIRST + 3), make_transaction("d", FIRST + 20)])
-    table.tidy(10)
+    table.tidy()
     taken = table.take("g", lambda queue_id: at(FIRST + 10 * queue_id + 10), 3)
     assert names(taken.asks) == ["c", "d", "a"]
     assert [ask.queue_id for ask in taken.asks] == [1, 1, 0]
@@ -100,7 +100,7 @@ def test_in_flight_is_never_taken_twice() -> None:
     assert take(table, at(FIRST + DAY // 2)).asks == []
     table.drop_queue(0)
     table.add_queue(0, [make_transaction("a")])
-    table.tidy(10)
+    table.tidy()
     assert take(table, at(FIRST + DAY // 2)).asks == []
     table.set_unanswered(ask, at(FIRST), 30_000, found_no_endpoint=False)
     assert names(take(table, at(FIRST + 30_000)).asks) == ["a"]
@@ -201,7 +201,7 @@ def test_longer_life_puts_parking_off() -> None:
     settings = [CheckTimes(max_lifetime_ms=20_000)]
     table = CheckScheduler(lambda group: settings[0], report_wait_ms=30_000, max_lag_ms=15_000)
     table.add_queue(0, [make_transaction("a")])
-    table.tidy(10)
+    table.tidy()
     (ask,) = take(table, at(FIRST)).asks
     table.set_unanswered(ask, at(FIRST), 30_000, found_no_endpoint=False)
     settings[0] = TIMES
@@ -214,7 +214,7 @@ def test_longer_life_does_not_bring_the_next_check_forward() -> None:
     settings = [CheckTimes(max_lifetime_ms=20_000)]
     table = CheckScheduler(lambda group: settings[0], report_wait_ms=30_000, max_lag_ms=15_000)
     table.add_queue(0, [make_transaction("a")])
-    table.tidy(10)
+    table.tidy()
     (ask,) = take(table, at(FIRST)).asks
     table.set_answered(ask, at(FIRST))
     table.set_prepared(0, [make_transaction("a", T0 + 50_000, check_times=1, at=9)], 0)
@@ -348,33 +348,10 @@ def test_ended_ones_leave_no_trace_for_long() -> None:
         if start % 200:
             table.set_prepared(0, [replace(t, at=9, check_times=1) for t in batch], 0)
         table.set_ended(0, [t.transaction_id for t in batch])
-        table.tidy(100)
+        table.tidy()
     new, lane = table._tables[0].new, table._tables[0]._lanes["g"]
     assert (lane.live, len(lane.heap) <= 1_026) == (1, True)
     assert (len(new), sum(len(ids) for ids, _ in new._slots.values()) <= 1_024) == (0, True)
-
-
-def test_sorting_a_new_queue_is_done_in_steps() -> None:
-    """The oldest first; what ends or changes meanwhile is not brought back."""
-    table = make_table()
-    table.add_queue(0, [make_transaction(f"{i}", FIRST + i) for i in range(5)])
-    assert table.tidy(2)
-    assert len(table._tables[0].unsorted) == 3
-    table.set_ended(0, ["2"])
-    table.set_prepared(0, [make_transaction("3", FIRST + DAY, at=9)], 0)
-    assert table.count_pending() == 4
-    assert names(take(table, at(FIRST + 9)).asks) == ["0", "1"]
-    assert not table.tidy(10)
-    assert names(take(table, at(FIRST + 9)).asks) == ["4"]
-
-
-def test_a_sorting_step_is_for_all_queues_together() -> None:
-    """However many were taken over at once."""
-    table = make_table()
-    for queue_id in (0, 1, 2):
-        table.add_queue(queue_id, [make_transaction(f"{queue_id}{i}") for i in range(2)])
-    assert table.tidy(3)
-    assert [len(queue.unsorted) for queue in table._tables.values()] == [0, 1, 2]
 
 
 def test_stale_heads_do_not_make_a_long_step() -> None:
@@ -402,11 +379,11 @@ def test_lane_is_compacted_when_it_holds_more_that_is_stale_than_not() -> None:
     lane = table._tables[0]._lanes["g"]
     for step in range(3_024):
         table.set_prepared(0, [make_transaction(f"{step % 2_000}", FIRST + 1 + step, at=9)], 0)
-    assert not table.tidy(1)
+    assert not table.tidy()
     assert len(lane.heap) == 5_024
     table.set_prepared(0, [make_transaction("7", FIRST + DAY, at=9)], 0)
-    assert table.tidy(1)
-    assert not table.tidy(1)
+    assert table.tidy()
+    assert not table.tidy()
     assert (len(lane.heap), lane.live) == (2_000, 2_000)
 
 
@@ -432,7 +409,7 @@ def test_due_count_is_of_all_queues_and_groups() -> None:
     for queue_id in (0, 1, 2):
         lanes = [make_transaction(f"{queue_id}{group}{i}", FIRST + i, group) for group in "ab" for i in range(10)]
         table.add_queue(queue_id, lanes)
-    table.tidy(100)
+    table.tidy()
     assert table.count_due(lambda queue_id: FIRST + queue_id, 100) == 2 + 4 + 6
     assert table.count_due(lambda queue_id: FIRST + 9, 100) == 60
     assert table.count_due(lambda queue_id: FIRST + 9, 25) == 25

@@ -49,7 +49,7 @@ def read_back(times: CheckTimes | None = None, *, is_sorted: bool = True) -> Che
     """The queue of a transaction that was asked about once, taken over ten seconds after its prepare."""
     table = make_table(times or CheckTimes(max_lifetime_ms=7 * DAY))
     table.add_queue(0, [make_transaction("a", check_times=1, at=7)], TAKEN)
-    assert not is_sorted or not table.tidy(10)
+    assert not is_sorted or not table.tidy()
     return table
 
 
@@ -100,7 +100,7 @@ def test_jump_of_append_times_begins_no_round_anew(outcome: str) -> None:
     """Nobody answered, the answer is on its way, or it may be fetched: 30 seconds of both clocks (K)."""
     table, moment = make_table(CheckTimes(max_lifetime_ms=7 * DAY)), at(FIRST, monotonic_ms=7_000)
     table.add_queue(0, [make_transaction("a")], TAKEN)
-    table.tidy(10)
+    table.tidy()
     (ask,) = take(table, moment).asks
     if outcome == "unanswered":
         table.set_unanswered(ask, moment, 30_000, found_no_endpoint=False)
@@ -175,7 +175,7 @@ def test_what_was_read_back_is_asked_when_it_is_due_however_far_that_is(
     for taken in (None, QueueTime(T0, T0, 0)):
         table, asked = make_table(), dict[str, int]()
         table.add_queue(0, transactions, taken)
-        assert not table.tidy(100)
+        assert not table.tidy()
         if is_ended:
             table.set_ended(0, [f"{changed}"])
         elif changed < len(delays):

@@ -18,6 +18,7 @@ from msgspec import structs
 from bridge.core.check_rules import CheckCalls, CheckTimes, GroupSettings
 from bridge.core.errors import StoreTimeout
 from bridge.core.message import Message, StoredMessage
+from bridge.core.pending_table import PendingTable
 from bridge.core.properties import count_body_bytes
 from bridge.core.record import EndRecord, HalfMessage
 from bridge.core.record_codec import decode_record
@@ -211,7 +212,7 @@ class World:
         owner = self.owners[queue_id] = StandInOwner(queue_id, self.clock)
         for transaction in prepared:
             owner.bodies[transaction.transaction_id] = make_body(transaction)
-        self.service.queue_taken(owner, prepared)
+        self.service.queue_taken(owner, prepared, PendingTable())
         return owner
 
     def make(self, group: str, queue_id: int = 0, delay_ms: int = FIRST_MS) -> Transaction:

@@ -7,20 +7,24 @@ from msgspec.structs import replace
 from bridge.core.long_queue import LongQueue, QueueEntry
 from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.message import Message
+from bridge.core.op_message import OpMessage, decode_op, encode_op
 from bridge.core.pending_table import PendingTable
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
-from bridge.core.transaction import COMMITTED, PARKED, Transaction, make_transaction_id
+from bridge.core.recovered_ops import RecoveredOps
+from bridge.core.transaction import COMMITTED, PARKED, PREPARED, Transaction, make_transaction_id
 from tests.support.queue_log import QueueLog
 
-_INT64 = st.integers(-(2**63), 2**63 - 1)
+_INT64 = st.integers(-(2**62), 2**62 - 1)
+_DELAY = st.integers(-(2**31), 2**31 - 1)
 _LIMIT = st.none() | st.integers(0, 999_999_999)
 _TRANSACTIONS = st.builds(
     lambda n, group, half, appended_ms, at, okey, due_ms, times, most, life: Transaction(
-        make_transaction_id(n % 4, n), group, half, appended_ms, okey, at=at, since_ms=appended_ms, next_due_ms=due_ms,
+        make_transaction_id(n % 4, n), group, half, appended_ms, okey, at=half + at, since_ms=appended_ms,
+        next_due_ms=appended_ms + due_ms,
         check_times=times, max_checks=most, max_life_s=life,
     ),
-    st.integers(0, 40), st.sampled_from(["a", "b", "c"]), _INT64, _INT64, _INT64, st.integers(0, 2**64 - 1), _INT64,
-    st.integers(0, 999_999_999), _LIMIT, _LIMIT,
+    st.integers(0, 40), st.sampled_from(["a", "b", "c"]), _INT64, _INT64, _DELAY, st.integers(0, 2**64 - 1), _DELAY,
+    st.integers(0, 65_535), _LIMIT, _LIMIT,
 )  # fmt: skip
 
 
@@ -40,6 +44,36 @@ def test_rows_are_what_was_put_in(steps: list[tuple[bool, Transaction, int]]) ->
         assert rows.get(id_) == (known and known[0])
         assert (id_ in rows, rows.count) == (known is not None, len(model))
     assert {t.transaction_id: t for t in rows} == {i: t for i, (t, _) in model.items()}
+
+
+_WRITTEN = _TRANSACTIONS | st.builds(
+    lambda t, change: replace(t, **change), _TRANSACTIONS,
+    st.sampled_from([
+        {"base": 1}, {"since_ms": 77}, {"requests": ("q",)}, {"state": PARKED, "reason": "r"}, {"check_times": 70_000},
+        {"state": COMMITTED, "by": "producer", "ended_ms": 7}, {"state": COMMITTED, "by": "check", "blocked": True},
+    ]),
+)  # fmt: skip
+
+
+@given(st.lists(_WRITTEN, max_size=60))
+def test_the_last_op_message_of_each_is_what_a_take_over_knows(written: list[Transaction]) -> None:
+    """In a row with its offset, or decoded; and there is a mark for each live one at its offset."""
+    ops, last = RecoveredOps(expected=9), dict[str, tuple[int, Transaction]]()
+    for offset, t in enumerate(written):
+        value = encode_op(OpMessage(t))
+        ops.add(offset, t.transaction_id.encode(), value, -offset)
+        last.pop(t.transaction_id, None)
+        last[t.transaction_id] = offset, decode_op(t.transaction_id, value).transaction
+    ops.rows.trim()
+    others = {op.transaction.transaction_id: (op.offset, op.transaction) for op in ops.others()}
+    packed = {t.transaction_id: (ops.rows.pop(t.transaction_id), t) for t in list(ops.rows)}
+    assert others | {i: (found[1], t) for i, (found, t) in packed.items() if found is not None} == last
+    assert list(others) == [i for i in last if i in others], "in the order of offsets"
+    assert all(t.state is PREPARED for _, t in packed.values())
+    marks = list(LongQueue(lambda _: True, 1, ops.marks))
+    live = [QueueEntry(offset, -offset, i) for i, (offset, t) in last.items() if t.is_live]
+    assert [mark for mark in marks if mark in live] == live
+    assert all(ops.is_ended(i) is not t.is_live for i, (_, t) in last.items())
 
 
 def test_many_rows_come_and_go() -> None:
@@ -65,7 +99,7 @@ def test_what_a_row_cannot_hold_is_not_taken() -> None:
     unusual = [
         replace(plain, since_ms=8), replace(plain, base=1), replace(plain, by="operator"), replace(plain, reason="r"),
         replace(plain, state=PARKED), replace(plain, state=COMMITTED, blocked=True), replace(plain, parked=4),
-        replace(plain, requests=("q",)), replace(plain, max_checks=2**40), replace(plain, check_times=2**33),
+        replace(plain, requests=("q",)), replace(plain, next_due_ms=2**40), replace(plain, check_times=2**16),
         replace(plain, transaction_id="short"), replace(plain, half=2**70),
     ]  # fmt: skip
     assert [t for t in unusual if rows.add(t, 0)] == []

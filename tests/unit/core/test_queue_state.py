@@ -8,8 +8,9 @@ from bridge.core.check_rules import CheckTimes
 from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.message import Message
 from bridge.core.op_message import AnswerCode, LogStart, LogTopics, OpMessage, Position, encode_op
-from bridge.core.queue_state import QueueState, RecoveredOp, RecoveredState, WrittenOp, effective_ordering_hash
+from bridge.core.queue_state import QueueState, RecoveredState, WrittenOp, effective_ordering_hash
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
+from bridge.core.recovered_ops import RecoveredOps
 from bridge.core.topics import hash_ordering_key
 from bridge.core.transaction import (
     COMMITTED,
@@ -17,11 +18,10 @@ from bridge.core.transaction import (
     PREPARED,
     ROLLED_BACK,
     Transaction,
-    TransactionState,
     make_transaction_id,
 )
 from bridge.core.transition import LogPosition, Park, Publish, Reply, Rewrite, Schedule, WriteOp
-from tests.support.queue_log import QueueLog, ends_of, essences
+from tests.support.queue_log import QueueLog, ends_of, essences, ops_of
 
 IDS = [make_transaction_id(0, n + 1) for n in range(12)]
 TIGHT = LowWatermarkConfig(remember_ended_ms=15, journal_records=6, journal_ms=40, op_messages=5, op_ms=60)
@@ -140,7 +140,7 @@ def test_carrying_forward_lets_l_move_on() -> None:
     log.decide(state, 20, set())
     log.decide(state, 20, set())
     assert log.position.l == log.position.s == 11
-    assert log.restore().live[IDS[0]].state is TransactionState.PREPARED
+    assert IDS[0] in log.restore().rows
     assert len(ends_of(log)) == 10
 
 
@@ -248,7 +248,7 @@ def test_half_message_is_scheduled_by_its_group_and_its_own_wishes() -> None:
     assert (effect, t.next_due_ms, t.ordering_hash) == (Schedule(t), 60_100, 7)
     assert list(state.prepared()) == [t]
     restored = RecoveredState(
-        Position(1, 0, 0, ""), [], [(LogPosition(0, 100), half_of(0, immunity_s=60), 7)], 0, 0, 100
+        Position(1, 0, 0, ""), RecoveredOps(), [(LogPosition(0, 100), half_of(0, immunity_s=60), 7)], 0, 0, 100
     )
     assert QueueState.restore(restored, TIMES_OF, TIGHT).live == {IDS[0]: t}
 
@@ -371,7 +371,7 @@ def test_position_names_the_log_that_it_speaks_of() -> None:
     state.log_start = LogStart(1, 2)
     position = state.next_position([], "me", topics)
     assert (position.topics, position.s_ms, position.start) == (topics, 101, LogStart(1, 2))
-    successor = QueueState.restore(RecoveredState(position, [], [], 0, 0, 101), TIMES_OF, TIGHT)
+    successor = QueueState.restore(RecoveredState(position, RecoveredOps(), [], 0, 0, 101), TIMES_OF, TIGHT)
     assert successor.next_position([], "me", topics)[4:] == position[4:]
     for s, stored_ms, known_ms in ((3, 0, 101), (4, 99, 99)):  # what was decided first has no time of its own
         successor.advance(s, stored_ms)
@@ -423,16 +423,15 @@ def test_op_value_is_what_the_op_topic_says_or_would_say() -> None:
 
 
 def test_successor_reads_op_messages_in_any_order() -> None:
-    """Chains follow the ends, not the offsets; O stays at the first op message that is needed."""
+    """Chains follow the ends, not the op messages; O stays at the first op message that is needed."""
     state, first, second = blocked_pair()
+    first, second = (replace(t, next_due_ms=0) for t in (first, second))  # nothing is due any more
     ended = Transaction(IDS[2], "g", 0, 0, 0, COMMITTED, by="check", ended_ms=95)
-    ops = [
-        RecoveredOp(offset, t, encode_op(OpMessage(t)), 103) for offset, t in ((50, first), (40, second), (45, ended))
-    ]
+    ops = ops_of((40, second), (45, ended), (50, first))
     successor = QueueState.restore(RecoveredState(Position(4, 4, 40, ""), ops, [], 60, 70, 103), TIMES_OF, TIGHT)
     assert successor.live == {IDS[0]: first, IDS[1]: second}
     assert successor.blocked_queues == state.blocked_queues
-    assert successor.ended == {IDS[2]: ops[2].value}
+    assert successor.ended == {IDS[2]: encode_op(OpMessage(ended))}
     assert successor.next_position([], "me") == Position(4, 4, 40, "me")
     seal(successor, *[e.transaction for e in successor.unblock(IDS[0]) if isinstance(e, Publish)])
     seal(successor, *[e.transaction for e in successor.unblock(IDS[1]) if isinstance(e, Publish)])
@@ -491,10 +490,9 @@ def test_successor_does_not_hold_what_was_abandoned() -> None:
     """Its op message is its end: neither live nor in a chain, and a repeated act hears so."""
     _, first, second = blocked_pair()
     given_up = replace(first, blocked=False, abandoned=True, at=5)
-    values = [(40, given_up), (41, second)]
-    ops = [RecoveredOp(offset, t, encode_op(OpMessage(t)), 103) for offset, t in values]
+    ops = ops_of((40, given_up), (41, second))
     successor = QueueState.restore(RecoveredState(Position(6, 6, 40, ""), ops, [], 60, 70, 105), TIMES_OF, TIGHT)
-    assert successor.live == {IDS[1]: second}
+    assert successor.live == {IDS[1]: replace(second, next_due_ms=0)}
     assert successor.blocked_queues == {7: [IDS[1]]}
     [reply] = successor.apply(LogPosition(6, 106), act_of(0, Act.ABANDON), 0)
     assert reply == Reply("a", IDS[0], AnswerCode.ALREADY)
