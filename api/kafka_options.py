@@ -1,7 +1,6 @@
-"""The `[kafka]` table: secrets from files, and what must not be said of encryption by accident."""
+"""The `[kafka]` table: what must not be said of encryption by accident."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from api.own_addresses import parse_servers
 from api.web.guard import is_loopback
@@ -9,29 +8,11 @@ from bridge.core.errors import ConfigError
 
 KafkaValue = str | bool | int | float
 
-_OF_FILE = "_file"
 _UNVERIFIED = {
     "enable.ssl.certificate.verification": frozenset({"false", "f", "0"}),
     "ssl.endpoint.identification.algorithm": frozenset({"none"}),
 }
 _IN_CLEAR = frozenset({"plaintext", "sasl_plaintext"})
-
-
-def read_option_files(options: Mapping[str, KafkaValue]) -> dict[str, KafkaValue]:
-    """Each `NAME_file` as NAME with the file's content, without the end of its line. Raises ConfigError."""
-    read: dict[str, KafkaValue] = {}
-    for name, value in options.items():
-        plain = name.removesuffix(_OF_FILE)
-        if plain == name:
-            read[name] = value
-            continue
-        if plain in options:
-            raise ConfigError(f"both kafka.{plain} and kafka.{name} are set; keep one")
-        try:
-            read[plain] = Path(str(value)).read_text(encoding="utf-8").removesuffix("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"setting kafka.{name}: cannot read {value}: {error}") from None
-    return read
 
 
 def check_options(options: Mapping[str, KafkaValue], *, is_insecure_allowed: bool) -> None:

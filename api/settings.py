@@ -19,27 +19,29 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from pydantic_settings.exceptions import SettingsError
 
 from api.issuer_documents import is_safe
-from api.kafka_options import KafkaValue, check_options, read_option_files
+from api.kafka_options import KafkaValue, check_options
 from api.log_setup import LogFormat, LogLevel
+from api.secret_files import read_secret_files
 from api.web.guard import is_loopback
 from api.web.limits import ByteBudget
 from bridge.core.access_key import read_key_id
 from bridge.core.errors import ConfigError
-from bridge.core.grants import PRINCIPAL_NAME
+from bridge.core.secret_key import SecretKey, parse_secret_keys
 from bridge.service.issuers import ALGORITHMS, USUAL_ALGORITHMS
 
 SETTINGS_FILE = "outbox-bridge.toml"
 ENV_PREFIX = "OUTBOX_BRIDGE_"
 _NESTED = "__"
 # which bridge the command line talks to, who does, and how
-_OF_COMMANDS = {f"{ENV_PREFIX}{name}" for name in ("URL", "KEY", "CA_FILE", "CLIENT_CERT_FILE", "CLIENT_KEY_FILE")}
+_OF_COMMANDS = {
+    f"{ENV_PREFIX}{name}" for name in ("URL", "KEY", "KEY_FILE", "CA_FILE", "CLIENT_CERT_FILE", "CLIENT_KEY_FILE")
+}
 _SECRET_WORDS = ("password", "secret", "sasl.jaas", "key.pem", "oauthbearer.config", "token")
 _MASK = "********"
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
 # as in a URL, in lower case as browsers send it; without a port: any
 HostName = Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:]{2,39}\])(:[0-9]{1,5})?$")]
-PrincipalName = Annotated[str, Field(pattern=PRINCIPAL_NAME)]
 
 
 def _local_kafka() -> dict[str, KafkaValue]:
@@ -122,24 +124,11 @@ class IssuerSettings(_Section):
 
 class AuthSettings(_Section):
     """`admin_key`: a key that may do everything, to make the others with. `outbox-bridge key new` makes one; it is in
-    no table, and ends when it is taken out of the settings. `issuers`: of tokens (OIDC). `certificates`: whom the names
-    in certificates of clients mean, each as `DNS:name` or `URI:text`."""
+    no table, and ends when it is taken out of the settings. `issuers`: of tokens (OIDC)."""
 
     admin_key: SecretStr | None = None
+    admin_key_file: Path | None = None
     issuers: tuple[IssuerSettings, ...] = ()
-    certificates: dict[str, PrincipalName] = Field(default_factory=dict)
-
-    @field_validator("certificates")
-    @classmethod
-    def _are_names(cls, principals: dict[str, str]) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for name, principal in principals.items():
-            kind, _, text = name.partition(":")
-            if kind not in {"DNS", "URI"} or not text:
-                raise ValueError(f"{name} is neither DNS:name nor URI:text")
-            if found.setdefault(f"DNS:{text.lower()}" if kind == "DNS" else name, principal) != principal:
-                raise ValueError(f"{name} is there twice")
-        return found
 
     @field_validator("admin_key")
     @classmethod
@@ -147,6 +136,20 @@ class AuthSettings(_Section):
         if key is not None and read_key_id(key.get_secret_value()) is None:
             raise ValueError("not a key as `outbox-bridge key new` makes them")
         return key
+
+
+class SecuritySettings(_Section):
+    """`keys`: what secrets in SQL are encrypted with, the one to use first; `id:key`, with blanks or commas between."""
+
+    keys: SecretStr | None = None
+    keys_file: Path | None = None
+
+    @field_validator("keys")
+    @classmethod
+    def _are_keys(cls, keys: SecretStr | None) -> SecretStr | None:
+        if keys is not None:
+            parse_secret_keys(keys.get_secret_value())
+        return keys
 
 
 class QuotasSettings(_Section):
@@ -218,6 +221,7 @@ class Settings(BaseSettings):
 
     kafka: dict[str, KafkaValue] = Field(default_factory=_local_kafka)
     database_url: SecretStr | None = None
+    database_url_file: Path | None = None
     data_dir: Path = Path(".outbox-bridge")
     insecure_no_auth: bool = False
     insecure_kafka: bool = False
@@ -226,6 +230,7 @@ class Settings(BaseSettings):
     topics: TopicsSettings = TopicsSettings()
     http: HttpSettings = HttpSettings()
     auth: AuthSettings = AuthSettings()
+    security: SecuritySettings = SecuritySettings()
     limits: LimitsSettings = LimitsSettings()
     quotas: QuotasSettings = QuotasSettings()
     callbacks: CallbacksSettings = CallbacksSettings()
@@ -257,6 +262,11 @@ class Settings(BaseSettings):
             return self.database_url.get_secret_value()
         return f"sqlite:///{self.data_dir.absolute() / 'bridge.db'}"
 
+    def secret_keys(self) -> list[SecretKey]:
+        """What secrets in SQL are encrypted with."""
+        keys = self.security.keys
+        return [] if keys is None else parse_secret_keys(keys.get_secret_value())
+
 
 @dataclass(frozen=True, slots=True)
 class ShownSetting:
@@ -281,10 +291,9 @@ def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = No
     merged: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
     for origin, values in sources:
-        if isinstance(values.get("kafka"), dict):
-            values["kafka"] = read_option_files(values["kafka"])
-        origins |= {name: origin for name, _ in _leaves(values)}
-        merged = _merge(merged, values)
+        read = read_secret_files(values)
+        origins |= {name: origin for name, _ in _leaves(read)}
+        merged = _merge(merged, read)
     try:
         settings = Settings(**merged)
     except ValidationError as error:
@@ -293,8 +302,6 @@ def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = No
     _check_exposure(settings)
     check_options(settings.kafka, is_insecure_allowed=settings.insecure_kafka)
     _check_tls(settings.http)
-    if settings.auth.certificates and settings.http.tls.client_ca is None:
-        raise ConfigError("auth.certificates needs http.tls.client_ca: nobody is asked for a certificate without it")
     _check_budget(settings.limits)
     return settings
 

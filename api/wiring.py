@@ -41,6 +41,7 @@ from bridge.service.topics import TopicCacheConfig
 from bridge.service.transactions import TransactionService
 from bridge.settler.bodies import KnownTopics
 from bridge.settler.ports import SettlerConfig
+from bridge.sql.at_rest import SecretCipher, use_cipher
 from bridge.sql.engine import Database
 from bridge.sql.migrate import read_revisions
 from bridge.store.kafka.admin import KafkaTopicAdmin
@@ -308,8 +309,7 @@ class _Process:
         if tls.cert is None or tls.key is None:
             return None
         is_needed = tls.client_auth == "required"
-        files = TlsFiles(tls.cert, tls.key, tls.client_ca, is_client_needed=is_needed)
-        certificates = Certificates(files, self._settings.auth.certificates)
+        certificates = Certificates(TlsFiles(tls.cert, tls.key, tls.client_ca, is_client_needed=is_needed))
         self.node.run("certificates", certificates.run_forever(self._clock))
         return certificates
 
@@ -371,11 +371,16 @@ def open_no_caller() -> CheckCaller:
     raise ConfigError("this process asks no endpoints")
 
 
+def open_database(settings: Settings) -> Database:
+    """The bridge's own, with the keys of its secrets."""
+    return Database(settings.sql_url(), options=use_cipher(SecretCipher(settings.secret_keys())))
+
+
 @asynccontextmanager
 async def open_stores(settings: Settings) -> AsyncIterator[tuple[KafkaParts, Database]]:
     """Log and database of a command, until its block ends."""
     async with AsyncExitStack() as stack:
-        database = Database(settings.sql_url())
+        database = open_database(settings)
         stack.push_async_callback(database.close)
         kafka = KafkaParts(settings)
         stack.push_async_callback(kafka.close)

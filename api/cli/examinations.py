@@ -19,9 +19,10 @@ from urllib.parse import urlsplit
 import httpx2
 
 from api.cli.http_calls import client_for, make_proof
+from api.cli.security import count_secrets
 from api.kafka_options import find_open_servers
 from api.settings import Settings
-from api.wiring import KafkaParts, find_denied, kafka_parts
+from api.wiring import KafkaParts, find_denied, kafka_parts, open_database
 from bridge.broker.broker_process import find_java
 from bridge.broker.ports import JavaMissing
 from bridge.core.check_rules import CheckMode
@@ -34,7 +35,7 @@ from bridge.core.topics import InternalTopics, with_prefix
 from bridge.core.transaction import make_transaction_id, make_uuid7_bits
 from bridge.directory import place_of
 from bridge.node import Roles
-from bridge.sql.engine import Database, SqlUnavailable
+from bridge.sql.engine import SqlUnavailable
 from bridge.sql.groups import Snapshot, read_snapshot
 from bridge.sql.identity import read_identity
 from bridge.sql.migrate import read_revisions
@@ -219,7 +220,8 @@ async def _guard(what: str, examination: Awaitable[list[Diagnosis]]) -> list[Dia
     except TimeoutError:
         return [Diagnosis(BROKEN, what, f"no answer within {2 * _TIMEOUT_S:.0f} s", "Look at its log and its load.")]
     except (BridgeError, OutboxConfigError, OSError) as error:
-        return [Diagnosis(BROKEN, what, str(error), "Repair this first; the rest rests on it.")]
+        remedy = getattr(error, "remedy", "") or "Repair this first; the rest rests on it."
+        return [Diagnosis(BROKEN, what, str(error), remedy)]
 
 
 def _examine_java() -> Diagnosis:
@@ -282,7 +284,7 @@ async def _examine_rights(parts: KafkaParts, topics: InternalTopics, roles: Role
 
 
 async def _examine_topics(parts: KafkaParts, topics: InternalTopics, settings: Settings) -> list[Diagnosis]:
-    database = Database(settings.sql_url())
+    database = open_database(settings)
     try:
         identity = await database.read(read_identity)
     except SqlUnavailable:
@@ -344,11 +346,25 @@ async def _examine_sql(settings: Settings) -> list[Diagnosis]:
         text = f"tables are at {revisions.current or 'nothing'}, this release needs {revisions.needed}"
         return [Diagnosis(BROKEN, "SQL", text, _MIGRATE_REMEDY)]
     found = [Diagnosis(OK, "SQL", f"reachable, tables at {revisions.current}")]
+    found += await _guard("secrets", _examine_secrets(settings))
     return found + await _guard("endpoints", _examine_endpoints(settings))
 
 
+async def _examine_secrets(settings: Settings) -> list[Diagnosis]:
+    counts, keys = await count_secrets(settings), settings.secret_keys()
+    first = keys[0].key_id if keys else None
+    if others := counts.total() - counts[first]:
+        text = f"{others} are not encrypted with {first or 'no key'}, the first of security.keys"
+        return [Diagnosis(WARNING, "secrets", text, "When all processes have it: `outbox-bridge security rewrap`.")]
+    if first is None:
+        verdict = OK if settings.sql_url().startswith("sqlite") else WARNING
+        remedy = "Set security.keys to what `outbox-bridge security new-key` prints."
+        return [Diagnosis(verdict, "secrets", "they lie in the database as they are", remedy)]
+    return [Diagnosis(OK, "secrets", f"encrypted with the key {first}")]
+
+
 async def _examine_endpoints(settings: Settings) -> list[Diagnosis]:
-    database = Database(settings.sql_url())
+    database = open_database(settings)
     try:
         now_ms = time.time_ns() // 1_000_000
         snapshot = await database.read(lambda connection: read_snapshot(connection, Snapshot(), now_ms))

@@ -174,10 +174,10 @@ async def _run_restart(command: str) -> None:
 
 
 async def _read_group(settings: "Settings", name: str) -> "ProducerGroup | None":
-    from bridge.sql.engine import Database  # noqa: PLC0415  # slow to import
+    from api.wiring import open_database  # noqa: PLC0415  # slow to import
     from bridge.sql.groups import read_group  # noqa: PLC0415
 
-    database = Database(settings.sql_url())
+    database = open_database(settings)
     now_ms = time.time_ns() // 1_000_000
     try:
         return await database.read(lambda connection: read_group(connection, name, now_ms))

@@ -15,6 +15,7 @@ from api.cli.output import Exit, explain, print_line, show_failure
 from api.cli.parked import parked
 from api.cli.relay import relay
 from api.cli.reports import report
+from api.cli.security import security
 from api.cli.topics import topic
 from api.cli.transactions import tx
 from api.cli.upkeep import config, doctor, migrate, openapi, projection, serve
@@ -55,6 +56,7 @@ app.add_typer(tx, name="tx")
 app.add_typer(group, name="group")
 app.add_typer(parked, name="parked")
 app.add_typer(key, name="key")
+app.add_typer(security, name="security")
 app.add_typer(topic, name="topic")
 app.add_typer(relay, name="relay")
 app.add_typer(report, name="report")

@@ -20,7 +20,7 @@ from rich.text import Text
 from bridge.broker.ports import BrokerError, JarsUnavailable
 from bridge.core.errors import BridgeError, ConfigError, StoreError, StoreTimeout, StoreUnavailable
 from bridge.core.kafka_rights import RIGHTS_REMEDY
-from bridge.sql.engine import SqlUnavailable
+from bridge.sql.engine import SecretUnreadable, SqlUnavailable
 from outbox.client.errors import DatabaseUnavailable, OutboxConfigError, TableMissing
 
 
@@ -84,6 +84,7 @@ _TELLERS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], Callable[[A
     (BrokerError, _tell_broker),
     (ConfigError, lambda error: (Exit.USAGE, str(error), "")),
     ((StoreUnavailable, StoreTimeout), lambda e: (Exit.UNREACHABLE, f"Kafka cannot be used now: {e}", _advise(e))),
+    (SecretUnreadable, lambda e: (Exit.USAGE, str(e), e.remedy)),
     (SqlUnavailable, lambda e: (Exit.UNREACHABLE, f"the database cannot be used now: {e}", _SQL_REMEDY)),
     (TableMissing, _tell_table),
     (DatabaseUnavailable, lambda e: (Exit.UNREACHABLE, f"the database cannot be used now: {e}", _OUTBOX_SQL_REMEDY)),

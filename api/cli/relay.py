@@ -28,6 +28,7 @@ from api.cli.output import (
     show_documents,
     show_rows,
 )
+from outbox.client.config import read_secret
 from outbox.client.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
@@ -221,8 +222,10 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
     from outbox.relay_database import SourceSpec  # noqa: PLC0415
     from outbox.tables import LEASE_TABLE  # noqa: PLC0415
 
+    database_url = database_url or read_secret("OUTBOX_DATABASE_URL") or ""
     if not database_url:
-        raise CommandFailed(Exit.USAGE, "no database is named", "Say --database-url, or set OUTBOX_DATABASE_URL.")
+        remedy = "Say --database-url, or set OUTBOX_DATABASE_URL or OUTBOX_DATABASE_URL_FILE."
+        raise CommandFailed(Exit.USAGE, "no database is named", remedy)
     config = RelayConfig(
         max_rows=batch_size,
         max_requests=requests,

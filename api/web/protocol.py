@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -12,7 +11,6 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from api.web.certificates import Peer
 from api.web.guard import ByteLease
 from api.web.limits import ByteBudget, Streams
 from api.web.problems import (
@@ -78,8 +76,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unread_at = 0
         self._ahead = ByteLease(self.budget)  # of what is unread
         self._lingering: Lingering | None = None
-        self._certified: str | None = None  # the principal that a certificate names
-        self._peer_timer: asyncio.TimerHandle | None = None
         self._flow: HeldFlow = None  # type: ignore[assignment]  # like the parent's, from connection_made on
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -92,16 +88,6 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             self.idle[self] = None
             self._arm()
-
-    def know(self, peer: Peer) -> None:
-        """A certificate tells who calls, until it ends."""
-        self._certified = peer.principal
-        if self.short_way is not None:
-            self.short_way = self.short_way.of(peer.principal)
-        self._peer_timer = self.loop.call_later(max(0, peer.until_s - time.time()), self._forget_peer)
-
-    def _forget_peer(self) -> None:
-        self._certified, self.short_way = None, type(self).short_way
 
     def _make_room(self) -> bool:
         """Ends the connection that has been without a request longest, else a stream that waits for its next line:
@@ -126,8 +112,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._disarm()
         self._stop_send_timer()
         self.idle.pop(self, None)
-        if self._peer_timer is not None:
-            self._peer_timer.cancel()
         if self._lingering is not None:
             self._lingering.stop()
         self._unread = b""
@@ -335,7 +319,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return None
         if self._sample and is_kept and self.short_way is not None:
             self.short_way.learn(self._sample, call, self.headers)
-        return HotCycle(self, keep_alive=is_kept, call=call, certified=self._certified)
+        return HotCycle(self, keep_alive=is_kept, call=call)
 
     def _run(self, hot: HotCycle) -> None:
         assert self.road is not None
@@ -353,7 +337,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, is_expecting
         self.headers += headers
         super().on_headers_complete()
-        self.cycle.scope["state"] |= {"lease": self._lease, "certified": self._certified}
+        self.cycle.scope["state"]["lease"] = self._lease
         self.cycle.transport = ClosingTransport(self.transport, self._close_answered)  # type: ignore[assignment]
 
     def _hand_to_framework(self, hot: HotCycle) -> None:

@@ -7,7 +7,6 @@ it is bound by the times and buffers that bind a plain connection.
 
 import asyncio
 import ssl
-from collections.abc import Callable
 from contextlib import suppress
 from typing import cast
 
@@ -16,14 +15,10 @@ _WRITTEN_BYTES = 256 * 1024  # enciphered at a time
 
 
 class Secured(asyncio.Protocol):
-    """A plain connection, for what listens; it tells `inner` what came, in clear, and whoever wants to know when it is
-    secured."""
+    """A plain connection, for what listens; it tells `inner` what came, in clear."""
 
-    def __init__(
-        self, context: ssl.SSLContext, inner: asyncio.Protocol, on_secured: Callable[[ssl.SSLObject], None]
-    ) -> None:
+    def __init__(self, context: ssl.SSLContext, inner: asyncio.Protocol) -> None:
         self._inner: asyncio.Protocol | None = inner
-        self._on_secured = on_secured
         self._context = context
         self._received = ssl.MemoryBIO()
         self._transport: SecuredTransport | None = None
@@ -44,10 +39,7 @@ class Secured(asyncio.Protocol):
             inner.data_received(data)
             return
         self._received.write(data)
-        was_secured = transport.is_secured
         clear, is_over = transport.read()
-        if transport.is_secured and not was_secured:
-            self._on_secured(transport.tls)
         if clear:
             inner.data_received(clear)
         if is_over:
@@ -81,8 +73,8 @@ class SecuredTransport(asyncio.Transport):
         super().__init__()
         self._plain = plain
         self._ready = ssl.MemoryBIO()  # enciphered, and to be sent
-        self.tls = context.wrap_bio(received, self._ready, server_side=True)
-        self.is_secured = False
+        self._tls = context.wrap_bio(received, self._ready, server_side=True)
+        self._is_secured = False
         self.is_ended = False
         self.get_write_buffer_size = plain.get_write_buffer_size  # type: ignore[method-assign]
         self.is_closing = plain.is_closing  # type: ignore[method-assign]
@@ -93,15 +85,15 @@ class SecuredTransport(asyncio.Transport):
     def get_extra_info(self, name: str, default: object = None) -> object:
         """As asyncio's: `ssl_object` and `sslcontext` besides what the plain transport knows."""
         if name == "ssl_object":
-            return self.tls
-        return self.tls.context if name == "sslcontext" else self._plain.get_extra_info(name, default)
+            return self._tls
+        return self._tls.context if name == "sslcontext" else self._plain.get_extra_info(name, default)
 
     def read(self) -> tuple[bytes, bool]:
         """What came, in clear, and whether nothing more will come."""
         try:
-            if not self.is_secured:
-                self.tls.do_handshake()
-                self.is_secured = True
+            if not self._is_secured:
+                self._tls.do_handshake()
+                self._is_secured = True
             return self._read_records()
         except ssl.SSLWantReadError:
             return b"", False
@@ -113,12 +105,12 @@ class SecuredTransport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """In pieces, so that there are not two of a large answer."""
-        if not self.is_secured or self.is_ended:
+        if not self._is_secured or self.is_ended:
             return
         left = memoryview(data)
         while left:
             try:
-                written = self.tls.write(left[:_WRITTEN_BYTES])
+                written = self._tls.write(left[:_WRITTEN_BYTES])
             except OSError:  # after a fatal alert
                 self.abort()
                 return
@@ -139,16 +131,16 @@ class SecuredTransport(asyncio.Transport):
         self._plain.close()
 
     def _end(self) -> None:
-        if self.is_secured and not self.is_ended:
+        if self._is_secured and not self.is_ended:
             with suppress(OSError):  # it would wait for the client's end
-                self.tls.unwrap()
+                self._tls.unwrap()
             self._send()
         self.is_ended = True
 
     def _read_records(self) -> tuple[bytes, bool]:
         pieces: list[bytes] = []
         with suppress(ssl.SSLWantReadError):
-            while piece := self.tls.read(_RECORD_BYTES):
+            while piece := self._tls.read(_RECORD_BYTES):
                 pieces.append(piece)
             return b"".join(pieces), True
         return pieces[0] if len(pieces) == 1 else b"".join(pieces), False

@@ -10,7 +10,7 @@ import random
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +41,14 @@ class SqlUnavailable(BridgeError):
         super().__init__(reason)
         self.retry_helps = retry_helps
         self.is_outcome_unknown = is_outcome_unknown
+
+
+class SecretUnreadable(SqlUnavailable):
+    """A secret in the database cannot be decrypted with the keys of the settings."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason, retry_helps=False)
+        self.remedy = remedy
 
 
 class MalformedCursor(ValueError):
@@ -160,20 +168,20 @@ class Database:
     """Runs work, a function of a connection, in one SQL transaction each. Work must not keep the connection.
 
     SQLite has one writer thread and several readers; PostgreSQL one pool for both. Work may be run
-    again after a deadlock or a busy database, so it must do nothing but SQL.
+    again after a deadlock or a busy database, so it must do nothing but SQL. `options`: for its connections.
     """
 
-    def __init__(self, url: str, config: SqlConfig = SqlConfig()) -> None:
+    def __init__(self, url: str, config: SqlConfig = SqlConfig(), options: Mapping[str, object] | None = None) -> None:
         self.url = _parse_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._config = config
         if self.is_sqlite:
-            self.engine = _make_sqlite_engine(self.url, config, is_reader=False)
-            self._reader = _make_sqlite_engine(self.url, config, is_reader=True)
+            self.engine = _make_sqlite_engine(self.url, config, is_reader=False).execution_options(**options or {})
+            self._reader = _make_sqlite_engine(self.url, config, is_reader=True).execution_options(**options or {})
             self._write_lane = _Lane(1, config, "sql-write")
             self._read_lane = _Lane(config.threads, config, "sql-read")
         else:
-            self.engine = _make_postgres_engine(self.url, config)
+            self.engine = _make_postgres_engine(self.url, config).execution_options(**options or {})
             # by default each statement of a SQL transaction sees what was committed before that statement
             self._reader = self.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
             self._write_lane = self._read_lane = _Lane(config.threads, config, "sql")

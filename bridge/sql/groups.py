@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 
 from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings
 from bridge.directory import DEFAULT_SETTINGS, Endpoint, ProducerGroup, UnansweredRound, place_of
+from bridge.sql.at_rest import find_key_in_use, load_secret, load_url, seal_secret, stored_url
 from bridge.sql.bulk import make_upsert, move_version
 from bridge.sql.stats import GroupStats, read_group_stats
 from bridge.sql.tables import check_results, directory_version, endpoints, producer_groups, secrets, unanswered_rounds
@@ -65,17 +66,19 @@ def put_group(
     random_bytes: RandomBytes = token_bytes,
 ) -> GroupPut:
     """Creates the group, or replaces settings and static endpoints; leased endpoints stay, disabled ones come back."""
+    key_id = find_key_in_use(conn)  # first of all, as whoever changes it does: else they would wait for each other
     is_created = ensure_group(conn, name, now_ms)
     values = {**_settings_values(settings), "updated_ms": now_ms}
     conn.execute(sa.update(producer_groups).where(producer_groups.c.name == name).values(**values))
     conn.execute(sa.delete(endpoints).where(endpoints.c.producer_group == name, endpoints.c.is_leased == sa.false()))
     conn.execute(sa.update(endpoints).where(endpoints.c.producer_group == name).values(disabled_reason=None))
     for url in dict.fromkeys(urls):
-        upsert = make_upsert(conn, endpoints).values(producer_group=name, url=url, is_leased=False)
+        stored = stored_url(conn, name, url)
+        upsert = make_upsert(conn, endpoints).values(producer_group=name, url=stored, is_leased=False)
         static = {"is_leased": False, "lease_until_ms": None, "lease_ms": None}
         conn.execute(upsert.on_conflict_do_update(index_elements=["producer_group", "url"], set_=static))
     move_version(conn, directory_version)
-    return GroupPut(is_created, _add_secret(conn, name, now_ms, random_bytes) if is_created else None)
+    return GroupPut(is_created, _add_secret(conn, key_id, name, now_ms, random_bytes) if is_created else None)
 
 
 def ensure_group(conn: Connection, name: str, now_ms: int) -> bool:
@@ -101,6 +104,7 @@ def delete_group(conn: Connection, name: str) -> GroupDeletion:
 
 def rotate_secret(conn: Connection, name: str, now_ms: int, random_bytes: RandomBytes = token_bytes) -> str | None:
     """A new secret; each that was current within the last 24 h signs too, up to a number. None: no such group."""
+    key_id = find_key_in_use(conn)
     if conn.execute(sa.select(producer_groups.c.name).where(producer_groups.c.name == name)).first() is None:
         return None
     of_group = secrets.c.producer_group == name
@@ -109,14 +113,14 @@ def rotate_secret(conn: Connection, name: str, now_ms: int, random_bytes: Random
     newest = sa.select(secrets.c.id).where(of_group).order_by(secrets.c.id.desc()).limit(MAX_SIGNING - 1)
     is_over = sa.or_(secrets.c.expires_ms <= now_ms, secrets.c.id.not_in(newest))
     conn.execute(sa.delete(secrets).where(of_group, is_over))
-    secret = _add_secret(conn, name, now_ms, random_bytes)
+    secret = _add_secret(conn, key_id, name, now_ms, random_bytes)
     move_version(conn, directory_version)
     return secret
 
 
 def disable_endpoint(conn: Connection, name: str, url: str, reason: str) -> None:
     """Takes the endpoint out of the rounds until the group is put again."""
-    where = (endpoints.c.producer_group == name, endpoints.c.url == url)
+    where = (endpoints.c.producer_group == name, endpoints.c.url == stored_url(conn, name, url))
     conn.execute(sa.update(endpoints).where(*where).values(disabled_reason=reason))
     move_version(conn, directory_version)
 
@@ -152,7 +156,8 @@ def _read_endpoints(conn: Connection, *where: sa.ColumnElement[bool]) -> dict[st
     found: dict[str, list[Endpoint]] = {}
     query = sa.select(endpoints).where(*where).order_by(endpoints.c.producer_group, endpoints.c.url)
     for row in conn.execute(query):
-        endpoint = Endpoint(row.url, row.is_leased, row.lease_until_ms, row.disabled_reason)
+        url = load_url(conn, row.producer_group, row.url)
+        endpoint = Endpoint(url, row.is_leased, row.lease_until_ms, row.disabled_reason)
         found.setdefault(row.producer_group, []).append(endpoint)
     return found
 
@@ -164,7 +169,8 @@ def _read_secrets(
     found: dict[str, list[tuple[str, int | None]]] = {}
     signs = sa.or_(secrets.c.expires_ms.is_(None), secrets.c.expires_ms > now_ms)
     for row in conn.execute(sa.select(secrets).where(signs, *where).order_by(secrets.c.id.desc())):
-        found.setdefault(row.producer_group, []).append((row.secret, row.expires_ms))
+        secret = load_secret(conn, row.producer_group, row.secret)
+        found.setdefault(row.producer_group, []).append((secret, row.expires_ms))
     return found
 
 
@@ -189,9 +195,10 @@ def _settings_values(settings: GroupSettings) -> dict[str, object]:
     }
 
 
-def _add_secret(conn: Connection, name: str, now_ms: int, random_bytes: RandomBytes) -> str:
+def _add_secret(conn: Connection, key_id: str | None, name: str, now_ms: int, random_bytes: RandomBytes) -> str:
     secret = "whsec_" + base64.b64encode(random_bytes(_SECRET_BYTES)).decode()
-    conn.execute(sa.insert(secrets).values(producer_group=name, secret=secret, created_ms=now_ms))
+    stored = seal_secret(conn, key_id, name, secret)
+    conn.execute(sa.insert(secrets).values(producer_group=name, secret=stored, created_ms=now_ms))
     return secret
 
 

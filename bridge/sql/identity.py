@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from bridge.core.errors import HaltKind
 from bridge.core.keyring import SECRET_BYTES, BridgeKey
 from bridge.core.transaction import TransactionState, TransactionView
+from bridge.sql.at_rest import cipher_of, load_bridge_key, seal_bridge_key
 from bridge.sql.bulk import make_upsert
 from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position
 from bridge.sql.search import chunks
@@ -59,7 +60,7 @@ def read_keys(conn: Connection) -> list[BridgeKey]:
     """All that are valid, the one that makes new MACs first; none where `migrate` has not made one."""
     c = bridge_keys.c
     rows = conn.execute(sa.select(c.key_id, c.secret).order_by(c.signs.desc(), c.created_ms.desc(), c.key_id))
-    return [BridgeKey(row.key_id, bytes(row.secret)) for row in rows]
+    return [BridgeKey(row.key_id, load_bridge_key(conn, row.key_id, row.secret)) for row in rows]
 
 
 def read_beliefs(conn: Connection) -> dict[int, int]:
@@ -70,7 +71,8 @@ def read_beliefs(conn: Connection) -> dict[int, int]:
 def begin_seals(conn: Connection, believed: Mapping[int, int], now_ms: int) -> None:
     """The first key if there is none, and what is believed without a seal; both or nothing."""
     if not read_keys(conn):
-        values = {"key_id": _FIRST, "secret": secrets.token_bytes(SECRET_BYTES), "signs": 1, "created_ms": now_ms}
+        secret = seal_bridge_key(conn, cipher_of(conn).first, _FIRST, secrets.token_bytes(SECRET_BYTES))
+        values = {"key_id": _FIRST, "secret": secret, "signs": 1, "created_ms": now_ms}
         conn.execute(sa.insert(bridge_keys).values(values))
     for queue_id, op_offset in sorted(believed.items()):
         believe_from(conn, queue_id, op_offset)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from bridge.sql.at_rest import load_url, stored_url
 from bridge.sql.bulk import make_upsert
 from bridge.sql.tables import endpoints, leases, producer_groups
 
@@ -105,7 +106,7 @@ class EndpointLease:
 
 def register_endpoint(conn: Connection, wanted: EndpointLease, most: int) -> tuple[Registration, bool]:
     """Takes or renews a lease; whether the rounds change by it: a new endpoint, or one that had said it was gone."""
-    place = (_E.producer_group == wanted.group, _E.url == wanted.url)
+    place = (_E.producer_group == wanted.group, _E.url == stored_url(conn, wanted.group, wanted.url))
     found = conn.execute(sa.select(_E.is_leased, _E.disabled_reason).where(*place)).one_or_none()
     if found is None:
         made = _insert(conn, wanted, most)
@@ -121,7 +122,8 @@ def register_endpoint(conn: Connection, wanted: EndpointLease, most: int) -> tup
 
 def remove_endpoint(conn: Connection, group: str, url: str) -> bool:
     """Ends a lease; False if there is none. What the group's settings name stays."""
-    gone = sa.delete(endpoints).where(_E.producer_group == group, _E.url == url, _E.is_leased)
+    is_it = sa.and_(_E.producer_group == group, _E.url == stored_url(conn, group, url))
+    gone = sa.delete(endpoints).where(is_it, _E.is_leased)
     return conn.execute(gone).rowcount > 0
 
 
@@ -129,7 +131,9 @@ def read_terms(conn: Connection) -> dict[Place, EndpointTerm]:
     """All leases."""
     query = sa.select(_E.producer_group, _E.url, _E.lease_until_ms, _E.lease_ms)
     rows = conn.execute(query.where(_E.is_leased, _E.lease_ms.is_not(None)))
-    return {(row.producer_group, row.url): EndpointTerm(row.lease_until_ms, row.lease_ms) for row in rows}
+    return {
+        (group, load_url(conn, group, url)): EndpointTerm(until_ms, lease_ms) for group, url, until_ms, lease_ms in rows
+    }
 
 
 def remove_ended(conn: Connection, ended: Mapping[Place, EndpointTerm]) -> int:
@@ -137,7 +141,8 @@ def remove_ended(conn: Connection, ended: Mapping[Place, EndpointTerm]) -> int:
     removed = 0
     for (group, url), term in ended.items():
         same = (_E.lease_until_ms == term.until_ms, _E.lease_ms == term.lease_ms)
-        gone = sa.delete(endpoints).where(_E.producer_group == group, _E.url == url, _E.is_leased, *same)
+        is_it = sa.and_(_E.producer_group == group, _E.url == stored_url(conn, group, url))
+        gone = sa.delete(endpoints).where(is_it, _E.is_leased, *same)
         removed += conn.execute(gone).rowcount
     return removed
 
@@ -174,7 +179,7 @@ def _insert(conn: Connection, wanted: EndpointLease, most: int) -> Registration:
     if conn.execute(sa.select(sa.func.count()).select_from(endpoints).where(*of_group)).scalar_one() >= most:
         return Registration.TOO_MANY
     values = {"lease_until_ms": wanted.term.until_ms, "lease_ms": wanted.term.lease_ms}
-    place = {"producer_group": wanted.group, "url": wanted.url}
+    place = {"producer_group": wanted.group, "url": stored_url(conn, wanted.group, wanted.url)}
     upsert = make_upsert(conn, endpoints).values(**place, **values, is_leased=True)
     # the same URL registered twice at once: a renewal; put as a static one meanwhile: it stays one
     conn.execute(

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from outbox.client.errors import OutboxConfigError
@@ -21,10 +22,21 @@ def _read_variable(name: str) -> str | None:
     return os.environ.get(f"OUTBOX_BRIDGE_{name}") or None
 
 
+def read_secret(name: str) -> str | None:
+    """The environment variable, or what is in the file that `NAME_FILE` names. Raises OutboxConfigError."""
+    secret, path = os.environ.get(name), os.environ.get(f"{name}_FILE")
+    if secret or not path:
+        return secret or None
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OutboxConfigError(f"{name}_FILE: cannot read {path}: {error}") from None
+
+
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
     """How the bridge is reached. `key`: an API key of the bridge, else that of the environment variable
-    `OUTBOX_BRIDGE_KEY`. `headers`: sent with every request.
+    `OUTBOX_BRIDGE_KEY`, or of the file that `OUTBOX_BRIDGE_KEY_FILE` names. `headers`: sent with every request.
 
     `ca_file`: whose certificate an https bridge must show, else those that the system trusts; `client_cert_file`,
     `client_key_file`: the certificate that is shown to it (PEM). Each is read when a connection is first needed, from
@@ -37,7 +49,7 @@ class HttpConfig:
     slack_s: float = 4.0
     max_connections: int = 32
     keep_alive_s: float = 15.0  # below the bridge's own, or it closes a connection just when it is used
-    key: str | None = field(default_factory=partial(_read_variable, "KEY"), repr=False)
+    key: str | None = field(default_factory=partial(read_secret, "OUTBOX_BRIDGE_KEY"), repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     ca_file: str | None = field(default_factory=partial(_read_variable, "CA_FILE"))
     client_cert_file: str | None = field(default_factory=partial(_read_variable, "CLIENT_CERT_FILE"))
