@@ -11,11 +11,12 @@ LINTERS := .venv/.linters
 FUZZER := .venv/.fuzzer
 MUTATOR := .venv/.mutator
 PLOTTER := .venv/.plotter
+AUDITOR := .venv/.auditor
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
   --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(LOCK_ARGS)
 
-.PHONY: help install demo test examples simulate crash-points differential planted mutation chaos kills spark traffic fuzz lint bench bench-peers lock clean
+.PHONY: help install demo test examples simulate crash-points differential planted mutation chaos kills spark traffic fuzz lint images bill audit bench bench-peers lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -75,6 +76,21 @@ lint: $(LINTERS) ## ruff, mypy, import rules, shell scripts, Dockerfile and comp
 	$(BIN)/hadolint docker/Dockerfile docker/spark.Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
 
+images: $(AUDITOR) ## what the files of docker/ say, done and run without Docker, as root (Linux)
+	PYTHONPATH=. $(BIN)/python .ci/docker_commands.py
+
+bill: $(AUDITOR) ## bills of materials (CycloneDX) of what the images have, as dist/*.cdx.json
+	rm -rf build/images && mkdir -p build/images dist
+	for lock in server spark; do \
+	  PATH="$(CURDIR)/$(BIN):$$PATH" docker/install build/images/$$lock $$lock; \
+	  $(BIN)/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml \
+	    -o dist/outbox-bridge-$$lock.cdx.json build/images/$$lock/bin/python; \
+	done
+
+audit: $(AUDITOR) $(LINTERS) $(FUZZER) $(MUTATOR) $(PLOTTER) ## licences and known vulnerabilities of all locks (asks PyPI)
+	$(BIN)/python -m pytest tests/tidy/test_licences.py
+	for lock in requirements/*.txt; do $(BIN)/pip-audit --strict --disable-pip --require-hashes -r $$lock; done
+
 bench: $(PLOTTER) ## rates, latencies, a million undecided, costs; on a machine that rests (BENCH_ARGS="--rounds 1")
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.undecided
@@ -95,6 +111,7 @@ lock: $(INSTALLED) ## new hashes for requirements/ (LOCK_ARGS=--upgrade for newe
 	$(COMPILE) --extra spark -c requirements/dev.txt pyproject.toml -o requirements/spark.txt
 	$(COMPILE) -c requirements/dev.txt requirements/build.in -o requirements/build.txt
 	$(COMPILE) -c requirements/dev.txt requirements/lint.in -o requirements/lint.txt
+	$(COMPILE) -c requirements/dev.txt requirements/audit.in -o requirements/audit.txt
 	$(COMPILE) -c requirements/dev.txt requirements/bench.in -o requirements/bench.txt
 	$(COMPILE) -c requirements/dev.txt requirements/fuzz.in -o requirements/fuzz.txt
 	$(COMPILE) -c requirements/dev.txt requirements/mutation.in -o requirements/mutation.txt
@@ -123,6 +140,10 @@ $(MUTATOR): requirements/mutation.txt $(INSTALLED)
 
 $(PLOTTER): requirements/bench.txt $(INSTALLED)
 	$(PIP) install --quiet --require-hashes -r requirements/bench.txt
+	@touch $@
+
+$(AUDITOR): requirements/audit.txt $(INSTALLED)
+	$(PIP) install --quiet --require-hashes -r requirements/audit.txt
 	@touch $@
 
 $(FUZZER): requirements/fuzz.txt $(INSTALLED)

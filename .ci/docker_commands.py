@@ -7,6 +7,7 @@ image of the report proves it.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from image import Build, Limits, Stage
 from bridge.broker.ports import choose_free_port
 from tests.support.broker import running_broker
 from tests.support.postgres import PostgresServer
+from tests.tidy.test_locks import normalised
 
 ROOT = Path(__file__).parents[1]
 START_TIMEOUT_S = 90.0
@@ -105,6 +107,24 @@ def check_files(stage: Stage, folder: Path) -> None:
     print(f"{len(names)} files of the project are in the image", flush=True)
 
 
+def check_bill(stage: Stage, lock: str) -> None:
+    """The bill of materials, as `make bill` makes it, names ours and nothing that is not in the lock."""
+    (python,) = stage.root.glob("opt/*/bin/python")
+    make = [
+        Path(sys.executable).with_name("cyclonedx-py"),
+        "environment",
+        "--pyproject",
+        ROOT / "pyproject.toml",
+        python,
+    ]
+    bill = json.loads(subprocess.run(make, capture_output=True, check=True).stdout)
+    found = {f"{normalised(component['name'])}=={component['version']}" for component in bill["components"]}
+    locked = set(re.findall(r"^([\w.-]+==\S+)", (ROOT / "requirements" / lock).read_text(), re.MULTILINE))
+    assert found
+    assert found <= locked, f"not locked: {found - locked}"
+    print(f"{len(found)} packages in the bill of materials, all of {lock}", flush=True)
+
+
 def is_same(path: Path, contents: bytes) -> bool:
     return path.is_file() and path.read_bytes() == contents
 
@@ -165,9 +185,10 @@ def stop(name: str, process: Process) -> None:
     print(f"{name} stopped cleanly", flush=True)
 
 
-def build(name: str, folder: Path) -> Stage:
-    """What the Dockerfile says; it has all that is in the project."""
+def build(name: str, lock: str, folder: Path) -> Stage:
+    """What the Dockerfile says; it has all that is in the project, and of others only what is locked."""
     stage = Build(ROOT / "docker" / name, ROOT, folder / name).run()
+    check_bill(stage, lock)
     check_files(stage, folder / f"{name}.wheel")
     return stage
 
@@ -213,8 +234,8 @@ def main() -> int:
     folder.chmod(0o755)
     try:
         with ThreadPoolExecutor() as beside, running_stores() as (bootstrap, database_url):
-            report = beside.submit(build, "spark.Dockerfile", folder)
-            run_services(Containers(build("Dockerfile", folder), bootstrap, database_url))
+            report = beside.submit(build, "spark.Dockerfile", "spark.txt", folder)
+            run_services(Containers(build("Dockerfile", "server.txt", folder), bootstrap, database_url))
             prove(report.result(), bootstrap)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
