@@ -67,7 +67,7 @@ traffic: $(INSTALLED) ## reconciliation of a real bridge's traffic with chaos, t
 fuzz: $(FUZZER) ## generated requests at a running service (FUZZ_ARGS="--max-examples 500 --seed 7" for more)
 	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
-lint: $(LINTERS) ## ruff, mypy, import rules, shell scripts, Dockerfile and compose.yaml
+lint: $(LINTERS) ## ruff, mypy, import rules, shell scripts, Dockerfiles, compose.yaml and Helm chart
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -75,6 +75,7 @@ lint: $(LINTERS) ## ruff, mypy, import rules, shell scripts, Dockerfile and comp
 	$(BIN)/shellcheck .ci/run .ci/find-python docker/install examples/curl/orders.sh
 	$(BIN)/hadolint docker/Dockerfile docker/spark.Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
+	$(BIN)/python .ci/chart.py
 
 images: $(AUDITOR) ## what the files of docker/ say, done and run without Docker, as root (Linux)
 	PYTHONPATH=. $(BIN)/python .ci/docker_commands.py

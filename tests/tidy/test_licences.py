@@ -20,6 +20,7 @@ TOOLS = {
 SHIPPED = ("server.txt", "spark.txt")  # what the images have
 
 IN_WORDS = {
+    "Apache": "Apache-2.0",
     "Apache Software License": "Apache-2.0",
     "BSD License": "BSD",
     "DFSG approved": "MIT",  # no licence: said beside one

@@ -1,0 +1,125 @@
+"""Renders and lints docker/helm with Helm's own library, and holds what comes out against Kubernetes' schemas."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import yaml
+from helm_python import Chart, HelmError, lint
+
+CHART = Path(__file__).parents[1] / "docker" / "helm"
+NAME, NAMESPACE = "shop", "payments"
+OLDEST = "1.30"  # as Chart.yaml says
+ERROR = 3
+CRDS = {"ServiceMonitor"}  # of operators; Kubernetes itself has no schema of them
+
+Values = dict[str, Any]
+Manifest = dict[str, Any]
+
+LEAST: Values = {"settings": {"kafka": {"bootstrap.servers": "kafka:9092"}}}
+EVERYTHING: Values = {
+    "image": {"digest": f"sha256:{'0' * 64}"},
+    "imagePullSecrets": [{"name": "pull"}],
+    "settings": {
+        "kafka": {
+            "bootstrap.servers": "kafka:9093",
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-512",
+        },
+        "topics": {"queues": 8},
+        "http": {"allowed_hosts": ["bridge.example.com"]},
+        "callbacks": {"allow_networks": ["10.0.0.0/8"]},
+        "limits": {"in_flight_bytes": 268435456},
+    },
+    "secret": {
+        "adminKey": "admin-key",
+        "securityKeys": "security-keys",
+        "kafkaPassword": "kafka-password",
+        "kafkaCa": "ca.crt",
+    },
+    "tls": {"secret": "bridge-tls", "clientCa": True},
+    "roles": {
+        role: {"settings": {"kafka": {"sasl.username": role}}, "secret": {"name": f"bridge-{role}"}}
+        for role in ("api", "settler", "projector", "migrate")
+    },
+    "service": {"type": "LoadBalancer", "port": 443, "annotations": {"a": "b"}},
+    "podAnnotations": {"a": "b"},
+    "nodeSelector": {"a": "b"},
+    "tolerations": [{"key": "a", "operator": "Exists"}],
+    "affinity": {"podAntiAffinity": {}},
+    "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+}
+SINGLE: Values = {
+    **LEAST,
+    "roles": {role: {"replicas": 1} for role in ("api", "settler", "projector")},
+    "networkPolicy": {"enabled": False},
+}
+REFUSED: Mapping[str, Values] = {
+    "no Kafka": {},
+    "a value nobody knows": {**LEAST, "replicas": 3},
+    "a password that is no file": {"settings": {"kafka": {"bootstrap.servers": "k", "sasl.password": "x"}}},
+    "a database's URL that is no file": {**LEAST, "settings": {**LEAST["settings"], "database_url": "x"}},
+    "a first key that is no file": {**LEAST, "settings": {**LEAST["settings"], "auth": {"admin_key": "x"}}},
+}
+
+
+def render(values: Values) -> list[Manifest]:
+    """What `helm install` would send."""
+    with Chart.load(CHART) as chart:
+        texts = chart.render(values, name=NAME, namespace=NAMESPACE)
+        chart.validate_schema(values)
+    return [one for text in texts.values() for one in yaml.safe_load_all(text) if one]
+
+
+def find_faults(values: Values) -> list[str]:
+    """What lint says, and what the oldest and the newest Kubernetes do not take."""
+    report = lint(CHART, values, strict=True, namespace=NAMESPACE)
+    faults = [one["error"] for one in report["messages"] if one["severity"] == ERROR] + report["errors"]
+    for manifest in render(values):
+        for version in (OLDEST, kubernetes_validate.latest_version()):
+            if manifest["kind"] not in CRDS:
+                try:
+                    kubernetes_validate.validate(manifest, version, strict=True)
+                except kubernetes_validate.ValidationError as fault:
+                    faults.append(f"{manifest['kind']} {manifest['metadata']['name']}, {version}: {fault}")
+        faults += [f"{manifest['metadata']['name']}: {what}" for what in find_laxness(manifest)]
+    return faults
+
+
+def find_laxness(manifest: Manifest) -> list[str]:
+    """What a pod must not be."""
+    pod = manifest.get("spec", {}).get("template", {}).get("spec")
+    if pod is None:
+        return []
+    (container,) = pod["containers"]
+    own = container["securityContext"]
+    wanted = {
+        "not as root": pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 10001,
+        "filtered system calls": pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"},
+        "a read-only root": own["readOnlyRootFilesystem"],
+        "no capability": own["capabilities"] == {"drop": ["ALL"]} and not own["allowPrivilegeEscalation"],
+        "no token": pod["automountServiceAccountToken"] is False,
+        "bounded memory": "memory" in container["resources"]["limits"],
+    }
+    return [f"lacks {what}" for what, is_so in wanted.items() if not is_so]
+
+
+def is_refused(values: Values) -> bool:
+    try:
+        render(values)
+    except HelmError:
+        return True
+    return False
+
+
+def main() -> int:
+    faults = [fault for values in (LEAST, EVERYTHING, SINGLE) for fault in find_faults(values)]
+    faults += [f"takes {what}" for what, values in REFUSED.items() if not is_refused(values)]
+    print(*(faults or ["chart: ok"]), sep="\n")
+    return bool(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
