@@ -26,6 +26,7 @@ from api.web.guard import is_loopback
 from api.web.limits import ByteBudget
 from bridge.core.access_key import read_key_id
 from bridge.core.errors import ConfigError
+from bridge.core.grants import PRINCIPAL_NAME
 from bridge.core.secret_key import SecretKey, parse_secret_keys
 from bridge.service.issuers import ALGORITHMS, USUAL_ALGORITHMS
 
@@ -42,6 +43,7 @@ _MASK = "********"
 Port = Annotated[int, Field(ge=0, le=65_535)]
 # as in a URL, in lower case as browsers send it; without a port: any
 HostName = Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:]{2,39}\])(:[0-9]{1,5})?$")]
+PrincipalName = Annotated[str, Field(pattern=PRINCIPAL_NAME)]
 
 
 def _local_kafka() -> dict[str, KafkaValue]:
@@ -124,11 +126,25 @@ class IssuerSettings(_Section):
 
 class AuthSettings(_Section):
     """`admin_key`: a key that may do everything, to make the others with. `outbox-bridge key new` makes one; it is in
-    no table, and ends when it is taken out of the settings. `issuers`: of tokens (OIDC)."""
+    no table, and ends when it is taken out of the settings. `issuers`: of tokens (OIDC). `certificates`: whom the names
+    in certificates of clients mean, each as `DNS:name` or `URI:text`."""
 
     admin_key: SecretStr | None = None
     admin_key_file: Path | None = None
     issuers: tuple[IssuerSettings, ...] = ()
+    certificates: dict[str, PrincipalName] = Field(default_factory=dict)
+
+    @field_validator("certificates")
+    @classmethod
+    def _are_names(cls, principals: dict[str, str]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for name, principal in principals.items():
+            kind, _, text = name.partition(":")
+            if kind not in {"DNS", "URI"} or not text:
+                raise ValueError(f"{name} is neither DNS:name nor URI:text")
+            if found.setdefault(f"DNS:{text.lower()}" if kind == "DNS" else name, principal) != principal:
+                raise ValueError(f"{name} is there twice")
+        return found
 
     @field_validator("admin_key")
     @classmethod
@@ -302,6 +318,8 @@ def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = No
     _check_exposure(settings)
     check_options(settings.kafka, is_insecure_allowed=settings.insecure_kafka)
     _check_tls(settings.http)
+    if settings.auth.certificates and settings.http.tls.client_ca is None:
+        raise ConfigError("auth.certificates needs http.tls.client_ca: nobody is asked for a certificate without it")
     _check_budget(settings.limits)
     return settings
 

@@ -309,7 +309,8 @@ class _Process:
         if tls.cert is None or tls.key is None:
             return None
         is_needed = tls.client_auth == "required"
-        certificates = Certificates(TlsFiles(tls.cert, tls.key, tls.client_ca, is_client_needed=is_needed))
+        files = TlsFiles(tls.cert, tls.key, tls.client_ca, is_client_needed=is_needed)
+        certificates = Certificates(files, self._settings.auth.certificates)
         self.node.run("certificates", certificates.run_forever(self._clock))
         return certificates
 

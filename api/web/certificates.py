@@ -1,10 +1,11 @@
 """The certificates that a process shows, and those of clients that it takes: read anew when their files change."""
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -26,12 +27,24 @@ class TlsFiles:
     is_client_needed: bool = False
 
 
-class Certificates:
-    """`context` is that of the next connection; those that are open keep theirs."""
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end of a connection, by the certificate that was shown. `until_s`: when that ends, Unix."""
 
-    def __init__(self, files: TlsFiles) -> None:
+    principal: str
+    until_s: int
+
+
+class Certificates:
+    """`context` is that of the next connection; those that are open keep theirs.
+
+    `principals`: whom names in certificates of clients mean, each as `DNS:name` in lower case or `URI:text`.
+    """
+
+    def __init__(self, files: TlsFiles, principals: Mapping[str, str] | None = None) -> None:
         """Raises ConfigError."""
         self.files = files
+        self._principals = principals or {}
         self._stamp = self._read_stamp()
         self.context = _load(files)
         self.fault = ""  # why the newest files are not used
@@ -57,6 +70,15 @@ class Certificates:
             self.fault = ""
             _LOG.info("certificates_read", cert=str(self.files.cert))
         self._stamp = stamp
+
+    def find_peer(self, tls: ssl.SSLObject) -> Peer | None:
+        """None: no certificate was verified, or its names mean nobody, or more than one."""
+        shown: dict[str, Any] = tls.getpeercert() or {}
+        names = [f"{kind}:{text.lower() if kind == 'DNS' else text}" for kind, text in shown.get("subjectAltName", ())]
+        meant = {self._principals[name] for name in names if name in self._principals}
+        if len(meant) != 1:
+            return None
+        return Peer(meant.pop(), ssl.cert_time_to_seconds(shown["notAfter"]))
 
     def _read_stamp(self) -> tuple[object, ...]:
         files = self.files

@@ -133,16 +133,17 @@ def _show(text: bytes) -> str:
     return text[:200].decode("ascii", "replace")
 
 
-def identify(access: AccessService, path: str, headers: RawHeaders) -> Caller | Problem:
-    """Who calls, by the credential of the request. Without one: nobody, unless the bridge is open."""
-    found = _look_up(access, headers)
+def identify(access: AccessService, path: str, headers: RawHeaders, certified: str | None = None) -> Caller | Problem:
+    """Who calls: by the credential of the request, else by the certificate of its connection (`certified`). Without
+    one: nobody, unless the bridge is open."""
+    found = _look_up(access, headers, certified)
     return NOBODY if isinstance(found, Problem) and path in UNPROVEN else found
 
 
-def _look_up(access: AccessService, headers: RawHeaders) -> Caller | Problem:
+def _look_up(access: AccessService, headers: RawHeaders, certified: str | None) -> Caller | Problem:
     proofs = [value for name, value in headers if name == b"authorization"]
     if not proofs:
-        return ANYBODY if access.config.is_open else _refuse_proof("a credential is needed")
+        return _find_quiet(access, certified)
     scheme, _, proof = proofs[0].partition(b" ")
     if len(proofs) > 1 or scheme.lower() != b"bearer":
         return _refuse_proof("one Authorization: Bearer is needed")
@@ -156,6 +157,13 @@ def _look_up(access: AccessService, headers: RawHeaders) -> Caller | Problem:
         return _refuse_proof("the credential is not known, has expired, or was revoked")
     access.note_use(caller)
     return caller
+
+
+def _find_quiet(access: AccessService, certified: str | None) -> Caller | Problem:
+    """Who sends no credential."""
+    if certified is not None:
+        return access.find_certified(certified)
+    return ANYBODY if access.config.is_open else _refuse_proof("a credential is needed")
 
 
 class RefusedProofs:

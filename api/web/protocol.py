@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from api.web.certificates import Peer
 from api.web.guard import ByteLease
 from api.web.limits import ByteBudget, Streams
 from api.web.problems import (
@@ -76,6 +78,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unread_at = 0
         self._ahead = ByteLease(self.budget)  # of what is unread
         self._lingering: Lingering | None = None
+        self._certified: str | None = None  # the principal that a certificate names
+        self._peer_timer: asyncio.TimerHandle | None = None
         self._flow: HeldFlow = None  # type: ignore[assignment]  # like the parent's, from connection_made on
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -88,6 +92,19 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             self.idle[self] = None
             self._arm()
+
+    def know(self, peer: Peer) -> None:
+        """A certificate tells who calls, until it ends; it may have ended, where a session was taken up again."""
+        left_s = peer.until_s - time.time()
+        if left_s <= 0:
+            return
+        self._certified = peer.principal
+        if self.short_way is not None:
+            self.short_way = self.short_way.of(peer.principal)
+        self._peer_timer = self.loop.call_later(left_s, self._forget_peer)
+
+    def _forget_peer(self) -> None:
+        self._certified, self.short_way = None, type(self).short_way
 
     def _make_room(self) -> bool:
         """Ends the connection that has been without a request longest, else a stream that waits for its next line:
@@ -112,6 +129,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._disarm()
         self._stop_send_timer()
         self.idle.pop(self, None)
+        if self._peer_timer is not None:
+            self._peer_timer.cancel()
         if self._lingering is not None:
             self._lingering.stop()
         self._unread = b""
@@ -319,7 +338,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return None
         if self._sample and is_kept and self.short_way is not None:
             self.short_way.learn(self._sample, call, self.headers)
-        return HotCycle(self, keep_alive=is_kept, call=call)
+        return HotCycle(self, keep_alive=is_kept, call=call, certified=self._certified)
 
     def _run(self, hot: HotCycle) -> None:
         assert self.road is not None
@@ -337,7 +356,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, is_expecting
         self.headers += headers
         super().on_headers_complete()
-        self.cycle.scope["state"]["lease"] = self._lease
+        self.cycle.scope["state"] |= {"lease": self._lease, "certified": self._certified}
         self.cycle.transport = ClosingTransport(self.transport, self._close_answered)  # type: ignore[assignment]
 
     def _hand_to_framework(self, hot: HotCycle) -> None:

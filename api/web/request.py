@@ -52,11 +52,12 @@ class ApiRequest:
 
     `caller`: who makes it. `usage`: what he uses, once the request counts for him. `route_name`: of its
     route in metrics. `status`: of its answer, 0 before that begins. `fields`: of its head, the last one of each name.
+    `certified`: the principal that the connection's certificate names.
     """
 
     __slots__ = (
-        "_is_counted", "_whole", "caller", "fields", "lease", "method", "path", "query", "receive", "request_id",
-        "route_name", "scope", "services", "started", "status", "traffic", "usage",
+        "_is_counted", "_whole", "caller", "certified", "fields", "lease", "method", "path", "query", "receive",
+        "request_id", "route_name", "scope", "services", "started", "status", "traffic", "usage",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +72,7 @@ class ApiRequest:
         query: bytes = scope["query_string"]
         self.scope = scope
         self.caller = NOBODY
+        self.certified: str | None = None
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.query = QueryParams(query) if query else _NOTHING

@@ -216,7 +216,13 @@ class Road:
         return None
 
     async def answer_whole(
-        self, call: HotCall, headers: RawHeaders, client: tuple[str, int] | None, body: bytes, lease: ByteLease
+        self,
+        call: HotCall,
+        headers: RawHeaders,
+        client: tuple[str, int] | None,
+        body: bytes,
+        lease: ByteLease,
+        certified: str | None = None,
     ) -> tuple[HttpAnswer, str]:
         """The answer to a hot call, and the request's id. Never raises."""
         scope: Scope = {
@@ -224,6 +230,7 @@ class Road:
             "client": client,
         }  # fmt: skip
         request = ApiRequest(scope, _receive_nothing, self.services, self.traffic, lease, body)
+        request.certified = certified
         request.route_name = call.route.path_format
         answer = await self._try(request, _run_granted, call.route, request, *call.texts)
         assert isinstance(answer, HttpAnswer)
@@ -232,8 +239,10 @@ class Road:
         return answer, request.request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        lease = scope.get("state", {}).get("lease") or ByteLease(ByteBudget())  # a server besides ours counts nothing
+        state = scope.get("state", {})
+        lease = state.get("lease") or ByteLease(ByteBudget())  # a server besides ours counts nothing
         request = ApiRequest(scope, receive, self.services, self.traffic, lease)
+        request.certified = state.get("certified")
 
         async def note(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -295,7 +304,7 @@ class Road:
         request.enter()
         if problem is not None:
             return problem
-        found = ANYBODY if self._is_open else identify(self.services.access, path, headers)
+        found = ANYBODY if self._is_open else identify(self.services.access, path, headers, request.certified)
         if isinstance(found, Problem):
             client = request.scope.get("client") or ("unknown",)
             self.traffic.refused_proofs.note(client[0], found.detail)

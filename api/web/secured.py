@@ -7,6 +7,7 @@ it is bound by the times and buffers that bind a plain connection.
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from typing import cast
 
@@ -15,10 +16,14 @@ _WRITTEN_BYTES = 256 * 1024  # enciphered at a time
 
 
 class Secured(asyncio.Protocol):
-    """A plain connection, for what listens; it tells `inner` what came, in clear."""
+    """A plain connection, for what listens; it tells `inner` what came, in clear, and whoever wants to know when it is
+    secured."""
 
-    def __init__(self, context: ssl.SSLContext, inner: asyncio.Protocol) -> None:
+    def __init__(
+        self, context: ssl.SSLContext, inner: asyncio.Protocol, on_secured: Callable[[ssl.SSLObject], None]
+    ) -> None:
         self._inner: asyncio.Protocol | None = inner
+        self._on_secured = on_secured
         self._context = context
         self._received = ssl.MemoryBIO()
         self._transport: SecuredTransport | None = None
@@ -39,7 +44,10 @@ class Secured(asyncio.Protocol):
             inner.data_received(data)
             return
         self._received.write(data)
+        was_secured = transport.is_secured
         clear, is_over = transport.read()
+        if transport.is_secured and not was_secured:
+            self._on_secured(transport.tls)
         if clear:
             inner.data_received(clear)
         if is_over:
@@ -73,8 +81,8 @@ class SecuredTransport(asyncio.Transport):
         super().__init__()
         self._plain = plain
         self._ready = ssl.MemoryBIO()  # enciphered, and to be sent
-        self._tls = context.wrap_bio(received, self._ready, server_side=True)
-        self._is_secured = False
+        self.tls = context.wrap_bio(received, self._ready, server_side=True)
+        self.is_secured = False
         self.is_ended = False
         self.get_write_buffer_size = plain.get_write_buffer_size  # type: ignore[method-assign]
         self.is_closing = plain.is_closing  # type: ignore[method-assign]
@@ -85,15 +93,15 @@ class SecuredTransport(asyncio.Transport):
     def get_extra_info(self, name: str, default: object = None) -> object:
         """As asyncio's: `ssl_object` and `sslcontext` besides what the plain transport knows."""
         if name == "ssl_object":
-            return self._tls
-        return self._tls.context if name == "sslcontext" else self._plain.get_extra_info(name, default)
+            return self.tls
+        return self.tls.context if name == "sslcontext" else self._plain.get_extra_info(name, default)
 
     def read(self) -> tuple[bytes, bool]:
         """What came, in clear, and whether nothing more will come."""
         try:
-            if not self._is_secured:
-                self._tls.do_handshake()
-                self._is_secured = True
+            if not self.is_secured:
+                self.tls.do_handshake()
+                self.is_secured = True
             return self._read_records()
         except ssl.SSLWantReadError:
             return b"", False
@@ -105,12 +113,12 @@ class SecuredTransport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """In pieces, so that there are not two of a large answer."""
-        if not self._is_secured or self.is_ended:
+        if not self.is_secured or self.is_ended:
             return
         left = memoryview(data)
         while left:
             try:
-                written = self._tls.write(left[:_WRITTEN_BYTES])
+                written = self.tls.write(left[:_WRITTEN_BYTES])
             except OSError:  # after a fatal alert
                 self.abort()
                 return
@@ -131,16 +139,16 @@ class SecuredTransport(asyncio.Transport):
         self._plain.close()
 
     def _end(self) -> None:
-        if self._is_secured and not self.is_ended:
+        if self.is_secured and not self.is_ended:
             with suppress(OSError):  # it would wait for the client's end
-                self._tls.unwrap()
+                self.tls.unwrap()
             self._send()
         self.is_ended = True
 
     def _read_records(self) -> tuple[bytes, bool]:
         pieces: list[bytes] = []
         with suppress(ssl.SSLWantReadError):
-            while piece := self._tls.read(_RECORD_BYTES):
+            while piece := self.tls.read(_RECORD_BYTES):
                 pieces.append(piece)
             return b"".join(pieces), True
         return pieces[0] if len(pieces) == 1 else b"".join(pieces), False

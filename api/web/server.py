@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import socket
+import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -145,7 +146,13 @@ def _protocol_for(config: ServeConfig, its_road: Road) -> type[asyncio.Protocol]
         return Protocol
 
     def make_secured(**arguments: Any) -> Secured:  # noqa: ANN401 - uvicorn's
-        return Secured(certificates.context, Protocol(**arguments))
+        protocol = Protocol(**arguments)
+
+        def know(tls: ssl.SSLObject) -> None:
+            if (peer := certificates.find_peer(tls)) is not None:
+                protocol.know(peer)
+
+        return Secured(certificates.context, protocol, know)
 
     return cast("type[asyncio.Protocol]", make_secured)
 

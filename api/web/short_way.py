@@ -42,12 +42,22 @@ class KnownHead(NamedTuple):
 
 
 class ShortWay:
-    """Remembers heads, and begins calls that have them."""
+    """Remembers heads, and begins calls that have them.
 
-    def __init__(self, road: Road) -> None:
+    `certified`: the principal that the certificates of these connections name. A head without a credential means
+    somebody else on others, so each principal has a way of its own; there are as many as the settings list.
+    """
+
+    def __init__(self, road: Road, certified: str | None = None) -> None:
         self._road = road
+        self._certified = certified
+        self._others: dict[str, ShortWay] = {}
         self._prepares: dict[bytes, KnownHead] = {}
         self._ends: dict[bytes, KnownHead] = {}  # from behind the id on
+
+    def of(self, certified: str) -> "ShortWay":
+        """That of connections with a certificate of this principal."""
+        return self._others.setdefault(certified, ShortWay(self._road, certified))
 
     def find(self, data: bytes) -> tuple[KnownHead, str, bytes] | None:
         """What is known of the head of a whole request, the text in its path, and its body."""
@@ -78,7 +88,7 @@ class ShortWay:
         if self._road.doorkeeper.refuse("POST", call.path, headers) or refuse_accept(call.path, headers):
             return
         access = self._road.services.access
-        caller = identify(access, call.path, headers)
+        caller = identify(access, call.path, headers, self._certified)
         if isinstance(caller, Problem) or call.route.needs.refuse(caller.rights):
             return
         if call.texts == (data[_AT + 1 : _ID_END].decode("latin-1"),):
@@ -157,7 +167,14 @@ class HotCycle:
 
     _default_head: ClassVar[tuple[object, bytes]] = (None, b"")
 
-    def __init__(self, connection: HttpToolsProtocol, *, keep_alive: bool, call: HotCall | None = None) -> None:
+    def __init__(
+        self,
+        connection: HttpToolsProtocol,
+        *,
+        keep_alive: bool,
+        call: HotCall | None = None,
+        certified: str | None = None,
+    ) -> None:
         self.pieces: list[bytes] = []  # of the body
         self.keep_alive = keep_alive
         self.more_body = True
@@ -165,6 +182,7 @@ class HotCycle:
         self.response_complete = False
         self.disconnected = False
         self._call = call
+        self._certified = certified
         self._headers = connection.headers
         self._connection = connection
 
@@ -182,7 +200,9 @@ class HotCycle:
         connection = self._connection
         body = b"".join(self.pieces)
         self.pieces.clear()  # the connection keeps the cycle until its next request
-        answer, request_id = await road.answer_whole(self._call, self._headers, connection.client, body, lease)
+        answer, request_id = await road.answer_whole(
+            self._call, self._headers, connection.client, body, lease, self._certified
+        )
         if connection.flow.write_paused and not self.disconnected:
             await connection.flow.drain()
         self.finish(answer, request_id)

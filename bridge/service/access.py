@@ -26,13 +26,14 @@ _LOG = structlog.get_logger()
 _FIRST_ADMIN = "admin"
 _MOST_CALLERS = 10_000
 _NOTE_USES_MS = 60_000
-_TOKEN, _DOTS = "jwt", 2
+_TOKEN, _CERTIFICATE, _DOTS = "jwt", "cert", 2
 _NOTHING = Rights(())
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a call. `key_id`: the public part of the key that proves it; `jwt` if a token does."""
+    """Who makes a call. `key_id`: the public part of the key that proves it; `jwt` if a token does,
+    `cert` if a certificate."""
 
     name: str
     rights: Rights
@@ -99,9 +100,13 @@ class AccessService:
                 self._callers[proof] = caller
         return caller
 
+    def find_certified(self, principal: str) -> Caller:
+        """Who has shown a certificate that names this principal. Without grants he may do nothing."""
+        return Caller(principal, self._snapshot.rights.get(principal, _NOTHING), _CERTIFICATE)
+
     def note_use(self, caller: Caller) -> None:
         """A call of this caller was let in."""
-        if caller.key_id is not None and caller.key_id != _TOKEN:
+        if caller.key_id not in {None, _TOKEN, _CERTIFICATE}:
             self._used[caller.key_id] = self._clock.now_ms()
 
     def _compare(self, key: str) -> Caller | None:

@@ -190,6 +190,28 @@ async def test_token_has_the_rights_of_the_principal_it_names(world: AccessWorld
         process.identify(token)
 
 
+async def test_certificate_has_the_rights_of_the_principal_it_names(world: AccessWorld) -> None:
+    """As they are now in every process that has looked, with or without keys; one without grants may do nothing."""
+    await world.second.refresh()
+    for process in (world.first, world.second):
+        caller = process.find_certified("shop")
+        assert (caller.name, caller.key_id, caller.is_proven) == ("shop", "cert", True)
+        assert caller.rights.grants == tuple(sorted(ORDERS))
+        assert process.find_certified("nobody").rights.grants == ()
+        assert process.find_certified("admin").rights.grants == ()
+        process.note_use(caller)
+    generation = world.second.generation
+    await world.first.put("shop", [], WHO)
+    assert world.first.find_certified("shop").rights.grants == ()
+    assert world.second.find_certified("shop").rights.grants == tuple(sorted(ORDERS))
+    await world.second.refresh()
+    assert world.second.find_certified("shop").rights.grants == ()
+    assert world.second.generation > generation
+    await world.first.put("shop", ORDERS, WHO)
+    await world.first.delete("shop", WHO)
+    assert world.first.find_certified("shop").rights.grants == ()
+
+
 async def test_uses_are_kept_now_and_then(world: AccessWorld) -> None:
     """The last one of each key."""
     made = await world.make_key()

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 
 import outbox
+from api.cli.http_calls import call
 from bridge.broker.ports import choose_free_port
 from bridge.core.access_key import RANDOM_BYTES, make_key_text
 from outbox.hand_over import HttpHandOver
@@ -56,6 +57,7 @@ def secured(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         OUTBOX_BRIDGE_HTTP__TLS__CLIENT_CA=str(authority.ca_file),
         OUTBOX_BRIDGE_HTTP__TLS__CLIENT_AUTH="required",
         OUTBOX_BRIDGE_HTTP__METRICS_PORT=str(metrics_port),
+        OUTBOX_BRIDGE_AUTH__CERTIFICATES=json.dumps({"DNS:orders.example": "shop"}),
     )
     metrics_url = f"http://127.0.0.1:{metrics_port}"
     with bridge.start() as process:
@@ -141,6 +143,33 @@ def test_commands_are_told_by_their_environment(secured: Secured, tmp_path: Path
     unknown = {**settings, "OUTBOX_BRIDGE_CLIENT_CERT_FILE": "", "OUTBOX_BRIDGE_CLIENT_KEY_FILE": ""}
     done = run_command("tx", "list", folder=tmp_path, settings=unknown)
     assert (done.returncode != 0, "CLIENT_CERT_FILE" in done.stderr) == (True, True), done.stderr
+
+
+def test_certificate_is_a_credential_of_its_own(secured: Secured, tmp_path: Path) -> None:
+    """Whoever has a listed name needs no key; what it may do is granted, and what it does is in its name."""
+    keyless = {name: value for name, value in secured.settings.items() if name != "OUTBOX_BRIDGE_KEY"}
+
+    def run(*arguments: str, settings: Mapping[str, str]) -> "tuple[int, str, str]":
+        done = run_command(*arguments, folder=tmp_path, settings=settings)
+        return done.returncode, done.stdout, done.stderr
+
+    code, _, errors = run("tx", "list", settings=keyless)
+    assert (code != 0, "shop" in errors or "read" in errors) == (True, True), errors
+    grants = ("--producer", f"{GROUP}:{secured.topic}", "--allow", "read,admin:*")
+    code, _, errors = run("key", "grant", "shop", *grants, settings=secured.settings)
+    assert code == 0, errors
+    with (
+        environment({**keyless, "OUTBOX_BRIDGE_KEY": ""}),
+        outbox.Bridge(secured.url, GROUP, record=Session()) as face,
+        face.transaction(Session()) as transaction,
+    ):
+        transaction.send(secured.topic, key="keyless", value="sent")
+    assert [r.value for r in read_committed(secured.kafka, [secured.topic]) if r.key == b"keyless"] == [b"sent"]
+    code, _, errors = run("group", "put", "of-shop", settings=keyless)
+    assert code == 0, errors
+    with environment(secured.settings):
+        entries = call(secured.url, "GET", "/v1/audit").members["entries"]
+    assert [entry["actor"] for entry in entries if entry["target"] == "of-shop"] == ["shop/cert@127.0.0.1"]
 
 
 def test_scrapers_need_neither_key_nor_certificate(secured: Secured) -> None:

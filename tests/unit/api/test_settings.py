@@ -152,6 +152,35 @@ def test_settings_of_tls_belong_together(http: dict[str, Any], named: str) -> No
         load_settings({"http": http})
 
 
+ASKING = {"tls": {"cert": "a.pem", "key": "a.key", "client_ca": "ca.pem"}}
+
+
+def test_names_in_certificates_mean_principals() -> None:
+    """Names of hosts in any case, URIs as they are."""
+    given = {"DNS:Orders.Shop.svc": "shop", "DNS:orders.shop.svc": "shop", "URI:spiffe://Prod/orders": "shop"}
+    settings = load_settings({"http": ASKING, "auth": {"certificates": given}})
+    assert settings.auth.certificates == {"DNS:orders.shop.svc": "shop", "URI:spiffe://Prod/orders": "shop"}
+
+
+@pytest.mark.parametrize(
+    ("http", "given", "words"),
+    [
+        (ASKING, {"orders.shop.svc": "shop"}, "neither DNS:name nor URI:text"),
+        (ASKING, {"CN:shop": "shop"}, "neither DNS:name nor URI:text"),
+        (ASKING, {"DNS:": "shop"}, "neither DNS:name nor URI:text"),
+        (ASKING, {"DNS:a.svc": "shop", "DNS:A.svc": "baker"}, "there twice"),
+        (ASKING, {"DNS:a.svc": "no name"}, "auth.certificates"),
+        ({}, {"DNS:a.svc": "shop"}, "http.tls.client_ca"),
+    ],
+)
+def test_names_in_certificates_that_mean_nothing_are_errors(
+    http: dict[str, Any], given: dict[str, str], words: str
+) -> None:
+    """A typing error would lock a service out, or let another one in."""
+    with pytest.raises(ConfigError, match=words):
+        load_settings({"http": http, "auth": {"certificates": given}})
+
+
 def test_secrets_are_masked_and_never_in_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """In `config show`, in messages, in the object itself."""
     monkeypatch.setenv("OUTBOX_BRIDGE_DATABASE_URL", "postgresql://bridge:geheim@db/bridge")
