@@ -1,5 +1,6 @@
 """A broker and the bridge's parts as processes of their own, and what they use of the machine."""
 
+import math
 import os
 import sys
 import tempfile
@@ -93,8 +94,8 @@ class Stage:
         return [f"{self.settled} settled, {visible} visible, {different} different ones"]
 
     def _projection_lag_s(self) -> float:
-        stats = httpx2.get(f"http://127.0.0.1:{self.ports[0]}/v1/stats").json()
-        return float(stats["projection_lag_seconds"])
+        answer = httpx2.get(f"http://127.0.0.1:{self.ports[0]}/v1/stats", timeout=30)
+        return float(answer.json()["projection_lag_seconds"]) if answer.is_success else math.inf  # too busy to say
 
     def _cpu(self) -> dict[str, float]:
         return {part: sum(_cpu_seconds(pid) for pid in pids) for part, pids in self.parts.items()}

@@ -108,6 +108,14 @@ class QueueState:
         """Whether it is one of those, as object or row."""
         return transaction_id in self.live or (self.rows.count > 0 and transaction_id in self.rows)
 
+    def half_of(self, transaction_id: str) -> int | None:
+        """Offset of the half message of a live one."""
+        t = self.live.get(transaction_id)
+        if t is not None:
+            return t.half
+        found = self.rows.find(transaction_id) if self.rows.count else None
+        return None if found is None else found[0]
+
     def recall(self, transaction_ids: Iterable[str]) -> None:
         """Something is about to happen to these: those that rest become objects, until they rest again."""
         rows = self.rows

@@ -1,15 +1,19 @@
 """Bodies of pending transactions: in memory up to a byte budget, beyond it re-read by offset in batches."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from bridge.clock import Clock
 from bridge.core.message import Message
+from bridge.core.record import HalfMessage
+from bridge.core.record_codec import decode_record
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction
 from bridge.settler.batch import Destination, real_queue
+from bridge.settler.packed_bodies import PackedBodies
 from bridge.store.halves import HalfPlace, LoadedHalf, read_halves
 from bridge.store.message_store import MessageStore, TopicAdmin, TopicDescription
 from bridge.store.positions import find_obstacle
@@ -89,6 +93,9 @@ class KnownTopics:
 
 _FIRST_GUESS_BYTES = 2_048
 
+LoadedHalves = Mapping[str, LoadedHalf]
+"""Half messages with their bodies by transaction id."""
+
 
 class Loaded(NamedTuple):
     """Bodies by transaction id of the first `asked` transactions; what neither log has is left out."""
@@ -98,10 +105,17 @@ class Loaded(NamedTuple):
 
 
 class Bodies:
-    """The bodies of one queue's transactions. `max_bytes`: kept in memory; `max_load_bytes`: given out at once."""
+    """The bodies of one queue's transactions. `max_bytes`: kept in memory; `max_load_bytes`: given out at once;
+    `max_objects`: with so many objects more, the oldest of them are packed."""
 
     def __init__(
-        self, store: MessageStore, topics: InternalTopics, queue_id: int, max_bytes: int, max_load_bytes: int
+        self,
+        store: MessageStore,
+        topics: InternalTopics,
+        queue_id: int,
+        max_bytes: int,
+        max_load_bytes: int,
+        max_objects: int = 2_048,
     ) -> None:
         self._store = store
         self._topics = topics
@@ -110,6 +124,9 @@ class Bodies:
         self._max_load_bytes = max_load_bytes
         self._guess_bytes = _FIRST_GUESS_BYTES  # of a body that is not in memory
         self._held: dict[str, LoadedHalf] = {}  # several messages are framed as they came: once, not twice
+        self._packed = PackedBodies()  # what has been held for longer
+        self._max_objects = max_objects
+        self._next_pack = 2 * max_objects
         self._held_bytes = 0
 
     @property
@@ -118,22 +135,37 @@ class Bodies:
         return self._held_bytes
 
     def keep(self, loaded: LoadedHalf) -> None:
-        """Keeps a body if the budget allows it."""
+        """Keeps a body that is not known yet if the budget allows it."""
         transaction_id, size = loaded.half.transaction_id, loaded.size
         if self._held_bytes + size <= self._max_bytes and transaction_id not in self._held:
             self._held[transaction_id] = loaded if loaded.framed is None else replace(loaded, framed=None)
             self._held_bytes += size
+            if len(self._held) > self._next_pack:
+                self._pack()
 
-    def drop(self, transaction_ids: Iterable[str]) -> None:
+    def drop(self, transactions: Iterable[Transaction]) -> None:
         """Forgets bodies that are not needed any more."""
-        for transaction_id in transaction_ids:
-            held = self._held.pop(transaction_id, None)
-            if held is not None:
-                self._held_bytes -= held.size
+        for t in transactions:
+            held = self._held.pop(t.transaction_id, None)
+            self._held_bytes -= self._packed.drop(t.half) if held is None else held.size
 
-    def is_held(self, transaction_id: str) -> bool:
-        """Whether the body is in memory."""
-        return transaction_id in self._held
+    def _pack(self) -> None:
+        """The oldest ones; large ones stay what they are."""
+        for transaction_id, held in list(islice(self._held.items(), len(self._held) - self._max_objects)):
+            size = self._packed.put(transaction_id, held.stored)
+            if size:
+                del self._held[transaction_id]
+                self._held_bytes += size - held.size
+        self._next_pack = max(2 * self._max_objects, len(self._held) + len(self._held) // 4)
+
+    def _get(self, t: Transaction) -> LoadedHalf | None:
+        held = self._held.get(t.transaction_id)
+        if held is None and (stored := self._packed.get(t.transaction_id, t.half)) is not None:
+            record = decode_record(stored)
+            assert isinstance(record, HalfMessage)
+            loaded = LoadedHalf.decode(record, stored)
+            return loaded if loaded.framed is None else replace(loaded, framed=None)
+        return held
 
     async def load(self, transactions: Sequence[Transaction], max_bytes: int | None = None) -> Loaded:
         """The bodies of as many, from the first on, as may be given out at once, or as asked for; of one at least.
@@ -142,18 +174,19 @@ class Bodies:
         fewer. Raises StoreError.
         """
         most = self._max_load_bytes if max_bytes is None else min(max_bytes, self._max_load_bytes)
-        held = self._find_held(transactions, most)
-        if held is not None:
-            return Loaded(held, len(transactions))
-        count = self._choose_count(transactions, most)
+        simple = self._find_simple(transactions, most)
+        if simple is not None:
+            return Loaded(simple, len(transactions))
+        held = {t.transaction_id: known for t in transactions if (known := self._get(t)) is not None}
+        count = self._choose_count(held, transactions, most)
         while True:
-            found = await self._try(transactions[:count], most if count > 1 else None)
+            found = await self._try(held, transactions[:count], most if count > 1 else None)
             if found is not None:
                 return Loaded(found, count)
             count = max(1, min(count // 2, most // self._guess_bytes))
 
-    def _find_held(self, transactions: Sequence[Transaction], most: int) -> dict[str, LoadedHalf] | None:
-        """All of them, if all are in memory, are single messages and weigh no more."""
+    def _find_simple(self, transactions: Sequence[Transaction], most: int) -> dict[str, LoadedHalf] | None:
+        """All of them, if all are objects in memory, are single messages and weigh no more."""
         found: dict[str, LoadedHalf] = {}
         size = 0
         for t in transactions:
@@ -164,26 +197,28 @@ class Bodies:
             size += held.size
         return found if size <= most else None
 
-    def _choose_count(self, transactions: Sequence[Transaction], most: int) -> int:
+    def _choose_count(self, held: LoadedHalves, transactions: Sequence[Transaction], most: int) -> int:
         size = 0
         for count, t in enumerate(transactions):
-            held = self._held.get(t.transaction_id)
-            size += self._guess_bytes if held is None else held.size
+            known = held.get(t.transaction_id)
+            size += self._guess_bytes if known is None else known.size
             if count and size > most:
                 return count
         return len(transactions)
 
-    async def _try(self, transactions: Sequence[Transaction], max_bytes: int | None) -> dict[str, LoadedHalf] | None:
+    async def _try(
+        self, held: LoadedHalves, transactions: Sequence[Transaction], max_bytes: int | None
+    ) -> dict[str, LoadedHalf] | None:
         """None if they weigh more, and then nothing of them is kept."""
-        kept = [held for t in transactions if (held := self._held.get(t.transaction_id)) is not None]
+        kept = [known for t in transactions if (known := held.get(t.transaction_id)) is not None]
         found = {
             h.half.transaction_id: LoadedHalf.decode(h.half, h.stored) if h.half.message_count > 1 else h for h in kept
         }
         if len(kept) == len(transactions):
             return found
-        missing = [t for t in transactions if t.transaction_id not in self._held]
+        missing = [t for t in transactions if t.transaction_id not in held]
         places = [HalfPlace(t.transaction_id, self._queue_id, t.half, t.parked) for t in missing]
-        room = None if max_bytes is None else max(1, max_bytes - sum([held.size for held in kept]))
+        room = None if max_bytes is None else max(1, max_bytes - sum([h.size for h in kept]))
         read = await read_halves(self._store, self._topics, places, room)
         self._guess_bytes = read.mean_bytes or self._guess_bytes
         return None if read.found is None else read.found | found

@@ -22,7 +22,7 @@ from bridge.settler.batch import (
     decode_portion,
     find_commits,
 )
-from bridge.settler.bodies import Loaded
+from bridge.settler.bodies import Loaded, LoadedHalves
 from bridge.settler.ports import (
     QueueCounts,
     QueueEnd,
@@ -33,7 +33,7 @@ from bridge.settler.ports import (
 )
 from bridge.settler.recovery import look_around, read_back
 from bridge.settler.retry import Retry
-from bridge.settler.writer import LoadedHalves, QueueWriter
+from bridge.settler.writer import QueueWriter
 from bridge.store.halves import LoadedHalf
 from bridge.store.message_store import BatchKind, QueueReader
 
@@ -237,10 +237,10 @@ class OwnedQueue(QueueOwner):
         return reason or self._writer.find_obstacle(loaded)
 
     def _keep_bodies(self, came_with: LoadedHalves) -> None:
-        """Keeps the bodies of what this batch left pending."""
-        state, keep = self.state, self._writer.bodies.keep
+        """Keeps the bodies of what this batch left pending, and none of a repeat."""
+        half_of, keep = self.state.half_of, self._writer.bodies.keep
         for transaction_id, loaded in came_with.items():
-            if state.is_live(transaction_id):
+            if half_of(transaction_id) == loaded.stored.queue_offset:
                 keep(loaded)
 
     def _follow_end(self, *, is_idle: bool) -> None:

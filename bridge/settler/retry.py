@@ -10,9 +10,9 @@ from bridge.core.transaction import BODY_EXPIRED, SPLIT, Transaction
 from bridge.core.transition import Effect, Park, WriteOp
 from bridge.settler.batch import QueueBatch
 from bridge.settler.blocked import LONGEST_BACKOFF_MS, LONGEST_SPLIT_MS, NOWHERE, DestinationSet, Try
-from bridge.settler.bodies import UNKNOWN_TOPIC
+from bridge.settler.bodies import UNKNOWN_TOPIC, LoadedHalves
 from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
-from bridge.settler.writer import LoadedHalves, QueueWriter
+from bridge.settler.writer import QueueWriter
 from bridge.store.halves import LoadedHalf
 from bridge.store.message_store import BatchKind
 

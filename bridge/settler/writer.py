@@ -9,13 +9,10 @@ from bridge.core.queue_state import QueueState, RecoveredState
 from bridge.core.transaction import PREPARED, Transaction
 from bridge.fault_points import FaultPoint, reach
 from bridge.settler.batch import BatchTarget, QueueBatch
-from bridge.settler.bodies import Bodies
+from bridge.settler.bodies import Bodies, LoadedHalves
 from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
 from bridge.store.halves import LoadedHalf
 from bridge.store.message_store import BatchKind, BatchWriter
-
-LoadedHalves = Mapping[str, LoadedHalf]
-"""Half messages with their bodies by transaction id."""
 
 
 class QueueWriter:
@@ -27,7 +24,10 @@ class QueueWriter:
         self.target = target
         self.time = OwnerTime(ports.clock)
         self.state = QueueState(ports.times_of, config.horizon)
-        self.bodies = Bodies(ports.store, target.topics, target.queue_id, config.max_body_bytes, config.max_batch_bytes)
+        self.bodies = Bodies(
+            ports.store, target.topics, target.queue_id, config.max_body_bytes, config.max_batch_bytes,
+            config.horizon.max_objects,
+        )  # fmt: skip
         self._ports = ports
         self._config = config
         self._memory = memory
@@ -64,7 +64,7 @@ class QueueWriter:
         clock, config = self._ports.clock, self._config
         self.state = QueueState.restore(recovered, self._ports.times_of, config.horizon, clock.monotonic_ms())
         for loaded in bodies:
-            if self.state.is_live(loaded.half.transaction_id):
+            if self.state.half_of(loaded.half.transaction_id) == loaded.stored.queue_offset:
                 self.bodies.keep(loaded)
 
     async def describe(self, bodies: Sequence[LoadedHalf], *, is_forced: bool = False) -> None:
@@ -93,7 +93,7 @@ class QueueWriter:
         state.confirm(batch.written, result.last_offset)
         self._memory.confirm(state.s, self.target.log, state.log_start, state.op_start)
         is_live = state.is_live
-        self.bodies.drop([i for i in batch.ops if i in parks or not is_live(i)])
+        self.bodies.drop([t for i, t in batch.ops.items() if i in parks or not is_live(i)])
         self.time.observe(result.last_stored_ms)
         self._written_s, self._written_at_ms = state.s, self._ports.clock.monotonic_ms()
         self._moved_at_ms = None
