@@ -46,7 +46,7 @@ class Secured(asyncio.Protocol):
         self._received.write(data)
         was_secured = transport.is_secured
         clear, is_over = transport.read()
-        if transport.is_secured and not was_secured:
+        if transport.is_secured and not was_secured and not transport.is_ended:
             self._on_secured(transport.tls)
         if clear:
             inner.data_received(clear)

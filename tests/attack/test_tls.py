@@ -1,11 +1,13 @@
 """TLS of the bridge's own: who gets in, what happens to those who do not, and certificates that change."""
 
 import asyncio
+import json
 import os
 import socket
 import ssl
 import warnings
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from typing import NamedTuple
 
 import pytest
 
@@ -16,6 +18,7 @@ from tests.support.authority import Authority
 from tests.support.live_server import HOST, LiveServer, serve
 
 CAP = 8
+_UNSIGNED = 4  # bytes: versions in heads of records that are not enciphered mean nothing
 MIB = 1024 * 1024
 GET = b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 KEPT = b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -96,6 +99,71 @@ async def test_connections_before_their_handshake_keep_nobody_out(fake: FakeTran
             stack.callback(writer.close)
         assert (await live.send_raw(GET)).startswith(OK)
         assert await asyncio.wait_for(opened[0][0].read(), 10) == b""
+
+
+@pytest.mark.parametrize("flight", [0, 1], ids=["hello", "end of the handshake, and a request"])
+async def test_bytes_changed_on_the_way_are_never_believed(
+    fake: FakeTransactions, authority: Authority, flight: int
+) -> None:
+    """Each bit of a byte, one after another: nothing is applied but what was sent, and nothing fails inside."""
+    failures: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    body = json.dumps(ORDER).encode()
+    request = POST % len(body) + body
+    async with serve(make_services(fake), configure(), authority) as live:
+        whole = await converse(live, authority.client(), request, flight, None)
+        assert whole.answer.startswith(b"HTTP/1.1 201 ")
+        believed = 1
+        for place in range(0, whole.flight_bytes, max(1, whole.flight_bytes // 150)):
+            told = await converse(live, authority.client(), request, flight, place)
+            believed += told.answer.startswith(b"HTTP/1.1 201 ")
+            assert told.answer == b"" or told.answer.startswith(b"HTTP/1.1 201 ")
+        assert sum(fake.batches) == believed <= 1 + _UNSIGNED
+        assert {message.topic for messages in fake.bodies.values() for message in messages} <= {"t"}
+        assert (await live.send_raw(GET)).startswith(OK)
+        await live.client.aclose()
+        await wait_for_no_connection(live)
+    assert failures == []
+
+
+class Conversed(NamedTuple):
+    """What a client has read, and how long the flight was that might be changed."""
+
+    answer: bytes
+    flight_bytes: int
+
+
+async def converse(
+    live: LiveServer, context: ssl.SSLContext, request: bytes, flight: int, place: int | None
+) -> Conversed:
+    """A handshake and a request in two flights, a bit of one of which is changed."""
+    received, ready = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(received, ready, server_hostname=HOST)
+    reader, writer = await connect(live, None)
+    size, number, answer = 0, 0, b""
+    try:
+        while number < 2:
+            with suppress(ssl.SSLWantReadError):
+                tls.do_handshake()
+                tls.write(request)
+            sent = bytearray(ready.read())
+            if number == flight:
+                size = len(sent)
+                if place is not None:
+                    sent[place] ^= 1 << place % 8
+            writer.write(sent)
+            if number == 0:
+                received.write(await asyncio.wait_for(reader.read(65_536), 20 if place is None else 0.5))
+            number += 1
+        writer.write_eof()
+        while piece := await asyncio.wait_for(reader.read(65_536), 20):
+            received.write(piece)
+        answer = tls.read(65_536)
+    except (OSError, TimeoutError):  # an SSLError is the first
+        pass
+    finally:
+        writer.close()
+    return Conversed(answer, size)
 
 
 async def test_large_bodies_go_both_ways(fake: FakeTransactions, authority: Authority) -> None:

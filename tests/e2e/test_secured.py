@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import socket
 import ssl
 import urllib.error
 import urllib.request
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -172,17 +174,41 @@ def test_certificate_is_a_credential_of_its_own(secured: Secured, tmp_path: Path
     assert [entry["actor"] for entry in entries if entry["target"] == "of-shop"] == ["shop/cert@127.0.0.1"]
 
 
+def test_renewed_certificate_is_shown_by_the_process_that_runs(secured: Secured, tmp_path: Path) -> None:
+    """And the examination of the bridge tells how it stands with its certificates."""
+
+    def read_serial() -> str:
+        with (
+            socket.create_connection(("localhost", urlsplit(secured.url).port or 0)) as plain,
+            make_tls(secured).wrap_socket(plain, server_hostname="localhost") as client,
+        ):
+            shown = client.getpeercert()
+        assert shown is not None
+        return str(shown["serialNumber"])
+
+    first = read_serial()
+    secured.authority.issue()
+    wait_until(lambda: read_serial() != first, 20, "the new certificate")
+    done = run_command("doctor", "-o", "json", folder=tmp_path, settings=secured.settings)
+    told = {row["what"]: row["verdict"] for row in json.loads(done.stdout)}
+    assert told["bridge certificates"] == "ok", done.stdout
+
+
+def make_tls(secured: Secured) -> ssl.SSLContext:
+    """A client's."""
+    tls = ssl.create_default_context(cafile=secured.authority.ca_file)
+    tls.load_cert_chain(*[secured.settings[f"OUTBOX_BRIDGE_CLIENT_{name}_FILE"] for name in ("CERT", "KEY")])
+    return tls
+
+
 def test_scrapers_need_neither_key_nor_certificate(secured: Secured) -> None:
     """On the port of their own; the other one has no metrics."""
     found = {path: status_of(secured.metrics_url + path) for path in ("/metrics", "/readyz?verbose", "/v1/stats")}
     assert list(found.values()) == [200, 200, 404]
-    files = [secured.settings[f"OUTBOX_BRIDGE_CLIENT_{name}_FILE"] for name in ("CERT", "KEY")]
-    tls = ssl.create_default_context(cafile=secured.authority.ca_file)
-    tls.load_cert_chain(*files)
     asked = urllib.request.Request(f"{secured.url}/metrics")
     asked.add_header("Authorization", f"Bearer {secured.settings['OUTBOX_BRIDGE_KEY']}")
     with pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(asked, context=tls, timeout=20)
+        urllib.request.urlopen(asked, context=make_tls(secured), timeout=20)
 
 
 @pytest.mark.parametrize(("host", "is_told"), [("0.0.0.0", True), ("127.0.0.1", False)])
