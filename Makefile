@@ -54,8 +54,9 @@ chaos: $(INSTALLED) ## faults on a real Kafka and PostgreSQL, every transaction 
 	$(BIN)/python -m pytest tests/chaos
 	$(BIN)/python -m tests.chaos $(CHAOS) $(CHAOS_ARGS)
 
-kills: $(INSTALLED) ## producers, relays and bridge killed at random, orders counted afterwards (KILLS=12 MINUTES=1 SEED=8)
-	$(BIN)/python -m tests.kills --kills $(or $(KILLS),100) $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))
+kills: $(INSTALLED) ## producers, relays and bridge killed at random, orders counted afterwards (KILLS=12 MINUTES=1 SEED=8 UPGRADE_FROM=PYTHON)
+	$(BIN)/python -m tests.kills --kills $(or $(KILLS),100) $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) \
+		$(if $(UPGRADE_FROM),--upgrade-from $(UPGRADE_FROM))
 
 spark: $(INSTALLED) ## reconciliation on real Spark and a real Kafka (needs Java 17 or 21)
 	$(BIN)/python -m pytest tests/spark -n 2 --dist loadfile -m "not traffic" $(TEST_ARGS)

@@ -342,6 +342,9 @@ async def _examine_sql(settings: Settings) -> list[Diagnosis]:
     except SqlUnavailable as error:
         remedy = "Start the database or correct database_url."
         return [Diagnosis(BROKEN, "SQL", f"cannot be reached: {error}", remedy)]
+    if revisions.is_newer:
+        text = f"tables are at {revisions.current}, which a later release made; this one needs {revisions.needed}"
+        return [Diagnosis(WARNING, "SQL", text, "Upgrade this process too, or finish rolling back.")]
     if not revisions.is_current:
         text = f"tables are at {revisions.current or 'nothing'}, this release needs {revisions.needed}"
         return [Diagnosis(BROKEN, "SQL", text, _MIGRATE_REMEDY)]

@@ -113,6 +113,14 @@ class Fleet:
         slot.limit()
         slot.is_wanted = True
 
+    def replace(self, slot: Slot) -> None:
+        """Ends it in peace, and starts another one; returns when that is ready."""
+        slot.is_wanted = False
+        slot.process.stop()
+        slot.process.http.close()
+        self.start(slot)
+        slot.process.wait_ready(120)
+
     def stop(self, *roles: str) -> None:
         """All of these roles, in peace; they stay down until `start`."""
         slots = [slot for slot in self.slots if slot.role in roles]

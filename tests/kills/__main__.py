@@ -25,7 +25,7 @@ def main() -> int:
     size = Size(options.kills, options.minutes or options.kills * _SECONDS_EACH / 60)
     tell = make_tell()
     tell(f"seed {seed}, {size}")
-    run = Run(size, seed, options.planted, tell)
+    run = Run(size, seed, options.planted, tell, options.upgrade_from)
     stop_at_ctrl_c(run.stopping)
     try:
         report = run.run()
@@ -44,6 +44,12 @@ def _read_options() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--minutes", type=float, help="over which the kills are spread")
+    parser.add_argument(
+        "--upgrade-from",
+        default=sys.executable,
+        metavar="PYTHON",
+        help="that has the release before installed: half of the kills meet it, then it is replaced process by process",
+    )
     parser.add_argument("--evidence", type=Path, help="folder for the report")
     parser.add_argument("--planted", default="", choices=PLANTED, help="a bug to build in; the verdict must be BAD")
     return parser.parse_args()

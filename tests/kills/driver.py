@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -70,6 +71,7 @@ class Stage(NamedTuple):
     fleet: Fleet
     clients: dict[Target, ClientProcess]
     shop: sa.Engine
+    bridge: Bridge
 
     def carry_out(self, act: Act) -> None:
         """SIGKILL, or the start after it."""
@@ -85,16 +87,19 @@ class Stage(NamedTuple):
 class Run:
     """One run. `stopping` ends the kills and the load early; what there is by then is judged all the same."""
 
-    def __init__(self, size: Size, seed: int, planted: str, tell: Tell) -> None:
+    def __init__(self, size: Size, seed: int, planted: str, tell: Tell, python: str = sys.executable) -> None:
+        """`python`: has the release installed that the run begins with."""
         self.stopping = threading.Event()
         self._size = size
         self._seed = seed
         self._planted = planted
         self._tell = tell
+        self._python = python
         self._began = time.monotonic()
         self._killed: Counter[str] = Counter()
         self._killed_at, self._orders = 0.0, 0  # the last kill, and how many orders there were
         self._claimed = 0  # rows, when relays were killed
+        self._replaced = 0  # processes of the release before, that no kill has met
         self._exits = 0  # of the bridge's processes, by themselves
         self._broken: list[str] = []
         self._is_bad = False
@@ -121,7 +126,7 @@ class Run:
 
     def _run_on(self, kafka: str, sql: PostgresServer, folder: Path) -> Report:
         create_topics(kafka, TOPICS)
-        bridge = Bridge.create(kafka, folder, queues=_QUEUES, database_url=sql.create())
+        bridge = Bridge.create(kafka, folder, queues=_QUEUES, database_url=sql.create(), python=self._python)
         shop = sa.create_engine(sql.create(), poolclass=sa.NullPool)
         METADATA.create_all(shop)
         self._tell("Kafka, PostgreSQL, topics and tables are there")
@@ -130,11 +135,12 @@ class Run:
             self._end_if_stopped()
             ports = [choose_free_port() for _ in range(COPIES)]
             run = self._write_run(fleet.urls, _put_group(http, ports), shop, folder)
-            stage = Stage(fleet, _start_clients(run, ports), shop)
+            stage = Stage(fleet, _start_clients(run, ports), shop, bridge)
             try:
                 wait_until(lambda: _count(shop, ORDERS) > 0 or self.stopping.is_set(), 60, "a first order")
                 self._tell("the load is running")
                 self._kill_things(stage)
+                self._replace_the_rest(stage)
                 at_rest_after_s = self._come_to_rest(stage, http)
                 self._exits = fleet.exits
             finally:
@@ -174,8 +180,25 @@ class Run:
                 continue
             if act.is_kill:
                 self._note_kill(act.target, stage)
+            if 2 * self._killed.total() >= self._size.kills:
+                self._begin_upgrade(stage)
             stage.carry_out(act)
             (down.add if act.is_kill else down.discard)(act.target)
+
+    def _begin_upgrade(self, stage: Stage) -> None:
+        """From now on what starts is of this release; its tables are made under the load."""
+        if stage.bridge.python != sys.executable:
+            stage.bridge.python = sys.executable
+            stage.bridge.run("migrate")
+            self._tell(f"{self._killed.total()} kills, and the upgrade begins")
+
+    def _replace_the_rest(self, stage: Stage) -> None:
+        """What no kill has replaced ends in peace, one after the other."""
+        self._begin_upgrade(stage)
+        for slot in stage.fleet.slots:
+            if slot.process.popen.args[0] != sys.executable:
+                stage.fleet.replace(slot)
+                self._replaced += 1
 
     def _is_too_early(self, act: Act, began: float, stage: Stage) -> bool:
         """A kill waits for some orders after the one before: where a machine is slow, all would be down for ever."""
@@ -240,7 +263,11 @@ class Run:
             seconds=round(time.monotonic() - self._began, 1),
             at_rest_after_s=round(at_rest_after_s, 1),
             reached=reached,
-            killed={**dict(sorted(self._killed.items())), "bridge, which ended by itself": self._exits},
+            killed={
+                **dict(sorted(self._killed.items())),
+                "bridge, which ended by itself": self._exits,
+                "bridge, replaced by this release in peace": self._replaced,
+            },
             outcomes=dict(Counter(each.word for each in outcomes).most_common()),
             ended=dict(sorted(ended.items())),
             violations={kind.value: counts[kind] for kind in Kind},

@@ -30,6 +30,10 @@ from api.web.guard import MARK
 from bridge.broker.ports import choose_free_port
 
 READY_SECONDS = 60.0
+_LATER_SETTINGS = {  # which the release before does not know
+    "OUTBOX_BRIDGE_INSECURE_NO_AUTH": "true",
+    "OUTBOX_BRIDGE_CALLBACKS__PROVE_OWNERSHIP": "none",  # endpoints of examples answer nobody
+}
 
 
 def wait_until(what: Callable[[], Any], seconds: float = 30.0, name: str = "condition") -> Any:
@@ -199,15 +203,24 @@ class Bridge:
     prefix: str
     database_url: str
     settings: dict[str, str] = field(default_factory=dict)
+    python: str = sys.executable  # another one has another release installed
 
     @classmethod
     def create(
-        cls, kafka: str, directory: Path, *, queues: int = 2, database_url: str | None = None, **settings: str
+        cls,
+        kafka: str,
+        directory: Path,
+        *,
+        queues: int = 2,
+        database_url: str | None = None,
+        python: str = sys.executable,
+        **settings: str,
     ) -> "Bridge":
         """Migrated, with topics of its own."""
         prefix = f"b{secrets.token_hex(4)}."
         url = database_url or f"sqlite:///{directory / 'bridge.db'}"
-        bridge = cls(kafka, directory, prefix, url, {"OUTBOX_BRIDGE_TOPICS__QUEUES": str(queues), **settings})
+        chosen = {"OUTBOX_BRIDGE_TOPICS__QUEUES": str(queues), **settings}
+        bridge = cls(kafka, directory, prefix, url, chosen, python)
         bridge.run("migrate")
         return bridge
 
@@ -230,15 +243,15 @@ class Bridge:
     def environment(self, **extra: str) -> dict[str, str]:
         """The environment of this bridge's processes."""
         kafka = json.dumps({"bootstrap.servers": self.kafka})
+        later = _LATER_SETTINGS if self.python == sys.executable else {}
         return {
             **os.environ,
             "OUTBOX_BRIDGE_KAFKA": kafka,
             "OUTBOX_BRIDGE_DATABASE_URL": self.database_url,
             "OUTBOX_BRIDGE_TOPICS__PREFIX": self.prefix,
             "OUTBOX_BRIDGE_CALLBACKS__ALLOW_NETWORKS": '["127.0.0.0/8"]',
-            "OUTBOX_BRIDGE_CALLBACKS__PROVE_OWNERSHIP": "none",  # endpoints of examples answer nobody
             "OUTBOX_BRIDGE_LOG__FORMAT": "json",
-            "OUTBOX_BRIDGE_INSECURE_NO_AUTH": "true",
+            **later,
             **self.settings,
             **extra,
         }
@@ -257,7 +270,7 @@ class Bridge:
 
     def _run(self, arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [sys.executable, "-m", "api", *arguments],
+            [self.python, "-m", "api", *arguments],
             env=self.environment(),
             cwd=self.directory,
             capture_output=True,
@@ -286,7 +299,7 @@ class Bridge:
         environment = self.environment(**extra)
         if kafka is not None:
             environment["OUTBOX_BRIDGE_KAFKA"] = json.dumps({"bootstrap.servers": kafka})
-        command = [sys.executable, "-m", module, "serve", "--roles", roles, "--port", str(port)]
+        command = [self.python, "-m", module, "serve", "--roles", roles, "--port", str(port)]
         with log.open("ab") as output:
             popen = subprocess.Popen(
                 command,

@@ -55,6 +55,16 @@ def test_two_migrations_at_once_both_succeed(empty_database_url: str) -> None:
     assert sorted(before.is_current for before in found) == [False, True, True]
 
 
+def test_tables_of_a_later_release_are_left_alone(empty_database_url: str) -> None:
+    """After an upgrade that is taken back, the release before goes on with what the later one made."""
+    upgrade(empty_database_url)
+    with open_connection(empty_database_url) as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+    found = upgrade(empty_database_url)
+    assert (found.current, found.is_current, found.is_newer) == ("9999", False, True)
+    assert read_revisions(empty_database_url).current == "9999"
+
+
 def test_failing_migration_leaves_nothing_behind(empty_database_url: str) -> None:
     """A table that is in the way: all or nothing, also for DDL."""
     with open_connection(empty_database_url) as connection:
