@@ -78,7 +78,7 @@ lint: $(LINTERS) ## ruff, mypy, import rules, shell scripts, Dockerfiles, compos
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
 	$(BIN)/python .ci/chart.py
 
-images: $(AUDITOR) ## what the files of docker/ say, done and run without Docker, as root (Linux)
+images: $(AUDITOR) $(LINTERS) ## what the files of docker/ say, done and run without Docker or Kubernetes, as root (Linux)
 	PYTHONPATH=. $(BIN)/python .ci/docker_commands.py
 
 bill: $(AUDITOR) ## bills of materials (CycloneDX) of what the images have, as dist/*.cdx.json

@@ -9,88 +9,39 @@ import json
 import os
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from urllib.error import HTTPError
+from typing import Any
 from urllib.request import Request, urlopen
 
-import yaml
+from chart import EVERYTHING
+from containers import Container, Database, read_chart, read_compose
 from image import Build, Limits, Stage
 
-from bridge.broker.ports import choose_free_port
-from tests.support.broker import running_broker
+from bridge.core.kafka_rights import Role, least_rights
+from bridge.core.topics import with_prefix
+from tests.support.authority import Authority
 from tests.support.postgres import PostgresServer
+from tests.support.secured_kafka import SecuredKafka, secured_kafka
 from tests.tidy.test_locks import normalised
 
 ROOT = Path(__file__).parents[1]
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
 LOOK_INTERVAL_S = 0.3
-TOPIC = "orders"
-SOCKET_FOLDER = "/run/postgresql"
-
-Service = dict[str, object]
-Process = subprocess.Popen[bytes]
-
-
-class Containers:
-    """Processes in the image's root, as the Compose file wants them."""
-
-    def __init__(self, stage: Stage, bootstrap: str, database_url: str) -> None:
-        self.stage = stage
-        self._bootstrap = bootstrap
-        address, folder = database_url.split("host=")
-        self._database_url = f"{address}host={SOCKET_FOLDER}"
-        self._sockets = {f"{SOCKET_FOLDER}/{path.name}": path for path in Path(folder).glob(".s.PGSQL.*[0-9]")}
-        self.key = self.run_to_end({}, ["key", "new"]).strip()
-
-    def run(self, service: Service, words: Sequence[str], port: int = 0) -> Process:
-        """A command in the image's entry point, at another port than the image's own."""
-        print("+", *words, flush=True)
-        return subprocess.Popen(self._words(service, [*self.stage.entry_point, *words], port))
-
-    def run_to_end(self, service: Service, words: Sequence[str]) -> str:
-        """What it prints; it must succeed."""
-        command = self._words(service, [*self.stage.entry_point, *words], 0)
-        return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=START_TIMEOUT_S).stdout
-
-    def is_healthy(self, service: Service, port: int) -> bool:
-        """Runs the image's health check."""
-        command = self._words(service, self.stage.health_check, port)
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-    def _words(self, service: Service, words: Sequence[str], port: int) -> list[str]:
-        assert "cap_drop" not in service or service["cap_drop"] == ["ALL"]  # which every user but root has here
-        tmpfs: list[str] = service.get("tmpfs", [])  # type: ignore[assignment]
-        limits = Limits(bool(service.get("read_only")), tmpfs, self._sockets)
-        (inside,) = self.stage.ports
-        there = [word.replace(str(inside), str(port)) for word in words]
-        return self.stage.words(there, self._environment(service), limits)
-
-    def _environment(self, service: Service) -> dict[str, str]:
-        """That of the Compose file, with this machine's addresses in place of what must at least be there."""
-        environment = {name: str(value) for name, value in dict(service.get("environment", {})).items()}  # type: ignore[call-overload]
-        if environment:
-            assert json.loads(environment["OUTBOX_BRIDGE_KAFKA"]) == {"bootstrap.servers": "kafka:9092"}
-            assert environment["OUTBOX_BRIDGE_DATABASE_URL"].startswith("postgresql+psycopg://")
-            environment["OUTBOX_BRIDGE_KAFKA"] = json.dumps({"bootstrap.servers": self._bootstrap})
-            environment["OUTBOX_BRIDGE_DATABASE_URL"] = self._database_url
-        if "OUTBOX_BRIDGE_AUTH__ADMIN_KEY" in environment:
-            environment["OUTBOX_BRIDGE_AUTH__ADMIN_KEY"] = self.key
-        return environment
-
-
-def bridge_services() -> dict[str, Service]:
-    """Those of the Compose file that run our image."""
-    services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
-    return {name: service for name, service in services.items() if service["image"].startswith("outbox-bridge:")}
+QUEUES = 4
+SECURED = "secured."  # before the names of the chart's bridge
+PLAIN_TOPIC, SECURED_TOPIC = "orders", "secured.orders"
 
 
 def check_files(stage: Stage, folder: Path) -> None:
@@ -129,14 +80,36 @@ def is_same(path: Path, contents: bytes) -> bool:
     return path.is_file() and path.read_bytes() == contents
 
 
-def await_healthy(containers: Containers, service: Service, process: Process, port: int) -> None:
+@dataclass(slots=True)
+class Door:
+    """Where and how the api is called."""
+
+    url: str
+    key: str
+    context: ssl.SSLContext | None = None
+
+    def call(self, path: str, body: object = None) -> dict[str, Any]:
+        """The answer, which must be a success: a POST if there is a body."""
+        headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
+        request = Request(self.url + path, None if body is None else json.dumps(body).encode(), headers)
+        with urlopen(request, timeout=STOP_TIMEOUT_S, context=self.context) as answer:
+            members: dict[str, Any] = json.load(answer)
+        return members
+
+    def publish_one(self, topic: str) -> None:
+        """Prepares and commits a transaction, with the key; waits until it is published."""
+        message = {"topic": topic, "key": "7", "value": {"order": 7}}
+        prepared = self.call("/v1/transactions", {"producer_group": "orders", "messages": [message]})
+        path = f"/v1/transactions/{prepared['transaction_id']}"
+        self.call(f"{path}/commit", {"producer_group": "orders"})
+        await_true("published", lambda: bool(self.call(path)["receipts"]))
+        print(f"{prepared['transaction_id']} was prepared, committed and published", flush=True)
+
+
+def await_true(what: str, is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
-    while not containers.is_healthy(service, port):
-        assert process.poll() is None, f"ended with {process.returncode}"
-        assert time.monotonic() < deadline, f"not healthy after {START_TIMEOUT_S:.0f} s"
-        time.sleep(LOOK_INTERVAL_S)
-    while not is_ready(port):
-        assert time.monotonic() < deadline, f"not ready after {START_TIMEOUT_S:.0f} s"
+    while not is_so():
+        assert time.monotonic() < deadline, f"not {what} after {START_TIMEOUT_S:.0f} s"
         time.sleep(LOOK_INTERVAL_S)
 
 
@@ -144,45 +117,15 @@ def is_ready(port: int) -> bool:
     try:
         with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=STOP_TIMEOUT_S):
             return True
-    except HTTPError:
+    except OSError:  # not there yet, or 503
         return False
-
-
-def publish_one(port: int, key: str) -> None:
-    """Prepares and commits a transaction, with the key; waits until it is published."""
-    url = f"http://127.0.0.1:{port}/v1/transactions"
-    message = {"topic": TOPIC, "key": "7", "value": {"order": 7}}
-    prepared = call(url, key, {"producer_group": "orders", "messages": [message]})
-    url = f"{url}/{prepared['transaction_id']}"
-    call(f"{url}/commit", key, {"producer_group": "orders"})
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while (now := call(url, key))["state"] != "COMMITTED" or not now["receipts"]:
-        assert time.monotonic() < deadline, f"not published after {START_TIMEOUT_S:.0f} s: {now}"
-        time.sleep(LOOK_INTERVAL_S)
-    print(f"{prepared['transaction_id']} was prepared, committed and published", flush=True)
-
-
-def call(url: str, key: str, body: object = None) -> dict[str, object]:
-    """The answer, which must be a success: a POST if there is a body."""
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    data = None if body is None else json.dumps(body).encode()
-    with urlopen(Request(url, data, headers), timeout=STOP_TIMEOUT_S) as answer:
-        members: dict[str, object] = json.load(answer)
-    return members
 
 
 def prove(stage: Stage, bootstrap: str) -> None:
     """Runs the report's image on what is in Kafka."""
-    words = [*stage.entry_point, "--kafka", bootstrap, "--out", "/reports", "--strict"]
+    words = [*stage.entry_point, "--kafka", bootstrap, "--topics", PLAIN_TOPIC, "--out", "/reports", "--strict"]
     subprocess.run(stage.words(words, {}, Limits(read_only=True, tmpfs=["/tmp", "/reports"])), check=True)
     print("the report has proved it", flush=True)
-
-
-def stop(name: str, process: Process) -> None:
-    """As `docker stop` does; a clean end is part of the promise."""
-    process.terminate()
-    assert process.wait(STOP_TIMEOUT_S) == 0, f"{name} ended with {process.returncode} after SIGTERM"
-    print(f"{name} stopped cleanly", flush=True)
 
 
 def build(name: str, lock: str, folder: Path) -> Stage:
@@ -194,50 +137,85 @@ def build(name: str, lock: str, folder: Path) -> Stage:
 
 
 @contextmanager
-def running_stores() -> Iterator[tuple[str, str]]:
-    """A Kafka and an empty database in PostgreSQL, by their addresses."""
-    postgres = PostgresServer()
-    try:
-        with running_broker() as broker:
-            yield broker.bootstrap, postgres.create()
-    finally:
-        postgres.close()
-
-
-def run_services(containers: Containers) -> None:
-    """All of the Compose file, as `docker compose up` and `down` do."""
-    services = bridge_services()
-    migrate = services.pop("migrate")
-    for _ in range(2):  # the second time as after a restart
-        containers.run_to_end(migrate, migrate["command"])  # type: ignore[arg-type]
-    containers.run_to_end(migrate, ["topic", "create", TOPIC])
-    ports = {name: choose_free_port() for name in services}
+def running(containers: Mapping[str, Container]) -> Iterator[None]:
+    """All of them; each must end cleanly at SIGTERM, as `docker stop` and Kubernetes send it."""
     with ExitStack() as stack:
-        processes = {
-            name: containers.run(service, service["command"], ports[name])  # type: ignore[arg-type]
-            for name, service in services.items()
-        }
+        processes = {name: container.start() for name, container in containers.items()}
         for process in processes.values():
             stack.callback(process.wait)
             stack.callback(process.kill)
+        yield
+        for process in processes.values():
+            process.terminate()
         for name, process in processes.items():
-            await_healthy(containers, services[name], process, ports[name])
-            print(f"{name} is healthy and ready", flush=True)
-        publish_one(ports["api"], containers.key)
-        for name, process in processes.items():
-            stop(name, process)
+            assert process.wait(STOP_TIMEOUT_S) == 0, f"{name} ended with {process.returncode} after SIGTERM"
+        print(*processes.keys(), "stopped cleanly", flush=True)
+
+
+def run_compose(stage: Stage, kafka: SecuredKafka, database: Database) -> None:
+    """All of the Compose file, as `docker compose up` and `down` do."""
+    key = Container(stage, ["key", "new"], {}, Limits()).run().strip()
+    services = read_compose(stage, kafka.admin_bootstrap, database, key)
+    migrate = services.pop("migrate")
+    for _ in range(2):  # the second time as after a restart
+        migrate.run()
+    for topic in (PLAIN_TOPIC, SECURED_TOPIC):
+        migrate.run("topic", "create", topic)
+    with running(services):
+        for name, service in services.items():
+            await_true(f"{name} healthy", service.is_healthy)
+            (port,) = service.ports.values()
+            await_true(f"{name} ready", partial(is_ready, port))
+        (port,) = services["api"].ports.values()
+        Door(f"http://127.0.0.1:{port}", key).publish_one(PLAIN_TOPIC)
+
+
+def run_chart(stage: Stage, kafka: SecuredKafka, database: Database, folder: Path) -> None:
+    """The chart's Job, then its pods: TLS, a SCRAM user with the least rights for each role, secrets as files."""
+    new = Container(stage, [], {}, Limits())
+    key = new.run("key", "new").strip()
+    shared = {"database-url": database.url, "admin-key": key, "security-keys": new.run("security", "new-key").strip()}
+    authority = Authority(folder)
+    certificate = authority.issue()
+    secrets = {"bridge-tls": {"tls.crt": certificate.cert.read_bytes(), "tls.key": certificate.key.read_bytes()}}
+    users = {}
+    for role in (Role.API, Role.SETTLER, Role.PROJECTOR, Role.MIGRATE):
+        options = users[str(role)] = kafka.add_user(f"chart-{role}")
+        kafka.allow(f"chart-{role}", least_rights(role, with_prefix(SECURED, QUEUES), [SECURED_TOPIC]))
+        own = {**shared, "kafka-password": options.pop("sasl.password")}
+        secrets[f"bridge-{role}"] = {name: value.encode() for name, value in own.items()}
+        secrets[f"bridge-{role}"]["ca.crt"] = Path(options.pop("ssl.ca.location")).read_bytes()
+    values = {
+        "settings": {"kafka": users["api"], "topics": {"prefix": SECURED, "queues": QUEUES}},
+        "secret": EVERYTHING["secret"],
+        "tls": {"secret": "bridge-tls"},
+        "roles": {
+            role: {"settings": {"kafka": options}, "secret": {"name": f"bridge-{role}"}}
+            for role, options in users.items()
+        },
+    }
+    pods = read_chart(stage, values, database, secrets, folder / "secrets")
+    pods.pop("migrate").run()
+    with running(pods):
+        for name, pod in pods.items():
+            await_true(f"{name} ready", partial(is_ready, pod.ports[8790]))
+        Door(f"https://127.0.0.1:{pods['api'].ports[8780]}", key, authority.client()).publish_one(SECURED_TOPIC)
 
 
 def main() -> int:
     os.umask(0o022)
     folder = Path(tempfile.mkdtemp(prefix="outbox-bridge-image-"))
     folder.chmod(0o755)
+    postgres = PostgresServer()
     try:
-        with ThreadPoolExecutor() as beside, running_stores() as (bootstrap, database_url):
+        with ThreadPoolExecutor() as beside, secured_kafka(folder / "kafka") as kafka:
             report = beside.submit(build, "spark.Dockerfile", "spark.txt", folder)
-            run_services(Containers(build("Dockerfile", "server.txt", folder), bootstrap, database_url))
-            prove(report.result(), bootstrap)
+            stage = build("Dockerfile", "server.txt", folder)
+            run_compose(stage, kafka, Database.seen_from(postgres.create()))
+            run_chart(stage, kafka, Database.seen_from(postgres.create()), folder)
+            prove(report.result(), kafka.admin_bootstrap)
     finally:
+        postgres.close()
         shutil.rmtree(folder, ignore_errors=True)
     return 0
 
