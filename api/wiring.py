@@ -279,7 +279,7 @@ class _Process:
             ),
             turns=node.turns,
         )
-        register_gauges(services.registry, node)
+        register_gauges(services.registry, node, certificates)
         config = ServeConfig(
             http.host,
             http.port,

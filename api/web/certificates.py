@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from cryptography.x509 import load_pem_x509_certificate
 
 from bridge.clock import Clock
 from bridge.core.errors import ConfigError
@@ -36,7 +37,7 @@ class Peer:
 
 
 class Certificates:
-    """`context` is that of the next connection; those that are open keep theirs.
+    """`context` is that of the next connection; those that are open keep theirs. `end_s`: of what it shows, Unix.
 
     `principals`: whom names in certificates of clients mean, each as `DNS:name` in lower case or `URI:text`.
     """
@@ -46,7 +47,7 @@ class Certificates:
         self.files = files
         self._principals = principals or {}
         self._stamp = self._read_stamp()
-        self.context = _load(files)
+        self.context, self.end_s = _load(files)
         self.fault = ""  # why the newest files are not used
 
     async def run_forever(self, clock: Clock) -> None:
@@ -61,7 +62,7 @@ class Certificates:
         if stamp == self._stamp and not self.fault:
             return
         try:
-            self.context = _load(self.files)
+            self.context, self.end_s = _load(self.files)
         except ConfigError as error:
             if str(error) != self.fault:
                 _LOG.error("certificates_kept", reason=str(error))
@@ -93,7 +94,7 @@ def _stamp_of(path: Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 
-def _load(files: TlsFiles) -> ssl.SSLContext:
+def _load(files: TlsFiles) -> tuple[ssl.SSLContext, float]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -101,12 +102,13 @@ def _load(files: TlsFiles) -> ssl.SSLContext:
     context.set_alpn_protocols(["http/1.1"])
     with _named(f"http.tls: certificate {files.cert} and key {files.key} cannot be used"):
         context.load_cert_chain(files.cert, files.key, _refuse_password)
+        end_s = load_pem_x509_certificate(files.cert.read_bytes()).not_valid_after_utc.timestamp()
     if files.client_ca is not None:
         context.num_tickets = 0  # each connection shows its certificate, while that is valid
         context.verify_mode = ssl.CERT_REQUIRED if files.is_client_needed else ssl.CERT_OPTIONAL
         with _named(f"http.tls.client_ca {files.client_ca} cannot be used"):
             context.load_verify_locations(files.client_ca)
-    return context
+    return context, end_s
 
 
 @contextmanager

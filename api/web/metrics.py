@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from api.web.certificates import Certificates
 from bridge.node import Node
 from bridge.settler.settler import Hold, Settler
 from checker.service import CheckService
@@ -49,20 +50,26 @@ def render_metrics(registry: CollectorRegistry) -> tuple[bytes, str]:
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
-def register_gauges(registry: CollectorRegistry, node: Node) -> None:
-    """Adds the parts that the node has, now or later."""
-    registry.register(_Parts(node))
+def register_gauges(registry: CollectorRegistry, node: Node, certificates: Certificates | None) -> None:
+    """Adds the parts that the node has, now or later, and the certificate that is shown."""
+    registry.register(_Parts(node, certificates))
 
 
 class _Parts(Collector):
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, certificates: Certificates | None) -> None:
         self._node = node
+        self._certificates = certificates
 
     def collect(self) -> Iterable[Metric]:
         yield CounterMetricFamily(
             f"{PREFIX}op_records_not_ours", "Records in the op topic without a valid seal, not believed.",
             value=self._node.seal_watch.forged,
         )  # fmt: skip
+        if self._certificates is not None:
+            yield GaugeMetricFamily(
+                f"{PREFIX}certificate_end_seconds", "When the certificate that is shown ends, in Unix time.",
+                value=self._certificates.end_s,
+            )  # fmt: skip
         if self._node.settler is not None:
             yield from _collect_settler(self._node.settler)
         if self._node.checks is not None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import socket
 import ssl
@@ -9,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -175,7 +177,7 @@ def test_certificate_is_a_credential_of_its_own(secured: Secured, tmp_path: Path
 
 
 def test_renewed_certificate_is_shown_by_the_process_that_runs(secured: Secured, tmp_path: Path) -> None:
-    """And the examination of the bridge tells how it stands with its certificates."""
+    """With its end among the metrics; and the examination of the bridge tells how it stands with its certificates."""
 
     def read_serial() -> str:
         with (
@@ -187,8 +189,12 @@ def test_renewed_certificate_is_shown_by_the_process_that_runs(secured: Secured,
         return str(shown["serialNumber"])
 
     first = read_serial()
-    secured.authority.issue()
+    end = datetime.now(UTC).replace(microsecond=0) + timedelta(days=3)
+    secured.authority.issue(not_after=end)
     wait_until(lambda: read_serial() != first, 20, "the new certificate")
+    with urllib.request.urlopen(f"{secured.metrics_url}/metrics", timeout=20) as answer:
+        told_s = float(re.findall(r"(?m)^outbox_bridge_certificate_end_seconds (.*)$", answer.read().decode())[0])
+    assert told_s == end.timestamp()
     done = run_command("doctor", "-o", "json", folder=tmp_path, settings=secured.settings)
     told = {row["what"]: row["verdict"] for row in json.loads(done.stdout)}
     assert told["bridge certificates"] == "ok", done.stdout
