@@ -152,6 +152,7 @@ async def run_roles(
     stop = stop or asyncio.Event()
     if guest is None:
         stop_at_signals(stop)
+        _forbid_core_dumps()
     if roles == _PROJECTOR_ALONE:
         os.nice(_PROJECTOR_NICENESS)
     async with _open_process(settings) as process:
@@ -170,6 +171,11 @@ async def run_roles(
                 task.cancel()
         if failing.done() and not failing.cancelled():
             failing.result()
+
+
+def _forbid_core_dumps() -> None:
+    """They would hold keys, secrets and messages."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 async def _serve(servers: Sequence[ApiServer], stop: asyncio.Event) -> None:
