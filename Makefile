@@ -73,9 +73,9 @@ lint: $(LINTERS) ## ruff, mypy, import rules, shell scripts, Dockerfiles, compos
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/shellcheck .ci/run .ci/find-python docker/install examples/curl/orders.sh
+	$(BIN)/shellcheck .ci/run .ci/find-python docker/install docker/secured/make-secrets examples/curl/orders.sh
 	$(BIN)/hadolint docker/Dockerfile docker/spark.Dockerfile
-	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml docker/compose.secured.yaml
 	$(BIN)/python .ci/chart.py
 
 images: $(AUDITOR) $(LINTERS) ## what the files of docker/ say, done and run without Docker or Kubernetes, as root (Linux)

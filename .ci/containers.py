@@ -3,7 +3,6 @@
 Put in are only this machine's addresses and free ports, and in the files of Secrets what these addresses need.
 """
 
-import json
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -48,6 +47,7 @@ class Container:
     environment: dict[str, str]
     limits: Limits
     ports: dict[int, int] = field(default_factory=dict)
+    health_check: list[str] = field(default_factory=list)
 
     def start(self) -> Process:
         """Its command in the image's entry point."""
@@ -60,8 +60,8 @@ class Container:
         return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, timeout=END_TIMEOUT_S).stdout
 
     def is_healthy(self) -> bool:
-        """Runs the image's health check."""
-        return subprocess.run(self.words(self.stage.health_check), capture_output=True, check=False).returncode == 0
+        """Runs its health check."""
+        return subprocess.run(self.words(self.health_check), capture_output=True, check=False).returncode == 0
 
     def words(self, words: Sequence[str]) -> list[str]:
         """The command that runs these words in it."""
@@ -74,24 +74,34 @@ class Container:
         return text
 
 
-def read_compose(stage: Stage, bootstrap: str, database: Database, key: str) -> dict[str, Container]:
-    """The services that run our image, and what stands in them."""
-    services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
+def read_compose(
+    stage: Stage, name: str, put_in: Mapping[str, str], database: Database, secrets: Path | None = None
+) -> dict[str, Container]:
+    """The services of a file of docker/ that run our image. `put_in`: for words that stand in their environments.
+
+    `secrets`: the folder with the files of its secrets.
+    """
+    services = yaml.safe_load((ROOT / "docker" / name).read_text())["services"]
     found = {}
-    for name, service in services.items():
+    for service_name, service in services.items():
         if service["image"].startswith("outbox-bridge:"):
             assert service["cap_drop"] == ["ALL"]  # as it is here for every user but root
-            environment = {name: str(value) for name, value in service["environment"].items()}
-            assert json.loads(environment["OUTBOX_BRIDGE_KAFKA"]) == {"bootstrap.servers": "kafka:9092"}
-            assert environment["OUTBOX_BRIDGE_DATABASE_URL"].startswith("postgresql+psycopg://")
-            environment["OUTBOX_BRIDGE_KAFKA"] = json.dumps({"bootstrap.servers": bootstrap})
-            environment["OUTBOX_BRIDGE_DATABASE_URL"] = database.url
-            if "OUTBOX_BRIDGE_AUTH__ADMIN_KEY" in environment:
-                environment["OUTBOX_BRIDGE_AUTH__ADMIN_KEY"] = key
-            limits = Limits(service["read_only"], service["tmpfs"], database.sockets)
-            ports = {port: choose_free_port() for port in stage.ports}
-            found[name] = Container(stage, service["command"], environment, limits, ports)
+            environment = {name: put_all_in(put_in, str(value)) for name, value in service["environment"].items()}
+            files = {f"/run/secrets/{file}": Path(f"{secrets}/{file}") for file in service.get("secrets", ())}
+            limits = Limits(service["read_only"], service["tmpfs"], {**database.sockets, **files})
+            inside = {*stage.ports, int(environment.get("OUTBOX_BRIDGE_HTTP__METRICS_PORT", stage.ports[0]))}
+            health_check = service.get("healthcheck", {}).get("test", [])[1:] or stage.health_check
+            ports = {port: choose_free_port() for port in inside}
+            container = Container(stage, service["command"], environment, limits, ports, health_check)
+            found[service_name] = container
     return found
+
+
+def put_all_in(put_in: Mapping[str, str], text: str) -> str:
+    """Each word in place of another."""
+    for word, other in put_in.items():
+        text = text.replace(word, other)
+    return text
 
 
 def read_chart(

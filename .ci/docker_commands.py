@@ -8,6 +8,7 @@ image of the report proves it.
 import json
 import os
 import re
+import shlex
 import shutil
 import ssl
 import subprocess
@@ -24,10 +25,15 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+import yaml
 from chart import EVERYTHING
-from containers import Container, Database, read_chart, read_compose
+from containers import Container, Database, put_all_in, read_chart, read_compose
 from image import Build, Limits, Stage
 
+from bridge.broker.broker_process import find_java
+from bridge.broker.dev_broker import DevBroker
+from bridge.broker.jars import fetch_jars
+from bridge.broker.ports import choose_free_port
 from bridge.core.kafka_rights import Role, least_rights
 from bridge.core.topics import with_prefix
 from tests.support.authority import Authority
@@ -155,19 +161,65 @@ def running(containers: Mapping[str, Container]) -> Iterator[None]:
 def run_compose(stage: Stage, kafka: SecuredKafka, database: Database) -> None:
     """All of the Compose file, as `docker compose up` and `down` do."""
     key = Container(stage, ["key", "new"], {}, Limits()).run().strip()
-    services = read_compose(stage, kafka.admin_bootstrap, database, key)
+    put_in = {
+        "kafka:9092": kafka.admin_bootstrap,
+        "postgresql+psycopg://bridge:${POSTGRES_PASSWORD:?choose a password}@postgres:5432/bridge": database.url,
+        "${OUTBOX_BRIDGE_KEY:?make one with outbox-bridge key new}": key,
+    }
+    run_services(read_compose(stage, "compose.yaml", put_in, database), [PLAIN_TOPIC, SECURED_TOPIC], key)
+
+
+def run_services(services: dict[str, Container], topics: list[str], key: str, ca: Path | None = None) -> None:
+    """Migrates, starts the others, publishes a message to the first topic, stops. `ca`: who signs the api's
+    certificate."""
     migrate = services.pop("migrate")
     for _ in range(2):  # the second time as after a restart
         migrate.run()
-    for topic in (PLAIN_TOPIC, SECURED_TOPIC):
+    for topic in topics:
         migrate.run("topic", "create", topic)
     with running(services):
         for name, service in services.items():
             await_true(f"{name} healthy", service.is_healthy)
-            (port,) = service.ports.values()
-            await_true(f"{name} ready", partial(is_ready, port))
-        (port,) = services["api"].ports.values()
-        Door(f"http://127.0.0.1:{port}", key).publish_one(PLAIN_TOPIC)
+            await_true(f"{name} ready", partial(is_ready, service.ports[max(service.ports)]))
+        port = services["api"].ports[8780]
+        if ca is None:
+            Door(f"http://127.0.0.1:{port}", key).publish_one(topics[0])
+        else:
+            context = ssl.create_default_context(cafile=str(ca))
+            Door(f"https://127.0.0.1:{port}", key, context).publish_one(topics[0])
+
+
+def run_secured_compose(stage: Stage, database: Database, folder: Path) -> None:
+    """All of the secured Compose file: its Kafka by its settings, with the user that it makes."""
+    folder.mkdir()
+    secrets = folder / "made"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run([ROOT / "docker/secured/make-secrets", secrets], env={**os.environ, "PATH": path}, check=True)
+    (secrets / "database-url").write_text(database.url)
+    clients, controller, admin = choose_free_port(), choose_free_port(), choose_free_port()
+    put_in = {"//:": "//127.0.0.1:", "kafka:": "127.0.0.1:", "/run/secrets": str(secrets)}
+    put_in |= {"9092": str(clients), "9093": str(controller), "9094": str(admin)}
+    lines = (ROOT / "docker/secured/server.properties").read_text().splitlines()
+    settings = dict(put_all_in(put_in, line).split("=", 1) for line in lines if not line.startswith("#"))
+    del settings["log.dirs"]  # the broker's folder here
+    broker = DevBroker(folder / "broker", port=admin, controller_port=controller, settings=settings)
+    broker.start()
+    try:
+        make_user(put_in)
+        put_in = {"kafka:9092": f"127.0.0.1:{clients}"}
+        services = read_compose(stage, "compose.secured.yaml", put_in, database, secrets)
+        run_services(services, [PLAIN_TOPIC], (secrets / "admin-key").read_text().strip(), secrets / "ca.pem")
+    finally:
+        broker.kill()
+
+
+def make_user(put_in: Mapping[str, str]) -> None:
+    """The command of the secured Compose file, with Kafka's own tool."""
+    service = yaml.safe_load((ROOT / "docker/compose.secured.yaml").read_text())["services"]["kafka-user"]
+    tool = f"{shlex.quote(str(find_java().path))} -cp '{fetch_jars()}/*' kafka.admin.ConfigCommand"
+    (command,) = service["command"]
+    command = put_all_in({**put_in, "$$": "$", "/opt/kafka/bin/kafka-configs.sh": tool}, command)
+    subprocess.run([*service["entrypoint"], command], check=True, capture_output=True)
 
 
 def run_chart(stage: Stage, kafka: SecuredKafka, database: Database, folder: Path) -> None:
@@ -212,6 +264,7 @@ def main() -> int:
             report = beside.submit(build, "spark.Dockerfile", "spark.txt", folder)
             stage = build("Dockerfile", "server.txt", folder)
             run_compose(stage, kafka, Database.seen_from(postgres.create()))
+            run_secured_compose(stage, Database.seen_from(postgres.create()), folder / "secured")
             run_chart(stage, kafka, Database.seen_from(postgres.create()), folder)
             prove(report.result(), kafka.admin_bootstrap)
     finally:

@@ -19,9 +19,21 @@ def dockerfile(name: str = "Dockerfile") -> str:
     return (ROOT / "docker" / name).read_text().replace("\\\n", " ")
 
 
+COMPOSE_FILES = ("compose.yaml", "compose.secured.yaml")
+
+
+def services_of(file: str) -> dict[str, dict[str, Any]]:
+    services: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker" / file).read_text())["services"]
+    return services
+
+
 def bridge_services() -> dict[str, dict[str, Any]]:
-    services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
-    return {name: service for name, service in services.items() if service["image"].startswith("outbox-bridge:")}
+    return {
+        f"{file}: {name}": service
+        for file in COMPOSE_FILES
+        for name, service in services_of(file).items()
+        if service["image"].startswith("outbox-bridge:")
+    }
 
 
 def commands() -> dict[str, list[str]]:
@@ -39,10 +51,10 @@ def test_every_command_exists_with_its_options(place: str) -> None:
     assert {word for word in words if word.startswith("--")} <= options
 
 
-def test_nothing_is_published_beyond_the_hosts_loopback() -> None:
-    """This Kafka asks nobody who he is, and keys of the bridge would travel in plain text."""
-    services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
-    published = [port for service in services.values() for port in service.get("ports", [])]
+@pytest.mark.parametrize("file", COMPOSE_FILES)
+def test_nothing_is_published_beyond_the_hosts_loopback(file: str) -> None:
+    """Both are for trying out; the plain one's Kafka asks nobody who he is, and keys travel in plain text."""
+    published = [port for service in services_of(file).values() for port in service.get("ports", [])]
     assert published
     assert [port for port in published if not port.startswith("127.0.0.1:")] == []
 
