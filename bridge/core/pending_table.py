@@ -19,7 +19,7 @@ _BOUND = struct.Struct("<q")
 _BOUND_AT = 52
 _TAGS = tuple(bytes([number]) for number in range(256))
 _SIZE = _ROW.size + 1
-_FULL = 16  # rows of a bucket, on average
+_FULL = 64  # rows of a bucket, on average
 _NOTHING = (None,) * 5
 
 

@@ -28,7 +28,7 @@ _ANY_TIMES = CheckTimes()  # where they do not matter
 
 
 class RecoveredState(NamedTuple):
-    """What a take-over read. `halves`: journal from L to S.
+    """What a take-over read before the journal.
 
     `op_floor`: the op offset after the last position with s <= l, else the O read. `op_end`: the op
     queue's end noted after fencing. `journal_ms`: append time of the record before S, 0 if there is none.
@@ -36,7 +36,6 @@ class RecoveredState(NamedTuple):
 
     position: Position
     ops: RecoveredOps
-    halves: Sequence[tuple[LogPosition, HalfMessage, int]]
     op_floor: int
     op_end: int
     journal_ms: int
@@ -85,7 +84,7 @@ class QueueState:
     def restore(
         cls, restored: RecoveredState, times_of: TimesOf, config: LowWatermarkConfig, monotonic_ms: int = 0
     ) -> "QueueState":
-        """The state an owner with this log would have, by its clock. Raises QueueHalted."""
+        """What an owner with this log would know, by its clock; `restore_half` follows for the journal from L to S."""
         state = cls(times_of, config, restored.ops)
         state.keep_time(monotonic_ms)
         state.s, state.op_start = restored.position.s, restored.op_end
@@ -94,10 +93,20 @@ class QueueState:
         state.log_start = restored.position.start
         state._horizon.move(restored.position.s, restored.op_floor)
         state._restore_ops(restored.ops.others())
-        for place, half, ordering_hash in restored.halves:
-            state._restore_half(place, half, ordering_hash)
-        state._rest()
         return state
+
+    def restore_half(self, place: LogPosition, half: HalfMessage, ordering_hash: int) -> None:
+        """One that was decided, if nothing else is known of it. Raises QueueHalted."""
+        transaction_id = half.transaction_id
+        if self.is_live(transaction_id) or transaction_id in self.ended or is_void(half, place.stored_ms):
+            return
+        if half.is_published:
+            detail = f"journal offset {place.offset} was published, but the op topic does not know it"
+            raise QueueHalted(detail, HaltKind.OP_LOST)
+        transaction = transition.prepare(half, place, ordering_hash, self._times_of(half.group)).transaction
+        self.live[transaction_id] = transaction
+        self._horizon.add_half(transaction)
+        self._rest()
 
     @property
     def live_count(self) -> int:
@@ -313,17 +322,6 @@ class QueueState:
     @staticmethod
     def _answer(request: str | None, transaction_id: str, code: AnswerCode) -> tuple[Effect, ...]:
         return () if request is None else (Reply(request, transaction_id, code),)
-
-    def _restore_half(self, place: LogPosition, half: HalfMessage, ordering_hash: int) -> None:
-        transaction_id = half.transaction_id
-        if self.is_live(transaction_id) or transaction_id in self.ended or is_void(half, place.stored_ms):
-            return
-        if half.is_published:
-            detail = f"journal offset {place.offset} was published, but the op topic does not know it"
-            raise QueueHalted(detail, HaltKind.OP_LOST)
-        transaction = transition.prepare(half, place, ordering_hash, self._times_of(half.group)).transaction
-        self.live[transaction_id] = transaction
-        self._horizon.add_half(transaction)
 
     def _restore_ops(self, ops: Iterable[RecoveredOp]) -> None:
         for op in ops:

@@ -48,11 +48,6 @@ class RecoveredOps:
         """What is not in rows, by offset."""
         yield from self._others.values()
 
-    def is_ended(self, transaction_id: str) -> bool:
-        """Whether nothing must be done for it any more."""
-        op = self._others.get(transaction_id)
-        return op is not None and not op.transaction.is_live
-
     def _add_row(self, offset: int, raw_id: bytes, value: bytes) -> bool:
         t = decode_pending(value)
         if t is None:

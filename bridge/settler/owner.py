@@ -117,7 +117,8 @@ class OwnedQueue(QueueOwner):
         try:
             recovery = await read_back(ports, writer.target.topics, self.queue_id, seen, op)
             writer.target = replace(writer.target, log=seen.log)
-            writer.recover(recovery.restored, recovery.held)
+            writer.recover(recovery.restored)
+            self.state.pass_time(await recovery.read_halves(writer.recover_half))
         except QueueHalted as halted:  # frozen meanwhile, what was left may be gone by right
             if (await ports.store.get_offsets(op_queue)).maximum != op.maximum:
                 raise StoreFenced("another owner has written meanwhile") from halted

@@ -28,7 +28,6 @@ _LOG = structlog.get_logger()
 _READ_COUNT = 5_000
 _READ_WAIT_MS = 500
 _STALL_LIMIT_MS = 30_000
-_HELD_BYTES = 64 * 1024 * 1024  # of bodies: others are read again when they are needed
 _TAIL = 200  # records looked at first for the last position
 
 
@@ -37,13 +36,6 @@ class Seen(NamedTuple):
 
     log: LogTopics
     witnesses: Sequence[Witness] = ()
-
-
-class Recovery(NamedTuple):
-    """What was read: for the state machine, and the bodies met on the way."""
-
-    restored: RecoveredState
-    held: Sequence[LoadedHalf]
 
 
 @dataclass(slots=True)
@@ -67,29 +59,29 @@ class _OpTail:
 
 
 @dataclass(slots=True)
-class _JournalTail:
-    """The half messages, bodies of those that have not ended, and the append time of the last record."""
+class Recovery:
+    """What was read for the state machine; the half messages follow."""
 
-    ops: RecoveredOps
-    room: int = _HELD_BYTES
-    halves: list[tuple[LogPosition, HalfMessage, int]] = field(default_factory=list)
-    held: list[LoadedHalf] = field(default_factory=list)
-    last_ms: int | None = None
+    restored: RecoveredState
+    _reader: "_LogReader"
+    _journal: MessageQueue
 
-    def add(self, message: StoredMessage) -> None:
-        """Records that cannot be read were quarantined when they were decided."""
-        self.last_ms = message.stored_ms
-        with suppress(MalformedRecord):
-            record = decode_record(message)
-            if isinstance(record, HalfMessage):
-                body = LoadedHalf.decode(record, message)
-                self.halves.append((LogPosition(message.queue_offset, message.stored_ms), record, body.ordering_hash))
-                self._hold(body)
+    async def read_halves(self, take: Callable[[LogPosition, LoadedHalf], None]) -> int:
+        """Gives those from L to S; append time of the last record, 0 if there is none. Raises StoreError."""
+        last_ms = 0
 
-    def _hold(self, body: LoadedHalf) -> None:
-        if body.size <= self.room and not self.ops.is_ended(body.half.transaction_id):
-            self.held.append(body)
-            self.room -= body.size
+        def add(message: StoredMessage) -> None:
+            """Records that cannot be read were quarantined when they were decided."""
+            nonlocal last_ms
+            last_ms = message.stored_ms
+            with suppress(MalformedRecord):
+                record = decode_record(message)
+                if isinstance(record, HalfMessage):
+                    loaded = LoadedHalf.decode(record, message)
+                    take(LogPosition(message.queue_offset, message.stored_ms), loaded)
+
+        await self._reader.read(self._journal, self.restored.position.l, self.restored.position.s, add)
+        return last_ms
 
 
 async def look_around(log: LogWatchPort, memory: QueueMemory, queue_id: int) -> Seen:
@@ -101,7 +93,7 @@ async def look_around(log: LogWatchPort, memory: QueueMemory, queue_id: int) -> 
 async def read_back(
     ports: SettlerPorts, topics: InternalTopics, queue_id: int, seen: Seen, op: QueueOffsets
 ) -> Recovery:
-    """Reads position, op messages from O and half messages from L to S. `op`: as it ended after the writer had fenced.
+    """Reads position and op messages from O. `op`: as it ended after the writer had fenced.
 
     Raises StoreError, and QueueHalted when the log is not what was left, or is another one by now: no position is
     never a beginning.
@@ -120,19 +112,8 @@ async def read_back(
     await reader.read(op_queue, position.o, op.maximum, op_tail.add)
     ops.rows.trim()
     reach(FaultPoint.TAKE_OVER_READ_OP)
-    journal_tail = _JournalTail(ops)
-    await reader.read(half_queue, position.l, position.s, journal_tail.add)
-    return Recovery(
-        RecoveredState(
-            position,
-            ops,
-            journal_tail.halves,
-            _op_floor(op_tail.positions, position),
-            op.maximum,
-            journal_tail.last_ms or last_ms or 0,
-        ),
-        journal_tail.held,
-    )
+    op_floor = _op_floor(op_tail.positions, position)
+    return Recovery(RecoveredState(position, ops, op_floor, op.maximum, last_ms or 0), reader, half_queue)
 
 
 class _LogReader:

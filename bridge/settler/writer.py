@@ -1,12 +1,13 @@
 """Writes what an owner decides: one Kafka transaction at a time, after which its state and the log agree."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from bridge.clock import OwnerTime
 from bridge.core.errors import HaltKind, QueueHalted
 from bridge.core.queue_state import QueueState, RecoveredState
 from bridge.core.transaction import PREPARED, Transaction
+from bridge.core.transition import LogPosition
 from bridge.fault_points import FaultPoint, reach
 from bridge.settler.batch import BatchTarget, QueueBatch
 from bridge.settler.bodies import Bodies, LoadedHalves
@@ -59,13 +60,16 @@ class QueueWriter:
         if self._writer is not None:
             await self._writer.close()
 
-    def recover(self, recovered: RecoveredState, bodies: Iterable[LoadedHalf]) -> None:
-        """Goes on from what the log says. Raises QueueHalted."""
+    def recover(self, recovered: RecoveredState) -> None:
+        """Goes on from what the log says; `recover_half` follows."""
         clock, config = self._ports.clock, self._config
         self.state = QueueState.restore(recovered, self._ports.times_of, config.horizon, clock.monotonic_ms())
-        for loaded in bodies:
-            if self.state.half_of(loaded.half.transaction_id) == loaded.stored.queue_offset:
-                self.bodies.keep(loaded)
+
+    def recover_half(self, place: LogPosition, loaded: LoadedHalf) -> None:
+        """One from L to S. Raises QueueHalted."""
+        self.state.restore_half(place, loaded.half, loaded.ordering_hash)
+        if self.state.half_of(loaded.half.transaction_id) == place.offset:
+            self.bodies.keep(loaded)
 
     async def describe(self, bodies: Sequence[LoadedHalf], *, is_forced: bool = False) -> None:
         """Sees to it that what is known of their destinations is fresh. Raises StoreError."""

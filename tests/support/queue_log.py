@@ -61,20 +61,18 @@ class QueueLog:
             for offset, key, value in self.op
             if key == POSITION_KEY and offset >= position.o and decode_position(value).s <= position.l
         ]
-        halves = [
-            (place, record, held.ordering_hash)
-            for place, record, held in self.journal[position.l : position.s]
-            if isinstance(record, HalfMessage) and held is not None
-        ]
         restored = RecoveredState(
             position,
             ops,
-            halves,
             floors[-1] + 1 if floors else position.o,
             self.op_end,
             self.journal[position.s - 1][0].stored_ms if position.s else 0,
         )
-        return QueueState.restore(restored, {"g": CheckTimes()}.__getitem__, self.config)
+        state = QueueState.restore(restored, {"g": CheckTimes()}.__getitem__, self.config)
+        for place, record, held in self.journal[position.l : position.s]:
+            if isinstance(record, HalfMessage) and held is not None:
+                state.restore_half(place, record, held.ordering_hash)
+        return state
 
     def decide(
         self,

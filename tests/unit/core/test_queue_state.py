@@ -247,10 +247,9 @@ def test_half_message_is_scheduled_by_its_group_and_its_own_wishes() -> None:
     t = state.live[IDS[0]]
     assert (effect, t.next_due_ms, t.ordering_hash) == (Schedule(t), 60_100, 7)
     assert list(state.prepared()) == [t]
-    restored = RecoveredState(
-        Position(1, 0, 0, ""), RecoveredOps(), [(LogPosition(0, 100), half_of(0, immunity_s=60), 7)], 0, 0, 100
-    )
-    assert QueueState.restore(restored, TIMES_OF, TIGHT).live == {IDS[0]: t}
+    successor = QueueState.restore(RecoveredState(Position(1, 0, 0, ""), RecoveredOps(), 0, 0, 100), TIMES_OF, TIGHT)
+    successor.restore_half(LogPosition(0, 100), half_of(0, immunity_s=60), 7)
+    assert successor.live == {IDS[0]: t}
 
 
 def test_repeat_of_a_half_message_is_answered_with_what_is_known() -> None:
@@ -371,7 +370,7 @@ def test_position_names_the_log_that_it_speaks_of() -> None:
     state.log_start = LogStart(1, 2)
     position = state.next_position([], "me", topics)
     assert (position.topics, position.s_ms, position.start) == (topics, 101, LogStart(1, 2))
-    successor = QueueState.restore(RecoveredState(position, RecoveredOps(), [], 0, 0, 101), TIMES_OF, TIGHT)
+    successor = QueueState.restore(RecoveredState(position, RecoveredOps(), 0, 0, 101), TIMES_OF, TIGHT)
     assert successor.next_position([], "me", topics)[4:] == position[4:]
     for s, stored_ms, known_ms in ((3, 0, 101), (4, 99, 99)):  # what was decided first has no time of its own
         successor.advance(s, stored_ms)
@@ -428,7 +427,7 @@ def test_successor_reads_op_messages_in_any_order() -> None:
     first, second = (replace(t, next_due_ms=0) for t in (first, second))  # nothing is due any more
     ended = Transaction(IDS[2], "g", 0, 0, 0, COMMITTED, by="check", ended_ms=95)
     ops = ops_of((40, second), (45, ended), (50, first))
-    successor = QueueState.restore(RecoveredState(Position(4, 4, 40, ""), ops, [], 60, 70, 103), TIMES_OF, TIGHT)
+    successor = QueueState.restore(RecoveredState(Position(4, 4, 40, ""), ops, 60, 70, 103), TIMES_OF, TIGHT)
     assert successor.live == {IDS[0]: first, IDS[1]: second}
     assert successor.blocked_queues == state.blocked_queues
     assert successor.ended == {IDS[2]: encode_op(OpMessage(ended))}
@@ -491,7 +490,7 @@ def test_successor_does_not_hold_what_was_abandoned() -> None:
     _, first, second = blocked_pair()
     given_up = replace(first, blocked=False, abandoned=True, at=5)
     ops = ops_of((40, given_up), (41, second))
-    successor = QueueState.restore(RecoveredState(Position(6, 6, 40, ""), ops, [], 60, 70, 105), TIMES_OF, TIGHT)
+    successor = QueueState.restore(RecoveredState(Position(6, 6, 40, ""), ops, 60, 70, 105), TIMES_OF, TIGHT)
     assert successor.live == {IDS[1]: replace(second, next_due_ms=0)}
     assert successor.blocked_queues == {7: [IDS[1]]}
     [reply] = successor.apply(LogPosition(6, 106), act_of(0, Act.ABANDON), 0)
