@@ -148,8 +148,8 @@ class Build:
         for source in sources:
             found = self._stages[origin[1]].root / source.lstrip("/") if origin else self._sent.find(source)
             if found.is_dir():
-                ignore = None if origin else self._sent.left_out
-                shutil.copytree(found, place, symlinks=True, dirs_exist_ok=True, ignore=ignore)
+                ignore, copy = (None, os.link) if origin else (self._sent.left_out, shutil.copy2)  # links: much faster
+                shutil.copytree(found, place, symlinks=True, dirs_exist_ok=True, ignore=ignore, copy_function=copy)
             else:
                 is_folder = len(sources) > 1 or target.endswith("/")
                 file = place / found.name if is_folder else place
