@@ -255,6 +255,9 @@ def run_chart(stage: Stage, kafka: SecuredKafka, database: Database, folder: Pat
 
 
 def main() -> int:
+    if os.geteuid() != 0:
+        print("Only root may mount and chroot, as this does: sudo make images")
+        return 1
     os.umask(0o022)
     folder = Path(tempfile.mkdtemp(prefix="outbox-bridge-image-"))
     folder.chmod(0o755)

@@ -1,8 +1,7 @@
 """A small interpreter of Dockerfiles: makes a file system as they say, and runs commands in it as a container would.
 
-There is no engine: namespaces and chroot of Linux do it, for root, or for users whom the system lets make user
-namespaces of their own. Stood in for is what a registry would give: `FROM` is this machine's programs and Python,
-read-only. An instruction that is not known here is an error.
+There is no engine: namespaces and chroot of Linux do it, for root. Stood in for is what a registry would give: `FROM` is
+this machine's programs and Python, read-only. An instruction that is not known here is an error.
 """
 
 import fnmatch
@@ -55,11 +54,10 @@ class Stage:
 
     def words(self, words: Sequence[str], environment: Mapping[str, str], limits: Limits) -> list[str]:
         """The command that runs these words inside; it is the process itself, signals reach it."""
-        own_namespace = [] if os.geteuid() == 0 else ["--map-root-user", "--map-auto"]
         variables = [f"{name}={value}" for name, value in {**self.environment, **environment}.items()]
         inside = [*self._as_user(), "env", "-i", f"--chdir={self.folder}", *variables, *words]
         script = "\n".join(["set -eu", *self._mounts(limits), f'exec chroot {shlex.quote(str(self.root))} "$@"'])
-        return ["unshare", *own_namespace, "--mount", "sh", "-c", script, "sh", *inside]
+        return ["unshare", "--mount", "sh", "-c", script, "sh", *inside]
 
     def _as_user(self) -> list[str]:
         """Other users than root have no capability, and can get none."""
