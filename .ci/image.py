@@ -1,7 +1,7 @@
 """A small interpreter of Dockerfiles: makes a file system as they say, and runs commands in it as a container would.
 
-There is no engine: namespaces and chroot of Linux do it, for root. Stood in for is what a registry would give: `FROM` is
-this machine's programs and Python, read-only. An instruction that is not known here is an error.
+There is no engine: namespaces and chroot of Linux do it, for root. Stood in for is what a registry would give: `FROM`
+is this machine's programs and Python, read-only. An instruction that is not known here is an error.
 """
 
 import fnmatch
