@@ -31,7 +31,7 @@ _WRITTEN = PutResult(_PUT_OK)
 _UNREPORTED = PutResult(PutStatus.OUTCOME_UNKNOWN, detail="no report")
 _NOTHING: Iterator[tuple[PutResult, int | None]] = iter(())
 _BUSY = PutResult(PutStatus.REFUSED, refusal=Refusal.STORE_BUSY, detail="the client's queue is full")
-_CLOSED = PutResult(PutStatus.REFUSED, refusal=Refusal.STORE_BUSY, detail="the store is closed")
+CLOSED = PutResult(PutStatus.REFUSED, refusal=Refusal.STORE_BUSY, detail="the store is closed")
 
 
 class Finished(deque["PutCall"]):
@@ -218,7 +218,7 @@ class AppendClient:
         after later ones of the same call.
         """
         if self._is_closing or not messages:
-            give([_CLOSED] * len(messages))
+            give([CLOSED] * len(messages))
             return
         call = PutCall(messages, self._finished, give)
         self.waiting += 1
@@ -301,7 +301,7 @@ class AppendClient:
 
     async def _put_again(self, call: PutCall, results: list[PutResult]) -> None:
         places, call.again = sorted(call.again), []
-        tried = [_CLOSED] * len(places)
+        tried = [CLOSED] * len(places)
         if not self._is_closing:
             if self._one_by_one is None:
                 self._one_by_one = AppendClient(self._config, Manner.ALONE, make_producer=self._make_producer)

@@ -12,7 +12,7 @@ from bridge.store.kafka.group_member import KafkaGroupMember
 from bridge.store.kafka.look_up import LookUpClient
 from bridge.store.kafka.offsets import OffsetClient
 from bridge.store.kafka.options import ClientErrors, KafkaConfig, Manner
-from bridge.store.kafka.producer import AppendClient
+from bridge.store.kafka.producer import CLOSED, AppendClient
 from bridge.store.kafka.transactional_producer import KafkaBatchWriter, LimitOf, no_limit
 from bridge.store.message_store import GetResult, GetStatus, PutResult, QueueOffsets
 
@@ -72,6 +72,7 @@ class KafkaMessageStore:
         self._config = config
         self._append: AppendClient | None = None
         self._appending: tuple[AppendClient, ...] = ()
+        self._is_closed = False
         self._look_up = LookUpClient(config)
         self._offsets = OffsetClient(config)
 
@@ -95,10 +96,17 @@ class KafkaMessageStore:
         return (await self.put_many([replace(message, topic=queue.topic, queue_id=queue.queue_id)]))[0]
 
     def put_many(self, messages: Sequence[Message]) -> Awaitable[list[PutResult]]:
+        if self._is_closed:
+            refused = asyncio.get_running_loop().create_future()
+            refused.set_result([CLOSED] * len(messages))
+            return refused
         return self._choose(len(messages)).put_many(messages)
 
     def put_then(self, messages: Sequence[Message], give: Callable[[list[PutResult]], None]) -> None:
-        self._choose(len(messages)).put_then(messages, give)
+        if self._is_closed:
+            give([CLOSED] * len(messages))
+        else:
+            self._choose(len(messages)).put_then(messages, give)
 
     def _choose(self, count: int) -> AppendClient:
         append = self._append or self.open()
@@ -145,6 +153,7 @@ class KafkaMessageStore:
 
     async def close(self) -> None:
         """Waits a little for puts in flight, then lets all clients go."""
+        self._is_closed = True
         closing = [each.close() for each in self._appending]
         await asyncio.gather(*closing, self._look_up.close(), self._offsets.close())
 
