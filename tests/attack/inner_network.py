@@ -136,7 +136,7 @@ def make_network() -> None:
     ):  # fmt: skip
         subprocess.run(["ip", *command.split()], check=True)
     with tempfile.NamedTemporaryFile("w", delete=False) as names:
-        names.write("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
+        names.write("nameserver 127.0.0.1\noptions timeout:10 attempts:2\n")
     subprocess.run(["mount", "--bind", names.name, "/etc/resolv.conf"], check=True)
 
 
@@ -171,9 +171,9 @@ async def attack() -> dict[str, Any]:
     caller = HttpCaller(CallbackPolicy(), SystemClock(), ssl_context=trust)
     turns = asyncio.Semaphore(_MOST_AT_ONCE)
 
-    async def call(url: str, at: HttpCaller = caller) -> str:
+    async def call(url: str, at: HttpCaller = caller, timeout_ms: int = 3_000) -> str:
         async with turns:
-            reply = await at.call(EndpointCall(url, {}, b"{}", 3_000, 4_096))
+            reply = await at.call(EndpointCall(url, {}, b"{}", timeout_ms, 4_096))
             return str(reply.failure)
 
     inward = [f"http://{address}/" for address in INWARD_V4[:12]]
@@ -183,11 +183,11 @@ async def attack() -> dict[str, Any]:
     ended = dict(zip(urls, await asyncio.gather(*map(call, urls)), strict=True))
     again = [url for url in urls if "turning" in url]  # what was public at the first question is not at the next
     repeated = await asyncio.gather(*[call(url) for _ in range(3) for url in again])
-    redirected = await asyncio.gather(*map(call, redirects))
+    redirected = await asyncio.gather(*[call(url, timeout_ms=30_000) for url in redirects])
     far = await call("https://far.test/")
     seen = witness.find_inward()
     open_caller = HttpCaller(CallbackPolicy(parse_networks(["127.0.0.0/8"])), SystemClock())
-    await call("http://127.0.0.1:9/", open_caller)
+    await call("http://127.0.0.1:9/", open_caller, 30_000)
     await asyncio.sleep(0.2)
     server.close()
     return {
