@@ -18,6 +18,7 @@ from joserfc.jwt import JWTClaimsRegistry
 
 from bridge.clock import Clock
 from bridge.core.grants import is_principal_name
+from bridge.core.message import refuse_constant, unique_members
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
 USUAL_ALGORITHMS = ("RS256", "ES256", "EdDSA")
@@ -196,18 +197,7 @@ def _parse(segment: str) -> dict[str, Any]:
 
 def _load(document: bytes) -> dict[str, Any]:
     """A JSON object whose members have different names. Raises ValueError and TypeError."""
-    told = json.loads(document, object_pairs_hook=_refuse_twice, parse_constant=_refuse_constant)
+    told = json.loads(document, object_pairs_hook=unique_members, parse_constant=refuse_constant)
     if not isinstance(told, dict):
         raise TypeError("not a JSON object")
     return told
-
-
-def _refuse_twice(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name stands twice")
-    return found
-
-
-def _refuse_constant(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
