@@ -258,7 +258,9 @@ def decode_answers(value: bytes) -> list[Answer]:
 # What the decoders read: the members as written, in the format's names.
 
 
-class _Op(msgspec.Struct, gc=False):
+class _Written(msgspec.Struct, gc=False):
+    """What every op message says."""
+
     v: int
     state: TransactionState
     group: str
@@ -266,6 +268,9 @@ class _Op(msgspec.Struct, gc=False):
     half: Int64
     appended_ms: Int64
     check_times: Count
+
+
+class _Op(_Written, gc=False):
     okey: str = "0"
     since_ms: Int64 | None = None
     next_due_ms: Int64 = 0
@@ -283,32 +288,18 @@ class _Op(msgspec.Struct, gc=False):
     abandoned: bool = False
 
 
-class _Ended(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+class _Ended(_Written, gc=False, forbid_unknown_fields=True):
     """What most op messages say, and nothing else."""
 
-    v: int
-    state: TransactionState
-    group: str
-    at: Int64
-    half: Int64
-    appended_ms: Int64
-    check_times: Count
     by: str
     ended_ms: Int64
     requests: tuple[str, ...] = ()
     receipts: tuple[Receipt, ...] = ()
 
 
-class PendingOp(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+class PendingOp(_Written, gc=False, forbid_unknown_fields=True):
     """What the op message of a usual PREPARED transaction says."""
 
-    v: int
-    state: TransactionState
-    group: str
-    at: Int64
-    half: Int64
-    appended_ms: Int64
-    check_times: Count
     next_due_ms: Int64
     okey: str
     base: Count
