@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from api.cli.http_calls import client_for, make_proof
+from api.cli.http_calls import client_for
 from api.cli.security import count_secrets
 from api.kafka_options import find_open_servers
 from api.settings import Settings
@@ -41,6 +41,7 @@ from bridge.sql.identity import read_identity
 from bridge.sql.migrate import read_revisions
 from bridge.store.message_store import MessageStore, PutStatus
 from bridge.topology import examine as find_faults
+from outbox.client.config import HttpConfig
 from outbox.client.errors import OutboxConfigError
 
 GROUP = "outbox-bridge-doctor"
@@ -398,7 +399,7 @@ async def _examine_endpoint(what: str, url: str) -> Diagnosis:
 
 
 def _examine_bridge(url: str) -> list[Diagnosis]:
-    place, query, client, proof = f"{url.rstrip('/')}/readyz", {"verbose": "true"}, client_for(url), make_proof()
+    place, query, client, proof = f"{url.rstrip('/')}/readyz", {"verbose": "true"}, client_for(url), HttpConfig().proof
     try:
         answer = client.get(place, params=query, headers=proof, timeout=_TIMEOUT_S)
         told = answer.json()

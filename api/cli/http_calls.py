@@ -69,7 +69,8 @@ def call(
     """One request. Raises CommandFailed for everything that is not a success."""
     params = {name: str(value) for name, value in (query or {}).items() if value is not None}
     content = None if body is None else msgspec.json.encode(body)
-    sent = {**({} if method == "GET" else {"Content-Type": "application/json"}), **make_proof(), **(headers or {})}
+    kind = {} if method == "GET" else {"Content-Type": "application/json"}
+    sent = {**kind, **HttpConfig().proof, **(headers or {})}
     try:
         answer = client_for(url).request(method, url.rstrip("/") + path, params=params, content=content, headers=sent)
     except (httpx2.TransportError, httpx2.InvalidURL) as error:
@@ -77,11 +78,6 @@ def call(
     if answer.is_success:
         return HttpReply(answer.status_code, answer.content)
     raise _refused(answer)
-
-
-def make_proof() -> dict[str, str]:
-    """The header that carries the key of the environment, if there is one."""
-    return HttpConfig().proof
 
 
 def find_all(
