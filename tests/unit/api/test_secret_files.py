@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from api.cli.http_calls import make_proof
 from api.settings import Origin, load_settings, show_settings
 from bridge.core.access_key import RANDOM_BYTES, make_key_text
 from bridge.core.errors import ConfigError
@@ -84,7 +83,7 @@ def test_sdk_and_commands_read_their_key_from_a_file(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("OUTBOX_BRIDGE_KEY", raising=False)
     monkeypatch.setenv("OUTBOX_BRIDGE_KEY_FILE", "AUTH__ADMIN_KEY")
     assert HttpConfig().key == ADMIN
-    assert make_proof() == {"Authorization": f"Bearer {ADMIN}"}
+    assert HttpConfig().proof == {"Authorization": f"Bearer {ADMIN}"}
     assert load_settings().auth.admin_key is None
     monkeypatch.setenv("OUTBOX_BRIDGE_KEY_FILE", "no-such-file")
     with pytest.raises(OutboxConfigError, match="OUTBOX_BRIDGE_KEY_FILE: cannot read no-such-file"):
