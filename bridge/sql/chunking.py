@@ -212,7 +212,7 @@ def next_chunk(queue_id: int, before: AppliedPosition, journal: JournalBuffer, o
         return Chunk(queue_id, before, after, *journal.take_below(s), [op for g in ready for op in g.ops])
     if ops.groups and journal.is_full:
         return _next_part(queue_id, before, journal, ops.groups[0])
-    if ops.is_overfull:
+    if ops.is_overfull and not ops.groups:
         ops.decided.clear()
         return Chunk(queue_id, before, before._replace(op_next=ops.next_offset), ops=ops.take_open())
     return None

@@ -283,6 +283,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "python -m tests.simulation.lost_logs", description=(__doc__ or "").splitlines()[0]
     )
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--replay", type=int)
     options = parser.parse_args(arguments)
@@ -291,7 +292,7 @@ def main(arguments: list[str]) -> int:
         sys.stdout.write("\n".join([run.story.text(), *map(str, run.violations), ""]))
         return 1 if run.violations else 0
     failed = 0
-    for seed in range(options.seeds):
+    for seed in range(options.first, options.first + options.seeds):
         for violation in simulate_loss(seed).violations:
             failed += 1
             sys.stdout.write(f"{seed}: {violation}\n")

@@ -20,6 +20,7 @@ from bridge.sql.engine import Database, open_new_database
 from bridge.sql.projection import NotAsKnown, apply_chunk, purge
 from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position
 from bridge.sql.search import SearchFilter, search_transactions
+from bridge.sql.tables import transactions
 from bridge.sql.usual import PendingRow, PendingRows
 from tests.support.projector_world import PROJECTED
 
@@ -31,9 +32,11 @@ START = AppliedPosition(0, 0, 0)
 class History:
     """A journal and an op topic as settlers leave them, with what happens rarely happening often."""
 
-    def __init__(self, seed: int, steps: int) -> None:
+    def __init__(self, seed: int, steps: int, *, rubbish: float = 0.05) -> None:
         self.journal: list[StoredMessage] = []
         self.ops: list[StoredMessage] = []
+        self.told: dict[str, Transaction] = {}  # by the last op message of each
+        self._rubbish = rubbish
         self._random = Random(seed)
         self._known: dict[str, Transaction] = {}
         self._count = 0
@@ -70,7 +73,7 @@ class History:
             self._known[transaction_id] = Transaction(
                 transaction_id, group, offset, 1_000 + offset, 0, at=offset, since_ms=1_000 + offset
             )
-        if self._chance(0.05):  # nobody has the half message any more
+        if self._chance(self._rubbish):  # nobody has the half message any more
             self.journal[-1] = replace(self.journal[-1], headers=(("properties", b"rubbish"),))
 
     def _end(self) -> None:
@@ -104,7 +107,7 @@ class History:
             self._write(replace(t, blocked=False, reason=None, at=last) if t.blocked else t)
 
     def _write(self, t: Transaction) -> None:
-        self._known[t.transaction_id] = t
+        self._known[t.transaction_id] = self.told[t.transaction_id] = t
         is_published = t.state is TransactionState.COMMITTED and not t.blocked
         op = OpMessage(t, (Receipt("orders", 1, len(self.ops)),) if is_published else ())
         self._op(t.transaction_id.encode(), encode_op(op))
@@ -175,6 +178,20 @@ def test_rows_are_those_of_looking_everything_up(tmp_path: Path, part: int) -> N
             dumps.append(project(database, chunks, pending))
             database.dispose()
         assert dumps[0] == dumps[1], f"seed {seed}"
+
+
+def test_last_op_message_is_the_state_however_history_is_cut(tmp_path: Path) -> None:
+    """Also where one read brings a position, and behind it more op messages than may wait."""
+    for seed in range(60):
+        history = History(seed, 120, rubbish=0)
+        database = open_new_database(tmp_path)
+        project(database, cut(history, Random(seed), knows_decided=False), None)
+        with database.engine.begin() as conn:
+            rows = conn.execute(sa.select(transactions.c["transaction_id", "state", "blocked", "queue_offset"])).all()
+        database.dispose()
+        found = {row.transaction_id: tuple(row[1:]) for row in rows if row.transaction_id in history.told}
+        told = {name: (t.state.value, t.blocked, t.half) for name, t in history.told.items()}
+        assert found == told, f"seed {seed}"
 
 
 def test_decided_end_does_not_wait() -> None:
