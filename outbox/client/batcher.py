@@ -102,8 +102,8 @@ class LoopBatcher(Batcher[_Task]):
         try:
             async with asyncio.timeout_at(waiting.deadline_s):
                 return await waiting.told
-        except TimeoutError:
-            return NoReply(f"no answer within {timeout_s:.1f} s", is_sent=waiting.is_sent)
+        except TimeoutError as error:
+            return NoReply(f"no answer within {timeout_s:.1f} s", is_sent=waiting.is_sent, cause=error)
         finally:
             if not waiting.is_sent and waiting in self._waiting:
                 self._waiting.remove(waiting)

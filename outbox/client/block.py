@@ -1,8 +1,9 @@
 """`with bridge.transaction(session)`: the session's rows and the messages, both or neither."""
 
 import logging
+from collections.abc import Sequence
 
-from outbox.client.caller import BridgeClient
+from outbox.client.caller import BridgeClient, CallTime
 from outbox.client.calls import PrepareOptions
 from outbox.client.connection import Lifetime
 from outbox.client.errors import (
@@ -33,14 +34,35 @@ from outbox.client.replies import Prepared, TransactionView
 _LOG = logging.getLogger(__name__)
 
 
-async def end_or_leave(verbs: BridgeClient, half: HalfMessage, resolution: Resolution) -> TransactionView | OutboxError:
+async def prepare_or_fail(
+    verbs: BridgeClient, messages: Message | Sequence[Message], options: PrepareOptions, time: CallTime
+) -> tuple[HalfMessage, Prepared]:
+    """Raises the OutboxError that says why no local transaction may be committed."""
+    try:
+        with time.spend():
+            return await verbs.prepare(messages, options, time.for_prepare_s)
+    except OutcomeUnknown as error:
+        raise NotPrepared(f"whether the half message is stored is unknown: {error}") from error
+
+
+async def end_or_leave(
+    verbs: BridgeClient, half: HalfMessage, resolution: Resolution, time: CallTime
+) -> TransactionView | OutboxError:
     """The transaction as it is recorded; or why the back-check must find out, which is logged."""
     try:
-        return await verbs.end(half.transaction_id, resolution)
+        with time.spend():
+            return await verbs.end(half.transaction_id, resolution, time.for_end_s)
     except OutboxError as error:
-        why = error.code if isinstance(error, Refused) else type(error).__name__
-        level = logging.ERROR if is_contradiction(error) or isinstance(error, GivenUp) else logging.WARNING
-        _LOG.log(level, "transaction %s: %s not acknowledged (%s)", half.transaction_id, resolution.name, why)
+        is_lost = is_contradiction(error) or isinstance(error, GivenUp)
+        why = error.code if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+        _LOG.log(
+            logging.ERROR if is_lost else logging.WARNING,
+            "transaction %s: %s not acknowledged%s (%s)",
+            half.transaction_id,
+            resolution.name,
+            "" if is_lost else ", the back-check resolves it",
+            why,
+        )
         return error
 
 
@@ -84,12 +106,16 @@ class TransactionBlock:
     `result` shows afterwards what became of it; None while it is open, if it failed, and if nothing was sent.
     """
 
-    def __init__(self, verbs: BridgeClient, work: LocalWork, lifetime: Lifetime, options: PrepareOptions) -> None:
+    def __init__(
+        self, verbs: BridgeClient, work: LocalWork, lifetime: Lifetime, options: PrepareOptions, time: CallTime
+    ) -> None:
         self.result: TransactionSendResult | None = None
         self._verbs = verbs
         self._work = work
         self._lifetime = lifetime
         self._options = options
+        self._time = time
+        self._early: tuple[HalfMessage, Prepared] | None = None  # what `prepare_early` has stored
         self._messages: list[Message] = []
         self._is_open = False
         self._is_torn = False  # rows that belonged to messages here are gone
@@ -131,6 +157,8 @@ class TransactionBlock:
         """Messages that are published if the session is committed. Raises InvalidMessage."""
         if not self._is_open:
             raise Misuse("messages are sent inside the `with` block")
+        if self._early is not None:
+            raise Misuse("messages are sent before `prepare_early`, which has stored those that were there")
         if len(self._messages) + len(messages) > MAX_MESSAGES:
             raise InvalidMessage(f"a transaction has at most {MAX_MESSAGES} messages")
         self._messages += messages
@@ -148,9 +176,9 @@ class TransactionBlock:
         self._is_open = False
         self._work.disarm()
         if error is not None:
-            await self._roll_back()
+            await self._abandon(error)
         elif self._is_torn:
-            await self._roll_back()
+            await self._abandon(None)
             raise Misuse("the session was rolled back or closed in the block, after messages had been sent in it")
         elif not self._messages:
             await self._work.commit()
@@ -161,7 +189,7 @@ class TransactionBlock:
         """`close` waits from here on: what is prepared should also be ended."""
         try:
             with self._lifetime.use():
-                half, prepared = await self._prepare()
+                half, prepared = self._early or await self._prepare()
                 await self._write(half)
                 await self._commit(half)
                 self.result = await self._end(half, prepared)
@@ -169,13 +197,24 @@ class TransactionBlock:
             await self._roll_back()
             raise
 
+    async def _prepare_now(self) -> None:
+        if not self._is_open or not self._messages:
+            raise Misuse("`prepare_early` stores what has been sent in the `with` block, and nothing has")
+        if self._early is not None:
+            raise Misuse("`prepare_early` has been called already")
+        with self._lifetime.use():
+            self._early = await prepare_or_fail(self._verbs, self._messages, self._options, self._time)
+
+    async def _abandon(self, error: BaseException | None) -> None:
+        """Rolls back, and says so of what was prepared early; a caller that is being cancelled waits for no answer."""
+        is_over = await self._roll_back()
+        if self._early is not None and is_over and (error is None or isinstance(error, Exception)):
+            await self._withdraw(self._early[0])
+
     async def _prepare(self) -> tuple[HalfMessage, Prepared]:
         """If this fails, nothing is committed, and nothing needs an end."""
         try:
-            return await self._verbs.prepare(self._messages, self._options)
-        except OutcomeUnknown as error:
-            await self._roll_back()
-            raise NotPrepared(f"whether the half message is stored is unknown: {error}") from error
+            return await prepare_or_fail(self._verbs, self._messages, self._options, self._time)
         except BaseException:
             await self._roll_back()
             raise
@@ -205,21 +244,21 @@ class TransactionBlock:
             raise LocalCommitUnknown(why, half.transaction_id) from error
 
     async def _end(self, half: HalfMessage, prepared: Prepared) -> TransactionSendResult:
-        told = await end_or_leave(self._verbs, half, Resolution.COMMIT)
+        told = await end_or_leave(self._verbs, half, Resolution.COMMIT, self._time)
         if is_contradiction(told) and isinstance(told, Refused):
             raise Contradicted(half.transaction_id, told.problem.state, told.code) from told
         if isinstance(told, GivenUp):  # no back-check will come
             raise told
         return result_of(half, prepared, LocalTransactionState.COMMIT_MESSAGE, told)
 
-    async def _withdraw(self, half: HalfMessage, error: Exception) -> None:
+    async def _withdraw(self, half: HalfMessage, error: Exception | None = None) -> None:
         """Ends what certainly is not committed here.
 
         A key of the caller's own may name a transaction that another run has committed: that one's record answers.
         The same holds where the record was there already, which it says by an OutboxError.
         """
         if self._options.get("idempotency_key") is None and not isinstance(error, OutboxError):
-            await end_or_leave(self._verbs, half, Resolution.ROLLBACK)
+            await end_or_leave(self._verbs, half, Resolution.ROLLBACK, self._time)
 
     async def _roll_back(self) -> bool:
         """Whether the local transaction is over. Another error is on its way to the caller: this one is only logged."""

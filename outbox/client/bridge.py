@@ -5,7 +5,7 @@ from inspect import iscoroutinefunction
 from typing import Any, Self, TypeVar, Unpack
 
 from outbox.client.block import TransactionBlock
-from outbox.client.caller import BridgeClient
+from outbox.client.caller import BridgeClient, CallTime
 from outbox.client.calls import PrepareOptions, check_group
 from outbox.client.config import BridgeConfig
 from outbox.client.connection import LoopConnection, ThreadConnection, run_now
@@ -29,6 +29,14 @@ T = TypeVar("T")
 
 class Transaction(TransactionBlock):
     """A block of `Bridge.transaction`."""
+
+    def prepare_early(self) -> None:
+        """Stores what was sent up to here; nothing can be sent in the block any more.
+
+        Call it before the session's first statement: then no database connection waits for the bridge. Raises
+        NotPrepared, Unavailable or Refused.
+        """
+        run_now(self._prepare_now())
 
     def __enter__(self) -> Self:
         self._enter()
@@ -73,7 +81,8 @@ class Bridge:
             raise Misuse("a session of asyncio needs an AsyncBridge")
         if self._record is None:
             self._record = default_record(is_async=False)
-        return Transaction(self._verbs, LocalWork(session, self._record), self._link.lifetime, options)
+        work, time = LocalWork(session, self._record), CallTime(self.config.block_timeout_s)
+        return Transaction(self._verbs, work, self._link.lifetime, options, time)
 
     def publish(self, messages: Message | Sequence[Message], **options: Unpack[PrepareOptions]) -> TransactionView:
         """Publishes without a local transaction. Raises OutboxError."""
@@ -132,6 +141,10 @@ class Bridge:
 class AsyncTransaction(TransactionBlock):
     """A block of `AsyncBridge.transaction`."""
 
+    async def prepare_early(self) -> None:
+        """As Transaction.prepare_early."""
+        await self._prepare_now()
+
     async def __aenter__(self) -> Self:
         self._enter()
         return self
@@ -166,7 +179,8 @@ class AsyncBridge:
         """A block at whose end the session is committed, and what was sent in it is published; as Bridge's."""
         if self._record is None:
             self._record = default_record(is_async=True)
-        return AsyncTransaction(self._verbs, LocalWork(session, self._record), self._link.lifetime, options)
+        work, time = LocalWork(session, self._record), CallTime(self.config.block_timeout_s)
+        return AsyncTransaction(self._verbs, work, self._link.lifetime, options, time)
 
     async def publish(
         self, messages: Message | Sequence[Message], **options: Unpack[PrepareOptions]

@@ -1,12 +1,15 @@
 """Calls from their first try to their answer: repeats and deadlines."""
 
 import random
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from secrets import token_hex
 from typing import Any, NamedTuple, TypeAlias
 
 from outbox.client.batcher import Batcher, BatcherLimits, Send
+from outbox.client.breaker import Breaker
 from outbox.client.calls import (
     Call,
     Kind,
@@ -23,6 +26,7 @@ from outbox.client.errors import AlreadyEnded, NotPrepared
 from outbox.client.listener import HalfMessage, Resolution, TransactionState
 from outbox.client.message import Message, as_messages
 from outbox.client.replies import (
+    Answer,
     CallResult,
     NoReply,
     Prepared,
@@ -52,16 +56,21 @@ class Lane(NamedTuple):
 
 
 class Caller:
-    """Calls to one bridge. `transport` and `make_batcher` say whether they are those of threads or of an event loop."""
+    """Calls to one bridge, none while it is away.
+
+    `transport` and `make_batcher` say whether they are those of threads or of an event loop.
+    """
 
     def __init__(
         self,
         config: BridgeConfig,
         transport: Transport[Any],
+        breaker: Breaker,
         make_batcher: Callable[[Send, BatcherLimits], Batcher[Any]],
     ) -> None:
         self._config = config
         self._transport = transport
+        self._breaker = breaker
         self._make_batcher = make_batcher
         self._lanes: dict[Lane, Batcher[Any]] = {}
         self._kafka_time: tuple[int, float] | None = None  # milliseconds, and our own time when they were heard
@@ -69,8 +78,9 @@ class Caller:
     async def call(self, call: Call | Request, timeout_s: float | None = None) -> Reply:
         """The bridge's answer. Raises the OutboxError that says what became of the call."""
         now = self._transport.now
-        deadline_s = now() + (self._config.call_timeout_s if timeout_s is None else timeout_s)
-        course = RetryPolicy(call, deadline_s, random.random)
+        began_s = now()
+        deadline_s = began_s + (self._config.call_timeout_s if timeout_s is None else timeout_s)
+        course = RetryPolicy(call, deadline_s, random.random, began_s, self._breaker.url)
         while True:
             left_s = course.left_s(now())
             if left_s <= 0 or self._transport.is_closed:
@@ -88,12 +98,15 @@ class Caller:
 
     async def _try(self, call: Call | Request, course: RetryPolicy, left_s: float) -> CallResult:
         if isinstance(call, Request):
-            timeout_s = min(left_s, MAX_WAIT_S + self._config.http.slack_s)
-            answer = await self._transport.exchange(call, timeout_s)
-            return answer if isinstance(answer, NoReply) else read_answer(answer, call)
-        if course.is_alone:
-            (told,) = await self._send(Lane(call.kind, is_repeat=True), [call], left_s)
+            if not self._breaker.admit():
+                return self._breaker.refuse()
+            began_s = time.monotonic()
+            answer = await self._transport.exchange(call, min(left_s, MAX_WAIT_S + self._config.http.slack_s))
+            told = answer if isinstance(answer, NoReply) else read_answer(answer, call)
+            self._note(began_s, told)
             return told
+        if course.is_alone:
+            return (await self._send(Lane(call.kind, is_repeat=True), [call], left_s))[0]
         is_repeat = course.tries > 0
         return await self._lane_of(Lane(call.kind, is_repeat, call.is_fresh and not is_repeat)).ask(call, left_s)
 
@@ -109,10 +122,19 @@ class Caller:
 
     async def _send(self, lane: Lane, calls: Sequence[Call], left_s: float) -> list[CallResult]:
         """One request. The bridge waits a little shorter than we do, so that its answer still arrives."""
+        allowed_s = self._breaker.admit()
+        if not allowed_s:
+            return [self._breaker.refuse()] * len(calls)
+        began_s, left_s = time.monotonic(), min(left_s, allowed_s)
         wait_s = max(0.0, min(MAX_WAIT_S if lane.is_repeat else FIRST_WAIT_S, left_s * 0.9))
         first_try_ms = self._find_kafka_time() if lane.is_fresh else None
         request = join(lane.kind, [call.item for call in calls], wait_s, first_try_ms)
         answer = await self._transport.exchange(request, min(left_s, wait_s + self._config.http.slack_s))
+        told = self._read(lane, calls, answer)
+        self._note(began_s, told[0])
+        return told
+
+    def _read(self, lane: Lane, calls: Sequence[Call], answer: Answer | NoReply) -> list[CallResult]:
         if isinstance(answer, NoReply):
             return [answer] * len(calls)
         if answer.kafka_time_ms:  # the last counts, for a broker's clock may have been set back
@@ -120,6 +142,13 @@ class Caller:
         if is_batch(lane.kind, len(calls)):
             return read_answers(answer, list(calls))
         return [read_answer(answer, calls[0])]
+
+    def _note(self, began_s: float, told: CallResult) -> None:
+        """All calls of a request hear alike of a bridge that has not answered."""
+        if not isinstance(told, NoReply):
+            self._breaker.note_answer()
+        elif told.is_away:
+            self._breaker.note_failure(began_s, told.why)
 
     def _find_kafka_time(self) -> int:
         """Never after what it is, for it was told before it was heard; 0 if nothing was told yet."""
@@ -129,7 +158,39 @@ class Caller:
         return told_ms + int((self._transport.now() - heard_s) * 1_000)
 
 
-Ask: TypeAlias = Callable[[Call | Request], Awaitable[Reply]]
+Ask: TypeAlias = Callable[[Call | Request, float | None], Awaitable[Reply]]
+
+_PREPARE_PART = 0.8
+
+
+class CallTime:
+    """The time that the calls of one block may take together, whatever the database needs between them.
+
+    A part is kept for the end: once the local transaction is committed, it is always tried.
+    """
+
+    def __init__(self, whole_s: float) -> None:
+        self._whole_s = whole_s
+        self._spent_s = 0.0
+
+    @property
+    def for_prepare_s(self) -> float:
+        """What a prepare may take now."""
+        return max(0.0, self._whole_s * _PREPARE_PART - self._spent_s)
+
+    @property
+    def for_end_s(self) -> float:
+        """What an end may take now."""
+        return max(self._whole_s * (1 - _PREPARE_PART), self._whole_s - self._spent_s)
+
+    @contextmanager
+    def spend(self) -> Iterator[None]:
+        """A call is under way."""
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._spent_s += time.monotonic() - began_s
 
 
 class BridgeClient:
@@ -141,13 +202,13 @@ class BridgeClient:
         self._are_prepares_keyed = are_prepares_keyed
 
     async def prepare(
-        self, messages: Message | Sequence[Message], options: PrepareOptions
+        self, messages: Message | Sequence[Message], options: PrepareOptions, timeout_s: float | None = None
     ) -> tuple[HalfMessage, Prepared]:
         """Stores a half message. Raises AlreadyEnded if the caller's idempotency key names one that has ended."""
         listed = as_messages(messages)
         is_fresh = self._are_prepares_keyed and options.get("idempotency_key") is None
         named = _with_key(options) if is_fresh else options
-        reply = await self._ask(prepare_call(self.group, listed, named, is_fresh=is_fresh))
+        reply = await self._ask(prepare_call(self.group, listed, named, is_fresh=is_fresh), timeout_s)
         prepared = read_prepared(reply.members)
         state = reply.members["state"]
         if state != TransactionState.PREPARED:
@@ -163,15 +224,15 @@ class BridgeClient:
         is_fresh = options.get("idempotency_key") is None
         named = _with_key(options) if is_fresh else options
         call = prepare_call(self.group, as_messages(messages), named, is_published=True, is_fresh=is_fresh)
-        return read_view((await self._ask(call)).members)
+        return read_view((await self._ask(call, None)).members)
 
-    async def end(self, transaction_id: str, resolution: Resolution, nonce: str | None = None) -> TransactionView:
-        """Ends a transaction of this group, or answers a check."""
-        return read_view((await self._ask(end_call(transaction_id, resolution, self.group, nonce))).members)
+    async def end(self, transaction_id: str, resolution: Resolution, timeout_s: float | None = None) -> TransactionView:
+        """Ends a transaction of this group."""
+        return read_view((await self._ask(end_call(transaction_id, resolution, self.group), timeout_s)).members)
 
     async def get(self, transaction_id: str, *, with_messages: bool = False) -> TransactionView:
         """A transaction as it is recorded now."""
-        return read_view((await self._ask(get_call(transaction_id, with_messages=with_messages))).members)
+        return read_view((await self._ask(get_call(transaction_id, with_messages=with_messages), None)).members)
 
 
 def _with_key(options: PrepareOptions) -> PrepareOptions:

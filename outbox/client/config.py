@@ -95,7 +95,9 @@ class HttpConfig:
 class BridgeConfig:
     """Limits of one connection to the bridge.
 
-    `call_timeout_s`: for a call with all its repeats. `max_in_flight`: requests of one kind at once; calls that find
+    `call_timeout_s`: for a call with all its repeats. `block_timeout_s`: for all calls of a block or of a
+    `send_message_in_transaction` together: so long its users wait, and its database connection may be held, while the
+    bridge is away. `max_in_flight`: requests of one kind at once; calls that find
     all of them busy travel together in the next one. `max_waiting`: calls of one kind that may wait for that.
     `are_prepares_keyed`: whether a prepare without an idempotency key gets one, so that it can be repeated; without,
     a prepare whose answer is lost fails, and leaves a half message for the back-check.
@@ -103,6 +105,7 @@ class BridgeConfig:
     """
 
     call_timeout_s: float = 15.0
+    block_timeout_s: float = 3.0
     close_timeout_s: float = 10.0
     max_in_flight: int = 4
     max_batch_items: int = 500
@@ -115,6 +118,7 @@ class BridgeConfig:
 
     def __post_init__(self) -> None:
         check_seconds("call_timeout_s", self.call_timeout_s)
+        check_seconds("block_timeout_s", self.block_timeout_s)
         check_seconds("close_timeout_s", self.close_timeout_s, least=0.0)
         for name in ("max_in_flight", "max_batch_bytes", "max_waiting", "check_threads", "max_waiting_checks"):
             check_count(name, getattr(self, name))

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from outbox.client.batcher import LoopBatcher, ThreadBatcher
+from outbox.client.breaker import breaker_of
 from outbox.client.caller import Caller
 from outbox.client.calls import Call, Request
 from outbox.client.config import BridgeConfig, check_url
@@ -144,7 +145,7 @@ class ThreadConnection:
                 raise Closed("used after close")
             if self._caller is None:
                 self._transport = ThreadTransport(self.url, self.config.http)
-                self._caller = Caller(self.config, self._transport, ThreadBatcher)
+                self._caller = Caller(self.config, self._transport, breaker_of(self.url), ThreadBatcher)
             return self._caller
 
 
@@ -181,7 +182,8 @@ class LoopConnection:
         loop = asyncio.get_running_loop()
         if self._caller is None or (self._loop is not loop and self._loop is not None and self._loop.is_closed()):
             self._loop = loop
-            self._caller = Caller(self.config, LoopTransport(self.url, self.config.http), LoopBatcher)
+            transport = LoopTransport(self.url, self.config.http)
+            self._caller = Caller(self.config, transport, breaker_of(self.url), LoopBatcher)
         if self._loop is not loop:
             raise Misuse("in use in another event loop: make one for each")
         return self._caller

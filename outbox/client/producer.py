@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, closing
 from typing import TypeAlias, TypeVar, Unpack
 
-from outbox.client.block import end_or_leave, result_of
+from outbox.client.block import end_or_leave, prepare_or_fail, result_of
 from outbox.client.bridge import AsyncBridge, Bridge
-from outbox.client.caller import BridgeClient
+from outbox.client.caller import BridgeClient, CallTime
 from outbox.client.calls import PrepareOptions
 from outbox.client.check_pool import MAX_CHECK_S, AsyncCheckPool, CheckPool
 from outbox.client.config import BridgeConfig
-from outbox.client.errors import Misuse, NotPrepared, OutcomeUnknown
+from outbox.client.errors import Misuse
 from outbox.client.listener import (
     AsyncTransactionListener,
     Check,
@@ -25,7 +25,6 @@ from outbox.client.listener import (
 )
 from outbox.client.local_transaction import RecordWriter
 from outbox.client.message import Message
-from outbox.client.replies import Prepared
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,30 +32,26 @@ Execute: TypeAlias = Callable[[HalfMessage, object], Awaitable[object]]
 
 
 async def send_in_transaction(
-    verbs: BridgeClient, execute: Execute, messages: Message | Sequence[Message], arg: object, options: PrepareOptions
+    verbs: BridgeClient,
+    execute: Execute,
+    messages: Message | Sequence[Message],
+    arg: object,
+    options: PrepareOptions,
+    time: CallTime,
 ) -> TransactionSendResult:
     """The local transaction runs only once the half message is stored; its end is reported, whatever it does.
 
     Raises OutboxError if it did not run.
     """
-    half, prepared = await _prepare(verbs, messages, options)
+    half, prepared = await prepare_or_fail(verbs, messages, options, time)
     local, error = LocalTransactionState.UNKNOWN, None
     try:
         local = _read_local(half, await execute(half, arg))
     except Exception as raised:  # noqa: BLE001 - the user's code; RocketMQ takes any exception for UNKNOW
         error = raised
         _LOG.warning("transaction %s: local transaction raised %s", half.transaction_id, type(raised).__name__)
-    told = await end_or_leave(verbs, half, local.resolution)
+    told = await end_or_leave(verbs, half, local.resolution, time)
     return result_of(half, prepared, local, told, error)
-
-
-async def _prepare(
-    verbs: BridgeClient, messages: Message | Sequence[Message], options: PrepareOptions
-) -> tuple[HalfMessage, Prepared]:
-    try:
-        return await verbs.prepare(messages, options)
-    except OutcomeUnknown as error:
-        raise NotPrepared(f"whether the half message is stored is unknown: {error}") from error
 
 
 def _read_local(half: HalfMessage, answer: object) -> LocalTransactionState:
@@ -96,7 +91,8 @@ class TransactionProducer(Bridge):
 
         Raises OutboxError if the local transaction did not run. What the listener raises is UNKNOWN, and in the result.
         """
-        return self._run(send_in_transaction(self._verbs, self._execute, message, arg, options))
+        time = CallTime(self.config.block_timeout_s)
+        return self._run(send_in_transaction(self._verbs, self._execute, message, arg, options, time))
 
     def answer_checks(self, checks: Sequence[Check], timeout_s: float) -> list[CheckAnswer]:
         """What the listener knows within the time; checks that found no place or took too long are left out."""
@@ -145,7 +141,8 @@ class AsyncTransactionProducer(AsyncBridge):
 
         Raises OutboxError if the local transaction did not run. What the listener raises is UNKNOWN, and in the result.
         """
-        return await self._run(send_in_transaction(self._verbs, self._execute, message, arg, options))
+        time = CallTime(self.config.block_timeout_s)
+        return await self._run(send_in_transaction(self._verbs, self._execute, message, arg, options, time))
 
     async def answer_checks(self, checks: Sequence[Check], timeout_s: float) -> list[CheckAnswer]:
         """What the listener knows within the time; checks that found no place or took too long are left out."""

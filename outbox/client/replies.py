@@ -6,7 +6,7 @@ Only what the bridge itself says counts: a proxy's page, a cut-off document, an 
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
 from email.utils import parsedate_to_datetime
@@ -34,11 +34,17 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class NoReply:
-    """Nothing that can be believed. `is_sent` False: the bridge has certainly not seen the call."""
+    """Nothing that can be believed. `is_sent` False: the bridge has certainly not seen the call.
+
+    `is_away`: the bridge was not reached, or not heard. `is_final`: another try now is of no use.
+    """
 
     why: str
     is_sent: bool = True
     retry_after_s: float | None = None
+    is_away: bool = field(default=False, compare=False)
+    is_final: bool = field(default=False, compare=False)
+    cause: BaseException | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +252,7 @@ def _read_problem(document: object, status: int) -> Problem | None:
 def _surprise(answer: Answer) -> NoReply:
     """Never shows the body: a proxy may repeat the request in it."""
     why = f"status {answer.status} and {len(answer.body)} bytes that are no answer of the bridge"
-    return NoReply(why, retry_after_s=read_retry_after(answer.retry_after, answer.received))
+    return NoReply(why, retry_after_s=read_retry_after(answer.retry_after, answer.received), is_away=True)
 
 
 def _places(errors: object) -> tuple[tuple[str, str], ...]:
@@ -299,6 +305,7 @@ def _time(value: object) -> datetime | None:
 
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 2.0
+UNREACHED_S = 1.0  # what refuses connections, or has no address, is not waited for longer
 _TEMPORARY = frozenset({408, 429, 503})
 
 
@@ -310,14 +317,20 @@ class RetryAfter:
 
 
 class RetryPolicy:
-    """One call from its first try to its answer. `chance`: a number in [0, 1) at each call."""
+    """One call from its first try to its answer. `chance`: a number in [0, 1) at each call. `url`: for the errors."""
 
-    def __init__(self, call: Call | Request, deadline_s: float, chance: Callable[[], float]) -> None:
+    def __init__(
+        self, call: Call | Request, deadline_s: float, chance: Callable[[], float], began_s: float = 0.0, url: str = ""
+    ) -> None:
         self.is_alone = isinstance(call, Request)
         self.tries = 0
         self._call = call
         self._deadline_s = deadline_s
         self._chance = chance
+        self._began_s = began_s
+        self._now_s = began_s
+        self._url = url
+        self._cause: BaseException | None = None
         self._is_doubtful = False  # an earlier try may have been applied
         self._why = "the deadline passed before it was sent"
         self._transaction_id = call.transaction_id
@@ -329,6 +342,7 @@ class RetryPolicy:
     def take(self, told: CallResult, now_s: float) -> Reply | RetryAfter:
         """What follows from an answer, or from none. Raises the OutboxError for the caller."""
         self.tries += 1
+        self._now_s = now_s
         if isinstance(told, Reply):
             return told
         if isinstance(told, BatchRejected):
@@ -339,18 +353,27 @@ class RetryPolicy:
             if not self._is_passing(told):
                 raise self._refused(told)
             return self._again(told.retry_after_s, now_s)
-        self._why = told.why
+        self._why, self._cause = told.why, told.cause or self._cause
         self._doubt(told.is_sent)
+        if told.is_away and not told.is_sent:
+            self._deadline_s = min(self._deadline_s, self._began_s + UNREACHED_S)
+        if told.is_final:
+            self.tries -= 1
+            raise self.give_up(told.retry_after_s)
         return self._again(told.retry_after_s, now_s)
 
     def give_up(self, retry_after_s: float | None = None) -> OutboxError:
         """The error at the deadline."""
+        tries = "1 try" if self.tries == 1 else f"{self.tries} tries"
+        why = f"{self._url}: {self._why} ({tries}, {self._now_s - self._began_s:.2f} s)"
+        error: OutboxError = Unavailable(why, retry_after_s)
         if self._is_doubtful:
-            return OutcomeUnknown(self._why, self._transaction_id)
-        return Unavailable(self._why, retry_after_s)
+            error = OutcomeUnknown(why, self._transaction_id)
+        error.__cause__ = self._cause
+        return error
 
     def _note_problem(self, problem: Problem) -> None:
-        self._why = str(problem)
+        self._why, self._cause = str(problem), refusal_of(problem)
         self._transaction_id = problem.transaction_id or self._transaction_id
         self._doubt(problem.outcome is Outcome.UNKNOWN or (problem.outcome is None and problem.status >= 500))
 

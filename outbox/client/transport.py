@@ -1,15 +1,14 @@
 """Connections to one bridge, kept for the next request: for threads, or for an event loop."""
 
 import asyncio
-import math
 import socket
 import ssl
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Generic, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
@@ -17,11 +16,10 @@ from urllib.parse import urlsplit
 from outbox.client.calls import Request
 from outbox.client.config import HttpConfig
 from outbox.client.http_messages import AnswerReader, BrokenAnswer, RequestHead, find_route
+from outbox.client.reaching import OTHER_ADDRESS_S, NoneFree, NotReached, as_not_reached, left_s, name_failure, reach
 from outbox.client.replies import Answer, NoReply
 
-_OTHER_ADDRESS_S = 0.25  # a name with several addresses: the next one is tried too. Source: RFC 8305
 _RECEIVED_BYTES = 64 * 1024
-_MAX_TIMEOUT_S = 1_000_000.0  # a socket counts in milliseconds, in 31 bits
 
 
 class Connection(Protocol):
@@ -71,11 +69,11 @@ class Transport(Generic[C]):
             received = None if reader.retry_after is None else datetime.now(UTC)
             return Answer(reader.status, bytes(reader.body), reader.retry_after, received, reader.kafka_time_ms)
         except NotReached as error:
-            return NoReply(f"not reachable: {error}", is_sent=False)
-        except TimeoutError:
-            return NoReply(f"no answer within {timeout_s:.1f} s")
+            return NoReply(f"not reached: {error}", False, is_away=not error.is_ours, cause=error.__cause__)
+        except TimeoutError as error:
+            return NoReply(f"no answer within {timeout_s:.1f} s", is_away=True, cause=error)
         except (BrokenAnswer, OSError) as error:
-            return NoReply(f"the connection broke: {type(error).__name__}")
+            return NoReply(f"the connection broke: {name_failure(error)}", is_away=True, cause=error)
         finally:
             if connection is not None:
                 self._give_back(connection)
@@ -95,6 +93,9 @@ class Transport(Generic[C]):
     async def _take(self, deadline_s: float) -> C:
         """A connection to send on. Raises NotReached."""
         raise NotImplementedError
+
+    def _none_free(self) -> NotReached:
+        return NoneFree(f"all {self._config.max_connections} connections are in use")
 
     def _take_idle(self) -> C | None:
         """The one used last; those that have been idle for too long are closed."""
@@ -122,18 +123,6 @@ class Transport(Generic[C]):
         connection.abort()
 
 
-class NotReached(Exception):
-    """Nothing was sent."""
-
-
-@contextmanager
-def _as_not_reached() -> Iterator[None]:
-    try:
-        yield
-    except (OSError, UnicodeError, BrokenAnswer) as error:  # a TimeoutError is an OSError, a name with .. the other
-        raise NotReached(type(error).__name__) from error
-
-
 class LoopTransport(Transport["_LoopConnection"]):
     """Belongs to the event loop it is made in."""
 
@@ -142,7 +131,7 @@ class LoopTransport(Transport["_LoopConnection"]):
         self._loop = asyncio.get_running_loop()
         self._connect_options: dict[str, Any] = {}
         if isinstance(self._loop, asyncio.BaseEventLoop):  # uvloop's does not know it
-            self._connect_options["happy_eyeballs_delay"] = _OTHER_ADDRESS_S
+            self._connect_options["happy_eyeballs_delay"] = OTHER_ADDRESS_S
         self._places = asyncio.Semaphore(config.max_connections)
         self._closed = asyncio.Event()
 
@@ -169,14 +158,19 @@ class LoopTransport(Transport["_LoopConnection"]):
             if (idle := self._take_idle()) is not None:
                 return idle
             self._places.release()
-        with _as_not_reached():
-            async with asyncio.timeout_at(min(deadline_s, self.now() + self._config.connect_timeout_s)):
+        connect_s = min(deadline_s, self.now() + self._config.connect_timeout_s)
+        try:
+            async with asyncio.timeout_at(connect_s):
                 await self._places.acquire()
-                try:
+        except TimeoutError as error:
+            raise self._none_free() from error
+        with as_not_reached():
+            try:
+                async with asyncio.timeout_at(connect_s):
                     return self._take_idle() or await self._connect(deadline_s)
-                except BaseException:
-                    self._places.release()
-                    raise
+            except BaseException:
+                self._places.release()
+                raise
 
     def _give_back(self, connection: "_LoopConnection") -> None:
         self._places.release()
@@ -319,9 +313,9 @@ class ThreadTransport(Transport["_ThreadConnection"]):
 
     async def _take(self, deadline_s: float) -> "_ThreadConnection":
         connect_s = min(deadline_s, self.now() + self._config.connect_timeout_s)
-        with _as_not_reached():
-            if not self._places.acquire(timeout=max(0.0, connect_s - self.now())):
-                raise TimeoutError
+        if not self._places.acquire(timeout=max(0.0, connect_s - self.now())):
+            raise self._none_free()
+        with as_not_reached():
             try:
                 return self._take_idle() or await self._connect(connect_s)
             except BaseException:
@@ -334,7 +328,7 @@ class ThreadTransport(Transport["_ThreadConnection"]):
 
     async def _connect(self, deadline_s: float) -> "_ThreadConnection":
         route = self._route
-        connection = _ThreadConnection(_reach(route.host, route.port, deadline_s))
+        connection = _ThreadConnection(reach(route.host, route.port, deadline_s))
         try:
             if route.tunnel is not None:
                 await _open_tunnel(connection, route.tunnel, deadline_s)
@@ -356,36 +350,6 @@ class ThreadTransport(Transport["_ThreadConnection"]):
 def _abort_all(connections: Iterable["_ThreadConnection"]) -> None:
     for connection in list(connections):
         connection.abort()
-
-
-def _reach(host: str, port: int, deadline_s: float) -> socket.socket:
-    """A connected socket. Each of several addresses has a moment to answer before all have the time that is left."""
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    failed: OSError = TimeoutError()
-    for patience_s in (_OTHER_ADDRESS_S, math.inf) if len(addresses) > 1 else (math.inf,):
-        for family, kind, protocol, _, address in addresses:
-            connecting = socket.socket(family, kind, protocol)
-            try:
-                connecting.settimeout(min(patience_s, _left_s(deadline_s)))
-                connecting.connect(address)
-                connecting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            except OSError as error:
-                connecting.close()
-                failed = error
-            except BaseException:
-                connecting.close()
-                raise
-            else:
-                return connecting
-    raise failed
-
-
-def _left_s(deadline_s: float) -> float:
-    """Raises TimeoutError if none is left: a socket would take 0 for no blocking at all."""
-    left_s = deadline_s - time.monotonic()
-    if left_s <= 0:
-        raise TimeoutError
-    return min(left_s, _MAX_TIMEOUT_S)
 
 
 class _ThreadConnection:
@@ -411,10 +375,10 @@ class _ThreadConnection:
 
     async def ask(self, raw: bytes, reader: AnswerReader, deadline_s: float) -> AnswerReader:
         self._is_lost = True  # unless it comes to its end
-        self._socket.settimeout(_left_s(deadline_s))
+        self._socket.settimeout(left_s(deadline_s))
         self._socket.sendall(raw)
         while True:
-            self._socket.settimeout(_left_s(deadline_s))
+            self._socket.settimeout(left_s(deadline_s))
             received = self._socket.recv(_RECEIVED_BYTES)
             if not received:
                 reader.end()
@@ -425,7 +389,7 @@ class _ThreadConnection:
 
     def secure(self, tls: ssl.SSLContext, server_name: str, deadline_s: float) -> None:
         """Speaks TLS from now on. Raises OSError."""
-        self._socket.settimeout(_left_s(deadline_s))
+        self._socket.settimeout(left_s(deadline_s))
         self._socket = tls.wrap_socket(self._socket, server_hostname=server_name)
         self._is_lost = False
 

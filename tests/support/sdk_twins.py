@@ -4,6 +4,7 @@ The blocking face runs in threads; the other in the loop of the test.
 """
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ from outbox import (
 )
 from outbox.client.block import TransactionBlock
 
-Body = Callable[[TransactionBlock], None]
+Body = Callable[[TransactionBlock], Any]
 Local = Callable[[HalfMessage, object], Any]
 Checked = Callable[[HalfMessage], Any]
 
@@ -135,7 +136,9 @@ class AwaitedTwin:
         """`async with bridge.transaction(session)` around a body; the block."""
         self.face._record = session
         async with self.face.transaction(session, **options) as transaction:
-            body(transaction)
+            made = body(transaction)
+            if inspect.isawaitable(made):
+                await made
         return transaction
 
 

@@ -132,8 +132,8 @@ async def test_connections_have_a_limit(connected: Connect) -> None:
             second = await transport.exchange(POST, 5)
             release.set()
             third = await first
-    assert second == NoReply("not reachable: TimeoutError", is_sent=False)
-    assert third == NoReply("the connection broke: BrokenAnswer")
+    assert second == NoReply("not reached: all 1 connections are in use", is_sent=False)
+    assert third == NoReply("the connection broke: ended within the answer")
 
 
 async def test_nobody_there_is_not_sent(connected: Connect) -> None:
@@ -160,7 +160,7 @@ async def test_broken_connections_are_replaced(connected: Connect) -> None:
     """One that was cut, one that is to be closed, one with more than was asked for."""
     async with serving() as served, connected(served.url) as transport:
         served.answers = [None, ANSWER.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"), ANSWER + b"HTTP", ANSWER]
-        assert await transport.exchange(POST, 5) == NoReply("the connection broke: BrokenAnswer")
+        assert await transport.exchange(POST, 5) == NoReply("the connection broke: ended within the answer")
         for _ in range(3):
             assert isinstance(await transport.exchange(POST, 5), Answer)
         assert served.connections == 4
@@ -196,7 +196,7 @@ async def test_connection_made_while_closing_is_not_used() -> None:
         asking = asyncio.create_task(transport.exchange(POST, 5))
         await asyncio.sleep(0)
         await transport.close()
-        assert await asking == NoReply("not reachable: ConnectionAbortedError", is_sent=False)
+        assert await asking == NoReply("not reached: ConnectionAbortedError", is_sent=False)
         assert served.requests == []
 
 
@@ -225,7 +225,7 @@ async def test_proxy_of_the_environment_counts_if_it_is_to(
         assert isinstance(answer, Answer)
     else:
         assert asked.startswith(b"CONNECT bridge.invalid:8780 HTTP/1.1\r\nHost: bridge.invalid:8780\r\n")
-        assert answer == NoReply("not reachable: BrokenAnswer", is_sent=False)
+        assert answer == NoReply("not reached: the proxy answered 403", is_sent=False)
 
 
 @pytest.mark.parametrize("proxy", ["https://me:secret@proxy.invalid", "socks5://proxy.invalid:1080"])
@@ -269,7 +269,7 @@ async def test_certificate_must_verify(connected: Connect, is_trusted: bool) -> 
         assert [type(answer) for answer in answers] == [Answer, Answer]
         assert served.connections == 1
     else:
-        assert answers == [NoReply("not reachable: SSLCertVerificationError", is_sent=False)] * 2
+        assert answers == [NoReply("not reached: TLS: self-signed certificate", is_sent=False)] * 2
         assert served.requests == []
 
 

@@ -1,5 +1,6 @@
 """When a call is sent again, and what its caller hears."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,8 @@ END = end_call(ID, Resolution.COMMIT, "shop")
 GET = get_call(ID)
 
 LOST, UNSENT = NoReply("lost"), NoReply("away", is_sent=False)
+REFUSED = NoReply("refused", is_sent=False, is_away=True)
+AWAY = NoReply("taken to be away", is_sent=False, is_final=True)
 BUSY = Problem("unavailable", 503, outcome=Outcome.NOT_APPLIED, retry_after_s=1.0)
 DOUBTFUL = Problem("unavailable", 503, outcome=Outcome.UNKNOWN)
 UNSETTLED = Problem("outcome-unknown", 504, outcome=Outcome.UNKNOWN, transaction_id=ID)
@@ -61,6 +64,10 @@ def fate(call: Any, *told: CallResult) -> Any:
         (KEYED, [LOST, DONE], Reply),
         (KEYED, [LOST], OutcomeUnknown),
         (KEYED, [UNSENT], Unavailable),
+        (KEYED, [AWAY, DONE], Unavailable),
+        (KEYED, [LOST, AWAY, DONE], OutcomeUnknown),
+        (END, [LOST, AWAY], OutcomeUnknown),
+        (GET, [LOST, AWAY], Unavailable),
         (KEYED, [UNSENT, BUSY, UNSENT], Unavailable),
         (KEYED, [LOST, BUSY], OutcomeUnknown),
         (KEYED, [BUSY, WRONG], RequestRefused),
@@ -117,6 +124,25 @@ def test_pause_beyond_the_deadline_is_not_begun() -> None:
     with pytest.raises(Unavailable) as away:
         course(KEYED, deadline_s=10.5).take(BUSY, 9.8)
     assert away.value.retry_after_s == 1.0
+
+
+def test_refused_connection_is_tried_for_a_second() -> None:
+    """However much time the call has; the error says where, why, how often and for how long, and keeps its cause."""
+    its_course = RetryPolicy(KEYED, 100.0, lambda: 0.999, 0.0, "http://bridge:8780")
+    cause, now_s = ConnectionRefusedError(), 0.0
+
+    def wait_and_try() -> None:
+        nonlocal now_s
+        step = its_course.take(replace(REFUSED, cause=cause), now_s)
+        assert isinstance(step, RetryAfter)
+        now_s += step.pause_s
+        wait_and_try()
+
+    with pytest.raises(Unavailable) as away:
+        wait_and_try()
+    assert now_s < 1.0
+    assert str(away.value) == f"http://bridge:8780: refused ({its_course.tries} tries, {now_s:.2f} s)"
+    assert away.value.__cause__ is cause
 
 
 def test_call_of_a_spoilt_batch_goes_alone_at_once() -> None:
