@@ -7,12 +7,14 @@ SHELL := /bin/bash
 PYTHON ?= $(shell .ci/find-python)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+DEMO := .venv/.demo
 LINTERS := .venv/.linters
 FUZZER := .venv/.fuzzer
 MUTATOR := .venv/.mutator
 PLOTTER := .venv/.plotter
 AUDITOR := .venv/.auditor
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+PIP_INSTALL := $(PIP) install $(if $(MAKE_TERMOUT),,--quiet) # progress is for people
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
   --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(LOCK_ARGS)
 
@@ -23,7 +25,7 @@ help: ## this list
 
 install: $(INSTALLED) ## the virtual environment .venv with everything, locked by hash
 
-demo: $(INSTALLED) ## a real Kafka, a shop that is killed, and the bridge that rescues its message
+demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(DEMO)) ## a real Kafka, a shop that is killed, and the bridge that rescues its message
 	$(BIN)/outbox-bridge demo
 
 test: $(INSTALLED) ## all tests, three at a time (most wait), on a real Kafka (TEST_ARGS="-k name" for some of them)
@@ -109,6 +111,7 @@ bench-peers: $(PLOTTER) ## the first part beside RocketMQ (needs Maven), plain F
 
 lock: $(INSTALLED) ## new hashes for requirements/ (LOCK_ARGS=--upgrade for newer versions)
 	$(COMPILE) --extra dev pyproject.toml -o requirements/dev.txt
+	$(COMPILE) --extra server --extra local-kafka -c requirements/dev.txt pyproject.toml requirements/build.in -o requirements/demo.txt
 	$(COMPILE) --extra server --extra postgres -c requirements/dev.txt pyproject.toml -o requirements/server.txt
 	$(COMPILE) --extra spark -c requirements/dev.txt pyproject.toml -o requirements/spark.txt
 	$(COMPILE) -c requirements/dev.txt requirements/build.in -o requirements/build.txt
@@ -123,31 +126,37 @@ clean: ## removes .venv and the tools' caches; .outbox-bridge (your Kafka data) 
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:
-	@test -n "$(PYTHON)" || { .ci/find-python --explain; exit 1; }
-	"$(PYTHON)" -m venv .venv
+	@.ci/find-python --check "$(PYTHON)"
+	@"$(PYTHON)" -m venv .venv || { rm -rf .venv; exit 1; }
+
+$(DEMO): requirements/demo.txt pyproject.toml | .venv/bin/python
+	@echo "Installing what a demo needs into .venv (less than a minute) ..."
+	@$(PIP_INSTALL) --require-hashes -r requirements/demo.txt
+	@$(PIP_INSTALL) --no-deps --no-build-isolation -e .
+	@touch $@
 
 $(INSTALLED): requirements/dev.txt pyproject.toml | .venv/bin/python
-	@echo "Installing into .venv (a minute or two the first time) ..."
-	$(PIP) install --quiet --require-hashes -r requirements/dev.txt
-	$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@echo "Installing everything into .venv (some minutes the first time) ..."
+	@$(PIP_INSTALL) --require-hashes -r requirements/dev.txt
+	@$(PIP_INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(LINTERS): requirements/lint.txt $(INSTALLED)
-	$(PIP) install --quiet --require-hashes -r requirements/lint.txt
+	@$(PIP_INSTALL) --require-hashes -r requirements/lint.txt
 	@touch $@
 
 $(MUTATOR): requirements/mutation.txt $(INSTALLED)
-	$(PIP) install --quiet --require-hashes -r requirements/mutation.txt
+	@$(PIP_INSTALL) --require-hashes -r requirements/mutation.txt
 	@touch $@
 
 $(PLOTTER): requirements/bench.txt $(INSTALLED)
-	$(PIP) install --quiet --require-hashes -r requirements/bench.txt
+	@$(PIP_INSTALL) --require-hashes -r requirements/bench.txt
 	@touch $@
 
 $(AUDITOR): requirements/audit.txt $(INSTALLED)
-	$(PIP) install --quiet --require-hashes -r requirements/audit.txt
+	@$(PIP_INSTALL) --require-hashes -r requirements/audit.txt
 	@touch $@
 
 $(FUZZER): requirements/fuzz.txt $(INSTALLED)
-	$(PIP) install --quiet --require-hashes -r requirements/fuzz.txt
+	@$(PIP_INSTALL) --require-hashes -r requirements/fuzz.txt
 	@touch $@

@@ -2,14 +2,15 @@
 
 import contextlib
 import json
+import secrets
 import signal
 import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import datetime
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import httpx2
 import typer
@@ -17,11 +18,16 @@ from rich.text import Text
 
 from api.cli.demo_environment import DemoEnvironment, DemoProcess, Steps, find_shop
 from api.cli.http_calls import call, client_for, find_all
-from api.cli.local import sigterm_as_ctrl_c
+from api.cli.local import sigterm_as_ctrl_c, with_kafka
 from api.cli.output import CommandFailed, Exit, result_console, say
 from bridge.broker.broker_process import find_java
 from bridge.broker.jars import fetch_jars
 from bridge.broker.ports import choose_free_port
+from bridge.core.errors import StoreError
+
+if TYPE_CHECKING:
+    from api.settings import Settings
+    from api.wiring import KafkaParts
 
 
 class VerdictLine(NamedTuple):
@@ -77,11 +83,17 @@ _DIED = -signal.SIGKILL
 
 
 class DemoScript:
-    """Plays on a stage and comments. `is_broken`: the consumer overlooks the rescued order."""
+    """Plays on a stage and comments. `is_broken`: the consumer overlooks the rescued order.
 
-    def __init__(self, stage: DemoEnvironment, *, is_broken: bool) -> None:
+    `kafka`: a cluster that is there already, where all topics get `prefix`; None: the demo starts one.
+    """
+
+    def __init__(self, stage: DemoEnvironment, *, is_broken: bool, kafka: str | None = None, prefix: str = "") -> None:
         self._stage = stage
         self._is_broken = is_broken
+        self._kafka = kafka
+        self._prefix = prefix
+        self._topic = f"{prefix}{TOPIC}"
         self._console = result_console()
         self._start = time.time()
         self._database = stage.folder / "shop.db"
@@ -99,14 +111,15 @@ class DemoScript:
         return self._close()
 
     def _open(self) -> None:
-        self._say("demo", "starts Kafka, the bridge, a shop and a consumer")
+        self._say("demo", f"starts {'' if self._kafka else 'Kafka, '}the bridge, a shop and a consumer")
         kafka = self._open_doors()
         self._say("bridge", f"is ready: {self._url}/docs, Kafka at {kafka}")
         group = {"endpoints": [{"url": f"{self._shop_url}/check"}], "check": _CHECK}
         self._secret.write_text(call(self._url, "PUT", f"/v1/producer-groups/{GROUP}", body=group).members["secret"])
-        places = ["--kafka", kafka, "--database", str(self._database), "--journal", str(self._journal)]
+        places = ["--kafka", kafka, "--topic", self._topic]
+        files = ["--database", str(self._database), "--journal", str(self._journal)]
         hide = ["--hide", "A-3"] if self._is_broken else []
-        self._consumer = self._stage.start("consumer", [str(find_shop() / "consumer.py"), *places, *hide])
+        self._consumer = self._stage.start("consumer", [str(find_shop() / "consumer.py"), *places, *files, *hide])
         self._consumer.until(lambda: self._has_read_to(0), _TIMEOUT_S, "the consumer's first look")
         self._say("demo", f"shop and consumer are ready: {self._shop_url}/docs")
 
@@ -125,13 +138,16 @@ class DemoScript:
         return str(ready["kafka"])
 
     def _start_bridge(self) -> DemoProcess:
-        ports = ["--port", self._url.rpartition(":")[2], "--kafka-port", "0"]
-        return self._stage.start("bridge", ["-m", "api", "dev", "--ephemeral", *ports, "--topic", TOPIC, "-o", "json"])
+        kafka = ["--kafka", self._kafka] if self._kafka else ["--kafka-port", "0"]
+        places = ["--port", self._url.rpartition(":")[2], *kafka, "--topic", self._topic]
+        own = {"OUTBOX_BRIDGE_TOPICS__PREFIX": self._prefix}
+        return self._stage.start("bridge", ["-m", "api", "dev", "--ephemeral", *places, "-o", "json"], own)
 
     def _start_shop(self) -> DemoProcess:
         settings = {
             "SHOP_DATABASE": str(self._database),
             "SHOP_BRIDGE": self._url,
+            "SHOP_TOPIC": self._topic,
             "SHOP_SECRET_FILE": str(self._secret),
         }
         port = self._shop_url.rpartition(":")[2]
@@ -304,25 +320,59 @@ def _name_orders(verdict: DemoVerdict) -> list[str]:
 BreakOption = Annotated[
     bool, typer.Option("--break", help="Hide one message from the consumer, to see that the verdict notices.")
 ]
-StayOption = Annotated[bool, typer.Option("--stay", help="Keep everything running at the end, until Ctrl-C.")]
+StayOption = Annotated[
+    bool, typer.Option("--stay", help="Keep everything running at the end, until Ctrl-C: for the links it shows.")
+]
+KafkaOption = Annotated[
+    str | None,
+    typer.Option("--kafka", metavar="HOST:PORT", help="Use this cluster; what it makes there is removed at the end."),
+]
+
+_NEXT = """What next:
+  outbox-bridge demo --stay    the same, and the links above can be followed
+  outbox-bridge dev            a Kafka and a bridge for a service of yours; docs/producers.md has its five minutes
+"""
 
 
-def demo(is_broken: BreakOption = False, stay: StayOption = False) -> None:
+def demo(is_broken: BreakOption = False, stay: StayOption = False, kafka: KafkaOption = None) -> None:
     """A committed order, one rolled back, and one rescued after its producer was killed. On a real Kafka.
 
     Exit code 1 if the consumer did not get each order of the shop's database exactly once.
     """
-    find_java()
-    with Steps() as steps:
-        steps.begin("Kafka")
-        fetch_jars(report=steps.report_jars)
-    with sigterm_as_ctrl_c(), DemoEnvironment() as stage:
-        is_so = DemoScript(stage, is_broken=is_broken).tell()
+    find_shop()
+    if kafka is None:
+        find_java()
+        with Steps() as steps:
+            steps.begin("Kafka")
+            fetch_jars(report=steps.report_jars)
+    with sigterm_as_ctrl_c(), ExitStack() as stack:
+        prefix = "" if kafka is None else f"demo-{secrets.token_hex(4)}."
+        if kafka is not None:
+            with_kafka(None, lambda parts, _: parts.admin.ping(), {"kafka": {"bootstrap.servers": kafka}})
+            stack.callback(_remove_topics, kafka, prefix)
+        stage = stack.enter_context(DemoEnvironment())
+        is_so = DemoScript(stage, is_broken=is_broken, kafka=kafka, prefix=prefix).tell()
         if stay:
             say("everything keeps running; Ctrl-C ends it")
             _wait_for_ctrl_c()
+        else:
+            say(_NEXT)
     if not is_so:
         raise typer.Exit(Exit.FAILED)
+
+
+def _remove_topics(kafka: str, prefix: str) -> None:
+    """The demo's own, when nothing uses them any more."""
+
+    async def remove(parts: "KafkaParts", _: "Settings") -> None:
+        for name in await parts.admin.list_topics():
+            if name.startswith(prefix):
+                await parts.admin.delete_topic(name)
+
+    try:
+        with_kafka(None, remove, {"kafka": {"bootstrap.servers": kafka}})
+    except StoreError as error:
+        say(f"topics that begin with {prefix} may be left on {kafka}: {error}", "red")
 
 
 def _wait_for_ctrl_c() -> None:

@@ -17,8 +17,6 @@ from bridge.fault_points import ArmedFault, FaultPoint, arm, parse_fault
 
 if TYPE_CHECKING:
     from api.settings import Settings
-if TYPE_CHECKING:
-    from api.settings import Settings
     from api.wiring import KafkaParts
 
 
@@ -90,11 +88,15 @@ def run_loop(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
-def with_kafka(config: Path | None, act: Callable[["KafkaParts", "Settings"], Awaitable[T]]) -> T:
-    """Runs `act` with the cluster of the settings."""
+def with_kafka(
+    config: Path | None,
+    act: Callable[["KafkaParts", "Settings"], Awaitable[T]],
+    flags: Mapping[str, Any] | None = None,
+) -> T:
+    """Runs `act` with the cluster of the settings. `flags`: settings of the command line."""
     from api.wiring import kafka_parts  # noqa: PLC0415  # slow to import, not needed for calls over HTTP
 
-    settings = load(config)
+    settings = load(config, flags)
 
     async def run() -> T:
         parts = kafka_parts(settings)

@@ -1,4 +1,4 @@
-"""`topic`: create, list, and read along as a `read_committed` consumer."""
+"""`topic`: create, list, delete, and read along as a `read_committed` consumer."""
 
 import asyncio
 import contextlib
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
     from api.wiring import KafkaParts
     from bridge.store.message_store import TopicDescription
 
-topic = typer.Typer(no_args_is_help=True, help="Topics: create, list, read along.")
+topic = typer.Typer(no_args_is_help=True, help="Topics: create, list, delete, read along.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Topic.")]
 SettingOption = Annotated[
     list[str], typer.Option("--setting", "-s", metavar="NAME=VALUE", help="Kafka's own; repeatable.")
 ]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 _MAX_READ = 500
 _WAIT_MS = 200
@@ -61,6 +62,30 @@ def create(
             Exit.CONFLICT, f"there is a topic {name} already", "See it with `outbox-bridge topic list`."
         )
     say(f"created {name} with {partitions} partition{'s' if partitions > 1 else ''}", "green")
+
+
+@topic.command(epilog="Example: outbox-bridge topic delete orders.tried")
+def delete(name: NameArgument, yes: YesOption = False, config: ConfigOption = None) -> None:
+    """Delete a topic with all its messages, for ever.
+
+    Transactions with messages for it stay. Their commits are blocked until there is a topic of this name again.
+    """
+
+    async def act(parts: "KafkaParts", settings: "Settings") -> bool:
+        _check_name(name, with_prefix(settings.topics.prefix, settings.topics.queues))
+        described = (await parts.admin.describe_topics([name]))[name]
+        if described is None:
+            return False
+        queues = [MessageQueue(name, queue_id) for queue_id in range(described.queues)]
+        offsets = [await parts.store.get_offsets(queue) for queue in queues]
+        count = sum(each.maximum - each.minimum for each in offsets)
+        if not yes:
+            typer.confirm(f"delete {name} and its {count:,} offsets for ever?", abort=True, err=True)
+        return await parts.admin.delete_topic(name)
+
+    if not with_kafka(config, act):
+        raise CommandFailed(Exit.NOT_FOUND, f"there is no topic {name}", "See `outbox-bridge topic list`.")
+    say(f"deleted {name}", "green")
 
 
 @topic.command("list", epilog="Example: outbox-bridge topic list -o json")

@@ -304,3 +304,7 @@ class TopicAdmin(Protocol):
     async def create_topic(self, name: str, queues: int, replication_factor: int, config: Mapping[str, str]) -> bool:
         """False if it is there already. Raises StoreError."""
         ...
+
+    async def delete_topic(self, name: str) -> bool:
+        """With all its messages. False if there is none. Raises StoreError."""
+        ...

@@ -15,22 +15,21 @@ from typing import Any, TextIO
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-TOPIC = "orders.created"
-
 
 class Loyalty:
     """Reads orders, hands out credits, and writes down what it read."""
 
-    def __init__(self, kafka: str, database: str, journal: TextIO, hidden: str | None) -> None:
+    def __init__(self, kafka: str, topic: str, database: str, journal: TextIO, hidden: str | None) -> None:
         settings: dict[str, Any] = {
             "bootstrap.servers": kafka,
-            "group.id": "loyalty",
+            "group.id": f"loyalty-{topic}",
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
         }
         self._consumer = Consumer(settings)
+        self._topic = topic
         self._database = sqlite3.connect(database, timeout=10)
         self._journal = journal
         self._hidden = hidden
@@ -41,7 +40,7 @@ class Loyalty:
         self._is_stopping = True
 
     def run(self) -> None:
-        self._consumer.subscribe([TOPIC])
+        self._consumer.subscribe([self._topic])
         while not (self._is_stopping and self._is_at_end()):
             message = self._consumer.poll(0.1)
             if message is not None:
@@ -67,7 +66,7 @@ class Loyalty:
         with self._database:
             self._database.execute(
                 "INSERT OR IGNORE INTO credits VALUES (?, ?, ?, ?, ?)",
-                (TOPIC, partition, offset, order["order_id"], order["cents"]),
+                (self._topic, partition, offset, order["order_id"], order["cents"]),
             )
         self._write({"partition": partition, "offset": offset, **order})
 
@@ -84,12 +83,13 @@ class Loyalty:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kafka", required=True, metavar="HOST:PORT")
+    parser.add_argument("--topic", default="orders.created")
     parser.add_argument("--database", required=True)
     parser.add_argument("--journal", required=True, help="where each message read is written down")
     parser.add_argument("--hide", metavar="ORDER", help="overlook this order, to see whether anybody notices")
     arguments = parser.parse_args()
     with open(arguments.journal, "a", encoding="utf-8") as journal:  # noqa: PTH123 - an example in plain Python
-        loyalty = Loyalty(arguments.kafka, arguments.database, journal, arguments.hide)
+        loyalty = Loyalty(arguments.kafka, arguments.topic, arguments.database, journal, arguments.hide)
         signal.signal(signal.SIGTERM, loyalty.stop)
         loyalty.run()
 

@@ -21,7 +21,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 GROUP = "shop"
-TOPIC = "orders.created"
+TOPIC = os.environ.get("SHOP_TOPIC", "orders.created")
 
 app = FastAPI(title="shop")
 engine = create_engine(f"sqlite:///{os.environ['SHOP_DATABASE']}", connect_args={"timeout": 10})

@@ -65,6 +65,14 @@ async def test_create_says_whether_it_was_there(world: ContractWorld) -> None:
     assert topic.queues == 2
 
 
+async def test_delete_says_whether_it_was_there(world: ContractWorld) -> None:
+    """True once; when it has returned, the topic is gone."""
+    name = await make_topic(world)
+    assert await world.process.admin.delete_topic(name)
+    assert (await world.process.admin.describe_topics([name]))[name] is None
+    assert not await world.process.admin.delete_topic(name)
+
+
 async def test_new_topic_can_be_written_at_once(world: ContractWorld) -> None:
     """When `create_topic` has returned, the next put finds the topic."""
     for _ in range(3):

