@@ -21,7 +21,7 @@ from bridge.core.record import HalfMessage, is_void
 from bridge.core.record_codec import decode_record
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState
-from bridge.sql.directory import ActEntry, record_act
+from bridge.sql.audit import ActEntry, record_act
 from bridge.sql.engine import Database
 from bridge.sql.identity import (
     GIVE_UP,
@@ -291,6 +291,6 @@ def _record(conn: Connection, loss: Loss, actor: str, now_ms: int) -> bool:
     after = {
         "kind": loss.kind.value, "s": loss.position.s, "count": len(ids), "transactions": ids[:_AUDITED_IDS],
     }  # fmt: skip
-    record_act(conn, ActEntry(now_ms, actor, GIVE_UP, name_target(loss.queue_id), None, None, after))
     clear_halt(conn, loss.queue_id)
+    record_act(conn, ActEntry(now_ms, actor, GIVE_UP, name_target(loss.queue_id), None, None, after))
     return True

@@ -18,7 +18,7 @@ from bridge.core.grants import Rights, Verb
 from bridge.core.transaction import TransactionState
 from bridge.service.contract import Refused
 from bridge.service.search import BridgeStats
-from bridge.sql.directory import ActEntry
+from bridge.sql.audit import ActEntry
 from bridge.sql.search import SearchFilter
 from bridge.sql.stats import GroupStats
 

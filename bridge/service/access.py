@@ -18,7 +18,7 @@ from bridge.service.issuers import Fetch, IssuerConfig, Issuers
 from bridge.service.operate import Who
 from bridge.sql import access
 from bridge.sql.access import AccessSnapshot, KeyRefusal, MadeKey, Principal, StoredKey
-from bridge.sql.directory import ActEntry, record_act
+from bridge.sql.audit import ActEntry, record_act
 from bridge.sql.engine import Database, SqlUnavailable
 
 T = TypeVar("T")

@@ -14,7 +14,8 @@ from bridge.service.journal import Deadline
 from bridge.service.operate import Who
 from bridge.service.reads import CurrentReads, refuse_read
 from bridge.service.rights import refuse_for_group
-from bridge.sql.directory import ActEntry, SqlDirectory
+from bridge.sql.audit import ActEntry
+from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import SqlUnavailable
 from bridge.sql.groups import GroupDeletion, GroupHealth
 from bridge.sql.leases import EndpointLease, EndpointTerm, Registration

@@ -29,7 +29,7 @@ from bridge.service.journal import Deadline
 from bridge.service.reads import CurrentReads
 from bridge.service.replies import ReceivedReply
 from bridge.service.rights import refuse_view
-from bridge.sql.directory import ActEntry, record_act
+from bridge.sql.audit import ActEntry, record_act
 from bridge.sql.engine import Database, SqlUnavailable
 
 _LOG = structlog.get_logger()

@@ -21,7 +21,7 @@ from bridge.service.journal import Deadline
 from bridge.service.operate import Operators, Who
 from bridge.service.rights import refuse_for_group, refuse_right
 from bridge.service.search import MAX_PAGE, TransactionList, read_page
-from bridge.sql.directory import ActEntry, record_act
+from bridge.sql.audit import ActEntry, record_act
 from bridge.sql.engine import Database, MalformedCursor, SqlUnavailable
 from bridge.sql.leases import Lease, LeaseWatch
 from bridge.sql.redrive import (

@@ -13,7 +13,7 @@ from bridge.core.transaction import TransactionView
 from bridge.service.answers import refuse_unavailable
 from bridge.service.contract import RefusalCode, Refused
 from bridge.service.reads import ConsumerLag, Lag
-from bridge.sql.directory import ActEntry, read_audit
+from bridge.sql.audit import ActEntry, read_audit
 from bridge.sql.engine import Database, MalformedCursor, SqlUnavailable
 from bridge.sql.stats import restrict_stats
 from bridge.sql.transactions import (

@@ -17,8 +17,8 @@ from bridge.sql.at_rest import (
     seal_secret,
     seal_url,
 )
+from bridge.sql.audit import ActEntry, record_act
 from bridge.sql.bulk import move_version
-from bridge.sql.directory import ActEntry, record_act
 from bridge.sql.engine import Database
 from bridge.sql.tables import bridge_keys, directory_version, endpoints, secrets
 

@@ -34,7 +34,7 @@ from bridge.service.operate import Who
 from bridge.service.reads import Lag
 from bridge.service.redrive import RedriveAction, RedrivePreview, encode_filter, only_parked
 from bridge.service.search import AuditList, BridgeStats, TransactionList
-from bridge.sql.directory import ActEntry
+from bridge.sql.audit import ActEntry
 from bridge.sql.engine import Database
 from bridge.sql.groups import EndpointHealth, GroupHealth
 from bridge.sql.redrive import JobState, RedriveJob

@@ -12,8 +12,9 @@ from sqlalchemy import Connection
 
 from bridge.core.check_rules import CheckTimes, GroupSettings
 from bridge.directory import DEFAULT_SETTINGS, UnansweredRound
+from bridge.sql.audit import ActEntry, read_audit
 from bridge.sql.bulk import insert_rows
-from bridge.sql.directory import ActEntry, SqlDirectory, read_audit
+from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database, MalformedCursor
 from bridge.sql.groups import GroupDeletion
 from bridge.sql.identity import TopicIdentity, read_identity, record_identity

@@ -11,7 +11,8 @@ from bridge.clock import SystemClock
 from bridge.core.secret_key import SecretKey
 from bridge.directory import DEFAULT_SETTINGS
 from bridge.sql.at_rest import SecretCipher, use_cipher
-from bridge.sql.directory import ActEntry, SqlDirectory, read_audit
+from bridge.sql.audit import ActEntry, read_audit
+from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database, SecretUnreadable
 from bridge.sql.identity import begin_seals, read_keys
 from bridge.sql.leases import EndpointLease, EndpointTerm
