@@ -11,6 +11,7 @@ from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, OpMessage, Positio
 from bridge.core.properties import TRANSACTION_ID_HEADER
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState
+from bridge.sql.rows import AppliedPosition
 from bridge.sql.tables import projection_positions
 from bridge.store.memory.log import MemoryLog
 from tests.simulation.oracle import Truth, find_truth
@@ -90,8 +91,12 @@ class Archive:
             position = positions.get(queue_id)
             if end and (position is None or position.s < end):
                 return f"queue {queue_id} is decided up to {position.s if position else 0} of {end}"
-            if end and applied is not None and applied.get(queue_id, 0) < end:
-                return f"queue {queue_id} is projected up to {applied.get(queue_id, 0)} of {end}"
+            if end and applied is not None:
+                place = applied.get(queue_id, AppliedPosition(0, 0, 0))
+                if place.journal_next < end:
+                    return f"queue {queue_id} is projected up to {place.journal_next} of {end}"
+                if self.log.find(MessageQueue(topics.op, queue_id)).read(place.op_next, 1)[0]:
+                    return f"queue {queue_id} has op messages from {place.op_next} on that are not projected"
         for partition in self.log.each_partition():
             if partition.stable < partition.maximum:
                 return f"a Kafka transaction is open in {partition.queue}"
@@ -125,8 +130,9 @@ def find_stuck(truths: Iterable[Truth], bad: Bad | None) -> set[str]:
     return stuck
 
 
-def read_applied(engine: Engine) -> dict[int, int]:
+def read_applied(engine: Engine) -> dict[int, AppliedPosition]:
     """Up to where each queue is projected."""
+    p = projection_positions.c
     with engine.begin() as connection:
-        rows = connection.execute(sa.select(projection_positions.c.queue_id, projection_positions.c.journal_next))
-        return {queue_id: applied for queue_id, applied in rows}  # noqa: C416 - rows are no pairs
+        rows = connection.execute(sa.select(p.queue_id, p.s, p.journal_next, p.op_next))
+        return {queue_id: AppliedPosition(*place) for queue_id, *place in rows}

@@ -134,6 +134,7 @@ class World:
             await self.operating.look_at_parked()
         if any(f.kind is FaultKind.BROKER_CLOCK and f.delay_ms > record.SEEN_LIMIT_MS for f in self.schedule.faults):
             await self._find_clocks_forgotten()
+            await self._wait_quiet()
         self.operating.stop()
         await asyncio.gather(*pulling)
         self.story.tell("world", "quiet")
@@ -313,7 +314,9 @@ class World:
         projected = read_applied(self.engine) if self.schedule.has_sql else {}
         for queue_id, position in self.archive.last_positions(self.topics).items():
             needed = [t.half for t in ops if t.is_live and t.parked is None and queue_of(t.transaction_id) == queue_id]
-            behind = projected.get(queue_id, 0) if self.schedule.has_sql else position.l
+            behind = position.l
+            if self.schedule.has_sql:
+                behind = projected[queue_id].journal_next if queue_id in projected else 0
             begin = min([position.l, behind, *needed])
             self.cluster.log.find(MessageQueue(self.topics.half, queue_id)).drop_below(begin)
 
