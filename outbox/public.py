@@ -30,6 +30,7 @@ from outbox.client.errors import (
     RequestRefused,
     Unavailable,
 )
+from outbox.client.json_text import write_json
 from outbox.client.listener import (
     AsyncTransactionListener,
     Check,
@@ -101,4 +102,5 @@ __all__ = [
     "TransactionState",
     "TransactionView",
     "Unavailable",
+    "write_json",
 ]

@@ -28,7 +28,7 @@ from outbox.client.listener import (
     TransactionState,
 )
 from outbox.client.local_transaction import LocalWork
-from outbox.client.message import MAX_MESSAGES, HeadersLike, Message, Text, Value
+from outbox.client.message import MAX_MESSAGES, HeadersLike, Message, Text, Value, value_to_bytes
 from outbox.client.replies import Prepared, TransactionView
 
 _LOG = logging.getLogger(__name__)
@@ -106,15 +106,13 @@ class TransactionBlock:
     `result` shows afterwards what became of it; None while it is open, if it failed, and if nothing was sent.
     """
 
-    def __init__(
-        self, verbs: BridgeClient, work: LocalWork, lifetime: Lifetime, options: PrepareOptions, time: CallTime
-    ) -> None:
+    def __init__(self, verbs: BridgeClient, work: LocalWork, lifetime: Lifetime, options: PrepareOptions) -> None:
         self.result: TransactionSendResult | None = None
         self._verbs = verbs
         self._work = work
         self._lifetime = lifetime
         self._options = options
-        self._time = time
+        self._time = CallTime(verbs.config.block_timeout_s)
         self._early: tuple[HalfMessage, Prepared] | None = None  # what `prepare_early` has stored
         self._messages: list[Message] = []
         self._is_open = False
@@ -149,7 +147,8 @@ class TransactionBlock:
         timestamp_ms: int | None = None,
     ) -> Message:
         """A message that is published if the session is committed. Raises InvalidMessage."""
-        message = Message(topic, key=key, value=value, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
+        raw = value_to_bytes(value, self._verbs.config.encoder)
+        message = Message(topic, key=key, value=raw, headers=headers, partition=partition, timestamp_ms=timestamp_ms)
         self.add(message)
         return message
 

@@ -5,7 +5,7 @@ from inspect import iscoroutinefunction
 from typing import Any, Self, TypeVar, Unpack
 
 from outbox.client.block import TransactionBlock
-from outbox.client.caller import BridgeClient, CallTime
+from outbox.client.caller import BridgeClient
 from outbox.client.calls import PrepareOptions, check_group
 from outbox.client.config import BridgeConfig
 from outbox.client.connection import LoopConnection, ThreadConnection, run_now
@@ -66,7 +66,7 @@ class Bridge:
         load_guards()
         self._link = ThreadConnection(url, self.config)
         self._leases: list[EndpointLease] = []
-        self._verbs = BridgeClient(producer_group, self._link.ask, are_prepares_keyed=self.config.are_prepares_keyed)
+        self._verbs = BridgeClient(producer_group, self._link.ask, self.config)
 
     def transaction(self, session: LocalSession, **options: Unpack[PrepareOptions]) -> Transaction:
         """A block at whose end the session is committed, and what was sent in it is published.
@@ -81,8 +81,7 @@ class Bridge:
             raise Misuse("a session of asyncio needs an AsyncBridge")
         if self._record is None:
             self._record = default_record(is_async=False)
-        work, time = LocalWork(session, self._record), CallTime(self.config.block_timeout_s)
-        return Transaction(self._verbs, work, self._link.lifetime, options, time)
+        return Transaction(self._verbs, LocalWork(session, self._record), self._link.lifetime, options)
 
     def publish(self, messages: Message | Sequence[Message], **options: Unpack[PrepareOptions]) -> TransactionView:
         """Publishes without a local transaction. Raises OutboxError."""
@@ -173,14 +172,13 @@ class AsyncBridge:
         load_guards()
         self._link = LoopConnection(url, self.config)
         self._leases: list[AsyncEndpointLease] = []
-        self._verbs = BridgeClient(producer_group, self._link.ask, are_prepares_keyed=self.config.are_prepares_keyed)
+        self._verbs = BridgeClient(producer_group, self._link.ask, self.config)
 
     def transaction(self, session: AsyncLocalSession, **options: Unpack[PrepareOptions]) -> AsyncTransaction:
         """A block at whose end the session is committed, and what was sent in it is published; as Bridge's."""
         if self._record is None:
             self._record = default_record(is_async=True)
-        work, time = LocalWork(session, self._record), CallTime(self.config.block_timeout_s)
-        return AsyncTransaction(self._verbs, work, self._link.lifetime, options, time)
+        return AsyncTransaction(self._verbs, LocalWork(session, self._record), self._link.lifetime, options)
 
     async def publish(
         self, messages: Message | Sequence[Message], **options: Unpack[PrepareOptions]

@@ -196,17 +196,17 @@ class CallTime:
 class BridgeClient:
     """Calls of one producer group."""
 
-    def __init__(self, group: str, ask: Ask, *, are_prepares_keyed: bool) -> None:
+    def __init__(self, group: str, ask: Ask, config: BridgeConfig) -> None:
         self.group = group
+        self.config = config
         self._ask = ask
-        self._are_prepares_keyed = are_prepares_keyed
 
     async def prepare(
         self, messages: Message | Sequence[Message], options: PrepareOptions, timeout_s: float | None = None
     ) -> tuple[HalfMessage, Prepared]:
         """Stores a half message. Raises AlreadyEnded if the caller's idempotency key names one that has ended."""
         listed = as_messages(messages)
-        is_fresh = self._are_prepares_keyed and options.get("idempotency_key") is None
+        is_fresh = self.config.are_prepares_keyed and options.get("idempotency_key") is None
         named = _with_key(options) if is_fresh else options
         reply = await self._ask(prepare_call(self.group, listed, named, is_fresh=is_fresh), timeout_s)
         prepared = read_prepared(reply.members)

@@ -11,8 +11,9 @@ from urllib.parse import quote as quote_path
 from urllib.parse import urlencode
 
 from outbox.client.errors import InvalidMessage, OutboxConfigError
+from outbox.client.json_text import quote
 from outbox.client.listener import Resolution
-from outbox.client.message import SEPARATORS, Message, encode_message, quote
+from outbox.client.message import SEPARATORS, Message, encode_message
 
 JSON = "application/json"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from outbox.client.errors import OutboxConfigError
+from outbox.client.json_text import Encoder
 
 # Source: RFC 9110 section 5
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -102,6 +103,7 @@ class BridgeConfig:
     `are_prepares_keyed`: whether a prepare without an idempotency key gets one, so that it can be repeated; without,
     a prepare whose answer is lost fails, and leaves a half message for the back-check.
     `check_threads`, `max_waiting_checks`: for listeners' answers to checks.
+    `encoder`: for values of `transaction.send` that have no form in JSON; gives one that has.
     """
 
     call_timeout_s: float = 15.0
@@ -114,9 +116,12 @@ class BridgeConfig:
     are_prepares_keyed: bool = True
     check_threads: int = 4
     max_waiting_checks: int = 2_000  # RocketMQ checkRequestHoldMax
+    encoder: Encoder | None = None
     http: HttpConfig = field(default_factory=HttpConfig)
 
     def __post_init__(self) -> None:
+        if self.encoder is not None and not callable(self.encoder):
+            raise OutboxConfigError("encoder is a function from a value to one that JSON has a form for")
         check_seconds("call_timeout_s", self.call_timeout_s)
         check_seconds("block_timeout_s", self.block_timeout_s)
         check_seconds("close_timeout_s", self.close_timeout_s, least=0.0)

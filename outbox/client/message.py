@@ -6,62 +6,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from json.encoder import encode_basestring
-from math import isfinite
 from typing import Any, TypeAlias
 
 from outbox.client.errors import InvalidMessage
-
-JsonValue: TypeAlias = "bool | int | float | Decimal | str | Mapping[str, JsonValue] | Sequence[JsonValue] | None"
-
-
-def write_json(value: JsonValue) -> str:
-    """One document; decimals keep their digits. Raises InvalidMessage for what JSON has no form for."""
-    try:
-        return _write(value)
-    except RecursionError:
-        raise InvalidMessage("nested too deep, or in itself") from None
-
-
-def quote(text: str) -> str:
-    """A text as JSON, in quotes; only what must be escaped is."""
-    return encode_basestring(text)
-
-
-def _write(value: JsonValue) -> str:
-    if isinstance(value, str):
-        return encode_basestring(value)
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else "true" if value else "false"
-    if isinstance(value, int | float | Decimal):
-        return _write_number(value)
-    if isinstance(value, Mapping):
-        return "{" + ",".join([f"{_write_name(name)}:{_write(member)}" for name, member in value.items()]) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join([_write(item) for item in value]) + "]"
-    raise InvalidMessage(f"{type(value).__name__} has no form in JSON: give str, bytes, or JSON's own types")
-
-
-def _write_number(value: float | Decimal) -> str:
-    if isinstance(value, int):
-        try:
-            return int.__repr__(value)
-        except ValueError:
-            raise InvalidMessage("an integer with too many digits") from None
-    if not isfinite(value):
-        raise InvalidMessage("NaN and infinity are not JSON")
-    return float.__repr__(value) if isinstance(value, float) else str(value)
-
-
-def _write_name(name: object) -> str:
-    """Others' writers turn 1 into "1", and then two names can be one."""
-    if not isinstance(name, str):
-        raise InvalidMessage(f"a member's name must be str, not {type(name).__name__}")
-    return encode_basestring(name)
-
+from outbox.client.json_text import Encoder, quote, write_json
 
 Text: TypeAlias = str | bytes | None
-Value: TypeAlias = "JsonValue | bytes"
+Value: TypeAlias = object  # bytes, text, None, or what has a form in JSON
 HeadersLike: TypeAlias = Mapping[str, Text] | Iterable[tuple[str, Text]]
 
 _TOPIC = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
@@ -76,7 +27,8 @@ _MAX_TIME_MS = 2**63 - 1
 class Message:
     """A message; the bytes are fixed when it is made, so changing what it was made of changes nothing.
 
-    `value`: bytes as they are, a str as UTF-8, None as Kafka's null (a tombstone), anything else as compact JSON.
+    `value`: bytes as they are, a str as UTF-8, None as Kafka's null (a tombstone), anything else as compact JSON, as
+    `write_json` has it.
     `headers`: pairs (order and repeats are kept) or a mapping. Raises InvalidMessage.
     """
 
@@ -102,7 +54,7 @@ class Message:
         keep = object.__setattr__
         keep(self, "topic", topic)
         keep(self, "key", _to_bytes(key, "a key"))
-        keep(self, "value", _value_to_bytes(value))
+        keep(self, "value", value_to_bytes(value))
         keep(self, "headers", _read_headers(headers))
         keep(self, "partition", _read_integer(partition, "partition", 0, _MAX_PARTITION))
         keep(self, "timestamp_ms", _read_integer(timestamp_ms, "timestamp_ms", 1, _MAX_TIME_MS))
@@ -182,12 +134,13 @@ def _to_utf8(text: str, what: str) -> bytes:
         raise InvalidMessage(f"{what} holds a lone surrogate, which UTF-8 has no form for") from None
 
 
-def _value_to_bytes(value: Value) -> bytes | None:
+def value_to_bytes(value: Value, encoder: Encoder | None = None) -> bytes | None:
+    """A message's value. Raises InvalidMessage."""
     if value is None or isinstance(value, str | bytes):
         return _to_bytes(value, "a value")
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
-    return _to_utf8(write_json(value), "a value")
+    return _to_utf8(write_json(value, encoder), "a value")
 
 
 def _read_headers(headers: HeadersLike) -> tuple[tuple[str, bytes | None], ...]:

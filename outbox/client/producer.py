@@ -32,17 +32,13 @@ Execute: TypeAlias = Callable[[HalfMessage, object], Awaitable[object]]
 
 
 async def send_in_transaction(
-    verbs: BridgeClient,
-    execute: Execute,
-    messages: Message | Sequence[Message],
-    arg: object,
-    options: PrepareOptions,
-    time: CallTime,
+    verbs: BridgeClient, execute: Execute, messages: Message | Sequence[Message], arg: object, options: PrepareOptions
 ) -> TransactionSendResult:
     """The local transaction runs only once the half message is stored; its end is reported, whatever it does.
 
     Raises OutboxError if it did not run.
     """
+    time = CallTime(verbs.config.block_timeout_s)
     half, prepared = await prepare_or_fail(verbs, messages, options, time)
     local, error = LocalTransactionState.UNKNOWN, None
     try:
@@ -91,8 +87,7 @@ class TransactionProducer(Bridge):
 
         Raises OutboxError if the local transaction did not run. What the listener raises is UNKNOWN, and in the result.
         """
-        time = CallTime(self.config.block_timeout_s)
-        return self._run(send_in_transaction(self._verbs, self._execute, message, arg, options, time))
+        return self._run(send_in_transaction(self._verbs, self._execute, message, arg, options))
 
     def answer_checks(self, checks: Sequence[Check], timeout_s: float) -> list[CheckAnswer]:
         """What the listener knows within the time; checks that found no place or took too long are left out."""
@@ -141,8 +136,7 @@ class AsyncTransactionProducer(AsyncBridge):
 
         Raises OutboxError if the local transaction did not run. What the listener raises is UNKNOWN, and in the result.
         """
-        time = CallTime(self.config.block_timeout_s)
-        return await self._run(send_in_transaction(self._verbs, self._execute, message, arg, options, time))
+        return await self._run(send_in_transaction(self._verbs, self._execute, message, arg, options))
 
     async def answer_checks(self, checks: Sequence[Check], timeout_s: float) -> list[CheckAnswer]:
         """What the listener knows within the time; checks that found no place or took too long are left out."""
