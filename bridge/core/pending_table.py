@@ -1,7 +1,7 @@
 """Transactions that have been PREPARED for long, 72 bytes each: rows of fixed size instead of objects. Pure."""
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 from zlib import crc32
 
@@ -47,11 +47,10 @@ class PendingTable:
     a row is in depends on its id alone, so the order is the same in each process.
     """
 
-    def __init__(self, expected: int = 0) -> None:
-        """`expected`: about so many are to come at once."""
+    def __init__(self) -> None:
         self.count = 0
-        self._buckets = [b""] * (expected // _FULL + 1)
-        self._mask = (1 << len(self._buckets).bit_length()) - 1
+        self._buckets = [b""]
+        self._mask = 1
         self._kinds: list[_Kind] = []
         self._numbers: dict[_Kind, int] = {}
 
@@ -63,24 +62,16 @@ class PendingTable:
             and (t.by, t.end, t.ended_ms, t.reason, t.parked) == _NOTHING
             and not (t.base or t.blocked or t.requests or t.abandoned)
         )
-        kind = t.group, t.max_checks, t.max_life_s
-        return is_usual and self.put(t.transaction_id.encode(), t, t.ordering_hash, kind, bound)
+        raw_id = t.transaction_id.encode()
+        if not is_usual or len(raw_id) != TRANSACTION_ID_LENGTH:
+            return False
+        row = self.make_row(raw_id, t, t.ordering_hash, (t.group, t.max_checks, t.max_life_s), bound)
+        if row is None:
+            return False
+        self._put(raw_id, row)
+        return True
 
-    def put(self, raw_id: bytes, t: Transaction | PendingOp, ordering_hash: int, kind: _Kind, bound: int) -> bool:
-        """The same of one of which there is nothing else to be said."""
-        number = self._numbers.get(kind)
-        if number is None:
-            number = self._numbers[kind] = len(self._kinds)
-            self._kinds.append(kind)
-        try:
-            row = _ROW.pack(
-                raw_id, t.half, t.appended_ms, ordering_hash, bound, t.at - t.half, t.next_due_ms - t.appended_ms,
-                t.check_times, number,
-            )  # fmt: skip
-        except struct.error:
-            return False
-        if len(raw_id) != TRANSACTION_ID_LENGTH:
-            return False
+    def _put(self, raw_id: bytes, row: bytes) -> None:
         hashed = hash_id(raw_id)
         place = self._place_of(hashed)
         bucket = self._buckets[place]
@@ -89,12 +80,45 @@ class PendingTable:
         self.count += 1
         if self.count > _FULL * len(self._buckets):
             self._split()
-        return True
 
-    def trim(self) -> None:
-        """Gives back room that was made for what did not come."""
+    def make_row(
+        self, raw_id: bytes, t: Transaction | PendingOp, ordering_hash: int, kind: _Kind, bound: int
+    ) -> bytes | None:
+        """Of one of which there is nothing else to be said; None if a number is too large for it."""
+        number = self._numbers.get(kind)
+        if number is None:
+            number = self._numbers[kind] = len(self._kinds)
+            self._kinds.append(kind)
+        try:
+            return _ROW.pack(
+                raw_id, t.half, t.appended_ms, ordering_hash, bound, t.at - t.half, t.next_due_ms - t.appended_ms,
+                t.check_times, number,
+            )  # fmt: skip
+        except struct.error:
+            return None
+
+    def put_all(self, rows: Iterable[bytes]) -> None:
+        """Takes what `make_row` made, in this order. The last of an id counts; the id alone takes it out."""
+        everything = [*self._rows(), *rows]
+        bits = (len(everything) // _FULL).bit_length()
+        parts: list[list[bytes]] = [[] for _ in range(1 << bits)]
+        last = len(parts) - 1
+        for row in everything:
+            parts[hash_id(row[:TRANSACTION_ID_LENGTH]) & last].append(row)
+        self._buckets, self._mask, self.count = [], 2 * last + 1, 0
+        for part in parts:
+            kept = {row[:TRANSACTION_ID_LENGTH]: row for row in part}
+            live = [row for row in kept.values() if len(row) == _ROW.size]
+            tags = [_TAGS[hash_id(row[:TRANSACTION_ID_LENGTH]) >> 24] for row in live]
+            self._buckets.append(b"".join(tags + live))
+            self.count += len(live)
         while 4 * self.count < _FULL * (len(self._buckets) - 1):
             self._join()
+
+    def _rows(self) -> Iterator[bytes]:
+        for bucket in self._buckets:
+            for at in range(len(bucket) // _SIZE, len(bucket), _ROW.size):
+                yield bucket[at : at + _ROW.size]
 
     def copy(self, bound: int) -> "PendingTable":
         """The same rows, each with this bound."""
