@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from bridge.core.check_rules import GroupSettings
 
 DEFAULT_SETTINGS = GroupSettings()
-_HIDDEN = "<hidden>"  # no URL that may be called holds this
+HIDDEN_QUERY = "?<hidden>"  # no URL that may be called ends so
 
 
 def place_of(url: str) -> str:
@@ -19,7 +19,7 @@ def place_of(url: str) -> str:
 def show_url(url: str) -> str:
     """For answers and the audit: that there is a query, not which."""
     place, mark, _ = url.partition("?")
-    return f"{place}?{_HIDDEN}" if mark else place
+    return f"{place}{HIDDEN_QUERY}" if mark else place
 
 
 @dataclass(frozen=True, slots=True)

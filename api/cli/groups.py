@@ -29,6 +29,7 @@ from api.cli.output import (
     show_members,
     show_rows,
 )
+from bridge.directory import HIDDEN_QUERY
 
 if TYPE_CHECKING:
     from api.settings import Settings
@@ -82,12 +83,37 @@ def put(
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Create or replace a group: settings not named here get their defaults. A new secret is shown once."""
+    """Create or replace a group: settings not named here get their defaults (`group set` keeps them).
+
+    A new secret is shown once.
+    """
     body = {"endpoints": [{"url": one} for one in endpoint], "check": _parse(check)}
     reply = call(url, "PUT", f"{_PATH}/{quoted(name)}", body=body)
     _show(reply, output)
     if reply.members.get("secret"):
         say("keep the secret: it is shown only now", "yellow")
+
+
+@group.command("set", epilog="Example: outbox-bridge group set orders --check interval_seconds=10")
+def set_group(
+    name: NameArgument,
+    endpoint: EndpointOption = [],  # noqa: B006 - typer reads the default
+    check: CheckOption = [],  # noqa: B006
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Change a group that is there: what is not named stays as it is."""
+    if not endpoint and not check:
+        raise CommandFailed(Exit.USAGE, "nothing is to be changed", "Give --endpoint or --check.")
+    path = f"{_PATH}/{quoted(name)}"
+    known = call(url, "GET", path).members
+    urls = endpoint or [one["url"] for one in known["endpoints"] if not one["leased"]]
+    if not endpoint and any(one.endswith(HIDDEN_QUERY) for one in urls):
+        raise CommandFailed(Exit.USAGE, "an endpoint has a query, which a bridge does not tell",
+                            "Name the endpoints too, with --endpoint.")  # fmt: skip
+    settings = {**known["check"], **_parse(check)}
+    body = {"endpoints": [{"url": one} for one in urls], "check": settings}
+    _show(call(url, "PUT", path, body=body), output)
 
 
 @group.command(epilog="Example: outbox-bridge group delete orders")

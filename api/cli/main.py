@@ -1,6 +1,6 @@
 """The command line: its commands, and how it ends."""
 
-from importlib.metadata import version
+from importlib.metadata import version as version_of
 from typing import Annotated
 
 import typer
@@ -12,6 +12,7 @@ from api.cli.groups import group
 from api.cli.keys import key
 from api.cli.local import fault_points
 from api.cli.output import Exit, explain, print_line, show_failure
+from api.cli.overview import stats, version
 from api.cli.parked import parked
 from api.cli.relay import relay
 from api.cli.reports import report
@@ -33,7 +34,7 @@ app = typer.Typer(
 
 def _show_version(is_asked: bool) -> None:
     if is_asked:
-        print_line(f"outbox-bridge {version('outbox-bridge')}")
+        print_line(f"outbox-bridge {version_of('outbox-bridge')}")
         raise typer.Exit
 
 
@@ -52,6 +53,7 @@ app.command(epilog="Example: outbox-bridge doctor -o json")(doctor)
 app.command(epilog="Example: outbox-bridge serve --roles api --port 8780")(serve)
 app.command(epilog="Example: OUTBOX_BRIDGE_DATABASE_URL=postgresql+psycopg://... outbox-bridge migrate")(migrate)
 app.command(epilog="Example: outbox-bridge acl --role settler --topic 'shop.*' --format kafka-acls")(acl)
+app.command(epilog="Example: outbox-bridge stats -o json")(stats)
 app.add_typer(tx, name="tx")
 app.add_typer(group, name="group")
 app.add_typer(parked, name="parked")
@@ -63,6 +65,7 @@ app.add_typer(report, name="report")
 app.add_typer(projection, name="projection")
 app.add_typer(config, name="config")
 app.command(epilog="Example: outbox-bridge fault-points -o json")(fault_points)
+app.command(epilog="Example: outbox-bridge version")(version)
 app.command(epilog="Example: outbox-bridge openapi > openapi.json")(openapi)
 
 

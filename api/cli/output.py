@@ -102,6 +102,7 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
             yield inner
 
 
+_NOTHING = "-"
 _WIDE = 10_000  # piped lines are never broken
 
 Row = Mapping[str, Any]
@@ -139,7 +140,7 @@ def _make_console(stream: TextIO) -> Console:
 def printable(value: object) -> str:
     """A value as one line of text that is safe on a terminal."""
     if value is None:
-        return "-"
+        return _NOTHING
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, str):
@@ -148,14 +149,37 @@ def printable(value: object) -> str:
 
 
 def show_rows(rows: Sequence[Row], columns: Sequence[Column]) -> None:
-    """A table, one line a row."""
+    """A table, one line a row. On a terminal without columns that hold nothing; where it would not fit, a block a row.
+
+    The first column, a name or an id, is never broken.
+    """
     console = result_console()
+    names = [name for name, _ in columns]
+    lines = [[printable(read(row)) for _, read in columns] for row in rows]
+    if console.is_terminal and rows:
+        shown = [n for n, cells in enumerate(zip(*lines, strict=True)) if n == 0 or set(cells) != {_NOTHING}]
+        names, lines = [names[n] for n in shown], [[line[n] for n in shown] for line in lines]
     table = _make_table(console)
-    for name, _ in columns:
-        table.add_column(name, overflow="fold", no_wrap=not console.is_terminal)
-    for row in rows:
-        table.add_row(*[Text(printable(read(row))) for _, read in columns])
-    _print_table(console, table)
+    for number, name in enumerate(names):
+        table.add_column(name, overflow="fold", no_wrap=number == 0 or not console.is_terminal)
+    for line in lines:
+        table.add_row(*map(Text, line))
+    if (
+        console.is_terminal
+        and console.measure(table, options=console.options.update(width=_WIDE)).maximum > console.width
+    ):
+        _print_blocks(console, names, lines)
+    else:
+        _print_table(console, table)
+
+
+def _print_blocks(console: Console, names: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    width = max(map(len, names))
+    for first, *others in lines:
+        console.print(Text(first, style="bold"), no_wrap=True, overflow="ignore", crop=False)
+        for name, text in zip(names[1:], others, strict=True):
+            if text != _NOTHING:
+                console.print(Text.assemble(("  " + name.lower().ljust(width + 2), "dim"), text))
 
 
 def show_members(members: Iterable[tuple[str, object]]) -> None:

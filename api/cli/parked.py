@@ -21,7 +21,7 @@ from api.cli.output import (
     show_rows,
 )
 from api.cli.transactions import (
-    TRANSACTION_COLUMNS,
+    PARKED_COLUMNS,
     AfterOption,
     BeforeOption,
     CursorOption,
@@ -60,7 +60,7 @@ def list_parked(  # noqa: PLR0913, PLR0917 - a filter is an option
 ) -> None:
     """Parked transactions that match every filter, newest first."""
     filters = {**_make_filter(group, topic, key, after, before), "cursor": cursor}
-    show_page(find_all(url, "/v1/parked", "transactions", filters, limit), output)
+    show_page(find_all(url, "/v1/parked", "transactions", filters, limit), output, PARKED_COLUMNS)
 
 
 @parked.command(epilog='Example: outbox-bridge parked redrive resume --group orders --reason "shop is back"')
@@ -127,7 +127,7 @@ def _show_preview(previewed: HttpReply, output: Output) -> None:
         show_document(previewed.raw, output)
         return
     shown = previewed.members
-    show_rows(shown["sample"], TRANSACTION_COLUMNS)
+    show_rows(shown["sample"], PARKED_COLUMNS)
     say(f"{_amount(shown)} match; {len(shown['sample'])} of them are shown")
 
 

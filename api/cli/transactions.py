@@ -1,6 +1,9 @@
 """`tx`: look transactions up, end them, and act on them as an operator."""
 
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -8,28 +11,55 @@ import typer
 from api.cli.http_calls import DEFAULT_URL, HttpReply, UrlOption, call, find_all, quoted
 from api.cli.output import (
     Column,
+    CommandFailed,
+    Exit,
     Output,
     OutputOption,
     Row,
     encode,
+    print_line,
+    printable,
     say,
     show_document,
     show_documents,
     show_members,
     show_rows,
 )  # fmt: skip
+from bridge.core.transaction import TransactionState
+from checker.call import show_time
 
-tx = typer.Typer(no_args_is_help=True, help="Transactions: list, look up, end, check, force, resume, abandon.")
+tx = typer.Typer(no_args_is_help=True, help="Transactions: list, look up, watch, end, check, force, resume, abandon.")
+
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_STUCK = "5m"
+_WATCH_INTERVAL_S = 0.5
+
+
+def read_time(text: str) -> str:
+    """RFC 3339 as it is; a duration like 10m is that long ago."""
+    ago = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    if ago is None:
+        return text
+    return show_time(round((time.time() - int(ago[1]) * _UNITS[ago[2]]) * 1000))
+
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Transaction id.")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why; kept in the audit.")]
-StateOption = Annotated[str | None, typer.Option("--state", help="PREPARED, COMMITTED, ROLLED_BACK or PARKED.")]
+StateOption = Annotated[TransactionState | None, typer.Option("--state", case_sensitive=False)]
 GroupOption = Annotated[str | None, typer.Option("--group", "-g", help="Producer group.")]
 TopicOption = Annotated[str | None, typer.Option("--topic", help="A topic one of the messages goes to.")]
 KeyOption = Annotated[str | None, typer.Option("--key", help="The key of one of the messages.")]
-AfterOption = Annotated[str | None, typer.Option("--after", metavar="TIME", help="Born not before, RFC 3339.")]
-BeforeOption = Annotated[str | None, typer.Option("--before", metavar="TIME", help="Born before, RFC 3339.")]
+AfterOption = Annotated[
+    str | None,
+    typer.Option("--after", metavar="TIME", parser=read_time, help="Born not before: RFC 3339, or ago, like 10m, 2h."),
+]
+BeforeOption = Annotated[
+    str | None, typer.Option("--before", metavar="TIME", parser=read_time, help="Born before: as for --after.")
+]
 BlockedOption = Annotated[bool, typer.Option("--blocked", help="Committed, but not yet publishable.")]
+StuckOption = Annotated[
+    bool, typer.Option("--stuck", help=f"What may need a person: PREPARED for more than {_STUCK}, and blocked ones.")
+]
 AbandonedOption = Annotated[bool, typer.Option("--abandoned", help="Committed, and given up while they were blocked.")]
 LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, newest first.")]
 CursorOption = Annotated[str | None, typer.Option("--cursor", help="Go on where another list ended.")]
@@ -47,19 +77,43 @@ def show_receipts(row: Row) -> str | None:
     return " ".join(f"{r['topic']}[{r['partition']}]@{_or_unknown(r['offset'])}" for r in receipts) or None
 
 
+def show_topics(row: Row) -> str | None:
+    """The topic of the first message, and how many others there are."""
+    topics = list(dict.fromkeys(message["topic"] for message in row.get("messages") or ()))
+    return (topics[0] + (f" +{len(topics) - 1}" if len(topics) > 1 else "")) if topics else None
+
+
+def show_key(row: Row) -> str | None:
+    """The key of the first message."""
+    messages: Sequence[Row] = row.get("messages") or ({},)
+    key: str | None = messages[0].get("key", messages[0].get("key_base64"))
+    return key
+
+
+def show_next_check(row: Row) -> str | None:
+    """When the group is asked next; it never was in the past."""
+    due = row["next_check_at"]
+    return "now" if due is not None and due <= show_time(time.time_ns() // 1_000_000) else due
+
+
 TRANSACTION_COLUMNS: list[Column] = [
     ("TRANSACTION", lambda row: row["transaction_id"]),
     ("GROUP", lambda row: row["producer_group"]),
     ("STATE", show_state),
+    ("TOPIC", show_topics),
+    ("KEY", show_key),
     ("BORN", lambda row: row.get("born_time")),
     ("CHECKS", lambda row: row["check_times"]),
-    ("NEXT CHECK", lambda row: row["next_check_at"]),
+    ("NEXT CHECK", show_next_check),
+    ("REASON", lambda row: row["reason"]),
     ("ENDED BY", lambda row: row["resolved_by"]),
     ("PUBLISHED", show_receipts),
 ]
+PARKED_COLUMNS = [column for column in TRANSACTION_COLUMNS if column[0] not in {"STATE", "NEXT CHECK", "PUBLISHED"}]
+PARKED_COLUMNS.append(("PARKED", lambda row: row["resolved_at"]))
 
 
-@tx.command("list", epilog="Example: outbox-bridge tx list --state PREPARED --group orders -n 20")
+@tx.command("list", epilog="Examples: outbox-bridge tx list --stuck; outbox-bridge tx list --state parked --after 2h")
 def list_transactions(  # noqa: PLR0913, PLR0917 - a filter is an option
     state: StateOption = None,
     group: GroupOption = None,
@@ -69,6 +123,7 @@ def list_transactions(  # noqa: PLR0913, PLR0917 - a filter is an option
     before: BeforeOption = None,
     blocked: BlockedOption = False,
     abandoned: AbandonedOption = False,
+    stuck: StuckOption = False,
     limit: LimitOption = 50,
     cursor: CursorOption = None,
     url: UrlOption = DEFAULT_URL,
@@ -80,15 +135,28 @@ def list_transactions(  # noqa: PLR0913, PLR0917 - a filter is an option
         "born_after": after, "born_before": before, "cursor": cursor,
         "blocked": "true" if blocked else None, "abandoned": "true" if abandoned else None,
     }  # fmt: skip
-    show_page(find_all(url, "/v1/transactions", "transactions", filters, limit), output)
+    if not stuck:
+        show_page(find_all(url, "/v1/transactions", "transactions", filters, limit), output)
+        return
+    if any((state, before, blocked, abandoned, cursor)):
+        remedy = "Leave out --state, --before, --blocked, --abandoned and --cursor."
+        raise CommandFailed(Exit.USAGE, "--stuck is a filter of its own", remedy)
+    pending = {**filters, "state": TransactionState.PREPARED, "born_before": read_time(_STUCK)}
+    found = [find_all(url, "/v1/transactions", "transactions", each, limit)[0]
+             for each in (pending, {**filters, "blocked": "true"})]  # fmt: skip
+    show_page(([*found[0], *found[1]], None), output)
+    if any(len(part) == limit for part in found):
+        say("there may be more: --limit")
 
 
-def show_page(found: tuple[list[Any], str | None], output: Output) -> None:
+def show_page(
+    found: tuple[list[Any], str | None], output: Output, columns: Sequence[Column] = TRANSACTION_COLUMNS
+) -> None:
     """A list of transactions; says how to go on if there are more."""
     documents, following = found
     if output is Output.TABLE:
         rows = [HttpReply(200, bytes(document)).members for document in documents]
-        show_rows(rows, TRANSACTION_COLUMNS) if rows else say("none found")
+        show_rows(rows, columns) if rows else say("none found")
     else:
         show_documents(documents, output)
     if following is not None:
@@ -121,6 +189,28 @@ def timeline(transaction_id: IdArgument, url: UrlOption = DEFAULT_URL, output: O
         ("DETAILS", describe_event),
     ]
     show_rows(reply.members["events"], columns)
+
+
+@tx.command(epilog="Example: outbox-bridge tx watch 0206k8e9s5ta7vo3q1m4c8b2h6dg")
+def watch(transaction_id: IdArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+    """Follow a transaction: each event as it happens, until it has ended. Ctrl-C ends the watching."""
+    path, shown = f"/v1/transactions/{quoted(transaction_id)}", 0
+    with suppress(KeyboardInterrupt):
+        while True:
+            ended = has_ended(call(url, "GET", path).members)
+            events = call(url, "GET", f"{path}/timeline").members["events"]
+            for event in events[shown:]:
+                line = "  ".join(map(printable, (event["at"], event["type"], event["by"], describe_event(event))))
+                print_line(line if output is Output.TABLE else encode(event).decode())
+            shown = len(events)
+            if ended:
+                return
+            time.sleep(_WATCH_INTERVAL_S)
+
+
+def has_ended(row: Row) -> bool:
+    """Whether nothing more will happen to it by itself."""
+    return row["state"] != TransactionState.PREPARED and not row["blocked"]
 
 
 def describe_event(event: Row) -> str:

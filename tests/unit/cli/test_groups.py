@@ -38,3 +38,22 @@ def test_group_in_use_is_a_conflict(cli: Cli, bridge: CannedServer) -> None:
     """Its transactions must end first."""
     bridge.refuse("DELETE", PATH, 409, "producer-group-in-use", "2 pending")
     assert cli("group", "delete", "orders", "--url", bridge.url).code == 4
+
+
+def test_set_changes_only_what_is_named(cli: Cli, bridge: CannedServer) -> None:
+    """Leased endpoints are not made lasting ones; a query that the bridge hides is not overwritten by what it shows."""
+    known = {
+        "endpoints": [{"url": "http://a/c", "leased": False}, {"url": "http://b/c", "leased": True}],
+        "check": {"interval_seconds": 30, "mode": "push"},
+    }
+    bridge.answer("GET", PATH, 200, known)
+    bridge.answer("GET", PATH, 200, known | {"endpoints": [{"url": "http://a/c?<hidden>", "leased": False}]})
+    bridge.answer("PUT", PATH, 200, {"name": "orders"})
+    assert cli("group", "set", "orders", "--check", "interval_seconds=10", "--url", bridge.url).code == 0
+    assert bridge.asked[-1].document == {
+        "endpoints": [{"url": "http://a/c"}],
+        "check": {"interval_seconds": 10, "mode": "push"},
+    }
+    assert cli("group", "set", "orders", "--url", bridge.url).code == 2
+    assert cli("group", "set", "orders", "--check", "max_checks=3", "--url", bridge.url).code == 2
+    assert bridge.asked[-1].method == "GET"

@@ -1,6 +1,9 @@
 """api.cli.output: results that programs and people can read."""
 
+import re
+
 import pytest
+from rich.console import Console
 
 from api.cli.output import Output, printable, show_document, show_documents, show_members, show_rows
 
@@ -42,3 +45,17 @@ def test_members_are_name_and_value(capsys: pytest.CaptureFixture[str]) -> None:
     """One line a member."""
     show_members([("state", "PREPARED"), ("checks", 0)])
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [["state", "PREPARED"], ["checks", "0"]]
+
+
+def test_narrow_terminal_gets_a_block_a_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An id stays whole to be copied, and what holds nothing takes no place."""
+    monkeypatch.setattr(
+        "api.cli.output._make_console", lambda stream: Console(file=stream, force_terminal=True, width=40)
+    )
+    rows = [{"id": "x" * 60, "key": "42", "why": None}]
+    columns = [("ID", lambda row: row["id"]), ("KEY", lambda row: row["key"]), ("WHY", lambda row: row["why"])]
+    show_rows(rows, columns)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert [line.split() for line in lines] == [["x" * 60], ["key", "42"]]

@@ -1,5 +1,7 @@
 """api.cli.transactions: commands as requests, answers as tables and JSON."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from tests.support.canned_http import CannedServer
@@ -12,18 +14,19 @@ TRANSACTION = {
     "receipts": [{"topic": "orders.created", "partition": 0, "offset": 7}],
     "born_time": "2026-01-31T11:59:00.000Z", "first_check_at": None, "next_check_at": None, "check_times": 1,
     "queue_id": 1, "queue_offset": 5, "ordering_key": None, "idempotency_key": None,
+    "messages": [{"topic": "orders.created", "key": "42", "value_bytes": 11}, {"topic": "credits", "key": None}],
 }  # fmt: skip
 
 
 def test_list_sends_its_filters(cli: Cli, bridge: CannedServer) -> None:
     """Each option is the parameter of the HTTP interface."""
     bridge.answer("GET", "/v1/transactions", 200, {"transactions": [TRANSACTION], "next": None})
-    ended = cli("tx", "list", "--state", "COMMITTED", "-g", "orders", "--key", "42", "--url", bridge.url)
+    ended = cli("tx", "list", "--state", "committed", "-g", "orders", "--key", "42", "--url", bridge.url)
     assert ended.code == 0
     assert bridge.asked[0].query == {"state": "COMMITTED", "producer_group": "orders", "key": "42", "limit": "50"}
     header, row = ended.out.splitlines()
     assert header.split()[:3] == ["TRANSACTION", "GROUP", "STATE"]
-    assert row.split()[:3] == [ID, "orders", "COMMITTED"]
+    assert row.split()[:6] == [ID, "orders", "COMMITTED", "orders.created", "+1", "42"]
     assert row.split()[-1] == "orders.created[0]@7"
 
 
@@ -33,6 +36,42 @@ def test_list_finds_what_needs_an_operator(cli: Cli, bridge: CannedServer, filte
     bridge.answer("GET", "/v1/transactions", 200, {"transactions": [], "next": None})
     assert cli("tx", "list", f"--{filter_name}", "--url", bridge.url).err == "none found\n"
     assert bridge.asked[0].query == {filter_name: "true", "limit": "50"}
+
+
+def test_list_of_what_is_stuck_is_two_lists(cli: Cli, bridge: CannedServer) -> None:
+    """What is pending for long, and what is blocked; it takes no filter that contradicts it."""
+    bridge.answer("GET", "/v1/transactions", 200, {"transactions": [TRANSACTION], "next": None})
+    ended = cli("tx", "list", "--stuck", "-g", "orders", "--url", bridge.url)
+    assert (ended.code, len(ended.out.splitlines())) == (0, 3)
+    pending, blocked = (asked.query for asked in bridge.asked)
+    assert pending.pop("born_before").endswith("Z")
+    assert pending == {"producer_group": "orders", "limit": "50", "state": "PREPARED"}
+    assert blocked == {"producer_group": "orders", "limit": "50", "blocked": "true"}
+    assert cli("tx", "list", "--stuck", "--state", "PARKED", "--url", bridge.url).code == 2
+
+
+def test_times_may_be_told_as_ages(cli: Cli, bridge: CannedServer) -> None:
+    """And what is due is never shown as a time that is over."""
+    due = TRANSACTION | {"state": "PREPARED", "next_check_at": "2026-01-31T12:00:30.000Z"}
+    bridge.answer("GET", "/v1/transactions", 200, {"transactions": [due], "next": None})
+    before = datetime.now(UTC) - timedelta(minutes=10)
+    ended = cli("tx", "list", "--after", "10m", "--before", "2026-01-31T13:00:00Z", "--url", bridge.url)
+    asked = bridge.asked[0].query
+    assert timedelta(0) <= datetime.fromisoformat(asked["born_after"]) - before < timedelta(minutes=5)
+    assert asked["born_before"] == "2026-01-31T13:00:00Z"
+    assert " now " in ended.out
+
+
+def test_watch_follows_a_transaction_to_its_end(cli: Cli, bridge: CannedServer) -> None:
+    """Each event once."""
+    events = [
+        {"at": "2026-01-31T11:59:00.000Z", "type": "prepared", "by": "producer"},
+        {"at": "2026-01-31T12:00:00.000Z", "type": "published", "by": None, "receipts": []},
+    ]
+    bridge.answer("GET", f"/v1/transactions/{ID}", 200, TRANSACTION)
+    bridge.answer("GET", f"/v1/transactions/{ID}/timeline", 200, {"events": events})
+    ended = cli("tx", "watch", ID, "--url", bridge.url)
+    assert [line.split()[1] for line in ended.out.splitlines()] == ["prepared", "published"]
 
 
 def test_list_says_how_to_go_on(cli: Cli, bridge: CannedServer) -> None:
