@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http import HTTPStatus
+from inspect import iscoroutinefunction
 from typing import Final, NamedTuple
 
 from outbox.client.checks import (
@@ -27,7 +28,7 @@ from outbox.client.checks import (
     encode_answer,
     encode_echo,
 )
-from outbox.client.errors import CallRefused, OutboxConfigError, SignatureRefused
+from outbox.client.errors import CallRefused, Misuse, OutboxConfigError, SignatureRefused
 from outbox.client.listener import Resolution
 
 _LOG: Final = logging.getLogger("outbox")
@@ -120,6 +121,8 @@ class CheckHandler:
         config: CheckConfig | None = None,
     ) -> None:
         """`secrets`: all that sign now. `producer_groups`: None answers for any group they sign for."""
+        if _is_awaited(answer):
+            raise Misuse("an answer that is awaited needs an AsyncCheckHandler")
         self.gate = CheckCallGuard(secrets, producer_groups, config or CheckConfig())
         self._answer = answer
         self._pool = ThreadPoolExecutor(self.gate.config.max_calls_at_once, thread_name_prefix="outbox-check")
@@ -159,6 +162,8 @@ class AsyncCheckHandler:
         config: CheckConfig | None = None,
     ) -> None:
         """As CheckHandler."""
+        if not _is_awaited(answer):
+            raise Misuse("an AsyncCheckHandler awaits its answer; CheckHandler takes this one")
         self.gate = CheckCallGuard(secrets, producer_groups, config or CheckConfig())
         self._answer = answer
         self._turns = asyncio.Semaphore(self.gate.config.max_calls_at_once)
@@ -175,6 +180,10 @@ class AsyncCheckHandler:
         except Exception as error:  # noqa: BLE001 - the outermost edge of the user's own code
             found.note(error)
         return found.reply()
+
+
+def _is_awaited(answer: object) -> bool:
+    return iscoroutinefunction(answer) or iscoroutinefunction(type(answer).__call__)
 
 
 class Findings:

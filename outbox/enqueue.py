@@ -11,16 +11,18 @@ import base64
 import hashlib
 import json
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Executable
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from outbox.client.errors import InvalidMessage
 from outbox.tables import make_outbox_table
-from outbox.transaction_record import DatabaseNow
+from outbox.transaction_record import DatabaseNow, find_connection, find_run, raise_missing
 
 if TYPE_CHECKING:  # at run time it needs greenlet, which comes with `sqlalchemy[asyncio]` only
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
@@ -60,9 +62,13 @@ def enqueue(
     """
     if not messages:
         return ()
-    conn = session if isinstance(session, Connection) else session.connection()
+    conn = find_connection(session, "enqueue_async")
     rows = [_make_row(message, ordering_key) for message in messages]
-    _insert(conn, table, rows, is_told=notify)
+    try:
+        _insert(conn, table, rows, is_told=notify)
+    except DBAPIError as error:
+        raise_missing(error, conn, table, "make_outbox_table")
+        raise
     return [row["message_id"] for row in rows]
 
 
@@ -74,8 +80,9 @@ async def enqueue_async(
     notify: bool = True,
 ) -> Sequence[str]:
     """As `enqueue`."""
-    run: Callable[..., Awaitable[Sequence[str]]] = session.run_sync
-    return await run(partial(_enqueue_in, messages=messages, ordering_key=ordering_key, table=table, notify=notify))
+    work = partial(_enqueue_in, messages=messages, ordering_key=ordering_key, table=table, notify=notify)
+    written: Sequence[str] = await find_run(session, "enqueue")(work)
+    return written
 
 
 _NO_HEADERS: Final = "[]"
@@ -127,6 +134,8 @@ def _tell() -> sa.ColumnElement[Any]:
 
 
 def _make_row(message: OutboxMessage, ordering_key: str | None) -> dict[str, Any]:
+    if not hasattr(message, "topic"):
+        raise InvalidMessage(f"give a Message, not {type(message).__name__}")
     order = message.key if ordering_key is None else ordering_key.encode()
     return {
         "message_id": str(uuid.uuid4()),

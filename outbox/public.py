@@ -28,6 +28,7 @@ from outbox.client.errors import (
     Problem,
     Refused,
     RequestRefused,
+    TableMissing,
     Unavailable,
 )
 from outbox.client.json_text import write_json
@@ -95,6 +96,7 @@ __all__ = [
     "Refused",
     "RequestRefused",
     "Resolution",
+    "TableMissing",
     "Transaction",
     "TransactionListener",
     "TransactionProducer",

@@ -29,7 +29,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
 from outbox.client.checks import Check, Tell
-from outbox.client.errors import LocalTransactionBarred, OutboxConfigError
+from outbox.client.errors import LocalTransactionBarred, Misuse, OutboxConfigError, TableMissing
 from outbox.client.listener import Resolution
 from outbox.tables import BARRED, CLEANED, CLEANED_ID, WRITTEN, make_record_table
 
@@ -135,6 +135,36 @@ def is_autocommitting(conn: Connection) -> bool:
     """Whether each statement commits for itself. SQLite's driver does so until its first write: not asked there."""
     raw = conn.connection.dbapi_connection
     return conn.dialect.name != "sqlite" and raw is not None and conn.dialect.detect_autocommit_setting(raw)
+
+
+def find_connection(session: Session | Connection, other: str) -> Connection:
+    """That of a session. Raises Misuse. `other`: what takes sessions of asyncio."""
+    if isinstance(session, Connection):
+        return session
+    if hasattr(session, "run_sync"):
+        raise Misuse(f"a session of asyncio needs {other}")
+    if not hasattr(session, "connection"):
+        raise Misuse(f"a session or connection of SQLAlchemy is needed, not {type(session).__name__}")
+    return session.connection()
+
+
+def find_run(session: object, other: str) -> Callable[..., Awaitable[Any]]:
+    """What runs a function in a session of asyncio. Raises Misuse. `other`: what takes other sessions."""
+    run = getattr(session, "run_sync", None)
+    if run is None:
+        raise Misuse(f"a session or connection of asyncio is needed, not {type(session).__name__}: that is for {other}")
+    found: Callable[..., Awaitable[Any]] = run
+    return found
+
+
+def raise_missing(error: DBAPIError, conn: Connection, table: sa.Table, maker: str) -> None:
+    """Raises TableMissing if that is what the error says."""
+    origin = error.orig
+    number = origin.args[0] if origin is not None and origin.args else None
+    is_missing = getattr(origin, "sqlstate", None) == "42P01" or number == 1146
+    if is_missing or str(number).startswith("no such table"):
+        remedy = f"{maker}(Base.metadata) declares it for create_all and Alembic, `python -m outbox.ddl` shows its SQL"
+        raise TableMissing(table.fullname, conn.dialect.name, remedy) from error
 
 
 def is_locked_out(error: DBAPIError) -> bool:
@@ -282,16 +312,21 @@ class TransactionRecord:
 
         Raises LocalTransactionBarred; OutboxConfigError if the session commits each statement for itself.
         """
-        conn = session if isinstance(session, Connection) else session.connection()
+        conn = find_connection(session, "AsyncTransactionRecord")
         if is_autocommitting(conn):
             raise OutboxConfigError("with AUTOCOMMIT there is no local transaction that a record could be part of")
         try:
             insert_record(conn, self.table, transaction_id, producer_group)
         except IntegrityError as error:
             raise LocalTransactionBarred(f"transaction {transaction_id} has a record already") from error
+        except DBAPIError as error:
+            raise_missing(error, conn, self.table, "make_record_table")
+            raise
 
     def answers(self, engine: Engine) -> RecordAnswers:
         """What a CheckHandler asks."""
+        if hasattr(engine, "sync_engine") or not hasattr(engine, "connect"):
+            raise Misuse("checks are answered from an Engine; one of asyncio needs an AsyncTransactionRecord")
         return RecordAnswers(engine, self.table, self._config)
 
     def clean(self, engine: Engine) -> int:
@@ -311,11 +346,14 @@ class AsyncTransactionRecord:
 
     async def write(self, session: "AsyncSession | AsyncConnection", transaction_id: str, producer_group: str) -> None:
         """As TransactionRecord.write."""
-        run: Callable[..., Awaitable[None]] = session.run_sync
-        await run(partial(_write_swapped, self._record, transaction_id, producer_group))
+        await find_run(session, "TransactionRecord")(
+            partial(_write_swapped, self._record, transaction_id, producer_group)
+        )
 
     def answers(self, engine: "AsyncEngine") -> AsyncRecordAnswers:
         """What an AsyncCheckHandler asks."""
+        if not hasattr(engine, "sync_engine"):
+            raise Misuse("checks are answered from an AsyncEngine; an Engine needs a TransactionRecord")
         return AsyncRecordAnswers(engine, self.table, self._config)
 
     async def clean(self, engine: "AsyncEngine") -> int:

@@ -13,6 +13,7 @@ from outbox.client.errors import (
     GivenUp,
     InvalidMessage,
     LocalCommitUnknown,
+    LocalTransactionBarred,
     Misuse,
     NotPrepared,
     OutboxError,
@@ -158,6 +159,8 @@ class TransactionBlock:
             raise Misuse("messages are sent inside the `with` block")
         if self._early is not None:
             raise Misuse("messages are sent before `prepare_early`, which has stored those that were there")
+        if not all(isinstance(message, Message) for message in messages):
+            raise InvalidMessage("`add` takes Messages; `send` takes a topic and what belongs to it")
         if len(self._messages) + len(messages) > MAX_MESSAGES:
             raise InvalidMessage(f"a transaction has at most {MAX_MESSAGES} messages")
         self._messages += messages
@@ -254,9 +257,9 @@ class TransactionBlock:
         """Ends what certainly is not committed here.
 
         A key of the caller's own may name a transaction that another run has committed: that one's record answers.
-        The same holds where the record was there already, which it says by an OutboxError.
+        The same holds where the record was there already.
         """
-        if self._options.get("idempotency_key") is None and not isinstance(error, OutboxError):
+        if self._options.get("idempotency_key") is None and not isinstance(error, LocalTransactionBarred):
             await end_or_leave(self._verbs, half, Resolution.ROLLBACK, self._time)
 
     async def _roll_back(self) -> bool:

@@ -2,15 +2,15 @@
 
 from collections.abc import Coroutine, Sequence
 from inspect import iscoroutinefunction
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, NoReturn, Self, TypeVar, Unpack
 
 from outbox.client.block import TransactionBlock
 from outbox.client.caller import BridgeClient
-from outbox.client.calls import PrepareOptions, check_group
+from outbox.client.calls import PrepareOptions, check_group, check_options
 from outbox.client.config import BridgeConfig
 from outbox.client.connection import LoopConnection, ThreadConnection, run_now
 from outbox.client.endpoint_lease import AsyncEndpointLease, EndpointLease, LeaseKeeper
-from outbox.client.errors import Misuse
+from outbox.client.errors import Misuse, OutboxConfigError
 from outbox.client.listener import Resolution
 from outbox.client.local_transaction import (
     AsyncLocalSession,
@@ -19,6 +19,7 @@ from outbox.client.local_transaction import (
     RecordWriter,
     default_record,
     load_guards,
+    name_kind,
 )
 from outbox.client.message import Message
 from outbox.client.pull_worker import Answer, AsyncAnswer, AsyncPullWorker, PullConfig, PullWorker
@@ -27,7 +28,27 @@ from outbox.client.replies import Prepared, TransactionView
 T = TypeVar("T")
 
 
-class Transaction(TransactionBlock):
+class _Blocking:
+    """`async with` is for the other face."""
+
+    async def __aenter__(self) -> NoReturn:
+        raise Misuse(f"{type(self).__name__} is entered by `with`; AsyncBridge is for `async with`")
+
+    async def __aexit__(self, *_: object) -> None:
+        """Never entered."""
+
+
+class _Awaited:
+    """`with` is for the other face."""
+
+    def __enter__(self) -> NoReturn:
+        raise Misuse(f"{type(self).__name__} is entered by `async with`")
+
+    def __exit__(self, *_: object) -> None:
+        """Never entered."""
+
+
+class Transaction(_Blocking, TransactionBlock):
     """A block of `Bridge.transaction`."""
 
     def prepare_early(self) -> None:
@@ -46,7 +67,7 @@ class Transaction(TransactionBlock):
         run_now(self._leave(error))
 
 
-class Bridge:
+class Bridge(_Blocking):
     """A connection to the bridge for one producer group; threads share it. Close it, or use it in a `with`.
 
     `record`: what is written in local transactions so that checks can be answered; by default the ready-made one.
@@ -61,8 +82,8 @@ class Bridge:
         record: RecordWriter | None = None,
     ) -> None:
         self.producer_group = check_group(producer_group)
-        self.config = config or BridgeConfig()
-        self._record = record
+        self.config = _checked_config(config)
+        self._record = _checked_record(record)
         load_guards()
         self._link = ThreadConnection(url, self.config)
         self._leases: list[EndpointLease] = []
@@ -79,6 +100,7 @@ class Bridge:
         """
         if iscoroutinefunction(getattr(session, "commit", None)):
             raise Misuse("a session of asyncio needs an AsyncBridge")
+        check_options(options)
         if self._record is None:
             self._record = default_record(is_async=False)
         return Transaction(self._verbs, LocalWork(session, self._record), self._link.lifetime, options)
@@ -137,7 +159,7 @@ class Bridge:
             flow.close()
 
 
-class AsyncTransaction(TransactionBlock):
+class AsyncTransaction(_Awaited, TransactionBlock):
     """A block of `AsyncBridge.transaction`."""
 
     async def prepare_early(self) -> None:
@@ -152,7 +174,7 @@ class AsyncTransaction(TransactionBlock):
         await self._leave(error)
 
 
-class AsyncBridge:
+class AsyncBridge(_Awaited):
     """A connection to the bridge for one producer group, used in one event loop by any number of tasks.
 
     `record`: as for Bridge; its `write` may be a coroutine function.
@@ -167,8 +189,8 @@ class AsyncBridge:
         record: RecordWriter | None = None,
     ) -> None:
         self.producer_group = check_group(producer_group)
-        self.config = config or BridgeConfig()
-        self._record = record
+        self.config = _checked_config(config)
+        self._record = _checked_record(record)
         load_guards()
         self._link = LoopConnection(url, self.config)
         self._leases: list[AsyncEndpointLease] = []
@@ -176,6 +198,9 @@ class AsyncBridge:
 
     def transaction(self, session: AsyncLocalSession, **options: Unpack[PrepareOptions]) -> AsyncTransaction:
         """A block at whose end the session is committed, and what was sent in it is published; as Bridge's."""
+        if not iscoroutinefunction(getattr(session, "commit", None)):
+            raise Misuse("an AsyncBridge needs a session of asyncio; Bridge takes others")
+        check_options(options)
         if self._record is None:
             self._record = default_record(is_async=True)
         return AsyncTransaction(self._verbs, LocalWork(session, self._record), self._link.lifetime, options)
@@ -234,3 +259,15 @@ class AsyncBridge:
                 return await flow
         finally:
             flow.close()
+
+
+def _checked_config(config: BridgeConfig | None) -> BridgeConfig:
+    if config is not None and not isinstance(config, BridgeConfig):
+        raise OutboxConfigError(f"config is a BridgeConfig, not {type(config).__name__}")
+    return config or BridgeConfig()
+
+
+def _checked_record(record: RecordWriter | None) -> RecordWriter | None:
+    if record is not None and (isinstance(record, type) or not callable(getattr(record, "write", None))):
+        raise OutboxConfigError(f"record is a TransactionRecord, or has a `write` like it, not {name_kind(record)}")
+    return record

@@ -4,13 +4,13 @@ What many callers ask at once travels in one request: a call is an item of a lis
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 from urllib.parse import quote as quote_path
 from urllib.parse import urlencode
 
-from outbox.client.errors import InvalidMessage, OutboxConfigError
+from outbox.client.errors import InvalidMessage, Misuse, OutboxConfigError
 from outbox.client.json_text import quote
 from outbox.client.listener import Resolution
 from outbox.client.message import SEPARATORS, Message, encode_message
@@ -98,6 +98,7 @@ def prepare_call(
     is_fresh: bool = False,
 ) -> Call:
     """A prepare; or a publish, which needs no end. Raises InvalidMessage."""
+    check_options(options)
     members = [f'"producer_group":"{group}"', *_encode_options(options)]
     listed = ",".join([encode_message(message) for message in messages])
     item = "{" + ",".join([*members, f'"messages":[{listed}]']) + "}"
@@ -166,6 +167,14 @@ def check_transaction_id(transaction_id: str) -> None:
     """Raises InvalidMessage for what cannot be an id."""
     if not isinstance(transaction_id, str) or _TRANSACTION_ID.fullmatch(transaction_id) is None:
         raise InvalidMessage("not a transaction id as the bridge gave it")
+
+
+def check_options(options: Mapping[str, object]) -> None:
+    """Raises Misuse for names that are none: an option with a typing error must not be left out silently."""
+    unknown = sorted(options.keys() - PrepareOptions.__annotations__.keys())
+    if unknown:
+        known = ", ".join(PrepareOptions.__annotations__)
+        raise Misuse(f"no option {unknown[0]}: there are {known}")
 
 
 def _endpoints(group: str) -> str:

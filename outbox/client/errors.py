@@ -225,15 +225,16 @@ class DatabaseUnavailable(OutboxError):
 
 
 class TableMissing(OutboxError):
-    """The database has no such table."""
+    """The database has no such table. `remedy`: what makes it."""
 
-    def __init__(self, table: str, database: str) -> None:
-        super().__init__(table, database)
+    def __init__(self, table: str, database: str, remedy: str = "") -> None:
+        super().__init__(table, database, remedy)
         self.table = table
         self.database = database
+        self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"the database has no table {self.table}"
+        return f"the database has no table {self.table}" + (f": {self.remedy}" if self.remedy else "")
 
 
 class HandOverUnavailable(OutboxError):

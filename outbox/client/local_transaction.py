@@ -57,8 +57,9 @@ class LocalWork:
 
     def __init__(self, session: LocalSession | AsyncLocalSession, record: RecordWriter) -> None:
         """Raises Misuse for what is no session."""
-        if not (callable(getattr(session, "commit", None)) and callable(getattr(session, "rollback", None))):
-            raise Misuse(f"a block needs a session or a connection, not {type(session).__name__}")
+        is_session = callable(getattr(session, "commit", None)) and callable(getattr(session, "rollback", None))
+        if isinstance(session, type) or not is_session:
+            raise Misuse(f"a block needs a session or a connection, not {name_kind(session)}")
         guards = load_guards()
         self._guard = None if guards is None else guards.find_guard(session)
         self._session = session
@@ -101,6 +102,11 @@ def default_record(*, is_async: bool) -> RecordWriter:
     module = import_module("outbox.transaction_record")
     record: RecordWriter = module.AsyncTransactionRecord() if is_async else module.TransactionRecord()
     return record
+
+
+def name_kind(given: object) -> str:
+    """What was given, without its content."""
+    return f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
 
 
 async def _settle(result: object) -> None:

@@ -49,6 +49,9 @@ class Message:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> None:
+        given: object = topic
+        if isinstance(given, Message):
+            raise InvalidMessage("a topic is its name; `add` takes a whole Message")
         if not isinstance(topic, str) or _TOPIC.fullmatch(topic) is None:
             raise InvalidMessage("a topic has 1..249 characters of A-Z a-z 0-9 . _ -")
         keep = object.__setattr__
@@ -104,10 +107,19 @@ def read_message(members: Mapping[str, Any]) -> Message:
 
 def as_messages(messages: Message | Sequence[Message]) -> tuple[Message, ...]:
     """One or many, as many. Raises InvalidMessage."""
-    listed = (messages,) if isinstance(messages, Message) else tuple(messages)
+    listed = (messages,) if isinstance(messages, Message) else messages
+    if not isinstance(listed, list | tuple) or not all(isinstance(one, Message) for one in listed):
+        raise InvalidMessage(f"give a Message, or a list of them, not {_kind(messages)}")
     if not 1 <= len(listed) <= MAX_MESSAGES:
         raise InvalidMessage(f"a transaction has 1..{MAX_MESSAGES} messages, not {len(listed)}")
-    return listed
+    return tuple(listed)
+
+
+def _kind(given: object) -> str:
+    """Of what was given in place of a message, without its content."""
+    if not isinstance(given, list | tuple):
+        return type(given).__name__
+    return "a list with " + next(type(one).__name__ for one in given if not isinstance(one, Message))
 
 
 def _shown(members: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - what JSON holds

@@ -38,8 +38,8 @@ from tests.support.socket_bridge import SocketBridge
 
 HTML = {"Content-Type": "text/html"}
 PAGE = b"<html><h1>Bad Gateway</h1></html>"
-SHORT = BridgeConfig(call_timeout_s=1.0, close_timeout_s=1.0, http=HttpConfig(slack_s=0.5))
-PATIENT = BridgeConfig(call_timeout_s=8.0, close_timeout_s=1.0, http=HttpConfig(slack_s=0.3))
+SHORT = BridgeConfig(call_timeout_s=1.0, block_timeout_s=1.0, close_timeout_s=1.0, http=HttpConfig(slack_s=0.5))
+PATIENT = BridgeConfig(call_timeout_s=8.0, block_timeout_s=10.0, close_timeout_s=1.0, http=HttpConfig(slack_s=0.3))
 
 PASSING = {
     "lost answer": lose_answer,

@@ -8,7 +8,7 @@ from tests.support.faulty_front import Front, let_through, lose_answer, lose_req
 from tests.support.sdk_twins import MakeTwin
 from tests.support.socket_bridge import SocketBridge
 
-HASTY = BridgeConfig(call_timeout_s=8.0, close_timeout_s=1.0, http=HttpConfig(slack_s=0.3))
+HASTY = BridgeConfig(call_timeout_s=8.0, block_timeout_s=10.0, close_timeout_s=1.0, http=HttpConfig(slack_s=0.3))
 
 
 def told_times(front: Front) -> list[int | None]:

@@ -185,10 +185,10 @@ def test_rollback_before_the_first_message_is_free(engine: sa.Engine, face: Brid
 def test_block_in_a_block_of_the_same_session_commits_neither(
     bridge: SocketBridge, engine: sa.Engine, face: Bridge
 ) -> None:
-    """The inner one's commit would have been that of the outer one's rows too; what it prepared is for the check."""
+    """The inner one's commit would have been that of the outer one's rows too; what it prepared is withdrawn."""
     with Session(engine) as session, pytest.raises(Misuse):
         place(face, session, lambda: place(face, session, lambda: None))
-    assert (orders(engine), bridge.states_of(face.producer_group)) == ([], ["PREPARED"])
+    assert (orders(engine), bridge.states_of(face.producer_group)) == ([], ["ROLLED_BACK"])
 
 
 def test_engine_is_no_session(engine: sa.Engine, face: Bridge) -> None:
