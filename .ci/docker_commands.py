@@ -94,10 +94,10 @@ class Door:
     key: str
     context: ssl.SSLContext | None = None
 
-    def call(self, path: str, body: object = None) -> dict[str, Any]:
-        """The answer, which must be a success: a POST if there is a body."""
+    def call(self, path: str, body: object = None, method: str | None = None) -> dict[str, Any]:
+        """The answer, which must be a success: a POST if there is a body and nothing else is said."""
         headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
-        request = Request(self.url + path, None if body is None else json.dumps(body).encode(), headers)
+        request = Request(self.url + path, None if body is None else json.dumps(body).encode(), headers, method=method)
         with urlopen(request, timeout=STOP_TIMEOUT_S, context=self.context) as answer:
             members: dict[str, Any] = json.load(answer)
         return members
@@ -105,6 +105,7 @@ class Door:
     def publish_one(self, topic: str) -> None:
         """Prepares and commits a transaction, with the key; waits until it is published."""
         message = {"topic": topic, "key": "7", "value": {"order": 7}}
+        self.call("/v1/producer-groups/orders", {}, "PUT")
         prepared = self.call("/v1/transactions", {"producer_group": "orders", "messages": [message]})
         path = f"/v1/transactions/{prepared['transaction_id']}"
         self.call(f"{path}/commit", {"producer_group": "orders"})

@@ -241,7 +241,7 @@ class Settings(BaseSettings):
     data_dir: Path = Path(".outbox-bridge")
     insecure_no_auth: bool = False
     insecure_kafka: bool = False
-    auto_create_groups: bool = True
+    auto_create_groups: bool = False  # else a typing error is a group that nobody is asked about
     transaction_id_header: bool = True
     topics: TopicsSettings = TopicsSettings()
     http: HttpSettings = HttpSettings()

@@ -162,6 +162,7 @@ def _make_settings(wishes: DevOptions, folder: Path, bootstrap: str) -> "Setting
     """The user's settings, with what `dev` decides; callbacks to this machine are allowed."""
     own = load(wishes.config)
     networks = tuple(dict.fromkeys((*own.callbacks.allow_networks, *LOOPBACK)))
+    from api.settings import Origin  # noqa: PLC0415  # slow to import
     from api.web.guard import is_loopback  # noqa: PLC0415  # slow to import
 
     flags: dict[str, Any] = {
@@ -170,6 +171,7 @@ def _make_settings(wishes: DevOptions, folder: Path, bootstrap: str) -> "Setting
         "http": {"port": wishes.port},
         "callbacks": {"allow_networks": networks},
         "insecure_no_auth": is_loopback(own.http.host) or None,
+        "auto_create_groups": True if own.origin("auto_create_groups") is Origin.DEFAULT else None,
     }
     return load(wishes.config, flags)
 

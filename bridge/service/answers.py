@@ -69,7 +69,8 @@ def refuse_missing(transaction_id: str, lost_ms: int | None = None) -> Refused:
 
 def refuse_group(group: str) -> Refused:
     """Nobody created the group."""
-    return Refused(RefusalCode.UNKNOWN_PRODUCER_GROUP, f"producer group {group} does not exist")
+    detail = f"producer group {group} does not exist: `outbox-bridge group put` makes it"
+    return Refused(RefusalCode.UNKNOWN_PRODUCER_GROUP, detail)
 
 
 def answer_end(call: EndCall, heard: ReceivedReply) -> TransactionView | Refused | None:

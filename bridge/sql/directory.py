@@ -98,13 +98,15 @@ class SqlDirectory:
     async def _make_group(self, group: str) -> ProducerGroup:
         now_ms = self._clock.now_ms()
 
-        def work(conn: Connection) -> ProducerGroup:
-            groups.ensure_group(conn, group, now_ms)
+        def work(conn: Connection) -> tuple[ProducerGroup, bool]:
+            is_new = groups.ensure_group(conn, group, now_ms)
             made = groups.read_group(conn, group, now_ms)
             assert made is not None  # in one SQL transaction
-            return made
+            return made, is_new
 
-        made = await self._database.run(work)
+        made, is_new = await self._database.run(work)
+        if is_new:  # perhaps a typing error
+            _LOG.warning("group_made_by_a_prepare", group=group, endpoint="none: `outbox-bridge group put` names one")
         # without the version, so that the next refresh still reads everything
         self._snapshot = replace(self._snapshot, groups={**self._snapshot.groups, group: made})
         self._groups = _without(self._snapshot.groups, self._ended)

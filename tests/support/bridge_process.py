@@ -251,6 +251,7 @@ class Bridge:
             "OUTBOX_BRIDGE_TOPICS__PREFIX": self.prefix,
             "OUTBOX_BRIDGE_CALLBACKS__ALLOW_NETWORKS": '["127.0.0.0/8"]',
             "OUTBOX_BRIDGE_LOG__FORMAT": "json",
+            "OUTBOX_BRIDGE_AUTO_CREATE_GROUPS": "true",
             **later,
             **self.settings,
             **extra,

@@ -28,18 +28,18 @@ def test_defaults_are_a_bridge_on_this_machine(tmp_path: Path) -> None:
     assert settings.sql_url() == f"sqlite:///{tmp_path}/.outbox-bridge/bridge.db"
     assert settings.kafka == {"bootstrap.servers": "127.0.0.1:9092"}
     assert settings.limits.body_bytes == 8 * 1024 * 1024
-    assert settings.auto_create_groups
+    assert not settings.auto_create_groups
     assert settings.origin("http.port") is Origin.DEFAULT
 
 
 def test_flags_win_over_environment_over_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Value by value, not section by section."""
-    write("auto_create_groups = false\n[http]\nport = 1\nbacklog = 1\nkeep_alive_seconds = 1\n")
+    write("auto_create_groups = true\n[http]\nport = 1\nbacklog = 1\nkeep_alive_seconds = 1\n")
     monkeypatch.setenv("OUTBOX_BRIDGE_HTTP__PORT", "2")
     monkeypatch.setenv("OUTBOX_BRIDGE_HTTP__BACKLOG", "2")
     settings = load_settings({"http": {"port": 3, "host": None}, "data_dir": None})
     assert (settings.http.port, settings.http.backlog, settings.http.keep_alive_seconds) == (3, 2, 1)
-    assert not settings.auto_create_groups
+    assert settings.auto_create_groups
     origins = [settings.origin(f"http.{name}") for name in ("port", "backlog", "keep_alive_seconds", "host")]
     assert origins == [Origin.FLAG, Origin.ENVIRONMENT, Origin.FILE, Origin.DEFAULT]
 

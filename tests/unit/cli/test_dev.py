@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from api.cli.dev import begin_when_led
+from api.cli.dev import DevOptions, _make_settings, begin_when_led
+from api.cli.output import Output
 from bridge.broker.broker_process import FileLock
 from bridge.core.errors import StoreError, StoreTimeout, StoreUnavailable
 
@@ -42,6 +43,15 @@ def run_dev(folder: Path, *arguments: str, **environment: str) -> "subprocess.Co
         timeout=TIMEOUT_S,
         check=False,
     )
+
+
+@pytest.mark.parametrize(("said", "is_made"), [("", True), ("auto_create_groups = false\n", False)])
+def test_first_prepare_makes_a_group_unless_it_is_switched_off(tmp_path: Path, said: str, is_made: bool) -> None:
+    """In `dev` alone: a group costs a newcomer nothing, and a typing error shows in its terminal."""
+    config = tmp_path / "bridge.toml"
+    config.write_text(said)
+    wishes = DevOptions(None, 0, None, (), config, Output.TABLE)
+    assert _make_settings(wishes, tmp_path, "").auto_create_groups is is_made
 
 
 def test_taken_api_port_is_named_with_its_holder(tmp_path: Path, taken_port: int) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from bridge.core.check_rules import CheckTimes, GroupSettings
 from bridge.core.message import Message
@@ -190,12 +191,17 @@ def test_several_messages_are_one_record(tmp_path: Path) -> None:
 
 
 def test_unknown_groups_are_created_or_refused(tmp_path: Path) -> None:
-    """The first prepare of a group creates it, unless that is switched off; one made elsewhere is known at once."""
+    """The first prepare of a group creates it, which is logged once, unless that is switched off; one made elsewhere is
+    known at once.
+    """
     world = make_service_world(tmp_path)
 
     async def story() -> None:
         async with world.serving() as api:
-            await api.transactions.prepare([world.call(group="new")])
+            with capture_logs() as logged:
+                await api.transactions.prepare([world.call(group="new")] * 2)
+                await api.transactions.prepare([world.call(group="new")])
+            assert [line["group"] for line in logged if line["event"] == "group_made_by_a_prepare"] == ["new"]
             assert api.directory.get("new") is not None
         async with world.serving("strict", auto_create_groups=False) as api:
             [refused, known] = await api.transactions.prepare([world.call(group="newer"), world.call(group="new")])
