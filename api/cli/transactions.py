@@ -314,6 +314,9 @@ def _describe(row: Row) -> Iterator[tuple[str, object]]:
     for name, value in row.items():
         if name == "receipts":
             yield "published", show_receipts(row)
+        elif name == "next":
+            if value["what"] != "nothing":
+                yield "next", value["what"] if value["at"] is None else f"{value['what']} at {value['at']}"
         elif name == "messages":
             for number, message in enumerate(value):
                 yield f"message {number}", message

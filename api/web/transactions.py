@@ -54,6 +54,7 @@ from api.web.views import (
     encode_json,
     render_accepted,
     render_event,
+    render_explained,
     render_prepared,
     render_transaction,
 )
@@ -196,13 +197,16 @@ async def get(request: ApiRequest, transaction_id: str) -> HttpAnswer:
     if query.text("include") not in {None, "messages"}:
         raise invalid("?include", "only `messages` can be included")
     view = await _found(request, transaction_id)
+    said = await request.services.transactions.explain(view)
+    if isinstance(said, Refused):
+        raise refuse(said)
     if query.text("include") is None:
-        return json_answer(200, render_transaction(view))
+        return json_answer(200, render_explained(view, said))
     bodies = await request.services.transactions.get_bodies(view, who_is(request, ""))
     if isinstance(bodies, Refused):
         raise refuse(bodies)
     shown = None if bodies is None else await request.services.turns.run(bodies_in_steps(bodies))
-    return json_answer(200, render_transaction(view, shown))
+    return json_answer(200, render_explained(view, said, shown))
 
 
 @routes.add("GET", "/v1/transactions/{transaction_id}/timeline", TIMELINE, verb=Verb.READ)

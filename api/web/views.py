@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from api.web.bodies import GroupName, TransactionId
+from bridge.core.explanation import Explanation
 from bridge.core.message import JsonText, Message, show_message
 from bridge.core.transaction import MessageSummary, TimelineEvent, TransactionState, TransactionView
 from bridge.service.contract import Accepted, Prepared
@@ -67,11 +68,19 @@ class MessageAnswer(Struct, omit_defaults=True):
     timestamp_ms: int | None = None
 
 
+class NextAnswer(Struct):
+    """What the bridge does next by itself. `at`: when it is due; null if nothing is, or that is not known."""
+
+    what: Literal["check", "retry", "park", "nothing"]
+    at: Time | None
+
+
 class TransactionAnswer(Struct):
     """A transaction as it is recorded. `blocked`: committed, its publication is being retried, for `reason`.
     `abandoned`, true or left out: committed, and given up by an operator while it was blocked; never published.
 
-    Answers to ends leave out what only a look at the transaction tells: the members from `born_time` on.
+    Answers to ends leave out what only a look at the transaction tells: the members from `born_time` on. `explanation`
+    and `next` are in the answer about one transaction.
     """
 
     transaction_id: TransactionId
@@ -98,6 +107,10 @@ class TransactionAnswer(Struct):
         | UnsetType
     ) = UNSET
     abandoned: bool | UnsetType = UNSET
+    explanation: (
+        Annotated[str, Meta(description="Why it is as it is, and what comes next; for people.")] | UnsetType
+    ) = UNSET
+    next: NextAnswer | UnsetType = UNSET
 
 
 class AcceptedAnswer(Struct):
@@ -207,6 +220,14 @@ def render_prepared(prepared: Prepared) -> PreparedAnswer:
 def render_accepted(accepted: Accepted) -> AcceptedAnswer:
     """An end that is durable."""
     return AcceptedAnswer(accepted.transaction_id, accepted.resolution.name)
+
+
+def render_explained(view: TransactionView, said: Explanation, bodies: Raw | None = None) -> TransactionAnswer:
+    """A transaction with why it is so; with `bodies`, its messages are shown whole."""
+    shown = render_transaction(view, bodies)
+    shown.explanation = said.text
+    shown.next = NextAnswer(said.next.value, render_optional_time(said.at_ms))
+    return shown
 
 
 def render_transaction(view: TransactionView, bodies: Raw | None = None) -> TransactionAnswer:

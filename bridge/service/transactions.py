@@ -5,6 +5,7 @@ from functools import partial
 
 from bridge.clock import Clock
 from bridge.core.errors import StoreError
+from bridge.core.explanation import Circumstances, Explanation, explain
 from bridge.core.grants import EVERYTHING, Rights, Verb
 from bridge.core.message import Message
 from bridge.core.record import Act, Resolution
@@ -17,7 +18,7 @@ from bridge.service.operate import Operators, Who
 from bridge.service.prepare import Preparer
 from bridge.service.reads import BodyReader, CurrentReads, refuse_read
 from bridge.service.rights import hide_others, refuse_view, scope_end
-from bridge.sql.transactions import read_timeline
+from bridge.sql.transactions import read_obstacles, read_timeline
 
 
 class TransactionService:
@@ -107,6 +108,16 @@ class TransactionService:
             return refuse_missing(transaction_id)
         view = await self._reads.find_one(transaction_id, self._reads.deadline())
         return view if isinstance(view, Refused) else refuse_view(rights, Verb.READ, view) or view
+
+    async def explain(self, view: TransactionView) -> Explanation | Refused:
+        """Why a transaction that was just read is as it is, and what comes next."""
+        work = partial(read_obstacles, transaction_id=view.transaction_id, queue_id=view.queue_id)
+        read = await self._reads.read_beyond({}, work, self._reads.deadline())
+        if read.value is None:
+            return refuse_read(read.currency, view.transaction_id)
+        settings = self._preparer.admission.directory.settings_of(view.group)
+        now_ms = self._preparer.kafka_time.now_ms() or self._clock.now_ms()
+        return explain(view, Circumstances(now_ms, settings, *read.value))
 
     async def timeline(self, transaction_id: str, rights: Rights = EVERYTHING) -> list[TimelineEvent] | Refused:
         """What happened to the transaction, oldest first; as current as `get`."""

@@ -4,10 +4,12 @@ import json
 from collections.abc import Collection, Iterable, Iterator
 
 import sqlalchemy as sa
+from msgspec.structs import asdict
 from sqlalchemy import Connection
 
+from bridge.core.explanation import Unanswered
 from bridge.core.transaction import RESOLUTION_OF, TimelineEvent, TransactionState, TransactionView
-from bridge.sql.identity import find_given_up, find_given_up_keys
+from bridge.sql.identity import find_given_up, find_given_up_keys, read_halts
 from bridge.sql.projection import purge
 from bridge.sql.rows import AppliedPosition, decode_receipts, make_view, read_positions, select_views
 from bridge.sql.search import SearchFilter, chunks, search_transactions
@@ -72,10 +74,19 @@ def _read_kept(conn: Connection, row_id: int) -> Iterator[TimelineEvent]:
 
 
 def _read_unanswered(conn: Connection, transaction_id: str) -> Iterator[TimelineEvent]:
-    query = sa.select(_U.failure, _U.endpoint, _U.first_ms, _U.last_ms, _U.count)
-    for failure, endpoint, first_ms, last_ms, count in conn.execute(query.where(_U.transaction_id == transaction_id)):
-        members = {"first_ms": first_ms, "last_ms": last_ms, "count": count, "failure": failure, "endpoint": endpoint}
-        yield TimelineEvent(first_ms, "check_unanswered", "check", members)
+    for rounds in _read_rounds(conn, transaction_id):
+        yield TimelineEvent(rounds.first_ms, "check_unanswered", "check", asdict(rounds))
+
+
+def _read_rounds(conn: Connection, transaction_id: str) -> list[Unanswered]:
+    query = sa.select(_U.first_ms, _U.last_ms, _U.count, _U.failure, _U.endpoint)
+    return [Unanswered(*row) for row in conn.execute(query.where(_U.transaction_id == transaction_id))]
+
+
+def read_obstacles(conn: Connection, transaction_id: str, queue_id: int) -> tuple[list[Unanswered], str | None]:
+    """Rounds without an answer, and why the queue halts, if it does."""
+    halt = read_halts(conn).get(queue_id)
+    return _read_rounds(conn, transaction_id), halt and halt.detail
 
 
 __all__ = [
@@ -89,6 +100,7 @@ __all__ = [
     "find_many_by_key",
     "find_transaction",
     "purge",
+    "read_obstacles",
     "read_positions",
     "read_stats",
     "read_timeline",

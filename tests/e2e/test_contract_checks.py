@@ -260,6 +260,8 @@ def test_nobody_to_ask_uses_nothing_up(service: RunningService, stage: dict[str,
     (event,) = events_of(service, transaction_id, "check_unanswered")
     assert (event["failure"], event["count"] >= 3) == ("no-endpoint", True)
     assert event["first"] <= event["last"]
+    assert "its producer group has no live endpoint" in found["explanation"]
+    assert found["next"]["what"] == "check"
     with check_endpoint("COMMIT") as endpoint:
         service.put_group(asked.group, [endpoint.url], **SOON)
         service.wait_state(transaction_id, "COMMITTED")

@@ -11,6 +11,7 @@ from msgspec import structs
 from api.web.services import Services
 from bridge.clock import SystemClock
 from bridge.core.check_rules import GroupSettings
+from bridge.core.explanation import Circumstances, Explanation, explain
 from bridge.core.grants import EVERYTHING, Rights
 from bridge.core.keyring import Keyring
 from bridge.core.message import BY_KEY, Message, Receipt
@@ -124,6 +125,10 @@ class FakeTransactions:
         """What is stored."""
         await self._enter()
         return self.refusal or self.views.get(transaction_id) or _missing(transaction_id)
+
+    async def explain(self, view: TransactionView) -> Explanation:
+        """As if nothing but time had passed."""
+        return explain(view, Circumstances(BORN_MS))
 
     async def get_bodies(self, view: TransactionView, who: Who) -> Sequence[Message] | Refused | None:
         """What was prepared."""

@@ -173,6 +173,17 @@ async def test_get_shows_messages_on_request(live: LiveServer, fake: FakeTransac
     assert whole.json()["messages"][2] == {"topic": "t", "key": None, "value": None, "headers": []}
 
 
+async def test_get_explains_and_names_the_next_step(live: LiveServer, facts: Facts) -> None:
+    """With messages or without; what has ended needs nothing."""
+    for query in ("", "?include=messages"):
+        pending = (await live.client.get(f"/v1/transactions/{facts.prepared}{query}")).json()
+        assert pending["explanation"].startswith("Pending: its producer has not ended it yet;")
+        assert pending["next"] == {"what": "check", "at": pending["next_check_at"]}
+    ended = (await live.client.get(f"/v1/transactions/{facts.committed}")).json()
+    assert ended["explanation"].startswith("Committed by its producer")
+    assert ended["next"] == {"what": "nothing", "at": None}
+
+
 async def test_bodies_that_no_log_has_are_left_out(live: LiveServer, facts: Facts, fake: FakeTransactions) -> None:
     """Metadata is still there."""
     fake.bodies.clear()

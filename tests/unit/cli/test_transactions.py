@@ -90,6 +90,18 @@ def test_json_is_what_the_bridge_said(cli: Cli, bridge: CannedServer) -> None:
     assert bridge.asked[0].query == {"include": "messages"}
 
 
+def test_get_says_why_and_what_comes_next(cli: Cli, bridge: CannedServer) -> None:
+    """In the words of the HTTP interface; nothing is said of a step that there is not."""
+    check = {"what": "check", "at": "2026-01-31T12:00:00.000Z"}
+    pending = TRANSACTION | {"state": "PREPARED", "explanation": "Pending: not ended yet.", "next": check}
+    bridge.answer("GET", f"/v1/transactions/{ID}", 200, pending)
+    rows = dict(line.split("  ", 1) for line in cli("tx", "get", ID, "--url", bridge.url).out.splitlines())
+    assert rows["explanation"].strip() == "Pending: not ended yet."
+    assert rows["next"].strip() == "check at 2026-01-31T12:00:00.000Z"
+    bridge.answer("GET", f"/v1/transactions/{ID}", 200, TRANSACTION | {"next": {"what": "nothing", "at": None}})
+    assert "nothing" not in cli("tx", "get", ID, "--url", bridge.url).out
+
+
 def test_timeline_is_a_line_an_event(cli: Cli, bridge: CannedServer) -> None:
     """With what belongs to the event's type."""
     events = [
