@@ -45,7 +45,7 @@ from bridge.sql.at_rest import SecretCipher, use_cipher
 from bridge.sql.engine import Database
 from bridge.sql.migrate import read_revisions
 from bridge.store.kafka.admin import KafkaTopicAdmin
-from bridge.store.kafka.options import KafkaConfig
+from bridge.store.kafka.options import KafkaConfig, check_user_options
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
 from checker.caller import CheckCaller
 from checker.endpoint_guard import CallbackPolicy, check_url, parse_networks
@@ -89,6 +89,7 @@ class KafkaParts:
     """The Kafka adapters of a process. Op records pass through them as they are in the log."""
 
     def __init__(self, settings: Settings) -> None:
+        check_user_options(settings.kafka)
         config = KafkaConfig(dict(settings.kafka), session_timeout_ms=settings.settler.session_ms)
         self.admin = KafkaTopicAdmin(config)
         self._destinations = KnownTopics(self.admin, SystemClock())

@@ -19,7 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from confluent_kafka.admin import TopicDescription as Described  # type: ignore[attr-defined]
 
-from bridge.core.errors import StoreTimeout, StoreUnavailable
+from bridge.core.errors import StoreError, StoreTimeout, StoreUnavailable
 from bridge.core.kafka_rights import KafkaRight, Resource
 from bridge.store.kafka.client_thread import Silence
 from bridge.store.kafka.errors import SILENCE, error_of, make_store_error
@@ -69,6 +69,7 @@ class Asker:
         self.generation = 0
         self._silence = silence or Silence()
         self._config = config
+        self._servers = config.options["bootstrap.servers"]
         self._timeout_s = config.read_timeout_ms / 1000
         self._opened: _Opened | None = _Opened(config, self.errors)
         self._ending: set[asyncio.Task[None]] = set()
@@ -78,7 +79,7 @@ class Asker:
         answers = await self.ask_each(lambda client, timeout_s: {None: request(client, timeout_s)})
         answer = answers[None]
         if isinstance(answer, KafkaException):
-            raise make_store_error(error_of(answer)) from answer
+            raise self._error(answer) from answer
         return answer
 
     async def ask_each(
@@ -99,10 +100,10 @@ class Asker:
                     except KafkaException as raised:
                         answers[name] = raised
         except KafkaException as raised:
-            raise make_store_error(error_of(raised)) from raised
+            raise self._error(raised) from raised
         except TimeoutError:
             self._hear_nothing(opened, about, began)
-            raise StoreTimeout("no answer from the admin client") from None
+            raise StoreTimeout(f"no answer from {self._servers}") from None
         finally:
             opened.poll()
         if any(map(_is_silent, answers.values())):
@@ -120,7 +121,7 @@ class Asker:
         except KafkaException as raised:
             if _is_silent(raised):
                 self._hear_nothing(opened, None, began)
-            raise make_store_error(error_of(raised)) from raised
+            raise self._error(raised) from raised
         self._silence.end()
         return answer
 
@@ -131,6 +132,11 @@ class Asker:
             self._end(opened)
         if self._ending:
             await asyncio.wait(self._ending)
+
+    def _error(self, raised: KafkaException) -> StoreError:
+        """Names the servers where nobody has answered."""
+        error = make_store_error(error_of(raised))
+        return StoreTimeout(f"{error}, at {self._servers}") if isinstance(error, StoreTimeout) else error
 
     def _hear_nothing(self, opened: _Opened, about: Hashable, began: float) -> None:
         if self._opened is not opened or not self._silence.go_on(about, began):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from bridge.core.errors import ConfigError
 
@@ -52,6 +52,28 @@ class KafkaConfig:
 
 
 TRANSACTION_TIMEOUT_MS = 10_000
+
+# What promises rest on: a value of the user's would be passed over without a word.
+OWNED = frozenset({
+    "acks", "auto.offset.reset", "batch.size", "delivery.timeout.ms", "enable.auto.commit", "enable.auto.offset.store",
+    "enable.idempotence", "enable.partition.eof", "group.id", "group.instance.id", "group.protocol",
+    "heartbeat.interval.ms", "isolation.level", "message.max.bytes", "message.timeout.ms",
+    "partition.assignment.strategy", "partitioner", "request.required.acks", "session.timeout.ms",
+    "transaction.timeout.ms", "transactional.id",
+})  # fmt: skip
+
+
+def check_user_options(options: Mapping[str, OptionValue]) -> None:
+    """Raises ConfigError for what the bridge owns, and for what librdkafka does not know or cannot use."""
+    owned = sorted(OWNED & options.keys())
+    if owned:
+        raise ConfigError(f"kafka.{owned[0]} is the bridge's own: its promises rest on it; take it out")
+    tried = {name: value for name, value in options.items() if name != "bootstrap.servers"}  # connects to nobody
+    try:
+        Producer({**tried, "logger": CLIENT_LOG})
+    except (KafkaException, TypeError, ValueError) as error:
+        told = error.args[0] if error.args else error
+        raise ConfigError(f"[kafka]: {told.str() if isinstance(told, KafkaError) else told}") from error
 
 
 @dataclass(slots=True)
