@@ -201,9 +201,13 @@ class Findings:
         self._found[self._asked[check.transaction_id].transaction_id] = resolution
 
     def note(self, error: Exception) -> None:
-        """Remembers, and logs by its class alone, why something is missing: messages of drivers quote values."""
+        """Remembers, and logs by its class alone, why something is missing: messages of drivers quote values.
+
+        Who has this logger at DEBUG, as tests do, sees the whole of it.
+        """
         self._error = error
-        _LOG.warning("checks_left_out error=%s answered=%d", type(error).__name__, len(self._found))
+        shown = error if _LOG.isEnabledFor(logging.DEBUG) else None
+        _LOG.warning("checks_left_out error=%s answered=%d", type(error).__name__, len(self._found), exc_info=shown)
 
     def reply(self) -> CheckResponse:
         """The answers; 503 if an error left none."""

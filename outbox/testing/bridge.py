@@ -10,6 +10,7 @@ The bridge runs in a process of its own, behind a socket on loopback; its method
 
 import inspect
 import json
+import logging
 import ssl
 import time
 from base64 import b64decode
@@ -67,6 +68,18 @@ _CALL_S = 30.0
 _LOOK_INTERVAL_S = 0.005
 _LONGEST_LOOK_S = 0.2
 _QUEUES = 2  # of the bridge's process
+
+
+@contextmanager
+def _shown_errors() -> Iterator[None]:
+    """A check that fails in the application under test is logged with its traceback, which pytest shows."""
+    log = logging.getLogger("outbox")
+    before = log.level
+    log.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 class OutboxBridge:
@@ -154,6 +167,7 @@ class OutboxBridge:
 
     def serve(self, app: object) -> str:
         """The URL at which an ASGI application is served from now on, in a thread with an event loop of its own."""
+        self._apps.enter_context(_shown_errors())
         return self._apps.enter_context(AppServer(app)).url
 
     def answer_checks(self, producer_group: str, answer: Answer | AsyncAnswer) -> str:

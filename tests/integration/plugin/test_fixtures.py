@@ -209,3 +209,38 @@ def test_missing_server_parts_are_named_in_a_line(project: UserProject) -> None:
     assert "these fixtures run a bridge: pip install 'outbox-bridge[server]'" in run.stdout
     assert "Traceback" not in run.stdout
     assert "1 error" in run.stdout
+
+
+BROKEN = """
+import httpx2
+from outbox import Bridge, Message
+
+
+def look_up(checks, tell):
+    raise LookupError("the table of orders is gone")
+
+
+async def app(scope, receive, send):
+    raise LookupError("there is no such page")
+
+
+def test_check_that_fails(outbox_bridge):
+    outbox_bridge.create_topic("orders")
+    outbox_bridge.answer_checks("shop", look_up)
+    with Bridge(outbox_bridge.url, "shop") as bridge:
+        bridge.prepare(Message("orders", value="v"))
+    outbox_bridge.run_checks()
+
+
+def test_request_that_fails(outbox_bridge):
+    assert httpx2.get(outbox_bridge.serve(app)).status_code == 200
+"""
+
+
+def test_exception_of_the_application_is_shown_with_its_trace(project: UserProject) -> None:
+    """A test that fails of it tells why; in a service only its class is logged, for drivers quote values."""
+    project.write("test_broken.py", BROKEN)
+    shown = project.run("test_broken.py")
+    assert "2 failed" in shown.stdout, shown.stdout + shown.stderr
+    for line in ("in look_up", "LookupError: the table of orders is gone", "LookupError: there is no such page"):
+        assert line in shown.stdout
