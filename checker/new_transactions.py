@@ -3,20 +3,23 @@
 from array import array
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
+from itertools import islice
 
 from bridge.core.pending_table import DueRow, PendingTable, hash_id
 from bridge.core.transaction import Transaction
 
 _SLOT_BITS = 8  # a slot is 256 ms long
 _SPARE = 1_024
-_READ_BACK = -1
+_LOOK_STEP = 5_000
+_BROUGHT = -2  # the bound of one that was read back and has been brought back; of one read live: less
 
 
 class NewTransactions:
     """Transactions that were prepared lately, by the slot of their first due time: most end before it comes.
 
     Of such a one nothing has to be put in order, and nothing searched for when it ends. With more than `most` they
-    become packed rows, which keep the time they were read as their bound.
+    become packed rows, which keep the time they were read as their bound. Rows that were read back are the owner's, and
+    get their slots bit by bit.
     """
 
     def __init__(self, most: int) -> None:
@@ -25,6 +28,9 @@ class NewTransactions:
         self._slots: dict[int, tuple[list[str], list[int | None]]] = {}  # ids, and when each was read
         self._packed: dict[int, array[int]] = {}  # slot -> hashes of the ids of rows
         self._order: list[int] = []  # heap of slots
+        self._unplaced: Iterator[DueRow] | None = None
+        self._is_ahead: Callable[[DueRow], bool] = lambda _: False
+        self._bring_back: Callable[[Transaction], Transaction] = lambda t: t
         self._placed = 0  # ids in slots
         self._most = self._next_pack = most
 
@@ -36,7 +42,9 @@ class NewTransactions:
 
     @property
     def first_ms(self) -> int | None:
-        """When the first slot begins."""
+        """When the first slot begins; at once if there are rows without one."""
+        if self._unplaced is not None:
+            return 0
         return self._order[0] << _SLOT_BITS if self._order else None
 
     def add(self, transaction: Transaction, read_ms: int | None) -> None:
@@ -52,23 +60,12 @@ class NewTransactions:
         placed[1].append(read_ms)
         self._placed += 1
 
-    def adopt(self, rows: PendingTable, is_ahead: Callable[[DueRow], bool]) -> list[Transaction]:
-        """Begins with a copy of these, which were read back; gives back those that it is said of."""
-        self._rows = rows.copy(_READ_BACK)
-        ahead: list[str] = []
-        for row in self._rows.due_rows():
-            if is_ahead(row):
-                ahead.append(row.raw_id.decode())
-                continue
-            slot = row.next_due_ms >> _SLOT_BITS
-            packed = self._packed.get(slot)
-            if packed is None:
-                packed = self._packed[slot] = array("I")
-            packed.append(hash_id(row.raw_id))
-        self._order = sorted(self._packed)
-        found = [self._rows.pop(transaction_id) for transaction_id in ahead]
-        self._placed = self._rows.count
-        return [taken[0] for taken in found if taken is not None]
+    def adopt(
+        self, rows: PendingTable, is_ahead: Callable[[DueRow], bool], bring_back: Callable[[Transaction], Transaction]
+    ) -> None:
+        """Begins with a copy of these, which were read back. Those that are ahead are due when `bring_back` says."""
+        self._rows, self._is_ahead, self._bring_back = rows.copy(), is_ahead, bring_back
+        self._unplaced = rows.copy().due_rows() if rows.count else None  # as they are now, whatever goes meanwhile
 
     def drop(self, transaction_id: str) -> bool:
         """Forgets one that has ended; False if it is not among them."""
@@ -86,6 +83,7 @@ class NewTransactions:
 
     def pop_due(self, now_ms: int, most: int) -> list[tuple[Transaction, int | None]]:
         """Takes out those that have not ended when their slot begins; of rows so many at once, about."""
+        self._place()
         due: list[tuple[Transaction, int | None]] = []
         while self._order and self._order[0] << _SLOT_BITS <= now_ms and len(due) < most:
             slot = self._order[0]
@@ -95,10 +93,31 @@ class NewTransactions:
             self._placed -= len(part)
             for hashed in part:
                 found = self._rows.pop_hashed(hashed, *_span_of(slot))
-                due += [(t, None if read_ms == _READ_BACK else read_ms) for t, read_ms in found]
+                due += [self._read(t, bound) for t, bound in found]
             if not packed:
                 due += self._pop_objects(heappop(self._order))
         return due
+
+    def _place(self) -> None:
+        """Gives slots to the next rows that were read back."""
+        if self._unplaced is None:
+            return
+        rows = list(islice(self._unplaced, _LOOK_STEP))
+        for row in rows:
+            if self._is_ahead(row):
+                if (found := self._unpack(row.raw_id.decode())) is not None:
+                    self.add(*found)
+                continue
+            slot = row.next_due_ms >> _SLOT_BITS
+            packed = self._packed.get(slot)
+            if packed is None:
+                packed = self._packed[slot] = array("I")
+                if slot not in self._slots:
+                    heappush(self._order, slot)
+            packed.append(hash_id(row.raw_id))
+            self._placed += 1
+        if len(rows) < _LOOK_STEP:
+            self._unplaced = None
 
     def _pop_objects(self, slot: int) -> Iterator[tuple[Transaction, int | None]]:
         self._packed.pop(slot, None)
@@ -126,7 +145,7 @@ class NewTransactions:
                 transaction = self.transactions.get(transaction_id)
                 if transaction is None:
                     self._placed -= 1
-                elif self._rows.add(transaction, _READ_BACK if read_ms is None else read_ms):
+                elif self._rows.add(transaction, _BROUGHT if read_ms is None else _BROUGHT - 1 - read_ms):
                     del self.transactions[transaction_id]
                     packed.append(hash_id(transaction_id.encode()))
                 else:
@@ -149,14 +168,17 @@ class NewTransactions:
             if not self._packed[slot]:
                 del self._packed[slot]
         self._order = sorted({*self._slots, *self._packed})
-        self._placed = len(self)
+        self._placed = sum([len(ids) for ids, _ in self._slots.values()]) + sum(map(len, self._packed.values()))
 
     def _unpack(self, transaction_id: str) -> tuple[Transaction, int | None] | None:
         found = self._rows.pop(transaction_id) if self._rows.count else None
-        if found is None:
-            return None
-        transaction, read_ms = found
-        return transaction, None if read_ms == _READ_BACK else read_ms
+        return None if found is None else self._read(*found)
+
+    def _read(self, transaction: Transaction, bound: int) -> tuple[Transaction, int | None]:
+        """One from a row, with the moment it was read."""
+        if bound > _BROUGHT:
+            return self._bring_back(transaction), None
+        return transaction, None if bound == _BROUGHT else _BROUGHT - 1 - bound
 
 
 def _span_of(slot: int) -> tuple[int, int]:

@@ -6,6 +6,7 @@ itself until it `rest`s.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -63,9 +64,12 @@ class CheckScheduler:
     ) -> None:
         """Takes note of a queue, `taken` over just now; what is due in `rows` is brought into order bit by bit."""
         table = self._tables[queue_id] = QueueSchedule(queue_id, taken, self._max_objects)
-        ahead = [] if rows is None else table.new.adopt(rows, lambda row: self._is_ahead(table, row))
-        asked = [found[0] for i in sorted(self._in_flight) if (found := table.new.pop(i)) is not None]
-        for transaction in [*prepared, *ahead, *asked]:
+        if rows is not None:
+            table.new.adopt(rows, partial(self._is_ahead, table), partial(self._bring_back, table))
+        for transaction_id in sorted(self._in_flight):
+            if (found := table.new.pop(transaction_id)) is not None:
+                self._add(table, HeapItem(found[0]))
+        for transaction in prepared:
             brought = self._bring_back(table, transaction)
             is_far = taken is not None and brought.next_due_ms > taken.now_ms + _FAR_MS
             if is_far and brought.transaction_id not in self._in_flight:

@@ -15,8 +15,6 @@ UNMARKED = -1
 _ROW = struct.Struct("<28sqqQqiiHH")
 _PLACES = struct.Struct("<28sq16xq12x")  # id, half, bound
 _DUE_TIMES = struct.Struct("<28s8xq20xiHH")  # id, appended_ms, next_due_ms - appended_ms, check_times, number
-_BOUND = struct.Struct("<q")
-_BOUND_AT = 52
 _TAGS = tuple(bytes([number]) for number in range(256))
 _SIZE = _ROW.size + 1
 _FULL = 64  # rows of a bucket, on average
@@ -120,17 +118,12 @@ class PendingTable:
             for at in range(len(bucket) // _SIZE, len(bucket), _ROW.size):
                 yield bucket[at : at + _ROW.size]
 
-    def copy(self, bound: int) -> "PendingTable":
-        """The same rows, each with this bound."""
+    def copy(self) -> "PendingTable":
+        """The same rows; both have one and the same bucket until either changes it."""
         copied = PendingTable()
         copied.count, copied._mask = self.count, self._mask
         copied._kinds, copied._numbers = self._kinds.copy(), self._numbers.copy()
         copied._buckets = self._buckets.copy()
-        for place, bucket in enumerate(copied._buckets):
-            changed = bytearray(bucket)
-            for at in range(len(bucket) // _SIZE + _BOUND_AT, len(bucket), _ROW.size):
-                _BOUND.pack_into(changed, at, bound)
-            copied._buckets[place] = bytes(changed)
         return copied
 
     def due_rows(self) -> Iterator[DueRow]:

@@ -157,3 +157,21 @@ def test_packed_ones_are_due_in_the_same_order_and_answered_alike(data: st.DataO
             assert seen[0] == seen[1] == seen[2]
         assert schedulers[1].next_front_ms(0) == schedulers[2].next_front_ms(0)
         assert {scheduler.count_pending() for scheduler in schedulers} == {len(known)}
+
+
+def test_rows_that_are_many_are_looked_at_bit_by_bit() -> None:
+    """Whatever ends meanwhile is not due, and all others are once, however many steps that takes."""
+    new, read_back = NewTransactions(10), [make(n, 100, T0) for n in range(12_000)]
+    new.adopt(rows_of(read_back), lambda row: row.appended_ms > T0, lambda t: t)
+    due: list[str] = []
+    for step in range(6):
+        assert new.first_ms is not None or step > 3, "there is more to be looked at"
+        due += [t.transaction_id for t, _ in new.pop_due(T0 + 1_000, 3_000)]
+        for t in read_back[10_000 + step * 300 : 10_300 + step * 300]:
+            if t.transaction_id not in due:
+                new.drop(t.transaction_id)
+                due.append(t.transaction_id)
+    while new.first_ms is not None:
+        due += [t.transaction_id for t, _ in new.pop_due(T0 + 1_000, 3_000)]
+    assert sorted(due) == sorted(t.transaction_id for t in read_back)
+    assert len(new) == 0
