@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from api.web.certificates import Certificates
 from bridge.node import Node
+from bridge.service.search import BridgeStats
 from bridge.settler.settler import Hold, Settler
 from checker.service import CheckService
 
@@ -48,6 +49,47 @@ class HttpMetrics:
 def render_metrics(registry: CollectorRegistry) -> tuple[bytes, str]:
     """The exposition and its content type."""
     return generate_latest(registry), CONTENT_TYPE_LATEST
+
+
+MOST_GROUPS = 100
+OTHER_GROUPS = "other"
+
+
+def collect_groups(stats: BridgeStats) -> CollectorRegistry:
+    """What is open, by producer group: of those with most of it; the rest, and a group of that name, are one."""
+    registry = CollectorRegistry()
+    registry.register(_Groups(stats))
+    return registry
+
+
+class _Groups(Collector):
+    def __init__(self, stats: BridgeStats) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterable[Metric]:
+        groups = self._stats.projection.groups
+        ranked = sorted(groups, key=lambda name: (-groups[name].pending - groups[name].parked, name))
+        kept = set(ranked[:MOST_GROUPS]) - {OTHER_GROUPS}
+        values: dict[str, list[float]] = {}
+        for name, group in groups.items():
+            oldest_ms = self._stats.now_ms if group.oldest_pending_ms is None else group.oldest_pending_ms
+            age_s = max(0, self._stats.now_ms - oldest_ms) / 1000
+            pending, before_s, parked, blocked = values.get(label := name if name in kept else OTHER_GROUPS, [0.0] * 4)
+            values[label] = [
+                pending + group.pending, max(before_s, age_s), parked + group.parked, blocked + group.blocked
+            ]  # fmt: skip
+        for place, (name, text) in enumerate(
+            (
+                ("pending", "Transactions that are PREPARED."),
+                ("oldest_pending_seconds", "Age of the oldest of them; 0 if there is none."),
+                ("parked", "Transactions that are PARKED."),
+                ("blocked", "Committed transactions that cannot be published now."),
+            )
+        ):
+            family = GaugeMetricFamily(f"{PREFIX}group_{name}", text, labels=["producer_group"])
+            for label, numbers in values.items():
+                family.add_metric([label], numbers[place])
+            yield family
 
 
 def register_gauges(registry: CollectorRegistry, node: Node, certificates: Certificates | None) -> None:

@@ -262,6 +262,7 @@ def test_nobody_to_ask_uses_nothing_up(service: RunningService, stage: dict[str,
     assert event["first"] <= event["last"]
     assert "its producer group has no live endpoint" in found["explanation"]
     assert found["next"]["what"] == "check"
+    assert f'outbox_bridge_group_pending{{producer_group="{asked.group}"}} 1.0' in service.api.get("/metrics").text
     with check_endpoint("COMMIT") as endpoint:
         service.put_group(asked.group, [endpoint.url], **SOON)
         service.wait_state(transaction_id, "COMMITTED")

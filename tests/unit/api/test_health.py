@@ -7,12 +7,19 @@ from typing import cast
 import httpx2
 
 from api.web.app import create_app, create_metrics_app
+from api.web.metrics import MOST_GROUPS, OTHER_GROUPS, collect_groups
 from api.web.services import CheckResult, Services
 from bridge.clock import SystemClock
+from bridge.core.grants import EVERYTHING, Rights
 from bridge.service.access import AccessConfig, AccessService
+from bridge.service.answers import refuse_unavailable
+from bridge.service.contract import Refused
+from bridge.service.reads import Lag
+from bridge.service.search import BridgeStats, SearchService
 from bridge.sql.engine import Database
-from tests.support.api_fakes import FakeTransactions, make_services
-from tests.support.live_server import serve
+from bridge.sql.stats import GroupStats, ProjectionStats
+from tests.support.api_fakes import FakeSearch, FakeTransactions, make_services
+from tests.support.live_server import LiveServer, serve
 
 
 async def good() -> CheckResult:
@@ -81,3 +88,45 @@ async def test_metrics_apart_need_no_key(fake: FakeTransactions) -> None:
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://127.0.0.1") as caller:
         assert [(await caller.get(path)).status_code for path in ("/livez", "/metrics", "/v1/stats")] == [200, 401, 401]
     assert "/metrics" not in app.openapi()["paths"]
+
+
+async def test_metrics_have_what_is_open_by_group(live: LiveServer) -> None:
+    """So that an alert names the group."""
+    lines = (await live.client.get("/metrics")).text.splitlines()
+    assert [line for line in lines if line.startswith("outbox_bridge_group_")] == [
+        'outbox_bridge_group_pending{producer_group="orders"} 1.0',
+        'outbox_bridge_group_oldest_pending_seconds{producer_group="orders"} 2.0',
+        'outbox_bridge_group_parked{producer_group="orders"} 0.0',
+        'outbox_bridge_group_blocked{producer_group="orders"} 0.0',
+    ]
+
+
+class SearchWithoutSql(FakeSearch):
+    """Nothing can be counted."""
+
+    async def stats(self, rights: Rights = EVERYTHING) -> BridgeStats | Refused:
+        """The database is away."""
+        return refuse_unavailable("the counts cannot be read now")
+
+
+async def test_metrics_go_on_without_sql(fake: FakeTransactions) -> None:
+    """What the process knows by itself is needed most then."""
+    search = cast("SearchService", SearchWithoutSql(fake))
+    async with serve(replace(with_checks(fake, kafka=good), search=search)) as live:
+        answer = await live.client.get("/metrics")
+    assert answer.status_code == 200
+    assert "outbox_bridge_http_" in answer.text
+    assert "outbox_bridge_group_" not in answer.text
+
+
+def test_groups_beyond_the_most_are_one() -> None:
+    """Labels are bounded; sums stay right, and no series comes twice."""
+    groups = {f"g{n:03d}": GroupStats(n + 1, oldest_pending_ms=9_000 - n) for n in range(150)}
+    groups[OTHER_GROUPS] = GroupStats(1_000)
+    stats = BridgeStats(ProjectionStats(GroupStats(), groups), Lag(0, 0), 10_000)
+    (pending, *_) = collect_groups(stats).collect()
+    shown = {sample.labels["producer_group"]: sample.value for sample in pending.samples}
+    assert len(shown) == len(pending.samples) <= MOST_GROUPS + 1
+    assert sum(shown.values()) == sum(group.pending for group in groups.values())
+    assert shown["g149"] == 150
+    assert shown[OTHER_GROUPS] >= 1_000
