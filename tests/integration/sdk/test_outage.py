@@ -41,6 +41,9 @@ HURRY = BridgeConfig(
     call_timeout_s=1.0, block_timeout_s=1.0, close_timeout_s=0.5, http=HttpConfig(connect_timeout_s=0.3, slack_s=0.3)
 )
 
+# where the bridge is there for the first call, also on a busy machine
+PATIENT = BridgeConfig(call_timeout_s=5.0, block_timeout_s=5.0, close_timeout_s=0.5, http=HttpConfig(slack_s=3.0))
+
 
 @pytest.fixture(scope="module")
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BridgeProcess]:
@@ -162,7 +165,7 @@ async def test_commit_that_is_not_acknowledged_is_left_to_the_back_check(
     is_open: bool,
 ) -> None:
     """The rows stay, nothing is raised, and the log says who publishes: also where nothing is sent any more."""
-    twin = make_twin(own.url, group, config=HURRY)
+    twin = make_twin(own.url, group, config=PATIENT)
     session = twin.session()
     note = session._note
     with ExitStack() as stack:
@@ -206,7 +209,7 @@ def commit_all(checks: Sequence[Check], tell: Tell) -> None:
 
 async def test_early_prepare_comes_before_the_rows(make_twin: MakeTwin, group: str, own: MemoryOutboxBridge) -> None:
     """And is published like any other."""
-    twin = make_twin(own.url, group, config=HURRY)
+    twin = make_twin(own.url, group, config=PATIENT)
     session = twin.session()
 
     def body(transaction: Any) -> Any:
@@ -224,7 +227,7 @@ async def test_early_prepare_is_withdrawn_by_an_exception(
     make_twin: MakeTwin, group: str, own: MemoryOutboxBridge
 ) -> None:
     """Nobody need ask what became of it."""
-    twin = make_twin(own.url, group, config=HURRY)
+    twin = make_twin(own.url, group, config=PATIENT)
     session = twin.session(write=ValueError("no such customer"))
     with pytest.raises(ValueError, match="no such customer"):
         await twin.block(session, prepare)
