@@ -23,6 +23,7 @@ from bridge.log_watch import LogWatch
 from bridge.projector import Projector, ProjectorConfig, ProjectorPorts, RebuildProgress, RebuildVerdict, rebuild
 from bridge.service.access import AccessConfig, AccessService
 from bridge.service.admission import Admission, PendingGauge
+from bridge.service.audit import AuditHeads, HeadTopic
 from bridge.service.claims import ClaimService
 from bridge.service.contract import Limits
 from bridge.service.end import Ender
@@ -201,6 +202,7 @@ class Node:
             self.run("destinations", self.destinations.run_forever())
             self.run("pending", self.pending.run_forever())
             self.run("redrive", self.redrive.run_forever())
+            self.run("audit", self.audit_heads.run_forever())
 
     async def stop(self) -> None:
         """Ends the loops in the reverse order of their start: intake, checks, settler, projector."""
@@ -320,6 +322,8 @@ class Node:
         preparer = Preparer(admission, journal, self.follower, repeats, self.kafka_time, random_bits)
         ender = Ender(journal, self.follower, self.reads, limits, clock, self.turns)
         trail = AuditTrail(database, clock.now_ms)
+        keyring = self.seal_watch.seals.keyring
+        self.audit_heads = AuditHeads(database, HeadTopic(store, topics, keyring), keyring, clock, config.owner)
         operators = Operators(ender, self.reads, trail, topics, limits, self.kafka_time)
         bodies = BodyReader(store, topics)
         self.transactions = TransactionService(preparer, ender, operators, self.reads, bodies, clock)

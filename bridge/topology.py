@@ -114,10 +114,11 @@ class TopicRules:
 JOURNAL_RULES = TopicRules(frozenset({"delete"}), 14 * _DAY_MS, _BODY_BYTES + _MARGIN_BYTES)
 OP_RULES = TopicRules(frozenset({"compact", "delete"}), 30 * _DAY_MS, _BODY_BYTES + 2 * _MARGIN_BYTES, _DAY_MS)
 PARKED_RULES = TopicRules(frozenset({"delete"}), 90 * _DAY_MS, _BODY_BYTES + 2 * _MARGIN_BYTES)
+AUDIT_RULES = TopicRules(frozenset({"delete"}), 3_650 * _DAY_MS, _MARGIN_BYTES)
 
 
 def rules_of(internal: InternalTopics, longest_life_ms: int = _DAY_MS) -> dict[str, TopicRules]:
-    """The rules by topic name: journal and op topic have the same queues, the parked topic one.
+    """The rules by topic name: journal and op topic have the same queues, the others one.
 
     The journal keeps a body for seven days beyond the longest life of a transaction.
     """
@@ -127,6 +128,7 @@ def rules_of(internal: InternalTopics, longest_life_ms: int = _DAY_MS) -> dict[s
         internal.half: replace(JOURNAL_RULES, queues=queues, retention_ms=retention_ms),
         internal.op: replace(OP_RULES, queues=queues),
         internal.parked: PARKED_RULES,
+        internal.audit: AUDIT_RULES,
     }
 
 
@@ -168,14 +170,19 @@ def judge_topic(topic: TopicDescription, rules: TopicRules) -> list[TopologyFaul
     return [fault for fault in judged if fault is not None]
 
 
-async def create_missing(admin: TopicAdmin, internal: InternalTopics) -> list[str]:
-    """Creates the internal topics that are not there; which. Only where this bridge never ran. Raises StoreError."""
+async def create_missing(admin: TopicAdmin, internal: InternalTopics, known: Collection[str] = ()) -> list[str]:
+    """Creates the internal topics that are not there; which. `known`: those this bridge has had, which are left alone.
+    Raises StoreError."""
     factor, min_insync = choose_replicas(await admin.describe_cluster())
     rules = rules_of(internal)
     found = await admin.describe_topics(list(rules))
     created = []
     for name, rule in rules.items():
-        if found[name] is None and await admin.create_topic(name, rule.queues, factor, rule.make_config(min_insync)):
+        if (
+            name not in known
+            and found[name] is None
+            and await admin.create_topic(name, rule.queues, factor, rule.make_config(min_insync))
+        ):
             created.append(name)
             reach(FaultPoint.MIGRATE_TOPIC_CREATED)
     return created
@@ -191,17 +198,20 @@ async def migrate_topics(
     """Makes the internal topics where this bridge never ran, has their queues begun, and records which topics they
     are; which were made.
 
-    Where it ran before, a missing or another topic is refused with TopologyConflict. Raises StoreError and
-    SqlUnavailable.
+    Where it ran before, a missing or another topic is refused with TopologyConflict, but for one that the version
+    which ran did not have. Raises StoreError and SqlUnavailable.
     """
     identity = await database.read(read_identity)
     if identity:
+        added = await create_missing(admin, internal, identity)
         faults = await examine(admin, internal, identity)
         refused = [f for f in faults if f.kind in {FaultKind.MISSING, FaultKind.OTHER_CLUSTER, FaultKind.OTHER_TOPIC}]
         if refused:
             raise TopologyConflict(refused)
         await begin(_log_of(internal, identity))
-        return []
+        new = {name: topic for name, topic in (await identify(admin, internal)).items() if name not in identity}
+        await database.run(partial(record_identity, topics=new, now_ms=now_ms))
+        return added
     created = await create_missing(admin, internal)
     reach(FaultPoint.MIGRATE_TOPICS_CREATED)
     known = await identify(admin, internal)

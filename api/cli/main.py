@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from api.cli.acl import acl
+from api.cli.audit import audit
 from api.cli.demo import demo
 from api.cli.dev import dev
 from api.cli.groups import group
@@ -59,6 +60,7 @@ app.add_typer(group, name="group")
 app.add_typer(parked, name="parked")
 app.add_typer(key, name="key")
 app.add_typer(security, name="security")
+app.add_typer(audit, name="audit")
 app.add_typer(topic, name="topic")
 app.add_typer(relay, name="relay")
 app.add_typer(report, name="report")

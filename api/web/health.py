@@ -17,6 +17,7 @@ from bridge.core.grants import Verb
 from bridge.log_watch import REMEDY, LogWatch
 from bridge.node import Node
 from bridge.projector import Projector
+from bridge.service.audit import AuditHeads
 from bridge.service.contract import Refused
 from bridge.service.replies import OpFollower
 from bridge.service.search import BridgeStats, SearchService
@@ -51,6 +52,7 @@ def make_readiness(
     if node.roles.api:
         checks["answers"] = lambda: _answers(node.follower)
         checks["settling"] = lambda: _settling(node.search)
+        checks["audit"] = lambda: _audit(node.audit_heads)
     return checks
 
 
@@ -108,6 +110,10 @@ async def _settler(settler: Settler) -> CheckResult:
 async def _projector(projector: Projector) -> CheckResult:
     halted = dict(projector.halted)
     return CheckResult(is_ok=not halted, detail=f"halted queues: {halted}" if halted else "")
+
+
+async def _audit(heads: AuditHeads) -> CheckResult:
+    return CheckResult(is_ok=not heads.fault, is_degraded=True, detail=heads.fault)
 
 
 async def _certificates(certificates: Certificates) -> CheckResult:

@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from api.web.certificates import Certificates
 from bridge.node import Node
+from bridge.service.audit import AuditHeads
 from bridge.service.search import BridgeStats
 from bridge.settler.settler import Hold, Settler
 from checker.service import CheckService
@@ -112,6 +113,8 @@ class _Parts(Collector):
                 f"{PREFIX}certificate_end_seconds", "When the certificate that is shown ends, in Unix time.",
                 value=self._certificates.end_s,
             )  # fmt: skip
+        if self._node.roles.api:
+            yield from _collect_audit(self._node.audit_heads)
         if self._node.settler is not None:
             yield from _collect_settler(self._node.settler)
         if self._node.checks is not None:
@@ -125,6 +128,16 @@ class _Parts(Collector):
                 f"{PREFIX}projector_halted_queues", "Queues the projector cannot go on with.",
                 value=len(self._node.projector.halted),
             )  # fmt: skip
+
+
+def _collect_audit(heads: AuditHeads) -> Iterable[Metric]:
+    yield GaugeMetricFamily(
+        f"{PREFIX}audit_unproven_entries", "Entries of the audit behind its newest head in Kafka.", value=heads.unproven
+    )
+    yield GaugeMetricFamily(
+        f"{PREFIX}audit_chain_broken", "1 where the audit does not go on from its newest head in Kafka.",
+        value=float(heads.is_broken),
+    )  # fmt: skip
 
 
 def _collect_settler(settler: Settler) -> Iterable[Metric]:

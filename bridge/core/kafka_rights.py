@@ -61,19 +61,31 @@ class _Needs(NamedTuple):
     half: tuple[KafkaOperation, ...]
     op: tuple[KafkaOperation, ...]
     parked: tuple[KafkaOperation, ...]
+    audit: tuple[KafkaOperation, ...] = ()
     real: tuple[KafkaOperation, ...] = ()
     group: tuple[KafkaOperation, ...] = ()
     transactions: tuple[KafkaOperation, ...] = ()
 
 
 _NEEDS = {
-    Role.API: _Needs(half=(_R, _W, _DC), op=(_R, _DC), parked=(_R, _DC), real=(_D, _DC)),
+    Role.API: _Needs(half=(_R, _W, _DC), op=(_R, _DC), parked=(_R, _DC), audit=(_R, _W, _DC), real=(_D, _DC)),
     Role.SETTLER: _Needs(
-        half=(_R, _W, _DC), op=(_R, _W, _DC), parked=(_R, _W, _DC), real=(_W, _DC), group=(_R,), transactions=(_W,)
+        half=(_R, _W, _DC),
+        op=(_R, _W, _DC),
+        parked=(_R, _W, _DC),
+        audit=(_D, _DC),
+        real=(_W, _DC),
+        group=(_R,),
+        transactions=(_W,),
     ),
-    Role.PROJECTOR: _Needs(half=(_R, _DC), op=(_R, _DC), parked=(_D, _DC)),
+    Role.PROJECTOR: _Needs(half=(_R, _DC), op=(_R, _DC), parked=(_D, _DC), audit=(_D, _DC)),
     Role.MIGRATE: _Needs(
-        half=(_C, _R, _DC), op=(_C, _R, _W, _DC), parked=(_C, _D, _DC), group=(_D,), transactions=(_W,)
+        half=(_C, _R, _DC),
+        op=(_C, _R, _W, _DC),
+        parked=(_C, _D, _DC),
+        audit=(_C, _D, _DC),
+        group=(_D,),
+        transactions=(_W,),
     ),
     Role.REPORT: _Needs(half=(_R, _DC), op=(_R, _DC), parked=(_R, _DC), real=(_R, _DC)),
 }
@@ -87,6 +99,7 @@ def least_rights(role: Role, topics: InternalTopics, real: Iterable[str]) -> lis
         (Resource.TOPIC, topics.half, needs.half),
         (Resource.TOPIC, topics.op, needs.op),
         (Resource.TOPIC, topics.parked, needs.parked),
+        (Resource.TOPIC, topics.audit, needs.audit),
         *[(Resource.TOPIC, name, needs.real) for name in real],
         (Resource.GROUP, topics.group, needs.group),
         (Resource.TRANSACTIONAL_ID, f"{topics.transactional_prefix}-*", needs.transactions),

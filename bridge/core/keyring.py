@@ -33,9 +33,9 @@ class Keyring:
         self._secrets = {key.key_id: key.secret for key in keys}
         self.key_ids = tuple(self._secrets)
 
-    def begin(self, key_id: str, purpose: bytes) -> "hashlib.blake2b":
+    def begin(self, key_id: str, purpose: bytes, size: int = MAC_BYTES) -> "hashlib.blake2b":
         """A hash to be fed. `purpose`, at most 16 bytes: what a MAC was made for proves nothing elsewhere."""
-        return hashlib.blake2b(digest_size=MAC_BYTES, key=self._secrets[key_id], person=purpose)
+        return hashlib.blake2b(digest_size=size, key=self._secrets[key_id], person=purpose)
 
 
 _PURPOSE = b"op record"

@@ -11,6 +11,7 @@ from bridge.core.errors import ConfigError
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 PARKED_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+AUDIT_TOPIC = "RMQ_SYS_TRANS_AUDIT_TOPIC"  # not one of RocketMQ's, but named so that no bridge lets clients write it
 INTERNAL_GROUP = "CID_RMQ_SYS_TRANS"
 PARKED_QUEUE = 0  # the parked topic has one queue, as RocketMQ's discard topic
 MAX_QUEUES = 1024  # two base32hex digits of a transaction id
@@ -33,14 +34,14 @@ class InternalTopics:
     group: str = INTERNAL_GROUP
     transactional_prefix: str = "outbox-bridge"
     queues: int = 4
+    audit: str = AUDIT_TOPIC
 
     def __post_init__(self) -> None:
         if not 1 <= self.queues <= MAX_QUEUES:
             raise ConfigError(f"queues must be 1..{MAX_QUEUES}")
-        if len({self.half, self.op, self.parked}) != 3 or not all(
-            is_legal_topic(name) for name in (self.half, self.op, self.parked)
-        ):
-            raise ConfigError("the three internal topics need three legal names")
+        names = (self.half, self.op, self.parked, self.audit)
+        if len(set(names)) != len(names) or not all(map(is_legal_topic, names)):
+            raise ConfigError("the four internal topics need four legal names")
 
     def transactional_id(self, queue_id: int, turn: int) -> str:
         """The transactional id of one of the two producers of a queue (`turn` 0 or 1)."""
@@ -53,7 +54,7 @@ def with_prefix(prefix: str, queues: int = 4) -> InternalTopics:
         return InternalTopics(queues=queues)
     return InternalTopics(
         prefix + HALF_TOPIC, prefix + OP_TOPIC, prefix + PARKED_TOPIC, prefix + INTERNAL_GROUP,
-        prefix + "outbox-bridge", queues,
+        prefix + "outbox-bridge", queues, prefix + AUDIT_TOPIC,
     )  # fmt: skip
 
 
@@ -64,7 +65,9 @@ def is_legal_topic(name: str) -> bool:
 
 def is_reserved_topic(name: str, internal: InternalTopics) -> bool:
     """Whether clients may not write to the topic: any bridge's, Kafka's and its companions' own."""
-    return name in {internal.half, internal.op, internal.parked} or _RESERVED.fullmatch(name) is not None
+    return (
+        name in {internal.half, internal.op, internal.parked, internal.audit} or _RESERVED.fullmatch(name) is not None
+    )
 
 
 _M = 0x5BD1E995

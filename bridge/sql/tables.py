@@ -145,6 +145,24 @@ audit = sa.Table(
     sa.Index("ix_audit_target", "target", "what"),
 )
 
+# A link for each entry of the audit; see bridge/core/audit_chain.py. `adopted_ms`: of entries that others wrote.
+audit_links = sa.Table(
+    "audit_links",
+    metadata,
+    sa.Column("number", sa.BigInteger(), primary_key=True, autoincrement=False),
+    sa.Column("audit_id", sa.BigInteger(), nullable=False, unique=True),
+    _int("adopted_ms", null=True),
+    _text("mac"),
+)
+
+# One row; whoever adds a link moves its number first, so that links come one after the other.
+audit_turn = sa.Table(
+    "audit_turn",
+    metadata,
+    sa.Column("id", sa.Integer(), primary_key=True, autoincrement=False),
+    _int("version"),
+)
+
 # `id`: offset of the half message * 1024 + queue, so that rows are appended and need no look-up to be referred to.
 # `live`: 1 while somebody must still do something for it: not final, or blocked. `at_offset`: the journal record
 # that caused the state. `has_half`: 0 where only the op topic knows it.

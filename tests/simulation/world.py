@@ -45,7 +45,7 @@ from tests.simulation.rules import check_rules
 from tests.simulation.schedule import CALLS_MS, TOPICS, Call, Fault, FaultKind, Manner, Schedule
 from tests.simulation.situations import SHRUNK_BYTES, BadKind
 from tests.simulation.story import Story, log_into
-from tests.support.memory_world import HALF_CONFIG, OP_CONFIG, PARKED_CONFIG, append_first_positions
+from tests.support.memory_world import AUDIT_CONFIG, HALF_CONFIG, OP_CONFIG, PARKED_CONFIG, append_first_positions
 from tests.support.virtual_time import NothingEverHappensError, VirtualClock
 
 _SESSION_MS = 2_000
@@ -165,6 +165,7 @@ class World:
         # small segments and no lag: a cleaner as greedy as can be
         log.create_topic(topics.op, topics.queues, OP_CONFIG | {"min.compaction.lag.ms": "0", "segment.bytes": "16384"})
         log.create_topic(topics.parked, 1, PARKED_CONFIG)
+        log.create_topic(topics.audit, 1, AUDIT_CONFIG)
         append_first_positions(self.cluster, topics, OpSeals(KEYRING))
         names = (topics.half, topics.op, topics.parked)
         known = {name: TopicIdentity("memory-cluster", log.topics[name].topic_id) for name in names}

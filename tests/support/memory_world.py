@@ -43,6 +43,12 @@ OP_CONFIG = {
     "min.compaction.lag.ms": str(_DAY_MS),
     "max.message.bytes": str(_BODY_BYTES + 2 * _MARGIN_BYTES),
 }
+AUDIT_CONFIG = {
+    "cleanup.policy": "delete",
+    "retention.ms": "315360000000",
+    "message.timestamp.type": "LogAppendTime",
+    "max.message.bytes": "65536",
+}
 PARKED_CONFIG = {
     "cleanup.policy": "delete",
     "message.timestamp.type": "LogAppendTime",
@@ -125,10 +131,11 @@ def make_cluster(clock: Clock, topics: InternalTopics | None = None) -> MemoryCl
 
 
 def create_internal_topics(cluster: MemoryCluster, topics: InternalTopics) -> None:
-    """Journal, op topic and parked topic with the policies the bridge expects."""
+    """Journal, op topic, parked topic and that of the audit with the policies the bridge expects."""
     cluster.log.create_topic(topics.half, topics.queues, HALF_CONFIG)
     cluster.log.create_topic(topics.op, topics.queues, OP_CONFIG)
     cluster.log.create_topic(topics.parked, 1, PARKED_CONFIG)
+    cluster.log.create_topic(topics.audit, 1, AUDIT_CONFIG)
     append_first_positions(cluster, topics)
 
 

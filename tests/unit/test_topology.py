@@ -7,11 +7,13 @@ from functools import partial
 from typing import TypeVar
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from bridge.core.op_message import LogTopics
 from bridge.core.topics import InternalTopics
 from bridge.sql.engine import InlineDatabase, SqlUnavailable
+from bridge.sql.tables import cluster_identity
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.memory.store import MemoryCluster
 from bridge.store.message_store import ClusterDescription, TopicDescription
@@ -39,6 +41,9 @@ DAY_MS = 86_400_000
 HALF = TopicDescription(
     TOPICS.half, "id", 3, frozenset(), 3, JOURNAL_RULES.max_message_bytes, True, 0, 0, JOURNAL_RULES.make_config(2)
 )
+
+
+ALL = [TOPICS.half, TOPICS.op, TOPICS.parked, TOPICS.audit]
 
 
 class DatabaseThatFails(InlineDatabase):
@@ -79,10 +84,10 @@ def world(make_sqlite_url: Callable[[], str]) -> TopologyWorld:
 
 async def test_migrated_topics_have_no_fault(world: TopologyWorld) -> None:
     """What `migrate` makes is what the guard wants."""
-    assert await world.migrate() == [TOPICS.half, TOPICS.op, TOPICS.parked]
+    assert await world.migrate() == ALL
     assert await world.guard().run_once() == []
     assert {name: len(topic.partitions) for name, topic in world.cluster.log.topics.items()} == {
-        TOPICS.half: 3, TOPICS.op: 3, TOPICS.parked: 1,
+        TOPICS.half: 3, TOPICS.op: 3, TOPICS.parked: 1, TOPICS.audit: 1,
     }  # fmt: skip
 
 
@@ -90,6 +95,20 @@ async def test_migrating_again_makes_nothing(world: TopologyWorld) -> None:
     """It may be run at every start."""
     await world.migrate()
     assert await world.migrate() == []
+
+
+async def test_topic_that_the_version_before_did_not_have_is_made(world: TopologyWorld) -> None:
+    """An upgrade makes the audit's topic; from then on it is missed like the others."""
+    await world.migrate()
+    world.cluster.log.delete_topic(TOPICS.audit)
+    forget = sa.delete(cluster_identity).where(cluster_identity.c.topic == TOPICS.audit)
+    await world.database.run(lambda connection: connection.execute(forget))
+    assert [fault.kind for fault in await world.guard().run_once()] == [FaultKind.MISSING]
+    assert await world.migrate() == [TOPICS.audit]
+    assert await world.guard().run_once() == []
+    world.cluster.log.delete_topic(TOPICS.audit)
+    with pytest.raises(TopologyConflict, match="gone"):
+        await world.migrate()
 
 
 async def test_queues_begin_with_the_topics_that_were_recorded(world: TopologyWorld) -> None:
@@ -114,11 +133,11 @@ async def test_bridge_that_never_ran_is_not_ready(world: TopologyWorld) -> None:
     faults = await world.guard("missing", "not-migrated").run_once()
     assert [(fault.kind, fault.topic) for fault in faults] == [
         (FaultKind.NOT_MIGRATED, TOPICS.half),
-        *[(FaultKind.MISSING, topic) for topic in (TOPICS.half, TOPICS.op, TOPICS.parked)],
+        *[(FaultKind.MISSING, topic) for topic in ALL],
     ]
     assert {fault.remedy for fault in faults} == {"run `outbox-bridge migrate`"}
     assert [fault.detail for fault in faults] == [
-        "this database knows no internal topics", *["the topic is missing"] * 3,
+        "this database knows no internal topics", *["the topic is missing"] * 4,
     ]  # fmt: skip
 
 
@@ -151,9 +170,7 @@ async def test_other_cluster_is_refused(world: TopologyWorld) -> None:
     await world.migrate()
     world.cluster.cluster_id = "another"
     faults = await world.guard().run_once()
-    assert [(fault.kind, fault.topic) for fault in faults] == [
-        (FaultKind.OTHER_CLUSTER, topic) for topic in (TOPICS.half, TOPICS.op, TOPICS.parked)
-    ]
+    assert [(fault.kind, fault.topic) for fault in faults] == [(FaultKind.OTHER_CLUSTER, topic) for topic in ALL]
     with pytest.raises(TopologyConflict, match=f"; {TOPICS.op}: cluster another, recorded was memory-cluster; check "):
         await world.migrate()
 
@@ -298,4 +315,4 @@ def test_setting_that_the_cluster_does_not_tell_is_as_kafka_has_it() -> None:
 def test_op_and_parked_records_may_be_larger_than_the_journals() -> None:
     """A half message of the largest size still fits with what is added to it."""
     assert OP_RULES.max_message_bytes == PARKED_RULES.max_message_bytes == JOURNAL_RULES.max_message_bytes + 65_536
-    assert set(rules_of(TOPICS)) == {TOPICS.half, TOPICS.op, TOPICS.parked}
+    assert set(rules_of(TOPICS)) == set(ALL)

@@ -79,7 +79,7 @@ async def bridge(kafka: str, database: Database) -> AsyncIterator[KafkaBridge]:
     process = await open_process(kafka, "bridge")
     made = KafkaBridge(process, database, with_prefix(f"p{uuid4().hex[:8]}-", QUEUES))
     begin = partial(begin_queues, process.store, process.owners, made.topics)
-    assert len(await migrate_topics(process.admin, database, made.topics, 1, begin)) == 3
+    assert len(await migrate_topics(process.admin, database, made.topics, 1, begin)) == 4
     await process.admin.create_topic(made.real_topic, 1, 1, {})
     yield made
     await process.close()

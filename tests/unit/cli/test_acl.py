@@ -40,4 +40,4 @@ def test_rights_to_real_topics_need_their_names(cli: Cli) -> None:
     done = cli("acl", "--role", "api")
     assert "without --topic" in done.err
     assert "DescribeConfigs" in done.out
-    assert done.out.count("Describe") == 3
+    assert done.out.count("Describe") == 4

@@ -13,7 +13,7 @@ def test_names_are_rocketmqs() -> None:
     made = with_prefix("test-")
     assert made == InternalTopics(
         "test-RMQ_SYS_TRANS_HALF_TOPIC", "test-RMQ_SYS_TRANS_OP_HALF_TOPIC", "test-TRANS_CHECK_MAX_TIME_TOPIC",
-        "test-CID_RMQ_SYS_TRANS", "test-outbox-bridge", 4,
+        "test-CID_RMQ_SYS_TRANS", "test-outbox-bridge", 4, "test-RMQ_SYS_TRANS_AUDIT_TOPIC",
     )  # fmt: skip
     assert with_prefix("test-", 9).queues == 9
     assert [made.transactional_id(3, turn) for turn in (0, 1)] == ["test-outbox-bridge-3-0", "test-outbox-bridge-3-1"]
