@@ -17,8 +17,8 @@ def upgrade() -> None:
         sa.Column("adopted_ms", sa.BigInteger(), nullable=True),
         sa.Column("mac", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("number", name="pk_audit_links"),
-        sa.UniqueConstraint("audit_id", name="uq_audit_links_audit_id"),
     )
+    op.create_index("ix_audit_links_audit_id", "audit_links", ["audit_id"])
     op.create_table(
         "audit_turn",
         sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),

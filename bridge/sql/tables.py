@@ -150,7 +150,7 @@ audit_links = sa.Table(
     "audit_links",
     metadata,
     sa.Column("number", sa.BigInteger(), primary_key=True, autoincrement=False),
-    sa.Column("audit_id", sa.BigInteger(), nullable=False, unique=True),
+    sa.Column("audit_id", sa.BigInteger(), nullable=False, index=True),
     _int("adopted_ms", null=True),
     _text("mac"),
 )

@@ -224,6 +224,15 @@ async def test_whatever_is_tampered_with_is_found(world: ChainWorld, sabotage: S
     assert verdict.findings[0].flaw in SABOTAGES[sabotage], verdict.findings
 
 
+async def test_act_is_kept_whatever_was_removed(world: ChainWorld) -> None:
+    """SQLite gives the id of an entry that is gone to the next one: that must hold up nobody, and hide nothing."""
+    await fill(world, 3, 3)
+    await world.database.run(lambda conn: conn.execute(sa.delete(audit).where(audit.c.id == 3)))
+    await world.act(4)
+    verdict = await world.verify()
+    assert (verdict.entries, verdict.flaws, verdict.findings[0].number) == (4, 1, 3)
+
+
 async def test_head_is_never_appended_to_a_chain_that_does_not_go_on_from_the_last(world: ChainWorld) -> None:
     """Else the next head would vouch for what was rewritten; the process says so instead."""
     await fill(world, 6, 6)
