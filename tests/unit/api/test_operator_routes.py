@@ -33,6 +33,8 @@ async def test_misspelt_filters_are_refused(live: LiveServer) -> None:
     for query, name in [
         ("stat=PARKED", "?stat"),
         ("state=DONE", "?state"),
+        ("state=", "?state"),
+        ("state=PARKED,", "?state"),
         ("limit=0", "?limit"),
         ("limit=501", "?limit"),
         ("limit=1e2", "?limit"),
@@ -45,6 +47,7 @@ async def test_misspelt_filters_are_refused(live: LiveServer) -> None:
         ("cursor=%C3%A9", "?cursor"),
         ("blocked=maybe", "?blocked"),
         ("abandoned=maybe", "?abandoned"),
+        ("abandoned=", "?abandoned"),
     ]:
         problem = check_problem(await live.client.get(f"/v1/transactions?{query}"), 422, "invalid-request")
         assert named_places(problem) == {name}, query
