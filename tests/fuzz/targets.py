@@ -1,0 +1,282 @@
+"""Parsers under arbitrary bytes, each held against a second way to read the same.
+
+A parser may refuse with its own error and nothing else; what two ways take, they take alike.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Generator
+from typing import Any
+
+import msgspec
+import structlog
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from api.web import parse
+from api.web.bodies import Prepare
+from api.web.json import read_strict, read_strict_in_steps
+from api.web.problems import Rejected
+from api.web.protocol import BoundedProtocol
+from bridge.core.errors import MalformedRecord, UnknownRecordVersion
+from bridge.core.message import StoredMessage
+from bridge.core.op_message import (
+    decode_answers,
+    decode_op,
+    decode_pending,
+    decode_position,
+    decode_view,
+    encode_op,
+    encode_position,
+    make_view,
+)
+from bridge.core.properties import PROPERTIES_HEADER, decode_properties, encode_properties
+from bridge.core.record import HalfMessage, Resolution
+from bridge.core.record_codec import decode_any, decode_body, decode_parked, decode_record
+from bridge.service.contract import PrepareCall
+
+ID = "0006k8e9s5ta7vo3q1m4c8b2h6dg"
+_MOST_HEADERS = 64
+_prepare = msgspec.json.Decoder(Prepare)
+
+
+def properties(data: bytes) -> None:
+    """What is taken is written again byte for byte."""
+    try:
+        found = decode_properties(data)
+    except MalformedRecord:
+        return
+    assert encode_properties(found) == data
+
+
+def records(data: bytes) -> None:
+    """The first byte says which: journal record, parked one, op message, position, answers, framed messages."""
+    readers = (_journal, _parked, _op, _position, decode_answers, _framed)
+    try:
+        readers[data[0] % len(readers)](data[1:]) if data else None
+    except (MalformedRecord, UnknownRecordVersion):
+        return
+
+
+def _stored(raw: bytes) -> StoredMessage:
+    return StoredMessage(0, None, None, [(PROPERTIES_HEADER, raw)], 0)
+
+
+def _try(read: Callable[[], Any]) -> Any:
+    """What is read, or the kind of error."""
+    try:
+        return read()
+    except (MalformedRecord, UnknownRecordVersion, Rejected) as error:
+        return type(error)
+
+
+def _journal(raw: bytes) -> None:
+    quick, general = _try(lambda: decode_record(_stored(raw))), _try(lambda: decode_any(raw))
+    assert quick == general, f"{quick!r} is not {general!r}"
+
+
+def _parked(raw: bytes) -> None:
+    parked = decode_parked(_stored(raw))
+    assert decode_any(raw) == parked or b"KIND\x01D" in raw
+
+
+def _op(raw: bytes) -> None:
+    view, pending = _try(lambda: decode_view(ID, raw)), decode_pending(raw)
+    op = _try(lambda: decode_op(ID, raw))
+    if isinstance(op, type):
+        assert (view, pending) == (op, None)
+        return
+    assert view == (make_view(op), op.transaction.requests)
+    written = encode_op(op)  # without members that such a state does not have
+    assert encode_op(decode_op(ID, written)) == written
+    assert pending is None or pending.half == op.transaction.half
+
+
+def _position(raw: bytes) -> None:
+    position = decode_position(raw)
+    assert decode_position(encode_position(position)) == position
+
+
+def _framed(raw: bytes) -> None:
+    decode_body(HalfMessage(ID, "g", 2, 0), StoredMessage(0, None, raw, [(PROPERTIES_HEADER, b"")], 0))
+
+
+def bodies(data: bytes) -> None:
+    """The first byte says which: any document, a prepare, a batch, an end, one resolution, several."""
+    readers = (_document, _one_prepare, _prepares, _one_end, parse.parse_resolution, parse.parse_resolutions)
+    try:
+        readers[data[0] % len(readers)](data[1:]) if data else None
+    except Rejected:
+        return
+
+
+def _document(raw: bytes) -> None:
+    """In one piece, in steps, and as Python reads it."""
+    whole = _try(lambda: read_strict(raw))
+    stepwise = _try(lambda: _run(read_strict_in_steps(raw, window_bytes=4)))
+    assert stepwise == whole, f"{stepwise!r} is not {whole!r}"
+    if isinstance(whole, bytes):
+        assert _loads(whole) == _loads(raw)
+
+
+def _run(steps: Generator[None, None, bytes]) -> bytes:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return bytes(end.value)
+
+
+def _loads(raw: bytes) -> Any:
+    return json.loads(raw, parse_int=str, parse_float=str)
+
+
+def _one_prepare(raw: bytes) -> None:
+    """The fast reading takes nothing that the strict one refuses, and reads it alike."""
+    quick = _try(lambda: parse.parse_prepare(raw, _MOST_HEADERS))
+    strict = _try(lambda: _read_strictly(raw))
+    assert quick == strict, f"{quick!r} is not {strict!r}"
+
+
+def _read_strictly(raw: bytes) -> PrepareCall:
+    body = parse.decode_body(read_strict(raw), _prepare)
+    return parse._make_prepare(body, _MOST_HEADERS, None, is_published=False)
+
+
+def _prepares(raw: bytes) -> None:
+    parse.parse_prepare_batch(raw, _MOST_HEADERS)
+    try:
+        read_strict(raw)
+    except Rejected as rejected:
+        raise AssertionError("a batch was taken that is not strict") from rejected
+
+
+def _one_end(raw: bytes) -> None:
+    parse.parse_end(raw, ID, Resolution.COMMIT)
+
+
+class _Timer:
+    def cancel(self) -> None:
+        """Nothing waits."""
+
+
+class _Loop:
+    """Keeps what is begun. No time passes."""
+
+    def __init__(self) -> None:
+        self.begun: list[Any] = []
+
+    def time(self) -> float:
+        return 0.0
+
+    def call_later(self, *_: object) -> _Timer:
+        return _Timer()
+
+    def create_task(self, call: Any, **_: object) -> Any:
+        self.begun.append(call)
+        return self
+
+    def add_done_callback(self, _: object) -> None:
+        """It is run by `_Connection`."""
+
+
+class _Transport:
+    """Takes everything."""
+
+    is_closed = False
+
+    def get_extra_info(self, _: str) -> None:
+        return None
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    abort = close
+
+    def write(self, _: bytes) -> None:
+        """Nobody reads."""
+
+    def pause_reading(self) -> None:
+        """What is fed is fed."""
+
+    resume_reading = write_eof = pause_reading  # type: ignore[assignment]
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def can_write_eof(self) -> bool:
+        return True
+
+
+class _Connection:
+    """What the application was asked, in order: each request is answered as soon as it is complete."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self._loop, self._transport = _Loop(), _Transport()
+        asyncio.events._set_running_loop(self._loop)  # type: ignore[arg-type]
+        self._protocol = BoundedProtocol(_CONFIG, ServerState(), {}, self._loop)  # type: ignore[arg-type]
+        self._protocol.app = self._answer  # type: ignore[assignment]
+        self._protocol.connection_made(self._transport)  # type: ignore[arg-type]
+
+    def feed(self, data: bytes) -> None:
+        self._protocol.data_received(data)
+        while self._loop.begun and not self._loop.begun[0].cr_frame.f_locals["self"].more_body:
+            call = self._loop.begun.pop(0)
+            try:
+                call.send(None)
+            except StopIteration:
+                continue
+            raise AssertionError("a complete request waits for something")
+
+    def close(self) -> None:
+        self._protocol.connection_lost(None)
+        for call in self._loop.begun:
+            call.close()
+        asyncio.events._set_running_loop(None)
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        body = (await receive())["body"]
+        self.asked.append((scope["method"], scope["raw_path"], scope["query_string"], list(scope["headers"]), body))
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def heads(data: bytes) -> None:
+    """The first byte says where the rest is cut in two: requests are the same as if it came at once.
+
+    After bytes that are no request one of the two may have answered more of what came before them.
+    """
+    if not data:
+        return
+    at, rest = data[0] * len(data) // 256, data[1:]
+    asked = []
+    for pieces in ((rest,), (rest[:at], rest[at:])):
+        connection = _Connection()
+        for piece in pieces:
+            if piece:
+                connection.feed(piece)
+        connection.close()
+        asked.append(connection.asked)
+    fewer, more = sorted(asked, key=len)
+    assert more[: len(fewer)] == fewer, f"{more} is not {fewer}"
+
+
+async def _nothing(scope: Any, receive: Any, send: Any) -> None:
+    """Never called."""
+
+
+structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+_CONFIG = Config(_nothing, log_config=None, interface="asgi3")
+_CONFIG.load()
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    "bodies": bodies,
+    "heads": heads,
+    "properties": properties,
+    "records": records,
+}
