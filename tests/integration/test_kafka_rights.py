@@ -165,7 +165,8 @@ def test_whole_bridge_runs_with_exactly_those_rights(stage: Stage) -> None:
     stage.run(Role.MIGRATE, "migrate", "--accept-identity", "--yes")
     _report(stage)
     _ask_for_members(stage)
-    assert _diagnose(stage, Role.SETTLER, "api,settler,projector") == []
+    assert _diagnose(stage, Role.API, "api") == []
+    assert _diagnose(stage, Role.SETTLER, "settler,projector") == []
     assert _diagnose(stage, Role.PROJECTOR, "projector") == []
     denied = {(kind, name, operation) for _, kind, name, operation in stage.find_used("Denied")}
     assert denied <= NEEDLESS
