@@ -74,7 +74,7 @@ class ProducerDirectory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UnansweredRound:
-    """A round without an answer. `failure`: a word such as `refused`, `timeout`, `no-endpoint`, `bad-answer`."""
+    """A round without an answer. `failure`: such as `refused`, `no-endpoint`, `bad-answer`, `status 404`."""
 
     transaction_id: str
     group: str

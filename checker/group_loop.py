@@ -42,6 +42,18 @@ class _Open(NamedTuple):
     check: Check
 
 
+class _Silence(NamedTuple):
+    """Why nobody answered. `status`: of the endpoint's reply, if that is the reason."""
+
+    failure: Failure
+    endpoint: str | None = None
+    status: int = 0
+
+    @property
+    def text(self) -> str:
+        return f"{self.failure} {self.status}" if self.status else self.failure.value
+
+
 class Round:
     """Asks about `asks` and lands every one of them, whatever happens."""
 
@@ -52,7 +64,7 @@ class Round:
         self._calls = context.directory.settings_of(group).calls
         self._flying = {ask.transaction.transaction_id: ask for ask in asks}
         self._open: dict[str, _Open] = {}
-        self._failures: dict[str, tuple[Failure, str | None]] = {}
+        self._silences: dict[str, _Silence] = {}
         self._webhook_id = ""
         self._make_nonce = context.nonces.begin()
         self._answered = 0
@@ -74,12 +86,12 @@ class Round:
         order = self._memory.turns.order(endpoints, context.clock.monotonic_ms())
         if not order.urls:
             failure = Failure.RATE_LIMITED if order.paused else Failure.NO_ENDPOINT
-            self._give_up(dict.fromkeys(self._flying, (failure, None)))
+            self._give_up(dict.fromkeys(self._flying, _Silence(failure)))
             return None
         known = context.directory.get(self._group)
         if known is None or not can_sign(known.secrets):
             self._context.raise_alert(self._group, "producer_group_without_secret")
-            self._give_up(dict.fromkeys(self._flying, (Failure.NO_SECRET, None)))
+            self._give_up(dict.fromkeys(self._flying, _Silence(Failure.NO_SECRET)))
             return None
         self._context.clear_alert(self._group, "producer_group_without_secret")
         await self._render()
@@ -91,7 +103,7 @@ class Round:
             if not self._open:
                 break
             was_called |= await self._attempt(url)
-        self._give_up({id_: self._failures[id_] for id_ in self._open if id_ in self._failures})
+        self._give_up({id_: self._silences[id_] for id_ in self._open if id_ in self._silences})
         return self._answered > 0 if was_called else None
 
     # --- what is asked ---
@@ -142,7 +154,7 @@ class Round:
             for ask in asks:
                 self._postpone(ask, self._context.config.append_retry_ms)
             return []
-        self._give_up({_id_of(ask): (Failure.NO_BODY, None) for ask in asks[:asked] if _id_of(ask) not in found})
+        self._give_up({_id_of(ask): _Silence(Failure.NO_BODY) for ask in asks[:asked] if _id_of(ask) not in found})
         return [(ask, found[_id_of(ask)]) for ask in asks[:asked] if _id_of(ask) in found]
 
     def _drop_ended(self) -> None:
@@ -166,7 +178,7 @@ class Round:
         now_ms = self._context.clock.now_ms()
         headers = sign_call(known.secrets if known else (), self._webhook_id, now_ms, text)
         if headers is None:
-            self._note(Failure.NO_SECRET, None)
+            self._note(_Silence(Failure.NO_SECRET))
             return False
         self._context.counts.calls += 1
         most = self._context.config.max_answer_bytes(len(checks))
@@ -196,7 +208,8 @@ class Round:
             self._memory.turns.pause(url, monotonic_ms + retry_after_ms(reply.retry_after))
         if failure is Failure.GONE:
             self._disable(url, reply, monotonic_ms)
-        self._note(failure, reply.endpoint)
+        is_status = failure in {Failure.STATUS, Failure.REDIRECT}
+        self._note(_Silence(failure, reply.endpoint, reply.status if is_status else 0))
         return answers
 
     def _disable(self, url: str, reply: EndpointReply, monotonic_ms: int) -> None:
@@ -204,9 +217,8 @@ class Round:
         self._context.recorder.disable(self._group, url, "410 Gone")
         _LOG.error("endpoint_gone", group=self._group, endpoint=reply.endpoint)
 
-    def _note(self, failure: Failure, endpoint: str | None) -> None:
-        for id_ in self._open:
-            self._failures[id_] = (failure, endpoint)
+    def _note(self, silence: _Silence) -> None:
+        self._silences |= dict.fromkeys(self._open, silence)
 
     # --- what came of it ---
 
@@ -254,21 +266,20 @@ class Round:
             moment = self._context.moment_of(ask.queue_id)
             self._context.timetable.set_postponed(ask, moment, delay_ms, was_tried=was_tried)
 
-    def _give_up(self, failures: Mapping[str, tuple[Failure, str | None]]) -> None:
+    def _give_up(self, silences: Mapping[str, _Silence]) -> None:
         """Nobody answered about these: again at the next interval, nothing used up."""
-        asks = [(self._flying.pop(id_), *failure) for id_, failure in failures.items()]
-        give_up(self._context, self._group, asks)
+        give_up(self._context, self._group, [(self._flying.pop(id_), silence) for id_, silence in silences.items()])
 
 
-def give_up(context: CheckContext, group: str, asks: Iterable[tuple[DueCheck, Failure, str | None]]) -> None:
+def give_up(context: CheckContext, group: str, asks: Iterable[tuple[DueCheck, _Silence]]) -> None:
     """Lands transactions nobody answered about, and takes note of it."""
     interval_ms = context.directory.settings_of(group).times.interval_ms
     rounds = []
-    for ask, failure, endpoint in asks:
+    for ask, silence in asks:
         moment, wait_ms = context.moment_of(ask.queue_id), interval_ms + int(context.jitter() * _JITTER * interval_ms)
-        context.timetable.set_unanswered(ask, moment, wait_ms, found_no_endpoint=failure is Failure.NO_ENDPOINT)
-        context.counts.unanswered[failure.value] += 1
-        rounds.append(UnansweredRound(_id_of(ask), group, moment.now_ms, failure.value, endpoint))
+        context.timetable.set_unanswered(ask, moment, wait_ms, found_no_endpoint=silence.failure is Failure.NO_ENDPOINT)
+        context.counts.unanswered[silence.failure.value] += 1
+        rounds.append(UnansweredRound(_id_of(ask), group, moment.now_ms, silence.text, silence.endpoint))
     context.recorder.add(rounds)
 
 
@@ -278,7 +289,7 @@ def give_up_unasked(context: CheckContext, group: str, asks: Sequence[DueCheck],
         context.counts.groups_without_endpoint.add(group)
         context.raise_alert(group, "producer_group_without_endpoint")
     failure = Failure.RATE_LIMITED if order.paused else Failure.NO_ENDPOINT
-    give_up(context, group, [(ask, failure, None) for ask in asks])
+    give_up(context, group, [(ask, _Silence(failure)) for ask in asks])
 
 
 def live_endpoints(context: CheckContext, group: str) -> Sequence[Endpoint]:

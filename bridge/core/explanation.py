@@ -221,7 +221,9 @@ def _say_silence(view: TransactionView, around: Circumstances) -> str:
     if not later:
         return ""
     last = max(later, key=lambda rounds: rounds.last_ms)
-    failure = _SILENT.get(last.failure, f"there was no answer ({last.failure})")
+    word, _, status = last.failure.partition(" ")
+    failure = _SILENT.get(word, f"there was no answer ({last.failure})")
+    failure = f"{failure} ({status})" if status else failure
     rounds = f"once, at {_say(last.last_ms)}"
     if last.count > 1:
         rounds = f"{last.count} times, from {_say(last.first_ms)} to {_say(last.last_ms)}"

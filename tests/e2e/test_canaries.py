@@ -158,7 +158,9 @@ def fail(stage: Stage) -> None:
     stage.endpoint.status, stage.endpoint.default = 500, BODY
     stage.prepare()
     wait_until(
-        lambda: '"last_failure":"status"' in stage.ask("GET", f"/v1/producer-groups/{GROUP}"), 60, "its answer is bad"
+        lambda: '"last_failure":"status 500"' in stage.ask("GET", f"/v1/producer-groups/{GROUP}"),
+        60,
+        "its answer is bad",
     )
     with sqlite3.connect(stage.bridge.directory / "bridge.db") as database:
         for table in ("secrets", "transactions"):

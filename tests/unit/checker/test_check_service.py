@@ -222,10 +222,10 @@ async def test_turns_go_round(world: World) -> None:
 @pytest.mark.parametrize(
     ("status", "body", "word"),
     [
-        (500, b"", "status"),
-        (404, b"", "status"),
-        (204, b"", "status"),
-        (302, b"", "redirect"),
+        (500, b"", "status 500"),
+        (404, b"", "status 404"),
+        (204, b"", "status 204"),
+        (302, b"", "redirect 302"),
         (410, b"", "gone"),
         (429, b"", "rate-limited"),
         (200, b"<html>", "bad-answer"),
@@ -235,13 +235,13 @@ async def test_turns_go_round(world: World) -> None:
     ],
 )
 async def test_anything_but_an_answer_uses_nothing_up(world: World, status: int, body: bytes, word: str) -> None:
-    """Written down with its word; asked again an interval later with the same number."""
+    """Written down with its word and status; asked again an interval later with the same number."""
     world.add_group("shop", A)
     world.serve(A, sending(status, body))
     world.prepare("shop")
     await world.pass_ms(8_000)
     assert world.failures() == [word]
-    assert world.service.counts.unanswered == {word: 1}
+    assert world.service.counts.unanswered == {word.partition(" ")[0]: 1}
     world.serve(A, saying("COMMIT"))
     world.add_group("shop", A)
     await world.pass_ms(90_000)

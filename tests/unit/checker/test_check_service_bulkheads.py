@@ -178,7 +178,7 @@ async def test_directory_that_cannot_write_delays_nothing(world: World) -> None:
     assert len(world.calls) == 2
     world.directory.is_down = False
     await world.pass_ms(6_000)
-    assert world.failures() == ["status", "status"]
+    assert world.failures() == ["status 500", "status 500"]
 
 
 async def test_gauges_tell_where_it_stands(world: World) -> None:
