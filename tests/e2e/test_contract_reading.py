@@ -245,21 +245,21 @@ def test_every_process_says_how_it_is(service: RunningService) -> None:
         assert process.get("/livez").json() == {"live": True}
         assert process.get("/readyz").json() == {"ready": True}
         checks = process.get("/readyz?verbose").json()["checks"]
-        names = {"settler", "projector"} if process is service.engine else {"answers", "settling"}
+        names = {"settler", "projector"} if process is service.engine else {"answers", "settling", "audit"}
         assert {"kafka", "sql", "topology", "op-records", "log", *names} == {check["name"] for check in checks}
         assert [check for check in checks if not check["ok"]] == []
     check_problem(service.api.get("/readyz?loud"), 422, "invalid-request")
 
 
 def test_metrics_have_one_prefix_and_bounded_labels(service: RunningService) -> None:
-    """No transaction, group or topic is a label, so that nobody's data can fill a monitoring system."""
+    """No transaction or topic is a label, and at most a hundred groups: nobody's data can fill a monitoring system."""
     service.prepare(service.new_group("metrics"))
     for process in service.processes:
         text = process.get("/metrics").text
         names = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
         assert {name for name in names if not name.startswith(("outbox_bridge_", "python_", "process_"))} == set()
         labels = set(re.findall(r'(\w+)="', text))
-        ours = {"route", "method", "status_class", "code", "le", "queue", "word"}
+        ours = {"route", "method", "status_class", "code", "le", "queue", "word", "producer_group"}
         assert labels - ours <= {"generation", "implementation", "major", "minor", "patchlevel", "version"}
         assert service.topics.orders not in text
     routes = set(re.findall(r'route="([^"]*)"', service.api.get("/metrics").text))

@@ -187,6 +187,7 @@ async def test_commit_that_is_not_acknowledged_is_left_to_the_back_check(
     assert "the back-check resolves it" in told
     if is_open:
         assert "taken to be away" in told
+        breaker_of(own.url).note_answer()  # somebody has found out that it is back
         assert own.published("orders") == []
         own.answer_checks(group, commit_all)
         (checked,) = own.run_checks(group)
