@@ -165,7 +165,9 @@ LIVE = Operation(HEALTH, {200: (LiveAnswer, "Alive.")}).arguments()
 READY = Operation(
     HEALTH,
     {200: (ReadyAnswer, "Ready."), 503: (ReadyAnswer, "Promises cannot be kept now.")},
-    parameters=(query_parameter("verbose", "Lists each check.", {"type": "string", "enum": ["", "true", "false"]}),),
+    parameters=(
+        query_parameter("verbose", "Lists each check.", {"type": "string", "enum": ["", "true", "false", "1", "0"]}),
+    ),
 ).arguments()
 METRICS = Operation(HEALTH, {200: (None, "Prometheus' text format.")}, media_types=("text/plain",)).arguments()
 
