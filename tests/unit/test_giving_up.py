@@ -3,15 +3,18 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from api.cli.examinations import make_void
 from bridge.core.errors import HaltKind
 from bridge.core.message import Message, MessageQueue
-from bridge.giving_up import GivingUp
+from bridge.giving_up import GivingUp, _record
 from bridge.sql.engine import SqlUnavailable
 from bridge.sql.identity import Halt, clear_halt, read_halts, store_halt
+from bridge.sql.tables import projection_positions
 from bridge.store.memory.link import PASSES, Fate, NoFaults, Step
 from tests.support.projector_world import ProjectorWorld, make_projector_world
 
@@ -159,6 +162,33 @@ def test_act_that_ends_between_log_and_database_is_finished_by_its_repeat(
     view = world.view("pending")
     assert view is not None
     assert view.is_unproven
+
+
+def test_act_is_not_recorded_once_the_projection_has_gone_on(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may know more of the log by now than was looked at: the look is taken again (L)."""
+    world, answers = make_projector_world(database_url), list[bool]()
+
+    def record_late(conn: sa.Connection, **known: Any) -> bool:
+        if not answers:
+            conn.execute(sa.update(projection_positions).values(op_next=projection_positions.c.op_next + 1))
+        answers.append(_record(conn, **known))
+        return answers[-1]
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await world.settlers.prepare("pending", ORDER)
+            await world.settlers.settled()
+            await world.catch_up()
+        await world.projector.close()
+        recreate(world, world.topics.half)
+        monkeypatch.setattr("bridge.giving_up._record", record_late)
+        (loss,) = await make_giving_up(world).act("operator")
+        assert [u.transaction_id for u in loss.unproven] == [world.settlers.id_of("pending")]
+
+    world.run(story())
+    assert answers == [False, True]
 
 
 def test_first_halt_of_a_queue_stays_until_it_is_cleared(database_url: str) -> None:
