@@ -13,7 +13,8 @@ from bridge.core.errors import HaltKind
 from bridge.core.message import Message, MessageQueue
 from bridge.giving_up import GivingUp, _record
 from bridge.sql.engine import SqlUnavailable
-from bridge.sql.identity import Halt, clear_halt, read_halts, store_halt
+from bridge.sql.identity import Halt, begin_projection, clear_halt, read_halts, read_last_acts, store_halt
+from bridge.sql.rows import AppliedPosition, LogIdentity, read_position
 from bridge.sql.tables import projection_positions
 from bridge.store.memory.link import PASSES, Fate, NoFaults, Step
 from tests.support.projector_world import ProjectorWorld, make_projector_world
@@ -189,6 +190,27 @@ def test_act_is_not_recorded_once_the_projection_has_gone_on(
 
     world.run(story())
     assert answers == [False, True]
+
+
+def test_projection_does_not_begin_where_it_looked_before_an_act(database_url: str) -> None:
+    """Log and place are those of before: it would speak of what was given up (L)."""
+    world = make_projector_world(database_url)
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await world.settlers.prepare("pending", ORDER)
+            await world.settlers.settled()
+        before = await world.database.read(partial(read_last_acts, queue_ids=[0]))
+        recreate(world, world.topics.half)
+        assert len(await make_giving_up(world).act("operator")) == 1
+        since = await world.database.read(partial(read_last_acts, queue_ids=[0]))
+        place, log = AppliedPosition(0, 0, 0), LogIdentity("cluster", "journal", "op")
+        for last_act, is_begun in ((before[0], False), (since[0], True)):
+            begin = partial(begin_projection, queue_id=0, position=place, identity=log, last_act=last_act)
+            await world.database.run(begin)
+            assert (await world.database.read(partial(read_position, queue_id=0)) is not None) is is_begun
+
+    world.run(story())
 
 
 def test_first_halt_of_a_queue_stays_until_it_is_cleared(database_url: str) -> None:
