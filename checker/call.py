@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
 from hmac import compare_digest
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ from standardwebhooks.webhooks import EmptyWebhookSecretError, Webhook
 
 from bridge.core.keyring import Keyring
 from bridge.core.message import JsonText, refuse_constant, unique_members, write_json, write_message
+from bridge.core.moment import show_time
 from bridge.core.record import Resolution
 from bridge.core.transaction import Transaction
 from bridge.store.halves import LoadedHalf
@@ -65,7 +65,6 @@ def _mac(mac: "hashlib.blake2b", transaction_id: str, check_number: int, text: s
 
 _WORDS: Mapping[object, Resolution] = {word.name: word for word in Resolution}
 _NUMBERS: Mapping[object, Resolution] = {int(word): word for word in Resolution}
-_LAST_MS = 253_402_300_799_999  # the year 9999
 _MEMBERS = frozenset({"transaction_id", "nonce", "resolution"})
 
 
@@ -153,17 +152,6 @@ def _load(body: bytes) -> object:
         return json.loads(body.decode(), object_pairs_hook=unique_members, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return None
-
-
-def show_time(time_ms: int) -> str:
-    """RFC 3339 with Z, millisecond precision."""
-    seconds, millis = divmod(min(max(time_ms, 0), _LAST_MS), 1000)
-    return f"{_show_second(seconds)}.{millis:03d}Z"
-
-
-@lru_cache(maxsize=1024)
-def _show_second(seconds: int) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
 
 
 def _read_entries(entries: Sequence[object], asked: Mapping[str, str]) -> Answers:

@@ -67,6 +67,8 @@ ConfigOption = Annotated[
     typer.Option("--config", "-c", help="Settings file; outbox-bridge.toml here, if it exists."),
 ]
 
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
 
 def load(config: Path | None, flags: Mapping[str, Any] | None = None, *, allow_faults: bool = False) -> "Settings":
     """The settings of this process. Raises ConfigError."""

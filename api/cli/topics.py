@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.local import ConfigOption, with_kafka
+from api.cli.local import ConfigOption, YesOption, with_kafka
 from api.cli.output import (
     Column,
     CommandFailed,
@@ -23,8 +23,8 @@ from api.cli.output import (
     show_rows,
 )
 from bridge.core.message import Message, MessageQueue, StoredMessage, show_message, write_json
+from bridge.core.moment import show_time
 from bridge.core.topics import InternalTopics, is_legal_topic, is_reserved_topic, with_prefix
-from checker.call import show_time
 
 if TYPE_CHECKING:
     from api.settings import Settings
@@ -37,8 +37,6 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Topic.")]
 SettingOption = Annotated[
     list[str], typer.Option("--setting", "-s", metavar="NAME=VALUE", help="Kafka's own; repeatable.")
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-
 _MAX_READ = 500
 _WAIT_MS = 200
 

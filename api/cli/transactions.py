@@ -25,8 +25,8 @@ from api.cli.output import (
     show_members,
     show_rows,
 )  # fmt: skip
+from bridge.core.moment import show_time
 from bridge.core.transaction import TransactionState
-from checker.call import show_time
 
 tx = typer.Typer(no_args_is_help=True, help="Transactions: list, look up, watch, end, check, force, resume, abandon.")
 

@@ -12,9 +12,10 @@ from api.web.problems import invalid
 from api.web.request import ApiRequest, Query, read_json, refuse, who_is
 from api.web.road import NO_STORE, HttpAnswer, Routes, json_answer
 from api.web.search import PAGE_PARAMETERS, GroupCountsAnswer, answer_page, page_of, render_counts
-from api.web.views import Time, render_optional_time, render_time
+from api.web.views import Time, render_optional_time
 from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings
 from bridge.core.grants import Verb
+from bridge.core.moment import show_time
 from bridge.directory import Endpoint, show_url
 from bridge.service.contract import Refused
 from bridge.service.groups import EndpointRegistered, GroupSaved
@@ -247,7 +248,7 @@ def render_group(health: GroupHealth, now_ms: int) -> GroupAnswer:
         name=group.name,
         endpoints=[_render_health(endpoint) for endpoint in health.endpoints if endpoint.endpoint.url],
         check=render_settings(group.settings),
-        created_at=render_time(group.created_ms),
+        created_at=show_time(group.created_ms),
         unasked=UnaskedAnswer(unnamed.unanswered, render_optional_time(unnamed.last_unanswered_ms)),
         fetched=FetchedAnswer(unnamed.answered, render_optional_time(unnamed.last_answered_ms)),
         counts=render_counts(health.stats, now_ms),
@@ -260,7 +261,7 @@ def render_saved(saved: GroupSaved) -> GroupSavedAnswer:
         saved.group.name,
         [_render_endpoint(endpoint) for endpoint in saved.group.endpoints],
         render_settings(saved.group.settings),
-        render_time(saved.group.created_ms),
+        show_time(saved.group.created_ms),
         msgspec.UNSET if saved.secret is None else saved.secret,
     )
 

@@ -11,8 +11,9 @@ from api.web.openapi import Body, Operation, path_parameter
 from api.web.problems import NOT_FOUND, Problem, Rejected, invalid
 from api.web.request import ApiRequest, Query, read_json, refuse, who_is
 from api.web.road import NO_STORE, HttpAnswer, Routes, answer_list, json_answer
-from api.web.views import Time, render_optional_time, render_time
+from api.web.views import Time, render_optional_time
 from bridge.core.grants import PRINCIPAL_NAME, Grant, Verb, is_pattern, is_principal_name
+from bridge.core.moment import show_time
 from bridge.service.contract import Refused
 from bridge.sql.access import Key, Principal
 
@@ -218,10 +219,10 @@ def _render(principal: Principal) -> PrincipalAnswer:
         verbs.setdefault((grant.groups, grant.topics), []).append(grant.verb.value)
     grants = [GrantedRight(found, *patterns) for patterns, found in verbs.items()]
     return PrincipalAnswer(
-        principal.name, render_time(principal.created_ms), grants, [_render_key(key) for key in principal.keys]
+        principal.name, show_time(principal.created_ms), grants, [_render_key(key) for key in principal.keys]
     )
 
 
 def _render_key(key: Key) -> KeyAnswer:
     expires, used = render_optional_time(key.expires_ms), render_optional_time(key.last_used_ms)
-    return KeyAnswer(key.key_id, key.label, render_time(key.created_ms), expires, used)
+    return KeyAnswer(key.key_id, key.label, show_time(key.created_ms), expires, used)

@@ -29,10 +29,10 @@ from api.web.search import (
 from api.web.views import (
     Time,
     TransactionAnswer,
-    render_time,
     render_transaction,
 )
 from bridge.core.grants import Verb
+from bridge.core.moment import show_time
 from bridge.service.contract import Refused
 from bridge.service.redrive import RedriveAction
 from bridge.sql.redrive import RedriveJob
@@ -133,7 +133,7 @@ STOP_JOB = Operation(
 def render_job(job: RedriveJob) -> RedriveJobAnswer:
     """A redrive job; times in its filter as elsewhere."""
     shown = {
-        name.removesuffix("_ms"): render_time(value) if name.endswith("_ms") else value
+        name.removesuffix("_ms"): show_time(value) if name.endswith("_ms") else value
         for name, value in job.filter.items()
     }
     return RedriveJobAnswer(
@@ -145,8 +145,8 @@ def render_job(job: RedriveJob) -> RedriveJobAnswer:
         reason=job.reason,
         rate_per_second=job.rate_per_s,
         counts=dict(job.counts),
-        created_at=render_time(job.created_ms),
-        updated_at=render_time(job.updated_ms),
+        created_at=show_time(job.created_ms),
+        updated_at=show_time(job.updated_ms),
     )
 
 

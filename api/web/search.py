@@ -13,8 +13,9 @@ from api.web.parse import check_group, parse_base64
 from api.web.problems import invalid
 from api.web.request import TIME_EXPECTED, ApiRequest, Query, parse_time_ms, refuse
 from api.web.road import HttpAnswer, Routes, answer_list, json_answer
-from api.web.views import Time, TransactionAnswer, render_time, render_transaction
+from api.web.views import Time, TransactionAnswer, render_transaction
 from bridge.core.grants import Rights, Verb
+from bridge.core.moment import show_time
 from bridge.core.transaction import TransactionState
 from bridge.service.contract import Refused
 from bridge.service.search import BridgeStats
@@ -117,7 +118,7 @@ async def answer_page(
 
 def _render_entry(entry: ActEntry) -> AuditEntryAnswer:
     return AuditEntryAnswer(
-        render_time(entry.at_ms), entry.actor, entry.what, entry.target, entry.reason, entry.before, entry.after
+        show_time(entry.at_ms), entry.actor, entry.what, entry.target, entry.reason, entry.before, entry.after
     )
 
 

@@ -1,8 +1,6 @@
 """Transactions and problems as answers show them. Times are RFC 3339 in UTC with milliseconds."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Annotated, Literal
 
 import msgspec
@@ -11,6 +9,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from api.web.bodies import GroupName, TransactionId
 from bridge.core.explanation import Explanation
 from bridge.core.message import JsonText, Message, show_message
+from bridge.core.moment import show_time
 from bridge.core.transaction import MessageSummary, TimelineEvent, TransactionState, TransactionView
 from bridge.service.contract import Accepted, Prepared
 from bridge.turns import Steps, each_in_steps
@@ -182,26 +181,13 @@ class TimelineAnswer(Struct):
 
 # Python finds the members of an enum only slowly.
 _PREPARED, _PARKED = TransactionState.PREPARED, TransactionState.PARKED
-_MAX_SECOND = 253_402_300_799  # the last one of the year 9999
 
 encode_json = msgspec.json.Encoder().encode
 
 
-@lru_cache(maxsize=1024)
-def _render_second(second: int) -> str:
-    return datetime.fromtimestamp(min(max(second, 0), _MAX_SECOND), UTC).strftime("%Y-%m-%dT%H:%M:%S")
-
-
-@lru_cache(maxsize=4096)  # what is in one batch often has one time
-def render_time(time_ms: int) -> str:
-    """RFC 3339 in UTC with milliseconds."""
-    second, rest = divmod(time_ms, 1000)
-    return f"{_render_second(second)}.{rest:03d}Z"
-
-
 def render_optional_time(time_ms: int | None) -> str | None:
     """The same, where there may be none."""
-    return None if time_ms is None else render_time(time_ms)
+    return None if time_ms is None else show_time(time_ms)
 
 
 def render_prepared(prepared: Prepared) -> PreparedAnswer:
@@ -210,8 +196,8 @@ def render_prepared(prepared: Prepared) -> PreparedAnswer:
         prepared.transaction_id,
         prepared.group,
         prepared.state,
-        render_time(prepared.born_ms),
-        render_time(prepared.first_check_ms),
+        show_time(prepared.born_ms),
+        show_time(prepared.first_check_ms),
         prepared.queue_id,
         prepared.queue_offset,
     )
@@ -241,9 +227,9 @@ def render_transaction(view: TransactionView, bodies: Raw | None = None) -> Tran
         view.blocked,
         view.reason,
         view.by if is_resolved else None,
-        None if ended_ms is None or not is_resolved else render_time(ended_ms),
+        None if ended_ms is None or not is_resolved else show_time(ended_ms),
         [ReceiptAnswer(r.topic, r.queue_id, r.queue_offset) for r in view.receipts],
-        None if due_ms is None or state is not _PREPARED else render_time(due_ms),
+        None if due_ms is None or state is not _PREPARED else show_time(due_ms),
         view.check_times,
         view.queue_id,
         view.queue_offset,
@@ -251,7 +237,7 @@ def render_transaction(view: TransactionView, bodies: Raw | None = None) -> Tran
     if view.abandoned:
         shown.abandoned = True
     if view.messages or bodies is not None:  # else it was made of an op message, which has no more members
-        shown.born_time = render_time(view.born_ms)
+        shown.born_time = show_time(view.born_ms)
         shown.first_check_at = render_optional_time(view.first_check_ms)
         shown.ordering_key, shown.idempotency_key = view.ordering_key, view.idempotency_key
         if bodies is not None:
@@ -259,7 +245,7 @@ def render_transaction(view: TransactionView, bodies: Raw | None = None) -> Tran
         elif view.messages:
             shown.messages = [_render_summary(summary) for summary in view.messages]
     if view.given_up_ms is not None:
-        shown.given_up_at = render_time(view.given_up_ms)
+        shown.given_up_at = show_time(view.given_up_ms)
     return shown
 
 
@@ -284,10 +270,10 @@ def _encode_body(message: Message) -> bytes:
 
 def render_event(event: TimelineEvent) -> dict[str, object]:
     """An event of a timeline with the members of its type."""
-    shown = msgspec.structs.asdict(TimelineEventAnswer(render_time(event.at_ms), event.type, event.by))
+    shown = msgspec.structs.asdict(TimelineEventAnswer(show_time(event.at_ms), event.type, event.by))
     for name, value in event.members.items():
         if name in {"first_ms", "last_ms"}:
-            shown[name.removesuffix("_ms")] = render_time(int(str(value)))
+            shown[name.removesuffix("_ms")] = show_time(int(str(value)))
         elif name == "receipts" and isinstance(value, list):
             shown[name] = [ReceiptAnswer(*receipt) for receipt in value]
         else:

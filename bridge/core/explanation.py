@@ -1,13 +1,13 @@
 """Why a transaction is as it is, and what happens next and when: in words for operators. Pure."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from bridge.core.check_rules import CheckMode, GroupSettings
+from bridge.core.moment import show_second
 from bridge.core.transaction import (
     BODY_EXPIRED,
     MAX_CHECKS,
@@ -20,8 +20,6 @@ from bridge.core.transaction import (
     TransactionView,
 )
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MOST_MS = 253_402_300_799_999  # the end of the year 9999
 _LATE_MS = 5_000  # a round takes a while, so what is due is not late at once
 
 
@@ -248,8 +246,5 @@ def _say_end(view: TransactionView) -> str:
 
 
 def _say(time_ms: int | None) -> str:
-    """RFC 3339 in UTC, to the second; a moment that is not known is said so."""
-    if time_ms is None:
-        return "a time that is not known"
-    at = _EPOCH + timedelta(milliseconds=min(max(time_ms, 0), _MOST_MS))
-    return f"{at:%Y-%m-%dT%H:%M:%S}Z"
+    """A moment that is not known is said so."""
+    return "a time that is not known" if time_ms is None else show_second(time_ms)

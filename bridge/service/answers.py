@@ -1,7 +1,6 @@
 """What callers get: views of op messages, refusals of puts and of states. Pure."""
 
-from datetime import UTC, datetime
-
+from bridge.core.moment import show_time
 from bridge.core.op_message import AnswerCode
 from bridge.core.record import Resolution
 from bridge.core.transaction import TransactionState, TransactionView
@@ -44,8 +43,9 @@ def refuse_unknown(transaction_id: str) -> Refused:
 def refuse_given_up(view: TransactionView) -> Refused:
     """No log says what became of it, and none will. The answer is neither "not applied" nor "unknown": a repeat of
     the call gets the same, and an earlier call may have been published."""
+    given_up_at = show_time(view.given_up_ms or 0)
     detail = (
-        f"the log that held this transaction was lost, and an operator gave it up at {_show(view.given_up_ms or 0)}; "
+        f"the log that held this transaction was lost, and an operator gave it up at {given_up_at}; "
         f"it was last seen {view.state.value}, and this call has changed nothing"
     )
     return Refused(RefusalCode.GIVEN_UP, detail, None, view.transaction_id, view.state)
@@ -61,7 +61,7 @@ def refuse_missing(transaction_id: str, lost_ms: int | None = None) -> Refused:
     if lost_ms is not None:
         detail = (
             f"nobody knows this transaction; the log that may have held it was lost, and an operator gave it up at "
-            f"{_show(lost_ms)}; this call has changed nothing"
+            f"{show_time(lost_ms)}; this call has changed nothing"
         )
         return Refused(RefusalCode.GIVEN_UP, detail, None, transaction_id)
     return Refused(RefusalCode.UNKNOWN_TRANSACTION, "no such transaction", transaction_id=transaction_id)
@@ -104,7 +104,3 @@ def compare_end(call: EndCall, view: TransactionView) -> TransactionView | Refus
 def _refuse_group(transaction_id: str) -> Refused:
     detail = "the transaction belongs to another producer group"
     return Refused(RefusalCode.PRODUCER_GROUP_MISMATCH, detail, transaction_id=transaction_id)
-
-
-def _show(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.core.message import Message, StoredMessage
+from bridge.core.moment import show_time
 from bridge.core.record import HalfMessage, Resolution
 from bridge.core.transaction import Transaction
 from bridge.store.halves import LoadedHalf
-from checker.call import Answers, decode_answers, encode_call, make_check, show_time
+from checker.call import Answers, decode_answers, encode_call, make_check
 
 ASKED = {"tx-a": "1-nonce-a", "tx-b": "2-nonce-b"}
 NOBODY = Answers({}, is_well_formed=False)

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge.core.moment import show_time
 from checker.call import Check as AskedCheck
-from checker.call import decode_answers, encode_call, show_time
+from checker.call import decode_answers, encode_call
 from outbox.client.checks import Check, decode_call, encode_answer
 from outbox.client.errors import CallRefused
 from outbox.client.listener import Resolution
