@@ -111,12 +111,14 @@ class TransactionService:
 
     async def explain(self, view: TransactionView) -> Explanation | Refused:
         """Why a transaction that was just read is as it is, and what comes next."""
+        now_ms = self._preparer.kafka_time.now_ms() or self._clock.now_ms()
+        if view.state in (TransactionState.COMMITTED, TransactionState.ROLLED_BACK) and not view.blocked:
+            return explain(view, Circumstances(now_ms))  # nothing stands in its way any more
         work = partial(read_obstacles, transaction_id=view.transaction_id, queue_id=view.queue_id)
         read = await self._reads.read_beyond({}, work, self._reads.deadline())
         if read.value is None:
             return refuse_read(read.currency, view.transaction_id)
         settings = self._preparer.admission.directory.settings_of(view.group)
-        now_ms = self._preparer.kafka_time.now_ms() or self._clock.now_ms()
         return explain(view, Circumstances(now_ms, settings, *read.value))
 
     async def timeline(self, transaction_id: str, rights: Rights = EVERYTHING) -> list[TimelineEvent] | Refused:
