@@ -297,9 +297,7 @@ async def _examine_topics(parts: KafkaParts, topics: InternalTopics, settings: S
     found = [
         Diagnosis(WARNING if f.kind in taken else BROKEN, "topics", f"{f.topic}: {f.detail}", f.remedy) for f in faults
     ]
-    return found or [
-        Diagnosis(OK, "topics", f"{topics.half}, {topics.op}, {topics.parked}, {topics.audit} are as they must be")
-    ]
+    return found or [Diagnosis(OK, "topics", f"{', '.join(topics.names)} are as they must be")]
 
 
 async def _examine_transactions(parts: KafkaParts, topics: InternalTopics) -> list[Diagnosis]:

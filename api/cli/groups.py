@@ -5,7 +5,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -87,8 +87,7 @@ def put(
 
     A new secret is shown once.
     """
-    body = {"endpoints": [{"url": one} for one in endpoint], "check": _parse(check)}
-    reply = call(url, "PUT", f"{_PATH}/{quoted(name)}", body=body)
+    reply = _put(url, name, endpoint, _parse(check))
     _show(reply, output)
     if reply.members.get("secret"):
         say("keep the secret: it is shown only now", "yellow")
@@ -105,15 +104,17 @@ def set_group(
     """Change a group that is there: what is not named stays as it is."""
     if not endpoint and not check:
         raise CommandFailed(Exit.USAGE, "nothing is to be changed", "Give --endpoint or --check.")
-    path = f"{_PATH}/{quoted(name)}"
-    known = call(url, "GET", path).members
+    known = call(url, "GET", f"{_PATH}/{quoted(name)}").members
     urls = endpoint or [one["url"] for one in known["endpoints"] if not one["leased"]]
     if not endpoint and any(one.endswith(HIDDEN_QUERY) for one in urls):
         raise CommandFailed(Exit.USAGE, "an endpoint has a query, which a bridge does not tell",
                             "Name the endpoints too, with --endpoint.")  # fmt: skip
-    settings = {**known["check"], **_parse(check)}
-    body = {"endpoints": [{"url": one} for one in urls], "check": settings}
-    _show(call(url, "PUT", path, body=body), output)
+    _show(_put(url, name, urls, {**known["check"], **_parse(check)}), output)
+
+
+def _put(url: str, name: str, endpoints: Iterable[str], check: Mapping[str, object]) -> HttpReply:
+    body = {"endpoints": [{"url": one} for one in endpoints], "check": check}
+    return call(url, "PUT", f"{_PATH}/{quoted(name)}", body=body)
 
 
 @group.command(epilog="Example: outbox-bridge group delete orders")

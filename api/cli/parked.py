@@ -8,7 +8,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from api.cli.http_calls import DEFAULT_URL, HttpReply, UrlOption, call, find_all
-from api.cli.local import noticed_ctrl_c
+from api.cli.local import YesOption, noticed_ctrl_c
 from api.cli.output import (
     CommandFailed,
     Exit,
@@ -74,7 +74,7 @@ def redrive(  # noqa: PLR0913, PLR0917 - a filter is an option
     before: BeforeOption = None,
     rate: Annotated[int, typer.Option("--rate", min=1, max=1_000, help="At most so many a second.")] = 50,
     preview: Annotated[bool, typer.Option("--preview", help="Only show what would be acted on.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from api.cli.http_calls import DEFAULT_URL
-from api.cli.local import noticed_ctrl_c
+from api.cli.local import YesOption, noticed_ctrl_c
 from api.cli.output import (
     CommandFailed,
     Exit,
@@ -277,7 +277,7 @@ def discard(
     context: typer.Context,
     row_ids: RowsArgument = None,
     every: AllOption = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
 ) -> None:
     """Delete parked rows: they are never published, and what they held back goes on."""
     with _parked_of(context) as opened:

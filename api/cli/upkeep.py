@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from api.cli.http_calls import DEFAULT_URL, UrlOption, call
-from api.cli.local import AllowFaultsOption, ConfigOption, load, run_loop
+from api.cli.local import AllowFaultsOption, ConfigOption, YesOption, load, run_loop
 from api.cli.output import (
     Column,
     Exit,
@@ -87,7 +87,6 @@ AcceptOption = Annotated[
         help="Go on with the cluster and topics as they are now. Shows what is given up by it, and asks.",
     ),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def migrate(

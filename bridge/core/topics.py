@@ -39,9 +39,13 @@ class InternalTopics:
     def __post_init__(self) -> None:
         if not 1 <= self.queues <= MAX_QUEUES:
             raise ConfigError(f"queues must be 1..{MAX_QUEUES}")
-        names = (self.half, self.op, self.parked, self.audit)
-        if len(set(names)) != len(names) or not all(map(is_legal_topic, names)):
+        if len(set(self.names)) != len(self.names) or not all(map(is_legal_topic, self.names)):
             raise ConfigError("the four internal topics need four legal names")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all internal topics."""
+        return self.half, self.op, self.parked, self.audit
 
     def transactional_id(self, queue_id: int, turn: int) -> str:
         """The transactional id of one of the two producers of a queue (`turn` 0 or 1)."""
@@ -65,9 +69,7 @@ def is_legal_topic(name: str) -> bool:
 
 def is_reserved_topic(name: str, internal: InternalTopics) -> bool:
     """Whether clients may not write to the topic: any bridge's, Kafka's and its companions' own."""
-    return (
-        name in {internal.half, internal.op, internal.parked, internal.audit} or _RESERVED.fullmatch(name) is not None
-    )
+    return name in internal.names or _RESERVED.fullmatch(name) is not None
 
 
 _M = 0x5BD1E995

@@ -28,6 +28,15 @@ def _text(name: str, *, null: bool = False) -> sa.Column[str]:
     return sa.Column(name, sa.Text(), nullable=null)
 
 
+def _version(name: str) -> sa.Table:
+    return sa.Table(
+        name,
+        metadata,
+        sa.Column("id", sa.Integer(), primary_key=True, autoincrement=False),
+        _int("version"),
+    )
+
+
 producer_groups = sa.Table(
     "producer_groups",
     metadata,
@@ -72,12 +81,7 @@ secrets = sa.Table(
 )
 
 # One row; its number moves with every change of groups, endpoints or secrets.
-directory_version = sa.Table(
-    "directory_version",
-    metadata,
-    sa.Column("id", sa.Integer(), primary_key=True, autoincrement=False),
-    _int("version"),
-)
+directory_version = _version("directory_version")
 
 # What became of rounds, per endpoint ("": the group had none): answered ones by the projector, others by the checker.
 check_results = sa.Table(
@@ -156,12 +160,7 @@ audit_links = sa.Table(
 )
 
 # One row; whoever adds a link moves its number first, so that links come one after the other.
-audit_turn = sa.Table(
-    "audit_turn",
-    metadata,
-    sa.Column("id", sa.Integer(), primary_key=True, autoincrement=False),
-    _int("version"),
-)
+audit_turn = _version("audit_turn")
 
 # `id`: offset of the half message * 1024 + queue, so that rows are appended and need no look-up to be referred to.
 # `live`: 1 while somebody must still do something for it: not final, or blocked. `at_offset`: the journal record
@@ -386,12 +385,7 @@ op_beliefs = sa.Table(
 )
 
 # One row; its number moves with every change of principals, grants or keys.
-access_version = sa.Table(
-    "access_version",
-    metadata,
-    sa.Column("id", sa.Integer(), primary_key=True, autoincrement=False),
-    _int("version"),
-)
+access_version = _version("access_version")
 
 principals = sa.Table(
     "principals",

@@ -32,6 +32,16 @@ def recreate(world: ProjectorWorld, name: str) -> None:
     log.create_topic(name, queues, config)
 
 
+async def lose_with_one_pending(world: ProjectorWorld, topic: str) -> None:
+    """A transaction is pending, and projected; then the topic is another."""
+    async with world.settlers.settling():
+        await world.settlers.prepare("pending", ORDER)
+        await world.settlers.settled()
+        await world.catch_up()
+    await world.projector.close()
+    recreate(world, topic)
+
+
 def make_giving_up(world: ProjectorWorld) -> GivingUp:
     ports = world.make_projector("operator").ports
     return GivingUp(ports.store, ports.owners, ports.admin, world.database, ports.clock, world.topics)
@@ -143,12 +153,7 @@ def test_act_that_ends_between_log_and_database_is_finished_by_its_repeat(
         raise SqlUnavailable("down")
 
     async def story() -> None:
-        async with world.settlers.settling():
-            await world.settlers.prepare("pending", ORDER)
-            await world.settlers.settled()
-            await world.catch_up()
-        await world.projector.close()
-        recreate(world, getattr(world.topics, lost))
+        await lose_with_one_pending(world, getattr(world.topics, lost))
         giving_up = make_giving_up(world)
         monkeypatch.setattr("bridge.giving_up._record", fail)
         with pytest.raises(SqlUnavailable):
@@ -178,12 +183,7 @@ def test_act_is_not_recorded_once_the_projection_has_gone_on(
         return answers[-1]
 
     async def story() -> None:
-        async with world.settlers.settling():
-            await world.settlers.prepare("pending", ORDER)
-            await world.settlers.settled()
-            await world.catch_up()
-        await world.projector.close()
-        recreate(world, world.topics.half)
+        await lose_with_one_pending(world, world.topics.half)
         monkeypatch.setattr("bridge.giving_up._record", record_late)
         (loss,) = await make_giving_up(world).act("operator")
         assert [u.transaction_id for u in loss.unproven] == [world.settlers.id_of("pending")]

@@ -234,31 +234,29 @@ class KafkaTopicAdmin:
 
     async def create_topic(self, name: str, queues: int, replication_factor: int, config: Mapping[str, str]) -> bool:
         topic = NewTopic(name, queues, replication_factor, config=dict(config))
-        answers = await self._asker.ask_each(
-            lambda client, timeout_s: {name: client.create_topics([topic], request_timeout=timeout_s)[name]}
+        return await self._make(
+            name, True, lambda client, timeout_s: client.create_topics([topic], request_timeout=timeout_s)
         )
-        answer = answers[name]
-        if not isinstance(answer, KafkaException):
-            await self._await_visible(name)
-            return True
-        if error_of(answer).code() == KafkaError.TOPIC_ALREADY_EXISTS:
-            return False
-        if error_of(answer).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            raise StoreUnavailable(f"no right to create topic {name}") from answer
-        raise make_store_error(error_of(answer)) from answer
 
     async def delete_topic(self, name: str) -> bool:
-        answers = await self._asker.ask_each(
-            lambda client, timeout_s: {name: client.delete_topics([name], request_timeout=timeout_s)[name]}
+        return await self._make(
+            name, False, lambda client, timeout_s: client.delete_topics([name], request_timeout=timeout_s)
         )
+
+    async def _make(
+        self, name: str, is_there: bool, request: "Callable[[AdminClient, float], Mapping[str, Future[None]]]"
+    ) -> bool:
+        """Whether the request made it so that the topic is there, or is not; False if it was so already."""
+        answers = await self._asker.ask_each(lambda client, timeout_s: {name: request(client, timeout_s)[name]})
         answer = answers[name]
         if not isinstance(answer, KafkaException):
-            await self._await_visible(name, is_there=False)
+            await self._await_visible(name, is_there=is_there)
             return True
-        if error_of(answer).code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+        already = KafkaError.TOPIC_ALREADY_EXISTS if is_there else KafkaError.UNKNOWN_TOPIC_OR_PART
+        if error_of(answer).code() == already:
             return False
         if error_of(answer).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            raise StoreUnavailable(f"no right to delete topic {name}") from answer
+            raise StoreUnavailable(f"no right to {'create' if is_there else 'delete'} topic {name}") from answer
         raise make_store_error(error_of(answer)) from answer
 
     async def count_members(self, group: str) -> int:
@@ -305,7 +303,7 @@ class KafkaTopicAdmin:
         # a broker that has just started cannot tell yet, as for other errors that are no denial
         return () if error_of(answer).code() == KafkaError.GROUP_AUTHORIZATION_FAILED else None
 
-    async def _await_visible(self, name: str, *, is_there: bool = True) -> None:
+    async def _await_visible(self, name: str, *, is_there: bool) -> None:
         """The controller has made or deleted it; brokers learn of it a moment later. Raises StoreTimeout."""
         end = time.monotonic() + _VISIBLE_S
         while ((await self.describe_topics([name]))[name] is not None) is not is_there:

@@ -1,6 +1,7 @@
 """What a user may say of Kafka's clients; nothing is passed over without a word."""
 
 import time
+from typing import Any
 
 import pytest
 
@@ -18,29 +19,27 @@ def test_what_the_bridge_owns_is_refused(name: str) -> None:
         check_user_options({**SERVERS, name: "1"})
 
 
+def make_plain(config: KafkaConfig) -> list[dict[str, Any]]:
+    """Of every client but the transactional producer."""
+    errors = ClientErrors()
+    return [
+        options.append_options(config, errors),
+        options.reader_options(config, errors),
+        options.look_up_options(config, errors),
+        options.member_options(config, errors, "group"),
+        options.group_options(config, errors, "group"),
+        options.admin_options(config, errors),
+    ]
+
+
 def test_each_option_that_a_client_fixes_is_owned() -> None:
     """Of those that only a transactional producer fixes, the others keep the user's."""
-    errors, given = ClientErrors(), {**SERVERS, "client.id": "user"}
+    given = {**SERVERS, "client.id": "user"}
     plain = KafkaConfig(given, instance_id="a")
-    merged = [
-        options.append_options(plain, errors),
-        options.reader_options(plain, errors),
-        options.look_up_options(plain, errors),
-        options.member_options(plain, errors, "group"),
-        options.group_options(plain, errors, "group"),
-        options.admin_options(plain, errors),
-        options.transaction_options(plain, errors, "id", 1_000),
-    ]
+    merged = [*make_plain(plain), options.transaction_options(plain, ClientErrors(), "id", 1_000)]
     names = {name for made in merged for name in made} - {"error_cb", "logger"}
     said = KafkaConfig({**dict.fromkeys(names, "user"), **given}, instance_id="a")
-    again = [
-        options.append_options(said, errors),
-        options.reader_options(said, errors),
-        options.look_up_options(said, errors),
-        options.member_options(said, errors, "group"),
-        options.group_options(said, errors, "group"),
-        options.admin_options(said, errors),
-    ]
+    again = make_plain(said)
     fixed = {name for made in again for name, value in made.items() if value != "user"} - {"error_cb", "logger"}
     assert fixed - {"bootstrap.servers"} <= OWNED
 
