@@ -9,6 +9,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 DEMO := .venv/.demo
 LINTERS := .venv/.linters
+SITE := .venv/.site
 FUZZER := .venv/.fuzzer
 MUTATOR := .venv/.mutator
 PLOTTER := .venv/.plotter
@@ -18,7 +19,7 @@ PIP_INSTALL := $(PIP) install $(if $(MAKE_TERMOUT),,--quiet) # progress is for p
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
   --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(LOCK_ARGS)
 
-.PHONY: help install demo test examples simulate crash-points differential planted mutation chaos kills spark traffic fuzz lint images bill audit bench bench-peers lock clean
+.PHONY: help install demo test examples simulate crash-points differential planted mutation chaos kills spark traffic fuzz lint site images bill audit bench bench-peers lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -81,6 +82,10 @@ lint: $(LINTERS) ## ruff, mypy, import rules, shell scripts, Dockerfiles, compos
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml docker/compose.secured.yaml
 	$(BIN)/python .ci/chart.py
 
+# (with --quiet, mkdocs counts no warnings)
+site: $(SITE) ## docs/ as a site in build/site; a link or an anchor that leads nowhere is an error
+	$(BIN)/mkdocs build
+
 images: $(AUDITOR) $(LINTERS) ## what the files of docker/ say, done and run without Docker or Kubernetes, as root (Linux)
 	PYTHONPATH=. $(BIN)/python .ci/docker_commands.py
 
@@ -92,7 +97,7 @@ bill: $(AUDITOR) ## bills of materials (CycloneDX) of what the images have, as d
 	    -o dist/outbox-bridge-$$lock.cdx.json build/images/$$lock/bin/python; \
 	done
 
-audit: $(AUDITOR) $(LINTERS) $(FUZZER) $(MUTATOR) $(PLOTTER) ## licences and known vulnerabilities of all locks (asks PyPI)
+audit: $(AUDITOR) $(LINTERS) $(SITE) $(FUZZER) $(MUTATOR) $(PLOTTER) ## licences and known vulnerabilities of all locks (asks PyPI)
 	$(BIN)/python -m pytest tests/tidy/test_licences.py
 	for lock in requirements/*.txt; do $(BIN)/pip-audit --strict --disable-pip --require-hashes -r $$lock; done
 
@@ -117,6 +122,7 @@ lock: $(INSTALLED) ## new hashes for requirements/ (LOCK_ARGS=--upgrade for newe
 	$(COMPILE) --extra spark -c requirements/dev.txt pyproject.toml -o requirements/spark.txt
 	$(COMPILE) -c requirements/dev.txt requirements/build.in -o requirements/build.txt
 	$(COMPILE) -c requirements/dev.txt requirements/lint.in -o requirements/lint.txt
+	$(COMPILE) -c requirements/dev.txt requirements/docs.in -o requirements/docs.txt
 	$(COMPILE) -c requirements/dev.txt requirements/audit.in -o requirements/audit.txt
 	$(COMPILE) -c requirements/dev.txt requirements/bench.in -o requirements/bench.txt
 	$(COMPILE) -c requirements/dev.txt requirements/fuzz.in -o requirements/fuzz.txt
@@ -144,6 +150,10 @@ $(INSTALLED): requirements/dev.txt pyproject.toml | .venv/bin/python
 
 $(LINTERS): requirements/lint.txt $(INSTALLED)
 	@$(PIP_INSTALL) --require-hashes -r requirements/lint.txt
+	@touch $@
+
+$(SITE): requirements/docs.txt $(INSTALLED)
+	@$(PIP_INSTALL) --require-hashes -r requirements/docs.txt
 	@touch $@
 
 $(MUTATOR): requirements/mutation.txt $(INSTALLED)
