@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from api.console.site import make_site
 from api.heap import GC_THRESHOLD, HeapLoop, make_heap_acts
 from api.issuer_documents import fetch_document
 from api.own_addresses import OwnAddresses, parse_servers
@@ -298,7 +299,7 @@ class _Process:
             allowed_hosts=http.allowed_hosts,
             certificates=certificates,
         )
-        app = create_app(services, is_api=node.roles.api, has_metrics=http.metrics_port is None)
+        app = create_app(services, site=make_site(), is_api=node.roles.api, has_metrics=http.metrics_port is None)
         servers = [ApiServer(app, config)]
         if http.metrics_port is not None:
             apart = replace(

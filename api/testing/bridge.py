@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from api.console.site import make_site
 from api.web.app import create_app
 from api.web.services import Services
 from bridge.clock import Clock, Timer
@@ -56,7 +57,8 @@ class MemoryBridge:
                 node.claims,
                 node.nonces,
                 now_ms=backing.clock.now_ms,
-            )
+            ),
+            site=make_site(),
         )
 
     async def start(self) -> None:

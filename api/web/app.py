@@ -32,7 +32,7 @@ from api.web.metrics import HttpMetrics
 from api.web.openapi import COMPONENT, Json, reference
 from api.web.problems import PROBLEMS
 from api.web.quotas import Quotas
-from api.web.road import Road
+from api.web.road import Road, Site
 from api.web.services import Services
 
 _MODULES = (acts, bodies, checks, groups, health, keys, parked, search, transactions, views)
@@ -168,13 +168,17 @@ class _Application(FastAPI):
         return road
 
 
-def create_app(services: Services, *, is_api: bool = True, has_metrics: bool = True) -> FastAPI:
+def create_app(
+    services: Services, *, site: Site | None = None, is_api: bool = True, has_metrics: bool = True
+) -> FastAPI:
     """The application over these services. Serve it with `ApiServer`, which also bounds heads of requests.
 
     `is_api` False: health and metrics alone, for a process without the api role. `has_metrics` False: they are on a
-    port of their own (`create_metrics_app`).
+    port of their own (`create_metrics_app`). `site`: pages beside the interface.
     """
-    table = [r for r in (_TABLE if is_api else health.routes) if has_metrics or r.run is not health.metrics]
+    site = site if is_api else None
+    whole = [*_TABLE, *([] if site is None else site.routes)] if is_api else health.routes
+    table = [r for r in whole if has_metrics or r.run is not health.metrics]
     limits = services.limits
     quotas = Quotas(limits.quotas, limits.in_flight)
     traffic = Traffic(limits.in_flight, ByteBudget(limits.in_flight_bytes), quotas)
@@ -183,7 +187,7 @@ def create_app(services: Services, *, is_api: bool = True, has_metrics: bool = T
         "streams": ("Streams of lines (NDJSON) that are open.", lambda: traffic.streams.count),
         "bytes_in_flight": ("Bytes of requests that are held.", lambda: traffic.budget.used),
     }
-    return _make_app(Road(table, services, traffic, HttpMetrics(services.registry, now)))
+    return _make_app(Road(table, services, traffic, HttpMetrics(services.registry, now), site=site))
 
 
 def create_metrics_app(app: FastAPI) -> FastAPI:

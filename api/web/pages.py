@@ -35,6 +35,8 @@ _HOME = """<!doctype html>
 <p>RocketMQ's transactional messages for services that live on Kafka: a producer prepares a message, runs its local
 transaction, then commits or rolls back. If that call never comes, the bridge asks.</p>
 <dl>
+  <dt><a href="{base}/console/">/console</a></dt>
+  <dd>What is pending, parked or blocked, why, and what may be done about it.</dd>
   <dt><a href="{base}/docs">/docs</a>, <a href="{base}/redoc">/redoc</a></dt>
   <dd>The HTTP interface, to try and to read; <a href="{base}/openapi.json">/openapi.json</a> for tools.</dd>
   <dt><a href="{base}/readyz?verbose">/readyz?verbose</a></dt>

@@ -173,6 +173,14 @@ class HotCall(NamedTuple):
     texts: tuple[str, ...] = ()
 
 
+class Site(NamedTuple):
+    """Pages beside the interface. `is_page`: whether a path is one of theirs; `show_problem`: a problem as a page."""
+
+    routes: Sequence[Route]
+    is_page: Callable[[str], bool]
+    show_problem: Callable[[ApiRequest, Problem], HttpAnswer]
+
+
 class Road:
     """Admits requests, finds their routes, turns failures into problems, and accounts for all of it."""
 
@@ -183,6 +191,7 @@ class Road:
         traffic: Traffic,
         metrics: HttpMetrics,
         *,
+        site: Site | None = None,
         is_open: bool = False,
     ) -> None:
         """`is_open`: nobody is asked who he is."""
@@ -195,6 +204,7 @@ class Road:
         self.traffic = traffic
         self.doorkeeper = Doorkeeper()  # gets the server's address
         self._is_open = is_open
+        self._site = site
 
     def find_hot(self, target: bytes, headers: RawHeaders) -> HotCall | None:
         """The hot call that a POST to this target is. Lines are answered while they are read, so they are none."""
@@ -285,6 +295,9 @@ class Road:
                 return await run(*args)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the last one who can answer
             problem = explain(error, request.request_id)
+        if self._site is not None and self._site.is_page(request.path):
+            self.metrics.count_problem(problem.type.slug)
+            return self._site.show_problem(request, problem)
         return self.show_problem(problem, request.request_id)
 
     def show_problem(self, problem: Problem, request_id: str) -> HttpAnswer:

@@ -1,0 +1,1 @@
+"""Pages for operators, over the services that the HTTP interface calls."""
