@@ -4,6 +4,7 @@ A parser may refuse with its own error and nothing else; what two ways take, the
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Callable, Generator
@@ -14,6 +15,8 @@ import structlog
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from api.remoting.frame import BadFrame, FrameBuffer, RemotingCommand, decode_frame, encode_frame
+from api.remoting.message import UnreadableMessage, parse_properties, read_body, split_batch
 from api.web import parse
 from api.web.bodies import Prepare
 from api.web.json import read_strict, read_strict_in_steps
@@ -270,12 +273,41 @@ async def _nothing(scope: Any, receive: Any, send: Any) -> None:
     """Never called."""
 
 
+def frames(data: bytes) -> None:
+    """A stream of RocketMQ's frames, whole and cut: the same commands, each of which can be written and read again.
+
+    Bodies and properties of what it holds are read too.
+    """
+    if not data:
+        return
+    at, rest = data[0] * len(data) // 256, data[1:]
+    found = [_read_frames(pieces) for pieces in ((rest,), (rest[:at], rest[at:]))]
+    assert found[0] == found[1], f"{found[0]} is not {found[1]}"
+    for command in found[0]:
+        again = decode_frame(encode_frame(command))
+        assert again == command or not command.remark, f"{again} is not {command}"
+        parse_properties(command.fields.get("i", ""))
+        for read in (lambda: split_batch(command.body), lambda: read_body(command.body, command.flag | 1, 4_096)):  # noqa: B023
+            with contextlib.suppress(UnreadableMessage):
+                read()
+
+
+def _read_frames(pieces: tuple[bytes, ...]) -> list[RemotingCommand]:
+    buffer, found = FrameBuffer(4_096), list[RemotingCommand]()
+    with contextlib.suppress(BadFrame):
+        for piece in pieces:
+            buffer.add(piece)
+            found.extend(buffer.take())
+    return found
+
+
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 _CONFIG = Config(_nothing, log_config=None, interface="asgi3")
 _CONFIG.load()
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "bodies": bodies,
+    "frames": frames,
     "heads": heads,
     "properties": properties,
     "records": records,

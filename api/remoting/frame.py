@@ -1,0 +1,227 @@
+"""Frames of RocketMQ's remoting protocol, with both encodings of their header. Source: its RemotingCommand,
+RocketMQSerializable and SerializeType.
+
+A frame: int32 length of the rest, int32 (encoding << 24 | length of the header), header, body.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+MAX_HEADER_BYTES = 256 * 1024  # properties have at most 32,767 characters, each of which JSON may write as \uXXXX
+_MAX_FIELDS = 256
+_RESPONSE, _ONE_WAY = 1, 2
+_LANGUAGES = (
+    "JAVA",
+    "CPP",
+    "DOTNET",
+    "PYTHON",
+    "DELPHI",
+    "ERLANG",
+    "RUBY",
+    "OTHER",
+    "HTTP",
+    "GO",
+    "PHP",
+    "OMS",
+    "RUST",
+)
+_OTHER = _LANGUAGES.index("OTHER")
+_BEGINNING = struct.Struct(">ii")
+_FIXED = struct.Struct(">hbhiii")  # code, language, version, opaque, flag, length of the remark
+_INT, _SHORT = struct.Struct(">i"), struct.Struct(">h")
+
+
+class BadFrame(Exception):
+    """Bytes that are no frame: the connection is of no use any more."""
+
+
+class HeaderType(IntEnum):
+    """How a header is written."""
+
+    JSON = 0
+    ROCKETMQ = 1
+
+
+class RemotingCommand(Struct, gc=False):
+    """A request, or the answer to one, which has its `opaque` and its kind of header."""
+
+    code: int
+    opaque: int = 0
+    flag: int = 0
+    version: int = 0
+    remark: str | None = None
+    fields: Mapping[str, str] = {}
+    body: bytes = b""
+    header_type: HeaderType = HeaderType.JSON
+
+    @property
+    def is_response(self) -> bool:
+        """Whether it answers one of ours."""
+        return bool(self.flag & _RESPONSE)
+
+    @property
+    def is_one_way(self) -> bool:
+        """Whether nobody waits for an answer."""
+        return bool(self.flag & _ONE_WAY)
+
+    def answer(
+        self, code: int, remark: str | None = None, fields: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> bytes:
+        """The frame that answers this request. Clients read fields of it without looking whether there are any."""
+        answer = RemotingCommand(
+            code, self.opaque, _RESPONSE, self.version, remark, fields or {}, body, self.header_type
+        )
+        return encode_frame(answer)
+
+
+def make_one_way(
+    code: int, opaque: int, fields: Mapping[str, str], body: bytes, header_type: HeaderType
+) -> RemotingCommand:
+    """A request that wants no answer."""
+    return RemotingCommand(code, opaque, _ONE_WAY, 0, None, fields, body, header_type)
+
+
+class _JsonHeader(Struct):
+    """Written as Java's own; what it says besides is not read."""
+
+    code: int
+    opaque: int = 0
+    flag: int = 0
+    version: int = 0
+    remark: str | None = None
+    ext_fields: dict[str, str | None] | None = field(default=None, name="extFields")
+    language: Any = "OTHER"
+    serialize_type: Any = field(default="JSON", name="serializeTypeCurrentRPC")
+
+
+_read_json, _write_json = msgspec.json.Decoder(_JsonHeader).decode, msgspec.json.Encoder().encode
+_INT32 = range(-(1 << 31), 1 << 31)
+
+
+class FrameBuffer:
+    """What has come of a connection's frames. Holds at most one frame that is not whole, within its limit."""
+
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._max_frame_bytes = max_frame_bytes
+        self._held = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, data: bytes) -> None:
+        """More bytes."""
+        self._held += data
+
+    def take(self) -> Iterator[RemotingCommand]:
+        """The frames that are whole, in their order. Raises BadFrame."""
+        held, start = self._held, 0
+        try:
+            while len(held) - start >= 4:
+                (size,) = _INT.unpack_from(held, start)
+                if not 4 <= size <= self._max_frame_bytes:
+                    raise BadFrame(f"a frame of {size} bytes; at most {self._max_frame_bytes} are taken")
+                if len(held) - start - 4 < size:
+                    break
+                frame = bytes(held[start : start + 4 + size])
+                start += 4 + size
+                yield decode_frame(frame)
+        finally:
+            if start:
+                del held[:start]
+
+
+def decode_frame(frame: bytes) -> RemotingCommand:
+    """One whole frame. Raises BadFrame."""
+    if len(frame) < 8:
+        raise BadFrame("a frame without a header")
+    size, marked = _BEGINNING.unpack_from(frame)
+    kind, length = marked >> 24 & 0xFF, marked & 0xFFFFFF
+    if size != len(frame) - 4 or length > len(frame) - 8 or length > MAX_HEADER_BYTES:
+        raise BadFrame("lengths that do not fit together")
+    header, body = frame[8 : 8 + length], frame[8 + length :]
+    if kind == HeaderType.JSON:
+        return _decode_json(header, body)
+    if kind == HeaderType.ROCKETMQ:
+        return _decode_binary(header, body)
+    raise BadFrame(f"no header is written in the way {kind}")
+
+
+def encode_frame(command: RemotingCommand) -> bytes:
+    """The frame of a command."""
+    header = _encode_json(command) if command.header_type is HeaderType.JSON else _encode_binary(command)
+    size = 4 + len(header) + len(command.body)
+    return b"".join((_BEGINNING.pack(size, command.header_type << 24 | len(header)), header, command.body))
+
+
+def _decode_json(raw: bytes, body: bytes) -> RemotingCommand:
+    try:
+        header = _read_json(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadFrame("the header is not the JSON it should be") from error
+    fields = {name: text for name, text in (header.ext_fields or {}).items() if text is not None}
+    for number in (header.code, header.opaque, header.flag, header.version):
+        if number not in _INT32:
+            raise BadFrame("a number in the header has more than 32 bits")
+    if len(fields) > _MAX_FIELDS:
+        raise BadFrame(f"more than {_MAX_FIELDS} fields")
+    return RemotingCommand(
+        header.code, header.opaque, header.flag, header.version, header.remark, fields, body, HeaderType.JSON
+    )
+
+
+def _encode_json(command: RemotingCommand) -> bytes:
+    return _write_json(
+        _JsonHeader(command.code, command.opaque, command.flag, command.version, command.remark, dict(command.fields))
+    )
+
+
+def _decode_binary(raw: bytes, body: bytes) -> RemotingCommand:
+    try:
+        code, _, version, opaque, flag, length = _FIXED.unpack_from(raw)
+        at = _FIXED.size
+        remark = _text(raw, at, length) if length > 0 else None
+        at += max(length, 0)
+        (length,) = _INT.unpack_from(raw, at)
+        fields = _read_fields(raw, at + 4, length) if length > 0 else {}
+    except (struct.error, UnicodeDecodeError) as error:
+        raise BadFrame("the header ends early, or is not text") from error
+    return RemotingCommand(code, opaque, flag, version, remark, fields, body, HeaderType.ROCKETMQ)
+
+
+def _read_fields(raw: bytes, at: int, length: int) -> Mapping[str, str]:
+    end, fields = at + length, dict[str, str]()
+    if end > len(raw):
+        raise BadFrame("fields that end after their header")
+    while at < end:
+        (size,) = _SHORT.unpack_from(raw, at)
+        name = _text(raw, at + 2, size)
+        at += 2 + size
+        (size,) = _INT.unpack_from(raw, at)
+        fields[name] = _text(raw, at + 4, size)
+        at += 4 + size
+        if len(fields) > _MAX_FIELDS:
+            raise BadFrame(f"more than {_MAX_FIELDS} fields")
+    return fields
+
+
+def _text(raw: bytes, at: int, length: int) -> str:
+    if length < 0 or at + length > len(raw):
+        raise BadFrame("a text that ends after its header")
+    return raw[at : at + length].decode()
+
+
+def _encode_binary(command: RemotingCommand) -> bytes:
+    remark = (command.remark or "").encode()
+    pieces = list[bytes]()
+    for name, text in command.fields.items():
+        key, value = name.encode(), text.encode()
+        pieces += (_SHORT.pack(len(key)), key, _INT.pack(len(value)), value)
+    fields = b"".join(pieces)
+    fixed = _FIXED.pack(command.code, _OTHER, command.version, command.opaque, command.flag, len(remark))
+    return b"".join((fixed, remark, _INT.pack(len(fields)), fields))

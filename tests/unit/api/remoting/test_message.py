@@ -1,0 +1,115 @@
+"""RocketMQ's messages on the wire: properties, ids, bodies, batches, and what a check shows."""
+
+import struct
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.remoting.message import (
+    CheckedMessage,
+    OffsetMessageId,
+    UnreadableMessage,
+    encode_checked,
+    make_message_id,
+    parse_message_id,
+    parse_properties,
+    read_body,
+    split_batch,
+)
+from bridge.core.properties import write_properties
+
+_names = st.text(st.characters(exclude_characters="\x00\x01\x02", exclude_categories=("Cs",)), min_size=1, max_size=20)
+
+
+@given(st.dictionaries(_names, _names, max_size=8), st.booleans())
+def test_properties_are_read_with_and_without_their_last_end(properties: dict[str, str], has_end: bool) -> None:
+    """Clients up to 4.9 leave the last 0x02 out."""
+    text = write_properties(properties)
+    assert parse_properties(text if has_end else text.removesuffix("\x02")) == properties
+
+
+@given(st.text(max_size=100))
+def test_no_text_is_too_odd_for_properties(text: str) -> None:
+    """What is no pair is passed over, as RocketMQ does."""
+    assert all(parse_properties(text))
+
+
+@given(st.ip_addresses(v=4), st.integers(0, 65_535), st.integers(0, (1 << 63) - 1))
+def test_message_ids_say_where(host: object, port: int, offset: int) -> None:
+    """Clients take the offset out of them."""
+    place = OffsetMessageId(str(host), port, offset)
+    text = make_message_id(place)
+    assert len(text) == 32
+    assert parse_message_id(text) == place
+
+
+def test_a_name_is_no_address() -> None:
+    """A route may advertise a name; the id has no room for one."""
+    assert parse_message_id(make_message_id(OffsetMessageId("bridge.example", 9876, 5))).host == "0.0.0.0"
+
+
+@given(st.text(max_size=40))
+def test_what_is_no_message_id_is_a_value_error(text: str) -> None:
+    """Nothing else is raised."""
+    try:
+        parse_message_id(text)
+    except ValueError:
+        return
+
+
+@given(st.binary(max_size=500))
+@pytest.mark.parametrize("flag", [0x1, 0x301, 0x305])
+def test_zlib_bodies_are_inflated(flag: int, body: bytes) -> None:
+    """0x1 is what clients of version 4 write."""
+    assert read_body(zlib.compress(body), flag, 500) == body
+
+
+@pytest.mark.parametrize(("flag", "body", "reason"), [
+    (0x1, zlib.compress(bytes(1001)), "more than 1000"),
+    (0x1, b"none", "is not"),
+    (0x1, zlib.compress(b"abc" * 50)[:-6], "ends early"),
+    (0x1 | 0x100, b"x", "compressType=ZLIB"),
+    (0x1 | 0x200, b"x", "compressType=ZLIB|is not"),
+])  # fmt: skip
+def test_what_cannot_be_inflated_is_refused_with_a_reason(flag: int, body: bytes, reason: str) -> None:
+    """A bomb is not inflated beyond the limit."""
+    with pytest.raises(UnreadableMessage, match=reason):
+        read_body(body, flag, 1000)
+
+
+def frame(body: bytes, properties: bytes) -> bytes:
+    """A message of a batch, written by hand."""
+    size = 20 + len(body) + 2 + len(properties)
+    return struct.pack(">iiiii", size, 0, 0, 3, len(body)) + body + struct.pack(">h", len(properties)) + properties
+
+
+def test_a_batch_is_split() -> None:
+    """Order and bytes stay."""
+    found = split_batch(frame(b"one", b"TAGS\x01a\x02") + frame(b"", b""))
+    assert [(m.flag, m.body, m.properties) for m in found] == [(3, b"one", "TAGS\x01a\x02"), (3, b"", "")]
+
+
+@given(st.binary(max_size=120), st.integers(0, 60))
+def test_broken_batches_are_refused(tail: bytes, cut: int) -> None:
+    """Nothing else is raised, and it ends."""
+    try:
+        split_batch((frame(b"one", b"a\x01b\x02") + tail)[: 35 + cut])
+    except UnreadableMessage:
+        return
+
+
+def test_a_check_shows_the_message() -> None:
+    """Read as MessageDecoder.decode does, field by field."""
+    raw = encode_checked(CheckedMessage("orders", b"paid", {"UNIQ_KEY": "K1", "PGROUP": "shop"}, 1_700_000_000_000, 9))
+    size, magic, crc, queue, flag, queue_offset, place, system, born = struct.unpack_from(">iIiiiqqiq", raw)
+    assert (size, magic, queue, flag) == (len(raw), 0xDAA320A7, 0, 0)
+    assert (queue_offset, place, system, born) == (9, 9, 4, 1_700_000_000_000)
+    assert crc == zlib.crc32(b"paid") & 0x7FFFFFFF
+    at = struct.calcsize(">iIiiiqqiq") + 8 + 8 + 8 + 4 + 8
+    assert struct.unpack_from(">i4s", raw, at) == (4, b"paid")
+    assert raw[at + 8 : at + 15] == b"\x06orders"
+    (width,) = struct.unpack_from(">h", raw, at + 15)
+    assert raw[at + 17 :] == b"UNIQ_KEY\x01K1\x02PGROUP\x01shop\x02"
+    assert width == len(raw[at + 17 :])
