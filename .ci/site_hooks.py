@@ -1,4 +1,5 @@
-"""What mkdocs does not do by itself: the README as first page, and links from docs/ to other files of the project."""
+"""What mkdocs does not do by itself: the README as first page, links from docs/ to other files of the project, and a
+page at the address of each problem type."""
 
 import os
 import re
@@ -22,6 +23,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
     text = _LINK.sub(seen_from_docs, (ROOT / "README.md").read_text())
     files.append(File.generated(config, "index.md", content=text))
+    for code in re.findall(r"^## ([a-z-]+)$", (ROOT / "docs" / "problems.md").read_text(), re.MULTILINE):
+        forward = (
+            f'<!doctype html><meta http-equiv="refresh" content="0; url=../#{code}"><a href="../#{code}">{code}</a>'
+        )
+        files.append(File.generated(config, f"problems/{code}/index.html", content=forward))
     return files
 
 

@@ -5,30 +5,35 @@ otherwise be a default in production.
 """
 
 import difflib
-import ipaddress
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, Field, PrivateAttr, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
-from api.issuer_documents import is_safe
 from api.kafka_options import KafkaValue, check_options
-from api.log_setup import LogFormat, LogLevel
 from api.secret_files import read_secret_files
+from api.setting_sections import (
+    AuthSettings,
+    CallbacksSettings,
+    HttpSettings,
+    LimitsSettings,
+    LogSettings,
+    QuotasSettings,
+    SecuritySettings,
+    SettlerSettings,
+    TopicsSettings,
+)
 from api.web.guard import is_loopback
 from api.web.limits import ByteBudget
-from bridge.core.access_key import read_key_id
 from bridge.core.errors import ConfigError
-from bridge.core.grants import PRINCIPAL_NAME
 from bridge.core.secret_key import SecretKey, parse_secret_keys
-from bridge.service.issuers import ALGORITHMS, USUAL_ALGORITHMS
 
 SETTINGS_FILE = "outbox-bridge.toml"
 ENV_PREFIX = "OUTBOX_BRIDGE_"
@@ -40,184 +45,6 @@ _OF_COMMANDS = {
 _SECRET_WORDS = ("password", "secret", "sasl.jaas", "key.pem", "oauthbearer.config", "token")
 _MASK = "********"
 
-Port = Annotated[int, Field(ge=0, le=65_535)]
-# as in a URL, in lower case as browsers send it; without a port: any
-HostName = Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:]{2,39}\])(:[0-9]{1,5})?$")]
-PrincipalName = Annotated[str, Field(pattern=PRINCIPAL_NAME)]
-
-
-def _local_kafka() -> dict[str, KafkaValue]:
-    return {"bootstrap.servers": "127.0.0.1:9092"}
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class TopicsSettings(_Section):
-    """The internal topics: `prefix` before their names, group and transactional ids; how many queues.
-
-    `overridden`: kinds of their faults that are taken as they are.
-    """
-
-    prefix: Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9._-]*$")] = ""
-    queues: Annotated[int, Field(ge=1, le=1_024)] = 4
-    overridden: tuple[str, ...] = ()
-
-
-class TlsSettings(_Section):
-    """PEM files, read anew when they change. `client_ca`: who signs certificates of clients; `client_auth`: whether
-    every client must show one."""
-
-    cert: Path | None = None
-    key: Path | None = None
-    client_ca: Path | None = None
-    client_auth: Literal["optional", "required"] = "optional"
-
-
-class HttpSettings(_Section):
-    """Where and how the API listens. `allowed_hosts`: names under which it is called besides its own address.
-
-    `metrics_port`: health and metrics for whoever reaches it, and metrics nowhere else; `metrics_host`: `host` if none.
-    """
-
-    host: str = "127.0.0.1"
-    port: Port = 8780
-    tls: TlsSettings = TlsSettings()
-    metrics_port: Port | None = None
-    metrics_host: str | None = None
-    metrics_tls: bool = False
-    allowed_hosts: tuple[HostName, ...] = ()
-    reuse_port: bool = False
-    backlog: Annotated[int, Field(ge=1, le=65_535)] = 2_048
-    keep_alive_seconds: Annotated[int, Field(ge=1, le=3_600)] = 30
-    receive_seconds: Annotated[float, Field(ge=0.1, le=600)] = 10
-    drain_seconds: Annotated[int, Field(ge=0, le=25)] = 10
-
-
-class IssuerSettings(_Section):
-    """An OIDC issuer whose tokens are believed; `jwks_url` is found by its discovery document unless it is given.
-
-    `claim`: which one names the principal; `prefix`: put before it. `max_life_seconds`: of tokens.
-    """
-
-    issuer: str
-    audience: Annotated[str, Field(min_length=1)]
-    jwks_url: str | None = None
-    algorithms: Annotated[tuple[str, ...], Field(min_length=1)] = USUAL_ALGORITHMS
-    claim: Annotated[str, Field(min_length=1)] = "sub"
-    prefix: str = ""
-    max_life_seconds: Annotated[int, Field(ge=60, le=86_400)] = 3_600
-
-    @field_validator("issuer", "jwks_url")
-    @classmethod
-    def _is_safe(cls, url: str | None) -> str | None:
-        if url is not None and not is_safe(url):
-            raise ValueError("not an https URL")
-        return url
-
-    @field_validator("algorithms")
-    @classmethod
-    def _are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        if unknown := set(names) - set(ALGORITHMS):
-            raise ValueError(f"{', '.join(sorted(unknown))}: only {', '.join(ALGORITHMS)} can be verified")
-        return names
-
-
-class AuthSettings(_Section):
-    """`admin_key`: a key that may do everything, to make the others with. `outbox-bridge key new` makes one; it is in
-    no table, and ends when it is taken out of the settings. `issuers`: of tokens (OIDC). `certificates`: whom the names
-    in certificates of clients mean, each as `DNS:name` or `URI:text`."""
-
-    admin_key: SecretStr | None = None
-    admin_key_file: Path | None = None
-    issuers: tuple[IssuerSettings, ...] = ()
-    certificates: dict[str, PrincipalName] = Field(default_factory=dict)
-
-    @field_validator("certificates")
-    @classmethod
-    def _are_names(cls, principals: dict[str, str]) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for name, principal in principals.items():
-            kind, _, text = name.partition(":")
-            if kind not in {"DNS", "URI"} or not text:
-                raise ValueError(f"{name} is neither DNS:name nor URI:text")
-            if found.setdefault(f"DNS:{text.lower()}" if kind == "DNS" else name, principal) != principal:
-                raise ValueError(f"{name} is there twice")
-        return found
-
-    @field_validator("admin_key")
-    @classmethod
-    def _is_key(cls, key: SecretStr | None) -> SecretStr | None:
-        if key is not None and read_key_id(key.get_secret_value()) is None:
-            raise ValueError("not a key as `outbox-bridge key new` makes them")
-        return key
-
-
-class SecuritySettings(_Section):
-    """`keys`: what secrets in SQL are encrypted with, the one to use first; `id:key`, with blanks or commas between."""
-
-    keys: SecretStr | None = None
-    keys_file: Path | None = None
-
-    @field_validator("keys")
-    @classmethod
-    def _are_keys(cls, keys: SecretStr | None) -> SecretStr | None:
-        if keys is not None:
-            parse_secret_keys(keys.get_secret_value())
-        return keys
-
-
-class QuotasSettings(_Section):
-    """What one principal may ask of one api process, and how much one producer group may leave pending."""
-
-    requests_per_second: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
-    bytes_per_second: Annotated[int, Field(ge=1_024)] | None = None
-    pending_of_group: Annotated[int, Field(ge=1)] | None = None
-
-
-class LimitsSettings(_Section):
-    """How much is taken on."""
-
-    message_bytes: Annotated[int, Field(ge=1, le=64 * 1024 * 1024)] = 1024 * 1024
-    body_bytes: Annotated[int, Field(ge=1_024, le=256 * 1024 * 1024)] = 8 * 1024 * 1024
-    headers_per_message: Annotated[int, Field(ge=0, le=1_000)] = 64
-    requests_in_flight: Annotated[int, Field(ge=1, le=100_000)] = 2_000
-    in_flight_bytes: Annotated[int, Field(ge=1024 * 1024)] = 256 * 1024 * 1024
-    connections: Annotated[int, Field(ge=1, le=1_000_000)] = 4_000
-    pending_transactions: Annotated[int, Field(ge=1)] = 2_000_000
-
-
-class CallbacksSettings(_Section):
-    """`allow_networks`: may be called besides public ones; http and any port are allowed in them. `prove_ownership`:
-    which endpoints must answer a signed challenge before they are taken; `remote`: those beyond loopback."""
-
-    allow_networks: tuple[str, ...] = ()
-    prove_ownership: Literal["remote", "all", "none"] = "remote"
-
-    @field_validator("allow_networks")
-    @classmethod
-    def _are_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
-        for network in networks:
-            ipaddress.ip_network(network)
-        return networks
-
-
-class SettlerSettings(_Section):
-    """How soon another settler takes over from a killed one, how far back a successor must read the journal, and how
-    many bytes of undecided bodies each queue keeps in memory; the others are read again when they are needed."""
-
-    session_ms: Annotated[int, Field(ge=1_000, le=60_000)] = 6_000
-    put_back_records: Annotated[int, Field(ge=1)] = 100_000
-    held_body_bytes: Annotated[int, Field(ge=0)] = 67_108_864
-
-
-class LogSettings(_Section):
-    """`auto`: JSON when piped, text on a terminal."""
-
-    level: LogLevel = "info"
-    format: LogFormat = "auto"
-
 
 class Origin(Enum):
     """Where a value came from."""
@@ -228,6 +55,10 @@ class Origin(Enum):
     FLAG = "flag"
 
 
+def _local_kafka() -> dict[str, KafkaValue]:
+    return {"bootstrap.servers": "127.0.0.1:9092"}
+
+
 class Settings(BaseSettings):
     """All settings of a process. Made by `load_settings`."""
 
@@ -236,13 +67,22 @@ class Settings(BaseSettings):
     )
 
     kafka: dict[str, KafkaValue] = Field(default_factory=_local_kafka)
+    """librdkafka's own options by their names. `NAME_file` takes the content of a file."""
     database_url: SecretStr | None = None
+    """SQLAlchemy URL of the bridge's database; SQLite in `data_dir` if empty."""
     database_url_file: Path | None = None
+    """File that holds `database_url`."""
     data_dir: Path = Path(".outbox-bridge")
+    """Folder for what the bridge keeps on this machine."""
     insecure_no_auth: bool = False
+    """Whether callers need no keys; on loopback alone."""
     insecure_kafka: bool = False
-    auto_create_groups: bool = False  # else a typing error is a group that nobody is asked about
+    """Whether certificates of brokers may go unverified."""
+    auto_create_groups: bool = False
+    """Whether a prepare makes a producer group that is not there. A name with a typing error is then a group that
+    nobody is asked about."""
     transaction_id_header: bool = True
+    """Whether published records carry the header `transaction-id`."""
     topics: TopicsSettings = TopicsSettings()
     http: HttpSettings = HttpSettings()
     auth: AuthSettings = AuthSettings()
@@ -253,6 +93,7 @@ class Settings(BaseSettings):
     settler: SettlerSettings = SettlerSettings()
     log: LogSettings = LogSettings()
     fault: str | None = None
+    """Crash point at which the process kills itself, for tests; obeyed only with `--allow-faults`."""
 
     _origins: dict[str, Origin] = PrivateAttr(default_factory=dict)
 

@@ -17,7 +17,8 @@ from api.console.site import make_site
 from api.heap import GC_THRESHOLD, HeapLoop, make_heap_acts
 from api.issuer_documents import fetch_document
 from api.own_addresses import OwnAddresses, parse_servers
-from api.settings import Settings, TlsSettings
+from api.setting_sections import TlsSettings
+from api.settings import Settings
 from api.web.app import create_app, create_metrics_app
 from api.web.certificates import Certificates, TlsFiles
 from api.web.guard import is_loopback

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from api.migration import migrate
-from api.settings import CallbacksSettings, HttpSettings, Settings, TopicsSettings
+from api.setting_sections import CallbacksSettings, HttpSettings, TopicsSettings
+from api.settings import Settings
 from api.testing.bridge import MemoryBridge, MovableClock, TrueDate
 from api.web.server import ApiServer, ServeConfig
 from api.wiring import Embedding, KafkaParts, kafka_parts, parse_roles, run_roles
