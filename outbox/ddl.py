@@ -5,8 +5,10 @@ In a migration of yours (its number, its history; works with `--sql` too):
     def upgrade() -> None:
         create_record_table(op)
         create_outbox_tables(op)
+        create_inbox_table(op)
 
     def downgrade() -> None:
+        drop_inbox_table(op)
         drop_outbox_tables(op)
         drop_record_table(op)
 
@@ -25,9 +27,11 @@ from sqlalchemy.schema import CreateIndex, CreateTable, DropTable, ExecutableDDL
 
 from outbox.client.errors import OutboxConfigError
 from outbox.tables import (
+    INBOX_TABLE,
     LEASE_TABLE,
     OUTBOX_TABLE,
     RECORD_TABLE,
+    make_inbox_table,
     make_lease_table,
     make_outbox_table,
     make_record_table,
@@ -79,6 +83,16 @@ def drop_outbox_tables(
     """With all rows that wait in them."""
     op.execute(DropTable(make_lease_table(sa.MetaData(), lease_name, schema)))
     op.execute(DropTable(make_outbox_table(sa.MetaData(), name, schema)))
+
+
+def create_inbox_table(op: Operations, name: str = INBOX_TABLE, schema: str | None = None) -> None:
+    """The messages that consumers have seen."""
+    _create(op, make_inbox_table(sa.MetaData(), name, schema))
+
+
+def drop_inbox_table(op: Operations, name: str = INBOX_TABLE, schema: str | None = None) -> None:
+    """Whatever is delivered again after that is new."""
+    op.execute(DropTable(make_inbox_table(sa.MetaData(), name, schema)))
 
 
 def write_sql(database: str, schema: str | None = None) -> str:

@@ -4,14 +4,18 @@ Listeners are set up once, for all sessions and engines, and look for a guard: t
 would take longer than its statements do, and none may be added while another thread is in one of its kind.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NoReturn
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 from outbox.client.errors import Misuse
+
+_COMMIT_AT_END: Final = (
+    "the end of the `with` block commits the session, once its messages are stored: take this commit out"
+)
 
 
 class EventGuard:
@@ -21,12 +25,18 @@ class EventGuard:
 
     def __init__(self, target: Session | Connection) -> None:
         self.note_lost: Callable[[], None] = _ignore
+        self.remedy = _COMMIT_AT_END
         self._target = target
         self._watched: list[Session | Connection] = []
 
-    def arm(self, note_lost: Callable[[], None]) -> None:
+    def is_in_savepoint(self) -> bool:
+        """Whether a roll back may undo less than the whole transaction."""
+        return self._target.in_nested_transaction()
+
+    def arm(self, note_lost: Callable[[], None], remedy: str = _COMMIT_AT_END) -> None:
         """A commit from now on raises Misuse and does not happen; `note_lost` is called at a roll back or a close."""
         self.note_lost = note_lost
+        self.remedy = remedy
         self.watch(self._target)
         begun = self._target.get_transaction() if isinstance(self._target, Session) else None
         for connection, *_ in () if begun is None else list(begun._connections.values()):  # noqa: SLF001 - nothing else shows it
@@ -68,7 +78,7 @@ def _ignore() -> None:
 @event.listens_for(Session, "before_commit")
 def _refuse_of_session(session: Session) -> None:
     if session in _GUARDS and not session.in_nested_transaction():  # savepoints come and go
-        _refuse()
+        _refuse(_GUARDS[session])
 
 
 @event.listens_for(Session, "after_transaction_end")
@@ -86,10 +96,11 @@ def _watch_begun(session: Session, _: SessionTransaction, connection: Connection
 @event.listens_for(Engine, "commit")
 def _refuse_of_connection(connection: Connection) -> None:
     if connection in _GUARDS:
+        guards = _GUARDS[connection]  # of which a roll back may be the end
         # a connection takes its transaction for over after a failed commit, and would not roll it back any more
         connection.dialect.do_rollback(connection.connection)
         _note_lost(connection)
-        _refuse()
+        _refuse(guards)
 
 
 @event.listens_for(Engine, "rollback")
@@ -102,5 +113,6 @@ def _note_lost(target: Session | Connection) -> None:
         guard.note_lost()
 
 
-def _refuse() -> None:
-    raise Misuse("the end of the `with` block commits the session, once its messages are stored: take this commit out")
+def _refuse(guards: Sequence[EventGuard]) -> NoReturn:
+    """In the words of the innermost block."""
+    raise Misuse(guards[-1].remedy)

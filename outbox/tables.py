@@ -10,6 +10,8 @@ from sqlalchemy.schema import conv
 RECORD_TABLE: Final = "outbox_transaction"
 OUTBOX_TABLE: Final = "outbox_message"
 LEASE_TABLE: Final = "outbox_lease"
+INBOX_TABLE: Final = "outbox_inbox"
+INBOX_ID_LENGTH: Final = 320  # topic 249, partition 10, offset 19, transaction id 28, and what is between them
 
 # states of a transaction record
 WRITTEN: Final = "written"  # the local transaction wrote it: it stands if and only if that one has committed
@@ -78,9 +80,24 @@ def make_lease_table(metadata: sa.MetaData, name: str = LEASE_TABLE, schema: str
     )
 
 
+def make_inbox_table(metadata: sa.MetaData, name: str = INBOX_TABLE, schema: str | None = None) -> sa.Table:
+    """Messages whose effect is in the database, by consumer; `at_ms` is the database's clock."""
+    return sa.Table(
+        name,
+        metadata,
+        sa.Column("consumer", _ascii(120), primary_key=True),
+        sa.Column("message_id", _ascii(INBOX_ID_LENGTH), primary_key=True),
+        sa.Column("at_ms", sa.BigInteger, nullable=False),
+        sa.Index(_final(f"ix_{name}_at_ms"), "consumer", "at_ms"),
+        schema=schema,
+        **_OPTIONS,
+    )
+
+
 def make_tables(metadata: sa.MetaData, schema: str | None = None) -> Iterable[sa.Table]:
     """All of them under their own names."""
-    return [make(metadata, schema=schema) for make in (make_record_table, make_outbox_table, make_lease_table)]
+    makers = (make_record_table, make_outbox_table, make_lease_table, make_inbox_table)
+    return [make(metadata, schema=schema) for make in makers]
 
 
 def _final(name: str) -> str:

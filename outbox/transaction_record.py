@@ -143,7 +143,7 @@ def find_connection(session: Session | Connection, other: str) -> Connection:
         return session
     if hasattr(session, "run_sync"):
         raise Misuse(f"a session of asyncio needs {other}")
-    if not hasattr(session, "connection"):
+    if isinstance(session, type) or not hasattr(session, "connection"):
         raise Misuse(f"a session or connection of SQLAlchemy is needed, not {type(session).__name__}")
     return session.connection()
 

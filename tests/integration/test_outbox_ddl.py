@@ -9,7 +9,14 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 
-from outbox.ddl import create_outbox_tables, create_record_table, drop_outbox_tables, drop_record_table
+from outbox.ddl import (
+    create_inbox_table,
+    create_outbox_tables,
+    create_record_table,
+    drop_inbox_table,
+    drop_outbox_tables,
+    drop_record_table,
+)
 from outbox.tables import make_tables
 from tests.support.source_tree import ROOT
 from tests.support.user_database import UserDatabase
@@ -20,7 +27,7 @@ pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
 def differences(conn: sa.Connection) -> list[object]:
     """What Alembic's autogenerate would change."""
     metadata = sa.MetaData()
-    assert len(list(make_tables(metadata))) == 3
+    assert len(list(make_tables(metadata))) == 4
     return list(compare_metadata(MigrationContext.configure(conn), metadata))
 
 
@@ -31,10 +38,12 @@ def test_migration_makes_what_the_metadata_says(user_database: UserDatabase) -> 
         op = Operations(MigrationContext.configure(conn))
         create_record_table(op)
         create_outbox_tables(op)
+        create_inbox_table(op)
     with engine.connect() as conn:
         assert differences(conn) == []
     with engine.begin() as conn:
         op = Operations(MigrationContext.configure(conn))
+        drop_inbox_table(op)
         drop_outbox_tables(op)
         drop_record_table(op)
     assert sa.inspect(engine).get_table_names() == []

@@ -1,0 +1,263 @@
+"""The consumer's half: what a message causes is written once, however often Kafka delivers it.
+
+    inbox = Inbox("stamps")
+    with Session(engine) as session, session.begin():
+        with inbox.once(session, message) as is_new:
+            if is_new:
+                session.add(Stamp(customer))
+    consumer.commit(message)
+
+A row for each message, in the same database transaction as what the message causes: both or neither. The row is
+inserted first, so a second consumer that has the message at the same time waits for the first one's end.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from outbox.client.errors import Misuse, OutboxConfigError
+from outbox.session_guard import EventGuard, find_guard
+from outbox.tables import INBOX_ID_LENGTH, make_inbox_table
+from outbox.transaction_record import (
+    DatabaseNow,
+    find_connection,
+    find_run,
+    is_autocommitting,
+    make_insert_missing,
+    raise_missing,
+)
+
+if TYPE_CHECKING:  # at run time it needs greenlet, which comes with `sqlalchemy[asyncio]` only
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+
+T = TypeVar("T")
+Given = TypeVar("Given")
+
+KEEP_DAYS: Final = 14
+_CONSUMER: Final = re.compile(r"[A-Za-z0-9._-]{1,120}")
+_ID: Final = re.compile(rf"[!-~]{{1,{INBOX_ID_LENGTH}}}")
+_TRANSACTION_ID: Final = re.compile(rb"[0-9A-Za-z]{28}")
+_COMMIT_INSIDE: Final = (
+    "commit after the `with` block of the inbox: what comes later in the block would not belong to it"
+)
+_COMMIT_FAILED: Final = (
+    "the `with` block of the inbox failed: roll back, a commit would keep its message as seen without what it causes"
+)
+
+
+class _OnceBlock(Generic[T]):
+    """Rows of messages in the caller's database transaction, and a watch that both stay together."""
+
+    def __init__(self, inbox: "_Inbox", session: object, ids: Sequence[str], pick: Callable[[set[str]], T]) -> None:
+        self._inbox = inbox
+        self._session = session
+        self._ids = ids
+        self._pick = pick
+        self._guard: EventGuard | None = None
+        self._is_lost = False
+        self._is_in_savepoint = False
+
+    def __bool__(self) -> NoReturn:
+        raise Misuse("`once` is entered by `with`, and says by `as` whether the message is new")
+
+    def _enter(self, session: Session | Connection) -> T:
+        if self._guard is not None:
+            raise Misuse("each `with` block of the inbox needs a call of its own")
+        conn = find_connection(session, "AsyncInbox")
+        if is_autocommitting(conn):
+            raise OutboxConfigError("with AUTOCOMMIT a message would be seen before what it causes is written")
+        self._guard = guard = find_guard(session)
+        new = _insert_new(conn, self._inbox.table, self._inbox.consumer, self._ids)
+        if guard is not None:
+            self._is_in_savepoint = guard.is_in_savepoint()
+            guard.arm(self._note_lost, _COMMIT_INSIDE)
+        return self._pick(new)
+
+    def _leave(self, error: BaseException | None) -> None:
+        guard = self._guard
+        if guard is None:
+            return
+        if error is None or self._is_lost or self._is_in_savepoint:  # a savepoint goes back with the rows
+            guard.disarm()
+        else:
+            guard.arm(guard.disarm, _COMMIT_FAILED)
+        if error is None and self._is_lost:
+            raise Misuse("the session was rolled back or closed in the `with` block of the inbox")
+
+    def _note_lost(self) -> None:
+        self._is_lost = True
+
+
+class Once(_OnceBlock[T]):
+    """A block of `Inbox.once` and `Inbox.once_each`."""
+
+    _session: Session | Connection
+
+    def __enter__(self) -> T:
+        return self._enter(self._session)
+
+    def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
+        self._leave(error)
+
+    def __aenter__(self) -> NoReturn:
+        raise Misuse("blocks of an Inbox are entered by `with`; AsyncInbox is for `async with`")
+
+    async def __aexit__(self, *_: object) -> None:
+        """Never come to."""
+
+
+class AsyncOnce(_OnceBlock[T]):
+    """A block of `AsyncInbox.once` and `AsyncInbox.once_each`."""
+
+    async def __aenter__(self) -> T:
+        entered: T = await find_run(self._session, "Inbox")(self._enter)
+        return entered
+
+    async def __aexit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
+        self._leave(error)
+
+    def __enter__(self) -> NoReturn:
+        raise Misuse("blocks of an AsyncInbox are entered by `async with`")
+
+    def __exit__(self, *_: object) -> None:
+        """Never come to."""
+
+
+class _Inbox:
+    """Messages that one consumer has seen. Several consumers may share a table.
+
+    `consumer`: usually the consumer group's id. Under a new name everything is new.
+    """
+
+    def __init__(self, consumer: str, table: sa.Table | None = None) -> None:
+        """Without a table: one named as `make_inbox_table` names it."""
+        if not isinstance(consumer, str) or not _CONSUMER.fullmatch(consumer):
+            raise OutboxConfigError("a consumer's name has 1..120 characters of A-Z a-z 0-9 . _ -")
+        if table is not None and not isinstance(table, sa.Table):
+            raise OutboxConfigError(f"table is one of make_inbox_table, not {type(table).__name__}")
+        self.consumer = consumer
+        self.table = make_inbox_table(sa.MetaData()) if table is None else table
+
+
+class Inbox(_Inbox):
+    """For blocking sessions, connections and engines of SQLAlchemy."""
+
+    def once(self, session: Session | Connection, message: object) -> Once[bool]:
+        """`with inbox.once(session, message) as is_new:` commits nothing.
+
+        `message`: of any Kafka client, or a text that names it. Raises Misuse; at its entry TableMissing.
+        """
+        message_id = identify(message)
+        return Once(self, session, [message_id], lambda new: message_id in new)
+
+    def once_each(self, session: Session | Connection, messages: Iterable[Given]) -> Once[list[Given]]:
+        """`with inbox.once_each(session, messages) as new_messages:`, in one statement for all of them."""
+        by_id = _identify_each(messages)
+        return Once(self, session, [*by_id], lambda new: [by_id[one] for one in by_id if one in new])
+
+    def clean(self, engine: Engine, *, keep_days: float = KEEP_DAYS, max_rows: int = 1_000) -> int:
+        """Deletes old rows of this consumer; how many. Call it again while it is not 0.
+
+        `keep_days`: longer than the topics keep messages. One that comes again later would be new.
+        """
+        _check_cleaning(keep_days, max_rows)
+        with engine.begin() as conn:
+            return _clean(conn, self.table, self.consumer, keep_days, max_rows)
+
+
+class AsyncInbox(_Inbox):
+    """The same for those of asyncio."""
+
+    def once(self, session: "AsyncSession | AsyncConnection", message: object) -> AsyncOnce[bool]:
+        """`async with inbox.once(session, message) as is_new:`; as Inbox.once."""
+        message_id = identify(message)
+        return AsyncOnce(self, session, [message_id], lambda new: message_id in new)
+
+    def once_each(self, session: "AsyncSession | AsyncConnection", messages: Iterable[Given]) -> AsyncOnce[list[Given]]:
+        """`async with inbox.once_each(session, messages) as new_messages:`; as Inbox.once_each."""
+        by_id = _identify_each(messages)
+        return AsyncOnce(self, session, [*by_id], lambda new: [by_id[one] for one in by_id if one in new])
+
+    async def clean(self, engine: "AsyncEngine", *, keep_days: float = KEEP_DAYS, max_rows: int = 1_000) -> int:
+        """As Inbox.clean."""
+        _check_cleaning(keep_days, max_rows)
+        async with engine.begin() as conn:
+            return await conn.run_sync(_clean, self.table, self.consumer, keep_days, max_rows)
+
+
+def identify(message: object) -> str:
+    """The same for each delivery of a message, and never for two messages. Raises Misuse.
+
+    Topic, partition and offset; after them the transaction's id, for a topic may be deleted and made again.
+    """
+    if isinstance(message, str):
+        if not _ID.fullmatch(message):
+            raise Misuse(f"a message's id has 1..{INBOX_ID_LENGTH} printable ASCII characters, and no space")
+        return message
+    if (error := _read(message, "error")) is not None:
+        raise Misuse(f"the consumer returned an error, not a message: {error}")
+    topic, partition, offset = (_read(message, name) for name in ("topic", "partition", "offset"))
+    if not isinstance(topic, str) or not isinstance(partition, int) or not isinstance(offset, int):
+        raise Misuse(f"give a message with topic, partition and offset, or its id, not {type(message).__name__}")
+    place = f"{topic}/{partition}/{offset}"
+    transaction_id = _find_transaction_id(_read(message, "headers"))
+    return place if transaction_id is None else f"{place}/{transaction_id}"
+
+
+def _identify_each(messages: Iterable[Given]) -> dict[str, Given]:
+    if isinstance(messages, str) or not isinstance(messages, Iterable):
+        raise Misuse(f"`once_each` takes a list of messages, not {type(messages).__name__}")
+    by_id: dict[str, Given] = {}
+    for message in messages:
+        by_id.setdefault(identify(message), message)
+    return by_id
+
+
+def _read(message: object, name: str) -> object:
+    """confluent-kafka has methods; aiokafka, kafka-python and others attributes."""
+    found = getattr(message, name, None)
+    return found() if callable(found) and not isinstance(message, type) else found
+
+
+def _find_transaction_id(headers: Any) -> str | None:  # noqa: ANN401 - as the client has them
+    """The bridge writes it last. Other producers' headers of this name may hold anything."""
+    pairs = headers.items() if hasattr(headers, "items") else headers or ()
+    raw = next((value for name, value in reversed([*pairs]) if name == "transaction-id"), None)
+    raw = raw.encode() if isinstance(raw, str) else raw
+    return raw.decode() if isinstance(raw, bytes) and _TRANSACTION_ID.fullmatch(raw) else None
+
+
+def _insert_new(conn: Connection, table: sa.Table, consumer: str, ids: Sequence[str]) -> set[str]:
+    """Those that had no row. In one order for all, so that two consumers never wait for each other."""
+    rows = [{"consumer": consumer, "message_id": message_id} for message_id in sorted(ids)]
+    if not rows:
+        return set()
+    statement = make_insert_missing(conn, table).values(at_ms=DatabaseNow())
+    try:
+        if conn.dialect.insert_executemany_returning:
+            return set(conn.scalars(statement.returning(table.c.message_id), rows))
+        return {row["message_id"] for row in rows if conn.execute(statement, row).rowcount == 1}
+    except DBAPIError as error:
+        raise_missing(error, conn, table, "make_inbox_table")
+        raise
+
+
+def _check_cleaning(keep_days: float, max_rows: int) -> None:
+    if keep_days <= 0 or max_rows < 1:
+        raise OutboxConfigError("keep_days and max_rows must be above 0")
+
+
+def _clean(conn: Connection, table: sa.Table, consumer: str, keep_days: float, max_rows: int) -> int:
+    own = table.c.consumer == consumer
+    old = table.c.at_ms < DatabaseNow() - sa.literal(int(keep_days * 86_400_000), sa.BigInteger)
+    query = sa.select(table.c.message_id).where(own, old).limit(max_rows)
+    found = conn.scalars(query).all()  # MariaDB takes no LIMIT in a subquery
+    if found:
+        conn.execute(sa.delete(table).where(own, table.c.message_id.in_(found)))
+    return len(found)
