@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from hmac import compare_digest
+from types import MappingProxyType
 from typing import NamedTuple
 
 from standardwebhooks.webhooks import EmptyWebhookSecretError, Webhook
@@ -14,7 +15,8 @@ from standardwebhooks.webhooks import EmptyWebhookSecretError, Webhook
 from bridge.core.keyring import Keyring
 from bridge.core.message import JsonText, refuse_constant, unique_members, write_json, write_message
 from bridge.core.moment import show_time
-from bridge.core.record import Resolution
+from bridge.core.properties import is_property_text
+from bridge.core.record import MAX_REMARK_CHARS, Resolution
 from bridge.core.transaction import Transaction
 from bridge.store.halves import LoadedHalf
 
@@ -66,6 +68,7 @@ def _mac(mac: "hashlib.blake2b", transaction_id: str, check_number: int, text: s
 _WORDS: Mapping[object, Resolution] = {word.name: word for word in Resolution}
 _NUMBERS: Mapping[object, Resolution] = {int(word): word for word in Resolution}
 _MEMBERS = frozenset({"transaction_id", "nonce", "resolution"})
+_REMARKED = _MEMBERS | {"remark"}
 
 
 class Check(NamedTuple):
@@ -88,11 +91,13 @@ class Subject(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What an endpoint said. `is_well_formed` False: nothing in it counts; `strange`: entries that do not count."""
+    """What an endpoint said. `is_well_formed` False: nothing in it counts; `strange`: entries that do not count.
+    `remarks`: of those that have one."""
 
     resolutions: Mapping[str, Resolution]
     is_well_formed: bool = True
     strange: int = 0
+    remarks: Mapping[str, str] = MappingProxyType({})
 
 
 def make_check(transaction: Transaction, body: LoadedHalf, make_nonce: NonceMaker) -> Check:
@@ -156,6 +161,7 @@ def _load(body: bytes) -> object:
 
 def _read_entries(entries: Sequence[object], asked: Mapping[str, str]) -> Answers:
     found: dict[str, Resolution | None] = {}
+    remarks: dict[str, str] = {}
     strange = 0
     for entry in entries:
         transaction_id = entry.get("transaction_id") if isinstance(entry, dict) else None
@@ -164,17 +170,28 @@ def _read_entries(entries: Sequence[object], asked: Mapping[str, str]) -> Answer
             continue
         resolution = _read_resolution(entry, asked[transaction_id])
         found[transaction_id] = None if transaction_id in found else resolution
+        if remark := _read_remark(entry):
+            remarks[transaction_id] = remark
     resolutions = {transaction_id: word for transaction_id, word in found.items() if word is not None}
-    return Answers(resolutions, strange=strange + len(found) - len(resolutions))
+    return Answers(resolutions, strange=strange + len(found) - len(resolutions), remarks=remarks)
 
 
 def _read_resolution(entry: Mapping[str, object], nonce: str) -> Resolution | None:
-    if entry.keys() != _MEMBERS or entry["nonce"] != nonce:
+    if (entry.keys() != _MEMBERS and entry.keys() != _REMARKED) or entry["nonce"] != nonce:
         return None
     word = entry["resolution"]
     if isinstance(word, str):
         return _WORDS.get(word)
     return _NUMBERS.get(word) if type(word) is int else None  # neither false nor 8.0
+
+
+def _read_remark(entry: Mapping[str, object]) -> str | None:
+    """What can be kept of it: no answer is lost for what is said beside it."""
+    remark = entry.get("remark")
+    if not isinstance(remark, str):
+        return None
+    kept = remark[:MAX_REMARK_CHARS]
+    return kept if is_property_text(kept) else None
 
 
 def sign_call(secrets: Sequence[str], webhook_id: str, now_ms: int, body: str) -> Mapping[str, str] | None:

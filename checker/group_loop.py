@@ -10,7 +10,7 @@ import structlog
 
 from bridge.core.check_rules import Backoff, CheckMode, GroupSettings
 from bridge.core.errors import BridgeError, StoreError
-from bridge.core.record import EndRecord, Resolution, Source
+from bridge.core.record import EndRecord, Source
 from bridge.core.record_codec import encode_end
 from bridge.core.transaction import queue_of
 from bridge.directory import Endpoint, UnansweredRound
@@ -188,7 +188,7 @@ class Round:
         reply = await self._context.caller.call(call)
         answers = self._read(url, reply)
         if answers.resolutions:
-            await self._append(reply, answers.resolutions)
+            await self._append(reply, answers)
         return True
 
     def _read(self, url: str, reply: EndpointReply) -> Answers:
@@ -222,9 +222,9 @@ class Round:
 
     # --- what came of it ---
 
-    async def _append(self, reply: EndpointReply, resolutions: Mapping[str, Resolution]) -> None:
+    async def _append(self, reply: EndpointReply, answers: Answers) -> None:
         """The answers become end records; those that perhaps did not are asked for again, with the same number."""
-        answered = [(self._open.pop(id_), resolution) for id_, resolution in resolutions.items()]
+        answered = [(self._open.pop(id_), resolution) for id_, resolution in answers.resolutions.items()]
         now_ms = self._context.clock.now_ms()
         messages = [
             encode_end(
@@ -238,6 +238,7 @@ class Round:
                     endpoint=reply.endpoint,
                     status=reply.status,
                     latency_ms=reply.latency_ms,
+                    remark=answers.remarks.get(item.check.transaction_id),
                 ),
                 self._context.topics.half,
                 queue_of(item.check.transaction_id),

@@ -37,6 +37,14 @@ ResolutionWord = Annotated[
     Literal["COMMIT", "ROLLBACK", "UNKNOWN", 8, 12, 0],
     Meta(description="RocketMQ's numbers are taken as well: 8 commit, 12 rollback, 0 unknown."),
 ]
+Remark = Annotated[
+    str,
+    Meta(
+        max_length=512,
+        description="Why, in the producer's words; kept in the journal and shown in the timeline.",
+        examples=["IllegalStateException: no stock for order 42"],
+    ),
+]
 EndWord = Annotated[
     Literal["COMMIT", "ROLLBACK", 8, 12],
     Meta(description="RocketMQ's numbers are taken as well: 8 commit, 12 rollback."),
@@ -122,6 +130,7 @@ class EndTransaction(Struct, forbid_unknown_fields=True):
     """An end transaction; the body may be left out."""
 
     producer_group: GroupName | None = None
+    remark: Remark | None = None
 
 
 class ResolutionItem(Struct, forbid_unknown_fields=True):
@@ -131,6 +140,7 @@ class ResolutionItem(Struct, forbid_unknown_fields=True):
     resolution: ResolutionWord
     producer_group: GroupName | None = None
     nonce: Annotated[str, Meta(max_length=200, description="Of the check that is answered.")] | None = None
+    remark: Remark | None = None
 
 
 class Resolutions(Struct, forbid_unknown_fields=True):

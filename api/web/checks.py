@@ -60,6 +60,13 @@ class CheckResolution(Struct):
     transaction_id: TransactionId
     nonce: Nonce
     resolution: Literal["COMMIT", "ROLLBACK", "UNKNOWN"]
+    remark: (
+        Annotated[
+            str,
+            Meta(description="Why; kept in the journal and shown in the timeline, cut off after 512 characters."),
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 class CheckAnswer(Struct):

@@ -100,7 +100,8 @@ def parse_end(raw: bytes, transaction_id: str, resolution: Resolution) -> EndCal
     body = decode_body(read_strict(raw), _end)
     if body.producer_group is not None:
         check_group(body.producer_group, "/producer_group")
-    return EndCall(transaction_id, resolution, body.producer_group)
+    check_property(body.remark, "/remark")
+    return EndCall(transaction_id, resolution, body.producer_group, remark=body.remark)
 
 
 def parse_resolution(raw: bytes) -> EndCall | NoncedEnd:
@@ -265,10 +266,13 @@ def make_resolution(body: ResolutionItem) -> EndCall | NoncedEnd:
     check_transaction_id(body.transaction_id, "/transaction_id")
     if body.producer_group is not None:
         check_group(body.producer_group, "/producer_group")
-    word = body.resolution
-    call = EndCall(
-        body.transaction_id, _WORDS[word] if isinstance(word, str) else Resolution(word), body.producer_group
-    )
+    word, remark = body.resolution, body.remark
+    resolution = _WORDS[word] if isinstance(word, str) else Resolution(word)
+    if remark is None:
+        call = EndCall(body.transaction_id, resolution, body.producer_group)
+    else:
+        check_property(remark, "/remark")
+        call = EndCall(body.transaction_id, resolution, body.producer_group, remark=remark)
     return call if body.nonce is None else NoncedEnd(call, body.nonce)
 
 
@@ -380,5 +384,7 @@ def _count_resolutions(batch: _Resolutions) -> int:
 
 
 def _count_resolution(item: ResolutionItem) -> int:
-    nonce = item.nonce
-    return 2 + (item.producer_group is not None) + (0 if nonce is None else 1 + nonce.count(":"))
+    count = 2 + (item.producer_group is not None)
+    if item.nonce is not None:
+        count += 1 + item.nonce.count(":")
+    return count if item.remark is None else count + 1 + item.remark.count(":")

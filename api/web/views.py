@@ -78,8 +78,8 @@ class TransactionAnswer(Struct):
     """A transaction as it is recorded. `blocked`: committed, its publication is being retried, for `reason`.
     `abandoned`, true or left out: committed, and given up by an operator while it was blocked; never published.
 
-    Answers to ends leave out what only a look at the transaction tells: the members from `born_time` on. `explanation`
-    and `next` are in the answer about one transaction.
+    Answers to ends leave out what only a look at the transaction tells: the members from `born_time` on. `explanation`,
+    `next` and `remark` are in the answer about one transaction.
     """
 
     transaction_id: TransactionId
@@ -110,6 +110,10 @@ class TransactionAnswer(Struct):
         Annotated[str, Meta(description="Why it is as it is, and what comes next; for people.")] | UnsetType
     ) = UNSET
     next: NextAnswer | UnsetType = UNSET
+    remark: (
+        Annotated[str | None, Meta(description="The last one that came with an end or the answer to a check.")]
+        | UnsetType
+    ) = UNSET
 
 
 class AcceptedAnswer(Struct):
@@ -213,6 +217,7 @@ def render_explained(view: TransactionView, said: Explanation, bodies: Raw | Non
     shown = render_transaction(view, bodies)
     shown.explanation = said.text
     shown.next = NextAnswer(said.next.value, render_optional_time(said.at_ms))
+    shown.remark = said.remark
     return shown
 
 

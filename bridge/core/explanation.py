@@ -53,11 +53,12 @@ class Circumstances(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """`at_ms`: when the next step is due; None if nothing is, or nobody knows."""
+    """`at_ms`: when the next step is due; None if nothing is, or nobody knows. `remark`: the producer's last one."""
 
     text: str
     next: NextStep = NextStep.NOTHING
     at_ms: int | None = None
+    remark: str | None = None
 
 
 _BY = {"producer": "by its producer", "check": "by the answer to a check", "operator": "by an operator"}

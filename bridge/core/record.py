@@ -56,7 +56,10 @@ class HalfMessage(Struct, frozen=True, gc=False):
 
 
 class EndRecord(Struct, frozen=True, gc=False):
-    """A resolution. The check's fields are set for Source.CHECK, the operator's for Source.OPERATOR."""
+    """A resolution. The check's fields are set for Source.CHECK, the operator's for Source.OPERATOR.
+
+    `remark`: the producer's words about it, such as the text of an exception.
+    """
 
     transaction_id: str
     resolution: Resolution
@@ -70,6 +73,7 @@ class EndRecord(Struct, frozen=True, gc=False):
     latency_ms: int = 0
     actor: str | None = None
     reason: str | None = None
+    remark: str | None = None
 
 
 class ActRecord(Struct, frozen=True, gc=False):
@@ -86,6 +90,7 @@ class ActRecord(Struct, frozen=True, gc=False):
 Record = HalfMessage | EndRecord | ActRecord
 
 SEEN_LIMIT_MS = 30_000
+MAX_REMARK_CHARS = 512
 
 
 def is_void(half: HalfMessage, stored_ms: int) -> bool:

@@ -100,6 +100,8 @@ def encode_end(end: EndRecord, topic: str, queue_id: int) -> Message:
     elif source is not _PRODUCER:
         operators = {"ACTOR": end.actor, "REASON": end.reason}
         text += write_properties({name: value for name, value in operators.items() if value is not None})
+    if end.remark is not None:
+        text += f"REMARK\x01{end.remark}\x02"
     return Message(topic, transaction_id.encode(), None, [(PROPERTIES_HEADER, text.encode())], queue_id)
 
 
@@ -108,7 +110,8 @@ def encode_act(act: ActRecord, topic: str, queue_id: int) -> Message:
     properties = _head("A", act.transaction_id)
     properties |= {"ACT": act.act.value, "ACTOR": act.actor, "REASON": act.reason, "BORN": str(act.born_ms)}
     _set(properties, "REQUEST", act.request)
-    return _bare(act.transaction_id, properties, topic, queue_id)
+    header = (PROPERTIES_HEADER, encode_properties(properties))
+    return Message(topic, act.transaction_id.encode(), None, (header,), queue_id)
 
 
 def encode_parked(stored: StoredMessage, check_times: int, reason: str, topic: str, queue_id: int) -> Message:
@@ -219,7 +222,7 @@ def _read_end_middle(middle: bytes) -> _EndMiddle | None:
 def _remember_answer(middle: bytes, record: Record) -> EndRecord:
     """All answers of a call are alike but for their ids."""
     assert isinstance(record, EndRecord)
-    if record.source is Source.CHECK and record.actor is None is record.reason:
+    if record.source is Source.CHECK and record.actor is None is record.reason and record.remark is None:
         head = record.resolution, record.source, record.born_ms, record.group
         tail = record.check_number, record.endpoint, record.status, record.latency_ms
         _remember(_end_middles, middle, (head, tail))
@@ -345,11 +348,6 @@ def _set(properties: dict[str, str], name: str, value: str | int | None) -> None
         properties[name] = str(value)
 
 
-def _bare(transaction_id: str, properties: Mapping[str, str], topic: str, queue_id: int) -> Message:
-    header = (PROPERTIES_HEADER, encode_properties(properties))
-    return Message(topic, transaction_id.encode(), None, (header,), queue_id)
-
-
 def _properties_of(stored: StoredMessage) -> bytes:
     if not stored.headers:
         raise MalformedRecord("no headers")
@@ -445,6 +443,7 @@ def _decode_end(transaction_id: str, properties: Mapping[str, str]) -> EndRecord
         _count(get("LATENCY", "0")),
         get("ACTOR"),
         get("REASON"),
+        get("REMARK"),
     )
 
 

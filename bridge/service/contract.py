@@ -108,7 +108,8 @@ class Prepared(Struct, frozen=True, gc=False):
 
 
 class EndCall(Struct, frozen=True, gc=False):
-    """An end transaction. `group` None: not compared. `check_number`: the answer to that check."""
+    """An end transaction. `group` None: not compared. `check_number`: the answer to that check. `remark`: see
+    EndRecord."""
 
     transaction_id: str
     resolution: Resolution
@@ -117,6 +118,7 @@ class EndCall(Struct, frozen=True, gc=False):
     check_number: int = 0
     actor: str | None = None
     reason: str | None = None
+    remark: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import TypeVar
 from bridge.clock import Clock
 from bridge.core.check_rules import is_group_name
 from bridge.core.message import Message
-from bridge.core.record import EndRecord
+from bridge.core.record import MAX_REMARK_CHARS, EndRecord
 from bridge.core.record_codec import encode_end
 from bridge.core.transaction import TransactionView, queue_of
 from bridge.fault_points import FaultPoint, reach
@@ -74,10 +74,13 @@ class Ender:
         """Ids that cannot exist are refused without a record."""
         if not self._reads.can_exist(call.transaction_id):
             return refuse_missing(call.transaction_id)
-        if call.actor is None and call.reason is None and (call.group is None or is_group_name(call.group)):
+        has_texts = call.actor is not None or call.reason is not None or call.remark is not None
+        if not has_texts and (call.group is None or is_group_name(call.group)):
             return None
-        for name, text in (("producer_group", call.group), ("actor", call.actor), ("reason", call.reason)):
-            if text is not None and not is_text(text, self._limits.max_text_chars):
+        texts = {"producer_group": call.group, "actor": call.actor, "reason": call.reason, "remark": call.remark}
+        for name, text in texts.items():
+            most = MAX_REMARK_CHARS if name == "remark" else self._limits.max_text_chars
+            if text is not None and not is_text(text, most):
                 detail = "too long, or holds a byte that is not allowed"
                 return Refused(RefusalCode.INVALID_REQUEST, detail, errors=((f"/{name}", detail),))
         return None
@@ -234,6 +237,7 @@ def _make_record(call: EndCall, request: str | None, topic: str, born_ms: int) -
         0,
         call.actor,
         call.reason,
+        call.remark,
     )
     message = encode_end(record, topic, queue_of(call.transaction_id))
     reach(FaultPoint.END_UNSENT)

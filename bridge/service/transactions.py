@@ -18,7 +18,7 @@ from bridge.service.operate import Operators, Who
 from bridge.service.prepare import Preparer
 from bridge.service.reads import BodyReader, CurrentReads, refuse_read
 from bridge.service.rights import hide_others, refuse_view, scope_end
-from bridge.sql.transactions import read_obstacles, read_timeline
+from bridge.sql.transactions import read_surroundings, read_timeline
 
 
 class TransactionService:
@@ -112,14 +112,12 @@ class TransactionService:
     async def explain(self, view: TransactionView) -> Explanation | Refused:
         """Why a transaction that was just read is as it is, and what comes next."""
         now_ms = self._preparer.kafka_time.now_ms() or self._clock.now_ms()
-        if view.state in (TransactionState.COMMITTED, TransactionState.ROLLED_BACK) and not view.blocked:
-            return explain(view, Circumstances(now_ms))  # nothing stands in its way any more
-        work = partial(read_obstacles, transaction_id=view.transaction_id, queue_id=view.queue_id)
-        read = await self._reads.read_beyond({}, work, self._reads.deadline())
+        read = await self._reads.read_beyond({}, partial(read_surroundings, view=view), self._reads.deadline())
         if read.value is None:
             return refuse_read(read.currency, view.transaction_id)
+        unanswered, halt, remark = read.value
         settings = self._preparer.admission.directory.settings_of(view.group)
-        return explain(view, Circumstances(now_ms, settings, *read.value))
+        return explain(view, Circumstances(now_ms, settings, unanswered, halt))._replace(remark=remark)
 
     async def timeline(self, transaction_id: str, rights: Rights = EVERYTHING) -> list[TimelineEvent] | Refused:
         """What happened to the transaction, oldest first; as current as `get`."""

@@ -22,6 +22,7 @@ from bridge.core.transaction import MessageSummary, is_raw_id
 
 _END_HEAD = b"KIND\x01E\x02UNIQ_KEY\x01"
 _END_TAIL = b"\x02V\x011\x02"
+_REMARK = b"\x02REMARK\x01"
 _COMMIT_TAIL = _END_TAIL + b"RES\x018\x02SRC\x01P\x02"
 _PLAIN = (None, None, None, None)
 
@@ -43,6 +44,11 @@ class RawEntry(Struct, frozen=True, gc=False):
     offset: int
     transaction_id: str
     stored: StoredMessage
+
+    @property
+    def has_remark(self) -> bool:
+        """Whether it says more than the op message of the end that it is."""
+        return _REMARK in (self.stored.headers[-1][1] or b"")
 
 
 class CommitEntry(Struct, frozen=True, gc=False):
@@ -95,6 +101,7 @@ def read_journal_entry(stored: StoredMessage, decided: Decided = MappingProxyTyp
             and raw_id == commit.transaction_id.encode()
             and raw.startswith(_COMMIT_TAIL, 44)
             and stored.stored_ms == commit.ended_ms
+            and _REMARK not in raw
         ):
             return None  # by this the fold knows the end that decided, of which no timeline tells
         if raw.startswith(_END_TAIL, 44) and is_raw_id(raw_id):

@@ -175,10 +175,16 @@ class Fold:
                 "latency_ms": record.latency_ms,
                 "answer": record.resolution.name,
             }
+            if record.remark is not None:
+                members["remark"] = record.remark
             self._add_event(row, Moment(JOURNAL, entry.offset, at_ms), "check_answered", "check", members)
         elif record.source is Source.OPERATOR:
             members |= {"actor": record.actor, "reason": record.reason}
             self._add_event(row, Moment(JOURNAL, entry.offset, at_ms), "forced", "operator", members)
+        elif record.remark is not None:
+            self._add_event(
+                row, Moment(JOURNAL, entry.offset, at_ms), "end", "producer", members | {"remark": record.remark}
+            )
         elif not is_effective:
             self._add_event(row, Moment(JOURNAL, entry.offset, at_ms), "end", "producer", members)
 

@@ -11,7 +11,7 @@ from bridge.core.explanation import Unanswered
 from bridge.core.transaction import RESOLUTION_OF, TimelineEvent, TransactionState, TransactionView
 from bridge.sql.identity import find_given_up, find_given_up_keys, read_halts
 from bridge.sql.projection import purge
-from bridge.sql.rows import AppliedPosition, decode_receipts, make_view, read_positions, select_views
+from bridge.sql.rows import AppliedPosition, decode_receipts, make_row_id, make_view, read_positions, select_views
 from bridge.sql.search import SearchFilter, chunks, search_transactions
 from bridge.sql.stats import GroupStats, ProjectionStats, read_stats
 from bridge.sql.tables import given_up, timeline_events, transactions, unanswered_rounds
@@ -27,13 +27,17 @@ def read_timeline(conn: Connection, transaction_id: str) -> list[TimelineEvent]:
     if row is None:
         return list(_read_given_up(conn, transaction_id))
     events = [TimelineEvent(row.appended_ms, "prepared", "producer", {"queue_offset": row.queue_offset})]
-    events += _read_kept(conn, row.id)
+    remark: dict[str, object] = {}
+    for event in _read_kept(conn, row.id):
+        if event.type == "end" and event.members["effective"]:
+            remark = {"remark": event.members["remark"]}  # the row has the rest of it
+        else:
+            events.append(event)
     events += _read_unanswered(conn, transaction_id)
     if row.ended_ms is not None and TransactionState(row.state) in RESOLUTION_OF:
         resolution = RESOLUTION_OF[TransactionState(row.state)].name
-        events.append(
-            TimelineEvent(row.ended_ms, "end", row.resolved_by, {"resolution": resolution, "effective": True})
-        )
+        members = {"resolution": resolution, "effective": True, **remark}
+        events.append(TimelineEvent(row.ended_ms, "end", row.resolved_by, members))
     if row.published_ms is not None:
         receipts = [[r.topic, r.queue_id, r.queue_offset] for r in decode_receipts(row.receipts)]
         events.append(TimelineEvent(row.published_ms, "published", None, {"receipts": receipts}))
@@ -83,10 +87,16 @@ def _read_rounds(conn: Connection, transaction_id: str) -> list[Unanswered]:
     return [Unanswered(*row) for row in conn.execute(query.where(_U.transaction_id == transaction_id))]
 
 
-def read_obstacles(conn: Connection, transaction_id: str, queue_id: int) -> tuple[list[Unanswered], str | None]:
-    """Rounds without an answer, and why the queue halts, if it does."""
-    halt = read_halts(conn).get(queue_id)
-    return _read_rounds(conn, transaction_id), halt and halt.detail
+def read_surroundings(conn: Connection, view: TransactionView) -> tuple[list[Unanswered], str | None, str | None]:
+    """Rounds without an answer and why its queue halts, as long as it is not over; the last remark about it."""
+    row_id = make_row_id(view.queue_id, view.queue_offset)
+    query = sa.select(_E.members).where(_E.id == row_id, _E.members.contains('"remark":'))
+    kept = conn.execute(query.order_by(_E.at_ms.desc(), _E.source_offset.desc()).limit(1)).scalar()
+    remark = None if kept is None else json.loads(kept).get("remark")
+    if view.state in RESOLUTION_OF and not view.blocked:
+        return [], None, remark
+    halt = read_halts(conn).get(view.queue_id)
+    return _read_rounds(conn, view.transaction_id), halt and halt.detail, remark
 
 
 __all__ = [
@@ -100,9 +110,9 @@ __all__ = [
     "find_many_by_key",
     "find_transaction",
     "purge",
-    "read_obstacles",
     "read_positions",
     "read_stats",
+    "read_surroundings",
     "read_timeline",
     "search_transactions",
 ]

@@ -159,6 +159,6 @@ def _sort(chunk: Chunk) -> tuple[dict[str, HalfEntry], dict[str, CommitEntry], s
             commits[transaction_id] = op
     for other in chunk.others:
         commit = commits.get(other.transaction_id)
-        if commit is None or commit.at != other.offset:
+        if commit is None or commit.at != other.offset or other.has_remark:
             rare.add(other.transaction_id)
     return halves, commits, rare

@@ -159,13 +159,15 @@ def test_timeline_tells_what_happened(service: RunningService) -> None:
     """Prepared, ended, contradicted, published; oldest first, with who did it."""
     transaction_id = service.prepare(service.new_group("timeline"), service.message(), service.message())
     receipts = service.end(transaction_id, "commit")["receipts"]
-    service.api.post(f"/v1/transactions/{transaction_id}/rollback")
+    service.api.post(f"/v1/transactions/{transaction_id}/rollback", {"remark": "Timeout: shop"})
     service.end(transaction_id, "commit")
     events = service.events(transaction_id)
     assert [event["at"] for event in events] == sorted(event["at"] for event in events)
     assert (events[0]["type"], events[0]["by"]) == ("prepared", "producer")
     ends = [(e["resolution"], e["effective"], e["by"]) for e in events if e["type"] == "end"]
     assert ends == [("COMMIT", True, "producer"), ("ROLLBACK", False, "producer"), ("COMMIT", False, "producer")]
+    assert [event.get("remark") for event in events if event["type"] == "end"] == [None, "Timeout: shop", None]
+    assert service.api.get(f"/v1/transactions/{transaction_id}").json()["remark"] == "Timeout: shop"
     (published,) = [event for event in events if event["type"] == "published"]
     assert [tuple(receipt.values()) for receipt in published["receipts"]] == [tuple(r.values()) for r in receipts]
 

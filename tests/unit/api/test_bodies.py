@@ -195,6 +195,24 @@ def test_a_nonce_makes_an_end_the_answer_to_a_check() -> None:
     assert isinstance(refused, Problem)
 
 
+@pytest.mark.parametrize("remark", ["no stock", 'a "quoted": one', "x" * 512])
+def test_remark_of_an_end_is_kept(remark: str) -> None:
+    """In every form of an end."""
+    body = {"resolution": "ROLLBACK", "transaction_id": ID, "remark": remark}
+    call = EndCall(ID, Resolution.ROLLBACK, remark=remark)
+    assert parse_resolution(json.dumps(body).encode()) == call
+    assert parse_resolutions(json.dumps({"resolutions": [body]}).encode()) == [call]
+    assert parse_end(json.dumps({"remark": remark}).encode(), ID, Resolution.ROLLBACK) == call
+
+
+@pytest.mark.parametrize("remark", ["x" * 513, "a\x01b", 7])
+def test_remark_that_cannot_be_kept_is_refused(remark: object) -> None:
+    """With its place."""
+    with pytest.raises(Rejected) as refused:
+        parse_end(json.dumps({"remark": remark}).encode(), ID, Resolution.ROLLBACK)
+    assert [where for where, _ in refused.value.problem.errors] == ["/remark"]
+
+
 @pytest.mark.parametrize(
     ("raw", "group"), [(b"", None), (b"{}", None), (b'{"producer_group":null}', None), (b'{"producer_group":"g"}', "g")]
 )

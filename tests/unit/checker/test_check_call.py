@@ -33,6 +33,24 @@ def carrying(half: HalfMessage, messages: Sequence[Message]) -> LoadedHalf:
     return LoadedHalf(half, StoredMessage(0, None, None, (), 0), 0, None, messages)
 
 
+@pytest.mark.parametrize(
+    ("remark", "kept"),
+    [
+        ("no such order", "no such order"),
+        ("x" * 600, "x" * 512),
+        ("a\x01b", None),
+        ("\ud800", None),
+        (7, None),
+        ("", None),
+    ],
+)
+def test_remark_never_costs_its_answer(remark: object, kept: str | None) -> None:
+    """What cannot be kept of it is left out."""
+    answers = decode_answers(answer(entry() | {"remark": remark}), ASKED)
+    assert answers.resolutions == {"tx-a": Resolution.COMMIT}
+    assert answers.remarks.get("tx-a") == kept
+
+
 def test_call_has_exactly_the_shape_of_the_contract() -> None:
     """Every member, in its order, nothing else."""
     transaction = Transaction("tx-a", "orders", 1, 2, 3, check_times=2)

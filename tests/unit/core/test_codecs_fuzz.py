@@ -25,7 +25,7 @@ TWO = [ONE, Message("credits", None, None)]
 HALF = HalfMessage(ID, "shop", 1, 5, "orders", 2, 17, "line", 3, 4, 5, "key", 6, "a-1", True, 7)
 PLAIN = HalfMessage(ID, "shop", 1, 5, "orders", 2)
 CHECKED = EndRecord(ID, Resolution.UNKNOWN, Source.CHECK, 5, "shop", "a-1", 2, "https://a/", 200, 7)
-FORCED = EndRecord(ID, Resolution.COMMIT, Source.OPERATOR, 5, actor="a", reason="r")
+FORCED = EndRecord(ID, Resolution.COMMIT, Source.OPERATOR, 5, actor="a", reason="r", remark="m")
 ENDED = EndRecord(ID, Resolution.ROLLBACK, Source.PRODUCER, 5, "shop", "a-1")
 ACT = ActRecord(ID, Act.RESUME, "a", "r", 5, "a-1")
 
@@ -37,6 +37,7 @@ FIELDS = {
     "CHECK_IMMUNITY_TIME_IN_SECONDS": "immunity_s", "MAX_LIFE": "max_life_s", "IDEMPOTENCY_KEY": "idempotency_key",
     "SEEN": "seen_ms", "REQUEST": "request", "SRC": "source", "TRANSACTION_CHECK_TIMES": "check_number",
     "ENDPOINT": "endpoint", "STATUS": "status", "LATENCY": "latency_ms", "ACTOR": "actor", "REASON": "reason",
+    "REMARK": "remark",
     "ACT": "act", "TRAN_MSG": "",
 }  # fmt: skip
 NASTY = st.sampled_from(

@@ -393,6 +393,7 @@ def test_commits_withheld_after_an_abort_stand_as_if_refused_before(steps: list[
     logs = [play(steps, is_settled=False)[0] for _ in range(2)]
     left = [record for _, record, _ in logs[0].journal[logs[0].position.s :]]
     assume(not any(isinstance(record, ActRecord) for record in left))  # may concern what is blocked only in one of them
+    assume(not logs[0].restore().blocked_queues)  # behind these a commit is not tried, so no abort tells its own reason
     for log, is_aborted in zip(logs, (False, True), strict=True):
         log.decide(log.restore(), len(left), set(IDS), is_aborted=is_aborted)
     assert logs[0].op == logs[1].op

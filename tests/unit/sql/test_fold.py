@@ -291,6 +291,15 @@ def test_answers_are_counted_for_each_endpoint() -> None:
     assert told(made)[2][-1] == {"number": 3, "endpoint": "a", "status": 200, "latency_ms": 9, "answer": "ROLLBACK"}
 
 
+def test_what_a_producer_remarks_is_kept_also_of_the_end_that_decided() -> None:
+    """Else a deciding end has no event of its own: the transaction's row has all of it."""
+    decided = fold(halves=[], others=[end(11, Resolution.COMMIT, remark="paid")], known=known_row(COMMITTED))
+    members = {"resolution": "COMMIT", "effective": True, "remark": "paid"}
+    assert told(decided) == [(0, 11, 1_011, "end", "producer", members)]
+    answered = fold(others=[end(11, Resolution.UNKNOWN, source=Source.CHECK, check_number=1, remark="no such row")])
+    assert told(answered)[0][-1]["remark"] == "no such row"
+
+
 @pytest.mark.parametrize(
     ("t", "resolution", "is_effective"),
     [
