@@ -66,6 +66,8 @@ class HttpSettings(SettingSection):
     """Whether `metrics_port` speaks TLS, with the certificate of `http.tls`."""
     allowed_hosts: tuple[HostName, ...] = ()
     """Names by which the bridge is called, besides its own address; `name` or `name:port`."""
+    console: Literal["on", "read-only", "off"] = "on"
+    """Pages for operators at `/console/`: whole, without acts, or not at all."""
     reuse_port: bool = False
     """Whether several processes of one machine may listen on one port."""
     backlog: Annotated[int, Field(ge=1, le=65_535)] = 2_048

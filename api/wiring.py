@@ -287,6 +287,8 @@ class _Process:
                 quotas=QuotaConfig(quotas.requests_per_second, quotas.bytes_per_second),
             ),
             turns=node.turns,
+            sessions=node.sessions,
+            is_read_only=http.console == "read-only",
         )
         register_gauges(services.registry, node, certificates)
         config = ServeConfig(
@@ -300,7 +302,12 @@ class _Process:
             allowed_hosts=http.allowed_hosts,
             certificates=certificates,
         )
-        app = create_app(services, site=make_site(), is_api=node.roles.api, has_metrics=http.metrics_port is None)
+        app = create_app(
+            services,
+            site=None if http.console == "off" else make_site(),
+            is_api=node.roles.api,
+            has_metrics=http.metrics_port is None,
+        )
         servers = [ApiServer(app, config)]
         if http.metrics_port is not None:
             apart = replace(

@@ -36,6 +36,7 @@ from bridge.service.redrive import ParkedService, RedriveConfig, RedriveLoop
 from bridge.service.repeats import Repeats
 from bridge.service.replies import FollowerPorts, OpFollower, PendingReplies
 from bridge.service.search import SearchService
+from bridge.service.sessions import Sessions
 from bridge.service.topics import TopicCache, TopicCacheConfig
 from bridge.service.transactions import TransactionService
 from bridge.settler.bodies import KnownTopics
@@ -166,6 +167,11 @@ class Node:
     def nonces(self) -> Nonces:
         """What names the checks of this bridge."""
         return Nonces(self.seal_watch.seals.keyring, self.make_text)
+
+    @property
+    def sessions(self) -> Sessions:
+        """Those of people at this bridge's pages."""
+        return Sessions(self.access, self.seal_watch.seals.keyring, self.backing.clock.now_ms)
 
     @property
     def is_ready(self) -> bool:

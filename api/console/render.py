@@ -71,6 +71,8 @@ def fragment(request: ApiRequest, template: str, **members: object) -> str:
         here=request.path.partition(PREFIX)[2].strip("/").partition("/")[0],
         menu=[section for section in MENU if _may_open(request, section)],
         caller=request.caller,
+        has_session=request.caller.is_proven and b"authorization" not in request.fields and b"cookie" in request.fields,
+        may=partial(_may_act, request),
         now_ms=request.services.now_ms(),
         link=partial(_link, base),
         version=version("outbox-bridge"),
@@ -86,6 +88,11 @@ def redirect(request: ApiRequest, path: str, **query: str) -> HttpAnswer:
 def _may_open(request: ApiRequest, section: Section) -> bool:
     rights = request.caller.rights
     return rights.may_everywhere(section.verb) if section.is_for_all else rights.may_somewhere(section.verb)
+
+
+def _may_act(request: ApiRequest, verb: str, group: str) -> bool:
+    """Whether the reader may do something for a group, and from here."""
+    return not request.services.is_read_only and request.caller.rights.may(Verb(verb), group)
 
 
 def _link(base: str, *parts: str, **query: object) -> str:

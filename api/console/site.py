@@ -5,7 +5,8 @@ from pathlib import Path
 
 from starlette.responses import FileResponse, Response
 
-from api.console import home, search, transaction
+from api.console import acts, entry, home, search, transaction
+from api.console.entry import identify_reader, is_unproven, lead_to_sign_in
 from api.console.render import PREFIX, is_page, render
 from api.web.problems import Problem, Rejected, problem_headers
 from api.web.request import ApiRequest
@@ -27,7 +28,9 @@ async def give_file(_: ApiRequest, name: str) -> Response:
 
 
 def show_problem(request: ApiRequest, problem: Problem) -> HttpAnswer:
-    """A problem as a page."""
+    """A problem as a page; who is not known yet is led to where he signs in."""
+    if is_unproven(problem) and request.method == "GET":
+        return lead_to_sign_in(request)
     phrase = HTTPStatus(problem.type.status).phrase
     shown = render(request, "problem.html", problem.type.status, problem=problem, phrase=phrase)
     kept = [(name, text) for name, text in problem_headers(problem).items() if name.lower() != "content-type"]
@@ -37,4 +40,6 @@ def show_problem(request: ApiRequest, problem: Problem) -> HttpAnswer:
 
 def make_site() -> Site:
     """The console, to be put on the road."""
-    return Site([*routes, *home.routes, *search.routes, *transaction.routes], is_page, show_problem)
+    modules = (entry, home, search, transaction, acts)
+    table = [*routes, *[route for module in modules for route in module.routes]]
+    return Site(table, is_page, identify_reader, show_problem)

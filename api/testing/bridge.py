@@ -57,6 +57,7 @@ class MemoryBridge:
                 node.claims,
                 node.nonces,
                 now_ms=backing.clock.now_ms,
+                sessions=node.sessions,
             ),
             site=make_site(),
         )

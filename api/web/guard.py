@@ -3,6 +3,7 @@
 A browser sends to this machine what a page asks for. Three things give such a page away: the `Origin` it comes
 from; the `Host` it called, if its own name was made to point here (DNS rebinding); and, where neither is looked at
 anywhere on the way, that it cannot send a JSON content type or a header of ours without asking first (preflight).
+Forms of our own pages can do neither; they are taken with an `Origin` that is exactly the host they call.
 """
 
 import ipaddress
@@ -46,6 +47,7 @@ _SHOWN = frozenset(
     {b"*/*", b"application/*", b"application/json", b"application/x-ndjson", b"application/problem+json"}
 )
 _API = "/v1/"
+_PAGES = "/console/"
 _LOG = structlog.get_logger()
 _CLOCK = SystemClock()
 _TOLD_EVERY_MS = 10_000
@@ -81,7 +83,7 @@ class Doorkeeper:
         if path in HEALTH and not self._is_loopback:  # probes name whatever they like, and there is nothing to hide
             return None
         problem = self._refuse_names(hosts, origins)
-        if problem is None and not is_unforgeable:
+        if problem is None and not is_unforgeable and not _is_own_form(path, hosts[0], origins):
             detail = f"a {method} needs Content-Type: application/json, also without a body, or the header {MARK}: 1"
             return Problem(UNSUPPORTED_MEDIA_TYPE, detail)
         return problem
@@ -106,6 +108,11 @@ class Doorkeeper:
         scheme, _, authority = origin.partition(b"://")
         is_named = authority == host or authority in self._names or _without_port(authority) in self._names
         return scheme in {b"http", b"https"} and is_named
+
+
+def _is_own_form(path: str, host: bytes, origins: Sequence[bytes]) -> bool:
+    """Whether a page of ours sends it, to one of ours: browsers say with every POST which page it comes from."""
+    return path.startswith(_PAGES) and [origin.partition(b"://")[2] for origin in origins] == [host]
 
 
 def is_loopback(host: str) -> bool:

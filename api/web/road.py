@@ -35,7 +35,7 @@ from api.web.request import JSON, NDJSON, ApiRequest
 from api.web.services import Services
 from api.web.views import encode_json
 from bridge.core.grants import Rights, Verb
-from bridge.service.access import ANYBODY
+from bridge.service.access import ANYBODY, Caller
 from bridge.service.contract import Outcome
 from bridge.service.rights import refuse_right
 from bridge.turns import each_in_steps
@@ -174,10 +174,12 @@ class HotCall(NamedTuple):
 
 
 class Site(NamedTuple):
-    """Pages beside the interface. `is_page`: whether a path is one of theirs; `show_problem`: a problem as a page."""
+    """Pages beside the interface. `is_page`: whether a path is one of theirs; `identify`: who asks for one;
+    `show_problem`: a problem as a page."""
 
     routes: Sequence[Route]
     is_page: Callable[[str], bool]
+    identify: Callable[[ApiRequest], Caller | Problem]
     show_problem: Callable[[ApiRequest, Problem], HttpAnswer]
 
 
@@ -317,13 +319,18 @@ class Road:
         request.enter()
         if problem is not None:
             return problem
-        found = ANYBODY if self._is_open else identify(self.services.access, path, headers, request.certified)
+        found = ANYBODY if self._is_open else self._identify(request)
         if isinstance(found, Problem):
             client = request.scope.get("client") or ("unknown",)
             self.traffic.refused_proofs.note(client[0], found.detail)
             return found
         request.caller = found
         return self._count(request) if found.is_proven else None
+
+    def _identify(self, request: ApiRequest) -> Caller | Problem:
+        if self._site is not None and self._site.is_page(request.path):
+            return self._site.identify(request)
+        return identify(self.services.access, request.path, request.scope["headers"], request.certified)
 
     def _count(self, request: ApiRequest) -> Problem | None:
         """Counts the request for its caller; why it is not served, if he has had his share."""

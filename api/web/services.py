@@ -13,6 +13,7 @@ from bridge.service.claims import ClaimService
 from bridge.service.groups import GroupService
 from bridge.service.redrive import ParkedService
 from bridge.service.search import SearchService
+from bridge.service.sessions import Sessions
 from bridge.service.transactions import TransactionService
 from bridge.turns import Turns
 from checker.call import Nonces
@@ -31,7 +32,10 @@ ReadinessCheck = Callable[[], Awaitable[CheckResult]]
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Everything the routes call. `readiness`: by name; all must be ok for /readyz to be. `nonces`: the checker's."""
+    """Everything the routes call. `readiness`: by name; all must be ok for /readyz to be. `nonces`: the checker's.
+
+    `sessions`: of people at the pages; None: nobody signs in. `is_read_only`: pages let nobody do anything.
+    """
 
     access: AccessService
     transactions: TransactionService
@@ -45,3 +49,5 @@ class Services:
     limits: HttpLimits = field(default_factory=HttpLimits)
     now_ms: Callable[[], int] = SystemClock().now_ms
     turns: Turns = field(default_factory=Turns)
+    sessions: Sessions | None = None
+    is_read_only: bool = False

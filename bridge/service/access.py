@@ -104,6 +104,16 @@ class AccessService:
         """Who has shown a certificate that names this principal. Without grants he may do nothing."""
         return Caller(principal, self._snapshot.rights.get(principal, _NOTHING), _CERTIFICATE)
 
+    def find_key(self, key_id: str) -> tuple[Caller, str] | None:
+        """Who has the key with this id now, and what is stored of it. Proves nothing: for what was proved before."""
+        now_ms = self._clock.now_ms()
+        if (key := self._admin.get(key_id)) is not None:
+            return Caller(key.principal, EVERYTHING, key_id), key.secret_hash
+        key = self._snapshot.keys.get(key_id)
+        if key is None or (key.expires_ms is not None and key.expires_ms <= now_ms):
+            return None
+        return Caller(key.principal, self._snapshot.rights[key.principal], key_id), key.secret_hash
+
     def note_use(self, caller: Caller) -> None:
         """A call of this caller was let in."""
         if caller.key_id not in {None, _TOKEN, _CERTIFICATE}:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, Self, TypeVar
+from urllib.parse import urlencode
 
 from starlette.types import Message, Receive
 
@@ -91,6 +92,12 @@ class WholeBridge:
         body = b"" if document is None else json.dumps(document).encode()
         given = {"host": "localhost", "content-type": "application/json", **(headers or {})}
         return self._drive(self._request(method, path, body, given))
+
+    def submit(self, path: str, fields: Mapping[str, str], headers: Mapping[str, str] | None = None) -> Reply:
+        """A form, as a browser sends it from a page of the bridge."""
+        form = {"content-type": "application/x-www-form-urlencoded", "origin": "http://localhost"}
+        given = {"host": "localhost", **form, **(headers or {})}
+        return self._drive(self._request("POST", path, urlencode(fields).encode(), given))
 
     def pass_ms(self, duration_ms: int) -> None:
         """Lets so much time pass."""

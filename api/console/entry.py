@@ -1,0 +1,115 @@
+"""Who reads the pages: by a credential as everywhere, else by the session that an API key has begun."""
+
+import re
+from urllib.parse import parse_qsl
+
+from api.console.render import HEADERS, HTML, PREFIX, base_of, redirect, render
+from api.web.guard import NOBODY, identify
+from api.web.problems import UNAUTHENTICATED, UNSUPPORTED_MEDIA_TYPE, Problem, invalid, reject
+from api.web.request import ApiRequest
+from api.web.road import HttpAnswer, Routes
+from bridge.service.access import Caller
+from bridge.service.sessions import LIFE_S
+
+routes = Routes()
+
+SIGN_IN = f"{PREFIX}/sign-in"
+_COOKIE = "outbox-bridge-console"
+_FORM = "application/x-www-form-urlencoded"
+_MOST_BYTES = 64 * 1024
+_PLACE = re.compile(r"[a-z-]+(/[A-Za-z0-9._~%-]+)*(\?[A-Za-z0-9._~%=&+-]*)?")  # a page below the first one
+
+
+def identify_reader(request: ApiRequest) -> Caller | Problem:
+    """Who asks for a page. Without a proof only the way to sign in is shown."""
+    services, path = request.services, request.path
+    found = identify(services.access, path, request.scope["headers"], request.certified)
+    if not isinstance(found, Problem) or b"authorization" in request.fields:
+        return found
+    shown = _read_cookie(request)
+    caller = None if shown is None or services.sessions is None else services.sessions.find(shown)
+    if caller is not None:
+        services.access.note_use(caller)
+        return caller
+    return NOBODY if path == SIGN_IN or path.startswith(f"{PREFIX}/assets/") else found
+
+
+def _read_cookie(request: ApiRequest) -> str | None:
+    for header in request.values(b"cookie"):
+        for pair in header.split(";"):
+            name, _, value = pair.strip().partition("=")
+            if name == _COOKIE:
+                return value
+    return None
+
+
+def lead_to_sign_in(request: ApiRequest) -> HttpAnswer:
+    """Where somebody without a session is sent; the way back is remembered.
+
+    On the way from another site browsers keep the session back, so such a page first leads to itself.
+    """
+    below = request.path.partition(PREFIX)[2].strip("/")
+    query = request.scope["query_string"].decode("latin-1")
+    wanted = below + (f"?{query}" if query else "")
+    if request.fields.get(b"sec-fetch-site") == b"cross-site":
+        return render(request, "bounce.html", target=base_of(request.path) + wanted)
+    return redirect(request, "sign-in", **({"next": wanted} if _PLACE.fullmatch(wanted) else {}))
+
+
+@routes.add("GET", SIGN_IN, verb=None)
+async def show_sign_in(request: ApiRequest) -> HttpAnswer:
+    """Asks for an API key."""
+    if request.services.access.config.is_open:
+        return redirect(request, "")
+    return render(request, "sign_in.html", wanted=request.query.get("next", ""), is_wrong=False)
+
+
+@routes.add("POST", SIGN_IN, verb=None)
+async def sign_in(request: ApiRequest) -> HttpAnswer:
+    """Begins a session."""
+    form = await read_form(request)
+    sessions, wanted = request.services.sessions, form.get("next", "")
+    begun = None if sessions is None else sessions.begin(form.get("key", "").strip())
+    if begun is None:
+        client = request.scope.get("client") or ("unknown",)
+        request.traffic.refused_proofs.note(client[0], "not a key that is valid")
+        return render(request, "sign_in.html", 401, wanted=wanted, is_wrong=True)
+    return _leave(request, wanted if _PLACE.fullmatch(wanted) else "", f"{begun}; Max-Age={LIFE_S}")
+
+
+@routes.add("POST", f"{PREFIX}/sign-out", verb=None)
+async def sign_out(request: ApiRequest) -> HttpAnswer:
+    """Ends the session in this browser."""
+    await read_form(request)
+    return _leave(request, "sign-in", "; Max-Age=0")
+
+
+def _leave(request: ApiRequest, place: str, cookie: str) -> HttpAnswer:
+    """Without a path the cookie is for the folder of this address, whatever a proxy puts before it."""
+    is_secured = request.scope.get("scheme") == "https" or request.fields.get(b"origin", b"").startswith(b"https:")
+    kept = f"{_COOKIE}={cookie}; HttpOnly; SameSite=Strict{'; Secure' if is_secured else ''}"
+    headers = (*HEADERS, ("Location", base_of(request.path) + place), ("Set-Cookie", kept))
+    return HttpAnswer(303, b"", headers, HTML)
+
+
+async def read_form(request: ApiRequest) -> dict[str, str]:
+    """The fields of a form, each given once. Raises Rejected."""
+    kinds = request.values(b"content-type")
+    if len(kinds) != 1 or kinds[0].partition(";")[0].strip().lower() != _FORM:
+        raise reject(UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be {_FORM}")
+    raw = await request.body()
+    if len(raw) > _MOST_BYTES:
+        raise invalid("", "the form is too large")
+    try:
+        pairs = parse_qsl(raw.decode("ascii"), keep_blank_values=True, strict_parsing=bool(raw), errors="strict")
+    except ValueError:
+        raise invalid("", "not a form in UTF-8") from None
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise invalid("", "a field is given twice")
+    return fields
+
+
+def is_unproven(problem: Problem) -> bool:
+    """Whether signing in would help."""
+    return problem.type is UNAUTHENTICATED

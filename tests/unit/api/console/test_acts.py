@@ -1,0 +1,70 @@
+"""Acts by hand from the page of a transaction."""
+
+import pytest
+
+from tests.support.whole_bridge import Reply, WholeBridge
+
+
+def prepare(bridge: WholeBridge, group: str = "shop") -> str:
+    body = {"producer_group": group, "messages": [{"topic": "orders", "value": "x"}]}
+    return str(bridge.call("POST", "/v1/transactions", body).document["transaction_id"])
+
+
+def act(bridge: WholeBridge, transaction_id: str, word: str, reason: str = "by phone") -> Reply:
+    return bridge.submit(f"/console/transactions/{transaction_id}/{word}", {"reason": reason})
+
+
+def state_of(bridge: WholeBridge, transaction_id: str) -> str:
+    return str(bridge.call("GET", f"/v1/transactions/{transaction_id}").document["state"])
+
+
+@pytest.mark.parametrize(("word", "state"), [("commit", "COMMITTED"), ("rollback", "ROLLED_BACK")])
+def test_pending_transaction_is_ended_and_audited(bridge: WholeBridge, word: str, state: str) -> None:
+    """As `force` does, with the reason."""
+    transaction_id = prepare(bridge)
+    reply = act(bridge, transaction_id, word)
+    assert (reply.status, reply.headers["location"]) == (303, f"../../transactions/{transaction_id}?done={word}")
+    assert state_of(bridge, transaction_id) == state
+    (entry,) = [e for e in bridge.call("GET", "/v1/audit").document["entries"] if e["action"] == "transaction.force"]
+    assert (entry["target"], entry["reason"]) == (transaction_id, "by phone")
+
+
+def test_conflict_shows_what_it_has_become(bridge: WholeBridge) -> None:
+    """Nothing is changed, and what was written is not lost."""
+    transaction_id = prepare(bridge)
+    act(bridge, transaction_id, "commit")
+    reply = act(bridge, transaction_id, "rollback", "too late")
+    page = reply.body.decode()
+    assert reply.status == 409
+    assert "It is COMMITTED now." in page
+    assert state_of(bridge, transaction_id) == "COMMITTED"
+
+
+def test_act_without_a_reason_is_not_done(bridge: WholeBridge) -> None:
+    """It is asked for again."""
+    transaction_id = prepare(bridge)
+    for reason in ("", "  ", "\x00"):
+        assert act(bridge, transaction_id, "commit", reason).status == 422
+    assert state_of(bridge, transaction_id) == "PREPARED"
+
+
+def test_parked_transaction_is_resumed(bridge: WholeBridge) -> None:
+    """And one that is not parked says so; `check` needs no reason."""
+    bridge.call("PUT", "/v1/producer-groups/shop", {"check": {"max_lifetime_seconds": 30}})
+    transaction_id = prepare(bridge)
+    assert act(bridge, transaction_id, "resume").status == 409
+    assert act(bridge, transaction_id, "abandon").status == 409
+    assert act(bridge, transaction_id, "check", "").status == 409  # too early
+    bridge.pass_ms(120_000)
+    assert state_of(bridge, transaction_id) == "PARKED"
+    assert act(bridge, transaction_id, "resume").status == 303
+    assert state_of(bridge, transaction_id) == "PREPARED"
+
+
+def test_unknown_acts_and_transactions_are_problems(bridge: WholeBridge) -> None:
+    """Not errors."""
+    transaction_id = prepare(bridge)
+    assert act(bridge, transaction_id, "explode").status == 404
+    assert act(bridge, "00" + "7" * 25 + "0", "commit").status == 404
+    assert act(bridge, "nonsense", "commit").status == 422
+    assert bridge.submit(f"/console/transactions/{transaction_id}/commit", {}).status == 422
