@@ -1,16 +1,20 @@
 """One Kafka, one bridge, one built wheel and one PostgreSQL for all examples."""
 
+import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.bridge_process import Bridge, create_topics
-from tests.support.example_process import ExampleProcess, build_environment, copy_without_traces
+from tests.support.example_process import ExampleProcess, build_environment, copy_without_traces, run
 from tests.support.example_stage import EVENTS, ORDERS, MakeExample, Stage
 from tests.support.faulty_front import Front, faulty_front, let_through
 
 pytest_plugins = ["tests.support.postgres"]
+
+_LOWEST = ("fastapi==0.115.0", "pydantic==2.9.0")  # as pyproject.toml bounds them
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +52,19 @@ def make_example(stage: Stage, tmp_path: Path) -> Iterator[MakeExample]:
     yield make
     for process in made:
         process.kill()
+
+
+@pytest.fixture(scope="session", params=["lowest", "newest"])
+def bin_folder(request: pytest.FixtureRequest, stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of an environment with the wheel; what it requires is this one's, but for the lowest FastAPI that is allowed."""
+    venv = tmp_path_factory.mktemp(request.param) / "venv"
+    uv = [sys.executable, "-m", "uv"]
+    run([*uv, "venv", "--quiet", "--python", sys.executable, str(venv)])
+    (wheel,) = (stage.python.parents[2] / "dist").glob("*.whl")
+    install = [*uv, "pip", "install", "--quiet", "--python", str(venv / "bin" / "python")]
+    run([*install, "--no-deps", str(wheel)])
+    if request.param == "lowest":
+        run([*install, *_LOWEST])
+    (site,) = venv.glob("lib/python*/site-packages")
+    (site / "what-it-requires.pth").write_text(sysconfig.get_path("purelib") + "\n")  # its own .pth files do not count
+    return venv / "bin"

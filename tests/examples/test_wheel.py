@@ -2,8 +2,6 @@
 
 import json
 import subprocess
-import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ from tests.support.example_stage import Stage
 pytestmark = pytest.mark.timeout(300)
 
 _TIMEOUT_S = 200
-_LOWEST = ("fastapi==0.115.0", "pydantic==2.9.0")  # as pyproject.toml bounds them
 
 _APP = """
 import os
@@ -66,22 +63,6 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "conftest.py").write_text("")
     (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     return folder
-
-
-@pytest.fixture(scope="module", params=["lowest", "newest"])
-def bin_folder(request: pytest.FixtureRequest, stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an environment with the wheel; what it requires is this one's, but for the lowest FastAPI that is allowed."""
-    venv = tmp_path_factory.mktemp(request.param) / "venv"
-    uv = [sys.executable, "-m", "uv"]
-    _check([*uv, "venv", "--quiet", "--python", sys.executable, str(venv)], venv.parent)
-    (wheel,) = (stage.python.parents[2] / "dist").glob("*.whl")
-    install = [*uv, "pip", "install", "--quiet", "--python", str(venv / "bin" / "python")]
-    _check([*install, "--no-deps", str(wheel)], venv.parent)
-    if request.param == "lowest":
-        _check([*install, *_LOWEST], venv.parent)
-    (site,) = venv.glob("lib/python*/site-packages")
-    (site / "what-it-requires.pth").write_text(sysconfig.get_path("purelib") + "\n")  # its own .pth files do not count
-    return venv / "bin"
 
 
 def _run(command: list[str], folder: Path, **settings: str) -> "subprocess.CompletedProcess[str]":

@@ -1,40 +1,69 @@
 """What README and guides name must exist."""
 
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 
 from api.cli.main import app
+from bridge.core import explanation
 from tests.support.source_tree import ROOT
 
-DOCUMENTS = [
-    ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("check-endpoint.md", "operating.md", "outbox.md", "producers.md")),
-]
+TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "examples" / "README.md"]
+DOCUMENTS = [*TEXTS, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").glob("*/README.md"))]
 
 
-def command_names() -> set[str]:
-    own = {info.name or (info.callback.__name__ if info.callback else "") for info in app.registered_commands}
-    own = {name.replace("_", "-") for name in own}
-    return own | {str(group.name) for group in app.registered_groups}
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path) -> None:
-    """Files of the project, seen from the document's folder."""
-    links = re.findall(r"\]\(([^)#:]+)\)", document.read_text())
-    assert [link for link in links if not (document.parent / link).exists()] == []
+    """To files of the project, seen from the document's folder, and to headings in them."""
+    links = re.findall(r"\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]+))?\)", document.read_text())
+    targets = [(document.parent / path if path else document, anchor) for path, anchor in links]
+    assert [str(path) for path, _ in targets if not path.exists()] == []
+    assert [f"{path}#{anchor}" for path, anchor in targets if anchor and anchor not in anchors_of(path)] == []
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_commands_are_those_that_exist(document: Path) -> None:
+def anchors_of(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def commands_in(text: str) -> Iterator[list[str]]:
+    """Every command line of ours, in blocks and between backquotes, without what the shell does with it."""
+    for code in re.findall(r"^```.*?^```|`[^`\n]+`", text, re.DOTALL | re.MULTILINE):
+        for line in code.strip("`").replace("\\\n", " ").splitlines():
+            for found in re.findall(r"(?:^|[ (;])outbox-bridge ([a-z][^;|)>]*)", line):
+                yield shlex.split(found.partition(" #")[0].replace("'", "").replace('"', ""))
+
+
+def names_of(parameter: Any) -> list[str]:
+    return [*parameter.opts, *parameter.secondary_opts]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_are_those_that_exist_with_their_options(document: Path) -> None:
     """A newcomer copies them."""
-    named = set(re.findall(r"outbox-bridge ([a-z]+(?:-[a-z]+)*)", document.read_text()))
-    assert named <= command_names()
+    for words in commands_in(document.read_text()):
+        known: Any = typer.main.get_command(app)
+        rest = list(words)
+        while rest and (inner := getattr(known, "commands", {})) and rest[0] in inner:
+            known = inner[rest.pop(0)]
+        assert known.name != "outbox-bridge", f"there is no command {words}"
+        options = {word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)}
+        assert options <= {name for parameter in known.params for name in names_of(parameter)} | {"--help"}, words
 
 
 def test_exit_codes_are_those_of_the_code() -> None:
     """The table in the operators' guide."""
     table = (ROOT / "docs" / "operating.md").read_text()
     assert [int(code) for code in re.findall(r"^\| (\d) \|", table, re.MULTILINE)] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("reasons", ["_SILENT", "_PARKED", "_BLOCKED"])
+def test_every_reason_of_an_explanation_has_its_remedy(reasons: str) -> None:
+    """What a command says is found on the page as it stands."""
+    page = (ROOT / "docs" / "stuck.md").read_text()
+    assert [text for text in getattr(explanation, reasons).values() if f"| {text} |" not in page] == []
