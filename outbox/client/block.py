@@ -47,11 +47,17 @@ async def prepare_or_fail(
 
 
 async def end_or_leave(
-    verbs: BridgeClient, half: HalfMessage, resolution: Resolution, time: CallTime
-) -> TransactionView | OutboxError:
-    """The transaction as it is recorded; or why the back-check must find out, which is logged."""
+    verbs: BridgeClient, half: HalfMessage, resolution: Resolution, time: CallTime, *, is_awaited: bool = True
+) -> TransactionView | OutboxError | None:
+    """The transaction as it is recorded; or why the back-check must find out, which is logged.
+
+    None where the end is only stored: `is_awaited` says whether its settlement is waited for.
+    """
     try:
         with time.spend():
+            if not is_awaited:
+                await verbs.store_end(half.transaction_id, resolution, time.for_end_s)
+                return None
             return await verbs.end(half.transaction_id, resolution, time.for_end_s)
     except OutboxError as error:
         is_lost = is_contradiction(error) or isinstance(error, GivenUp)
@@ -76,7 +82,7 @@ def result_of(
     half: HalfMessage,
     prepared: Prepared,
     local: LocalTransactionState,
-    told: TransactionView | OutboxError,
+    told: TransactionView | OutboxError | None,
     error: BaseException | None = None,
 ) -> TransactionSendResult:
     """What became of a send."""
@@ -93,6 +99,7 @@ def result_of(
         queue_id=prepared.queue_id,
         queue_offset=prepared.queue_offset,
         error=error,
+        is_accepted=told is None,
     )
 
 
@@ -107,12 +114,15 @@ class TransactionBlock:
     `result` shows afterwards what became of it; None while it is open, if it failed, and if nothing was sent.
     """
 
-    def __init__(self, verbs: BridgeClient, work: LocalWork, lifetime: Lifetime, options: PrepareOptions) -> None:
+    def __init__(
+        self, verbs: BridgeClient, work: LocalWork, lifetime: Lifetime, options: PrepareOptions, *, is_awaited: bool
+    ) -> None:
         self.result: TransactionSendResult | None = None
         self._verbs = verbs
         self._work = work
         self._lifetime = lifetime
         self._options = options
+        self._is_awaited = is_awaited
         self._time = CallTime(verbs.config.block_timeout_s)
         self._early: tuple[HalfMessage, Prepared] | None = None  # what `prepare_early` has stored
         self._messages: list[Message] = []
@@ -246,7 +256,7 @@ class TransactionBlock:
             raise LocalCommitUnknown(why, half.transaction_id) from error
 
     async def _end(self, half: HalfMessage, prepared: Prepared) -> TransactionSendResult:
-        told = await end_or_leave(self._verbs, half, Resolution.COMMIT, self._time)
+        told = await end_or_leave(self._verbs, half, Resolution.COMMIT, self._time, is_awaited=self._is_awaited)
         if is_contradiction(told) and isinstance(told, Refused):
             raise Contradicted(half.transaction_id, told.problem.state, told.code) from told
         if isinstance(told, GivenUp):  # no back-check will come

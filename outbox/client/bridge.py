@@ -89,7 +89,9 @@ class Bridge(_Blocking):
         self._leases: list[EndpointLease] = []
         self._verbs = BridgeClient(producer_group, self._link.ask, self.config)
 
-    def transaction(self, session: LocalSession, **options: Unpack[PrepareOptions]) -> Transaction:
+    def transaction(
+        self, session: LocalSession, *, respond_async: bool = False, **options: Unpack[PrepareOptions]
+    ) -> Transaction:
         """A block at whose end the session is committed, and what was sent in it is published.
 
         Do not commit inside it: those rows would be there without their messages. An exception in it rolls the
@@ -97,13 +99,17 @@ class Bridge(_Blocking):
         NotPrepared, Unavailable, Refused or AlreadyEnded: rolled back, nothing will be published;
         what the session raises: not committed; LocalCommitUnknown: the back-check will find out;
         Contradicted: committed, but the bridge has recorded otherwise.
+
+        `respond_async`: it is left once the bridge has stored the commit, before consumers can read the messages;
+        nothing is raised then of what the bridge has recorded otherwise.
         """
         if iscoroutinefunction(getattr(session, "commit", None)):
             raise Misuse("a session of asyncio needs an AsyncBridge")
         check_options(options)
         if self._record is None:
             self._record = default_record(is_async=False)
-        return Transaction(self._verbs, LocalWork(session, self._record), self._link.lifetime, options)
+        work = LocalWork(session, self._record)
+        return Transaction(self._verbs, work, self._link.lifetime, options, is_awaited=not respond_async)
 
     def publish(self, messages: Message | Sequence[Message], **options: Unpack[PrepareOptions]) -> TransactionView:
         """Publishes without a local transaction. Raises OutboxError."""
@@ -196,14 +202,17 @@ class AsyncBridge(_Awaited):
         self._leases: list[AsyncEndpointLease] = []
         self._verbs = BridgeClient(producer_group, self._link.ask, self.config)
 
-    def transaction(self, session: AsyncLocalSession, **options: Unpack[PrepareOptions]) -> AsyncTransaction:
+    def transaction(
+        self, session: AsyncLocalSession, *, respond_async: bool = False, **options: Unpack[PrepareOptions]
+    ) -> AsyncTransaction:
         """A block at whose end the session is committed, and what was sent in it is published; as Bridge's."""
         if not iscoroutinefunction(getattr(session, "commit", None)):
             raise Misuse("an AsyncBridge needs a session of asyncio; Bridge takes others")
         check_options(options)
         if self._record is None:
             self._record = default_record(is_async=True)
-        return AsyncTransaction(self._verbs, LocalWork(session, self._record), self._link.lifetime, options)
+        work = LocalWork(session, self._record)
+        return AsyncTransaction(self._verbs, work, self._link.lifetime, options, is_awaited=not respond_async)
 
     async def publish(
         self, messages: Message | Sequence[Message], **options: Unpack[PrepareOptions]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from outbox.client.batcher import Batcher, BatcherLimits, Send
 from outbox.client.breaker import Breaker
 from outbox.client.calls import (
+    STORED_END,
     Call,
     Kind,
     PrepareOptions,
@@ -98,13 +99,7 @@ class Caller:
 
     async def _try(self, call: Call | Request, course: RetryPolicy, left_s: float) -> CallResult:
         if isinstance(call, Request):
-            if not self._breaker.admit():
-                return self._breaker.refuse()
-            began_s = time.monotonic()
-            answer = await self._transport.exchange(call, min(left_s, MAX_WAIT_S + self._config.http.slack_s))
-            told = answer if isinstance(answer, NoReply) else read_answer(answer, call)
-            self._note(began_s, told)
-            return told
+            return (await self._exchange(partial(self._ask_alone, call), left_s, call.waits_s))[0]
         if course.is_alone:
             return (await self._send(Lane(call.kind, is_repeat=True), [call], left_s))[0]
         is_repeat = course.tries > 0
@@ -121,18 +116,36 @@ class Caller:
         return lane
 
     async def _send(self, lane: Lane, calls: Sequence[Call], left_s: float) -> list[CallResult]:
-        """One request. The bridge waits a little shorter than we do, so that its answer still arrives."""
+        """One request for all of them."""
+        told = await self._exchange(partial(self._ask_together, lane, calls), left_s)
+        return list(told) if len(told) == len(calls) else [told[0]] * len(calls)
+
+    async def _exchange(
+        self, ask: Callable[[float], Awaitable[Sequence[CallResult]]], left_s: float, waits_s: float = 0.0
+    ) -> Sequence[CallResult]:
+        """What `ask` is told within the time that the breaker allows; the breaker hears of it.
+
+        `waits_s`: so long the bridge is silent because it was asked to be.
+        """
         allowed_s = self._breaker.admit()
         if not allowed_s:
-            return [self._breaker.refuse()] * len(calls)
-        began_s, left_s = time.monotonic(), min(left_s, allowed_s)
+            return [self._breaker.refuse()]
+        began_s = time.monotonic()
+        told = await ask(min(left_s, allowed_s + waits_s))
+        self._note(began_s, told[0])
+        return told
+
+    async def _ask_alone(self, request: Request, left_s: float) -> Sequence[CallResult]:
+        answer = await self._transport.exchange(request, min(left_s, MAX_WAIT_S + self._config.http.slack_s))
+        return [answer if isinstance(answer, NoReply) else read_answer(answer, request)]
+
+    async def _ask_together(self, lane: Lane, calls: Sequence[Call], left_s: float) -> Sequence[CallResult]:
+        """The bridge waits a little shorter than we do, so that its answer still arrives."""
         wait_s = max(0.0, min(MAX_WAIT_S if lane.is_repeat else FIRST_WAIT_S, left_s * 0.9))
         first_try_ms = self._find_kafka_time() if lane.is_fresh else None
         request = join(lane.kind, [call.item for call in calls], wait_s, first_try_ms)
         answer = await self._transport.exchange(request, min(left_s, wait_s + self._config.http.slack_s))
-        told = self._read(lane, calls, answer)
-        self._note(began_s, told[0])
-        return told
+        return self._read(lane, calls, answer)
 
     def _read(self, lane: Lane, calls: Sequence[Call], answer: Answer | NoReply) -> list[CallResult]:
         if isinstance(answer, NoReply):
@@ -229,6 +242,10 @@ class BridgeClient:
     async def end(self, transaction_id: str, resolution: Resolution, timeout_s: float | None = None) -> TransactionView:
         """Ends a transaction of this group."""
         return read_view((await self._ask(end_call(transaction_id, resolution, self.group), timeout_s)).members)
+
+    async def store_end(self, transaction_id: str, resolution: Resolution, timeout_s: float | None = None) -> None:
+        """Ends a transaction of this group, and waits only until the bridge has stored that."""
+        await self._ask(end_call(transaction_id, resolution, self.group, kind=STORED_END), timeout_s)
 
     async def get(self, transaction_id: str, *, with_messages: bool = False) -> TransactionView:
         """A transaction as it is recorded now."""

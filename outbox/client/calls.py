@@ -45,17 +45,22 @@ class PrepareOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of call that can travel with others. `alone`: where a single one goes; None: as a list of one."""
+    """A kind of call that can travel with others. `alone`: where a single one goes; None: as a list of one.
+
+    `prefers_async`: the answer says that it is stored, and not what became of it. Source: RFC 7240 section 4.1.
+    """
 
     name: str
     alone: str | None
     together: str
     member: str
+    prefers_async: bool = False
 
 
 PREPARE = Kind("prepare", "/v1/transactions", "/v1/transactions/batch", "transactions")
 PUBLISH = Kind("publish", "/v1/messages", "/v1/messages/batch", "transactions")
 END = Kind("end", None, "/v1/resolutions", "resolutions")
+STORED_END = Kind("stored end", None, "/v1/resolutions", "resolutions", prefers_async=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ class Request:
     """What goes over the wire; one made for a caller always goes alone, and repeating it does no harm.
 
     `transaction_id`: the one an answer must speak of. `first_try_ms`: Kafka's time, as far as it is known, of a request
-    that is no repeat.
+    that is no repeat. `waits_s`: how long the bridge is asked to wait before it answers.
     """
 
     method: str
@@ -87,6 +92,8 @@ class Request:
     body: bytes | None = None
     transaction_id: str | None = None
     first_try_ms: int | None = None
+    prefers_async: bool = False
+    waits_s: float = 0.0
 
 
 def prepare_call(
@@ -106,7 +113,9 @@ def prepare_call(
     return Call(PUBLISH if is_published else PREPARE, item.encode(), is_repeatable, is_fresh=is_fresh)
 
 
-def end_call(transaction_id: str, resolution: Resolution, group: str | None, nonce: str | None = None) -> Call:
+def end_call(
+    transaction_id: str, resolution: Resolution, group: str | None, nonce: str | None = None, kind: Kind = END
+) -> Call:
     """An end; with `nonce`, the answer to that check. Raises InvalidMessage."""
     check_transaction_id(transaction_id)
     members = [f'"transaction_id":{quote(transaction_id)}', f'"resolution":"{resolution.name}"']
@@ -115,7 +124,7 @@ def end_call(transaction_id: str, resolution: Resolution, group: str | None, non
     if nonce is not None:
         members.append(f'"nonce":{quote(nonce)}')
     item = "{" + ",".join(members) + "}"
-    return Call(END, item.encode(), transaction_id=transaction_id, is_query=True)
+    return Call(kind, item.encode(), transaction_id=transaction_id, is_query=True)
 
 
 def get_call(transaction_id: str, *, with_messages: bool = False) -> Request:
@@ -139,7 +148,8 @@ def leave_call(group: str, url: str) -> Request:
 def claim_call(group: str, limit: int, wait_s: float, lease_s: float) -> Request:
     """Leases due checks of a group that fetches them. One whose answer is lost is free again when its lease is over."""
     body = f'{{"limit":{limit},"wait_seconds":{wait_s:.3f},"lease_seconds":{lease_s:.3f}}}'
-    return Request("POST", f"/v1/producer-groups/{quote_path(group, safe='')}/checks/claim", body.encode())
+    path = f"/v1/producer-groups/{quote_path(group, safe='')}/checks/claim"
+    return Request("POST", path, body.encode(), waits_s=wait_s)
 
 
 def join(kind: Kind, items: Sequence[bytes], wait_s: float, first_try_ms: int | None = None) -> Request:
@@ -148,7 +158,7 @@ def join(kind: Kind, items: Sequence[bytes], wait_s: float, first_try_ms: int | 
     if len(items) == 1 and kind.alone is not None:
         return Request("POST", kind.alone + query, items[0], first_try_ms=first_try_ms)
     body = b'{"%b":[%b]}' % (kind.member.encode(), b",".join(items))
-    return Request("POST", kind.together + query, body, first_try_ms=first_try_ms)
+    return Request("POST", kind.together + query, body, None, first_try_ms, kind.prefers_async)
 
 
 def is_batch(kind: Kind, count: int) -> bool:

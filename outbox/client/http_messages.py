@@ -230,8 +230,9 @@ class RequestHead:
             return b"%b%b\r\n" % (start, self._lines)
         first_ms, body = request.first_try_ms, request.body or b""
         first = b"" if first_ms is None else b"Outbox-First-Try: %d\r\n" % first_ms
+        prefer = b"Prefer: respond-async\r\n" if request.prefers_async else b""
         of_body = b"Content-Type: %b\r\nContent-Length: %d\r\n" % (JSON.encode(), len(body))
-        return b"%b%b%b%b\r\n%b" % (start, self._lines, first, of_body, body)
+        return b"%b%b%b%b%b\r\n%b" % (start, self._lines, first, prefer, of_body, body)
 
 
 def _host_of(url: SplitResult) -> str:

@@ -114,7 +114,8 @@ class Receipt:
 class TransactionSendResult:
     """What became of a send.
 
-    `is_settled`: the bridge has returned the recorded `state`; if not, the back-check will resolve it.
+    `is_settled`: the bridge has returned the recorded `state`; if not, the back-check will resolve it. `is_accepted`:
+    the bridge has stored the end and was not asked to wait (`respond_async`): it settles it, without a back-check.
     `is_blocked`: committed, and its publication is being retried. `is_abandoned`: committed, but given up by an
     operator while it was blocked: it is never published. `error`: what the listener raised, if it did.
     """
@@ -129,6 +130,7 @@ class TransactionSendResult:
     queue_offset: int | None = None
     error: BaseException | None = field(default=None, repr=False)
     is_abandoned: bool = False
+    is_accepted: bool = False
 
 
 class TransactionListener(ABC):

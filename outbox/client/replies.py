@@ -200,7 +200,10 @@ def _read_success(status: int, members: Members, call: Call | Request) -> Reply 
     if not _expects_transaction(call):
         return Reply(status, members)
     transaction_id = members.get("transaction_id")
-    if not isinstance(transaction_id, str) or not transaction_id or members.get("state") not in _STATES:
+    is_stored = status == 202 and isinstance(call, Call) and call.kind.prefers_async and "resolution" in members
+    if not isinstance(transaction_id, str) or not transaction_id:
+        return None
+    if members.get("state") not in _STATES and not is_stored:
         return None
     if call.transaction_id is not None and transaction_id != call.transaction_id:
         return None

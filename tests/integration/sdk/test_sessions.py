@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.orm import Session
 
 from outbox import AsyncBridge, Bridge, LocalCommitUnknown, Message
+from tests.support.bridge_process import wait_until
 from tests.support.socket_bridge import SocketBridge
 
 pytest_plugins = ["tests.support.postgres"]
@@ -179,3 +180,33 @@ async def test_connection_lost_at_the_commit_is_left_to_the_back_check(
             await order()
     witness.dispose()
     assert bridge.states_of(group) == ["PREPARED"]
+
+
+def test_block_is_left_once_its_commit_is_stored(bridge: SocketBridge, engine: sa.Engine, face: Bridge) -> None:
+    """`respond_async`: nobody waited, no back-check is needed, and consumers read it soon."""
+    with Session(engine) as session, face.transaction(session, respond_async=True) as transaction:
+        session.execute(ORDERS.insert().values(id=1))
+        transaction.send("orders", value=face.producer_group)
+    told = transaction.result
+    assert told is not None
+    assert (told.is_accepted, told.is_settled, told.state, told.receipts) == (True, False, None, ())
+    assert rows(engine, ORDERS) == [1]
+    wait_until(lambda: face.get(told.transaction_id).receipts)
+    assert bridge.read_values("orders").count(face.producer_group.encode()) == 1
+
+
+async def test_asyncio_leaves_a_block_once_its_commit_is_stored(
+    bridge: SocketBridge, group: str, engine: sa.Engine, tmp_path: Path
+) -> None:
+    """The same with an AsyncBridge."""
+    async_engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
+    async with AsyncBridge(bridge.url, group, record=AwaitedRecord()) as face:
+        async with AsyncSession(async_engine) as session, face.transaction(session, respond_async=True) as transaction:
+            await session.execute(ORDERS.insert().values(id=1))
+            transaction.send("orders", value=group)
+        assert transaction.result is not None
+        assert transaction.result.is_accepted
+        view = await face.commit(transaction.result.transaction_id)  # the same end again waits
+    await async_engine.dispose()
+    assert len(view.receipts) == 1
+    assert rows(engine, ORDERS) == [1]
