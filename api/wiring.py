@@ -18,7 +18,7 @@ from api.heap import GC_THRESHOLD, HeapLoop, make_heap_acts
 from api.issuer_documents import fetch_document
 from api.own_addresses import OwnAddresses, parse_servers
 from api.setting_sections import TlsSettings
-from api.settings import Settings
+from api.settings import Settings, show_settings
 from api.web.app import create_app, create_metrics_app
 from api.web.certificates import Certificates, TlsFiles
 from api.web.guard import is_loopback
@@ -289,6 +289,7 @@ class _Process:
             turns=node.turns,
             sessions=node.sessions,
             is_read_only=http.console == "read-only",
+            settings=[(one.name, one.value, one.origin.value) for one in show_settings(self._settings)],
         )
         register_gauges(services.registry, node, certificates)
         config = ServeConfig(

@@ -121,4 +121,4 @@ async def _find_reason(request: ApiRequest, group: str) -> str:
 
 def _tell_parked(name: str, group: GroupStats) -> Concern:
     what = f"{group.parked} parked transaction{'s' if group.parked != 1 else ''} of {name}"
-    return Concern("warn", what, "they wait for a decision", ("search",), {"state": "PARKED", "producer_group": name})
+    return Concern("warn", what, "they wait for a decision", ("parked",), {"producer_group": name})

@@ -43,6 +43,10 @@ class Section(NamedTuple):
 MENU = (
     Section("", "Home", Verb.READ),
     Section("search", "Transactions", Verb.READ),
+    Section("parked", "Parked", Verb.READ),
+    Section("groups", "Groups", Verb.READ),
+    Section("audit", "Audit", Verb.ADMIN, is_for_all=True),
+    Section("settings", "Settings", Verb.READ),
 )
 
 

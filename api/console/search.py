@@ -39,7 +39,7 @@ async def show_search(request: ApiRequest) -> HttpAnswer:
     services, rights = request.services, request.caller.rights
     if "q" in request.query:
         return await _guess(request, request.query["q"].strip())
-    query = Query(_without_blanks(request), SEARCH_PARAMETERS, {"state"})
+    query = Query(without_blanks(request), SEARCH_PARAMETERS, {"state"})
     _, cursor = page_of(query, services.limits.page)
     page = await services.search.search(search_filter(query, rights), query.integer("limit", _ROWS, 1, 500), cursor)
     if isinstance(page, Refused):
@@ -57,7 +57,7 @@ async def show_search(request: ApiRequest) -> HttpAnswer:
     )
 
 
-def _without_blanks(request: ApiRequest) -> QueryParams:
+def without_blanks(request: ApiRequest) -> QueryParams:
     """Fields of the form that were left empty do not count."""
     return QueryParams([(name, value) for name, value in request.query.multi_items() if value])
 

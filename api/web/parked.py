@@ -236,8 +236,13 @@ async def _preview(request: ApiRequest, wanted: SearchFilter) -> HttpAnswer:
     return json_answer(200, RedrivePreviewAnswer(preview.count, preview.is_more, sample))
 
 
+def is_job_id(text: str) -> bool:
+    """Whether a job can have this id."""
+    return _JOB_ID.fullmatch(text) is not None
+
+
 def _checked(job_id: str) -> str:
-    if _JOB_ID.fullmatch(job_id) is None:
+    if not is_job_id(job_id):
         raise Rejected(Problem(NOT_FOUND, "no such job"))
     return job_id
 

@@ -1,6 +1,6 @@
 """What the HTTP interface needs from the rest of the process; filled in by wiring, or by fakes in tests."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -35,6 +35,7 @@ class Services:
     """Everything the routes call. `readiness`: by name; all must be ok for /readyz to be. `nonces`: the checker's.
 
     `sessions`: of people at the pages; None: nobody signs in. `is_read_only`: pages let nobody do anything.
+    `settings`: name, value and origin of each as they may be shown.
     """
 
     access: AccessService
@@ -51,3 +52,4 @@ class Services:
     turns: Turns = field(default_factory=Turns)
     sessions: Sessions | None = None
     is_read_only: bool = False
+    settings: Sequence[tuple[str, str, str]] = ()

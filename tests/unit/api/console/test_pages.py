@@ -24,7 +24,21 @@ def prepare(bridge: WholeBridge, group: str = "orders", **message: object) -> st
     return str(reply.document["transaction_id"])
 
 
-@pytest.mark.parametrize("path", ["", "search", "search?state=PARKED", "search?q=nothing", "nowhere", "assets/x.js"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "search",
+        "parked",
+        "groups",
+        "audit",
+        "settings",
+        "search?state=PARKED",
+        "search?q=nothing",
+        "nowhere",
+        "assets/x.js",
+    ],
+)
 def test_pages_let_a_browser_load_nothing_from_elsewhere(bridge: WholeBridge, path: str) -> None:
     """No script, style or handler inside; nothing that could frame it, or change where its addresses lead."""
     reply = get(bridge, path)

@@ -1,0 +1,165 @@
+"""Parked transactions: the list, and acts on all that match, as jobs that show how far they are and can be stopped."""
+
+from dataclasses import replace
+from functools import partial
+from urllib.parse import urlencode
+
+from api.console.acts import refuse_read_only
+from api.console.entry import read_form
+from api.console.render import PREFIX, redirect, render
+from api.console.search import without_blanks
+from api.web.parked import is_job_id
+from api.web.problems import NOT_FOUND, Problem, Rejected, invalid
+from api.web.request import ApiRequest, Query, check_reason, refuse, who_is
+from api.web.road import HttpAnswer, Routes
+from api.web.search import PARKED_PARAMETERS, page_of, search_filter
+from bridge.core.grants import Verb
+from bridge.service.contract import Refused
+from bridge.service.redrive import MAX_RATE_PER_S, RedriveAction, RedrivePreview
+from bridge.sql.redrive import RedriveJob
+from bridge.sql.search import SearchFilter
+
+routes = Routes()
+
+_ROWS = 50
+_JOBS = 10
+_RATE_PER_S = 50
+_OF_FILTER = PARKED_PARAMETERS - {"limit", "cursor"}
+
+
+@routes.add("GET", f"{PREFIX}/parked", verb=Verb.READ)
+async def show_parked(request: ApiRequest) -> HttpAnswer:
+    """Those that wait for a decision, newest first, and the jobs about them."""
+    services = request.services
+    query = Query(without_blanks(request), PARKED_PARAMETERS)
+    _, cursor = page_of(query, services.limits.page)
+    wanted = search_filter(query, request.caller.rights)
+    page = await services.parked.list(wanted, query.integer("limit", _ROWS, 1, 500), cursor)
+    jobs = await services.parked.list_jobs(_JOBS, request.caller.rights)
+    if isinstance(page, Refused):
+        raise refuse(page)
+    if isinstance(jobs, Refused):
+        raise refuse(jobs)
+    given = _filter_of(request)
+    return render(
+        request,
+        "parked.html",
+        page=page,
+        jobs=jobs,
+        given=given,
+        is_first=cursor is None,
+        following=None if page.next is None else urlencode({**given, "cursor": page.next}),
+        may_redrive=_may_redrive(request, wanted),
+    )
+
+
+@routes.add("GET", f"{PREFIX}/redrive", verb=Verb.OPERATE)
+async def show_preview(request: ApiRequest) -> HttpAnswer:
+    """How many an act would be for, before anything is done."""
+    refuse_read_only(request)
+    query = Query(without_blanks(request), _OF_FILTER | {"action"})
+    action = query.text("action")
+    if action not in set(RedriveAction):
+        raise invalid("?action", f"one of {', '.join(RedriveAction)}")
+    return await _ask(request, action, search_filter(query, request.caller.rights), _filter_of(request))
+
+
+async def _ask(
+    request: ApiRequest, action: str, wanted: SearchFilter, given: dict[str, str], wrong: str = ""
+) -> HttpAnswer:
+    rights = request.caller.rights
+    is_visible = None if rights.may_everywhere(Verb.READ) else partial(rights.may, Verb.READ)
+    preview = await request.services.parked.preview(replace(wanted, is_visible=is_visible))
+    if isinstance(preview, Refused):
+        raise refuse(preview)
+    return render(
+        request,
+        "redrive.html",
+        422 if wrong else 200,
+        action=action,
+        given=given,
+        preview=preview,
+        phrase=_phrase(action, preview),
+        most_rate=MAX_RATE_PER_S,
+        usual_rate=_RATE_PER_S,
+        wrong=wrong,
+    )
+
+
+def _phrase(action: str, preview: RedrivePreview) -> str:
+    """What has to be typed: nobody does that by mistake."""
+    return f"{action} {preview.count}{'+' if preview.is_more else ''}"
+
+
+@routes.add("POST", f"{PREFIX}/redrive", verb=Verb.OPERATE)
+async def begin_redrive(request: ApiRequest) -> HttpAnswer:
+    """Begins the job, if what was typed says the act and how many it was for when they were counted."""
+    refuse_read_only(request)
+    form = await read_form(request)
+    given = {name: value for name, value in form.items() if name in _OF_FILTER and value}
+    action, rate = form.get("action", ""), form.get("rate", str(_RATE_PER_S))
+    if action not in set(RedriveAction):
+        raise invalid("/action", f"one of {', '.join(RedriveAction)}")
+    wanted = replace(
+        search_filter(Query(type(request.query)(given), _OF_FILTER), request.caller.rights), is_visible=None
+    )
+    wrong = ""
+    if not form.get("phrase") or form.get("typed", "").strip() != form["phrase"]:
+        wrong = "Nothing was done: what was typed is not what was asked for."
+    elif not form.get("reason", "").strip():
+        wrong = "Nothing was done: say why, others will want to know."
+    elif not (rate.isascii() and rate.isdigit() and 1 <= int(rate[:9]) <= MAX_RATE_PER_S):
+        wrong = f"Nothing was done: at least 1 and at most {MAX_RATE_PER_S} a second."
+    if wrong:
+        return await _ask(request, action, wanted, given, wrong)
+    who = who_is(request, check_reason(form["reason"]))
+    job = _found(await request.services.parked.redrive(wanted, RedriveAction(action), int(rate), who))
+    return redirect(request, f"redrive/{job.job_id}", of=form["phrase"].split()[-1].rstrip("+"))
+
+
+@routes.add("GET", f"{PREFIX}/redrive/{{job_id}}", verb=Verb.READ)
+async def show_job(request: ApiRequest, job_id: str) -> HttpAnswer:
+    """How far a job is."""
+    job = _found(await request.services.parked.get_job(_checked(job_id), request.caller.rights))
+    given = request.query.get("of", "")
+    expected = int(given) if given.isascii() and given.isdigit() and len(given) < 9 else None
+    done = sum(job.counts.values())
+    template = "job_part.html" if b"hx-request" in request.fields else "job.html"
+    may_stop = not request.services.is_read_only and _may_operate(request, job.filter.get("producer_group"))
+    return render(request, template, job=job, done=done, expected=expected, may_stop=may_stop)
+
+
+@routes.add("POST", f"{PREFIX}/redrive/{{job_id}}/stop", verb=Verb.OPERATE)
+async def stop_job(request: ApiRequest, job_id: str) -> HttpAnswer:
+    """Stops a job after its present step."""
+    refuse_read_only(request)
+    who = who_is(request, check_reason((await read_form(request)).get("reason", "")))
+    _found(await request.services.parked.stop(_checked(job_id), who))
+    return redirect(request, f"redrive/{job_id}")
+
+
+def _filter_of(request: ApiRequest) -> dict[str, str]:
+    return {name: value for name, value in request.query.multi_items() if value and name in _OF_FILTER}
+
+
+def _may_redrive(request: ApiRequest, wanted: SearchFilter) -> bool:
+    return not request.services.is_read_only and _may_operate(request, wanted.group)
+
+
+def _may_operate(request: ApiRequest, group: str | None) -> bool:
+    rights = request.caller.rights
+    return rights.may_everywhere(Verb.OPERATE) or (group is not None and rights.may(Verb.OPERATE, group))
+
+
+def _checked(job_id: str) -> str:
+    if not is_job_id(job_id):
+        raise Rejected(Problem(NOT_FOUND, "no such job"))
+    return job_id
+
+
+def _found(job: RedriveJob | Refused | None) -> RedriveJob:
+    if job is None:
+        raise Rejected(Problem(NOT_FOUND, "no such job"))
+    if isinstance(job, Refused):
+        raise refuse(job)
+    return job

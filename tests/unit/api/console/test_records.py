@@ -1,0 +1,43 @@
+"""Groups, audit and settings as pages."""
+
+from tests.support.whole_bridge import WholeBridge
+
+URL = "https://shop.example/check?token=secret"
+
+
+def page_of(bridge: WholeBridge, path: str) -> str:
+    return bridge.call("GET", f"/console/{path}").body.decode()
+
+
+def test_group_shows_who_answers_and_what_came_of_it(bridge: WholeBridge) -> None:
+    """Its endpoint without the query, which may be a secret, and the last failure."""
+    bridge.endpoints[URL] = lambda *_: None  # type: ignore[assignment, return-value]
+    assert bridge.call("PUT", "/v1/producer-groups/shop", {"endpoints": [{"url": URL}]}).status == 201
+    assert "shop" in page_of(bridge, "groups")
+    page = page_of(bridge, "groups/shop")
+    assert "https://shop.example/check" in page
+    assert "secret-" not in page.replace("rotate-secret", "")
+    assert "token=" not in page
+    assert bridge.call("GET", "/console/groups/nobody").status == 404
+
+
+def test_secret_is_shown_once(bridge: WholeBridge) -> None:
+    """And never in the audit."""
+    bridge.call("PUT", "/v1/producer-groups/shop", {})
+    reply = bridge.submit("/console/groups/shop/rotate-secret", {})
+    assert (reply.status, reply.headers["cache-control"], b"whsec_" in reply.body) == (200, "no-store", True)
+    assert "whsec_" not in page_of(bridge, "groups/shop")
+    audit = page_of(bridge, "audit")
+    assert "producer-group.rotate-secret" in audit
+    assert "whsec_" not in audit
+
+
+def test_group_without_an_endpoint_says_what_to_do(bridge: WholeBridge) -> None:
+    """Nobody would be asked."""
+    bridge.call("PUT", "/v1/producer-groups/shop", {})
+    assert "It has no endpoint" in page_of(bridge, "groups/shop")
+
+
+def test_settings_are_shown_with_their_origin(bridge: WholeBridge) -> None:
+    """Where they are known."""
+    assert "They are not known here." in page_of(bridge, "settings")
