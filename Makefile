@@ -32,7 +32,7 @@ demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(DEMO)) ## a real Kafka, a sho
 test: $(INSTALLED) ## all tests, three at a time (most wait), on a real Kafka (TEST_ARGS="-k name" for some of them)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
-examples: $(INSTALLED) ## every program in examples/, with the built wheel (needs curl, jq and sqlite3)
+examples: $(INSTALLED) ## every program in examples/, with the built wheel (needs curl, jq, sqlite3, Node.js, Go and Java)
 	$(BIN)/python -m pytest tests/examples $(TEST_ARGS)
 
 simulate: $(INSTALLED) ## the whole bridge under seeded schedules of faults (SEEDS=1000000 goes on where it was stopped)
