@@ -264,33 +264,12 @@ class _Process:
 
     async def make_servers(self, face: Face | None = None) -> Sequence[ApiServer]:
         """The HTTP side: the whole API, or health alone where the process has no api role; metrics, if apart."""
-        limits, http, node, quotas = self._settings.limits, self._settings.http, self.node, self._settings.quotas
+        limits, http, node = self._settings.limits, self._settings.http, self.node
         certificates = self._open_certificates(http.tls)
         open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         connections = fit_connections(limits.connections, open_files, self._settings.topics.queues)
         _LOG.info("connections_bounded", most=connections, open_files=open_files)
-        services = Services(
-            access=node.access,
-            transactions=node.transactions if face is None else face(node.transactions),
-            groups=node.groups,
-            claims=node.claims,
-            nonces=node.nonces,
-            search=node.search,
-            parked=node.parked,
-            readiness=make_readiness(node, self._kafka.last_error, certificates),
-            limits=HttpLimits(
-                body_bytes=limits.body_bytes,
-                receive_s=http.receive_seconds,
-                in_flight=min(limits.requests_in_flight, max(1, connections // 2)),
-                in_flight_bytes=limits.in_flight_bytes,
-                headers_per_message=limits.headers_per_message,
-                quotas=QuotaConfig(quotas.requests_per_second, quotas.bytes_per_second),
-            ),
-            turns=node.turns,
-            sessions=node.sessions,
-            is_read_only=http.console == "read-only",
-            settings=[(one.name, one.value, one.origin.value) for one in show_settings(self._settings)],
-        )
+        services = self._make_services(connections, certificates, face)
         register_gauges(services.registry, node, certificates)
         config = ServeConfig(
             http.host,
@@ -323,6 +302,31 @@ class _Process:
         for server in servers:
             await self._own.add(server.host, server.port)
         return servers
+
+    def _make_services(self, connections: int, certificates: Certificates | None, face: Face | None) -> Services:
+        limits, http, node, quotas = self._settings.limits, self._settings.http, self.node, self._settings.quotas
+        return Services(
+            access=node.access,
+            transactions=node.transactions if face is None else face(node.transactions),
+            groups=node.groups,
+            claims=node.claims,
+            nonces=node.nonces,
+            search=node.search,
+            parked=node.parked,
+            readiness=make_readiness(node, self._kafka.last_error, certificates),
+            limits=HttpLimits(
+                body_bytes=limits.body_bytes,
+                receive_s=http.receive_seconds,
+                in_flight=min(limits.requests_in_flight, max(1, connections // 2)),
+                in_flight_bytes=limits.in_flight_bytes,
+                headers_per_message=limits.headers_per_message,
+                quotas=QuotaConfig(quotas.requests_per_second, quotas.bytes_per_second),
+            ),
+            turns=node.turns,
+            sessions=node.sessions,
+            is_read_only=http.console == "read-only",
+            settings=[(one.name, one.value, one.origin.value) for one in show_settings(self._settings)],
+        )
 
     def _open_certificates(self, tls: TlsSettings) -> Certificates | None:
         if tls.cert is None or tls.key is None:
