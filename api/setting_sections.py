@@ -192,6 +192,25 @@ class LimitsSettings(SettingSection):
     """Pending transactions of the whole bridge; more are refused."""
 
 
+class RemotingSettings(SettingSection):
+    """The door for clients of Apache RocketMQ, of processes with the role `remoting`."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: Port = 9876
+    """Port of the door, name server and broker in one; 0 takes a free one."""
+    advertise: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,253}:[0-9]{1,5}$")] | None = None
+    """`host:port` under which clients reach the door, as behind NAT or in Kubernetes; else its own address."""
+    tls: Literal["off", "permissive", "required"] = "off"
+    """Whether the port takes TLS, with the certificate of `http.tls`: no, beside plain connections, or nothing else."""
+    key_from: tuple[str, ...] = ("__SHARDINGKEY", "KEYS")
+    """Properties of a message of which the first that it has becomes the Kafka key; of KEYS the first word."""
+    dropped_properties: tuple[str, ...] = ()
+    """Properties that do not become headers; all others but RocketMQ's own do."""
+    connections: Annotated[int, Field(ge=1, le=100_000)] = 2_000
+    """Connections of one process at a time."""
+
+
 class CallbacksSettings(SettingSection):
     """Which check endpoints may be called."""
 

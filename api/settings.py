@@ -26,6 +26,7 @@ from api.setting_sections import (
     LimitsSettings,
     LogSettings,
     QuotasSettings,
+    RemotingSettings,
     SecuritySettings,
     SettlerSettings,
     TopicsSettings,
@@ -90,6 +91,7 @@ class Settings(BaseSettings):
     limits: LimitsSettings = LimitsSettings()
     quotas: QuotasSettings = QuotasSettings()
     callbacks: CallbacksSettings = CallbacksSettings()
+    remoting: RemotingSettings = RemotingSettings()
     settler: SettlerSettings = SettlerSettings()
     log: LogSettings = LogSettings()
     fault: str | None = None
@@ -161,6 +163,8 @@ def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = No
     _check_tls(settings.http)
     if settings.auth.certificates and settings.http.tls.client_ca is None:
         raise ConfigError("auth.certificates needs http.tls.client_ca: nobody is asked for a certificate without it")
+    if settings.remoting.tls != "off" and settings.http.tls.cert is None:
+        raise ConfigError("remoting.tls needs http.tls.cert and http.tls.key")
     _check_budget(settings.limits)
     return settings
 
@@ -175,10 +179,15 @@ def show_settings(settings: Settings) -> list[ShownSetting]:
 
 def _check_exposure(settings: Settings) -> None:
     http = settings.http
-    for name, host in (("host", http.host), ("metrics_host", http.metrics_host or http.host)):
+    hosts = {
+        "http.host": http.host,
+        "http.metrics_host": http.metrics_host or http.host,
+        "remoting.host": settings.remoting.host,
+    }
+    for name, host in hosts.items():
         if settings.insecure_no_auth and not is_loopback(host):
             raise ConfigError(
-                f"http.{name} {host} is reachable from other machines, and with --insecure-no-auth nobody is asked "
+                f"{name} {host} is reachable from other machines, and with --insecure-no-auth nobody is asked "
                 "who he is; listen on 127.0.0.1, or leave the flag out and give callers keys"
             )
     if http.metrics_host is not None and http.metrics_port is None:

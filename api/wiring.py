@@ -17,6 +17,8 @@ from api.console.site import make_site
 from api.heap import GC_THRESHOLD, HeapLoop, make_heap_acts
 from api.issuer_documents import fetch_document
 from api.own_addresses import OwnAddresses, parse_servers
+from api.remoting.opening import open_door
+from api.remoting.server import RemotingServer
 from api.setting_sections import TlsSettings
 from api.settings import Settings, show_settings
 from api.web.app import create_app, create_metrics_app
@@ -54,7 +56,7 @@ from checker.endpoint_guard import CallbackPolicy, check_url, parse_networks
 from checker.http_caller import HttpCaller, resolve_name
 
 _LOG = structlog.get_logger()
-_ROLES = ("api", "settler", "projector")
+_ROLES = ("api", "settler", "projector", "remoting")
 _READY_POLL_MS = 50
 _SCRAPERS = 64  # connections to a port for metrics
 # The projector reads everything and nobody waits for a single record: fewer, fuller answers of the broker.
@@ -79,7 +81,7 @@ _PROJECTOR_NICENESS = 10  # where processors are short, search may lag; orders m
 
 
 def parse_roles(text: str) -> Roles:
-    """`api,settler,projector` or a part of it. Raises ConfigError."""
+    """Of `api,settler,projector,remoting` some. Raises ConfigError."""
     names = {name.strip() for name in text.split(",") if name.strip()}
     unknown = names.difference(_ROLES)
     if unknown or not names:
@@ -125,7 +127,8 @@ def kafka_parts(settings: Settings) -> KafkaParts:
 
 async def find_denied(admin: KafkaTopicAdmin, roles: Roles, topics: InternalTopics) -> list[KafkaRight]:
     """What these roles need and Kafka refuses, as far as it tells. Raises StoreError."""
-    running = [role for name in _ROLES if getattr(roles, name) for role in [Role(name)]]
+    names = {"api" if name == "remoting" else name: None for name in _ROLES if getattr(roles, name)}
+    running = [Role(name) for name in names]
     return await admin.find_denied({right: None for role in running for right in least_rights(role, topics, [])}.keys())
 
 
@@ -162,7 +165,8 @@ async def run_roles(
         await process.start(roles)
         reach(FaultPoint.START_LOOPS)
         servers = await process.make_servers(guest.face if guest is not None else None)
-        serving = asyncio.create_task(_serve(servers, stop))
+        doors = process.make_doors()
+        serving = asyncio.create_task(_serve([*servers, *doors], stop))
         telling = asyncio.create_task(_tell_ready(process, servers[0], settings, on_ready))
         failing = asyncio.create_task(process.node.wait_failed())
         try:
@@ -181,7 +185,7 @@ def _forbid_core_dumps() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-async def _serve(servers: Sequence[ApiServer], stop: asyncio.Event) -> None:
+async def _serve(servers: Sequence[ApiServer | RemotingServer], stop: asyncio.Event) -> None:
     async with asyncio.TaskGroup() as tasks:
         for server in servers:
             tasks.create_task(server.serve_until(stop))
@@ -239,6 +243,7 @@ class _Process:
         self._callbacks = CallbackPolicy(parse_networks(settings.callbacks.allow_networks), self._own)
         backing = kafka.back(database, lambda: HttpCaller(self._callbacks, self._clock))
         self.node = Node(backing, self._make_config())
+        self._certificates: Certificates | None = None
 
     async def start(self, roles: Roles) -> None:
         """Starts the loops of these roles. Raises ConfigError if a promise could not be kept."""
@@ -252,7 +257,7 @@ class _Process:
         await self._refuse_without_rights(roles)
         await self._own.run_once()
         await self.node.start(roles)
-        if roles.api or roles.settler:
+        if roles.is_called or roles.settler:
             self._kafka.store.open()
         self.node.run("own-addresses", self._own.run_forever())
         self.node.run("heap", HeapLoop(self._clock, make_heap_acts()).run_forever())
@@ -265,7 +270,7 @@ class _Process:
     async def make_servers(self, face: Face | None = None) -> Sequence[ApiServer]:
         """The HTTP side: the whole API, or health alone where the process has no api role; metrics, if apart."""
         limits, http, node = self._settings.limits, self._settings.http, self.node
-        certificates = self._open_certificates(http.tls)
+        certificates = self._certificates = self._open_certificates(http.tls)
         open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         connections = fit_connections(limits.connections, open_files, self._settings.topics.queues)
         _LOG.info("connections_bounded", most=connections, open_files=open_files)
@@ -327,6 +332,18 @@ class _Process:
             is_read_only=http.console == "read-only",
             settings=[(one.name, one.value, one.origin.value) for one in show_settings(self._settings)],
         )
+
+    def make_doors(self) -> Sequence[RemotingServer]:
+        """The door for clients of RocketMQ, if the process has it. Raises ConfigError."""
+        settings, node = self._settings, self.node
+        if not node.roles.remoting:
+            return []
+        if not settings.insecure_no_auth:
+            raise ConfigError(
+                "the role remoting asks nobody who he is yet, so it runs with --insecure-no-auth only, on loopback; "
+                "let a proxy that does reach it there"
+            )
+        return [open_door(settings, node, self._certificates)]
 
     def _open_certificates(self, tls: TlsSettings) -> Certificates | None:
         if tls.cert is None or tls.key is None:

@@ -61,11 +61,17 @@ _LOG = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What a process does. The checker lives in the settler."""
+    """What a process does. The checker lives in the settler. `remoting`: the door for clients of RocketMQ."""
 
     api: bool = False
     settler: bool = False
     projector: bool = False
+    remoting: bool = False
+
+    @property
+    def is_called(self) -> bool:
+        """Whether anybody prepares and ends by this process."""
+        return self.api or self.remoting
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +208,7 @@ class Node:
             self.run("projector", self.projector.run_forever(), self.projector.stop)
         if roles.settler:
             self._start_settler()
-        if roles.api:
+        if roles.is_called:
             self._stack.push_async_callback(self._proof.close)
             self.run("answers", self.follower.run_forever())
             self.run("destinations", self.destinations.run_forever())

@@ -43,6 +43,10 @@ KafkaOption = Annotated[
 TopicOption = Annotated[
     list[str], typer.Option("--topic", metavar="NAME", help="Create this topic if it is not there.")
 ]
+RocketMqPortOption = Annotated[
+    int | None,
+    typer.Option("--rocketmq-port", min=0, max=65_535, help="Open the door for clients of RocketMQ here, as on 9876."),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,12 @@ class DevOptions:
     topics: Sequence[str]
     config: Path | None
     output: Output
+    rocketmq_port: int | None = None
+
+    @property
+    def roles(self) -> str:
+        """What the process does."""
+        return "api,settler,projector" + ("" if self.rocketmq_port is None else ",remoting")
 
 
 def dev(  # noqa: PLR0913, PLR0917 - a wish is an option
@@ -64,6 +74,7 @@ def dev(  # noqa: PLR0913, PLR0917 - a wish is an option
     ephemeral: EphemeralOption = False,
     kafka: KafkaOption = None,
     topic: TopicOption = [],  # noqa: B006 - typer reads the default
+    rocketmq_port: RocketMqPortOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -71,7 +82,7 @@ def dev(  # noqa: PLR0913, PLR0917 - a wish is an option
 
     Data stay in .outbox-bridge. The first start downloads Kafka (45 MB).
     """
-    wishes = DevOptions(port, kafka_port, kafka, topic, config, output)
+    wishes = DevOptions(port, kafka_port, kafka, topic, config, output, rocketmq_port)
     with sigterm_as_ctrl_c(), ExitStack() as stack:
         try:
             folder = _open_folder(stack, data, ephemeral, config)
@@ -120,7 +131,7 @@ async def _serve(settings: "Settings", broker: DevBroker | None, wishes: DevOpti
     try:
         await run_roles(
             settings,
-            parse_roles("api,settler,projector"),
+            parse_roles(wishes.roles),
             on_ready=lambda url: _welcome(url, settings, wishes, steps),
             stop=stop,
         )
@@ -169,6 +180,7 @@ def _make_settings(wishes: DevOptions, folder: Path, bootstrap: str) -> "Setting
         "kafka": {"bootstrap.servers": bootstrap or None},
         "data_dir": folder,
         "http": {"port": wishes.port},
+        "remoting": {"port": wishes.rocketmq_port},
         "callbacks": {"allow_networks": networks},
         "insecure_no_auth": is_loopback(own.http.host) or None,
         "auto_create_groups": True if own.origin("auto_create_groups") is Origin.DEFAULT else None,
@@ -266,8 +278,10 @@ def _welcome(url: str, settings: "Settings", wishes: DevOptions, steps: Steps) -
         "next": "outbox-bridge group put GROUP --endpoint URL, in another terminal: whom to ask when a producer died",
         "stop": "Ctrl-C",
     }
+    if wishes.rocketmq_port is not None:
+        lines["RocketMQ"] = f"namesrvAddr {settings.remoting.host}:{settings.remoting.port}"
     console = result_console()
     console.print(f"\noutbox-bridge is ready ({steps.seconds:.1f} s)\n", style="bold")
     for name, text in lines.items():
-        console.print(f"  {name:6} {text}", markup=False)
+        console.print(f"  {name:8} {text}", markup=False)
     console.print()

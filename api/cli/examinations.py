@@ -251,7 +251,7 @@ async def _examine_kafka(settings: Settings, roles: Roles) -> list[Diagnosis]:
         found += await _guard("topics", _examine_topics(parts, topics, settings))
         if roles.settler:
             found += await _guard("transactions", _examine_transactions(parts, topics))
-        if roles.api or roles.settler:
+        if roles.is_called or roles.settler:
             found += await _guard("clocks", _examine_clocks(parts, topics))
         return found
     finally:

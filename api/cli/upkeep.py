@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _LOG = structlog.get_logger()
 
 RolesOption = Annotated[
-    str, typer.Option("--roles", help="What this process does: api, settler (with the checker), projector.")
+    str, typer.Option("--roles", help="What this process does: api, settler (with the checker), projector, remoting.")
 ]
 HostOption = Annotated[str | None, typer.Option("--host", help="Address to listen on; loopback if not given.")]
 PortOption = Annotated[int | None, typer.Option("--port", min=0, max=65_535, help="Port to listen on; 0: any.")]

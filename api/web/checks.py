@@ -94,11 +94,11 @@ CLAIM_CHECKS = Operation(
 
 def render_claimed(group: str, claimed: Sequence[ClaimedCheck], make_nonce: NonceMaker) -> Steps[bytes]:
     """Claimed checks as the body of a call."""
-    messages = [message for _, _, messages in claimed for message in messages]
+    messages = [message for check in claimed for message in check.messages]
     texts = iter((yield from each_in_steps(messages, write_message)))
 
     def render(one: ClaimedCheck) -> Check:
-        view, number, asked = one
+        view, number, asked, _ = one
         shown = list(islice(texts, len(asked)))
         return render_check(Subject(view.transaction_id, number, view.born_ms, view.idempotency_key, shown), make_nonce)
 

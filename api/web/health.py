@@ -49,7 +49,7 @@ def make_readiness(
         checks["projector"] = lambda: _projector(projector)
     if certificates is not None:
         checks["certificates"] = lambda: _certificates(certificates)
-    if node.roles.api:
+    if node.roles.is_called:
         checks["answers"] = lambda: _answers(node.follower)
         checks["settling"] = lambda: _settling(node.search)
         checks["audit"] = lambda: _audit(node.audit_heads)

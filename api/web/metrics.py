@@ -113,7 +113,7 @@ class _Parts(Collector):
                 f"{PREFIX}certificate_end_seconds", "When the certificate that is shown ends, in Unix time.",
                 value=self._certificates.end_s,
             )  # fmt: skip
-        if self._node.roles.api:
+        if self._node.roles.is_called:
             yield from _collect_audit(self._node.audit_heads)
         if self._node.settler is not None:
             yield from _collect_settler(self._node.settler)

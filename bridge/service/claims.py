@@ -120,11 +120,12 @@ class ClaimCall(NamedTuple):
 
 
 class ClaimedCheck(NamedTuple):
-    """A check that is the caller's until its check lease is over."""
+    """A check that is the caller's until its check lease is over. `claim`: what is given back."""
 
     view: TransactionView
     number: int
     messages: Sequence[Message]
+    claim: PullCheck
 
 
 class ClaimService:
@@ -160,6 +161,10 @@ class ClaimService:
                 return []
             refused = _refuse_waiting(waited)
         return refused
+
+    async def give_back(self, claimed: Sequence[ClaimedCheck]) -> None:
+        """Nobody can be asked after all: the checks are free again, and nothing is used up."""
+        await self._give_back([check.claim for check in claimed])
 
     async def _find_refusal(self, group: str) -> Refused | None:
         """Why nobody can claim checks of the group; what another process changed a moment ago counts."""
@@ -214,7 +219,7 @@ class ClaimService:
             await self._give_back(taken)
             return refuse_unavailable("the journal cannot be read now")
         return [
-            ClaimedCheck(views[check.transaction_id], check.check_number, bodies[check.transaction_id])
+            ClaimedCheck(views[check.transaction_id], check.check_number, bodies[check.transaction_id], check)
             for check in taken
             if check.transaction_id in bodies
         ]

@@ -11,7 +11,7 @@ import structlog
 from sqlalchemy import Connection
 
 from bridge.clock import Clock
-from bridge.core.check_rules import GroupSettings
+from bridge.core.check_rules import CheckMode, GroupSettings
 from bridge.directory import DEFAULT_SETTINGS, ProducerGroup, UnansweredRound
 from bridge.fault_points import FaultPoint, reach
 from bridge.sql import groups
@@ -80,8 +80,8 @@ class SqlDirectory:
     async def record_rounds(self, rounds: Sequence[UnansweredRound]) -> None:
         await self._database.run(partial(record_rounds, rounds=rounds))
 
-    async def ensure_group(self, group: str) -> ProducerGroup:
-        """The group, made with defaults, without endpoint and secret, if nobody has created it.
+    async def ensure_group(self, group: str, settings: GroupSettings = DEFAULT_SETTINGS) -> ProducerGroup:
+        """The group, made with these settings, without endpoint and secret, if nobody has created it.
 
         All who ask at once, as many first prepares of a group do, wait for one SQL transaction.
         """
@@ -90,22 +90,22 @@ class SqlDirectory:
             return known
         making = self._making.get(group)
         if making is None:
-            making = self._making[group] = asyncio.create_task(self._make_group(group))
+            making = self._making[group] = asyncio.create_task(self._make_group(group, settings))
             making.add_done_callback(lambda _: self._making.pop(group))
             making.add_done_callback(take_error)
         return await asyncio.shield(making)
 
-    async def _make_group(self, group: str) -> ProducerGroup:
+    async def _make_group(self, group: str, settings: GroupSettings) -> ProducerGroup:
         now_ms = self._clock.now_ms()
 
         def work(conn: Connection) -> tuple[ProducerGroup, bool]:
-            is_new = groups.ensure_group(conn, group, now_ms)
+            is_new = groups.ensure_group(conn, group, now_ms, settings)
             made = groups.read_group(conn, group, now_ms)
             assert made is not None  # in one SQL transaction
             return made, is_new
 
         made, is_new = await self._database.run(work)
-        if is_new:  # perhaps a typing error
+        if is_new and settings.calls.mode is CheckMode.PUSH:  # perhaps a typing error
             _LOG.warning("group_made_by_a_prepare", group=group, endpoint="none: `outbox-bridge group put` names one")
         # without the version, so that the next refresh still reads everything
         self._snapshot = replace(self._snapshot, groups={**self._snapshot.groups, group: made})

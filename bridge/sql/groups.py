@@ -81,9 +81,9 @@ def put_group(
     return GroupPut(is_created, _add_secret(conn, key_id, name, now_ms, random_bytes) if is_created else None)
 
 
-def ensure_group(conn: Connection, name: str, now_ms: int) -> bool:
-    """Creates the group with default settings, no endpoint and no secret; False if it is there."""
-    values = {"name": name, **_settings_values(DEFAULT_SETTINGS), "created_ms": now_ms, "updated_ms": now_ms}
+def ensure_group(conn: Connection, name: str, now_ms: int, settings: GroupSettings = DEFAULT_SETTINGS) -> bool:
+    """Creates the group with these settings, no endpoint and no secret; False if it is there."""
+    values = {"name": name, **_settings_values(settings), "created_ms": now_ms, "updated_ms": now_ms}
     upsert = make_upsert(conn, producer_groups).values(values).on_conflict_do_nothing(index_elements=["name"])
     if conn.execute(upsert.returning(producer_groups.c.name)).first() is None:
         return False

@@ -25,7 +25,7 @@ from bridge.core.transaction import (
     digest_bits,
     make_transaction_id,
 )
-from bridge.directory import Endpoint, ProducerGroup
+from bridge.directory import Endpoint, ProducerGroup, PullCheck
 from bridge.service.access import AccessConfig, AccessService
 from bridge.service.admission import refuse_call
 from bridge.service.claims import ClaimCall, ClaimedCheck
@@ -419,7 +419,15 @@ class FakeClaims:
         found = [view for view in views if view.transaction_id not in self.claimed][: call.limit]
         self.claimed |= {view.transaction_id for view in found}
         bodies = self.transactions.bodies
-        return [ClaimedCheck(view, view.check_times + 1, bodies[view.transaction_id]) for view in found]
+        return [
+            ClaimedCheck(
+                view,
+                view.check_times + 1,
+                bodies[view.transaction_id],
+                PullCheck(view.transaction_id, view.group, view.check_times + 1, 0),
+            )
+            for view in found
+        ]
 
 
 def make_services(transactions: FakeTransactions, **others: Any) -> Services:

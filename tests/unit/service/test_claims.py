@@ -112,7 +112,7 @@ def test_check_is_handed_out_whole_and_to_one(tmp_path: Path) -> None:
             await board.lay(transaction_id)
             claimed = await claims.claim(call())
             assert not isinstance(claimed, Refused)
-            ((view, number, messages),) = claimed
+            ((view, number, messages, _),) = claimed
             assert (view.transaction_id, view.group, number) == (transaction_id, GROUP, 1)
             assert [message.value for message in messages] == [b"v0"]
             assert await claims.claim(call()) == []
@@ -315,5 +315,24 @@ def test_mode_that_another_process_changed_counts(tmp_path: Path) -> None:
                 assert refused.code.value == code
             await other.put_group(GROUP, PULL, [])
             assert await claims.claim(call()) == []
+
+    world.run(story())
+
+
+def test_checks_that_nobody_can_be_asked_are_given_back(tmp_path: Path) -> None:
+    """At once, and with nothing used up: the next claim gets the same check."""
+    world, board = make_service_world(tmp_path), CountingBoard()
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling(), world.projecting():
+            (transaction_id,) = await prepare(world, api, 1)
+            claims = make_claims(world, api, board)
+            await board.lay(transaction_id)
+            first = await claims.claim(call())
+            assert not isinstance(first, Refused)
+            await claims.give_back(first)
+            again = await claims.claim(call())
+            assert not isinstance(again, Refused)
+            assert [(one.view.transaction_id, one.number) for one in again] == [(transaction_id, 1)]
 
     world.run(story())

@@ -1,0 +1,373 @@
+"""What the door does with each request: the bridge's rules, in RocketMQ's words."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import msgspec
+import structlog
+
+from api.remoting.frame import RemotingCommand
+from api.remoting.gatherer import Gatherer
+from api.remoting.groups import ConnectedGroups, Member
+from api.remoting.message import OffsetMessageId, UnreadableMessage, make_message_id
+from api.remoting.requests import (
+    BROKER,
+    CLUSTER,
+    DEFAULT_TOPIC,
+    INNER_GROUP,
+    TRACE_TOPIC,
+    EndRequest,
+    KeyRule,
+    RequestCode,
+    ResponseCode,
+    SendRequest,
+    make_prepare,
+    parse_end,
+    parse_send,
+    read_heartbeat,
+)
+from api.web.problems import PROBLEMS
+from bridge.clock import Clock
+from bridge.core.check_rules import CheckCalls, CheckMode, GroupSettings, is_group_name
+from bridge.core.grants import Rights, Verb
+from bridge.core.record import Source
+from bridge.core.transaction import TransactionView
+from bridge.service.answers import refuse_unavailable
+from bridge.service.contract import Accepted, EndCall, Outcome, PrepareCall, Prepared, RefusalCode, Refused, Wait
+from bridge.service.rights import refuse_prepare
+from bridge.service.transactions import TransactionService
+from bridge.sql.directory import SqlDirectory
+from bridge.sql.engine import SqlUnavailable
+from checker.call import Nonces
+
+_LOG = structlog.get_logger()
+PrepareAnswer = Prepared | TransactionView | Refused
+EndAnswer = TransactionView | Accepted | Refused
+_SEND_MS = 2_500  # less than the 3 s that clients wait
+_END_MS = 5_000
+_INSIST_MS, _PAUSE_MS = 60_000, 500  # of an end whose put failed: later, a check finds out
+_MOST_ENDS = 100_000
+_MOST_GROUPS = 100  # of one connection
+_PULLING = GroupSettings(calls=CheckCalls(mode=CheckMode.PULL))
+_GO_AWAY_SINCE = 441  # ordinal of V5_1_4 in MQVersion: clients of before may not know GO_AWAY
+_BUSY = {RefusalCode.UNAVAILABLE, RefusalCode.PROJECTION_BEHIND, RefusalCode.RATE_LIMITED}
+_NOT_SERVED = (
+    "this is outbox-bridge: it takes messages and publishes them to Kafka; consume them from Kafka, and use "
+    "outbox-bridge's own commands to look at transactions"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DoorConfig:
+    """`advertised`: host:port under which clients reach the door. `max_sends`: that are being served at a time."""
+
+    advertised: str
+    max_message_bytes: int
+    rule: KeyRule = field(default_factory=KeyRule)
+    max_sends: int = 2_000
+    auto_create_groups: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DoorParts:
+    """What of the bridge is called."""
+
+    transactions: TransactionService
+    directory: SqlDirectory
+    groups: ConnectedGroups
+    nonces: Callable[[], Nonces]
+    clock: Clock
+
+
+class Requester(Member, Protocol):
+    """A connection that makes requests."""
+
+    rights: Rights
+    groups: set[str]
+
+
+class _RightfulCall(NamedTuple):
+    call: PrepareCall
+    rights: Rights
+
+
+class _RightfulEnd(NamedTuple):
+    call: EndCall
+    rights: Rights
+
+
+@dataclass(slots=True)
+class DoorTotals:
+    """Counts since the process began."""
+
+    sends: int = 0
+    refused: int = 0
+    ends: int = 0
+    strange_ends: int = 0
+    insisted: int = 0
+    given_up: int = 0
+
+
+class Door:
+    """Answers requests of all connections. Between two of them it knows nothing but who speaks for which group."""
+
+    def __init__(self, parts: DoorParts, config: DoorConfig) -> None:
+        self._parts = parts
+        self._config = config
+        host, _, port = config.advertised.rpartition(":")
+        self._place = host, int(port)
+        self._route = _make_route(config.advertised)
+        self._prepares: Gatherer[_RightfulCall, PrepareAnswer] = Gatherer(self._ask_prepares, _fail)
+        self._ends: Gatherer[_RightfulEnd, EndAnswer] = Gatherer(self._ask_ends, _fail)
+        self._sends = 0
+        self._insisting = 0
+        self.is_draining = False
+        self.totals = DoorTotals()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every send has its answer and every end is kept."""
+        return self._prepares.is_idle and self._ends.is_idle and not self._insisting
+
+    def take(self, peer: Requester, request: RemotingCommand) -> None:
+        """Answers now or later; a request that nobody waits for gets no answer."""
+        code = request.code
+        if request.is_response:
+            return
+        if code in {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_MESSAGE, RequestCode.SEND_BATCH_MESSAGE}:
+            self._send(peer, request)
+        elif code == RequestCode.END_TRANSACTION:
+            self._end(peer, request)
+        elif not request.is_one_way:
+            peer.send(self._answer_now(peer, request))
+
+    def leave(self, peer: Requester) -> None:
+        """The connection is gone."""
+        self._parts.groups.leave(peer, peer.groups)
+        peer.groups.clear()
+
+    def _answer_now(self, peer: Requester, request: RemotingCommand) -> bytes:
+        code, body = request.code, b""
+        if code == RequestCode.HEART_BEAT:
+            return self._hear_heartbeat(peer, request)
+        if code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+            if request.fields.get("topic") == DEFAULT_TOPIC:
+                return request.answer(ResponseCode.TOPIC_NOT_EXIST, "every topic has a route of its own here")
+            body = self._route
+        elif code == RequestCode.UNREGISTER_CLIENT:
+            group = request.fields.get("producerGroup") or ""
+            self._parts.groups.leave(peer, [group])
+            peer.groups.discard(group)
+        elif code == RequestCode.GET_CONSUMER_LIST_BY_GROUP:
+            body = b'{"consumerIdList":[]}'
+        elif code != RequestCode.CHECK_CLIENT_CONFIG:
+            return request.answer(ResponseCode.NOT_SUPPORTED, f"request code {code} is not served: {_NOT_SERVED}")
+        return request.answer(ResponseCode.SUCCESS, body=body)
+
+    def _hear_heartbeat(self, peer: Requester, request: RemotingCommand) -> bytes:
+        try:
+            heartbeat = read_heartbeat(request.body)
+        except msgspec.MsgspecError:
+            return request.answer(ResponseCode.MESSAGE_ILLEGAL, "the heartbeat is not the JSON it should be")
+        for group in heartbeat.groups[:_MOST_GROUPS]:
+            self._join(peer, group)
+        return request.answer(
+            ResponseCode.SUCCESS, None, {"IS_SUPPORT_HEART_BEAT_V2": "false", "IS_SUB_CHANGE": "true"}
+        )
+
+    def _join(self, peer: Requester, group: str) -> None:
+        """Checks show messages: whoever may not answer them is not asked."""
+        if group in peer.groups or len(peer.groups) >= _MOST_GROUPS or not is_group_name(group):
+            return
+        if group != INNER_GROUP and peer.rights.may(Verb.CHECK, group):
+            peer.groups.add(group)
+            self._parts.groups.join(group, peer)
+
+    def _send(self, peer: Requester, request: RemotingCommand) -> None:
+        refused = self._refuse_send(request)
+        if refused is not None:
+            peer.send(refused)
+            return
+        try:
+            send = parse_send(request, self._config.max_message_bytes)
+            if send.topic == TRACE_TOPIC:
+                peer.send(self._show_sent(request, send, "", 0))
+                return
+            call = make_prepare(send, self._config.rule)
+        except UnreadableMessage as error:
+            self.totals.refused += 1
+            peer.send(request.answer(ResponseCode.MESSAGE_ILLEGAL, str(error), {}))
+            return
+        if send.is_transactional:
+            self._join(peer, send.group)
+        self._sends += 1
+        self.totals.sends += 1
+        self._prepares.add(_RightfulCall(call, peer.rights), partial(self._give_sent, peer, request, send))
+
+    def _refuse_send(self, request: RemotingCommand) -> bytes | None:
+        if self.is_draining:
+            is_old = request.version < _GO_AWAY_SINCE
+            code = ResponseCode.SERVICE_NOT_AVAILABLE if is_old else ResponseCode.GO_AWAY
+            return request.answer(code, "unavailable: this process ends; nothing was applied, another one takes it")
+        if self._sends >= self._config.max_sends:
+            detail = f"unavailable: {self._config.max_sends} sends are being served; nothing was applied"
+            return request.answer(ResponseCode.SYSTEM_BUSY, detail)
+        return None
+
+    def _give_sent(self, peer: Requester, request: RemotingCommand, send: SendRequest, answer: PrepareAnswer) -> None:
+        self._sends -= 1
+        if isinstance(answer, Prepared):
+            peer.send(self._show_sent(request, send, answer.transaction_id, answer.queue_offset))
+        elif isinstance(answer, TransactionView):
+            peer.send(self._show_ended(request, send, answer))
+        else:
+            self.totals.refused += 1
+            peer.send(self._show_refused(request, send, answer))
+
+    def _show_sent(
+        self,
+        request: RemotingCommand,
+        send: SendRequest,
+        transaction_id: str,
+        offset: int,
+        told: tuple[ResponseCode, str | None] = (ResponseCode.SUCCESS, None),
+    ) -> bytes:
+        fields = {
+            "msgId": make_message_id(OffsetMessageId(*self._place, offset)),
+            "queueId": str(send.queue_id),
+            "queueOffset": str(offset),
+            "MSG_REGION": "DefaultRegion",
+            "TRACE_ON": "false",
+        }
+        if transaction_id:
+            fields["transactionId"] = transaction_id
+        code, remark = told
+        return request.answer(code, remark, fields)
+
+    def _show_ended(self, request: RemotingCommand, send: SendRequest, view: TransactionView) -> bytes:
+        """Published at once, or a repeat of one that has ended: its local transaction must not run again."""
+        if send.is_transactional:
+            detail = (
+                f"idempotency-key-reused: this message was sent before, as transaction {view.transaction_id}, which is "
+                f"{view.state.value}: nothing was applied; create a new Message for a new transaction"
+            )
+            return request.answer(ResponseCode.MESSAGE_ILLEGAL, detail)
+        offset = next((receipt.queue_offset for receipt in view.receipts if receipt.queue_offset is not None), 0)
+        return self._show_sent(request, send, "", offset)
+
+    def _show_refused(self, request: RemotingCommand, send: SendRequest, refused: Refused) -> bytes:
+        remark = show_refusal(refused)
+        if refused.outcome is Outcome.UNKNOWN:  # the client does not run its local transaction, and rolls back
+            told = ResponseCode.FLUSH_DISK_TIMEOUT, remark
+            return self._show_sent(request, send, refused.transaction_id or "", 0, told)
+        code = ResponseCode.SYSTEM_BUSY if refused.code in _BUSY else ResponseCode.MESSAGE_ILLEGAL
+        return request.answer(code, remark)
+
+    async def _ask_prepares(self, asked: Sequence[_RightfulCall]) -> Sequence[PrepareAnswer]:
+        refused = await self._make_groups(asked)
+        prepare = self._parts.transactions.prepare
+        by_rights: dict[int, list[int]] = {}
+        for place, one in enumerate(asked):
+            if one.call.group not in refused:
+                by_rights.setdefault(id(one.rights), []).append(place)
+        answers: dict[int, PrepareAnswer] = {}
+        for places in by_rights.values():
+            calls = [asked[place].call for place in places]
+            made = await prepare(calls, _SEND_MS, rights=asked[places[0]].rights)
+            answers |= dict(zip(places, made, strict=True))
+        return [answers[place] if place in answers else refused[one.call.group] for place, one in enumerate(asked)]
+
+    async def _make_groups(self, asked: Sequence[_RightfulCall]) -> Mapping[str, Refused]:
+        """Groups that nobody has made are made with checks that are fetched, else they would be sent to nobody."""
+        refused, directory = dict[str, Refused](), self._parts.directory
+        if not self._config.auto_create_groups:
+            return refused
+        for call, rights in asked:
+            group = call.group
+            if directory.get(group) is None and is_group_name(group) and refuse_prepare(rights, call) is None:
+                try:
+                    await directory.ensure_group(group, _PULLING)
+                except SqlUnavailable as error:
+                    _LOG.warning("group_not_looked_up", reason=str(error))
+                    refused[group] = refuse_unavailable("the producer group could not be looked up")
+        return refused
+
+    def _end(self, peer: Requester, request: RemotingCommand) -> None:
+        end = parse_end(request)
+        call = None if end is None else self._make_end(end)
+        if call is None or len(self._ends) >= _MOST_ENDS:
+            self.totals.strange_ends += 1
+        else:
+            self.totals.ends += 1
+            self._put_end(_RightfulEnd(call, peer.rights), self._parts.clock.monotonic_ms() + _INSIST_MS)
+        if not request.is_one_way:
+            peer.send(request.answer(ResponseCode.SUCCESS))
+
+    def _make_end(self, end: EndRequest) -> EndCall | None:
+        """None for an answer to a check that this bridge has not asked."""
+        if end.nonce is None:
+            return EndCall(end.transaction_id, end.resolution, end.group, remark=end.remark)
+        number = self._parts.nonces().read(end.nonce, end.transaction_id)
+        if number is None:
+            return None
+        return EndCall(end.transaction_id, end.resolution, end.group, Source.CHECK, number, remark=end.remark)
+
+    def _put_end(self, end: _RightfulEnd, until_ms: int) -> None:
+        self._ends.add(end, partial(self._give_ended, end, until_ms))
+
+    def _give_ended(self, end: _RightfulEnd, until_ms: int, answer: EndAnswer) -> None:
+        """Nobody hears the answer: an end that may be lost is put again, which changes nothing if it is not."""
+        if not isinstance(answer, Refused) or answer.code not in {*_BUSY, RefusalCode.OUTCOME_UNKNOWN}:
+            if isinstance(answer, Refused):
+                _LOG.info("remoting_end_refused", transaction=end.call.transaction_id, code=answer.code.value)
+            return
+        if self._parts.clock.monotonic_ms() >= until_ms:
+            self.totals.given_up += 1
+            _LOG.warning("remoting_end_given_up", transaction=end.call.transaction_id, reason=answer.detail)
+            return
+        self._insisting += 1
+        self.totals.insisted += 1
+        asyncio.get_running_loop().call_later(_PAUSE_MS / 1000, self._insist, end, until_ms)
+
+    def _insist(self, end: _RightfulEnd, until_ms: int) -> None:
+        self._insisting -= 1
+        self._put_end(end, until_ms)
+
+    async def _ask_ends(self, asked: Sequence[_RightfulEnd]) -> Sequence[EndAnswer]:
+        end = self._parts.transactions.end
+        by_rights: dict[int, list[int]] = {}
+        for place, one in enumerate(asked):
+            by_rights.setdefault(id(one.rights), []).append(place)
+        answers: dict[int, EndAnswer] = {}
+        for places in by_rights.values():
+            calls = [asked[place].call for place in places]
+            made = await end(calls, Wait.DURABLE, _END_MS, asked[places[0]].rights)
+            answers |= dict(zip(places, made, strict=True))
+        return [answers[place] for place in range(len(asked))]
+
+
+def show_refusal(refused: Refused) -> str:
+    """What reaches the exception of a Java client: what is wrong, whether anything was applied, and what to do."""
+    kind = PROBLEMS[refused.code.value]
+    return f"{kind.slug}: {refused.detail}. {kind.remedy}"
+
+
+def _fail(error: Exception) -> Refused:
+    _LOG.error("remoting_batch_failed", exc_info=error)
+    return Refused(RefusalCode.OUTCOME_UNKNOWN, "not known: the bridge failed", Outcome.UNKNOWN)
+
+
+def _make_route(address: str) -> bytes:
+    """One broker for every topic, to write to only."""
+    return msgspec.json.encode(
+        {
+            "brokerDatas": [{"brokerAddrs": {"0": address}, "brokerName": BROKER, "cluster": CLUSTER}],
+            "filterServerTable": {},
+            "queueDatas": [
+                {"brokerName": BROKER, "perm": 2, "readQueueNums": 4, "writeQueueNums": 4, "topicSysFlag": 0}
+            ],
+        }
+    )

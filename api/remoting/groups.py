@@ -1,0 +1,180 @@
+"""Which connections speak for a producer group, and the checks of each group, sent to one of them."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from api.remoting.frame import HeaderType, encode_frame, make_one_way
+from api.remoting.message import (
+    MAX_PROPERTY_CHARS,
+    CheckedMessage,
+    OffsetMessageId,
+    encode_checked,
+    make_message_id,
+)
+from api.remoting.requests import BROKER, GROUP, TRANSACTIONAL, UNIQUE_KEY, RequestCode
+from bridge.clock import Clock
+from bridge.core.properties import is_property_text
+from bridge.service.claims import ClaimCall, ClaimedCheck, ClaimService
+from bridge.service.contract import Refused
+from bridge.sql.directory import SqlDirectory
+from checker.call import NonceMaker, Nonces
+
+_LOG = structlog.get_logger()
+_MOST_CLAIMED = 100
+_WAIT_MS = 20_000
+_PAUSE_MS = 2_000  # after a claim that was refused
+_LEAST_LEASE_MS = 10_000
+_TRANSACTION_ID = "__transactionId__"  # where the Go client looks for it first
+
+
+class Member(Protocol):
+    """A live connection."""
+
+    header_type: HeaderType
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it reads what it is sent."""
+        ...
+
+    def send(self, frame: bytes) -> None:
+        """Writes a frame."""
+        ...
+
+
+@dataclass(slots=True)
+class CheckTotals:
+    """What became of checks. `homeless`: given back, as no connection was there."""
+
+    sent: int = 0
+    homeless: int = 0
+
+
+class ConnectedGroups:
+    """All that the door remembers between two requests: group -> connections. A group with one has a claim loop."""
+
+    def __init__(
+        self, claims: ClaimService, directory: SqlDirectory, nonces: Callable[[], Nonces], clock: Clock, place: str
+    ) -> None:
+        self._claims = claims
+        self._directory = directory
+        self._nonces = nonces
+        self._clock = clock
+        self._place = place
+        self._members: dict[str, dict[Member, None]] = {}
+        self._loops: dict[str, asyncio.Task[None]] = {}
+        self._opaque = 0
+        self._is_closed = False
+        self.totals = CheckTotals()
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Groups with a connection."""
+        return list(self._members)
+
+    def join(self, group: str, member: Member) -> None:
+        """The connection speaks for the group. Said again, nothing changes."""
+        members = self._members.setdefault(group, {})
+        members.setdefault(member)
+        if group not in self._loops and not self._is_closed:
+            task = self._loops[group] = asyncio.ensure_future(self._claim_forever(group))
+            task.add_done_callback(lambda _: self._loops.pop(group, None))
+
+    def leave(self, member: Member, groups: Iterable[str]) -> None:
+        """The connection does not any more; a group without one is not asked."""
+        for group in groups:
+            members = self._members.get(group, {})
+            members.pop(member, None)
+            if not members:
+                self._members.pop(group, None)
+
+    async def close(self) -> None:
+        """Claims nothing more."""
+        self._is_closed = True
+        loops = list(self._loops.values())
+        for task in loops:
+            task.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+
+    async def _claim_forever(self, group: str) -> None:
+        """As long as the group has a connection."""
+        while group in self._members:
+            try:
+                is_good = await self.run_once(group)
+            except Exception:  # noqa: BLE001 - a loop that lives as long as the group has connections
+                _LOG.exception("remoting_checks_not_claimed", group=group)
+                is_good = False
+            if not is_good:
+                await self._clock.sleep_ms(_PAUSE_MS)
+
+    async def run_once(self, group: str) -> bool:
+        """Claims what is due, and sends it; False if it was refused."""
+        interval_ms = self._directory.settings_of(group).times.interval_ms
+        lease_ms = max(_LEAST_LEASE_MS, interval_ms)
+        call = ClaimCall(group, _MOST_CLAIMED, _WAIT_MS, lease_ms, lambda: bool(self._members.get(group)))
+        claimed = await self._claims.claim(call)
+        if isinstance(claimed, Refused):
+            _LOG.warning("remoting_checks_not_claimed", group=group, code=claimed.code.value, reason=claimed.detail)
+            return False
+        make_nonce, homeless = self._nonces().begin(), list[ClaimedCheck]()
+        for check in claimed:
+            if (member := self._choose(group)) is None:
+                homeless.append(check)
+            else:
+                self._opaque = (self._opaque + 1) & 0x7FFFFFFF
+                member.send(self._write(check, make_nonce, member.header_type))
+        self.totals.sent += len(claimed) - len(homeless)
+        self.totals.homeless += len(homeless)
+        if homeless:
+            await self._claims.give_back(homeless)
+        return not homeless
+
+    def _choose(self, group: str) -> Member | None:
+        """In turns; one that does not read is passed over."""
+        members = self._members.get(group, {})
+        for member in list(members):
+            del members[member]
+            members[member] = None
+            if member.is_ready:
+                return member
+        return None
+
+    def _write(self, check: ClaimedCheck, make_nonce: NonceMaker, header_type: HeaderType) -> bytes:
+        view, message = check.view, check.messages[0]
+        told_id = f"{view.transaction_id}.{make_nonce(view.transaction_id, check.number)}"
+        key = view.idempotency_key or view.transaction_id
+        properties = {
+            GROUP: view.group,
+            UNIQUE_KEY: key,
+            TRANSACTIONAL: "true",
+            _TRANSACTION_ID: told_id,
+            "TRANSACTION_CHECK_TIMES": str(check.number),
+            "REAL_TOPIC": message.topic,
+        }
+        left = MAX_PROPERTY_CHARS - sum(len(name) + len(text) + 2 for name, text in properties.items())
+        for name, raw in message.headers:
+            text = (raw or b"").decode("utf-8", "replace")
+            size = len(name.encode()) + len(text.encode()) + 2
+            if name not in properties and size <= left and is_property_text(name) and is_property_text(text):
+                properties[name] = text
+                left -= size
+        body = encode_checked(
+            CheckedMessage(message.topic, message.value or b"", properties, view.born_ms, view.queue_offset)
+        )
+        host, _, port = self._place.rpartition(":")
+        offset = str(view.queue_offset)
+        fields = {
+            "topic": message.topic,
+            "tranStateTableOffset": offset,
+            "commitLogOffset": offset,
+            "msgId": key,
+            "transactionId": told_id,
+            "offsetMsgId": make_message_id(OffsetMessageId(host, int(port), view.queue_offset)),
+            "bname": BROKER,
+        }
+        request = make_one_way(RequestCode.CHECK_TRANSACTION_STATE, self._opaque, fields, body, header_type)
+        return encode_frame(request)

@@ -1,0 +1,278 @@
+"""The port of the door: connections, plain or by TLS on one port, each within limits, so that none slows another."""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import structlog
+
+from api.remoting.door import Door
+from api.remoting.frame import BadFrame, FrameBuffer, HeaderType, RemotingCommand
+from api.remoting.groups import ConnectedGroups
+from api.web.certificates import Certificates
+from api.web.secured import Secured
+from api.web.server import bind
+from bridge.core.grants import EVERYTHING, Rights
+
+_LOG = structlog.get_logger()
+_HANDSHAKE = 0x16  # the first byte of TLS; a frame begins with 0, as none is longer than 16 MiB
+_TURN_FRAMES = 64  # of one connection, before others have their turn
+_MOST_READ = 1024  # frames that wait for their turn
+_HIGH_BYTES = 1024 * 1024
+_SWEEP_S, _DRAIN_LOOK_S = 1.0, 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class PortConfig:
+    """Where the door listens, and its patience. `frame_s`: for a frame to become whole, or the first one to come;
+    `idle_s`: clients say every 30 s that they are there; `send_s`: for a client to read what it was sent."""
+
+    host: str = "127.0.0.1"
+    port: int = 9876
+    max_frame_bytes: int = 4 * 1024 * 1024
+    connections: int = 2_000
+    backlog: int = 2_048
+    frame_s: float = 15
+    idle_s: float = 120
+    send_s: float = 30
+    drain_s: float = 10
+    is_plain_taken: bool = True
+    certificates: Certificates | None = None
+
+
+class RemotingConnection(asyncio.Protocol):
+    """One client. Frames are handled in turns with those of other connections."""
+
+    def __init__(self, server: "RemotingServer", rights: Rights) -> None:
+        self.header_type = HeaderType.JSON
+        self.rights = rights
+        self.groups: set[str] = set()
+        self._server = server
+        self._buffer = FrameBuffer(server.config.max_frame_bytes)
+        self._frames: deque[RemotingCommand] = deque()
+        self._transport: asyncio.Transport | None = None
+        self._is_scheduled = False
+        now = server.now()
+        self._heard_at = self._began_at = now
+        self._is_whole = False  # between two frames
+        self._stuck_at: float | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it reads what it is sent."""
+        return self._transport is not None and self._stuck_at is None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Counts from now on."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._server.connections[self] = None
+
+    def data_received(self, data: bytes) -> None:
+        """Keeps no more than one frame that is not whole, and a bounded number of those that are."""
+        if self._transport is None:
+            return
+        now = self._server.now()
+        if self._is_whole:
+            self._began_at = now
+        self._heard_at = now
+        self._buffer.add(data)
+        try:
+            self._frames.extend(self._buffer.take())
+        except BadFrame as error:
+            self._server.refuse(self, str(error))
+            return
+        self._is_whole = not len(self._buffer)
+        if self._frames:
+            self._began_at = now
+            if len(self._frames) > _MOST_READ:
+                self._transport.pause_reading()
+            self._work()
+
+    def _work(self) -> None:
+        if self._is_scheduled:
+            return
+        for _ in range(min(_TURN_FRAMES, len(self._frames))):
+            request = self._frames.popleft()
+            self.header_type = request.header_type
+            self._server.door.take(self, request)
+        if self._frames:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+        elif self._stuck_at is None and self._transport is not None:
+            self._transport.resume_reading()
+
+    def _go_on(self) -> None:
+        self._is_scheduled = False
+        if self._transport is not None:
+            self._work()
+
+    def send(self, frame: bytes) -> None:
+        """Writes a frame; to one who is gone, nothing."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame)
+
+    def pause_writing(self) -> None:
+        """Reads no more requests of a client that does not read their answers."""
+        self._stuck_at = self._server.now()
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        self._stuck_at = None
+        if self._transport is not None and not self._frames:
+            self._transport.resume_reading()
+
+    def look(self, now: float) -> str | None:
+        """Why the connection is ended now."""
+        config = self._server.config
+        if self._stuck_at is not None and now - self._stuck_at > config.send_s:
+            return "it does not read what it is sent"
+        if not self._is_whole and now - self._began_at > config.frame_s:
+            return "its frame did not become whole"
+        return "it said nothing" if now - self._heard_at > config.idle_s else None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It speaks for nobody any more."""
+        self._transport = None
+        self._frames.clear()
+        self._server.connections.pop(self, None)
+        self._server.door.leave(self)
+
+    def close(self, *, at_once: bool = True) -> None:
+        """Ends the connection."""
+        if self._transport is not None:
+            self._transport.abort() if at_once else self._transport.close()
+
+
+class _FirstByte(asyncio.Protocol):
+    """A connection until its first byte says whether it speaks TLS."""
+
+    def __init__(self, server: "RemotingServer") -> None:
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """One too many is closed at once; one that says nothing, soon."""
+        self._transport = cast("asyncio.Transport", transport)
+        server = self._server
+        if len(server.connections) + len(server.strangers) >= server.config.connections:
+            server.refused_connections += 1
+            self._transport.abort()
+            return
+        self._transport.set_write_buffer_limits(high=_HIGH_BYTES)
+        server.strangers.add(self)
+        self._timer = asyncio.get_running_loop().call_later(server.config.frame_s, self._transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """Hands the connection over."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        self._forget()
+        inner, server = self._server.make_connection(), self._server
+        certificates, protocol = server.config.certificates, cast("asyncio.Protocol", inner)
+        is_secured = data[0] == _HANDSHAKE
+        if is_secured and certificates is not None:
+            protocol = Secured(certificates.context, inner, _know_nobody)
+        elif is_secured or not server.config.is_plain_taken:
+            server.refused_connections += 1
+            transport.abort()
+            return
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        protocol.data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It never said anything."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._server.strangers.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _know_nobody(tls: ssl.SSLObject) -> None:
+    """A certificate of a client says nothing here."""
+
+
+class RemotingServer:
+    """The door of a process. Binds at once, so that a taken port is known before anything starts."""
+
+    def __init__(
+        self,
+        make: Callable[[int], tuple[Door, ConnectedGroups]],
+        config: PortConfig,
+        rights: Rights = EVERYTHING,
+    ) -> None:
+        self.config = config
+        self.connections: dict[RemotingConnection, None] = {}
+        self.strangers: set[_FirstByte] = set()
+        self.refused_connections = 0
+        self._rights = rights
+        self._socket = bind(config.host, config.port)
+        self.door, self._groups = make(self.port)
+        self._is_started = asyncio.Event()
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, also if any was asked for."""
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    @staticmethod
+    def now() -> float:
+        """Monotonic seconds."""
+        return asyncio.get_running_loop().time()
+
+    def make_connection(self) -> RemotingConnection:
+        """For a client that has said something."""
+        return RemotingConnection(self, self._rights)
+
+    def refuse(self, connection: RemotingConnection, reason: str) -> None:
+        """Ends a connection of which nothing can be expected any more."""
+        _LOG.info("remoting_connection_ended", reason=reason)
+        connection.close()
+
+    async def wait_started(self) -> None:
+        """Returns when connections are accepted."""
+        await self._is_started.wait()
+
+    async def serve_until(self, stop: asyncio.Event) -> None:
+        """Serves until `stop`; then takes no sends, and gives those that it has, and ends, time to be kept."""
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(lambda: _FirstByte(self), sock=self._socket, backlog=self.config.backlog)
+        self._is_started.set()
+        sweeping = asyncio.ensure_future(self._sweep())
+        try:
+            await stop.wait()
+        finally:
+            sweeping.cancel()
+            listener.close()
+            await self._groups.close()
+        await self._drain()
+
+    async def _drain(self) -> None:
+        self.door.is_draining = True
+        end = self.now() + self.config.drain_s
+        while not self.door.is_idle and self.now() < end:  # noqa: ASYNC110 - bounded, and at the end of a process only
+            await asyncio.sleep(_DRAIN_LOOK_S)
+        for connection in list(self.connections):
+            connection.close(at_once=False)
+        await asyncio.sleep(_DRAIN_LOOK_S)
+        for connection in list(self.connections):
+            connection.close()
+
+    async def _sweep(self) -> None:
+        """One timer for all connections."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            now = self.now()
+            for connection in list(self.connections):
+                if (reason := connection.look(now)) is not None:
+                    self.refuse(connection, reason)

@@ -1,0 +1,103 @@
+import java.nio.charset.StandardCharsets;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
+import org.apache.rocketmq.client.producer.LocalTransactionState;
+import org.apache.rocketmq.client.producer.SendStatus;
+import org.apache.rocketmq.client.producer.TransactionListener;
+import org.apache.rocketmq.client.producer.TransactionMQProducer;
+import org.apache.rocketmq.client.producer.TransactionSendResult;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
+
+/**
+ * The scenario of RocketMQ's own TransactionalMsgIT, for any name server: by its number modulo 5 a message is committed,
+ * rolled back, or left unknown until one of its checks says commit (the first, the second) or roll back.
+ *
+ * <p>Writes a line for each thing that happened: `sent`, `check`, `committed`, `rolled-back`, each with the body.
+ */
+public final class Transactions {
+    private static final Map<String, AtomicInteger> CHECKS = new ConcurrentHashMap<>();
+    private static CountDownLatch decided;
+
+    private static synchronized void tell(String what, String body) {
+        System.out.println(what + " " + body);
+    }
+
+    private static LocalTransactionState decide(String body, boolean commit) {
+        tell(commit ? "committed" : "rolled-back", body);
+        decided.countDown();
+        return commit ? LocalTransactionState.COMMIT_MESSAGE : LocalTransactionState.ROLLBACK_MESSAGE;
+    }
+
+    private static String bodyOf(Message message) {
+        return new String(message.getBody(), StandardCharsets.UTF_8);
+    }
+
+    private static int kindOf(String body) {
+        return Integer.parseInt(body.substring(body.indexOf('-') + 1, body.indexOf(' ') < 0 ? body.length() : body.indexOf(' '))) % 5;
+    }
+
+    private static final class Listener implements TransactionListener {
+        @Override
+        public LocalTransactionState executeLocalTransaction(Message message, Object argument) {
+            String body = bodyOf(message);
+            switch (kindOf(body)) {
+                case 0:
+                    return decide(body, true);
+                case 1:
+                    return decide(body, false);
+                case 2:
+                    throw new IllegalStateException("the database is away");
+                default:
+                    return LocalTransactionState.UNKNOW;
+            }
+        }
+
+        @Override
+        public LocalTransactionState checkLocalTransaction(MessageExt message) {
+            String body = bodyOf(message);
+            int times = CHECKS.computeIfAbsent(body, unused -> new AtomicInteger()).incrementAndGet();
+            tell("check", body);
+            if (!body.startsWith(message.getKeys())) {
+                tell("strange-keys", body);
+            }
+            switch (kindOf(body)) {
+                case 2:
+                    return decide(body, true);
+                case 3:
+                    return times < 2 ? LocalTransactionState.UNKNOW : decide(body, true);
+                case 4:
+                    return decide(body, false);
+                default:
+                    tell("unexpected-check", body);
+                    return LocalTransactionState.UNKNOW;
+            }
+        }
+    }
+
+    /** Arguments: name server, topic, group, number of messages, bytes of padding, seconds to wait for checks. */
+    public static void main(String[] arguments) throws Exception {
+        int count = Integer.parseInt(arguments[3]);
+        String padding = " ".repeat(Integer.parseInt(arguments[4]));
+        decided = new CountDownLatch(count);
+        TransactionMQProducer producer = new TransactionMQProducer(arguments[2]);
+        producer.setNamesrvAddr(arguments[0]);
+        producer.setTransactionListener(new Listener());
+        producer.start();
+        for (int number = 0; number < count; number++) {
+            String body = "order-" + number;
+            Message message = new Message(arguments[1], "paid", body, (body + padding).getBytes(StandardCharsets.UTF_8));
+            message.putUserProperty("shop", "one");
+            TransactionSendResult result = producer.sendMessageInTransaction(message, number);
+            tell(result.getSendStatus() == SendStatus.SEND_OK ? "sent" : "not-sent", body);
+        }
+        boolean isDone = decided.await(Long.parseLong(arguments[5]), TimeUnit.SECONDS);
+        Thread.sleep(1_500); // ends are one-way
+        producer.shutdown();
+        tell(isDone ? "done" : "not-done", "");
+        System.exit(isDone ? 0 : 1);
+    }
+}

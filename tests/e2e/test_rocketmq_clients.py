@@ -1,0 +1,67 @@
+"""Unmodified RocketMQ clients at the door; a read_committed reader finds exactly what their own log says."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from bridge.broker.ports import choose_free_port
+from tests.support.bridge_process import Bridge, BridgeProcess, create_topics, read_committed
+from tests.support.rocketmq_clients import compile_program, find_jars, java, run_program
+
+
+class DoorStand(NamedTuple):
+    """A bridge with a door."""
+
+    kafka: str
+    process: BridgeProcess
+    door: str
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def stand(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DoorStand]:
+    """One for all clients."""
+    folder, port = tmp_path_factory.mktemp("door"), choose_free_port()
+    bridge = Bridge.create(kafka, folder, OUTBOX_BRIDGE_REMOTING__PORT=str(port))
+    with bridge.serve("api,settler,projector,remoting") as process:
+        yield DoorStand(kafka, process, f"127.0.0.1:{port}", folder)
+
+
+_CLIENTS = [
+    ("5.5.0", "JSON"),
+    ("5.5.0", "ROCKETMQ"),
+    ("4.9.8", "JSON"),
+    ("4.9.8", "ROCKETMQ"),
+]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("version", "header"), _CLIENTS)
+def test_a_client_sends_ends_and_is_checked(stand: DoorStand, version: str, header: str) -> None:
+    """120 messages: committed, rolled back, or unknown until a check. The 4.9.8 ones are compressed."""
+    jars = find_jars(version)
+    compile_program("Transactions", jars, stand.folder)
+    name = f"tx-{version}-{header}".replace(".", "_")
+    create_topics(stand.kafka, {name: 2})
+    check = {"mode": "pull", "transaction_timeout_seconds": 1, "interval_seconds": 1}
+    assert stand.process.http.put(f"/v1/producer-groups/{name}", json={"check": check}).status_code == 201
+    padding = "8000" if version == "4.9.8" else "0"
+    options = java(jars, stand.folder, f"-Drocketmq.serialize.type={header}")
+    code, lines = run_program([*options, "Transactions", stand.door, name, name, "120", padding, "60"])
+    told = [(what, body.strip()) for what, _, body in (line.partition(" ") for line in lines)]
+    committed = Counter(body for what, body in told if what == "committed")
+    assert code == 0, lines[-30:]
+    assert Counter(what for what, _ in told)["sent"] == 120, lines[-30:]
+    assert not [line for line in lines if line.startswith(("unexpected", "strange", "not-"))]
+    records = read_committed(stand.kafka, [name])
+    assert Counter((record.value or b"").decode().strip() for record in records) == committed
+    assert set(committed.values()) == {1}
+    assert len(committed) == 72
+    first = next(record for record in records if record.key == b"order-0")
+    assert {("TAGS", b"paid"), ("KEYS", b"order-0"), ("shop", b"one")} <= set(first.headers)
+    first = stand.process.get(f"/v1/transactions?producer_group={name}&key=order-2").json()["transactions"][0]
+    timeline = stand.process.get(f"/v1/transactions/{first['transaction_id']}/timeline").text
+    assert "the database is away" in timeline
