@@ -1,4 +1,4 @@
-"""`audit`: whether the audit is what was written."""
+"""`audit`: who did what, and whether that is what was written."""
 
 import time
 from collections.abc import AsyncIterator
@@ -9,8 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from api.cli.http_calls import DEFAULT_URL, HttpReply, UrlOption, find_all
 from api.cli.local import ConfigOption, load, run_loop
-from api.cli.output import CommandFailed, Exit, Output, OutputOption, encode, say, show_document, show_rows
+from api.cli.output import (
+    Column,
+    CommandFailed,
+    Exit,
+    Output,
+    OutputOption,
+    encode,
+    say,
+    show_document,
+    show_documents,
+    show_rows,
+)
+from api.cli.transactions import CursorOption, LimitOption
 
 if TYPE_CHECKING:
     from api.settings import Settings
@@ -18,7 +31,30 @@ if TYPE_CHECKING:
     from bridge.service.audit import AuditVerdict, HeadTopic
     from bridge.sql.engine import Database
 
+_ENTRY_COLUMNS: list[Column] = [
+    (name.upper(), itemgetter(name)) for name in ("at", "actor", "action", "target", "reason")
+]
+
 audit = typer.Typer(no_args_is_help=True, help="Who did what, and whether that is what was written.")
+
+
+@audit.command("list", epilog="Example: outbox-bridge audit list -n 20")
+def list_entries(
+    limit: LimitOption = 50,
+    cursor: CursorOption = None,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Who did what to what, and why, newest first."""
+    found, following = find_all(url, "/v1/audit", "entries", {"cursor": cursor}, limit)
+    if output is not Output.TABLE:
+        show_documents(found, output)
+    elif found:
+        show_rows([HttpReply(200, bytes(entry)).members for entry in found], _ENTRY_COLUMNS)
+    else:
+        say("none found")
+    if following is not None:
+        say(f"more: --cursor {following}")
 
 
 @audit.command(epilog="Example: outbox-bridge audit verify -o json")

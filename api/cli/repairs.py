@@ -38,14 +38,20 @@ class Proposal:
 
 def find_run(folder: Path) -> Path:
     """A run's folder: this one, or the last one in a folder of runs. Raises CommandFailed."""
-    if (folder / _MANIFEST).exists():
-        return folder
+    return folder if (folder / _MANIFEST).exists() else find_runs(folder)[-1]
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The folders of the complete runs in a folder of runs, oldest first; at least one. Raises CommandFailed."""
     try:
         runs = json.loads((folder / _LEDGER).read_text(encoding="utf-8"))["runs"]
-        return folder / f"{runs[-1]['run']:06d}"
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        found = [folder / f"{run['run']:06d}" for run in runs]
+    except (OSError, ValueError, KeyError, TypeError):
+        found = []
+    if not found:
         remedy = "Name the folder that `report run` has printed, or the one of all runs (its --out)."
-        raise CommandFailed(Exit.NOT_FOUND, f"{folder} holds no complete report", remedy) from None
+        raise CommandFailed(Exit.NOT_FOUND, f"{folder} holds no complete report", remedy)
+    return found
 
 
 def read_proposals(run: Path) -> list[Proposal]:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import webbrowser
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.resources import files
 from importlib.util import find_spec
+from operator import itemgetter
 from pathlib import Path
 from types import FrameType
 from typing import IO, Annotated, Any
@@ -41,7 +43,7 @@ from api.cli.output import (
     show_failure,
     show_rows,
 )  # fmt: skip
-from api.cli.repairs import AUDIT, DONE, NOT_NEEDED, WANTED, find_run, read_proposals, work_through
+from api.cli.repairs import AUDIT, DONE, NOT_NEEDED, WANTED, find_run, find_runs, read_proposals, work_through
 from bridge.broker.broker_process import Java, find_java
 from bridge.broker.jars import (
     FetchProgress,
@@ -375,6 +377,46 @@ def repair(
         say(f"{results[DONE]} sent; {run_folder / AUDIT} says what was answered. The next run shows what came of it")
     if known < len(rows):
         raise CommandFailed(Exit.FAILED, f"{len(rows) - known} of {len(rows)} came to nothing", "Each row says why.")
+
+
+@report.command("list", epilog="Example: outbox-bridge report list")
+def list_runs(out: OutOption = _OUT, output: OutputOption = Output.TABLE) -> None:
+    """The runs in a folder, newest first: when, and what was found."""
+    rows = [_read_run(run) for run in reversed(find_runs(out))]
+    if output is not Output.TABLE:
+        show_documents([encode(row) for row in rows], output)
+    else:
+        names = ("run", "taken_at", "findings", "sentence")
+        show_rows(rows, [(name.replace("_", " ").upper(), itemgetter(name)) for name in names])
+
+
+@report.command(epilog="Example: outbox-bridge report show --open")
+def show(
+    folder: Annotated[Path, typer.Argument(help="A run's folder; of a folder of runs the last one.")] = _OUT,
+    is_opened: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """What a run has found, and where its page is."""
+    run_folder = find_run(folder)
+    page = run_folder / "report.html"
+    if output is not Output.TABLE:
+        show_document((run_folder / "summary.json").read_bytes(), output)
+    else:
+        print_line(_read_run(run_folder)["sentence"])
+        print_line(str(page))
+    if is_opened and not webbrowser.open(page.absolute().as_uri()):
+        raise CommandFailed(Exit.FAILED, "no browser could be started", f"Open {page} by hand.")
+
+
+def _read_run(run: Path) -> dict[str, Any]:
+    """A line of the list. Raises CommandFailed."""
+    try:
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        taken_at, findings = summary["window"]["taken_at"], summary["findings"]["total"]
+        return {"run": run.name, "taken_at": taken_at, "findings": findings, "sentence": summary["sentence"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        remedy = "Let `report run` write it anew."
+        raise CommandFailed(Exit.FAILED, f"{run} holds no summary that can be read", remedy) from error
 
 
 def _show_run(result: JobResult, output: Output) -> None:

@@ -32,6 +32,8 @@ tx = typer.Typer(no_args_is_help=True, help="Transactions: list, look up, watch,
 
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _STUCK = "5m"
+_PREFIX = re.compile("[0-9a-v]{8,27}")
+_FEW = 5
 _WATCH_INTERVAL_S = 0.5
 
 
@@ -43,6 +45,9 @@ def read_time(text: str) -> str:
     return show_time(round((time.time() - int(ago[1]) * _UNITS[ago[2]]) * 1000))
 
 
+AnyIdArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="Transaction id, or at least 8 characters of its start.")
+]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Transaction id.")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why; kept in the audit.")]
 StateOption = Annotated[TransactionState | None, typer.Option("--state", case_sensitive=False)]
@@ -149,6 +154,22 @@ def list_transactions(  # noqa: PLR0913, PLR0917 - a filter is an option
         say("there may be more: --limit")
 
 
+def find_id(url: str, text: str) -> str:
+    """The id that begins so; what is a whole id, or can be none, as it is. Raises CommandFailed."""
+    if _PREFIX.fullmatch(text.lower()) is None:
+        return text
+    found = call(url, "GET", "/v1/transactions", query={"id_prefix": text.lower(), "limit": _FEW}).members[
+        "transactions"
+    ]
+    ids = [str(row["transaction_id"]) for row in found]
+    if len(ids) == 1:
+        return ids[0]
+    if not ids:
+        raise CommandFailed(Exit.NOT_FOUND, f"no transaction begins with {text}", "outbox-bridge tx list shows some.")
+    more = " and more" if len(ids) == _FEW else ""
+    raise CommandFailed(Exit.CONFLICT, f"several begin with {text}: {', '.join(ids)}{more}", "Give more characters.")
+
+
 def show_page(
     found: tuple[list[Any], str | None], output: Output, columns: Sequence[Column] = TRANSACTION_COLUMNS
 ) -> None:
@@ -165,20 +186,21 @@ def show_page(
 
 @tx.command(epilog="Example: outbox-bridge tx get 0206k8e9s5ta7vo3q1m4c8b2h6dg --messages -o json")
 def get(
-    transaction_id: IdArgument,
+    transaction_id: AnyIdArgument,
     messages: Annotated[bool, typer.Option("--messages", help="With keys, values and headers.")] = False,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """One transaction, as current as the last write that was acknowledged."""
     query = {"include": "messages"} if messages else None
+    transaction_id = find_id(url, transaction_id)
     show_transaction(call(url, "GET", f"/v1/transactions/{quoted(transaction_id)}", query=query), output)
 
 
 @tx.command(epilog="Example: outbox-bridge tx timeline 0206k8e9s5ta7vo3q1m4c8b2h6dg")
-def timeline(transaction_id: IdArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+def timeline(transaction_id: AnyIdArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
     """What happened to a transaction, oldest first."""
-    reply = call(url, "GET", f"/v1/transactions/{quoted(transaction_id)}/timeline")
+    reply = call(url, "GET", f"/v1/transactions/{quoted(find_id(url, transaction_id))}/timeline")
     if output is not Output.TABLE:
         show_documents(reply.items("events"), output)
         return
@@ -192,9 +214,9 @@ def timeline(transaction_id: IdArgument, url: UrlOption = DEFAULT_URL, output: O
 
 
 @tx.command(epilog="Example: outbox-bridge tx watch 0206k8e9s5ta7vo3q1m4c8b2h6dg")
-def watch(transaction_id: IdArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+def watch(transaction_id: AnyIdArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
     """Follow a transaction: each event as it happens, until it has ended. Ctrl-C ends the watching."""
-    path, shown = f"/v1/transactions/{quoted(transaction_id)}", 0
+    path, shown = f"/v1/transactions/{quoted(find_id(url, transaction_id))}", 0
     with suppress(KeyboardInterrupt):
         while True:
             ended = has_ended(call(url, "GET", path).members)

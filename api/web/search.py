@@ -1,5 +1,6 @@
 """Lists, counts and the audit trail: filters, routes, answers and their description."""
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -92,6 +93,7 @@ _FILTER = (
     LIMIT,
     CURSOR,
 )
+_PREFIX = re.compile("^[0-9a-v]{8,28}$")  # shorter ones are the time alone: all of a day, or of ever
 _STATES = {"type": "array", "items": {"type": "string", "enum": ["PREPARED", "COMMITTED", "ROLLED_BACK", "PARKED"]}}
 
 SEARCH = Operation(
@@ -101,6 +103,9 @@ SEARCH = Operation(
         query_parameter("state", "In one of these states; repeated, or with commas between.", _STATES),
         query_parameter("blocked", "Committed, but not yet publishable.", {"type": "boolean"}),
         query_parameter("abandoned", "Committed, and given up while it was blocked.", {"type": "boolean"}),
+        query_parameter(
+            "id_prefix", "Whose id begins so; without `topic` and key.", {"type": "string", "pattern": _PREFIX.pattern}
+        ),
         *_FILTER,
     ),
     headers=_LINK,
@@ -161,7 +166,7 @@ PARKED_PARAMETERS = PAGE_PARAMETERS | {
     "born_after",
     "born_before",
 }
-SEARCH_PARAMETERS = PARKED_PARAMETERS | {"state", "blocked", "abandoned"}
+SEARCH_PARAMETERS = PARKED_PARAMETERS | {"state", "blocked", "abandoned", "id_prefix"}
 DEFAULT_PAGE = 100
 _MAX_CURSOR = 200
 
@@ -178,6 +183,7 @@ def search_filter(query: Query, rights: Rights) -> SearchFilter:
         born_before_ms=query.time_ms("born_before"),
         blocked=query.optional_flag("blocked"),
         abandoned=query.optional_flag("abandoned"),
+        id_prefix=_id_prefix(query),
         is_visible=None if rights.may_everywhere(Verb.READ) else partial(rights.may, Verb.READ),
     )
 
@@ -203,6 +209,17 @@ def _group(query: Query) -> str | None:
     if group is not None:
         check_group(group, "?producer_group")
     return group
+
+
+def _id_prefix(query: Query) -> str | None:
+    prefix = query.text("id_prefix")
+    if prefix is None:
+        return None
+    if _PREFIX.fullmatch(prefix) is None:
+        raise invalid("?id_prefix", "8..28 characters of 0-9 a-v")
+    if any(query.text(name) is not None for name in ("topic", "key", "key_base64")):
+        raise invalid("?id_prefix", "not together with topic or key")
+    return prefix
 
 
 def _key(text: str | None, in_base64: str | None, prefix: str) -> bytes | None:

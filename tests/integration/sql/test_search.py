@@ -131,6 +131,23 @@ async def test_filters_can_be_combined(database: Database, wanted: SearchFilter,
     assert {int(i) for page in pages for i in page} == expected
 
 
+async def test_id_is_found_by_its_beginning(database: Database) -> None:
+    """Together with other filters, newest first and page by page; an index of ids leads it."""
+    rows = [make(n, "shop" if n % 2 else "bank", born_ms=n) for n in range(1, 40)]
+    await database.run(lambda conn: put(conn, rows))
+    beginning = id_of(10)[:27]
+    for wanted, expected in (
+        (SearchFilter(id_prefix=beginning), list(range(19, 9, -1))),
+        (SearchFilter(id_prefix=beginning, group="bank"), [18, 16, 14, 12, 10]),
+        (SearchFilter(id_prefix=beginning, states=[COMMITTED]), []),
+        (SearchFilter(id_prefix=id_of(7)), [7]),
+        (SearchFilter(id_prefix=beginning, born_before_ms=12), [11, 10]),
+        (SearchFilter(id_prefix="v" * 8), []),
+    ):
+        pages = await read_pages(database, wanted, 3)
+        assert [one for page in pages for one in page] == [id_of(n) for n in expected]
+
+
 async def test_abandoned_ones_are_found_by_their_own_index(database: Database) -> None:
     """Few among millions of commits: no other index leads to them."""
     rows = [make(n, state=COMMITTED) for n in range(2_000)]

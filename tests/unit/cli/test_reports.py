@@ -1,9 +1,14 @@
 """api.cli.reports: what is proposed is looked at before it is sent."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+from tests.support.bridge_process import wait_until
 from tests.support.canned_http import CannedServer
+from tests.support.source_tree import ROOT
 from tests.unit.cli.conftest import Cli
 
 TX = "0" * 28
@@ -84,3 +89,43 @@ def test_job_needs_a_java_that_spark_runs_on(cli: Cli, tmp_path: Path, monkeypat
     assert ended.code == 3
     assert "is Java 25" in ended.err
     assert "JDK 17 or 21" in ended.err
+
+
+def make_runs(folder: Path, count: int) -> None:
+    """A folder of runs with a page each."""
+    (folder / "ledger.json").write_text(json.dumps({"runs": [{"run": n} for n in range(1, count + 1)]}))
+    for number in range(1, count + 1):
+        run = folder / f"{number:06d}"
+        run.mkdir()
+        taken = {"taken_at": f"2026-01-31T12:00:0{number}.000Z"}
+        summary = {"window": taken, "findings": {"total": number}, "sentence": f"Found {number}."}
+        (run / "summary.json").write_text(json.dumps(summary))
+        (run / "manifest.json").write_text("{}")
+
+
+def test_runs_are_listed(cli: Cli, tmp_path: Path) -> None:
+    """Newest first; an empty folder says what to name."""
+    ended = cli("report", "list", "--out", str(tmp_path))
+    assert (ended.code, "holds no complete report" in ended.err) == (3, True)
+    make_runs(tmp_path, 2)
+    lines = cli("report", "list", "--out", str(tmp_path)).out.splitlines()[1:]
+    assert [line.split() for line in lines] == [
+        ["000002", "2026-01-31T12:00:02.000Z", "2", "Found", "2."],
+        ["000001", "2026-01-31T12:00:01.000Z", "1", "Found", "1."],
+    ]
+
+
+def test_run_is_shown(cli: Cli, tmp_path: Path) -> None:
+    """The last one, or the one that is named; a browser only if it is asked for."""
+    make_runs(tmp_path, 2)
+    page = tmp_path / "000002" / "report.html"
+    assert cli("report", "show", str(tmp_path)).out.splitlines() == ["Found 2.", str(page)]
+    assert cli("report", "show", str(tmp_path / "000001")).out.startswith("Found 1.")
+    shown = tmp_path / "shown"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {shown}\n')
+    browser.chmod(0o700)
+    command = [sys.executable, "-m", "api", "report", "show", str(tmp_path), "--open"]
+    subprocess.run(command, env={**os.environ, "BROWSER": str(browser)}, check=True, cwd=ROOT, capture_output=True)
+    wait_until(lambda: shown.exists() and shown.read_text(), 10)
+    assert shown.read_text().strip() == page.as_uri()

@@ -102,6 +102,46 @@ def test_get_says_why_and_what_comes_next(cli: Cli, bridge: CannedServer) -> Non
     assert "nothing" not in cli("tx", "get", ID, "--url", bridge.url).out
 
 
+@pytest.mark.parametrize("command", ["get", "timeline", "watch"])
+def test_beginning_of_an_id_is_enough(cli: Cli, bridge: CannedServer, command: str) -> None:
+    """Written in any case, if it is one transaction's alone."""
+    bridge.answer("GET", f"/v1/transactions/{ID}", 200, TRANSACTION)
+    bridge.answer("GET", f"/v1/transactions/{ID}/timeline", 200, {"events": []})
+    bridge.answer("GET", "/v1/transactions", 200, {"transactions": [TRANSACTION], "next": None})
+    assert cli("tx", command, ID[:9].upper(), "--url", bridge.url).code == 0
+    assert bridge.asked[0].query == {"id_prefix": ID[:9], "limit": "5"}
+    assert bridge.asked[1].path.startswith(f"/v1/transactions/{ID}")
+
+
+def test_beginning_of_several_ids_names_them(cli: Cli, bridge: CannedServer) -> None:
+    """Nothing is chosen."""
+    twin = TRANSACTION | {"transaction_id": ID[:27] + "0"}
+    bridge.answer("GET", "/v1/transactions", 200, {"transactions": [TRANSACTION, twin], "next": None})
+    ended = cli("tx", "get", ID[:9], "--url", bridge.url)
+    assert (ended.code, f"{ID}, {ID[:27]}0" in " ".join(ended.err.split())) == (4, True)
+
+
+def test_beginning_of_no_id_is_not_found(cli: Cli, bridge: CannedServer) -> None:
+    """A whole id is asked for as it is."""
+    bridge.answer("GET", "/v1/transactions", 200, {"transactions": [], "next": None})
+    assert cli("tx", "get", ID[:9], "--url", bridge.url).code == 3
+    bridge.answer("GET", f"/v1/transactions/{ID}", 200, TRANSACTION)
+    assert cli("tx", "get", ID, "--url", bridge.url).code == 0
+
+
+def test_audit_is_listed(cli: Cli, bridge: CannedServer) -> None:
+    """Who, what, why; newest first."""
+    entry = {
+        "at": "2026-01-31T12:00:00.000Z", "actor": "ann", "action": "transaction.force", "target": ID,
+        "reason": "paid", "before": None, "after": None,
+    }  # fmt: skip
+    bridge.answer("GET", "/v1/audit", 200, {"entries": [entry], "next": None})
+    ended = cli("audit", "list", "-n", "20", "--url", bridge.url)
+    assert ended.out.splitlines()[1].split() == [entry["at"], "ann", "transaction.force", ID, "paid"]
+    assert bridge.asked[0].query == {"limit": "20"}
+    assert cli("audit", "list", "-o", "jsonl", "--url", bridge.url).out.startswith('{"at"')
+
+
 def test_timeline_is_a_line_an_event(cli: Cli, bridge: CannedServer) -> None:
     """With what belongs to the event's type."""
     events = [
