@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import structlog
 
-from bridge.core.check_rules import Backoff, CheckMode, GroupSettings
+from bridge.core.check_rules import Backoff, CheckMode, GroupSettings, WhenExhausted
 from bridge.core.errors import BridgeError, StoreError
-from bridge.core.record import EndRecord, Source
+from bridge.core.record import EndRecord, Resolution, Source
 from bridge.core.record_codec import encode_end
 from bridge.core.transaction import queue_of
 from bridge.directory import Endpoint, UnansweredRound
@@ -303,6 +303,7 @@ def _id_of(ask: DueCheck) -> str:
     return ask.transaction.transaction_id
 
 
+EXHAUSTED_ACTOR = "when_exhausted"  # stands in the timeline and says whose wish it was
 _MIN_READ_WAIT_MS = 20
 _MAX_READ_WAIT_MS = 500
 _MIN_PAUSE_MS = 100  # between rounds of a group that does not answer
@@ -347,7 +348,10 @@ class GroupCheckLoop:
         await self._wait_for_turn()
         settings = context.directory.settings_of(self.group)
         taken = context.timetable.take(self.group, context.moment_of, settings.calls.batch_size)
-        self._park(taken.parks)
+        if settings.when_exhausted is WhenExhausted.ROLLBACK:
+            await self._roll_back(taken.parks)
+        else:
+            self._park(taken.parks)
         for queue_id in taken.unread:
             context.owners[queue_id].note_end()
         if taken.asks or not taken.unread:
@@ -383,6 +387,21 @@ class GroupCheckLoop:
         for queue_id, reasons in parks.items():
             self._context.owners[queue_id].park(reasons)
             self._context.counts.parked += len(reasons)
+
+    async def _roll_back(self, parks: Mapping[int, Mapping[str, str]]) -> None:
+        """Ends them as the group's operator wants it; what perhaps was not appended is due again soon."""
+        now_ms, half = self._context.clock.now_ms(), self._context.topics.half
+        ends = [
+            EndRecord(i, Resolution.ROLLBACK, Source.OPERATOR, now_ms, actor=EXHAUSTED_ACTOR, reason=reason)
+            for reasons in parks.values()
+            for i, reason in reasons.items()
+        ]
+        if not ends:
+            return
+        try:
+            await self._context.store.put_many([encode_end(end, half, queue_of(end.transaction_id)) for end in ends])
+        except StoreError as error:
+            _LOG.warning("exhausted_not_rolled_back", group=self.group, error=str(error))
 
     async def _start_round(self, asks: Sequence[DueCheck], settings: GroupSettings, rounds: asyncio.TaskGroup) -> None:
         """Without an endpoint nothing is called, so no slot is waited for."""

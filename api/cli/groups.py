@@ -43,6 +43,9 @@ CheckOption = Annotated[
     list[str], typer.Option("--check", metavar="NAME=VALUE", help="How it is asked, e.g. interval_seconds=10.")
 ]
 EndpointOption = Annotated[list[str], typer.Option("--endpoint", "-e", metavar="URL", help="Where it answers checks.")]
+AcceptOption = Annotated[
+    bool | None, typer.Option("--accept-prepares/--no-accept-prepares", help="Whether new ones may be prepared.")
+]
 
 _PATH = "/v1/producer-groups"
 _STDERR = 2
@@ -80,6 +83,7 @@ def put(
     name: NameArgument,
     endpoint: EndpointOption = [],  # noqa: B006 - typer reads the default
     check: CheckOption = [],  # noqa: B006
+    accept_prepares: AcceptOption = True,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -87,7 +91,7 @@ def put(
 
     A new secret is shown once.
     """
-    reply = _put(url, name, endpoint, _parse(check))
+    reply = _put(url, name, endpoint, _parse(check), accept_prepares=accept_prepares)
     _show(reply, output)
     if reply.members.get("secret"):
         say("keep the secret: it is shown only now", "yellow")
@@ -98,22 +102,29 @@ def set_group(
     name: NameArgument,
     endpoint: EndpointOption = [],  # noqa: B006 - typer reads the default
     check: CheckOption = [],  # noqa: B006
+    accept_prepares: AcceptOption = None,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Change a group that is there: what is not named stays as it is."""
-    if not endpoint and not check:
-        raise CommandFailed(Exit.USAGE, "nothing is to be changed", "Give --endpoint or --check.")
+    if not endpoint and not check and accept_prepares is None:
+        remedy = "Give --endpoint, --check or --no-accept-prepares."
+        raise CommandFailed(Exit.USAGE, "nothing is to be changed", remedy)
     known = call(url, "GET", f"{_PATH}/{quoted(name)}").members
     urls = endpoint or [one["url"] for one in known["endpoints"] if not one["leased"]]
     if not endpoint and any(one.endswith(HIDDEN_QUERY) for one in urls):
         raise CommandFailed(Exit.USAGE, "an endpoint has a query, which a bridge does not tell",
                             "Name the endpoints too, with --endpoint.")  # fmt: skip
-    _show(_put(url, name, urls, {**known["check"], **_parse(check)}), output)
+    wanted = known.get("accept_prepares") if accept_prepares is None else accept_prepares
+    _show(_put(url, name, urls, {**known["check"], **_parse(check)}, accept_prepares=wanted), output)
 
 
-def _put(url: str, name: str, endpoints: Iterable[str], check: Mapping[str, object]) -> HttpReply:
-    body = {"endpoints": [{"url": one} for one in endpoints], "check": check}
+def _put(
+    url: str, name: str, endpoints: Iterable[str], check: Mapping[str, object], *, accept_prepares: bool | None
+) -> HttpReply:
+    body: dict[str, object] = {"endpoints": [{"url": one} for one in endpoints], "check": check}
+    if accept_prepares is False:
+        body["accept_prepares"] = False
     return call(url, "PUT", f"{_PATH}/{quoted(name)}", body=body)
 
 

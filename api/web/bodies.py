@@ -114,7 +114,8 @@ class Prepare(Struct, forbid_unknown_fields=True):
         | None
     ) = None
     check_immunity_seconds: (
-        Annotated[int, Meta(ge=0, le=604_800, description="No check before this age.", examples=[60])] | None
+        Annotated[int, Meta(ge=-1, le=604_800, description="No check before this age; -1: as left out.", examples=[60])]
+        | None
     ) = None
     max_checks: Annotated[int, Meta(ge=1, le=1_000)] | None = None
     max_lifetime_seconds: Annotated[int, Meta(ge=1, le=604_800)] | None = None

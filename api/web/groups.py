@@ -13,7 +13,7 @@ from api.web.request import ApiRequest, Query, read_json, refuse, who_is
 from api.web.road import NO_STORE, HttpAnswer, Routes, json_answer
 from api.web.search import PAGE_PARAMETERS, GroupCountsAnswer, answer_page, page_of, render_counts
 from api.web.views import Time, render_optional_time
-from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings
+from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings, WhenExhausted
 from bridge.core.grants import Verb
 from bridge.core.moment import show_time
 from bridge.directory import Endpoint, show_url
@@ -37,6 +37,10 @@ class CheckSettings(Struct, frozen=True, forbid_unknown_fields=True):
     mode: Annotated[
         Literal["push", "pull"], Meta(description="`pull`: the group fetches its checks; no endpoint is called.")
     ] = "push"
+    when_exhausted: Annotated[
+        Literal["park", "rollback"],
+        Meta(description="After the last check or the longest life: `park`, for a person to decide, or `rollback`."),
+    ] = "park"
 
 
 class EndpointUrl(Struct, forbid_unknown_fields=True):
@@ -57,6 +61,9 @@ class PutGroup(Struct, forbid_unknown_fields=True):
 
     endpoints: Annotated[list[EndpointUrl], Meta(max_length=100)] = []
     check: CheckSettings = CheckSettings()
+    accept_prepares: Annotated[
+        bool, Meta(description="False: nothing new is prepared or published; what is pending is settled and checked.")
+    ] = True
 
 
 class EndpointAnswer(Struct):
@@ -95,6 +102,7 @@ class GroupSavedAnswer(Struct, omit_defaults=True):
     name: GroupName
     endpoints: list[EndpointAnswer]
     check: CheckSettings
+    accept_prepares: bool
     created_at: Time
     secret: Annotated[str, Meta(examples=["whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"])] | UnsetType = UNSET
 
@@ -105,6 +113,7 @@ class GroupAnswer(Struct, kw_only=True):
     name: GroupName
     endpoints: list[EndpointAnswer]
     check: CheckSettings
+    accept_prepares: bool
     created_at: Time
     unasked: UnaskedAnswer
     fetched: FetchedAnswer
@@ -220,10 +229,11 @@ def make_group(body: PutGroup) -> tuple[GroupSettings, list[str]]:
     urls = [endpoint.url for endpoint in body.endpoints]
     if len(set(urls)) < len(urls):
         raise invalid("/endpoints", "a URL is given twice")
-    return _make_settings(body.check), urls
+    return _make_settings(body), urls
 
 
-def _make_settings(check: CheckSettings) -> GroupSettings:
+def _make_settings(body: PutGroup) -> GroupSettings:
+    check = body.check
     return GroupSettings(
         CheckTimes(
             round(check.transaction_timeout_seconds * 1000),
@@ -234,6 +244,8 @@ def _make_settings(check: CheckSettings) -> GroupSettings:
         CheckCalls(
             round(check.call_timeout_seconds * 1000), check.batch_size, check.concurrency, CheckMode(check.mode)
         ),
+        WhenExhausted(check.when_exhausted),
+        body.accept_prepares,
     )
 
 
@@ -248,6 +260,7 @@ def render_group(health: GroupHealth, now_ms: int) -> GroupAnswer:
         name=group.name,
         endpoints=[_render_health(endpoint) for endpoint in health.endpoints if endpoint.endpoint.url],
         check=render_settings(group.settings),
+        accept_prepares=group.settings.accepts_prepares,
         created_at=show_time(group.created_ms),
         unasked=UnaskedAnswer(unnamed.unanswered, render_optional_time(unnamed.last_unanswered_ms)),
         fetched=FetchedAnswer(unnamed.answered, render_optional_time(unnamed.last_answered_ms)),
@@ -261,6 +274,7 @@ def render_saved(saved: GroupSaved) -> GroupSavedAnswer:
         saved.group.name,
         [_render_endpoint(endpoint) for endpoint in saved.group.endpoints],
         render_settings(saved.group.settings),
+        saved.group.settings.accepts_prepares,
         show_time(saved.group.created_ms),
         msgspec.UNSET if saved.secret is None else saved.secret,
     )
@@ -284,6 +298,7 @@ def render_settings(settings: GroupSettings) -> CheckSettings:
         calls.batch_size,
         calls.concurrency,
         calls.mode.value,
+        settings.when_exhausted.value,
     )
 
 

@@ -88,12 +88,21 @@ class CheckCalls:
         _bounded("concurrency", self.concurrency, 1, 256)
 
 
+class WhenExhausted(Enum):
+    """What becomes of a transaction that has had all its checks, or its longest life, and is undecided."""
+
+    PARK = "park"
+    ROLLBACK = "rollback"
+
+
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """All settings of a producer group."""
+    """All settings of a producer group. `accepts_prepares` False: nothing new, the rest goes on."""
 
     times: CheckTimes = CheckTimes()
     calls: CheckCalls = CheckCalls()
+    when_exhausted: WhenExhausted = WhenExhausted.PARK
+    accepts_prepares: bool = True
 
 
 class Due(Enum):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from bridge.core.check_rules import CheckMode, GroupSettings
+from bridge.core.check_rules import CheckMode, GroupSettings, WhenExhausted
 from bridge.core.moment import show_second
 from bridge.core.transaction import (
     BODY_EXPIRED,
@@ -162,9 +162,10 @@ def _explain_pending(view: TransactionView, around: Circumstances) -> Explanatio
     life_ms = times.max_lifetime_ms if view.max_life_s is None else view.max_life_s * 1000
     life_end_ms = (view.appended_ms if view.since_ms is None else view.since_ms) + life_ms
     answered = view.check_times - view.base
+    given_up = "rolled back" if around.settings.when_exhausted is WhenExhausted.ROLLBACK else "parked"
     if answered >= most:
         return Explanation(
-            f"Pending: {_count(answered, most)} were answered UNKNOWN, so it is parked at {_say(due_ms)} "
+            f"Pending: {_count(answered, most)} were answered UNKNOWN, so it is {given_up} at {_say(due_ms)} "
             "unless it ends before.",
             NextStep.PARK,
             due_ms,
@@ -172,12 +173,12 @@ def _explain_pending(view: TransactionView, around: Circumstances) -> Explanatio
     ask = "its producer group can fetch the check" if _is_pull(around) else "its producer group is asked"
     if around.now_ms >= life_end_ms:
         return Explanation(
-            f"Pending: its longest life ended at {_say(life_end_ms)}{_say_silence(view, around)}, so it is parked once "
-            f"{ask} a last time without a decision.",
+            f"Pending: its longest life ended at {_say(life_end_ms)}{_say_silence(view, around)}, so it is {given_up} "
+            f"once {ask} a last time without a decision.",
             NextStep.PARK,
             max(life_end_ms, due_ms or 0),
         )
-    parked = f"it is parked at {_say(life_end_ms)} if it is undecided then"
+    parked = f"it is {given_up} at {_say(life_end_ms)} if it is undecided then"
     if due_ms is not None and around.now_ms < due_ms:
         if answered == 0 and view.base == 0:
             text = f"Pending: its producer has not ended it yet; {ask} at {_say(due_ms)}, and {parked}."

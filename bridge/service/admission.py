@@ -67,6 +67,7 @@ class PendingGauge:
 _FULL_GROUP = Refused(
     RefusalCode.RATE_LIMITED, "the producer group has as many pending transactions as it may have", retry_after_s=5
 )
+_SWITCHED_OFF = refuse_unavailable("an operator has switched off prepares of this producer group (`accept_prepares`)")
 STEP_COST, _MESSAGE_COST = 64 * 1024, 256  # in bytes of values: what is looked at or made into records in about a ms
 
 
@@ -104,11 +105,13 @@ class Admission:
 
     def is_admitted(self, call: PrepareCall, rights: Rights) -> bool:
         """Whether nothing speaks against the call, and nothing has to be looked up for it."""
+        group = self.directory.get(call.group)
         return (
-            not self._pending.is_full
+            group is not None
+            and group.settings.accepts_prepares
+            and not self._pending.is_full
             and call.group not in self._pending.full_groups
             and refuse_prepare(rights, call) is None
-            and self.directory.get(call.group) is not None
             and refuse_call(call, self.limits, is_known=True) is None
             and self._destinations.check(call.messages) is None
         )
@@ -120,10 +123,7 @@ class Admission:
         if self._pending.is_full:
             full = refuse_unavailable("too many transactions are pending")
             return [refusal or full for refusal in refused]
-        refused = [
-            refusal or (_FULL_GROUP if call.group in self._pending.full_groups else None)
-            for call, refusal in zip(calls, refused, strict=True)
-        ]
+        refused = [refusal or self._refuse_group(call.group) for call, refusal in zip(calls, refused, strict=True)]
         left = [call for call, refusal in zip(calls, refused, strict=True) if refusal is None]
         await self._learn_topics(left, deadline)
         found = iter(await self._in_turns(self._check_destinations, left))
@@ -141,6 +141,13 @@ class Admission:
             if pace.spend(find_cost(call)):
                 await self.turns.take()
         return refused
+
+    def _refuse_group(self, name: str) -> Refused | None:
+        """Why a group may have nothing new."""
+        group = self.directory.get(name)
+        if group is not None and not group.settings.accepts_prepares:
+            return _SWITCHED_OFF
+        return _FULL_GROUP if name in self._pending.full_groups else None
 
     def _check_content(self, call: PrepareCall) -> Refused | None:
         return refuse_call(call, self.limits, is_known=self.directory.get(call.group) is not None)

@@ -217,6 +217,8 @@ def _describe_put(settings: GroupSettings, urls: Sequence[str]) -> Mapping[str, 
         "batch_size": calls.batch_size,
         "concurrency": calls.concurrency,
         "mode": calls.mode.value,
+        "when_exhausted": settings.when_exhausted.value,
+        "accept_prepares": settings.accepts_prepares,
     }
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings
+from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings, WhenExhausted
 from bridge.directory import DEFAULT_SETTINGS, Endpoint, ProducerGroup, UnansweredRound, place_of
 from bridge.sql.at_rest import find_key_in_use, load_secret, load_url, seal_secret, stored_url
 from bridge.sql.bulk import make_upsert, move_version
@@ -177,7 +177,7 @@ def _read_secrets(
 def _make_group(row: sa.Row[Any], urls: Sequence[Endpoint], signing: Sequence[str]) -> ProducerGroup:
     times = CheckTimes(row.transaction_timeout_ms, row.interval_ms, row.max_checks, row.max_lifetime_ms)
     calls = CheckCalls(row.call_timeout_ms, row.batch_size, row.concurrency, CheckMode(row.mode))
-    settings = GroupSettings(times, calls)
+    settings = GroupSettings(times, calls, WhenExhausted(row.when_exhausted), bool(row.accepts_prepares))
     return ProducerGroup(row.name, settings, tuple(urls), tuple(signing), row.created_ms, row.updated_ms)
 
 
@@ -192,6 +192,8 @@ def _settings_values(settings: GroupSettings) -> dict[str, object]:
         "batch_size": calls.batch_size,
         "concurrency": calls.concurrency,
         "mode": calls.mode.value,
+        "when_exhausted": settings.when_exhausted.value,
+        "accepts_prepares": int(settings.accepts_prepares),
     }
 
 

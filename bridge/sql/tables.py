@@ -51,6 +51,8 @@ producer_groups = sa.Table(
     _text("mode"),
     _int("created_ms"),
     _int("updated_ms"),
+    sa.Column("when_exhausted", sa.Text(), server_default="park", nullable=False),
+    sa.Column("accepts_prepares", sa.SmallInteger(), server_default="1", nullable=False),
 )
 
 endpoints = sa.Table(

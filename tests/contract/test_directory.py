@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from bridge.clock import SystemClock
-from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings
+from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings, WhenExhausted
 from bridge.directory import (
     DEFAULT_SETTINGS,
     Endpoint,
@@ -22,7 +22,12 @@ from bridge.sql.engine import Database
 pytest_plugins = ["tests.support.postgres"]
 
 URL, OTHER = "https://shop/check", "https://shop-2/check"
-SLOW = GroupSettings(CheckTimes(60_000, 1_000, 3, 7_000), CheckCalls(900, 7, 2, CheckMode.PULL))
+SLOW = GroupSettings(
+    CheckTimes(60_000, 1_000, 3, 7_000),
+    CheckCalls(900, 7, 2, CheckMode.PULL),
+    WhenExhausted.ROLLBACK,
+    accepts_prepares=False,
+)
 Put = Callable[[str, GroupSettings, list[str]], Awaitable[None]]
 
 

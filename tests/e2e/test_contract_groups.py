@@ -13,6 +13,7 @@ from tests.support.running_service import Json, RunningService
 DEFAULTS = {
     "transaction_timeout_seconds": 6, "interval_seconds": 30, "max_checks": 15, "max_lifetime_seconds": 86_400,
     "call_timeout_seconds": 5, "batch_size": 100, "concurrency": 8, "mode": "push",
+    "when_exhausted": "park",
 }  # fmt: skip
 BOUNDS = {
     "transaction_timeout_seconds": (1, 86_400),

@@ -144,7 +144,7 @@ SHAPES = [
     _invalid("a partition that is true", "/messages/0/partition", make_prepare({"partition": True})),
     _invalid("a partition of 30 digits", "/messages/0/partition", make_prepare({"partition": 10**29})),
     _invalid("a timestamp of 30 digits", "/messages/0/timestamp_ms", make_prepare({"timestamp_ms": 10**29})),
-    _invalid("an immunity below 0", "/check_immunity_seconds", make_prepare(check_immunity_seconds=-1)),
+    _invalid("an immunity below -1", "/check_immunity_seconds", make_prepare(check_immunity_seconds=-2)),
     _invalid("no checks at all", "/max_checks", make_prepare(max_checks=0)),
     _invalid("1,001 checks", "/max_checks", make_prepare(max_checks=1001)),
     _invalid("a life above a week", "/max_lifetime_seconds", make_prepare(max_lifetime_seconds=604_801)),

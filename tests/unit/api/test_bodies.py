@@ -149,6 +149,14 @@ def test_settings_of_a_prepare_are_taken() -> None:
     assert call == PrepareCall("g", [Message("t"), Message("u")], "o", "k", 7, 3, 60, is_published=True)
 
 
+def test_immunity_of_minus_one_is_the_default() -> None:
+    """As RocketMQ's clients send it."""
+    raw = b'{"producer_group":"g","messages":[{"topic":"t"}],"check_immunity_seconds":%d}'
+    assert parse_prepare(raw % -1, MAX_HEADERS).immunity_s is None
+    with pytest.raises(Rejected):
+        parse_prepare(raw % -2, MAX_HEADERS)
+
+
 @pytest.mark.parametrize(("in_body", "in_header"), [("k", None), (None, "k"), ("k", "k")])
 def test_idempotency_key_comes_from_body_or_header(in_body: str | None, in_header: str | None) -> None:
     """Both are fine if they agree."""

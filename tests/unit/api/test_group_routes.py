@@ -18,6 +18,7 @@ DEFAULTS = {
     "batch_size": 100,
     "concurrency": 8,
     "mode": "push",
+    "when_exhausted": "park",
 }
 
 
@@ -33,6 +34,16 @@ async def test_group_is_created_with_defaults_and_its_secret_once(live: LiveServ
     assert "secret" not in replaced.json()
     assert replaced.json()["check"] == {**DEFAULTS, "max_checks": 3, "call_timeout_seconds": 0.25}
     assert replaced.json()["endpoints"] == []
+
+
+async def test_group_can_be_switched_off_and_roll_back_what_nobody_decides(live: LiveServer) -> None:
+    """Both are shown, and a later PUT that does not name them has the defaults."""
+    body = {"accept_prepares": False, "check": {"when_exhausted": "rollback"}}
+    for shown in (await live.client.put(PATH, json=body), await live.client.get(PATH)):
+        assert shown.json()["accept_prepares"] is False
+        assert shown.json()["check"]["when_exhausted"] == "rollback"
+    replaced = (await live.client.put(PATH, json={})).json()
+    assert (replaced["accept_prepares"], replaced["check"]["when_exhausted"]) == (True, "park")
 
 
 async def test_group_is_shown_with_health_and_counts(live: LiveServer) -> None:

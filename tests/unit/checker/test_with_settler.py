@@ -1,15 +1,18 @@
 """Checker and settler together on the in-memory log: from a half message nobody ended to its end."""
 
+from dataclasses import replace
+
 import pytest
 
-from bridge.core.check_rules import CheckTimes, GroupSettings
+from bridge.core.check_rules import CheckTimes, GroupSettings, WhenExhausted
 from bridge.core.message import Message
-from bridge.core.record import Act, ActRecord
-from bridge.core.transaction import MAX_CHECKS, NO_ENDPOINT, TransactionState
+from bridge.core.record import Act, ActRecord, EndRecord, Source
+from bridge.core.record_codec import decode_record
+from bridge.core.transaction import MAX_CHECKS, MAX_LIFE, NO_ENDPOINT, TransactionState
 from bridge.directory import ProducerGroup
 from tests.support.checked_world import CheckedWorld
 from tests.support.settler_world import GROUP
-from tests.unit.checker.world import saying
+from tests.unit.checker.world import saying, sending
 
 
 @pytest.mark.parametrize(
@@ -55,6 +58,40 @@ def test_answers_unknown_are_counted_until_it_is_parked() -> None:
     op = story.world.op_of("a").transaction
     assert (op.state, op.reason, op.check_times) == (TransactionState.PARKED, MAX_CHECKS, 3)
     assert len(story.world.memory.read_visible(story.world.topics.parked)) == 1
+
+
+@pytest.mark.parametrize(
+    ("times", "word", "reason"),
+    [
+        (CheckTimes(max_checks=2), "UNKNOWN", MAX_CHECKS),
+        (CheckTimes(max_lifetime_ms=60_000), None, MAX_LIFE),
+    ],
+)
+def test_exhausted_one_is_rolled_back_where_its_group_wishes_it(
+    times: CheckTimes, word: str | None, reason: str
+) -> None:
+    """By a recorded resolution, in an operator's name; a late commit finds it ended, and nothing is parked."""
+    story = CheckedWorld(times)
+    known = story.directory.groups[GROUP]
+    settings = replace(known.settings, when_exhausted=WhenExhausted.ROLLBACK)
+    story.directory.groups[GROUP] = replace(known, settings=settings)
+    story.serve(saying(word) if word else sending(500))
+
+    async def body() -> None:
+        async with story.checking():
+            await story.world.prepare("a", Message("credits", b"k", b"v"))
+            await story.sleep(120_000)
+            await story.world.commit("a")
+            await story.sleep(1_000)
+
+    story.world.run(body())
+    op = story.world.op_of("a").transaction
+    assert (op.state, op.by) == (TransactionState.ROLLED_BACK, "operator")
+    journal = [decode_record(stored) for stored in story.world.memory.read_visible(story.world.topics.half)]
+    ends = [(end.actor, end.reason) for end in journal if isinstance(end, EndRecord) and end.source is Source.OPERATOR]
+    assert ends == [("when_exhausted", reason)]
+    assert story.world.memory.visible("credits") == []
+    assert story.world.memory.read_visible(story.world.topics.parked) == []
 
 
 def test_commit_in_time_is_never_checked() -> None:

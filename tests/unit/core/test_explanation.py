@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bridge.core import transition
-from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings
+from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings, WhenExhausted
 from bridge.core.explanation import Circumstances, Explanation, NextStep, Unanswered, explain
 from bridge.core.message import Receipt
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
@@ -118,6 +118,11 @@ CASES: dict[str, tuple[TransactionView, Circumstances, Explanation]] = {
         view(check_times=15), around(), Explanation(
             "Pending: 15 of 15 checks were answered UNKNOWN, so it is parked at 2026-01-31T12:00:06Z unless it ends "
             "before.", NextStep.PARK, DUE_MS),
+    ),
+    "out of checks, to be rolled back": (
+        view(check_times=15), around(settings=GroupSettings(when_exhausted=WhenExhausted.ROLLBACK)), Explanation(
+            "Pending: 15 of 15 checks were answered UNKNOWN, so it is rolled back at 2026-01-31T12:00:06Z unless it "
+            "ends before.", NextStep.PARK, DUE_MS),
     ),
     "out of life": (
         view(), around(3_700_000, unanswered=[ROUNDS]), Explanation(

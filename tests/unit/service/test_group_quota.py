@@ -1,11 +1,24 @@
-"""A producer group that leaves too much pending is told to wait; the others are not."""
+"""A producer group that leaves too much pending, or is switched off, gets nothing new; the others do."""
 
 from pathlib import Path
 
 import sqlalchemy as sa
 
+from bridge.core.check_rules import GroupSettings
 from bridge.core.message import Message
-from bridge.service.contract import Limits, PrepareCall, Prepared, RefusalCode, Refused
+from bridge.core.record import Resolution
+from bridge.service.contract import (
+    Accepted,
+    EndCall,
+    Limits,
+    Outcome,
+    PrepareCall,
+    Prepared,
+    RefusalCode,
+    Refused,
+    Wait,
+)
+from bridge.service.operate import Who
 from bridge.sql.tables import group_counts
 from tests.support.service_world import ServiceWorld, make_service_world
 
@@ -16,6 +29,36 @@ def count_pending(world: ServiceWorld, group: str, pending: int) -> None:
     with world.database.engine.begin() as conn:
         conn.execute(sa.delete(group_counts).where(group_counts.c.producer_group == group))
         conn.execute(sa.insert(group_counts).values(producer_group=group, **counts))
+
+
+def test_group_that_is_switched_off_gets_nothing_new_and_what_is_pending_ends(tmp_path: Path) -> None:
+    """Neither prepares nor publishes, nothing applied; switched on again, both go on."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api:
+
+            async def prepare(*, is_published: bool = False) -> object:
+                call = PrepareCall("shop", [Message("orders", b"k")], is_published=is_published)
+                return (await api.transactions.prepare([call]))[0]
+
+            async def switch(*, is_on: bool) -> None:
+                await api.groups.put("shop", GroupSettings(accepts_prepares=is_on), [], Who("ann", "audit"))
+
+            pending = await prepare()
+            assert isinstance(pending, Prepared)
+            await switch(is_on=False)
+            for is_published in (False, True):
+                refused = await prepare(is_published=is_published)
+                assert isinstance(refused, Refused)
+                assert (refused.code, refused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
+                assert "accept_prepares" in refused.detail
+            call = EndCall(pending.transaction_id, Resolution.COMMIT)
+            assert isinstance((await api.transactions.end([call], Wait.DURABLE))[0], Accepted)
+            await switch(is_on=True)
+            assert isinstance(await prepare(), Prepared)
+
+    world.run(story())
 
 
 def test_full_group_waits_and_others_do_not(tmp_path: Path) -> None:

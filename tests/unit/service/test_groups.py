@@ -47,7 +47,7 @@ def test_put_creates_once_and_tells_its_secret_once(tmp_path: Path) -> None:
             told = {
                 "endpoints": ["https://a.example/x"], "transaction_timeout_ms": 6_000, "interval_ms": 30_000,
                 "max_checks": 15, "max_lifetime_ms": 86_400_000, "call_timeout_ms": 5_000, "batch_size": 100,
-                "concurrency": 8, "mode": "push",
+                "concurrency": 8, "mode": "push", "when_exhausted": "park", "accept_prepares": True,
             }  # fmt: skip
             assert audit.entries[1].before == told
             assert audit.entries[1].after == told | {"endpoints": ["https://b.example/x"], "interval_ms": 60_000}
