@@ -35,7 +35,7 @@ _ENTRY_COLUMNS: list[Column] = [
     (name.upper(), itemgetter(name)) for name in ("at", "actor", "action", "target", "reason")
 ]
 
-audit = typer.Typer(no_args_is_help=True, help="Who did what, and whether that is what was written.")
+audit = typer.Typer(no_args_is_help=True, help="Who did what, and a comparison of that with the chain.")
 
 
 @audit.command("list", epilog="Example: outbox-bridge audit list -n 20")
@@ -77,7 +77,7 @@ def verify(
     _show(verdict, output)
     if verdict.flaws:
         first = verdict.findings[0]
-        remedy = "What lies below the first finding is proven; compare the rest with a backup. See docs/operating.md."
+        remedy = "Entries below the first finding are proven; compare the rest with a backup. See docs/operating.md."
         raise CommandFailed(Exit.FAILED, f"{verdict.flaws} findings, the first at link {first.number}", remedy)
 
 
@@ -87,7 +87,7 @@ def accept(
 ) -> None:
     """Let the chain go on as it is now, although Kafka has heads of another: after the database was restored.
 
-    What was lost stays lost, and `audit verify` tells from then on that this was said.
+    Lost entries stay lost, and every later `audit verify` mentions this command.
     """
     if not reason.strip():
         raise CommandFailed(Exit.USAGE, "a reason is needed")

@@ -295,6 +295,9 @@ class DemoScript:
         self._console.print(Text(f"  {link}", style="dim"), soft_wrap=True)
 
 
+_WHY_ENDED = {"producer": "as its producer asked", "check": "as the shop answered", "operator": "as an operator said"}
+
+
 def describe(event: Mapping[str, Any]) -> str | None:
     """An event of a timeline in words; None for one that belongs to another."""
     if event["type"] == "check_unanswered":
@@ -303,7 +306,7 @@ def describe(event: Mapping[str, Any]) -> str | None:
         return f"asks the shop what became of it: {event['answer']}"
     words = {
         "prepared": "has the message stored in Kafka, where nobody sees it",
-        "end": f"records {event.get('resolution')}, said by the {event['by']}",
+        "end": f"records {event.get('resolution')}, {_WHY_ENDED.get(str(event['by']), '')}",
         "published": "has published it: consumers can read it",
     }
     return words.get(event["type"])

@@ -264,7 +264,7 @@ async def _examine_version(address: str) -> Diagnosis:
     except (OSError, ValueError):
         release = None
     if release is None:
-        return Diagnosis(OK, "Kafka version", f"{address} does not tell (TLS, SASL, or before 3.3)")
+        return Diagnosis(OK, "Kafka version", f"{address} does not say (TLS, SASL, or before 3.3)")
     if tuple(int(part) for part in release.split(" ")[0].split(".")) < OLDEST_GOOD:
         return Diagnosis(WARNING, "Kafka version", f"{address} is Kafka {release}", "Upgrade to 4.1.1 or newer.")
     return Diagnosis(OK, "Kafka version", f"{address} is Kafka {release}")
@@ -418,4 +418,4 @@ def _examine_bridge(url: str) -> list[Diagnosis]:
 
 def _judge_check(check: Mapping[str, Any]) -> Diagnosis:
     verdict = OK if check["ok"] else WARNING if check.get("degraded") else BROKEN
-    return Diagnosis(verdict, f"bridge {check['name']}", check["detail"] or "as it must be")
+    return Diagnosis(verdict, f"bridge {check['name']}", check["detail"] or "ok")

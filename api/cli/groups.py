@@ -113,7 +113,7 @@ def set_group(
     known = call(url, "GET", f"{_PATH}/{quoted(name)}").members
     urls = endpoint or [one["url"] for one in known["endpoints"] if not one["leased"]]
     if not endpoint and any(one.endswith(HIDDEN_QUERY) for one in urls):
-        raise CommandFailed(Exit.USAGE, "an endpoint has a query, which a bridge does not tell",
+        raise CommandFailed(Exit.USAGE, "an endpoint has a query, which the bridge does not show",
                             "Name the endpoints too, with --endpoint.")  # fmt: skip
     wanted = known.get("accept_prepares") if accept_prepares is None else accept_prepares
     _show(_put(url, name, urls, {**known["check"], **_parse(check)}, accept_prepares=wanted), output)

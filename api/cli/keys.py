@@ -24,7 +24,7 @@ from api.cli.output import (
 
 key = typer.Typer(no_args_is_help=True, help="Principals, what they may do, and their API keys.")
 
-PrincipalArgument = Annotated[str, typer.Argument(metavar="PRINCIPAL", help="Who calls, e.g. a service's name.")]
+PrincipalArgument = Annotated[str, typer.Argument(metavar="PRINCIPAL", help="Name of the caller, e.g. of a service.")]
 AllowOption = Annotated[
     list[str],
     typer.Option(
@@ -64,7 +64,7 @@ def create(  # noqa: PLR0913, PLR0917 - what the user can give is an option
     producer: ProducerOption = [],  # noqa: B006
     admin: AdminOption = False,
     expires: LifeOption = None,
-    label: Annotated[str | None, typer.Option("--label", help="To tell keys apart.")] = None,
+    label: Annotated[str | None, typer.Option("--label", help="Name of the key, in lists.")] = None,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:

@@ -27,7 +27,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="RocketMQ's transactional messages for services that live on Kafka.",
+    help="Transactional messages for Kafka: in your database and in Kafka, or in neither.",
     epilog="First steps: outbox-bridge demo, then outbox-bridge dev. "
     "Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 conflict, 5 unreachable.",
 )

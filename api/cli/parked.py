@@ -65,7 +65,7 @@ def list_parked(  # noqa: PLR0913, PLR0917 - a filter is an option
 
 @parked.command(epilog='Example: outbox-bridge parked redrive resume --group orders --reason "shop is back"')
 def redrive(  # noqa: PLR0913, PLR0917 - a filter is an option
-    action: Annotated[Action, typer.Argument(help="What becomes of all that match.")],
+    action: Annotated[Action, typer.Argument(help="Done to all that match.")],
     reason: Annotated[str | None, typer.Option("--reason", help="Why; kept in the audit. Needed to act.")] = None,
     group: GroupOption = None,
     topic: TopicOption = None,

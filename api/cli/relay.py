@@ -108,7 +108,7 @@ class RelayReport:
     def _line(self) -> str:
         line = f"{self.published} rows published, {self._rate():.0f} a second"
         if self.parked:
-            line += f"; {self.parked} refused: `outbox-bridge relay parked list` tells why"
+            line += f"; {self.parked} refused: `outbox-bridge relay parked list` shows why"
         return line + (f"; {self.delayed} tries put off" if self.delayed else "")
 
 
@@ -306,7 +306,7 @@ def _run_once(outbox: Outbox, hand_over: "HandOver", stop: threading.Event, repo
     if is_away:
         raise CommandFailed(Exit.UNREACHABLE, "the bridge did not take the rows", "Is it running? Check --bridge.")
     if report.parked or report.delayed:
-        remedy = "`outbox-bridge relay parked list` tells why rows were refused; others are tried by the next run."
+        remedy = "`outbox-bridge relay parked list` shows why rows were refused; the next run tries the others."
         raise CommandFailed(Exit.FAILED, f"{report.parked} rows refused, {report.delayed} left", remedy)
 
 

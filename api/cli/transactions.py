@@ -63,7 +63,7 @@ BeforeOption = Annotated[
 ]
 BlockedOption = Annotated[bool, typer.Option("--blocked", help="Committed, but not yet publishable.")]
 StuckOption = Annotated[
-    bool, typer.Option("--stuck", help=f"What may need a person: PREPARED for more than {_STUCK}, and blocked ones.")
+    bool, typer.Option("--stuck", help=f"Those that may need a person: PREPARED for more than {_STUCK}, or blocked.")
 ]
 AbandonedOption = Annotated[bool, typer.Option("--abandoned", help="Committed, and given up while they were blocked.")]
 LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, newest first.")]
@@ -287,7 +287,7 @@ def check(transaction_id: IdArgument, url: UrlOption = DEFAULT_URL, output: Outp
 @tx.command(epilog='Example: outbox-bridge tx force 0206k8e9s5ta7vo3q1m4c8b2h6dg COMMIT --reason "paid, see ticket 7"')
 def force(
     transaction_id: IdArgument,
-    resolution: Annotated[str, typer.Argument(metavar="COMMIT|ROLLBACK", help="What it shall be.")],
+    resolution: Annotated[str, typer.Argument(metavar="COMMIT|ROLLBACK", help="How the transaction ends.")],
     reason: ReasonOption,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.TABLE,

@@ -37,7 +37,7 @@ from api.web.services import Services
 
 _MODULES = (acts, bodies, checks, groups, health, keys, parked, search, transactions, views)
 _DESCRIPTION = """\
-RocketMQ's transactional messages for services that live on Kafka: prepare a half message, run your local
+RocketMQ's transactional messages, for Kafka: prepare a half message, run your local
 transaction, then commit or roll back. If the end never comes, the bridge asks your producer group.
 
 Every error is `application/problem+json` (RFC 9457). `outcome` tells whether the call changed anything:

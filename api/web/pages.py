@@ -32,7 +32,7 @@ _HOME = """<!doctype html>
   dd {{ margin: 0; }}
 </style>
 <h1>outbox-bridge <small>{version}</small></h1>
-<p>RocketMQ's transactional messages for services that live on Kafka: a producer prepares a message, runs its local
+<p>RocketMQ's transactional messages, for Kafka: a producer prepares a message, runs its local
 transaction, then commits or rolls back. If that call never comes, the bridge asks.</p>
 <dl>
   <dt><a href="{base}/console/">/console</a></dt>

@@ -230,7 +230,7 @@ _REFUSALS = (
         "projection-behind", 503, "Answer would be out of date", "Repeat after Retry-After seconds.", outcome=None
     ),
     _unknown(
-        "outcome-unknown", 504, "Not settled in time", "Repeat the same request: the answer then tells what happened."
+        "outcome-unknown", 504, "Not settled in time", "Repeat the same request: the answer then says what happened."
     ),
 )
 

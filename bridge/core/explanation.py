@@ -196,8 +196,8 @@ def _explain_due(view: TransactionView, around: Circumstances, parked: str) -> E
     silence = _say_silence(view, around)
     if silence:
         text = (
-            f"Pending{silence}; that uses no check up, and its producer group is asked again every {interval_s:g} s; "
-            f"{parked}."
+            f"Pending{silence}; that does not count as a check, and its producer group is asked again every "
+            f"{interval_s:g} s; {parked}."
         )
         last_ms = max(u.last_ms for u in around.unanswered)
         return Explanation(text, NextStep.CHECK, max(around.now_ms, last_ms + around.settings.times.interval_ms))

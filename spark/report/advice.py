@@ -25,12 +25,12 @@ ADVICE: Mapping[FindingKind, Advice] = {
     ),
     FindingKind.DUPLICATE: Advice(
         "A message can be read more than once.",
-        "Consumers that do not drop repeats by the header transaction-id have acted twice: tell their owners. Then "
+        "Consumers that do not drop repeats by the header transaction-id have acted twice: inform their owners. Then "
         "look for whoever copies records: a restore, a mirror, a second writer.",
     ),
     FindingKind.PHANTOM: Advice(
         "Readable, although it was rolled back, parked or never decided.",
-        "Consumers have seen what did not happen: tell their owners. Find who wrote the record; nothing but the "
+        "Consumers have seen what did not happen: inform their owners. Find who wrote the record; nothing but the "
         "bridge may set the header transaction-id.",
     ),
     FindingKind.ORPHAN: Advice(
@@ -89,7 +89,7 @@ ADVICE: Mapping[FindingKind, Advice] = {
         "Consumers may have kept the older of two states of one thing: look at both records, then report it.",
     ),
     FindingKind.TABLE_MISMATCH: Advice(
-        "The producer's own table and the topics tell different stories.",
+        "The producer's own table and the topics do not agree.",
         "The row is what the producer has committed: compare it with the transaction's timeline.",
     ),
     FindingKind.UNPROVABLE: Advice(

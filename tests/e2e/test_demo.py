@@ -27,10 +27,10 @@ def test_demo_tells_its_story_and_is_right(tmp_path: Path) -> None:
     """One committed, one rolled back, one rescued by a back-check; plain text when piped."""
     done = run_command("demo", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "records COMMIT, said by the producer" in done.stdout
-    assert "records ROLLBACK, said by the producer" in done.stdout
+    assert "records COMMIT, as its producer asked" in done.stdout
+    assert "records ROLLBACK, as its producer asked" in done.stdout
     assert "is dead (SIGKILL)" in done.stdout
-    assert "records COMMIT, said by the check" in done.stdout
+    assert "records COMMIT, as the shop answered" in done.stdout
     assert "0 lost, 0 invented, 0 twice" in done.stdout
     assert len(links_in(done.stdout)) == 3
     assert "\x1b" not in done.stdout

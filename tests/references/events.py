@@ -75,8 +75,8 @@ def make_events() -> str:
     acts = [(code(name), _AUDIT[name]) for name in sorted(_acts_in_code())]
     return (
         MADE + _INTRODUCTION + table(("type", "what happened", "members"), rows) + "\n## Audit\n\n"
-        "`GET /v1/audit` shows who did what, newest first. Each entry has `at`, `actor`, `what`, `target`, `reason`,\n"
-        "`before` and `after`.\n\n" + table(("what", "the actor ..."), acts)
+        "`outbox-bridge audit list` and `GET /v1/audit` show who did what, newest first. Each entry has `at`,\n"
+        "`actor`, `action`, `target`, `reason`, `before` and `after`.\n\n" + table(("action", "the actor ..."), acts)
     )  # fmt: skip
 
 

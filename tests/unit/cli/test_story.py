@@ -11,7 +11,7 @@ from api.cli.demo import describe
     ("event", "text"),
     [
         ({"type": "prepared", "by": "producer"}, "has the message stored in Kafka, where nobody sees it"),
-        ({"type": "end", "by": "check", "resolution": "COMMIT"}, "records COMMIT, said by the check"),
+        ({"type": "end", "by": "check", "resolution": "COMMIT"}, "records COMMIT, as the shop answered"),
         (
             {"type": "check_unanswered", "by": "check", "failure": "refused"},
             "asks the shop what became of it: no answer (refused)",

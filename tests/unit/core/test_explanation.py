@@ -91,13 +91,14 @@ CASES: dict[str, tuple[TransactionView, Circumstances, Explanation]] = {
     "unanswered": (
         view(), around(70_000, unanswered=[ONCE, ROUNDS]), Explanation(
             "Pending: its endpoint took no connection (https://shop/checks), 3 times, from 2026-01-31T12:00:06Z to "
-            "2026-01-31T12:01:06Z; that uses no check up, and its producer group is asked again every 30 s; "
+            "2026-01-31T12:01:06Z; that does not count as a check, and its producer group is asked again every 30 s; "
             f"{PARKED_THEN}.", NextStep.CHECK, DUE_MS + 90_000),
     ),
     "no endpoint": (
         view(), around(8_000, unanswered=[ONCE]), Explanation(
-            "Pending: its producer group has no live endpoint, once, at 2026-01-31T12:00:06Z; that uses no check up, "
-            f"and its producer group is asked again every 30 s; {PARKED_THEN}.", NextStep.CHECK, DUE_MS + 30_000),
+            "Pending: its producer group has no live endpoint, once, at 2026-01-31T12:00:06Z; that does not count as a "
+            f"check, and its producer group is asked again every 30 s; {PARKED_THEN}.",
+            NextStep.CHECK, DUE_MS + 30_000),
     ),
     "answered since": (
         view(check_times=1, next_due_ms=DUE_MS + 120_000), around(70_000, unanswered=[ROUNDS]), Explanation(
