@@ -53,5 +53,6 @@ async def _render_group(request: ApiRequest, group: str, secret: str | None = No
     if isinstance(health, Refused):
         raise refuse(health)
     settings = render_settings(health.group.settings)
-    check = {name.replace("_", " "): getattr(settings, name) for name in settings.__struct_fields__}
+    named = {name.replace("_", " "): getattr(settings, name) for name in settings.__struct_fields__}
+    check = {name: f"{value:g}" if isinstance(value, float) else value for name, value in named.items()}
     return render(request, "group.html", health=health, check=check, secret=secret)

@@ -92,7 +92,7 @@ async def _guess(request: ApiRequest, text: str) -> HttpAnswer:
     found = await _find_meanings(request, text) if is_property_text(text) and text else []
     if len(found) == 1:
         return redirect(request, "search", **found[0][1])
-    return render(request, "meanings.html", 200 if found or not text else 404, asked=text, found=found)
+    return render(request, "meanings.html", asked=text, found=found)
 
 
 async def _find_meanings(request: ApiRequest, text: str) -> list[tuple[str, dict[str, str]]]:

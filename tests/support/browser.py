@@ -88,12 +88,18 @@ class Tab:
         return heard
 
 
-@contextmanager
-def open_tab(*flags: str) -> Iterator[Tab]:
-    """A browser of its own with one empty page; skips the test where there is none."""
+def find_chromium() -> str:
+    """The program; skips the test where there is none."""
     program = next(filter(None, map(shutil.which, _NAMES)), None)
     if program is None:
         pytest.skip("no Chromium: apt-get install chromium")
+    return program
+
+
+@contextmanager
+def open_tab(*flags: str) -> Iterator[Tab]:
+    """A browser of its own with one empty page; skips the test where there is none."""
+    program = find_chromium()
     with tempfile.TemporaryDirectory(prefix="outbox-bridge-browser-", ignore_cleanup_errors=True) as profile:
         command = [program, *_FLAGS, *flags, f"--user-data-dir={profile}", "about:blank"]
         with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as popen:

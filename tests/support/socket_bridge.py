@@ -44,6 +44,10 @@ class SocketBridge(WholeBridge):
         """The same, values alone."""
         return [message.value for message in self.read_messages(topic)]
 
+    def delete_topic(self, name: str) -> None:
+        """Somebody deletes a topic behind the bridge's back."""
+        self._in_loop(lambda: self.memory.cluster.log.delete_topic(name))
+
     def states_of(self, group: str) -> list[str]:
         """States of all transactions of a group, newest first; lists are told of the latest writes by a 404."""
         for queue_id in range(self.memory.topics.queues):

@@ -1,0 +1,227 @@
+"""The console in Chromium, on a bridge with real traffic and three things wrong: looked at, walked through, used."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.support.browser import find_chromium
+from tests.support.console_scene import HOSTILE, Scene, console_scene
+from tests.support.source_tree import ROOT
+
+AXE = (ROOT / "tests" / "support" / "axe.min.js").read_text()
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+FLAWS = """async (rules) => {
+    const found = await axe.run(document, {runOnly: rules});
+    return found.violations.map(one => one.id + ": " + one.nodes.map(node => node.html).join(" | ").slice(0, 600));
+}"""
+WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+EMPTY = """[...document.querySelectorAll("th, td, dt, dd, h1, h2, h3, p, li, caption")]
+    .filter(one => !one.textContent.trim() && !one.querySelector("svg, input, progress")).map(one => one.outerHTML)"""
+VIEWS = [(360, "light", False), (360, "dark", True), (1440, "light", True), (1440, "dark", False)]
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """One bridge for all pages."""
+    with console_scene(tmp_path_factory.mktemp("console")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """As on a train: no name resolves."""
+    flags = ["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=find_chromium(), args=flags)
+        yield opened
+        opened.close()
+
+
+@contextmanager
+def tab(browser: Browser, scene: Scene, **options: Any) -> Iterator[Page]:
+    """A page in a browser of its own. Whatever it complains of, or asks of another host, fails the test."""
+    context = browser.new_context(base_url=scene.url, **options)
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("console", lambda said: complaints.append(said.text) if said.type in {"error", "warning"} else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on(
+        "request", lambda asked: complaints.append(asked.url) if not asked.url.startswith(scene.bridge.url) else None
+    )
+    try:
+        yield page
+        assert complaints == []
+    finally:
+        context.close()
+
+
+def places(scene: Scene) -> dict[str, str]:
+    """Every page there is, by a name."""
+    return {
+        "home": "",
+        "search": "search",
+        "search-filtered": "search?state=PREPARED&producer_group=shop",
+        "nothing": "search?q=nothing-is-called-so",
+        "pending": f"transactions/{scene.dead[0]}",
+        "blocked": f"transactions/{scene.blocked}",
+        "parked-one": f"transactions/{scene.parked[0]}",
+        "hostile": f"transactions/{scene.hostile}",
+        "large": f"transactions/{scene.committed}",
+        "parked": "parked",
+        "preview": "redrive?action=resume&producer_group=mail",
+        "groups": "groups",
+        "group": "groups/shop",
+        "audit": "audit",
+        "settings": "settings",
+    }
+
+
+@pytest.mark.parametrize(("width", "scheme", "has_axe"), VIEWS)
+def test_pages_are_whole_and_can_be_used_by_everybody(
+    browser: Browser, scene: Scene, width: int, scheme: Any, has_axe: bool
+) -> None:
+    """No violation of WCAG 2.2 AA that axe knows, nothing wider than the screen, no empty part.
+
+    Axe looks at each width and at each scheme once; it takes most of the time.
+    """
+    flaws: dict[str, Any] = {}
+    with tab(browser, scene, viewport={"width": width, "height": 900}, color_scheme=scheme) as page:
+        for name, place in places(scene).items():
+            page.goto(place)
+            found = page.evaluate(EMPTY)
+            if has_axe:
+                page.evaluate(AXE)
+                found += page.evaluate(FLAWS, RULES)
+            wide = page.evaluate(WIDE)
+            if found or wide:
+                flaws[name] = (wide, found)
+    assert flaws == {}, json.dumps(flaws, indent=1)
+
+
+def test_pages_can_be_read_without_scripts(browser: Browser, scene: Scene) -> None:
+    """They say the same."""
+    with tab(browser, scene) as with_scripts, tab(browser, scene, java_script_enabled=False) as without:
+        for place in places(scene).values():
+            texts = []
+            for page in (with_scripts, without):
+                page.goto(place)
+                texts.append([page.locator("h1").inner_text(), page.locator("h2").all_inner_texts()])
+            assert texts[0] == texts[1]
+
+
+def test_hostile_content_is_text(browser: Browser, scene: Scene) -> None:
+    """In the page of the transaction and in lists; nothing of it runs."""
+    with tab(browser, scene) as page:
+        for place in (f"transactions/{scene.hostile}", "search?producer_group=stock"):
+            page.goto(place)
+            shown = page.locator("main").inner_text()
+            assert HOSTILE[:30] in shown
+            assert "\\u202e" in shown
+            assert page.evaluate("window.pwned") is None
+            assert page.locator("b[onmouseover], main script").count() == 0
+        page.goto(f"transactions/{scene.hostile}")
+        assert "12345678901234567890123" in page.locator(".tree").inner_text()
+
+
+def test_keyboard_is_enough(browser: Browser, scene: Scene) -> None:
+    """From the first page to a transaction, and to its commit."""
+    transaction_id = scene.pending[0]
+    with tab(browser, scene) as page:
+        page.goto("")
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "skip"
+        page.keyboard.press("/")
+        page.keyboard.type(transaction_id)
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"**/transactions/{transaction_id}")
+        for _ in range(40):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.name") == "reason":
+                break
+        page.keyboard.type("paid, says the shop")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent") == "Commit"
+        page.keyboard.press("Enter")
+        page.wait_for_url("**?done=commit")
+        assert "COMMITTED" in page.locator(".headline").inner_text()
+    assert scene.bridge.get_json(f"/v1/transactions/{transaction_id}")["state"] == "COMMITTED"
+
+
+Cause = tuple[str, list[Callable[[Page], Any]], str]
+CAUSES: list[Cause] = [
+    (
+        "an endpoint that is dead",
+        [lambda page: page.get_by_role("link", name="Nobody answers the checks of shop").click()],
+        "refused",
+    ),
+    (
+        "a topic that is gone",
+        [
+            lambda page: page.get_by_role("link", name="1 commit of billing cannot be published").click(),
+            lambda page: page.locator("a.id").first.click(),
+        ],
+        "a topic, or the partition asked for, does not exist",
+    ),
+    (
+        "nobody to ask",
+        [
+            lambda page: page.get_by_role("link", name="8 parked transactions of mail").click(),
+            lambda page: page.locator("a.id").first.click(),
+        ],
+        "there was nobody to ask",
+    ),
+]
+
+
+@pytest.mark.parametrize(("cause", "clicks", "said"), CAUSES, ids=[name for name, *_ in CAUSES])
+def test_cause_is_found_in_thirty_seconds(
+    browser: Browser, scene: Scene, cause: str, clicks: list[Callable[[Page], Any]], said: str
+) -> None:
+    """By somebody who has never seen the console: from the first page, in at most three clicks."""
+    assert len(clicks) <= 3, cause
+    with tab(browser, scene) as page:
+        page.goto("")
+        for click in clicks:
+            click(page)
+        page.wait_for_load_state()
+        assert said in page.locator("main").inner_text()
+
+
+def test_bulk_act_shows_how_far_it_is(browser: Browser, scene: Scene) -> None:
+    """Counted, confirmed, done; the page follows by itself."""
+    with tab(browser, scene) as page:
+        page.goto("parked?producer_group=mail")
+        page.get_by_label("Act").select_option("rollback")
+        page.get_by_role("button", name="Count them first").click()
+        page.get_by_label("Reason, for the audit").fill("the mails are of yesterday")
+        page.get_by_label("Type").fill("rollback 8")
+        page.get_by_role("button", name="Begin").click()
+        page.get_by_text("8 of 8 done").wait_for(timeout=20_000)
+        page.locator("#progress .state.done").wait_for(timeout=20_000)
+
+
+def test_list_is_where_it_was_after_going_back(browser: Browser, scene: Scene) -> None:
+    """The second page of a list stays the second page."""
+    with tab(browser, scene) as page:
+        page.goto("search?producer_group=shop&limit=3")
+        page.get_by_role("link", name="Older").click()
+        second = page.locator("a.id").all_inner_texts()
+        page.locator("a.id").first.click()
+        page.go_back()
+        assert page.locator("a.id").all_inner_texts() == second
+
+
+def test_first_page_is_live_while_it_is_seen(browser: Browser, scene: Scene) -> None:
+    """What has come since is shown, and drawn, by itself."""
+    with tab(browser, scene) as page:
+        page.goto("")
+        page.locator("#chart canvas").wait_for(timeout=20_000)
+        transaction_id = scene.prepare("newcomer")
+        page.get_by_role("link", name="newcomer").wait_for(timeout=20_000)
+        assert "a second" in page.locator("#rates-now").inner_text()
+        scene.end(transaction_id, "rollback")
