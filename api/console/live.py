@@ -21,12 +21,12 @@ _TYPE = (b"content-type", b"text/event-stream")
 
 
 @routes.add("GET", f"{PREFIX}/live", verb=Verb.READ)
-async def follow(request: ApiRequest) -> "LiveAnswer":
+async def follow(request: ApiRequest) -> "EventsAnswer":
     """Goes on for a minute at most. Takes no place of a request."""
-    return LiveAnswer(request, await _tell(request))
+    return EventsAnswer(request, await _tell(request))
 
 
-class LiveAnswer:
+class EventsAnswer:
     """Events until the reader goes, or the process ends."""
 
     def __init__(self, request: ApiRequest, first: bytes) -> None:
