@@ -26,7 +26,8 @@ from api.web.certificates import Certificates, TlsFiles
 from api.web.guard import is_loopback
 from api.web.health import make_readiness
 from api.web.limits import HttpLimits
-from api.web.metrics import register_gauges
+from api.web.metrics import Exposition
+from api.web.node_metrics import NodeMetrics
 from api.web.quotas import QuotaConfig
 from api.web.server import ApiServer, ServeConfig, fit_connections, stop_at_signals
 from api.web.services import Services
@@ -275,7 +276,6 @@ class _Process:
         connections = fit_connections(limits.connections, open_files, self._settings.topics.queues)
         _LOG.info("connections_bounded", most=connections, open_files=open_files)
         services = self._make_services(connections, certificates, face)
-        register_gauges(services.registry, node, certificates)
         config = ServeConfig(
             http.host,
             http.port,
@@ -327,6 +327,7 @@ class _Process:
                 headers_per_message=limits.headers_per_message,
                 quotas=QuotaConfig(quotas.requests_per_second, quotas.bytes_per_second),
             ),
+            exposition=Exposition(NodeMetrics(node, certificates)),
             turns=node.turns,
             sessions=node.sessions,
             is_read_only=http.console == "read-only",

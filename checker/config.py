@@ -1,10 +1,10 @@
 """Bounds of the checker as a whole, and what it counts."""
 
-from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
 from bridge.core.errors import ConfigError
+from bridge.core.measures import ByName, Durations
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,21 @@ class CheckerConfig:
         return self.answer_bytes + self.answer_bytes_per_check * checks
 
 
-LATENESS_BOUNDS_MS = (100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
+@dataclass(slots=True)
+class GroupCheckCounts:
+    """The same of one producer group; `calls`: how long calls to its endpoints took."""
+
+    answered: Counter[str] = field(default_factory=Counter)
+    unanswered: Counter[str] = field(default_factory=Counter)
+    calls: Durations = field(default_factory=Durations)
 
 
 @dataclass(slots=True)
 class CheckCounts:
     """Counters since the process began, per transaction unless said otherwise.
 
-    `answered` by resolution word, `unanswered` by failure word; `lateness` has one more bucket than there are
-    bounds; `strange` entries of answers did not count.
+    `answered` by resolution word, `unanswered` by failure word; `lateness`: from when a transaction was due to when
+    it was asked about; `strange` entries of answers did not count.
     """
 
     calls: int = 0
@@ -55,10 +61,17 @@ class CheckCounts:
     unappended: int = 0  # answered, but perhaps not in the journal
     parked: int = 0
     strange: int = 0
-    lateness: list[int] = field(default_factory=lambda: [0] * (len(LATENESS_BOUNDS_MS) + 1))
+    lateness: Durations = field(default_factory=Durations)
+    groups: ByName[GroupCheckCounts] = field(default_factory=lambda: ByName(GroupCheckCounts))
     groups_without_endpoint: set[str] = field(default_factory=set)
     errors: int = 0  # bugs survived, rounds that could not be recorded
 
-    def count_lateness(self, late_ms: int) -> None:
-        """One transaction was asked about so long after it was due."""
-        self.lateness[bisect_left(LATENESS_BOUNDS_MS, late_ms)] += 1
+    def count_answer(self, group: str, word: str) -> None:
+        """One transaction was answered about."""
+        self.answered[word] += 1
+        self.groups.of(group).answered[word] += 1
+
+    def count_silence(self, group: str, word: str) -> None:
+        """One transaction was asked about in vain."""
+        self.unanswered[word] += 1
+        self.groups.of(group).unanswered[word] += 1

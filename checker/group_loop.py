@@ -166,7 +166,7 @@ class Round:
         counts, now_of = self._context.counts, cache(self._context.now_of)
         counts.asked += len(self._open)
         for item in self._open.values():
-            counts.count_lateness(now_of(item.ask.queue_id) - item.ask.due_ms)
+            counts.lateness.add(now_of(item.ask.queue_id) - item.ask.due_ms)
 
     # --- asking ---
 
@@ -186,6 +186,7 @@ class Round:
         call = EndpointCall(url, headers, text.encode(), self._calls.call_timeout_ms, most)
         del text  # a call may wait for long
         reply = await self._context.caller.call(call)
+        self._context.counts.groups.of(self._group).calls.add(reply.latency_ms)
         answers = self._read(url, reply)
         if answers.resolutions:
             await self._append(reply, answers)
@@ -256,7 +257,7 @@ class Round:
         for (item, resolution), result in zip(answered, results, strict=True):
             if result.status is PutStatus.PUT_OK:
                 del self._flying[item.check.transaction_id]
-                counts.answered[resolution.name] += 1
+                counts.count_answer(self._group, resolution.name)
                 self._context.timetable.set_answered(item.ask, moment_of(item.ask.queue_id))
             else:
                 counts.unappended += 1
@@ -279,7 +280,7 @@ def give_up(context: CheckContext, group: str, asks: Iterable[tuple[DueCheck, _S
     for ask, silence in asks:
         moment, wait_ms = context.moment_of(ask.queue_id), interval_ms + int(context.jitter() * _JITTER * interval_ms)
         context.timetable.set_unanswered(ask, moment, wait_ms, found_no_endpoint=silence.failure is Failure.NO_ENDPOINT)
-        context.counts.unanswered[silence.failure.value] += 1
+        context.counts.count_silence(group, silence.failure.value)
         rounds.append(UnansweredRound(_id_of(ask), group, moment.now_ms, silence.text, silence.endpoint))
     context.recorder.add(rounds)
 

@@ -107,10 +107,10 @@ class PullDispatcher:
             now_ms = context.now_of(ask.queue_id)
             if look is PullStatus.NEW:
                 context.counts.asked += 1
-                context.counts.count_lateness(now_ms - ask.due_ms)
+                context.counts.lateness.add(now_ms - ask.due_ms)
                 continue
             failure = _FAILURES[look]
-            context.counts.unanswered[failure.value] += 1
+            context.counts.count_silence(self._group, failure.value)
             rounds.append(UnansweredRound(_id_of(ask), self._group, now_ms, failure.value, None))
         context.recorder.add(rounds)
         self._alert(is_unclaimed=any(look is PullStatus.UNCLAIMED for _, look in looks))

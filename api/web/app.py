@@ -187,7 +187,7 @@ def create_app(
         "streams": ("Streams of lines (NDJSON) that are open.", lambda: traffic.streams.count),
         "bytes_in_flight": ("Bytes of requests that are held.", lambda: traffic.budget.used),
     }
-    return _make_app(Road(table, services, traffic, HttpMetrics(services.registry, now), site=site))
+    return _make_app(Road(table, services, traffic, HttpMetrics(services.exposition.registry, now), site=site))
 
 
 def create_metrics_app(app: FastAPI) -> FastAPI:

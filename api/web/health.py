@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from msgspec import UNSET, Struct, UnsetType
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from api.web.certificates import Certificates
 from api.web.guard import NOBODY
-from api.web.metrics import collect_groups, render_metrics
 from api.web.openapi import HEALTH, Operation, query_parameter
 from api.web.request import ApiRequest, Query
 from api.web.road import NO_STORE, HttpAnswer, Routes, json_answer
@@ -20,7 +20,7 @@ from bridge.projector import Projector
 from bridge.service.audit import AuditHeads
 from bridge.service.contract import Refused
 from bridge.service.replies import OpFollower
-from bridge.service.search import BridgeStats, SearchService
+from bridge.service.search import SearchService
 from bridge.settler.settler import Hold, Settler
 from bridge.sql.engine import Database, SqlUnavailable
 from bridge.sql.transactions import read_positions
@@ -197,21 +197,9 @@ async def ready(request: ApiRequest) -> HttpAnswer:
 
 @routes.add("GET", "/metrics", METRICS, verb=Verb.READ, is_for_all=True)
 async def metrics(request: ApiRequest) -> HttpAnswer:
-    """Metrics in Prometheus' text format. What SQL knows of groups is left out while SQL does not answer."""
-    body, content_type = render_metrics(request.services.registry)
-    stats = await _read_stats(request.services.search)
-    if stats is not None:
-        body += render_metrics(collect_groups(stats))[0]
-    return HttpAnswer(200, body, (("Content-Type", content_type),), None)
-
-
-async def _read_stats(search: SearchService) -> BridgeStats | None:
-    try:
-        async with asyncio.timeout(CHECK_TIMEOUT_S):
-            stats = await search.stats()
-    except TimeoutError:
-        return None
-    return None if isinstance(stats, Refused) else stats
+    """Metrics in Prometheus' text format. What SQL knows is left out while SQL does not answer."""
+    body = await request.services.exposition.read(request.services.search)
+    return HttpAnswer(200, body, (("Content-Type", CONTENT_TYPE_LATEST),), None)
 
 
 async def run_checks(checks: Mapping[str, ReadinessCheck]) -> list[ReadyCheck]:

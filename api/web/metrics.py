@@ -1,18 +1,16 @@
-"""Metrics of the HTTP interface and gauges of the process. Labels are bounded."""
+"""Metrics of the HTTP interface, of producer groups, and the text of all metrics. Labels are bounded."""
 
-from collections.abc import Callable, Iterable, Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from api.web.certificates import Certificates
-from bridge.node import Node
-from bridge.service.audit import AuditHeads
-from bridge.service.search import BridgeStats
-from bridge.settler.settler import Hold, Settler
-from checker.service import CheckService
+from bridge.core.measures import MOST_NAMES, OTHER_NAMES
+from bridge.service.contract import Refused
+from bridge.service.search import BridgeStats, SearchService
 
 PREFIX = "outbox_bridge_"
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -47,161 +45,110 @@ class HttpMetrics:
         self._problems.labels(code).inc()
 
 
-def render_metrics(registry: CollectorRegistry) -> tuple[bytes, str]:
-    """The exposition and its content type."""
-    return generate_latest(registry), CONTENT_TYPE_LATEST
+class ProcessMetrics:
+    """What a process measures beside its HTTP interface, and which of what SQL knows it shows."""
+
+    @property
+    def has_lags(self) -> bool:
+        """How far behind settlers and projection are."""
+        return True
+
+    @property
+    def has_groups(self) -> bool:
+        """What is open by producer group."""
+        return True
+
+    def copy(self) -> Iterable[Metric]:
+        """The present values; called in the loop that changes them."""
+        return ()
 
 
-MOST_GROUPS = 100
-OTHER_GROUPS = "other"
+_FRESH_S = 1.0
+_STATS_TIMEOUT_S = 2.0
 
 
-def collect_groups(stats: BridgeStats) -> CollectorRegistry:
-    """What is open, by producer group: of those with most of it; the rest, and a group of that name, are one."""
-    registry = CollectorRegistry()
-    registry.register(_Groups(stats))
-    return registry
+class Exposition:
+    """The text of all metrics, made once a second at most. What the loop changes is copied in it; the text is made
+    in a thread."""
+
+    def __init__(self, process: ProcessMetrics | None = None) -> None:
+        self.registry = CollectorRegistry()
+        self._process = process or ProcessMetrics()
+        self._made: tuple[float, bytes] | None = None
+        self._making: asyncio.Task[bytes] | None = None
+
+    async def read(self, search: SearchService) -> bytes:
+        """Everything, whoever asks. What SQL knows is left out while it does not answer."""
+        if self._made is not None and asyncio.get_running_loop().time() - self._made[0] < _FRESH_S:
+            return self._made[1]
+        if self._making is None or self._making.done():
+            self._making = asyncio.ensure_future(self._make(search))
+        return await asyncio.shield(self._making)
+
+    async def _make(self, search: SearchService) -> bytes:
+        process = self._process
+        stats = await _read_stats(search) if process.has_lags or process.has_groups else None
+        copied = [*process.copy()]
+        if stats is not None:
+            copied += collect_lags(stats) if process.has_lags else ()
+            copied += collect_groups(stats) if process.has_groups else ()
+        body = await asyncio.to_thread(lambda: generate_latest(self.registry) + generate_latest(_Copied(copied)))
+        self._made = (asyncio.get_running_loop().time(), body)
+        return body
 
 
-class _Groups(Collector):
-    def __init__(self, stats: BridgeStats) -> None:
-        self._stats = stats
+class _Copied(Collector):
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        groups = self._stats.projection.groups
-        ranked = sorted(groups, key=lambda name: (-groups[name].pending - groups[name].parked, name))
-        kept = set(ranked[:MOST_GROUPS]) - {OTHER_GROUPS}
-        values: dict[str, list[float]] = {}
-        for name, group in groups.items():
-            oldest_ms = self._stats.now_ms if group.oldest_pending_ms is None else group.oldest_pending_ms
-            age_s = max(0, self._stats.now_ms - oldest_ms) / 1000
-            pending, before_s, parked, blocked = values.get(label := name if name in kept else OTHER_GROUPS, [0.0] * 4)
-            values[label] = [
-                pending + group.pending, max(before_s, age_s), parked + group.parked, blocked + group.blocked
-            ]  # fmt: skip
-        for place, (name, text) in enumerate(
-            (
-                ("pending", "Transactions that are PREPARED."),
-                ("oldest_pending_seconds", "Age of the oldest of them; 0 if there is none."),
-                ("parked", "Transactions that are PARKED."),
-                ("blocked", "Committed transactions that cannot be published now."),
-            )
-        ):
-            family = GaugeMetricFamily(f"{PREFIX}group_{name}", text, labels=["producer_group"])
-            for label, numbers in values.items():
-                family.add_metric([label], numbers[place])
-            yield family
+        return self._families
 
 
-def register_gauges(registry: CollectorRegistry, node: Node, certificates: Certificates | None) -> None:
-    """Adds the parts that the node has, now or later, and the certificate that is shown."""
-    registry.register(_Parts(node, certificates))
+async def _read_stats(search: SearchService) -> BridgeStats | None:
+    try:
+        async with asyncio.timeout(_STATS_TIMEOUT_S):
+            stats = await search.stats()
+    except TimeoutError:
+        return None
+    return None if isinstance(stats, Refused) else stats
 
 
-class _Parts(Collector):
-    def __init__(self, node: Node, certificates: Certificates | None) -> None:
-        self._node = node
-        self._certificates = certificates
-
-    def collect(self) -> Iterable[Metric]:
-        yield CounterMetricFamily(
-            f"{PREFIX}op_records_not_ours", "Records in the op topic without a valid seal, not believed.",
-            value=self._node.seal_watch.forged,
-        )  # fmt: skip
-        if self._certificates is not None:
-            yield GaugeMetricFamily(
-                f"{PREFIX}certificate_end_seconds", "When the certificate that is shown ends, in Unix time.",
-                value=self._certificates.end_s,
-            )  # fmt: skip
-        if self._node.roles.is_called:
-            yield from _collect_audit(self._node.audit_heads)
-        if self._node.settler is not None:
-            yield from _collect_settler(self._node.settler)
-        if self._node.checks is not None:
-            yield from _collect_checks(self._node.checks)
-        if self._node.projector is not None:
-            yield GaugeMetricFamily(
-                f"{PREFIX}projector_active", "1 where this projector works, 0 where it stands by.",
-                value=float(self._node.projector.is_active),
-            )  # fmt: skip
-            yield GaugeMetricFamily(
-                f"{PREFIX}projector_halted_queues", "Queues the projector cannot go on with.",
-                value=len(self._node.projector.halted),
-            )  # fmt: skip
-
-
-def _collect_audit(heads: AuditHeads) -> Iterable[Metric]:
-    yield GaugeMetricFamily(
-        f"{PREFIX}audit_unproven_entries", "Entries of the audit behind its newest head in Kafka.", value=heads.unproven
-    )
-    yield GaugeMetricFamily(
-        f"{PREFIX}audit_chain_broken", "1 where the audit does not go on from its newest head in Kafka.",
-        value=float(heads.is_broken),
-    )  # fmt: skip
-
-
-def _collect_settler(settler: Settler) -> Iterable[Metric]:
-    gauges = {
-        "queue_owned": "1 while the queue is owned and settled here.",
-        "queue_live_transactions": "Transactions that are not final, or blocked.",
-        "queue_blocked_transactions": "Committed transactions that cannot be published now.",
-        "queue_body_bytes": "Bodies in memory.",
-        "queue_next_offset": "S, the next journal offset to decide.",
-    }
-    counters = {
-        "queue_records": "Journal records decided.",
-        "queue_batches": "Kafka transactions committed.",
-        "queue_published": "Transactions published.",
-        "queue_quarantined": "Journal records that could not be parsed.",
-        "queue_put_backs": "Transactions put back.",
-        "queue_parked": "Transactions parked.",
-        "queue_abandoned": "Blocked commits that operators gave up.",
-        "queue_take_overs": "Times the queue was taken over.",
-    }
-    families: dict[str, Metric] = {
-        **{name: GaugeMetricFamily(PREFIX + name, text, labels=["queue"]) for name, text in gauges.items()},
-        **{name: CounterMetricFamily(PREFIX + name, text, labels=["queue"]) for name, text in counters.items()},
-    }
-    for queue_id, status in settler.status.items():
-        counts = status.counts
-        values = {
-            "queue_owned": float(status.hold is Hold.OWNED),
-            "queue_live_transactions": status.live,
-            "queue_blocked_transactions": status.blocked,
-            "queue_body_bytes": status.held_bytes,
-            "queue_next_offset": status.s,
-            "queue_records": counts.records,
-            "queue_batches": counts.batches,
-            "queue_published": counts.published,
-            "queue_quarantined": counts.quarantined,
-            "queue_put_backs": counts.carried,
-            "queue_parked": counts.parked,
-            "queue_abandoned": counts.abandoned,
-            "queue_take_overs": status.take_overs,
-        }
-        for name, value in values.items():
-            families[name].add_sample(_sample_name(families[name]), {"queue": str(queue_id)}, value)
-    return families.values()
-
-
-def _sample_name(family: Metric) -> str:
-    return f"{family.name}_total" if isinstance(family, CounterMetricFamily) else family.name
-
-
-def _collect_checks(checks: CheckService) -> Iterable[Metric]:
-    gauges, counts = checks.gauges(), checks.counts
-    for name, value in gauges._asdict().items():
-        yield GaugeMetricFamily(f"{PREFIX}checks_{name}", f"Transactions or calls that are {name} now.", value=value)
-    yield CounterMetricFamily(f"{PREFIX}check_calls", "Calls to endpoints.", value=counts.calls)
-    yield GaugeMetricFamily(
-        f"{PREFIX}groups_without_endpoint", "Groups with something due and nobody to ask.",
-        value=len(counts.groups_without_endpoint),
-    )  # fmt: skip
-    for name, text, words in (
-        ("checks_answered", "Answers, by resolution.", counts.answered),
-        ("checks_unanswered", "Transactions asked about in vain, by failure.", counts.unanswered),
+def collect_lags(stats: BridgeStats) -> Iterable[Metric]:
+    """How far behind settlers and projection are."""
+    for name, text, lag_ms in (
+        (
+            "settle_lag",
+            "Age of the oldest journal record that is not decided; 0 if there is none.",
+            stats.lag.settle_ms,
+        ),
+        ("projection_lag", "Age of the oldest journal record that is not in SQL.", stats.lag.projection_ms),
     ):
-        family = CounterMetricFamily(PREFIX + name, text, labels=["word"])
-        for word, number in words.items():
-            family.add_metric([word], number)
+        yield GaugeMetricFamily(f"{PREFIX}{name}_seconds", text, value=lag_ms / 1000)
+
+
+def collect_groups(stats: BridgeStats) -> Iterable[Metric]:
+    """What is open, by producer group: of those with most of it; the rest, and a group of that name, are one."""
+    groups = stats.projection.groups
+    ranked = sorted(groups, key=lambda name: (-groups[name].pending - groups[name].parked, name))
+    kept = set(ranked[:MOST_NAMES]) - {OTHER_NAMES}
+    values: dict[str, list[float]] = {}
+    for name, group in groups.items():
+        oldest_ms = stats.now_ms if group.oldest_pending_ms is None else group.oldest_pending_ms
+        age_s = max(0, stats.now_ms - oldest_ms) / 1000
+        pending, before_s, parked, blocked = values.get(label := name if name in kept else OTHER_NAMES, [0.0] * 4)
+        values[label] = [
+            pending + group.pending, max(before_s, age_s), parked + group.parked, blocked + group.blocked
+        ]  # fmt: skip
+    for place, (name, text) in enumerate(
+        (
+            ("pending", "Transactions that are PREPARED."),
+            ("oldest_pending_seconds", "Age of the oldest of them; 0 if there is none."),
+            ("parked", "Transactions that are PARKED."),
+            ("blocked", "Committed transactions that cannot be published now."),
+        )
+    ):
+        family = GaugeMetricFamily(f"{PREFIX}group_{name}", text, labels=["producer_group"])
+        for label, numbers in values.items():
+            family.add_metric([label], numbers[place])
         yield family

@@ -4,9 +4,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry
-
 from api.web.limits import HttpLimits
+from api.web.metrics import Exposition
 from bridge.clock import SystemClock
 from bridge.service.access import AccessService
 from bridge.service.claims import ClaimService
@@ -46,7 +45,7 @@ class Services:
     claims: ClaimService
     nonces: Nonces
     readiness: Mapping[str, ReadinessCheck] = field(default_factory=dict)
-    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    exposition: Exposition = field(default_factory=Exposition)
     limits: HttpLimits = field(default_factory=HttpLimits)
     now_ms: Callable[[], int] = SystemClock().now_ms
     turns: Turns = field(default_factory=Turns)

@@ -1,10 +1,10 @@
 """Lists, counts and the audit trail, from the projection as it is."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from bridge.clock import Clock, KafkaTime
 from bridge.core.errors import StoreError
@@ -15,7 +15,7 @@ from bridge.service.contract import RefusalCode, Refused
 from bridge.service.reads import ConsumerLag, Lag
 from bridge.sql.audit import ActEntry, read_audit
 from bridge.sql.engine import Database, MalformedCursor, SqlUnavailable
-from bridge.sql.stats import restrict_stats
+from bridge.sql.stats import Histogram, count_ages, restrict_stats
 from bridge.sql.transactions import (
     AppliedPosition,
     ProjectionStats,
@@ -24,10 +24,13 @@ from bridge.sql.transactions import (
     read_stats,
     search_transactions,
 )
+from bridge.turns import take_error
 
 T = TypeVar("T")
 MAX_PAGE = 500
 _STATS_AGE_MS = 1_000
+_QUICK_MS = 50
+_AGES_SHARE = 50  # of the time, one part at most is spent on counting ages
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,14 @@ class BridgeStats:
     now_ms: int
 
 
+class _Ages(NamedTuple):
+    """Histograms by producer group, when they were counted by the monotonic clock, and how long that took."""
+
+    histograms: Mapping[str, Histogram]
+    counted_ms: int
+    took_ms: int
+
+
 class SearchService:
     """Reads that may be a moment old; none waits for the projection."""
 
@@ -65,6 +76,8 @@ class SearchService:
         self._lags = lags
         self._stats: tuple[int, BridgeStats] | None = None
         self._reading: asyncio.Task[BridgeStats | Refused] | None = None
+        self._ages = _Ages({}, 0, 0)
+        self._counting: asyncio.Task[None] | None = None
 
     async def search(self, wanted: SearchFilter, limit: int, cursor: str | None = None) -> TransactionList | Refused:
         """A page of transactions."""
@@ -104,13 +117,35 @@ class SearchService:
 
     async def _read_stats(self) -> BridgeStats:
         now_ms = self._kafka_time.now_ms() or self._clock.now_ms()
+        known = self._ages
 
-        def read(connection: Any) -> tuple[ProjectionStats, dict[int, AppliedPosition]]:  # noqa: ANN401
-            return read_stats(connection, now_ms), read_positions(connection)
+        def read(connection: Any) -> tuple[_Ages, ProjectionStats, dict[int, AppliedPosition]]:  # noqa: ANN401
+            ages = self._count_ages(connection, now_ms) if known.took_ms <= _QUICK_MS else known
+            return ages, read_stats(connection, now_ms, ages.histograms), read_positions(connection)
 
-        stats, positions = await self._database.read(read)
+        ages, stats, positions = await self._database.read(read)
+        if ages is known:
+            self._count_later(now_ms)
+        else:
+            self._ages = ages
         lag = await self._lags.read({queue_id: position.s for queue_id, position in positions.items()})
         return BridgeStats(stats, lag, now_ms)
+
+    def _count_ages(self, connection: Any, now_ms: int) -> _Ages:  # noqa: ANN401
+        begin_ms = self._clock.monotonic_ms()
+        histograms = count_ages(connection, now_ms)
+        end_ms = self._clock.monotonic_ms()
+        return _Ages(histograms, end_ms, end_ms - begin_ms)
+
+    def _count_later(self, now_ms: int) -> None:
+        """Ages of so many that nobody should wait for them are counted beside, for the next who asks."""
+        is_due = self._clock.monotonic_ms() - self._ages.counted_ms >= _AGES_SHARE * self._ages.took_ms
+        if is_due and (self._counting is None or self._counting.done()):
+            self._counting = asyncio.ensure_future(self._recount(now_ms))
+            self._counting.add_done_callback(take_error)
+
+    async def _recount(self, now_ms: int) -> None:
+        self._ages = await self._database.read(lambda connection: self._count_ages(connection, now_ms))
 
 
 async def read_page(database: Database, work: Callable[[Any], T]) -> T | Refused:

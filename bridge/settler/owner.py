@@ -9,6 +9,7 @@ import structlog
 from bridge.core.errors import BatchAborted, BatchOutcomeUnknown, MalformedRecord, QueueHalted, StoreFenced
 from bridge.core.message import MessageQueue
 from bridge.core.queue_state import QueueState, changed_by
+from bridge.core.record import EndRecord
 from bridge.core.transaction import BODY_EXPIRED, SPLIT, Transaction
 from bridge.core.transition import Effect
 from bridge.fault_points import FaultPoint, reach
@@ -141,6 +142,8 @@ class OwnedQueue(QueueOwner):
         effects = self._decide(batch, seen_at_ms)
         await self._settle(effects, batch.bodies, seen_at_ms)
         portion = batch.portion
+        ends_ms = [place.stored_ms for place, record, _ in portion.records if type(record) is EndRecord]
+        self._ports.times.settle.add_since(ends_ms, self.now_ms())
         self._keep_bodies(portion.bodies)
         await self._retry.run_once(seen_at_ms)
         self._follow_end(is_idle=not portion.last_ms)

@@ -10,6 +10,7 @@ from bridge.core.check_rules import CheckTimes
 from bridge.core.errors import QueueHalted, StoreError
 from bridge.core.log_facts import Witness
 from bridge.core.low_watermarks import LowWatermarkConfig
+from bridge.core.measures import Durations
 from bridge.core.message import MessageQueue
 from bridge.core.op_message import LogStart, LogTopics
 from bridge.core.pending_table import PendingTable
@@ -162,8 +163,17 @@ class LogWatchPort(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class SettleTimes:
+    """How long the owners of a process took, by Kafka's clock. `settle`: from the append of an end record to when
+    what follows from it is written; `publish`: from a commit to when its messages can be read, blocked or not."""
+
+    settle: Durations = field(default_factory=Durations)
+    publish: Durations = field(default_factory=Durations)
+
+
+@dataclass(frozen=True, slots=True)
 class SettlerPorts:
-    """What an owner works with."""
+    """What an owner works with, and the times that all owners of a process measure together."""
 
     store: MessageStore
     owners: OwnerStore
@@ -172,6 +182,7 @@ class SettlerPorts:
     observer: SettlerObserver
     clock: Clock
     log: LogWatchPort
+    times: SettleTimes = field(default_factory=SettleTimes)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from bridge.core.message import MessageQueue
 from bridge.core.topics import InternalTopics
 from bridge.settler.batch import BatchTarget
 from bridge.settler.owner import OwnedQueue
-from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts
+from bridge.settler.ports import QueueCounts, QueueMemory, SettlerConfig, SettlerPorts, SettleTimes
 from bridge.store.message_store import GroupChange, GroupMember
 
 _LOG = structlog.get_logger()
@@ -75,6 +75,11 @@ class Settler:
         self._stop = asyncio.Event()
         self.status: dict[int, QueueStatus] = {}
         self._joined_at_ms: int | None = None
+
+    @property
+    def times(self) -> SettleTimes:
+        """How long the queues of this process took."""
+        return self._ports.times
 
     @property
     def is_placed(self) -> bool:

@@ -99,6 +99,8 @@ class QueueWriter:
         is_live = state.is_live
         self.bodies.drop([t for i, t in batch.ops.items() if i in parks or not is_live(i)])
         self.time.observe(result.last_stored_ms)
+        commits_ms = [t.ended_ms or t.appended_ms for t in batch.publishes.values()]
+        self._ports.times.publish.add_since(commits_ms, self.time.now_ms())
         self._written_s, self._written_at_ms = state.s, self._ports.clock.monotonic_ms()
         self._moved_at_ms = None
         self._counts.batches += 1

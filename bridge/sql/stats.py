@@ -24,6 +24,7 @@ def find_full_groups(conn: Connection, most: int) -> frozenset[str]:
 
 
 _T = transactions.c
+_COUNTED_GROUP = group_counts.c.producer_group
 
 Histogram = Sequence[tuple[int | None, int]]
 
@@ -61,9 +62,9 @@ class ProjectionStats:
     groups: Mapping[str, GroupStats] = field(default_factory=dict)
 
 
-def read_stats(conn: Connection, now_ms: int) -> ProjectionStats:
-    """Counts as applied; ages at `now_ms`."""
-    groups = _read_groups(conn, now_ms)
+def read_stats(conn: Connection, now_ms: int, ages: Mapping[str, Histogram] | None = None) -> ProjectionStats:
+    """Counts as applied. `ages`: of pending transactions, as they were counted last; else they are counted now."""
+    groups = _read_groups(conn, count_ages(conn, now_ms) if ages is None else ages)
     return ProjectionStats(_add_up(groups.values()), groups)
 
 
@@ -75,46 +76,46 @@ def restrict_stats(stats: ProjectionStats, is_visible: Callable[[str], bool]) ->
 
 def read_group_stats(conn: Connection, group: str, now_ms: int) -> GroupStats:
     """Counts of one group; zeros if it never prepared anything."""
-    return _read_groups(conn, now_ms, group).get(group, GroupStats(age_histogram=_EMPTY))
+    return _read_groups(conn, count_ages(conn, now_ms, group), group).get(group, GroupStats(age_histogram=_EMPTY))
 
 
-def _read_groups(conn: Connection, now_ms: int, group: str | None = None) -> dict[str, GroupStats]:
-    query = sa.select(group_counts).order_by(group_counts.c.producer_group)
+def _read_groups(conn: Connection, ages: Mapping[str, Histogram], group: str | None = None) -> dict[str, GroupStats]:
+    oldest = sa.select(sa.func.min(_T.appended_ms)).where(
+        sa.text("state = 'PREPARED'"), _T.producer_group == _COUNTED_GROUP
+    )
+    query = sa.select(group_counts, oldest.scalar_subquery().label("oldest_ms")).order_by(_COUNTED_GROUP)
     if group is not None:
         query = query.where(group_counts.c.producer_group == group)
-    ages = _read_ages(conn, now_ms, group)
-    groups = {}
-    for row in conn.execute(query):
-        oldest_ms, histogram = ages.get(row.producer_group, (None, _EMPTY))
-        groups[row.producer_group] = GroupStats(
-            row.prepared, row.committed, row.blocked, row.rolled_back, row.parked, oldest_ms, histogram, row.abandoned
+    return {
+        row.producer_group: GroupStats(
+            row.prepared, row.committed, row.blocked, row.rolled_back, row.parked, row.oldest_ms,
+            ages.get(row.producer_group, _EMPTY), row.abandoned,
         )
-    return groups
+        for row in conn.execute(query)
+    }  # fmt: skip
 
 
 _EMPTY = tuple((bound, 0) for bound in (*AGE_BOUNDS_S, None))
 
 
-def _read_ages(conn: Connection, now_ms: int, group: str | None) -> dict[str, tuple[int, Histogram]]:
-    """One pass over the index of pending ones."""
+def count_ages(conn: Connection, now_ms: int, group: str | None = None) -> dict[str, Histogram]:
+    """Ages at `now_ms` of each group's pending transactions: one pass over their index."""
     bucket = sa.case(
         *[(_T.appended_ms >= now_ms - bound * 1000, place) for place, bound in enumerate(AGE_BOUNDS_S)],
         else_=len(AGE_BOUNDS_S),
     )
     query = (
-        sa.select(_T.producer_group, bucket.label("bucket"), sa.func.count(), sa.func.min(_T.appended_ms))
+        sa.select(_T.producer_group, bucket.label("bucket"), sa.func.count())
         .where(sa.text("state = 'PREPARED'"))
         .group_by(_T.producer_group, sa.text("bucket"))
     )
     if group is not None:
         query = query.where(_T.producer_group == group)
     counts: dict[str, list[int]] = {}
-    oldest: dict[str, int] = {}
-    for name, place, count, first_ms in conn.execute(query):
+    for name, place, count in conn.execute(query):
         counts.setdefault(name, [0] * len(_EMPTY))[place] = count
-        oldest[name] = min(first_ms, oldest.get(name, first_ms))
     bounds = (*AGE_BOUNDS_S, None)
-    return {name: (oldest[name], tuple(zip(bounds, numbers, strict=True))) for name, numbers in counts.items()}
+    return {name: tuple(zip(bounds, numbers, strict=True)) for name, numbers in counts.items()}
 
 
 def _add_up(groups: Collection[GroupStats]) -> GroupStats:

@@ -262,7 +262,11 @@ def test_nobody_to_ask_uses_nothing_up(service: RunningService, stage: dict[str,
     assert event["first"] <= event["last"]
     assert "its producer group has no live endpoint" in found["explanation"]
     assert found["next"]["what"] == "check"
-    assert f'outbox_bridge_group_pending{{producer_group="{asked.group}"}} 1.0' in service.api.get("/metrics").text
+    wanted = f'outbox_bridge_group_pending{{producer_group="{asked.group}"}} 1.0'
+    wait_until(lambda: wanted in service.engine.get("/metrics").text, name="the projector's process shows it")
+    unanswered = f'group_checks_unanswered_total{{producer_group="{asked.group}",word="no-endpoint"}}'
+    wait_until(lambda: unanswered in service.engine.get("/metrics").text, name="the settler's process shows why")
+    assert "outbox_bridge_group_" not in service.api.get("/metrics").text
     with check_endpoint("COMMIT") as endpoint:
         service.put_group(asked.group, [endpoint.url], **SOON)
         service.wait_state(transaction_id, "COMMITTED")

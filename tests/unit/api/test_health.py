@@ -1,16 +1,19 @@
 """Liveness, readiness."""
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import cast
 
 import httpx2
+from prometheus_client.core import Metric
 
 from api.web.app import create_app, create_metrics_app
-from api.web.metrics import MOST_GROUPS, OTHER_GROUPS, collect_groups
+from api.web.metrics import Exposition, ProcessMetrics, collect_groups
 from api.web.services import CheckResult, Services
 from bridge.clock import SystemClock
 from bridge.core.grants import EVERYTHING, Rights
+from bridge.core.measures import MOST_NAMES, OTHER_NAMES
 from bridge.service.access import AccessConfig, AccessService
 from bridge.service.answers import refuse_unavailable
 from bridge.service.contract import Refused
@@ -101,6 +104,54 @@ async def test_metrics_have_what_is_open_by_group(live: LiveServer) -> None:
     ]
 
 
+async def test_metrics_are_made_once_a_second(fake: FakeTransactions) -> None:
+    """Many who scrape at once get one text, and cost as much as one; what the process shows is read in the loop."""
+    process, asked = CountedMetrics(), CountedSearch(fake)
+    exposition, search = Exposition(process), cast("SearchService", asked)
+    bodies = await asyncio.gather(*[exposition.read(search) for _ in range(20)], exposition.read(search))
+    assert len(set(bodies)) == 1
+    assert await exposition.read(search) is bodies[0]
+    assert (process.copied, asked.counted) == (1, 1)
+
+
+async def test_process_without_the_roles_for_it_asks_no_database(fake: FakeTransactions) -> None:
+    """Groups are shown by the projector at work, lags by api processes; a settler alone reads neither."""
+    asked = CountedSearch(fake)
+    body = await Exposition(SettlerMetrics()).read(cast("SearchService", asked))
+    assert asked.counted == 0
+    assert b"outbox_bridge_group_pending" not in body
+
+
+class CountedSearch(FakeSearch):
+    """Counts who asks."""
+
+    counted = 0
+
+    async def stats(self, rights: Rights = EVERYTHING) -> BridgeStats | Refused:
+        """As ever."""
+        self.counted += 1
+        return await super().stats(rights)
+
+
+class CountedMetrics(ProcessMetrics):
+    """Counts copies; they are made where the loop runs."""
+
+    copied = 0
+
+    def copy(self) -> Iterable[Metric]:
+        """Nothing."""
+        assert asyncio.get_running_loop()
+        self.copied += 1
+        return ()
+
+
+class SettlerMetrics(ProcessMetrics):
+    """A process with a settler alone."""
+
+    has_lags = False
+    has_groups = False
+
+
 class SearchWithoutSql(FakeSearch):
     """Nothing can be counted."""
 
@@ -122,11 +173,11 @@ async def test_metrics_go_on_without_sql(fake: FakeTransactions) -> None:
 def test_groups_beyond_the_most_are_one() -> None:
     """Labels are bounded; sums stay right, and no series comes twice."""
     groups = {f"g{n:03d}": GroupStats(n + 1, oldest_pending_ms=9_000 - n) for n in range(150)}
-    groups[OTHER_GROUPS] = GroupStats(1_000)
+    groups[OTHER_NAMES] = GroupStats(1_000)
     stats = BridgeStats(ProjectionStats(GroupStats(), groups), Lag(0, 0), 10_000)
-    (pending, *_) = collect_groups(stats).collect()
+    (pending, *_) = collect_groups(stats)
     shown = {sample.labels["producer_group"]: sample.value for sample in pending.samples}
-    assert len(shown) == len(pending.samples) <= MOST_GROUPS + 1
+    assert len(shown) == len(pending.samples) <= MOST_NAMES + 1
     assert sum(shown.values()) == sum(group.pending for group in groups.values())
     assert shown["g149"] == 150
-    assert shown[OTHER_GROUPS] >= 1_000
+    assert shown[OTHER_NAMES] >= 1_000

@@ -1,0 +1,28 @@
+"""What loops measure, for metrics."""
+
+from collections import Counter
+
+from bridge.core.measures import DURATION_BOUNDS_MS, MOST_NAMES, OTHER_NAMES, ByName, Durations
+
+
+def test_each_duration_is_counted_under_its_bound() -> None:
+    """A duration that equals a bound belongs to it; none is lost, and a clock that went back counts as no time."""
+    durations = Durations()
+    for bound_ms in DURATION_BOUNDS_MS:
+        durations.add(bound_ms)
+    durations.add_since([100, 100, 1_100], now_ms=1_000 + 60_001 + 100)
+    durations.add(-5)
+    assert durations.counts == [2, *[1] * (len(DURATION_BOUNDS_MS) - 1), 3]
+    assert durations.sum_ms == sum(DURATION_BOUNDS_MS) + 2 * 61_001 + 60_001
+
+
+def test_names_are_bounded_and_no_count_ever_falls() -> None:
+    """First come, first shown: a name keeps its place, and those that came too late share one."""
+    counts: ByName[Counter[str]] = ByName(Counter)
+    for n in range(300):
+        counts.of(f"g{n}")["COMMIT"] += 1
+    counts.of("g0")["COMMIT"] += 1
+    assert len(counts) == MOST_NAMES + 1
+    assert counts["g0"]["COMMIT"] == 2
+    assert counts[OTHER_NAMES]["COMMIT"] == 200
+    assert counts.of(OTHER_NAMES) is counts[OTHER_NAMES]
