@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.references.metrics import PAGE, make_metrics, read_rows
 from tests.support.cli_process import DevProcess, environment, is_gone, run_command, running_dev, wait_for
 from tests.support.source_tree import ROOT
 
@@ -210,6 +211,13 @@ def test_readme_samples_work_as_they_stand(dev: DevProcess, tmp_path: Path, lang
     order = {"curl": "42", "python": "43"}[language]
     tailed = command(dev, tmp_path, "topic", "tail", TOPIC, "-b", "--no-follow", "-o", "jsonl")
     assert [json.loads(line)["key"] for line in tailed.splitlines()].count(order) == 1
+
+
+def test_every_metric_is_documented(dev: DevProcess) -> None:
+    """With the words that the exposition has for it."""
+    shown = httpx2.get(f"{dev.url}/metrics", timeout=30).text
+    missing = set(make_metrics(read_rows(shown)).splitlines()) - set(PAGE.read_text().splitlines())
+    assert missing == set(), "run: python -m tests.references.metrics URL"
 
 
 def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
