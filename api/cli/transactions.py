@@ -62,6 +62,9 @@ BeforeOption = Annotated[
     str | None, typer.Option("--before", metavar="TIME", parser=read_time, help="Born before: as for --after.")
 ]
 BlockedOption = Annotated[bool, typer.Option("--blocked", help="Committed, but not yet publishable.")]
+IdempotencyOption = Annotated[
+    str | None, typer.Option("--idempotency-key", help="Prepared with this idempotency key; without --topic and --key.")
+]
 StuckOption = Annotated[
     bool, typer.Option("--stuck", help=f"Those that may need a person: PREPARED for more than {_STUCK}, or blocked.")
 ]
@@ -124,6 +127,7 @@ def list_transactions(  # noqa: PLR0913, PLR0917 - a filter is an option
     group: GroupOption = None,
     topic: TopicOption = None,
     key: KeyOption = None,
+    idempotency_key: IdempotencyOption = None,
     after: AfterOption = None,
     before: BeforeOption = None,
     blocked: BlockedOption = False,
@@ -137,6 +141,7 @@ def list_transactions(  # noqa: PLR0913, PLR0917 - a filter is an option
     """Transactions that match every filter, newest first."""
     filters = {
         "state": state, "producer_group": group, "topic": topic, "key": key,
+        "idempotency_key": idempotency_key,
         "born_after": after, "born_before": before, "cursor": cursor,
         "blocked": "true" if blocked else None, "abandoned": "true" if abandoned else None,
     }  # fmt: skip

@@ -6,18 +6,25 @@ from urllib.parse import urlencode
 from starlette.datastructures import QueryParams
 
 from api.console.render import PREFIX, redirect, render
+from api.web.problems import Rejected
 from api.web.request import ApiRequest, Query, refuse
 from api.web.road import HttpAnswer, Routes
 from api.web.search import SEARCH_PARAMETERS, page_of, search_filter
-from bridge.core.grants import Rights, Verb
+from bridge.core.grants import Verb
 from bridge.core.properties import is_property_text
 from bridge.core.transaction import is_transaction_id
 from bridge.service.contract import Refused
 from bridge.service.search import BridgeStats
-from bridge.sql.search import SearchFilter
 from bridge.sql.stats import GroupStats
 
 routes = Routes()
+
+_MEANINGS = {
+    "topic": "topic",
+    "key": "key",
+    "idempotency_key": "idempotency key",
+    "id_prefix": "transactions whose ids begin with",
+}
 
 _ROWS = 50
 # (label, what the address says besides, the count of it)
@@ -101,15 +108,14 @@ async def _find_meanings(request: ApiRequest, text: str) -> list[tuple[str, dict
     if isinstance(stats, Refused):
         raise refuse(stats)
     found = [("producer group", {"producer_group": text})] if text in stats.projection.groups else []
-    for name, wanted in (("topic", _scope(rights, topic=text)), ("key", _scope(rights, key=text.encode()))):
+    for name in ("topic", "key", "idempotency_key", "id_prefix"):
+        try:
+            wanted = search_filter(Query(QueryParams({name: text}), {*SEARCH_PARAMETERS}), rights)
+        except Rejected:
+            continue  # it cannot be one
         page = await search.search(wanted, 1)
         if isinstance(page, Refused):
             raise refuse(page)
         if page.transactions:
-            found.append((name, {name: text}))
+            found.append((_MEANINGS[name], {name: text}))
     return found
-
-
-def _scope(rights: Rights, topic: str | None = None, key: bytes | None = None) -> SearchFilter:
-    is_visible = None if rights.may_everywhere(Verb.READ) else lambda group: rights.may(Verb.READ, group)
-    return SearchFilter(topic=topic, key=key, is_visible=is_visible)

@@ -94,6 +94,7 @@ _FILTER = (
     CURSOR,
 )
 _PREFIX = re.compile("^[0-9a-v]{8,28}$")  # shorter ones are the time alone: all of a day, or of ever
+_PRINTABLE = re.compile("^[ -~]{1,200}$")
 _STATES = {"type": "array", "items": {"type": "string", "enum": ["PREPARED", "COMMITTED", "ROLLED_BACK", "PARKED"]}}
 
 SEARCH = Operation(
@@ -105,6 +106,11 @@ SEARCH = Operation(
         query_parameter("abandoned", "Committed, and given up while it was blocked.", {"type": "boolean"}),
         query_parameter(
             "id_prefix", "Whose id begins so; without `topic` and key.", {"type": "string", "pattern": _PREFIX.pattern}
+        ),
+        query_parameter(
+            "idempotency_key",
+            "Prepared with this idempotency key; without `topic` and key.",
+            {"type": "string", "pattern": _PRINTABLE.pattern},
         ),
         *_FILTER,
     ),
@@ -166,7 +172,7 @@ PARKED_PARAMETERS = PAGE_PARAMETERS | {
     "born_after",
     "born_before",
 }
-SEARCH_PARAMETERS = PARKED_PARAMETERS | {"state", "blocked", "abandoned", "id_prefix"}
+SEARCH_PARAMETERS = PARKED_PARAMETERS | {"state", "blocked", "abandoned", "id_prefix", "idempotency_key"}
 DEFAULT_PAGE = 100
 _MAX_CURSOR = 200
 
@@ -183,7 +189,8 @@ def search_filter(query: Query, rights: Rights) -> SearchFilter:
         born_before_ms=query.time_ms("born_before"),
         blocked=query.optional_flag("blocked"),
         abandoned=query.optional_flag("abandoned"),
-        id_prefix=_id_prefix(query),
+        id_prefix=_name(query, "id_prefix", _PREFIX, "8..28 characters of 0-9 a-v"),
+        idempotency_key=_name(query, "idempotency_key", _PRINTABLE, "1..200 printable ASCII characters"),
         is_visible=None if rights.may_everywhere(Verb.READ) else partial(rights.may, Verb.READ),
     )
 
@@ -211,15 +218,16 @@ def _group(query: Query) -> str | None:
     return group
 
 
-def _id_prefix(query: Query) -> str | None:
-    prefix = query.text("id_prefix")
-    if prefix is None:
+def _name(query: Query, name: str, form: re.Pattern[str], expected: str) -> str | None:
+    """What a transaction is called by, or the beginning of it."""
+    text = query.text(name)
+    if text is None:
         return None
-    if _PREFIX.fullmatch(prefix) is None:
-        raise invalid("?id_prefix", "8..28 characters of 0-9 a-v")
-    if any(query.text(name) is not None for name in ("topic", "key", "key_base64")):
-        raise invalid("?id_prefix", "not together with topic or key")
-    return prefix
+    if form.fullmatch(text) is None:
+        raise invalid(f"?{name}", expected)
+    if any(query.text(other) is not None for other in ("topic", "key", "key_base64")):
+        raise invalid(f"?{name}", "not together with topic or key")
+    return text
 
 
 def _key(text: str | None, in_base64: str | None, prefix: str) -> bytes | None:

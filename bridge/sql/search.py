@@ -24,8 +24,8 @@ _FEW_GROUPS = 16  # an index scan for each; of more, all rows are looked at
 class SearchFilter:
     """What a page shall hold; empty and None: not filtered. `born_after_ms` excludes, `born_before_ms` too.
 
-    `id_prefix`: how ids begin; not together with a topic or a key. `is_visible`: whether transactions of a group may be
-    seen at all.
+    `id_prefix`: how ids begin; `idempotency_key`: whole; neither together with a topic or a key. `is_visible`: whether
+    transactions of a group may be seen at all.
     """
 
     states: Collection[TransactionState] = ()
@@ -38,6 +38,7 @@ class SearchFilter:
     abandoned: bool | None = None
     is_visible: Callable[[str], bool] | None = None
     id_prefix: str | None = None
+    idempotency_key: str | None = None
 
 
 def search_transactions(
@@ -49,8 +50,8 @@ def search_transactions(
     """
     after = _FIRST if cursor is None else PageKey(*decode_cursor(_CURSOR, 2, cursor))
     groups = _find_groups(conn, wanted)
-    if wanted.id_prefix is not None:
-        places = _places_by_id(conn, wanted, wanted.id_prefix, groups, after, limit + 1)
+    if wanted.id_prefix is not None or wanted.idempotency_key is not None:
+        places = _places_by_name(conn, wanted, groups, after, limit + 1)
     elif wanted.topic is None and wanted.key is None:
         places = _places_by_state(conn, wanted, groups, after, limit + 1)
     else:
@@ -87,11 +88,17 @@ def _places_by_state(
     return list(heapq.merge(*parts, reverse=True))[:most]
 
 
-def _places_by_id(
-    conn: Connection, wanted: SearchFilter, prefix: str, groups: Sequence[str] | None, after: PageKey, most: int
+def _places_by_name(
+    conn: Connection, wanted: SearchFilter, groups: Sequence[str] | None, after: PageKey, most: int
 ) -> list[PageKey]:
-    """A range of the index of ids. Their signs are 0-9 and a-v, so all that begin alike sort below a w."""
-    is_alike = (_T.transaction_id >= prefix, _T.transaction_id < f"{prefix}w")
+    """A range of the index of ids, whose signs are 0-9 and a-v, so all that begin alike sort below a w; or places in
+    that of idempotency keys, one for each group."""
+    is_alike: list[sa.ColumnElement[bool]] = []
+    if (prefix := wanted.id_prefix) is not None:
+        is_alike += [_T.transaction_id >= prefix, _T.transaction_id < f"{prefix}w"]
+    if (key := wanted.idempotency_key) is not None:
+        groups = list(conn.execute(sa.select(group_counts.c.producer_group)).scalars()) if groups is None else groups
+        is_alike += [_T.idempotency_key == key]
     is_kind = sa.tuple_(_T.live, _T.state).in_(_kinds(wanted))
     query = sa.select(_T.born_ms, _T.id).where(*is_alike, is_kind, *_is_abandoned(wanted), *_are_groups(groups))
     query = _page(query, _T.born_ms, _T.id, wanted, after).limit(most)

@@ -17,7 +17,7 @@ from bridge.sql.fold import KeyRow
 from bridge.sql.pull_checks import SqlPullCheckStore
 from bridge.sql.rows import ALL_COLUMNS, ProjectedRow, all_values, encode_messages, make_row
 from bridge.sql.search import SearchFilter, search_transactions
-from bridge.sql.tables import transaction_keys, transactions
+from bridge.sql.tables import group_counts, transaction_keys, transactions
 from bridge.sql.transactions import (
     count_live,
     find_by_idempotency_key,
@@ -129,6 +129,26 @@ async def test_filters_can_be_combined(database: Database, wanted: SearchFilter,
     await database.run(fill)
     pages = await read_pages(database, wanted, 2)
     assert {int(i) for page in pages for i in page} == expected
+
+
+async def test_transaction_is_found_by_its_idempotency_key(database: Database) -> None:
+    """Of whichever group, of those that have ever prepared anything; an index of each group's keys leads it."""
+    keyed = [make(n, "shop" if n % 2 else "bank", idempotency_key=f"order-{n // 2}") for n in range(8)]
+
+    def fill(conn: Connection) -> None:
+        put(conn, keyed)
+        counts = {"prepared": 4, "committed": 0, "blocked": 0, "rolled_back": 0, "parked": 0}
+        conn.execute(sa.insert(group_counts), [{"producer_group": name, **counts} for name in ("shop", "bank")])
+
+    await database.run(fill)
+    for wanted, expected in (
+        (SearchFilter(idempotency_key="order-2"), [5, 4]),
+        (SearchFilter(idempotency_key="order-2", group="bank"), [4]),
+        (SearchFilter(idempotency_key="order-2", is_visible=lambda group: group == "shop"), [5]),
+        (SearchFilter(idempotency_key="order-2", states=[COMMITTED]), []),
+        (SearchFilter(idempotency_key="order"), []),
+    ):
+        assert [int(i) for page in await read_pages(database, wanted, 1) for i in page] == expected
 
 
 async def test_id_is_found_by_its_beginning(database: Database) -> None:

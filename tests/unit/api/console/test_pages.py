@@ -75,7 +75,14 @@ def test_one_box_finds_whatever_one_has_at_hand(bridge: WholeBridge) -> None:
     transaction_id = prepare(bridge, group="shop", key="k-7")
     prepare(bridge, group="orders")
     bridge.pass_ms(3_000)
-    found = {text: get(bridge, f"search?q={text}") for text in (transaction_id, "shop", "k-7", "orders", "K-7")}
+    keyed = {"producer_group": "shop", "idempotency_key": "i-7", "messages": [{"topic": "orders"}]}
+    bridge.call("POST", "/v1/transactions", keyed)
+    bridge.pass_ms(3_000)
+    beginning = transaction_id[:20]
+    asked = (transaction_id, beginning, "shop", "k-7", "orders", "K-7", "i-7")
+    found = {text: get(bridge, f"search?q={text}") for text in asked}
+    assert found["i-7"].headers["location"] == "./search?idempotency_key=i-7"
+    assert found[beginning].headers["location"] == f"./search?id_prefix={beginning}"
     assert found[transaction_id].headers["location"] == f"./transactions/{transaction_id}"
     assert found["shop"].headers["location"] == "./search?producer_group=shop"
     assert found["k-7"].headers["location"] == "./search?key=k-7"
