@@ -7,17 +7,31 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from api.cli.demo_environment import Keeper, Steps
+from api.cli.dev_events import DevEvents
 from api.cli.local import ConfigOption, load, run_loop, sigterm_as_ctrl_c
-from api.cli.output import CommandFailed, Exit, Output, OutputOption, encode, print_line, result_console, say
+from api.cli.output import (
+    CommandFailed,
+    Exit,
+    Output,
+    OutputOption,
+    Row,
+    encode,
+    print_line,
+    printable,
+    result_console,
+    say,
+)
 from bridge.broker.broker_process import FileLock
 from bridge.broker.dev_broker import DevBroker
 from bridge.broker.ports import check_port
@@ -127,17 +141,23 @@ async def _serve(settings: "Settings", broker: DevBroker | None, wishes: DevOpti
         await begin_when_led(lambda: migrate(settings))
     await _create_topics(settings, wishes.topics)
     stop = asyncio.Event()
-    watching = asyncio.create_task(_stop_with(broker, stop)) if broker is not None else None
+    beside = [asyncio.create_task(_stop_with(broker, stop))] if broker is not None else []
+
+    def begin(url: str) -> None:
+        _welcome(url, settings, wishes, steps)
+        if settings.insecure_no_auth:
+            beside.append(asyncio.create_task(DevEvents(url, partial(_tell_event, wishes.output)).run_forever()))
+
     try:
         await run_roles(
             settings,
             parse_roles(wishes.roles),
-            on_ready=lambda url: _welcome(url, settings, wishes, steps),
+            on_ready=begin,
             stop=stop,
         )
     finally:
-        if watching is not None:
-            watching.cancel()
+        for task in beside:
+            task.cancel()
 
 
 async def begin_when_led(begin: Callable[[], Awaitable[object]], pause_s: float = 0.5) -> None:
@@ -257,6 +277,14 @@ def _configure_logs(settings: "Settings", folder: Path) -> None:
     terminal.addFilter(lambda record: record.name not in _CHATTY)
     configure_logging(settings.log.level, "json", path.open("a", buffering=1))
     logging.getLogger().addHandler(terminal)
+
+
+def _tell_event(output: Output, event: Row) -> None:
+    """A line of what happens to transactions."""
+    if output is not Output.TABLE:
+        print_line(encode(event).decode())
+        return
+    print_line(f"{time.strftime('%H:%M:%S')}  {printable(event['text'])}")
 
 
 def _welcome(url: str, settings: "Settings", wishes: DevOptions, steps: Steps) -> None:
