@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 import structlog
 
+from api.remoting.first_tries import FirstTries, RecentUniqueKeys
 from api.remoting.frame import RemotingCommand
 from api.remoting.gatherer import Gatherer
 from api.remoting.groups import ConnectedGroups, Member
@@ -87,11 +88,13 @@ class Requester(Member, Protocol):
 
     rights: Rights
     groups: set[str]
+    tries: FirstTries
 
 
 class _RightfulCall(NamedTuple):
     call: PrepareCall
     rights: Rights
+    first_try_ms: int | None
 
 
 class _RightfulEnd(NamedTuple):
@@ -121,7 +124,10 @@ class Door:
         self._place = host, int(port)
         self._route = _make_route(config.advertised)
         self._prepares: Gatherer[_RightfulCall, PrepareAnswer] = Gatherer(self._ask_prepares, _fail)
+        # apart, so that what is looked up holds up nothing else
+        self._firsts: Gatherer[_RightfulCall, PrepareAnswer] = Gatherer(self._ask_prepares, _fail)
         self._ends: Gatherer[_RightfulEnd, EndAnswer] = Gatherer(self._ask_ends, _fail)
+        self._keys = RecentUniqueKeys()
         self._sends = 0
         self._insisting = 0
         self.is_draining = False
@@ -130,7 +136,7 @@ class Door:
     @property
     def is_idle(self) -> bool:
         """Whether every send has its answer and every end is kept."""
-        return self._prepares.is_idle and self._ends.is_idle and not self._insisting
+        return self._prepares.is_idle and self._firsts.is_idle and self._ends.is_idle and not self._insisting
 
     def take(self, peer: Requester, request: RemotingCommand) -> None:
         """Answers now or later; a request that nobody waits for gets no answer."""
@@ -205,7 +211,16 @@ class Door:
             self._join(peer, send.group)
         self._sends += 1
         self.totals.sends += 1
-        self._prepares.add(_RightfulCall(call, peer.rights), partial(self._give_sent, peer, request, send))
+        first_try_ms = self._find_first_try(peer, send, call)
+        self._prepares.add(
+            _RightfulCall(call, peer.rights, first_try_ms), partial(self._give_sent, peer, request, send)
+        )
+
+    def _find_first_try(self, peer: Requester, send: SendRequest, call: PrepareCall) -> int | None:
+        key = call.idempotency_key
+        if key is None or not self._keys.add(call.group, key, self._parts.clock.monotonic_ms()):
+            return None
+        return peer.tries.find(key, send.born_ms, self._parts.transactions.kafka_time_ms())
 
     def _refuse_send(self, request: RemotingCommand) -> bytes | None:
         if self.is_draining:
@@ -220,6 +235,7 @@ class Door:
     def _give_sent(self, peer: Requester, request: RemotingCommand, send: SendRequest, answer: PrepareAnswer) -> None:
         self._sends -= 1
         if isinstance(answer, Prepared):
+            peer.tries.note_answer(answer.transaction_id, self._parts.transactions.kafka_time_ms())
             peer.send(self._show_sent(request, send, answer.transaction_id, answer.queue_offset))
         elif isinstance(answer, TransactionView):
             peer.send(self._show_ended(request, send, answer))
@@ -276,7 +292,8 @@ class Door:
         answers: dict[int, PrepareAnswer] = {}
         for places in by_rights.values():
             calls = [asked[place].call for place in places]
-            made = await prepare(calls, _SEND_MS, rights=asked[places[0]].rights)
+            times = [time for place in places if (time := asked[place].first_try_ms) is not None]
+            made = await prepare(calls, _SEND_MS, min(times, default=None), asked[places[0]].rights)
             answers |= dict(zip(places, made, strict=True))
         return [answers[place] if place in answers else refused[one.call.group] for place, one in enumerate(asked)]
 
@@ -285,7 +302,7 @@ class Door:
         refused, directory = dict[str, Refused](), self._parts.directory
         if not self._config.auto_create_groups:
             return refused
-        for call, rights in asked:
+        for call, rights, _ in asked:
             group = call.group
             if directory.get(group) is None and is_group_name(group) and refuse_prepare(rights, call) is None:
                 try:
@@ -297,6 +314,8 @@ class Door:
 
     def _end(self, peer: Requester, request: RemotingCommand) -> None:
         end = parse_end(request)
+        if end is not None:
+            peer.tries.note_end(end.transaction_id)
         call = None if end is None else self._make_end(end)
         if call is None or len(self._ends) >= _MOST_ENDS:
             self.totals.strange_ends += 1

@@ -61,7 +61,15 @@ TRANSACTIONAL, GROUP, UNIQUE_KEY, KEYS = "TRAN_MSG", "PGROUP", "UNIQ_KEY", "KEYS
 _IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 _DELAYS = ("DELAY", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
 _OWN = frozenset({TRANSACTIONAL, GROUP, _IMMUNITY, "WAIT", "INSTANCE_ID", "CLUSTER", "MSG_REGION", "TRACE_ON"})
-_SHORT_NAMES = {"producerGroup": "a", "topic": "b", "queueId": "e", "sysFlag": "f", "properties": "i", "batch": "m"}
+_SHORT_NAMES = {
+    "producerGroup": "a",
+    "topic": "b",
+    "queueId": "e",
+    "sysFlag": "f",
+    "bornTimestamp": "g",
+    "properties": "i",
+    "batch": "m",
+}
 _MOST_IMMUNITY_S = 604_800
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 
@@ -83,6 +91,7 @@ class SendRequest(NamedTuple):
     properties: Mapping[str, str]
     messages: Sequence[InnerMessage]
     is_batch: bool
+    born_ms: int = 0
 
     @property
     def is_transactional(self) -> bool:
@@ -136,7 +145,9 @@ def parse_send(command: RemotingCommand, max_bytes: int) -> SendRequest:
     body = read_body(command.body, _number(get("sysFlag")), max_bytes)
     messages = split_batch(body) if is_batch else [InnerMessage(0, body, text)]
     group = properties.get(GROUP) or get("producerGroup")
-    return SendRequest(group, topic, _number(get("queueId")), properties, messages, is_batch)
+    return SendRequest(
+        group, topic, _number(get("queueId")), properties, messages, is_batch, _number(get("bornTimestamp"))
+    )
 
 
 def parse_end(command: RemotingCommand) -> EndRequest | None:

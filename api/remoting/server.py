@@ -10,6 +10,7 @@ from typing import cast
 import structlog
 
 from api.remoting.door import Door
+from api.remoting.first_tries import FirstTries
 from api.remoting.frame import BadFrame, FrameBuffer, HeaderType, RemotingCommand
 from api.remoting.groups import ConnectedGroups
 from api.web.certificates import Certificates
@@ -50,6 +51,7 @@ class RemotingConnection(asyncio.Protocol):
         self.header_type = HeaderType.JSON
         self.rights = rights
         self.groups: set[str] = set()
+        self.tries = FirstTries()
         self._server = server
         self._buffer = FrameBuffer(server.config.max_frame_bytes)
         self._frames: deque[RemotingCommand] = deque()

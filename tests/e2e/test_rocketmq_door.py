@@ -1,0 +1,216 @@
+"""The door on a real bridge: refusals with their remedy, repeats, and clients that mean no good."""
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+
+import msgspec
+import pytest
+
+from api.remoting.frame import FrameBuffer, HeaderType, RemotingCommand, encode_frame
+from bridge.broker.ports import choose_free_port
+from bridge.core.properties import write_properties
+from tests.support.bridge_process import Bridge, create_topics, read_committed, wait_until
+
+
+class RawClient:
+    """Speaks frames."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+        self._buffer, self._came = FrameBuffer(), list[RemotingCommand]()
+        self._opaque = 0
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def read(self) -> RemotingCommand:
+        """The next frame. Raises ConnectionError at the end."""
+        while not self._came:
+            data = self.socket.recv(65_536)
+            if not data:
+                raise ConnectionError("closed")
+            self._buffer.add(data)
+            self._came += self._buffer.take()
+        return self._came.pop(0)
+
+    def ask(self, code: int, fields: Mapping[str, str], body: bytes = b"", flag: int = 0) -> RemotingCommand | None:
+        """The answer; None to what is one-way."""
+        self._opaque += 1
+        request = RemotingCommand(code, self._opaque, flag, 513, None, fields, body, HeaderType.ROCKETMQ)
+        self.socket.sendall(encode_frame(request))
+        return None if flag else self.read()
+
+    def send(self, topic: str, key: str, body: bytes = b"paid", **properties: str) -> RemotingCommand:
+        """A half message."""
+        text = write_properties({"TRAN_MSG": "true", "PGROUP": "shop", "UNIQ_KEY": key, **properties})
+        answer = self.ask(310, {"a": "shop", "b": topic, "e": "1", "f": "4", "g": "0", "i": text}, body)
+        assert answer is not None
+        return answer
+
+    def end(self, transaction_id: str, resolution: int, group: str = "shop") -> None:
+        fields = {"transactionId": transaction_id, "commitOrRollback": str(resolution), "producerGroup": group}
+        self.ask(37, fields, flag=2)
+
+
+@contextmanager
+def opened(port: int) -> Iterator[RawClient]:
+    client = RawClient(port)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@pytest.fixture(scope="module")
+def door(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    """Kafka and the port of a door."""
+    folder, port = tmp_path_factory.mktemp("raw-door"), choose_free_port()
+    settings = {"OUTBOX_BRIDGE_REMOTING__PORT": str(port), "OUTBOX_BRIDGE_REMOTING__CONNECTIONS": "60"}
+    bridge = Bridge.create(kafka, folder, **settings)
+    with bridge.serve("api,settler,projector,remoting"):
+        yield kafka, port
+
+
+@pytest.mark.parametrize(("topic", "properties", "words"), [
+    ("nowhere", {}, "unknown-topic: |outbox-bridge topic create"),
+    ("RMQ_SYS_TRANS_HALF_TOPIC", {}, "reserved-topic: "),
+    ("NS%orders", {}, "illegal-topic: |namespace"),
+    ("orders", {"TIMER_DELAY_SEC": "5"}, "without a delay"),
+    ("orders", {"properties": "x"}, "invalid-request: |reserved"),
+])  # fmt: skip
+def test_refusals_reach_the_client_with_their_remedy(
+    door: tuple[str, int], topic: str, properties: dict[str, str], words: str
+) -> None:
+    """Code 13: a Java client does not try it again, and shows the words."""
+    with opened(door[1]) as client:
+        answer = client.send(topic, f"K-{topic}-{len(properties)}", **properties)
+    assert answer.code == 13, answer
+    assert all(word in (answer.remark or "") for word in words.split("|")), answer.remark
+
+
+def test_what_is_not_served_is_refused_with_a_sentence(door: tuple[str, int]) -> None:
+    """A consumer's pull, say."""
+    with opened(door[1]) as client:
+        answer = client.ask(11, {"topic": "orders"})
+        assert answer is not None
+        assert answer.code == 3
+        assert "consume them from Kafka" in (answer.remark or "")
+        route = client.ask(105, {"topic": "anything"})
+        assert route is not None
+        assert msgspec.json.decode(route.body)["brokerDatas"][0]["brokerAddrs"] == {"0": f"127.0.0.1:{door[1]}"}
+
+
+def test_a_resend_is_one_transaction_and_is_refused_once_it_has_ended(door: tuple[str, int]) -> None:
+    """RocketMQ would leave an orphan, or publish twice. A second commit by another connection changes nothing."""
+    create_topics(door[0], {"resent": 1})
+    with opened(door[1]) as one, opened(door[1]) as other:
+        first, again = one.send("resent", "K1"), other.send("resent", "K1")
+        assert (first.code, again.code) == (0, 0)
+        assert first.fields["transactionId"] == again.fields["transactionId"]
+        one.end(first.fields["transactionId"], 8)
+        other.end(first.fields["transactionId"], 8)
+        other.end(first.fields["transactionId"], 12)
+        wait_until(lambda: read_committed(door[0], ["resent"]), 20, "commit")
+        late = one.send("resent", "K1")
+    assert late.code == 13
+    assert "create a new Message" in (late.remark or "")
+    assert [record.value for record in read_committed(door[0], ["resent"])] == [b"paid"]
+
+
+def test_an_end_of_another_group_changes_nothing(door: tuple[str, int]) -> None:
+    """Nor does an answer to a check that nobody asked."""
+    create_topics(door[0], {"foreign": 1})
+    with opened(door[1]) as client:
+        sent = client.send("foreign", "F1").fields["transactionId"]
+        client.end(sent, 8, "thieves")
+        client.end(f"{sent}.1-abcdefghijklmnopqrstuv0123456789", 8)
+        client.end(sent, 12)
+        later = client.send("foreign", "F2").fields["transactionId"]
+        client.end(later, 8)
+        wait_until(lambda: read_committed(door[0], ["foreign"]), 20, "the later one")
+    assert len(read_committed(door[0], ["foreign"])) == 1
+
+
+_HOSTILE = {
+    "garbage": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 50,
+    "a huge length": struct.pack(">i", 0x7FFFFFFF) + bytes(1_000),
+    "a handshake where TLS is off": b"\x16\x03\x01" + bytes(500),
+    "half a frame": struct.pack(">ii", 1_000_000, 20) + bytes(100),
+    "deep JSON": struct.pack(">ii", 4 + 40_000, 40_000) + b"[" * 40_000,
+}
+
+
+@pytest.mark.timeout(110)
+def test_hostile_clients_slow_nobody_else(door: tuple[str, int]) -> None:
+    """Garbage, half-open connections, and clients that ask for routes and never read the answers, all at once."""
+    kafka, port = door
+    create_topics(kafka, {"calm": 1})
+    stop = threading.Event()
+
+    def flood() -> None:
+        request = encode_frame(RemotingCommand(105, 1, 0, 513, None, {"topic": "t"})) * 500
+        while not stop.is_set():
+            try:
+                with socket.create_connection(("127.0.0.1", port), timeout=1) as greedy:
+                    for _ in range(200):
+                        greedy.sendall(request)
+            except OSError:
+                time.sleep(0.01)
+
+    with ExitStack() as stack, opened(port) as client:
+        assert client.send("calm", "warm").code == 0
+        for raw in (*_HOSTILE.values(), b"", b"\x00"):
+            for _ in range(4):
+                other = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+                with suppress(OSError):
+                    other.sendall(raw)
+        flooding = threading.Thread(target=flood)
+        flooding.start()
+        try:
+            took = []
+            for number in range(30):
+                began = time.monotonic()
+                assert client.send("calm", f"C{number}-{os.getpid()}").code == 0
+                took.append(time.monotonic() - began)
+        finally:
+            stop.set()
+            flooding.join(30)
+    assert sorted(took)[len(took) // 2] < 2.0, took
+
+
+def test_a_bad_frame_ends_its_connection_alone(door: tuple[str, int]) -> None:
+    """At once."""
+    for name, raw in _HOSTILE.items():
+        if name == "half a frame":
+            continue
+        with opened(door[1]) as bad:
+            bad.socket.sendall(raw)
+            with pytest.raises((ConnectionError, OSError)):
+                bad.read()
+
+
+def test_connections_have_a_bound(door: tuple[str, int]) -> None:
+    """One too many is closed; when others are gone it is taken."""
+    with ExitStack() as stack:
+        clients = [stack.enter_context(opened(door[1])) for _ in range(80)]
+        answered = 0
+        for client in clients:
+            try:
+                answered += client.ask(46, {}) is not None
+            except OSError:
+                continue
+        assert 40 <= answered <= 60
+    wait_until(lambda: _is_served(door[1]), 10, "room")
+
+
+def _is_served(port: int) -> bool:
+    try:
+        with opened(port) as client:
+            return client.ask(46, {}) is not None
+    except OSError:
+        return False
