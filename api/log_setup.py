@@ -10,6 +10,8 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 LogFormat = Literal["auto", "json", "pretty"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
+REQUESTS = "api.web.road"  # the logger of lines for requests
+
 # Loggers that would show addresses, SQL or payloads of ours below this level.
 _QUIET = {
     "aiohttp": logging.WARNING,
@@ -19,8 +21,13 @@ _QUIET = {
 }
 
 
-def configure_logging(level: LogLevel = "info", log_format: LogFormat = "auto", stream: TextIO | None = None) -> None:
-    """JSON lines when piped, coloured text on a terminal. Called once, before anything is logged."""
+def configure_logging(
+    level: LogLevel = "info", log_format: LogFormat = "auto", stream: TextIO | None = None, *, requests: bool = False
+) -> None:
+    """JSON lines when piped, coloured text on a terminal. Called once, before anything is logged.
+
+    `requests`: a line for each, whatever the level.
+    """
     stream = stream or sys.stderr
     is_pretty = log_format == "pretty" or (log_format == "auto" and stream.isatty())
     shared: list[Processor] = [
@@ -48,6 +55,7 @@ def configure_logging(level: LogLevel = "info", log_format: LogFormat = "auto", 
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
+    logging.getLogger(REQUESTS).setLevel(logging.DEBUG if requests else logging.NOTSET)
     for name, least in _QUIET.items():
         logging.getLogger(name).setLevel(max(least, root.level))
 

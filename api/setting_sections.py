@@ -247,3 +247,6 @@ class LogSettings(SettingSection):
     """Least important level that is shown."""
     format: LogFormat = "auto"
     """`auto`: JSON when piped, text on a terminal."""
+    requests: bool = False
+    """Whether each request is a line: method, route, status, milliseconds, and the request id that is the `instance` of
+    its problem. Otherwise only answers from 500 on are."""

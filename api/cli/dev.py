@@ -275,7 +275,7 @@ def _configure_logs(settings: "Settings", folder: Path) -> None:
     (terminal,) = logging.getLogger().handlers
     terminal.setLevel(logging.WARNING)
     terminal.addFilter(lambda record: record.name not in _CHATTY)
-    configure_logging(settings.log.level, "json", path.open("a", buffering=1))
+    configure_logging(settings.log.level, "json", path.open("a", buffering=1), requests=settings.log.requests)
     logging.getLogger().addHandler(terminal)
 
 

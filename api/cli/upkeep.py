@@ -64,7 +64,7 @@ def serve(
 
     flags = {"http": {"host": host, "port": port}, "insecure_no_auth": insecure_no_auth or None}
     settings = load(config, flags, allow_faults=allow_faults)
-    configure_logging(settings.log.level, settings.log.format)
+    configure_logging(settings.log.level, settings.log.format, requests=settings.log.requests)
     if servers := find_open_servers(settings.kafka):
         _LOG.warning("kafka_not_encrypted", servers=servers, remedy="set kafka.security.protocol to SASL_SSL or SSL")
     if settings.http.tls.cert is None and not is_loopback(settings.http.host):

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from api.log_setup import configure_logging
+from api.log_setup import REQUESTS, configure_logging
+from api.web import road
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +19,7 @@ def _restore() -> Iterator[None]:
     handlers, level = root.handlers[:], root.level
     yield
     root.handlers, root.level = handlers, level
+    logging.getLogger(REQUESTS).setLevel(logging.NOTSET)
     structlog.reset_defaults()
 
 
@@ -63,3 +65,15 @@ def test_frames_are_logged_without_their_variables() -> None:
     (line,) = [json.loads(text) for text in stream.getvalue().splitlines()]
     assert "ValueError: invalid literal" in line["exception"]
     assert body not in stream.getvalue()
+
+
+def test_requests_are_lines_if_they_are_wanted() -> None:
+    """Below the level of all else, and with the request id that a problem shows as `instance`."""
+    stream = io.StringIO()
+    assert road.__name__ == REQUESTS  # structlog names a logger by its module
+    for is_wanted in (False, True):
+        configure_logging("warning", "json", stream, requests=is_wanted)
+        structlog.get_logger("another").debug("hidden")
+        structlog.get_logger(REQUESTS).debug("request_answered", request_id=f"asked {is_wanted}")
+    (line,) = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert (line["event"], line["request_id"]) == ("request_answered", "asked True")
