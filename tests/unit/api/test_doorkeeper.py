@@ -205,3 +205,21 @@ def test_refused_credentials_are_told_of_every_ten_seconds() -> None:
         ("credentials_refused", "10.0.0.7", 1),
         ("credentials_refused", "10.0.0.7", 3),
     ]
+
+
+@pytest.mark.parametrize(
+    ("path", "origin", "status"),
+    [
+        ("/console/sign-in", b"http://localhost:8780", None),
+        ("/console/sign-in", b"http://localhost:3000", 415),  # another program's page, though it has an allowed name
+        ("/console/sign-in", None, 415),
+        ("/v1/transactions", b"http://localhost:8780", 415),
+    ],
+)
+def test_forms_are_taken_from_pages_of_the_bridge_alone(path: str, origin: bytes | None, status: int | None) -> None:
+    """A browser sends a session with the forms of any port of this machine."""
+    doorkeeper = Doorkeeper()
+    doorkeeper.listen("127.0.0.1", 8780, ["localhost"])
+    headers = [(b"host", b"localhost:8780"), (b"content-type", b"application/x-www-form-urlencoded")]
+    problem = doorkeeper.refuse("POST", path, [*headers, *([] if origin is None else [(b"origin", origin)])])
+    assert (None if problem is None else problem.type.status) == status

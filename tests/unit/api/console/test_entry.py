@@ -114,7 +114,8 @@ def test_pages_show_what_was_granted_and_let_nobody_do_more(keyed: WholeBridge) 
         assert re.findall(
             r"transactions/(\w{28})", keyed.call("GET", "/console/search", headers=session).body.decode()
         ) == [own]
-        assert keyed.call("GET", f"/console/transactions/{foreign}", headers=session).status == 404
+        for below in ("", "/messages/0"):
+            assert keyed.call("GET", f"/console/transactions/{foreign}{below}", headers=session).status == 404
         assert keyed.submit(f"/console/transactions/{foreign}/commit", {"reason": "x"}, session).status in {403, 404}
     page = f"/console/transactions/{own}"
     assert "formaction" not in keyed.call("GET", page, headers=reader).body.decode()
