@@ -4,6 +4,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendStatus;
 import org.apache.rocketmq.client.producer.TransactionListener;
@@ -20,16 +21,24 @@ import org.apache.rocketmq.common.message.MessageExt;
  */
 public final class Transactions {
     private static final Map<String, AtomicInteger> CHECKS = new ConcurrentHashMap<>();
+    private static final Map<String, LocalTransactionState> DECISIONS = new ConcurrentHashMap<>();
     private static CountDownLatch decided;
 
     private static synchronized void tell(String what, String body) {
         System.out.println(what + " " + body);
     }
 
+    /** The first decision about a message stands, as it would in a database. */
     private static LocalTransactionState decide(String body, boolean commit) {
+        LocalTransactionState wanted =
+            commit ? LocalTransactionState.COMMIT_MESSAGE : LocalTransactionState.ROLLBACK_MESSAGE;
+        LocalTransactionState known = DECISIONS.putIfAbsent(body.trim(), wanted);
+        if (known != null) {
+            return known;
+        }
         tell(commit ? "committed" : "rolled-back", body);
         decided.countDown();
-        return commit ? LocalTransactionState.COMMIT_MESSAGE : LocalTransactionState.ROLLBACK_MESSAGE;
+        return wanted;
     }
 
     private static String bodyOf(Message message) {
@@ -71,9 +80,10 @@ public final class Transactions {
                     return times < 2 ? LocalTransactionState.UNKNOW : decide(body, true);
                 case 4:
                     return decide(body, false);
-                default:
-                    tell("unexpected-check", body);
-                    return LocalTransactionState.UNKNOW;
+                default: // its end was lost, or never sent, as the answer to its send was
+                    tell("late-check", body);
+                    LocalTransactionState known = DECISIONS.get(body.trim());
+                    return known != null ? known : decide(body, false);
             }
         }
     }
@@ -91,8 +101,13 @@ public final class Transactions {
             String body = "order-" + number;
             Message message = new Message(arguments[1], "paid", body, (body + padding).getBytes(StandardCharsets.UTF_8));
             message.putUserProperty("shop", "one");
-            TransactionSendResult result = producer.sendMessageInTransaction(message, number);
-            tell(result.getSendStatus() == SendStatus.SEND_OK ? "sent" : "not-sent", body);
+            try {
+                TransactionSendResult result = producer.sendMessageInTransaction(message, number);
+                tell(result.getSendStatus() == SendStatus.SEND_OK ? "sent" : "not-sent", body);
+            } catch (MQClientException error) {
+                tell("not-sent", body);
+                Thread.sleep(200);
+            }
         }
         boolean isDone = decided.await(Long.parseLong(arguments[5]), TimeUnit.SECONDS);
         Thread.sleep(1_500); // ends are one-way
