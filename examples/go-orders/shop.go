@@ -14,7 +14,6 @@ import (
 	"log"
 	"net/http"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -32,49 +31,52 @@ type check struct {
 }
 
 var (
-	bridge, folder = setting("BRIDGE_URL", "http://127.0.0.1:8780"), setting("ORDERS", "orders")
-	key, _         = base64.StdEncoding.DecodeString(strings.TrimPrefix(os.Getenv("OUTBOX_SECRET"), "whsec_"))
-	client         = http.Client{Timeout: 10 * time.Second}
-	isID           = regexp.MustCompile(`^[0-9a-z]{28}$`).MatchString
+	bridge  = setting("BRIDGE_URL", "http://127.0.0.1:8780")
+	folder  = setting("ORDERS", "orders")
+	key     = must(base64.StdEncoding.DecodeString(strings.TrimPrefix(os.Getenv("OUTBOX_SECRET"), "whsec_")))
+	client  = http.Client{Timeout: 10 * time.Second}
+	isID    = regexp.MustCompile(`^[0-9a-z]{28}$`).MatchString
+	refused = func(status int, why any) (int, any) { return status, object{"error": fmt.Sprint(why)} }
 )
 
 func setting(name, otherwise string) string {
-	if value := os.Getenv(name); value != "" {
+	if value, isSet := os.LookupEnv(name); isSet {
 		return value
 	}
 	return otherwise
 }
 
-// The local transaction. os.ErrExist if there is a file of this name: an order, or a bar.
-func write(id string, text []byte) error {
-	file, err := os.CreateTemp(folder, ".new-")
+func must[T any](value T, err error) T { // what fails is answered with 503
 	if err != nil {
-		return err
+		panic(err)
 	}
+	return value
+}
+
+// The local transaction. False if there is a file of this name: an order, or a bar.
+func write(id string, text []byte) bool {
+	file := must(os.CreateTemp(folder, ".new-"))
 	defer os.Remove(file.Name())
 	defer file.Close()
-	if _, err = file.Write(text); err == nil {
-		err = file.Sync()
+	must(file.Write(text))
+	must(0, file.Sync())
+	err := os.Link(file.Name(), folder+"/"+id)
+	if !errors.Is(err, os.ErrExist) {
+		must(0, err)
 	}
-	if err == nil {
-		err = os.Link(file.Name(), filepath.Join(folder, id))
-	}
-	return err
+	return err == nil
 }
 
 func call(path string, body any) (answer check, err error) {
-	text, _ := json.Marshal(body)
-	response, err := client.Post(bridge+path, "application/json", bytes.NewReader(text))
+	response, err := client.Post(bridge+path, "application/json", bytes.NewReader(must(json.Marshal(body))))
 	if err != nil {
 		return answer, err
 	}
 	defer response.Body.Close()
-	if text, err = io.ReadAll(response.Body); err == nil && response.StatusCode >= 300 {
-		err = fmt.Errorf("%s: %s", response.Status, text)
-	} else if err == nil {
-		err = json.Unmarshal(text, &answer)
+	if response.StatusCode >= 300 {
+		return answer, fmt.Errorf("%s: %s", path, response.Status)
 	}
-	return answer, err
+	return answer, json.NewDecoder(response.Body).Decode(&answer)
 }
 
 func place(_ http.Header, body []byte) (int, any) {
@@ -82,18 +84,15 @@ func place(_ http.Header, body []byte) (int, any) {
 		ID    string `json:"order_id"`
 		Cents int    `json:"cents"`
 	}
-	if json.Unmarshal(body, &order) != nil {
-		return 400, object{"error": "not an order"}
+	if err := json.Unmarshal(body, &order); err != nil {
+		return refused(400, err)
 	}
 	messages := []object{{"topic": "orders.created", "key": order.ID, "value": order}}
-	prepared, err := call("/v1/transactions", object{"producer_group": group, "messages": messages})
-	if err != nil {
-		return 503, object{"error": err.Error()}
+	prepared := must(call("/v1/transactions", object{"producer_group": group, "messages": messages}))
+	if !write(prepared.ID, body) {
+		return refused(409, "asked about before it was written")
 	}
-	if err = write(prepared.ID, body); err != nil {
-		return 409, object{"error": err.Error()} // such as: asked about before it was written
-	}
-	if _, err = call("/v1/transactions/"+prepared.ID+"/commit", object{}); err != nil {
+	if _, err := call("/v1/transactions/"+prepared.ID+"/commit", object{}); err != nil {
 		log.Print(err) // the bridge will ask what became of it
 	}
 	return 201, order
@@ -101,13 +100,12 @@ func place(_ http.Header, body []byte) (int, any) {
 
 // Standard Webhooks: one of the signatures is ours, and the call is not an old one.
 func isSigned(header http.Header, body []byte) bool {
-	sent := header.Get("webhook-timestamp")
-	at, err := strconv.ParseInt(sent, 10, 64)
-	if age := time.Since(time.Unix(at, 0)); err != nil || age.Abs() > 5*time.Minute {
+	at, err := strconv.ParseInt(header.Get("webhook-timestamp"), 10, 64)
+	if err != nil || time.Since(time.Unix(at, 0)).Abs() > 5*time.Minute {
 		return false
 	}
 	mac := hmac.New(sha256.New, key)
-	fmt.Fprintf(mac, "%s.%s.%s", header.Get("webhook-id"), sent, body)
+	fmt.Fprintf(mac, "%s.%d.%s", header.Get("webhook-id"), at, body)
 	ours := "v1," + base64.StdEncoding.EncodeToString(mac.Sum(nil))
 	for _, theirs := range strings.Fields(header.Get("webhook-signature")) {
 		if hmac.Equal([]byte(theirs), []byte(ours)) {
@@ -118,57 +116,51 @@ func isSigned(header http.Header, body []byte) bool {
 }
 
 func answer(header http.Header, body []byte) (int, any) {
-	if !isSigned(header, body) {
-		return 401, object{"error": "not signed by the bridge"}
-	}
 	var asked struct {
-		Type, Challenge string
-		Group           string `json:"producer_group"`
-		Checks          []check
+		Type      string  `json:"type"`
+		Group     string  `json:"producer_group"`
+		Checks    []check `json:"checks"`
+		Challenge string  `json:"challenge"`
 	}
-	if json.Unmarshal(body, &asked) != nil || asked.Type != "transaction.check" || asked.Group != group {
-		return 400, object{"error": "not a check of this group"}
+	if !isSigned(header, body) {
+		return refused(401, "not signed by the bridge")
+	} else if json.Unmarshal(body, &asked) != nil || asked.Type != "transaction.check" || asked.Group != group {
+		return refused(400, "not a check of this group")
 	}
-	resolutions := []check{}
-	for _, each := range asked.Checks {
+	for at := range asked.Checks {
+		each := &asked.Checks[at]
 		if !isID(each.ID) {
-			return 400, object{"error": "no transaction id"}
+			return refused(400, "no transaction id")
 		}
-		// nothing there: a bar is written first, so that a late order fails
-		if err := write(each.ID, nil); err != nil && !errors.Is(err, os.ErrExist) {
-			return 503, object{"error": err.Error()}
-		}
-		if text, err := os.ReadFile(filepath.Join(folder, each.ID)); err != nil {
-			return 503, object{"error": err.Error()}
-		} else if each.Resolution = "COMMIT"; len(text) == 0 {
+		each.Resolution = "COMMIT" // nothing there: a bar is written first, so that a late order fails
+		if write(each.ID, nil) || len(must(os.ReadFile(folder+"/"+each.ID))) == 0 {
 			each.Resolution = "ROLLBACK"
 		}
-		resolutions = append(resolutions, each)
 	}
-	document := object{"resolutions": resolutions}
 	if asked.Challenge != "" {
-		document["challenge"] = asked.Challenge
+		return 200, object{"resolutions": asked.Checks, "challenge": asked.Challenge}
 	}
-	return 200, document
+	return 200, object{"resolutions": asked.Checks}
 }
 
 func serve(path string, act func(http.Header, []byte) (int, any)) {
 	http.HandleFunc(path, func(response http.ResponseWriter, request *http.Request) {
-		body, err := io.ReadAll(http.MaxBytesReader(response, request.Body, 9<<20))
-		status, document := 413, any(object{"error": "too large"})
-		if err == nil {
+		status, document := refused(413, "too large")
+		defer func() {
+			if problem := recover(); problem != nil {
+				status, document = refused(503, problem)
+			}
+			response.WriteHeader(status)
+			json.NewEncoder(response).Encode(document)
+		}()
+		if body, err := io.ReadAll(http.MaxBytesReader(response, request.Body, 9<<20)); err == nil {
 			status, document = act(request.Header, body)
 		}
-		response.Header().Set("Content-Type", "application/json")
-		response.WriteHeader(status)
-		json.NewEncoder(response).Encode(document)
 	})
 }
 
 func main() {
-	if err := os.MkdirAll(folder, 0o700); err != nil {
-		log.Fatal(err)
-	}
+	must(0, os.MkdirAll(folder, 0o700))
 	serve("/orders", place)
 	serve("/outbox-checks", answer)
 	log.Fatal(http.ListenAndServe("127.0.0.1:"+os.Args[1], nil))
