@@ -13,7 +13,7 @@ CHART = Path(__file__).parents[1] / "docker" / "helm"
 NAME, NAMESPACE = "shop", "payments"
 OLDEST = "1.30"  # as Chart.yaml says
 ERROR = 3
-CRDS = {"ServiceMonitor"}  # of operators; Kubernetes itself has no schema of them
+CRDS = {"PrometheusRule", "ServiceMonitor"}  # of operators; Kubernetes itself has no schema of them
 
 Values = dict[str, Any]
 Manifest = dict[str, Any]
@@ -50,6 +50,8 @@ EVERYTHING: Values = {
     "tolerations": [{"key": "a", "operator": "Exists"}],
     "affinity": {"podAntiAffinity": {}},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+    "dashboard": {"enabled": True},
 }
 SINGLE: Values = {
     **LEAST,
@@ -106,6 +108,21 @@ def find_laxness(manifest: Manifest) -> list[str]:
     return [f"lacks {what}" for what, is_so in wanted.items() if not is_so]
 
 
+def find_differences() -> list[str]:
+    """What Prometheus and Grafana would get that is not what the files say: `{{ }}` in them is theirs."""
+    sent = {one["kind"]: one for one in render(EVERYTHING)}
+    files = CHART / "files"
+    rules, dashboard = sent["PrometheusRule"]["spec"], sent["ConfigMap"]["data"]["outbox-bridge.json"]
+    return [
+        f"{name} is not sent as it is"
+        for name, is_same in (
+            ("alerts.yml", rules == yaml.safe_load((files / "alerts.yml").read_text())),
+            ("dashboard.json", dashboard == (files / "dashboard.json").read_text()),
+        )
+        if not is_same
+    ]
+
+
 def is_refused(values: Values) -> bool:
     try:
         render(values)
@@ -116,6 +133,7 @@ def is_refused(values: Values) -> bool:
 
 def main() -> int:
     faults = [fault for values in (LEAST, EVERYTHING, SINGLE) for fault in find_faults(values)]
+    faults += find_differences()
     faults += [f"takes {what}" for what, values in REFUSED.items() if not is_refused(values)]
     print(*(faults or ["chart: ok"]), sep="\n")
     return bool(faults)

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 from tests.support.bridge_process import Bridge, BridgeProcess, check_endpoint, create_topics, wait_until
 from tests.support.promtool import ALERTS, Scrape, find_firing, find_promtool, parse_scrape
 
-_DASHBOARD = Path("docker/grafana/outbox-bridge.json").absolute()
+_DASHBOARD = Path("docker/helm/files/dashboard.json").absolute()
 _NEVER = {"transaction_timeout_seconds": 86_400, "max_lifetime_seconds": 172_800}
 _SOON = {"transaction_timeout_seconds": 1, "interval_seconds": 1, "max_checks": 1}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-ALERTS = Path("docker/prometheus/alerts.yml").absolute()
+ALERTS = Path("docker/helm/files/alerts.yml").absolute()
 _JOB = "outbox-bridge"
 _MINUTES = 90
 
