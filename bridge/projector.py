@@ -433,18 +433,15 @@ async def rebuild(projector: Projector, on_progress: Callable[[RebuildProgress],
     and StoreTimeout after a minute without progress; called again it starts again, and orphans are still compared
     with what there was at first.
     """
-    ports, topics = projector.ports, projector.topics
-    database = ports.database
+    ports, topics, database = projector.ports, projector.topics, projector.ports.database
     await _check_topics(ports, topics)
-    positions = [await find_position(ports.store, ports.owners, topics, queue_id) for queue_id in range(topics.queues)]
-    wanted = {queue_id: position.s if position else 0 for queue_id, position in enumerate(positions)}
-    await _check_reachable(ports, topics, wanted)
+    await _check_reachable(ports, topics, await _read_decided(ports, topics))
     await database.run(clear_projection, timeout_ms=_CLEAR_TIMEOUT_MS)
     reach(FaultPoint.REBUILD_CLEARED)
+    wanted = await _read_decided(ports, topics)  # now: what was in the tables when they were emptied is below
     before, moved_ms = dict[int, int](), ports.clock.monotonic_ms()
     while True:
-        is_ours = await projector.hold_lease()
-        result = await _run_or_begin_anew(projector) if is_ours else RunResult()
+        result = await _run_or_begin_anew(projector) if await projector.hold_lease() else RunResult()
         reach(FaultPoint.REBUILD_STEPPED)
         known = await database.read(read_positions)
         applied = {queue_id: known[queue_id].s if queue_id in known else 0 for queue_id in wanted}
@@ -455,10 +452,15 @@ async def rebuild(projector: Projector, on_progress: Callable[[RebuildProgress],
             before, moved_ms = applied, ports.clock.monotonic_ms()
         elif ports.clock.monotonic_ms() - moved_ms > _REBUILD_STALL_MS:
             raise StoreTimeout(_tell_stall(applied, wanted))
-        if not result.chunks:
-            await ports.clock.sleep_ms(100)
+        await ports.clock.sleep_ms(0 if result.chunks else 100)
     reach(FaultPoint.REBUILD_READ)
     return await database.run(lambda conn: _conclude(conn, ports.clock.now_ms()), timeout_ms=_CLEAR_TIMEOUT_MS)
+
+
+async def _read_decided(ports: ProjectorPorts, topics: InternalTopics) -> dict[int, int]:
+    """Up to where each queue is decided."""
+    find = partial(find_position, ports.store, ports.owners, topics)
+    return {queue_id: found.s if (found := await find(queue_id)) else 0 for queue_id in range(topics.queues)}
 
 
 async def _check_topics(ports: ProjectorPorts, topics: InternalTopics) -> None:
@@ -475,10 +477,8 @@ async def _check_reachable(ports: ProjectorPorts, topics: InternalTopics, wanted
     for queue_id, s in wanted.items():
         end = (await ports.store.get_offsets(MessageQueue(topics.half, queue_id))).maximum
         if end < s:
-            raise QueueHalted(
-                f"queue {queue_id} was decided up to journal offset {s}, but its journal ends at {end}: the log is not "
-                f"what was left; {_REBUILD_REMEDY}"
-            )
+            what = f"queue {queue_id} was decided up to journal offset {s}, but its journal ends at {end}"
+            raise QueueHalted(f"{what}: the log is not what was left; {_REBUILD_REMEDY}")
 
 
 def _tell_stall(applied: Mapping[int, int], wanted: Mapping[int, int]) -> str:

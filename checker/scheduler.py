@@ -68,14 +68,14 @@ class CheckScheduler:
             table.new.adopt(rows, partial(self._is_ahead, table), partial(self._bring_back, table))
         for transaction_id in sorted(self._in_flight):
             if (found := table.new.pop(transaction_id)) is not None:
-                self._add(table, HeapItem(found[0]))
+                self._add(table, self._take_up(table, found[0]))
         for transaction in prepared:
             brought = self._bring_back(table, transaction)
             is_far = taken is not None and brought.next_due_ms > taken.now_ms + _FAR_MS
             if is_far and brought.transaction_id not in self._in_flight:
                 table.new.add(brought, None)
             else:
-                self._add(table, HeapItem(brought))
+                self._add(table, self._take_up(table, brought))
         table.new.compact()
 
     def drop_queue(self, queue_id: int) -> None:
@@ -223,7 +223,7 @@ class CheckScheduler:
     def _set(self, table: QueueSchedule, transaction: Transaction, read_ms: int | None) -> None:
         """One that is new or has changed, read live at `read_ms`, or was read back."""
         if read_ms is None:
-            self._add(table, HeapItem(transaction))
+            self._add(table, self._take_up(table, transaction))
             return
         entry = table.entries.get(transaction.transaction_id)
         before = None if entry is None else entry.transaction
@@ -247,6 +247,14 @@ class CheckScheduler:
         is_counted = t.check_times > t.base
         ahead_ms = self._began_ms(t, is_counted=is_counted, since_ms=t.since_ms) - table.taken.now_ms
         return replace(t, next_due_ms=t.next_due_ms - ahead_ms) if ahead_ms > 0 else t
+
+    def _take_up(self, table: QueueSchedule, t: Transaction) -> HeapItem:
+        """One that was brought back waits by the monotonic clock too: Kafka's time may jump to where its wait began."""
+        item, taken = HeapItem(t), table.taken
+        began_ms = self._began_ms(t, is_counted=t.check_times > t.base, since_ms=t.since_ms)
+        if taken is not None and began_ms >= taken.now_ms:
+            item.not_before_ms = taken.monotonic_ms + t.next_due_ms - taken.now_ms
+        return item
 
     def _is_ahead(self, table: QueueSchedule, row: DueRow) -> bool:
         """Whether one in a row would be brought back."""

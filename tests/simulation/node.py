@@ -200,6 +200,7 @@ class Node:
         self._database = NodeDatabase(surroundings.engine, self.process, self.clock, surroundings.sql_fate, random)
         self._requests = 0
         self.is_closed = True
+        self.ready_ms = 0
         """Whether it takes no requests: it has not begun yet, or is about to end."""
         self._is_ending = False
         self.bridge = put_together(name, self.process, self._database, self.clock, surroundings, random)
@@ -256,6 +257,7 @@ class Node:
                 break
             except (ConfigError, StoreError, SqlUnavailable):  # the supervisor starts it again
                 await self.clock.sleep_ms(_RESTART_MS)
+        self.ready_ms = self.clock.monotonic_ms()
         self._database.is_away = not self._has_sql
         self.is_closed = self._is_ending
         await self.bridge.wait_failed()

@@ -106,7 +106,7 @@ def _leased(evidence: Evidence) -> Iterator[Violation]:
     if left and operating.over_ms > operating.gone_ms + slack_ms:
         yield Violation("T", "", f"leases that nobody renewed are still there: {left}")
     for at_ms, node in evidence.late_calls:
-        over_ms = max(operating.gone_ms, operating.started[node]) + slack_ms
+        over_ms = max(operating.gone_ms, operating.processes[node].ready_ms) + slack_ms
         if at_ms > over_ms:
             yield Violation("T", node, f"an instance that had gone was asked {at_ms - over_ms} ms after its lease")
 

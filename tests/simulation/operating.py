@@ -86,8 +86,8 @@ class Operating:
         """When the instance with an endpoint lease went."""
         self.over_ms = 0
         """When all was quiet."""
-        self.started: dict[str, int] = {}
-        """When each process began."""
+        self.processes: dict[str, Any] = {}
+        """All there have been, by name."""
         self.down_ms = 0
         """For how long the database could not be read, at most."""
 

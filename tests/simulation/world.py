@@ -137,6 +137,7 @@ class World:
             await self._wait_quiet()
         self.operating.stop()
         await asyncio.gather(*pulling)
+        await self._wait_quiet()  # what stays blocked is written again now and then
         self.story.tell("world", "quiet")
         for node in self.nodes.values():
             node.kill()
@@ -188,7 +189,7 @@ class World:
         node.clock.skew_ms = self._skews.get(instance, 0)
         self.nodes[instance] = node
         self.story.tell(f"node {name}", "starts")
-        self.operating.started[name] = self.clock.monotonic_ms()
+        self.operating.processes[name] = node
         node.start().add_done_callback(lambda ended: self._note_failure(node, ended))
 
     def _note_failure(self, node: Node, ended: "asyncio.Task[None]") -> None:
@@ -418,8 +419,10 @@ class World:
 
     async def _find_unquiet(self) -> str | None:
         has_sql = self.schedule.has_sql
-        reason = self.archive.unquiet(self.topics, self.engine if has_sql else None, self.schedule.situation.bad)
-        return reason or (await self.operating.find_unfinished() if has_sql else None)
+        reason = await self.operating.find_unfinished() if has_sql else None  # takes a while, in which more is written
+        return reason or self.archive.unquiet(
+            self.topics, self.engine if has_sql else None, self.schedule.situation.bad
+        )
 
 
 _AT_ONCE = {

@@ -2,9 +2,11 @@
 
 import asyncio
 from random import Random
+from typing import Any
 
 import pytest
 
+from bridge import projector
 from bridge.core.errors import QueueHalted, StoreTimeout
 from bridge.core.message import Message
 from bridge.core.record import Act, ActRecord, Resolution, Source
@@ -127,6 +129,31 @@ def test_rebuild_beside_a_working_projector_gives_the_same_rows(database_url: st
 
     world.run(story())
     assert seen[-1].applied == seen[-1].wanted
+
+
+def test_rebuild_reads_up_to_what_was_projected_when_it_emptied_the_tables(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was prepared and projected just before is no orphan: Kafka knows it."""
+    world = make_projector_world(database_url, queues=2, config=SMALL)
+
+    async def story() -> None:
+        async with world.settlers.settling():
+            await world.settlers.prepare("a", of())
+            await world.catch_up()
+            look = projector._check_reachable
+
+            async def look_and_go_on(*arguments: Any) -> None:
+                await look(*arguments)
+                for name in map(str, range(20)):
+                    await world.settlers.prepare(name, of(), queue_id=1)
+                await world.catch_up()
+
+            monkeypatch.setattr(projector, "_check_reachable", look_and_go_on)
+            verdict = await rebuild(world.projector, lambda _: None)
+            assert (verdict.total.prepared, verdict.orphan_count) == (21, 0)
+
+    world.run(story())
 
 
 @pytest.mark.parametrize("lost", ["half", "op"])

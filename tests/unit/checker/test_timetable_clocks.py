@@ -53,6 +53,14 @@ def read_back(times: CheckTimes | None = None, *, is_sorted: bool = True) -> Che
     return table
 
 
+def test_what_was_appended_by_a_clock_that_was_ahead_waits_from_its_take_over_by_both_clocks() -> None:
+    """Also if Kafka's time jumps to that clock right after it (K)."""
+    table = make_table()
+    table.add_queue(0, [make_transaction("a")], QueueTime(T0 - 3_000, T0 - 3_000, 1_000))
+    assert take(table, at(LONG_AFTER, monotonic_ms=6_999)).asks == []
+    assert names(take(table, at(LONG_AFTER + 1, monotonic_ms=7_000)).asks) == ["a"]
+
+
 @pytest.mark.parametrize("is_sorted", [True, False])
 def test_check_after_an_answer_waits_for_an_interval_of_both_clocks(*, is_sorted: bool) -> None:
     """By append times, which are behind once a clock that was ahead was set back, all would be due at once (K)."""
