@@ -31,6 +31,7 @@ from outbox.relay_queries import (
     Tables,
     claim_rows,
     clean_leases,
+    count_rows,
     delete_published,
     discard_parked,
     note_failures,
@@ -84,6 +85,7 @@ class Notifier:
 
 _LOG: Final = logging.getLogger("outbox")
 _T = TypeVar("_T")
+_MOST_COUNTED = 100_000
 _LONGEST_PAUSE_MS: Final = 10_000  # of a relay whose bridge or database is away: rows wait so long when it is back
 
 
@@ -126,6 +128,13 @@ class Claim(NamedTuple):
     rows: Sequence[OutboxRow]
     unread: Sequence[Mark]
     until_ms: int
+
+
+class RelayBacklog(NamedTuple):
+    """Rows to be published, 100,000 at most, and parked ones."""
+
+    waiting: int
+    parked: int
 
 
 class Relay:
@@ -185,6 +194,11 @@ class Relay:
         """Rows that the bridge refused, by id, and why."""
         with self._engine.connect() as conn, relay_transaction(conn):
             return read_parked(conn, self._tables, max_rows)
+
+    def count_rows(self) -> RelayBacklog:
+        """What there is in the table. Raises SQLAlchemyError."""
+        with self._engine.connect() as conn, relay_transaction(conn):
+            return RelayBacklog(*count_rows(conn, self._tables, _MOST_COUNTED))
 
     def release_parked(self, row_ids: Sequence[str]) -> int:
         """Tries these parked rows again; how many there were."""

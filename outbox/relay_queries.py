@@ -296,6 +296,15 @@ def read_parked(conn: Connection, tables: Tables, max_rows: int) -> Sequence[tup
     return [(row_id, reason) for row_id, reason in conn.execute(query.order_by(leases.c.row_id).limit(max_rows))]
 
 
+def count_rows(conn: Connection, tables: Tables, max_rows: int) -> tuple[int, int]:
+    """Rows to be published, `max_rows` at most, and parked ones."""
+    leases = tables.leases
+    is_parked = sa.select(sa.func.count()).select_from(leases).where(of_source(tables), leases.c.state == PARKED)
+    parked = conn.scalar(is_parked) or 0
+    some = sa.select(sa.literal(1)).select_from(tables.source.table).limit(max_rows + parked).subquery()
+    return max(0, (conn.scalar(sa.select(sa.func.count()).select_from(some)) or 0) - parked), parked
+
+
 def release_parked(conn: Connection, tables: Tables, row_ids: Sequence[str]) -> int:
     """Parked rows are tried again at once; how many there were."""
     leases = tables.leases

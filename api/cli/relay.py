@@ -28,12 +28,13 @@ from api.cli.output import (
     show_documents,
     show_rows,
 )
+from api.cli.relay_health import RelayProbes, serving_health
 from outbox.client.config import read_secret
-from outbox.client.errors import DatabaseUnavailable
+from outbox.client.errors import DatabaseUnavailable, OutboxError
 
 if TYPE_CHECKING:
     from outbox.hand_over import HandOver
-    from outbox.relay import Relay, RelayConfig, RelayCounts
+    from outbox.relay import Relay, RelayBacklog, RelayConfig, RelayCounts
     from outbox.relay_database import OutboxDatabase, SourceSpec
 
 
@@ -59,6 +60,11 @@ class RelayReport:
             self.published += counts.published
             self.parked += counts.parked
             self.delayed += counts.delayed
+
+    def read_sums(self) -> tuple[int, int, int]:
+        """Published, parked and delayed."""
+        with self._lock:
+            return self.published, self.parked, self.delayed
 
     def watch(self, thread: threading.Thread) -> None:
         """Tells until the thread has ended."""
@@ -187,6 +193,9 @@ MaxDelayOption = Annotated[
     float, typer.Option("--max-retry-delay", min=0.01, max=3_600, help="Seconds between tries, at most.")
 ]
 HoldsOption = Annotated[bool, typer.Option(help="Whether a refused row holds back later ones of its key.")]
+HealthOption = Annotated[
+    str | None, typer.Option("--health", metavar="[HOST:]PORT", help="Answer /livez, /readyz and /metrics there.")
+]
 OnceOption = Annotated[bool, typer.Option("--once", help="Publish what is there, then end.")]
 ReportOption = Annotated[Output | None, typer.Option("--output", "-o", help="Form of reports; piped: jsonl.")]
 
@@ -210,6 +219,7 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
     retry_delay: DelayOption = 0.5,
     max_retry_delay: MaxDelayOption = 60,
     parked_holds: HoldsOption = True,
+    health: HealthOption = None,
     once: OnceOption = False,
     output: ReportOption = None,
 ) -> None:
@@ -247,7 +257,10 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
     say(f"relay of {source} rows to {bridge} as {producer_group}; Ctrl-C stops it after the batch in hand")
     made = closing(HttpHandOver(bridge, producer_group, timeout_s=outbox.request_timeout_s))
     with noticed_ctrl_c(signal.SIGTERM) as stop, report.telling_warnings(), made as taker:
-        (_run_once if once else _run_until)(outbox, taker, stop, report)
+        if once:
+            _run_once(outbox, taker, stop, report)
+        else:
+            _run_until(outbox, taker, stop, report, health)
 
 
 @parked.command("list", epilog="Example: outbox-bridge relay parked list -o json")
@@ -310,17 +323,48 @@ def _run_once(outbox: Outbox, hand_over: "HandOver", stop: threading.Event, repo
         raise CommandFailed(Exit.FAILED, f"{report.parked} rows refused, {report.delayed} left", remedy)
 
 
-def _run_until(outbox: Outbox, hand_over: "HandOver", stop: threading.Event, report: RelayReport) -> None:
+def _run_until(
+    outbox: Outbox, hand_over: "HandOver", stop: threading.Event, report: RelayReport, health: str | None
+) -> None:
     """Until the stop, in a thread of its own: a signal must not find the relay under one of its locks."""
-    with _opened_database(outbox) as database:
+    began = _BegunRelay()
+    probes = RelayProbes(began.is_alive, report.read_sums, began.count)
+    with serving_health(health, probes), _opened_database(outbox) as database:
         opened = _open_when_there(outbox, database, hand_over, stop)
         if opened is not None:
             thread = threading.Thread(target=opened.run_forever, args=(stop, report.note), name="outbox-relay")
             thread.start()
+            began.note(opened, thread)
             try:
                 report.watch(thread)
             except KeyboardInterrupt:  # the second: what is in hand is handed over again when its lease ends
                 os._exit(_INTERRUPTED)
+
+
+class _BegunRelay:
+    """What a health check may ask, also while the database has not answered yet."""
+
+    def __init__(self) -> None:
+        self._relay: Relay | None = None
+        self._thread: threading.Thread | None = None
+
+    def note(self, opened: "Relay", thread: threading.Thread) -> None:
+        """It runs."""
+        self._relay, self._thread = opened, thread
+
+    def is_alive(self) -> bool:
+        """It runs, or waits for its database."""
+        return self._thread is None or self._thread.is_alive()
+
+    def count(self) -> "RelayBacklog | None":
+        """None while the database cannot be used."""
+        from outbox.relay_database import told_errors  # noqa: PLC0415  # SQLAlchemy is slow to import
+
+        try:
+            with told_errors():
+                return None if self._relay is None else self._relay.count_rows()
+        except OutboxError:
+            return None
 
 
 def _open_when_there(

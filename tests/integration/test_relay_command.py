@@ -9,9 +9,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 import sqlalchemy as sa
 
+from bridge.broker.ports import choose_free_port
 from outbox.tables import make_outbox_table
 from tests.support.cli_process import DEADLINE_S, environment, run_command, wait_for
 from tests.support.outbox_world import OutboxWorld, Sent
@@ -150,3 +152,44 @@ def test_lost_bridge_is_unreachable(world: OutboxWorld, tmp_path: Path) -> None:
     world.enqueue(Sent("orders", b"k"))
     done = relay(tmp_path, "http://127.0.0.1:1", "-g", "shop", "--once")
     assert (done.returncode, "--bridge" in done.stderr, world.count()[0]) == (5, True, 1)
+
+
+def test_relay_tells_how_it_is(world: OutboxWorld, bridge: SocketBridge, tmp_path: Path) -> None:
+    """Alive and ready, what it has published, and what is left; a database that is gone makes it not ready."""
+    world.enqueue(Sent("no.such.topic", b"a", b"0"))
+    world.enqueue(*[Sent("orders", b"k", b"%d" % n) for n in range(3)])
+    port = choose_free_port()
+    popen = subprocess.Popen(
+        [sys.executable, "-m", "api", "relay", "-g", "shop", "--bridge", bridge.url, "--health", str(port)],
+        cwd=tmp_path,
+        env=environment({"OUTBOX_DATABASE_URL": world.database.url}),
+        stdout=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}"
+
+    def metrics() -> dict[str, str]:
+        try:
+            lines = httpx2.get(f"{url}/metrics").text.splitlines()
+        except httpx2.TransportError:
+            return {}
+        return dict(line.split() for line in lines if not line.startswith("#"))
+
+    try:
+        wait_for(lambda: metrics().get("outbox_relay_published_rows_total") == "3", "published")
+        wait_for(lambda: metrics()["outbox_relay_parked_rows"] == "1", "parked")
+        told = metrics()
+        assert (told["outbox_relay_waiting_rows"], told["outbox_relay_database_up"]) == ("0", "1")
+        assert [httpx2.get(f"{url}/{name}").status_code for name in ("livez", "readyz", "other")] == [200, 200, 404]
+        with world.engine.begin() as conn:
+            conn.execute(sa.text(f"ALTER TABLE {world.table.name} RENAME TO gone"))
+        assert [httpx2.get(f"{url}/{name}").status_code for name in ("livez", "readyz")] == [200, 503]
+        assert metrics()["outbox_relay_database_up"] == "0"
+    finally:
+        popen.send_signal(signal.SIGTERM)
+        assert popen.wait(DEADLINE_S) == 0
+
+
+def test_health_needs_a_port(world: OutboxWorld, bridge: SocketBridge, tmp_path: Path) -> None:
+    """One that is none is a usage error."""
+    done = relay(tmp_path, bridge.url, "-g", "shop", "--health", "here")
+    assert (done.returncode, "--health here cannot be used" in done.stderr) == (2, True)
