@@ -1,7 +1,6 @@
 """What the loops measure for the metrics: how long things take, and counts by name. Bounded, whatever happens."""
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -25,9 +24,19 @@ class Durations:
         self.sum_ms += max(0, duration_ms) * times
 
     def add_since(self, begins_ms: Iterable[int], now_ms: int) -> None:
-        """The durations from each of these moments, many of which are the same, to `now_ms`."""
-        for begin_ms, times in Counter(begins_ms).items():
-            self.add(now_ms - begin_ms, times)
+        """The durations from each of these moments, as a rule in order, to `now_ms`: in a few steps for thousands."""
+        begins = sorted(begins_ms)
+        if begins and begins[-1] > now_ms:
+            begins = [min(begin_ms, now_ms) for begin_ms in begins]
+        self.sum_ms += now_ms * len(begins) - sum(begins)
+        left = len(begins)
+        for place, bound_ms in enumerate(DURATION_BOUNDS_MS):
+            if not left:
+                return
+            first = bisect_left(begins, now_ms - bound_ms, 0, left)
+            self.counts[place] += left - first
+            left = first
+        self.counts[-1] += left
 
 
 MOST_NAMES = 100

@@ -2,6 +2,9 @@
 
 from collections import Counter
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from bridge.core.measures import DURATION_BOUNDS_MS, MOST_NAMES, OTHER_NAMES, ByName, Durations
 
 
@@ -26,3 +29,13 @@ def test_names_are_bounded_and_no_count_ever_falls() -> None:
     assert counts["g0"]["COMMIT"] == 2
     assert counts[OTHER_NAMES]["COMMIT"] == 200
     assert counts.of(OTHER_NAMES) is counts[OTHER_NAMES]
+
+
+@given(st.lists(st.integers(0, 200_000)), st.integers(0, 200_000))
+def test_many_at_once_count_as_one_by_one(begins_ms: list[int], now_ms: int) -> None:
+    """In whatever order, and where clocks went back."""
+    together, apart = Durations(), Durations()
+    together.add_since(begins_ms, now_ms)
+    for begin_ms in begins_ms:
+        apart.add(now_ms - begin_ms)
+    assert (together.counts, together.sum_ms) == (apart.counts, apart.sum_ms)
