@@ -88,6 +88,25 @@ public final class Transactions {
         }
     }
 
+    /** A send that fails is tried again with the same Message, whose key stays: it is the same transaction. */
+    private static void send(TransactionMQProducer producer, Message message, String body, int number)
+        throws InterruptedException {
+        for (int tries = 0; tries < 200; tries++) {
+            try {
+                TransactionSendResult result = producer.sendMessageInTransaction(message, number);
+                tell(result.getSendStatus() == SendStatus.SEND_OK ? "sent" : "unknown-send", body);
+                return;
+            } catch (MQClientException error) {
+                if (error.getResponseCode() == 13) {
+                    tell("ended-before", body);
+                    return;
+                }
+                Thread.sleep(200);
+            }
+        }
+        tell("not-sent", body);
+    }
+
     /** Arguments: name server, topic, group, number of messages, bytes of padding, seconds to wait for checks. */
     public static void main(String[] arguments) throws Exception {
         int count = Integer.parseInt(arguments[3]);
@@ -101,13 +120,7 @@ public final class Transactions {
             String body = "order-" + number;
             Message message = new Message(arguments[1], "paid", body, (body + padding).getBytes(StandardCharsets.UTF_8));
             message.putUserProperty("shop", "one");
-            try {
-                TransactionSendResult result = producer.sendMessageInTransaction(message, number);
-                tell(result.getSendStatus() == SendStatus.SEND_OK ? "sent" : "not-sent", body);
-            } catch (MQClientException error) {
-                tell("not-sent", body);
-                Thread.sleep(200);
-            }
+            send(producer, message, body, number);
         }
         boolean isDone = decided.await(Long.parseLong(arguments[5]), TimeUnit.SECONDS);
         Thread.sleep(1_500); // ends are one-way
