@@ -124,7 +124,7 @@ class Door:
         self._place = host, int(port)
         self._route = _make_route(config.advertised)
         self._prepares: Gatherer[_RightfulCall, PrepareAnswer] = Gatherer(self._ask_prepares, _fail)
-        # apart, so that what is looked up holds up nothing else
+        # apart, since what is said of a list holds for each of its calls
         self._firsts: Gatherer[_RightfulCall, PrepareAnswer] = Gatherer(self._ask_prepares, _fail)
         self._ends: Gatherer[_RightfulEnd, EndAnswer] = Gatherer(self._ask_ends, _fail)
         self._keys = RecentUniqueKeys()
@@ -212,9 +212,8 @@ class Door:
         self._sends += 1
         self.totals.sends += 1
         first_try_ms = self._find_first_try(peer, send, call)
-        self._prepares.add(
-            _RightfulCall(call, peer.rights, first_try_ms), partial(self._give_sent, peer, request, send)
-        )
+        gatherer = self._prepares if first_try_ms is None else self._firsts
+        gatherer.add(_RightfulCall(call, peer.rights, first_try_ms), partial(self._give_sent, peer, request, send))
 
     def _find_first_try(self, peer: Requester, send: SendRequest, call: PrepareCall) -> int | None:
         key = call.idempotency_key
