@@ -121,9 +121,11 @@ class Fold:
             row = make_row(t.transaction_id, t.group, self._queue_id, t.half, t.appended_ms)
             row.max_checks, row.max_life_s = t.max_checks, t.max_life_s
             self.rows[t.transaction_id] = row
-        elif row.queue_offset != t.half:
-            if row.queue_offset > t.half:
+        elif row.queue_offset > t.half:
+            if not _is_repeat(row, entry):
                 return
+            row.queue_offset, row.appended_ms = t.half, t.appended_ms
+        elif row.queue_offset != t.half:
             self._begin_again(row, t)
         self.moved[t.transaction_id] = row
         self._add_op_events(row, entry)
@@ -133,7 +135,7 @@ class Fold:
         """The id was prepared again after everybody had forgotten it: another transaction, counted as one."""
         self._count(row)
         row.was = None
-        row.queue_offset = t.half
+        row.queue_offset, row.appended_ms = t.half, t.appended_ms
         row.state, row.blocked, row.why, row.published_ms, row.abandoned_ms = PREPARED, 0, None, None, None
 
     def _add_op_events(self, row: ProjectedRow, entry: OpEntry) -> None:
@@ -222,6 +224,16 @@ class Fold:
             _add(counts, row.was, -1)
         _add(counts, now, 1)
         row.was = now
+
+
+def _is_repeat(row: ProjectedRow, entry: OpEntry) -> bool:
+    """Whether the only half message that is left is a repeat of the one that the op message speaks of.
+
+    Deciding a repeat writes the op message of an ended transaction again, and nothing else about the repeat. One that
+    was written before the half message is of an earlier transaction with this id, which everybody had forgotten.
+    """
+    is_undecided = row.state == PREPARED and row.at_offset == row.queue_offset and not row.check_times
+    return is_undecided and entry.stored_ms >= row.appended_ms
 
 
 COUNTS = ("prepared", "committed", "blocked", "rolled_back", "parked", "abandoned")

@@ -201,12 +201,12 @@ def _number(value: int | None) -> str:
 # Columns an op message decides, columns a half message decides, and those that never change.
 STATE_COLUMNS = (
     "state", "live", "blocked", "queue_offset", "at_offset", "next_due_ms", "check_times", "base", "since_ms",
-    "resolved_by", "ended_ms", "published_ms", "why", "parked_offset", "receipts", "abandoned_ms",
+    "resolved_by", "ended_ms", "published_ms", "why", "parked_offset", "receipts", "abandoned_ms", "appended_ms",
 )  # fmt: skip
 HALF_COLUMNS = (
     "has_half", "born_ms", "first_check_ms", "max_checks", "max_life_s", "idempotency_key", "ordering_key", "messages",
 )  # fmt: skip
-FIXED_COLUMNS = ("id", "transaction_id", "producer_group", "queue_id", "appended_ms")
+FIXED_COLUMNS = ("id", "transaction_id", "producer_group", "queue_id")
 ALL_COLUMNS = (*FIXED_COLUMNS, *HALF_COLUMNS, *STATE_COLUMNS)
 LOADED_COLUMNS = (*FIXED_COLUMNS, "has_half", *STATE_COLUMNS)
 
@@ -283,10 +283,10 @@ def load_row(values: Iterable[Any]) -> ProjectedRow:
     """A row read back in the order of LOADED_COLUMNS; the other columns are not known and not written."""
     row = ProjectedRow()
     (
-        row.id, row.transaction_id, row.producer_group, row.queue_id, row.appended_ms, row.has_half,
+        row.id, row.transaction_id, row.producer_group, row.queue_id, row.has_half,
         row.state, row.live, row.blocked, row.queue_offset, row.at_offset, row.next_due_ms, row.check_times,
         row.base, row.since_ms, row.resolved_by, row.ended_ms, row.published_ms, row.why, row.parked_offset,
-        row.receipts, row.abandoned_ms,
+        row.receipts, row.abandoned_ms, row.appended_ms,
     ) = values  # fmt: skip
     row.is_new = False
     row.was = counted_as(row)

@@ -11,7 +11,7 @@ from bridge.core.explanation import Unanswered
 from bridge.core.transaction import RESOLUTION_OF, TimelineEvent, TransactionState, TransactionView
 from bridge.sql.identity import find_given_up, find_given_up_keys, read_halts
 from bridge.sql.projection import purge
-from bridge.sql.rows import AppliedPosition, decode_receipts, make_row_id, make_view, read_positions, select_views
+from bridge.sql.rows import AppliedPosition, decode_receipts, make_view, read_positions, select_views
 from bridge.sql.search import SearchFilter, chunks, search_transactions
 from bridge.sql.stats import GroupStats, ProjectionStats, read_stats
 from bridge.sql.tables import given_up, timeline_events, transactions, unanswered_rounds
@@ -89,7 +89,7 @@ def _read_rounds(conn: Connection, transaction_id: str) -> list[Unanswered]:
 
 def read_surroundings(conn: Connection, view: TransactionView) -> tuple[list[Unanswered], str | None, str | None]:
     """Rounds without an answer and why its queue halts, as long as it is not over; the last remark about it."""
-    row_id = make_row_id(view.queue_id, view.queue_offset)
+    row_id = sa.select(_T.id).where(_T.transaction_id == view.transaction_id).scalar_subquery()
     query = sa.select(_E.members).where(_E.id == row_id, _E.members.contains('"remark":'))
     kept = conn.execute(query.order_by(_E.at_ms.desc(), _E.source_offset.desc()).limit(1)).scalar()
     remark = None if kept is None else json.loads(kept).get("remark")

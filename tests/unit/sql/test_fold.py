@@ -139,7 +139,7 @@ def test_op_message_of_an_unknown_half_makes_a_row_and_the_half_enriches_it() ->
 
 def test_id_prepared_again_after_it_was_forgotten_is_another_transaction() -> None:
     """The settler decided it again; the old state must not be taken for it (30)."""
-    again = replace(PREPARED, half=90, at=90)
+    again = replace(PREPARED, half=90, at=90, appended_ms=5_000)
     made = fold(op(again), halves=[half(90)], known=known_row(COMMITTED))
     assert (made.rows[ID].state, made.rows[ID].queue_offset) == ("PREPARED", 90)
     assert counts_of(made) == {"prepared": 1}
@@ -208,6 +208,29 @@ def test_abandoning_what_was_published_meanwhile_is_told_without_effect() -> Non
 
 BLOCKED = replace(COMMITTED, blocked=True, reason="UNKNOWN_TOPIC")
 PARKED = replace(PREPARED, state=TransactionState.PARKED, reason="MAX_LIFE", parked=4, check_times=2, by="timer")
+
+
+@pytest.mark.parametrize("is_apart", [False, True], ids=["one chunk", "two"])
+def test_repeat_of_one_whose_half_message_is_gone_is_no_other_transaction(*, is_apart: bool) -> None:
+    """Read anew after retention; the op message was written again when the repeat was decided (F, C)."""
+    ended, repeat = op(COMMITTED, 7), half(50)
+    if is_apart:
+        row = fold(halves=[repeat]).rows[ID]
+        row.is_new = False
+        made = fold(ended, halves=[], known=row)
+        assert counts_of(made) == {"committed": 1}
+    else:
+        made = fold(ended, halves=[repeat])
+        assert counts_of(made) == {"prepared": 1, "committed": 1}
+    row = made.rows[ID]
+    assert (row.state, row.queue_offset, row.at_offset) == ("COMMITTED", COMMITTED.half, COMMITTED.at)
+    assert row.appended_ms == COMMITTED.appended_ms
+
+
+def test_op_message_of_an_earlier_transaction_with_the_id_says_nothing_of_the_present_one() -> None:
+    """It is older than the half message: everybody had forgotten the earlier one by then."""
+    made = fold(op(COMMITTED, 7), halves=[half(3_000)])
+    assert (made.rows[ID].state, made.rows[ID].queue_offset, counts_of(made)) == ("PREPARED", 3_000, {"prepared": 1})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,76 @@
+"""The door: which sends go to the bridge together."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from api.remoting.door import Door, DoorConfig, DoorParts
+from api.remoting.first_tries import FirstTries
+from api.remoting.frame import RemotingCommand
+from api.remoting.requests import RequestCode
+from bridge.core.grants import EVERYTHING
+from bridge.core.transaction import TransactionState
+from bridge.service.contract import PrepareCall, Prepared
+from tests.unit.api.remoting.test_first_tries import KAFKA_MS, NOW_MS, key_of, learned
+
+
+class Transactions:
+    """Takes everything, and keeps what was said of each list."""
+
+    def __init__(self) -> None:
+        self.lists: list[tuple[list[str | None], int | None]] = []
+
+    def kafka_time_ms(self) -> int:
+        return KAFKA_MS
+
+    async def prepare(
+        self, calls: Sequence[PrepareCall], _: int, first_try_ms: int | None, rights: object
+    ) -> list[Prepared]:
+        self.lists.append(([call.idempotency_key for call in calls], first_try_ms))
+        return [Prepared("t", call.group, TransactionState.PREPARED, 0, 0, 0, 0) for call in calls]
+
+
+class Clock:
+    def monotonic_ms(self) -> int:
+        return 1
+
+
+class Groups:
+    def join(self, group: str, member: object) -> None:
+        """Nobody is asked here."""
+
+
+class Peer:
+    """A connection. `tries`: what it has proved."""
+
+    rights = EVERYTHING
+
+    def __init__(self, tries: FirstTries) -> None:
+        self.tries = tries
+        self.groups: set[str] = set()
+        self.sent: list[bytes] = []
+
+    def send(self, frame: bytes) -> None:
+        self.sent.append(frame)
+
+
+def send_of(key: str) -> RemotingCommand:
+    properties = f"TRAN_MSG\x01true\x02PGROUP\x01shop\x02UNIQ_KEY\x01{key}\x02"
+    fields = {"a": "shop", "b": "orders", "e": "0", "f": "4", "g": str(NOW_MS), "i": properties}
+    return RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque=1, fields=fields, body=b"paid")
+
+
+async def test_first_tries_and_others_never_share_a_list() -> None:
+    """What is said of a list holds for each of its calls: a repeat among first tries would not be looked up."""
+    transactions, nobody = Transactions(), Any
+    parts = DoorParts(transactions, nobody, Groups(), lambda: nobody, Clock())  # type: ignore[arg-type]
+    door = Door(parts, DoorConfig("127.0.0.1:9876", 1_000))
+    proven, unproven = Peer(learned()), Peer(FirstTries())
+    fresh, old = key_of(NOW_MS), key_of(NOW_MS - 1)
+    door.take(proven, send_of(fresh))  # type: ignore[arg-type]
+    door.take(unproven, send_of(old))  # type: ignore[arg-type]
+    door.take(proven, send_of(old))  # type: ignore[arg-type]
+    await asyncio.sleep(0.05)
+    assert door.is_idle
+    assert sorted(transactions.lists, key=lambda said: said[1] is None) == [([fresh], KAFKA_MS), ([old, old], None)]
+    assert [len(peer.sent) for peer in (proven, unproven)] == [2, 1]
