@@ -219,8 +219,8 @@ def test_every_metric_is_documented(dev: DevProcess) -> None:
     def read_shown() -> str:
         return make_metrics(read_rows(httpx2.get(f"{dev.url}/metrics", timeout=30).text))
 
-    # what SQL knows comes a moment after the start
-    wait_for(lambda: PAGE.read_text() == read_shown(), "the page; else run: python -m tests.references.metrics URL")
+    wait_for(lambda: "outbox_bridge_group_pending" in read_shown(), "what SQL knows")  # a moment after the start
+    assert PAGE.read_text() == read_shown(), "else run: python -m tests.references.metrics URL"
 
 
 def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:

@@ -25,10 +25,11 @@ failures.
 
 
 def read_rows(exposition: str) -> list[Row]:
-    """Name, type and text of each family. A counter has the name of its samples."""
+    """Name, type and text of each family, but for times of creation. A counter has the name of its samples."""
     texts = dict(re.findall(r"^# HELP (\S+) (.*)$", exposition, re.MULTILINE))
     kinds = re.findall(r"^# TYPE (\S+) (\S+)$", exposition, re.MULTILINE)
-    return sorted((code(name), kind, texts[name]) for name, kind in kinds if name.startswith("outbox_bridge_"))
+    named = [pair for pair in kinds if pair[0].startswith("outbox_bridge_") and not pair[0].endswith("_created")]
+    return sorted((code(name), kind, texts[name]) for name, kind in named)
 
 
 def make_metrics(rows: Iterable[Row]) -> str:
