@@ -8,15 +8,14 @@ from api.console.acts import refuse_read_only
 from api.console.entry import read_form
 from api.console.render import PREFIX, redirect, render
 from api.console.search import without_blanks
-from api.web.parked import is_job_id
-from api.web.problems import NOT_FOUND, Problem, Rejected, invalid
+from api.web.parked import checked_job_id, found_job
+from api.web.problems import invalid
 from api.web.request import ApiRequest, Query, check_reason, refuse, who_is
 from api.web.road import HttpAnswer, Routes
 from api.web.search import PARKED_PARAMETERS, page_of, search_filter
 from bridge.core.grants import Verb
 from bridge.service.contract import Refused
 from bridge.service.redrive import MAX_RATE_PER_S, RedriveAction, RedrivePreview
-from bridge.sql.redrive import RedriveJob
 from bridge.sql.search import SearchFilter
 
 routes = Routes()
@@ -113,14 +112,14 @@ async def begin_redrive(request: ApiRequest) -> HttpAnswer:
     if wrong:
         return await _ask(request, action, wanted, given, wrong)
     who = who_is(request, check_reason(form["reason"]))
-    job = _found(await request.services.parked.redrive(wanted, RedriveAction(action), int(rate), who))
+    job = found_job(await request.services.parked.redrive(wanted, RedriveAction(action), int(rate), who))
     return redirect(request, f"redrive/{job.job_id}", of=form["phrase"].split()[-1].rstrip("+"))
 
 
 @routes.add("GET", f"{PREFIX}/redrive/{{job_id}}", verb=Verb.READ)
 async def show_job(request: ApiRequest, job_id: str) -> HttpAnswer:
     """How far a job is."""
-    job = _found(await request.services.parked.get_job(_checked(job_id), request.caller.rights))
+    job = found_job(await request.services.parked.get_job(checked_job_id(job_id), request.caller.rights))
     given = request.query.get("of", "")
     expected = int(given) if given.isascii() and given.isdigit() and len(given) < 9 else None
     done = sum(job.counts.values())
@@ -134,7 +133,7 @@ async def stop_job(request: ApiRequest, job_id: str) -> HttpAnswer:
     """Stops a job after its present step."""
     refuse_read_only(request)
     who = who_is(request, check_reason((await read_form(request)).get("reason", "")))
-    _found(await request.services.parked.stop(_checked(job_id), who))
+    found_job(await request.services.parked.stop(checked_job_id(job_id), who))
     return redirect(request, f"redrive/{job_id}")
 
 
@@ -149,17 +148,3 @@ def _may_redrive(request: ApiRequest, wanted: SearchFilter) -> bool:
 def _may_operate(request: ApiRequest, group: str | None) -> bool:
     rights = request.caller.rights
     return rights.may_everywhere(Verb.OPERATE) or (group is not None and rights.may(Verb.OPERATE, group))
-
-
-def _checked(job_id: str) -> str:
-    if not is_job_id(job_id):
-        raise Rejected(Problem(NOT_FOUND, "no such job"))
-    return job_id
-
-
-def _found(job: RedriveJob | Refused | None) -> RedriveJob:
-    if job is None:
-        raise Rejected(Problem(NOT_FOUND, "no such job"))
-    if isinstance(job, Refused):
-        raise refuse(job)
-    return job

@@ -196,7 +196,7 @@ async def redrive(request: ApiRequest) -> HttpAnswer:
         raise invalid("/reason", "a reason is needed")
     who = who_is(request, check_reason(body.reason))
     action = RedriveAction(body.action)
-    job = _found(await request.services.parked.redrive(wanted, action, body.rate_per_second, who))
+    job = found_job(await request.services.parked.redrive(wanted, action, body.rate_per_second, who))
     return json_answer(202, render_job(job), (("Location", f"/v1/parked/redrive/{job.job_id}"),))
 
 
@@ -216,7 +216,7 @@ async def get_job(request: ApiRequest, job_id: str) -> HttpAnswer:
     """How far a job is."""
     Query(request.query, ())
     return json_answer(
-        200, render_job(_found(await request.services.parked.get_job(_checked(job_id), request.caller.rights)))
+        200, render_job(found_job(await request.services.parked.get_job(checked_job_id(job_id), request.caller.rights)))
     )
 
 
@@ -225,7 +225,7 @@ async def stop_job(request: ApiRequest, job_id: str) -> HttpAnswer:
     """Stops a job after its present step. Stopping it again changes nothing."""
     body = await read_json(request, _stop)
     who = who_is(request, check_reason(body.reason))
-    return json_answer(200, render_job(_found(await request.services.parked.stop(_checked(job_id), who))))
+    return json_answer(200, render_job(found_job(await request.services.parked.stop(checked_job_id(job_id), who))))
 
 
 async def _preview(request: ApiRequest, wanted: SearchFilter) -> HttpAnswer:
@@ -236,18 +236,15 @@ async def _preview(request: ApiRequest, wanted: SearchFilter) -> HttpAnswer:
     return json_answer(200, RedrivePreviewAnswer(preview.count, preview.is_more, sample))
 
 
-def is_job_id(text: str) -> bool:
-    """Whether a job can have this id."""
-    return _JOB_ID.fullmatch(text) is not None
-
-
-def _checked(job_id: str) -> str:
-    if not is_job_id(job_id):
+def checked_job_id(job_id: str) -> str:
+    """The id, if a job can have it. Raises Rejected."""
+    if _JOB_ID.fullmatch(job_id) is None:
         raise Rejected(Problem(NOT_FOUND, "no such job"))
     return job_id
 
 
-def _found(job: RedriveJob | Refused | None) -> RedriveJob:
+def found_job(job: RedriveJob | Refused | None) -> RedriveJob:
+    """The job, if it was found. Raises Rejected."""
     if job is None:
         raise Rejected(Problem(NOT_FOUND, "no such job"))
     if isinstance(job, Refused):
