@@ -172,12 +172,14 @@ def faulty_front(bridge_url: str) -> Iterator[Front]:
         def log_message(self, *_: object) -> None:
             pass
 
+    class Server(ThreadingHTTPServer):
+        daemon_threads, block_on_close = True, False
+        request_queue_size = 128  # of the standard library's five, a thread more has to try again after a second
+
     with (
         httpx2.Client(base_url=bridge_url, timeout=30, verify=False) as client,
-        ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server,
+        Server(("127.0.0.1", 0), Handler) as server,
     ):
-        server.daemon_threads = True
-        server.block_on_close = False
         front.url = f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

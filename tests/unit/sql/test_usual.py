@@ -309,15 +309,20 @@ def test_repeated_half_message_counts_once(watched: Database) -> None:
     watched.engine.dispose()
 
 
-def test_commit_of_another_half_message_is_not_this_ones(watched: Database) -> None:
-    """The journal's half message at the place that the op message names cannot be read; a repeat of it can."""
+@pytest.mark.parametrize(
+    ("appended_ms", "row"),
+    [(1_000, ("COMMITTED", 0)), (2_001, ("PREPARED", 2))],
+    ids=["a repeat of it", "written after that end: another transaction"],
+)
+def test_commit_of_a_half_message_elsewhere_is_looked_up(
+    watched: Database, appended_ms: int, row: tuple[str, int]
+) -> None:
+    """The half message at the place that the op message names is gone; another one of this id is there."""
     h1, _, o1 = half_and_commit(1, 0)
-    repeat = replace(h1, queue_offset=2)
-    chunk = make_chunk(START, [repeat], [o1])
-    project(watched, [chunk], PendingRows())
+    project(watched, [make_chunk(START, [replace(h1, queue_offset=2, stored_ms=appended_ms)], [o1])], PendingRows())
     with watched.engine.begin() as conn:
         rows = conn.execute(sa.text("SELECT state, queue_offset FROM transactions")).all()
-    assert rows == [("PREPARED", 2)]
+    assert rows == [row]
     watched.engine.dispose()
 
 
