@@ -49,6 +49,8 @@ PrepareAnswer = Prepared | TransactionView | Refused
 EndAnswer = TransactionView | Accepted | Refused
 _SEND_MS = 2_500  # less than the 3 s that clients wait
 _END_MS = 5_000
+# Of first tries: a check may have ended what was first sent long ago, and only a look-up says so.
+_ANSWER_MS, _LEAST_WAIT_MS = 5_000, 6_000
 _INSIST_MS, _PAUSE_MS = 60_000, 500  # of an end whose put failed: later, a check finds out
 _MOST_ENDS = 100_000
 _MOST_GROUPS = 100  # of one connection
@@ -211,13 +213,26 @@ class Door:
             self._join(peer, send.group)
         self._sends += 1
         self.totals.sends += 1
-        first_try_ms = self._find_first_try(peer, send, call)
-        gatherer = self._prepares if first_try_ms is None else self._firsts
-        gatherer.add(_RightfulCall(call, peer.rights, first_try_ms), partial(self._give_sent, peer, request, send))
+        rightful = _RightfulCall(call, peer.rights, self._find_first_try(peer, send, call))
+        give = partial(self._give_sent, peer, request, send)
+        if rightful.first_try_ms is None:
+            self._prepares.add(rightful, give)
+        else:
+            self._firsts.add(rightful, partial(self._give_first, rightful, give))
+
+    def _give_first(self, asked: _RightfulCall, give: Callable[[PrepareAnswer], None], answer: PrepareAnswer) -> None:
+        """That it is stored is an answer as long as no check can have ended it; later, a look-up answers."""
+        age_ms = self._parts.transactions.kafka_time_ms() - (asked.first_try_ms or 0)
+        if isinstance(answer, Prepared) and age_ms > _ANSWER_MS:
+            self._prepares.add(asked._replace(first_try_ms=None), give)
+        else:
+            give(answer)
 
     def _find_first_try(self, peer: Requester, send: SendRequest, call: PrepareCall) -> int | None:
         key = call.idempotency_key
         if key is None or not self._keys.add(call.group, key, self._parts.clock.monotonic_ms()):
+            return None
+        if self._parts.directory.settings_of(call.group).times.transaction_timeout_ms < _LEAST_WAIT_MS:
             return None
         return peer.tries.find(key, send.born_ms, self._parts.transactions.kafka_time_ms())
 

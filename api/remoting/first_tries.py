@@ -7,8 +7,9 @@ is known from the connection: it comes behind the end of a transaction, which th
 
 from collections import OrderedDict
 
-MAX_AGE_MS = 5_000  # of a key: more than the tries of one call last
-_MAX_PROOF_MS = 10_000  # with the age, half of what a record may be late
+MAX_AGE_MS = 200  # of a key: what a client needs between making it and stamping the first try
+_MAX_PROOF_MS = 2_000
+_KEEP_MS = 5_000  # keys: longer than age and proof together
 _MARK_EVERY_MS = 250
 _MOST_MARKS = 64
 _LEARN = 8  # keys, until the beginning of the client's month is believed
@@ -27,7 +28,7 @@ class RecentUniqueKeys:
 
     def add(self, group: str, key: str, now_ms: int) -> bool:
         """Whether the key was not known. `now_ms`: monotonic. When there are too many, none is new for a while."""
-        if now_ms - self._turned_ms > 4 * MAX_AGE_MS:
+        if now_ms - self._turned_ms > _KEEP_MS:
             self._new, self._old, self._turned_ms = set(), self._new, now_ms
         named = group, key
         if named in self._new or named in self._old or len(self._new) >= _MOST_KEYS:

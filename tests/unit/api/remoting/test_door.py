@@ -4,10 +4,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from api.remoting.door import Door, DoorConfig, DoorParts
 from api.remoting.first_tries import FirstTries
 from api.remoting.frame import RemotingCommand
 from api.remoting.requests import RequestCode
+from bridge.core.check_rules import CheckTimes, GroupSettings
 from bridge.core.grants import EVERYTHING
 from bridge.core.transaction import TransactionState
 from bridge.service.contract import PrepareCall, Prepared
@@ -15,24 +18,35 @@ from tests.unit.api.remoting.test_first_tries import KAFKA_MS, NOW_MS, key_of, l
 
 
 class Transactions:
-    """Takes everything, and keeps what was said of each list."""
+    """Takes everything, and keeps what was said of each list. `takes_ms`: of Kafka's time, each list."""
 
-    def __init__(self) -> None:
+    def __init__(self, takes_ms: int = 0) -> None:
         self.lists: list[tuple[list[str | None], int | None]] = []
+        self._now_ms = KAFKA_MS
+        self._takes_ms = takes_ms
 
     def kafka_time_ms(self) -> int:
-        return KAFKA_MS
+        return self._now_ms
 
     async def prepare(
         self, calls: Sequence[PrepareCall], _: int, first_try_ms: int | None, rights: object
     ) -> list[Prepared]:
         self.lists.append(([call.idempotency_key for call in calls], first_try_ms))
+        self._now_ms += self._takes_ms
         return [Prepared("t", call.group, TransactionState.PREPARED, 0, 0, 0, 0) for call in calls]
 
 
 class Clock:
     def monotonic_ms(self) -> int:
         return 1
+
+
+class Directory:
+    def __init__(self, transaction_timeout_ms: int) -> None:
+        self._times = CheckTimes(transaction_timeout_ms)
+
+    def settings_of(self, group: str) -> GroupSettings:
+        return GroupSettings(self._times)
 
 
 class Groups:
@@ -60,11 +74,17 @@ def send_of(key: str) -> RemotingCommand:
     return RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque=1, fields=fields, body=b"paid")
 
 
+def open_door(transactions: Transactions, transaction_timeout_ms: int = 6_000) -> Door:
+    nobody = Any
+    directory = Directory(transaction_timeout_ms)
+    parts = DoorParts(transactions, directory, Groups(), lambda: nobody, Clock())  # type: ignore[arg-type]
+    return Door(parts, DoorConfig("127.0.0.1:9876", 1_000))
+
+
 async def test_first_tries_and_others_never_share_a_list() -> None:
     """What is said of a list holds for each of its calls: a repeat among first tries would not be looked up."""
-    transactions, nobody = Transactions(), Any
-    parts = DoorParts(transactions, nobody, Groups(), lambda: nobody, Clock())  # type: ignore[arg-type]
-    door = Door(parts, DoorConfig("127.0.0.1:9876", 1_000))
+    transactions = Transactions()
+    door = open_door(transactions)
     proven, unproven = Peer(learned()), Peer(FirstTries())
     fresh, old = key_of(NOW_MS), key_of(NOW_MS - 1)
     door.take(proven, send_of(fresh))  # type: ignore[arg-type]
@@ -74,3 +94,18 @@ async def test_first_tries_and_others_never_share_a_list() -> None:
     assert door.is_idle
     assert sorted(transactions.lists, key=lambda said: said[1] is None) == [([fresh], KAFKA_MS), ([old, old], None)]
     assert [len(peer.sent) for peer in (proven, unproven)] == [2, 1]
+
+
+@pytest.mark.parametrize(("takes_ms", "timeout_ms", "said"), [
+    (4_900, 6_000, [KAFKA_MS]),
+    (5_100, 6_000, [KAFKA_MS, None]),
+    (0, 5_000, [None]),
+])  # fmt: skip
+async def test_what_a_check_may_have_ended_is_looked_up(takes_ms: int, timeout_ms: int, said: list[int | None]) -> None:
+    """A second try by another door looks like a first one; the check of the first may be answered before it is."""
+    transactions, peer = Transactions(takes_ms), Peer(learned())
+    door = open_door(transactions, timeout_ms)
+    door.take(peer, send_of(key_of(NOW_MS)))  # type: ignore[arg-type]
+    await asyncio.sleep(0.05)
+    assert [time for _, time in transactions.lists] == said
+    assert len(peer.sent) == 1
