@@ -20,6 +20,7 @@ from bridge.core.topics import InternalTopics
 from bridge.directory import ProducerGroup
 from bridge.fault_points import FaultPoint, reach
 from bridge.log_watch import LogWatch
+from bridge.lost_bodies import BodyWatch
 from bridge.projector import Projector, ProjectorConfig, ProjectorPorts, RebuildProgress, RebuildVerdict, rebuild
 from bridge.service.access import AccessConfig, AccessService
 from bridge.service.admission import Admission, PendingGauge
@@ -155,6 +156,7 @@ class Node:
             overridden=config.overridden,
             longest_life_of=self._find_longest_life,
         )
+        self.bodies = BodyWatch(backing.store, database, topics, clock)
         self.log = LogWatch(
             backing.admin, topics, clock, database, seals=self.seal_watch.seals, guard=self.guard
         )  # fmt: skip
@@ -197,6 +199,7 @@ class Node:
         await self.log.run_once()
         self.roles = roles
         self.run("log", self.log.run_forever(self._config.look_ms))
+        self.run("bodies", self.bodies.run_forever())
         self.run("directory", self.directory.run_forever())
         if self._config.access is not None:
             await self.access.refresh()
@@ -337,7 +340,7 @@ class Node:
         keyring = self.seal_watch.seals.keyring
         self.audit_heads = AuditHeads(database, HeadTopic(store, topics, keyring), keyring, clock, config.owner)
         operators = Operators(ender, self.reads, trail, topics, limits, self.kafka_time)
-        bodies = BodyReader(store, topics)
+        bodies = BodyReader(store, topics, self.bodies.is_lost)
         self.transactions = TransactionService(preparer, ender, operators, self.reads, bodies, clock)
         self._proof = OwnershipProof(backing.open_caller, clock, self.make_text)
         self.groups = GroupService(self.directory, self.reads, clock, topics.queues, config.refuse_url, self._prove)

@@ -29,7 +29,7 @@ _BODY_BYTES = 8 * 1024 * 1024
 _MARGIN_BYTES = 64 * 1024
 
 MARGIN_AFTER_LIFE_MS = 7 * _DAY_MS
-GUARD_INTERVAL_MS = 300_000
+GUARD_INTERVAL_MS = 30_000  # sooner than Kafka deletes by a retention that somebody changed: every five minutes
 _AGAIN_MS = 5_000  # while something is wrong, or cannot be asked
 
 
@@ -234,7 +234,7 @@ def _log_of(internal: InternalTopics, known: Mapping[str, TopicIdentity]) -> Log
 
 
 class TopologyGuard:
-    """Looks every 5 minutes, and every few seconds while something is wrong. Not ready as long as `faults` has any.
+    """Looks every half a minute, and every few seconds while something is wrong. Not ready as long as `faults` has any.
 
     `overridden`: kinds of faults that an operator takes. `longest_life_of`: the longest life, in milliseconds,
     that a producer group gives its transactions now.
@@ -257,6 +257,7 @@ class TopologyGuard:
         self._overridden = frozenset(overridden) - NEVER_OVERRIDDEN
         self._longest_life_of = longest_life_of
         self._next_ms = 0
+        self._told: Sequence[TopologyFault] = ()
         self.faults: Sequence[TopologyFault] = (
             TopologyFault(FaultKind.UNREACHABLE, internal.half, "not looked at yet", "wait"),
         )
@@ -266,7 +267,11 @@ class TopologyGuard:
         recorded = await self._database.read(read_identity)
         faults = await examine(self._admin, self._internal, recorded, self._longest_life_of())
         for fault in faults:
-            _LOG.warning("topology_fault", topic=fault.topic, kind=fault.kind.value, detail=fault.detail)
+            if fault not in self._told:
+                _LOG.warning("topology_fault", topic=fault.topic, kind=fault.kind.value, detail=fault.detail)
+        if self._told and not faults:
+            _LOG.info("topology_in_order")
+        self._told = faults
         self.faults = [fault for fault in faults if fault.kind not in self._overridden]
         return self.faults
 

@@ -15,6 +15,7 @@ from api.web.services import CheckResult, ReadinessCheck
 from bridge.core.errors import StoreError
 from bridge.core.grants import Verb
 from bridge.log_watch import REMEDY, LogWatch
+from bridge.lost_bodies import BodyWatch
 from bridge.node import Node
 from bridge.projector import Projector
 from bridge.service.audit import AuditHeads
@@ -42,6 +43,7 @@ def make_readiness(
         "topology": lambda: _topology(node.guard),
         "op-records": lambda: _op_records(node.seal_watch),
         "log": lambda: _log(node.log),
+        "bodies": lambda: _bodies(node.bodies),
     }
     if (settler := node.settler) is not None:
         checks["settler"] = lambda: _settler(settler)
@@ -92,6 +94,11 @@ async def _log(log: LogWatch) -> CheckResult:
     told = [f"queue {halt.queue_id} halts: {halt.detail}; {REMEDY}" for halt in log.halts.values()]
     fault = log.find_fault()
     return CheckResult(is_ok=not (told or fault), detail="; ".join([*told, *([fault] if fault else [])]))
+
+
+async def _bodies(bodies: BodyWatch) -> CheckResult:
+    told = bodies.describe()
+    return CheckResult(is_ok=not told, is_degraded=True, detail=told)
 
 
 async def _settler(settler: Settler) -> CheckResult:

@@ -36,6 +36,14 @@ class NodeMetrics(ProcessMetrics):
             f"{PREFIX}op_records_not_ours", "Records in the op topic without a valid seal, not believed.",
             value=self._node.seal_watch.forged,
         )  # fmt: skip
+        yield GaugeMetricFamily(
+            f"{PREFIX}topology_faults", "Faults of the internal topics; while there are any, writes are refused.",
+            value=len(self._node.guard.faults),
+        )  # fmt: skip
+        yield GaugeMetricFamily(
+            f"{PREFIX}transactions_without_body", "Not over, and no log has their messages any more.",
+            value=sum(lost.transactions for lost in self._node.bodies.lost.values()),
+        )  # fmt: skip
         if self._certificates is not None:
             yield GaugeMetricFamily(
                 f"{PREFIX}certificate_end_seconds", "When the certificate that is shown ends, in Unix time.",

@@ -44,12 +44,13 @@ class Unanswered(Struct, frozen=True):
 
 class Circumstances(NamedTuple):
     """What an explanation takes into account besides the transaction. `now_ms`: Kafka's time. `halt`: why its queue
-    halts. `unanswered`: the last one counts."""
+    halts. `unanswered`: the last one counts. `is_body_lost`: no log has its messages any more."""
 
     now_ms: int
     settings: GroupSettings = GroupSettings()
     unanswered: Sequence[Unanswered] = ()
     halt: str | None = None
+    is_body_lost: bool = False
 
 
 class Explanation(NamedTuple):
@@ -130,7 +131,15 @@ def explain(view: TransactionView, around: Circumstances) -> Explanation:
             f"Parked: {reason}; nobody is asked any more, and it ends when its producer or an operator ends it, or "
             "begins anew when an operator resumes it."
         )
-    return _explain_pending(view, around)
+    pending = _explain_pending(view, around)
+    return _say_loss(pending) if around.is_body_lost else pending
+
+
+def _say_loss(pending: Explanation) -> Explanation:
+    return pending._replace(
+        text=f"{pending.text[:-1]}; but no log has its messages any more: a commit is refused, and what its producer "
+        "has committed must be prepared anew."
+    )
 
 
 def _explain_commit(view: TransactionView, around: Circumstances) -> Explanation:

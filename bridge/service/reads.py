@@ -65,11 +65,14 @@ class ConsumerLag:
 
 
 class BodyReader:
-    """The messages of transactions, whoever owns their queues."""
+    """The messages of transactions, whoever owns their queues. `is_lost`: whether no log is known to have them."""
 
-    def __init__(self, store: MessageStore, topics: InternalTopics) -> None:
+    def __init__(
+        self, store: MessageStore, topics: InternalTopics, is_lost: Callable[[TransactionView], bool] = lambda _: False
+    ) -> None:
         self._store = store
         self._topics = topics
+        self.is_lost = is_lost
 
     async def read(self, views: Sequence[TransactionView]) -> dict[str, list[Message]]:
         """Messages by transaction id; what no log has any more is left out. Raises StoreError."""

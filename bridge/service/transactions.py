@@ -117,7 +117,8 @@ class TransactionService:
             return refuse_read(read.currency, view.transaction_id)
         unanswered, halt, remark = read.value
         settings = self._preparer.admission.directory.settings_of(view.group)
-        return explain(view, Circumstances(now_ms, settings, unanswered, halt))._replace(remark=remark)
+        around = Circumstances(now_ms, settings, unanswered, halt, self._bodies.is_lost(view))
+        return explain(view, around)._replace(remark=remark)
 
     async def timeline(self, transaction_id: str, rights: Rights = EVERYTHING) -> list[TimelineEvent] | Refused:
         """What happened to the transaction, oldest first; as current as `get`."""

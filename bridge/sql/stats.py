@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from bridge.sql.rows import make_row_id
 from bridge.sql.tables import group_counts, transactions
 
 _G = group_counts.c
@@ -24,6 +25,27 @@ def find_full_groups(conn: Connection, most: int) -> frozenset[str]:
 
 
 _T = transactions.c
+
+
+def read_without_body(conn: Connection, begins: Mapping[int, int], most: int) -> dict[int, tuple[int, tuple[str, ...]]]:
+    """Transactions that are not over, older than where the journal `begins` in their queue, and without a copy: how
+    many, and the ids of at most so many. Queues without any are left out. Ended rows are purged before their bodies
+    are, so that few rows are looked at unless something is wrong.
+    """
+    found = {}
+    for queue_id, begin in begins.items():
+        is_lost = (
+            _T.id < make_row_id(0, begin), _T.queue_id == queue_id, _T.live == 1, _T.parked_offset.is_(None),
+        )  # fmt: skip
+        ids = conn.execute(sa.select(_T.transaction_id).where(*is_lost).order_by(_T.id).limit(most + 1)).scalars().all()
+        if ids:
+            count = len(ids)
+            if count > most:
+                count = int(conn.execute(sa.select(sa.func.count()).where(*is_lost)).scalar_one())
+            found[queue_id] = count, tuple(ids[:most])
+    return found
+
+
 _COUNTED_GROUP = group_counts.c.producer_group
 
 Histogram = Sequence[tuple[int | None, int]]

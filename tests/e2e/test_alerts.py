@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx2
 import pytest
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from tests.support.bridge_process import Bridge, BridgeProcess, check_endpoint, create_topics, wait_until
 from tests.support.promtool import ALERTS, Scrape, find_firing, find_promtool, parse_scrape
@@ -113,6 +113,7 @@ def test_each_alert_fires_where_it_is_caused(kafka: str, tmp_path: Path) -> None
         create_topics(kafka, {f"{topic}-gone": 1})
         watch.wait_firing()
 
+        _spoil_journal(watch, topic)
         _foul(watch)
         engine.kill()
         watch.prepare("sound", topic)
@@ -120,6 +121,32 @@ def test_each_alert_fires_where_it_is_caused(kafka: str, tmp_path: Path) -> None
             "OutboxBridgeDown", "OutboxBridgeSettlingBehind", "OutboxBridgeProjectionBehind",
             "OutboxBridgeNobodyProjects", "OutboxBridgeAuditBroken",
         )  # fmt: skip
+
+
+def _spoil_journal(watch: Watch, topic: str) -> None:
+    """Its retention is changed, and set back; its records are deleted, among them a pending half message."""
+    admin = AdminClient({"bootstrap.servers": watch.bridge.kafka})
+
+    def alter(retention_ms: int) -> None:
+        entry = ConfigEntry("retention.ms", str(retention_ms), incremental_operation=AlterConfigOpType.SET)
+        changed = ConfigResource(ConfigResource.Type.TOPIC, watch.bridge.half_topic, incremental_configs=[entry])
+        for future in admin.incremental_alter_configs([changed]).values():
+            future.result(30)
+
+    alter(3_600_000)
+    watch.wait_firing("OutboxBridgeTopicsUnfit")
+    alter(14 * 86_400_000)
+    watch.wait_firing()
+
+    lost = watch.prepare("sound", topic)
+    place = watch.api.get(f"/v1/transactions/{lost}").json()
+    begin = TopicPartition(watch.bridge.half_topic, place["queue_id"], place["queue_offset"] + 1)
+    for future in admin.delete_records([begin]).values():
+        future.result(30)
+    watch.wait_firing("OutboxBridgeBodiesLost", "OutboxBridgeTransactionsOld")
+    assert lost in watch.api.get("/readyz?verbose").text
+    watch.api.post(f"/v1/transactions/{lost}/rollback")
+    watch.wait_firing()
 
 
 def _foul(watch: Watch) -> None:

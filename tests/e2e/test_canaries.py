@@ -189,7 +189,7 @@ def use_sdk(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     """Its errors, its settings, and what it logs."""
     caplog.set_level(logging.DEBUG)
     right = BridgeConfig(http=HttpConfig(key=stage.admin))
-    wrong = BridgeConfig(http=HttpConfig(key=f"{stage.admin[:-1]}A"))
+    wrong = BridgeConfig(http=HttpConfig(key=f"{stage.admin[:-1]}{'E' if stage.admin.endswith('A') else 'A'}"))
     message = Message(TOPIC, key="k", value=VALUE.encode(), headers=[("h", HEADER.encode())])
     lost = Message("no-such", value=VALUE.encode())
     calls: dict[str, tuple[str, BridgeConfig, Message]] = {

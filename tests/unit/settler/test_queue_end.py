@@ -115,23 +115,25 @@ def test_closed_one_notes_nothing_more() -> None:
 
 def test_idle_owner_asks_for_its_end_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that journal time goes on; more would be requests of every queue for nothing."""
-    world, get_offsets, asked = make_settler_world(), MemoryStore.get_offsets, 0
-
-    async def count(store: MemoryStore, queue: MessageQueue) -> QueueOffsets:
-        nonlocal asked
-        asked += queue.topic == world.topics.half
-        return await get_offsets(store, queue)
+    world, asked = make_settler_world(), 0
 
     async def story() -> None:
         nonlocal asked
-        async with world.settling():
+        async with world.settling() as process:
+            get_offsets = process.store.get_offsets
+
+            async def count(queue: MessageQueue) -> QueueOffsets:
+                nonlocal asked
+                asked += queue.topic == world.topics.half
+                return await get_offsets(queue)
+
+            monkeypatch.setattr(process.store, "get_offsets", count)
             await world.memory.clock.sleep_ms(60_000)
             before_ms, asked = world.settlers["settler"].status[0].journal_ms, 0
             await world.memory.clock.sleep_ms(600_000)
             assert 8 <= asked <= 11
             assert world.settlers["settler"].status[0].journal_ms - before_ms >= 530_000
 
-    monkeypatch.setattr(MemoryStore, "get_offsets", count)
     world.run(story())
 
 
