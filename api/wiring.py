@@ -330,6 +330,7 @@ class _Process:
             exposition=Exposition(NodeMetrics(node, certificates)),
             turns=node.turns,
             sessions=node.sessions,
+            signing=node.signing,
             is_read_only=http.console == "read-only",
             settings=[(one.name, one.value, one.origin.value) for one in show_settings(self._settings)],
         )
@@ -339,11 +340,6 @@ class _Process:
         settings, node = self._settings, self.node
         if not node.roles.remoting:
             return []
-        if not settings.insecure_no_auth:
-            raise ConfigError(
-                "the role remoting asks nobody who he is yet, so it runs with --insecure-no-auth only, on loopback; "
-                "let a proxy that does reach it there"
-            )
         return [open_door(settings, node, self._certificates)]
 
     def _open_certificates(self, tls: TlsSettings) -> Certificates | None:

@@ -38,6 +38,7 @@ from bridge.service.repeats import Repeats
 from bridge.service.replies import FollowerPorts, OpFollower, PendingReplies
 from bridge.service.search import SearchService
 from bridge.service.sessions import Sessions
+from bridge.service.signing import SigningSecrets
 from bridge.service.topics import TopicCache, TopicCacheConfig
 from bridge.service.transactions import TransactionService
 from bridge.settler.bodies import KnownTopics
@@ -180,6 +181,11 @@ class Node:
     def sessions(self) -> Sessions:
         """Those of people at this bridge's pages."""
         return Sessions(self.access, self.seal_watch.seals.keyring, self.backing.clock.now_ms)
+
+    @property
+    def signing(self) -> SigningSecrets:
+        """What clients of RocketMQ sign with."""
+        return SigningSecrets(self.access, self.seal_watch.seals.keyring)
 
     @property
     def is_ready(self) -> bool:

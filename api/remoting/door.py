@@ -1,7 +1,7 @@
 """What the door does with each request: the bridge's rules, in RocketMQ's words."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 import structlog
 
+from api.remoting.callers import RemotingCallers
 from api.remoting.first_tries import FirstTries, RecentUniqueKeys
 from api.remoting.frame import RemotingCommand
 from api.remoting.gatherer import Gatherer
@@ -36,6 +37,7 @@ from bridge.core.check_rules import CheckCalls, CheckMode, GroupSettings, is_gro
 from bridge.core.grants import Rights, Verb
 from bridge.core.record import Source
 from bridge.core.transaction import TransactionView
+from bridge.service.access import Caller
 from bridge.service.answers import refuse_unavailable
 from bridge.service.contract import Accepted, EndCall, Outcome, PrepareCall, Prepared, RefusalCode, Refused, Wait
 from bridge.service.rights import refuse_prepare
@@ -63,6 +65,13 @@ _NOT_SERVED = (
 )
 
 
+_UNPROVEN = (
+    "unauthenticated: the request is not signed with a key that is valid; nothing was applied. Give the client an "
+    "AclClientRPCHook with the key_id and signing_secret that `outbox-bridge key create` shows"
+)
+_FOR_ANYBODY = frozenset({RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.CHECK_CLIENT_CONFIG})
+
+
 @dataclass(frozen=True, slots=True)
 class DoorConfig:
     """`advertised`: host:port under which clients reach the door. `max_sends`: that are being served at a time."""
@@ -81,14 +90,15 @@ class DoorParts:
     transactions: TransactionService
     directory: SqlDirectory
     groups: ConnectedGroups
+    callers: RemotingCallers
     nonces: Callable[[], Nonces]
     clock: Clock
 
 
 class Requester(Member, Protocol):
-    """A connection that makes requests."""
+    """A connection that makes requests. `caller`: who made the last one."""
 
-    rights: Rights
+    caller: Caller
     groups: set[str]
     tries: FirstTries
 
@@ -112,6 +122,7 @@ class DoorTotals:
     refused: int = 0
     ends: int = 0
     strange_ends: int = 0
+    unproven: int = 0
     insisted: int = 0
     given_up: int = 0
 
@@ -132,6 +143,7 @@ class Door:
         self._keys = RecentUniqueKeys()
         self._sends = 0
         self._insisting = 0
+        self._generation = 0
         self.is_draining = False
         self.totals = DoorTotals()
 
@@ -143,7 +155,7 @@ class Door:
     def take(self, peer: Requester, request: RemotingCommand) -> None:
         """Answers now or later; a request that nobody waits for gets no answer."""
         code = request.code
-        if request.is_response:
+        if request.is_response or (code not in _FOR_ANYBODY and not self._identify(peer, request)):
             return
         if code in {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_MESSAGE, RequestCode.SEND_BATCH_MESSAGE}:
             self._send(peer, request)
@@ -151,6 +163,28 @@ class Door:
             self._end(peer, request)
         elif not request.is_one_way:
             peer.send(self._answer_now(peer, request))
+
+    def _identify(self, peer: Requester, request: RemotingCommand) -> bool:
+        caller = self._parts.callers.identify(request)
+        if caller is not None:
+            peer.caller = caller
+            return True
+        self.totals.unproven += 1
+        if not request.is_one_way:  # 16 would be tried again, without a word of ours
+            peer.send(request.answer(ResponseCode.MESSAGE_ILLEGAL, _UNPROVEN))
+        return False
+
+    def review(self, peers: Iterable[Requester]) -> None:
+        """Connections whose rights have changed speak no more for groups that they may not be asked about."""
+        generation = self._parts.callers.generation
+        if generation == self._generation:
+            return
+        self._generation = generation
+        for peer in peers:
+            caller = self._parts.callers.renew(peer.caller)
+            lost = [name for name in peer.groups if caller is None or not caller.rights.may(Verb.CHECK, name)]
+            self._parts.groups.leave(peer, lost)
+            peer.groups.difference_update(lost)
 
     def leave(self, peer: Requester) -> None:
         """The connection is gone."""
@@ -190,7 +224,7 @@ class Door:
         """Checks show messages: whoever may not answer them is not asked."""
         if group in peer.groups or len(peer.groups) >= _MOST_GROUPS or not is_group_name(group):
             return
-        if group != INNER_GROUP and peer.rights.may(Verb.CHECK, group):
+        if group != INNER_GROUP and peer.caller.rights.may(Verb.CHECK, group):
             peer.groups.add(group)
             self._parts.groups.join(group, peer)
 
@@ -213,7 +247,7 @@ class Door:
             self._join(peer, send.group)
         self._sends += 1
         self.totals.sends += 1
-        rightful = _RightfulCall(call, peer.rights, self._find_first_try(peer, send, call))
+        rightful = _RightfulCall(call, peer.caller.rights, self._find_first_try(peer, send, call))
         give = partial(self._give_sent, peer, request, send)
         if rightful.first_try_ms is None:
             self._prepares.add(rightful, give)
@@ -335,7 +369,7 @@ class Door:
             self.totals.strange_ends += 1
         else:
             self.totals.ends += 1
-            self._put_end(_RightfulEnd(call, peer.rights), self._parts.clock.monotonic_ms() + _INSIST_MS)
+            self._put_end(_RightfulEnd(call, peer.caller.rights), self._parts.clock.monotonic_ms() + _INSIST_MS)
         if not request.is_one_way:
             peer.send(request.answer(ResponseCode.SUCCESS))
 

@@ -1,5 +1,6 @@
 """Puts the door of a process together: settings, the node's service, the port."""
 
+from api.remoting.callers import RemotingCallers
 from api.remoting.door import Door, DoorConfig, DoorParts
 from api.remoting.groups import ConnectedGroups
 from api.remoting.requests import KeyRule
@@ -34,8 +35,8 @@ def open_door(settings: Settings, node: Node, certificates: Certificates | None)
         door_config = DoorConfig(
             address, limits.message_bytes, rule, limits.requests_in_flight, settings.auto_create_groups
         )
-        return Door(
-            DoorParts(node.transactions, node.directory, groups, lambda: node.nonces, clock), door_config
-        ), groups
+        callers = RemotingCallers(node.signing)
+        parts = DoorParts(node.transactions, node.directory, groups, callers, lambda: node.nonces, clock)
+        return Door(parts, door_config), groups
 
     return RemotingServer(make, config)

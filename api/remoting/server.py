@@ -16,13 +16,15 @@ from api.remoting.groups import ConnectedGroups
 from api.web.certificates import Certificates
 from api.web.secured import Secured
 from api.web.server import bind
-from bridge.core.grants import EVERYTHING, Rights
+from bridge.core.grants import Rights
+from bridge.service.access import Caller
 
 _LOG = structlog.get_logger()
 _HANDSHAKE = 0x16  # the first byte of TLS; a frame begins with 0, as none is longer than 16 MiB
 _TURN_FRAMES = 64  # of one connection, before others have their turn
 _MOST_READ = 1024  # frames that wait for their turn
 _HIGH_BYTES = 1024 * 1024
+_NOBODY = Caller("", Rights(()))
 _SWEEP_S, _DRAIN_LOOK_S = 1.0, 0.02
 
 
@@ -47,9 +49,9 @@ class PortConfig:
 class RemotingConnection(asyncio.Protocol):
     """One client. Frames are handled in turns with those of other connections."""
 
-    def __init__(self, server: "RemotingServer", rights: Rights) -> None:
+    def __init__(self, server: "RemotingServer") -> None:
         self.header_type = HeaderType.JSON
-        self.rights = rights
+        self.caller = _NOBODY
         self.groups: set[str] = set()
         self.tries = FirstTries()
         self._server = server
@@ -210,13 +212,11 @@ class RemotingServer:
         self,
         make: Callable[[int], tuple[Door, ConnectedGroups]],
         config: PortConfig,
-        rights: Rights = EVERYTHING,
     ) -> None:
         self.config = config
         self.connections: dict[RemotingConnection, None] = {}
         self.strangers: set[_FirstByte] = set()
         self.refused_connections = 0
-        self._rights = rights
         self._socket = bind(config.host, config.port)
         self.door, self._groups = make(self.port)
         self._is_started = asyncio.Event()
@@ -234,7 +234,7 @@ class RemotingServer:
 
     def make_connection(self) -> RemotingConnection:
         """For a client that has said something."""
-        return RemotingConnection(self, self._rights)
+        return RemotingConnection(self)
 
     def refuse(self, connection: RemotingConnection, reason: str) -> None:
         """Ends a connection of which nothing can be expected any more."""
@@ -275,6 +275,7 @@ class RemotingServer:
         while True:
             await asyncio.sleep(_SWEEP_S)
             now = self.now()
+            self.door.review(self.connections)
             for connection in list(self.connections):
                 if (reason := connection.look(now)) is not None:
                     self.refuse(connection, reason)

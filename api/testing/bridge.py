@@ -58,6 +58,7 @@ class MemoryBridge:
                 node.nonces,
                 now_ms=backing.clock.now_ms,
                 sessions=node.sessions,
+                signing=node.signing,
             ),
             site=make_site(),
         )

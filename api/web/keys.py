@@ -62,12 +62,14 @@ class KeyAnswer(Struct):
 
 
 class CreatedKey(Struct):
-    """A new key. `key`: shown this once."""
+    """A new key. `key` and `signing_secret`: shown this once. With the latter, and `key_id` as AccessKey, clients of
+    RocketMQ sign."""
 
     key: Annotated[str, Meta(examples=["obk_k3v9q2ta_C2FVsBQIhrscChlQIMV-b5sSYspob7oDwqfXz0y1x4E"])]
     key_id: str
     principal: PrincipalName
     expires_at: Time | None
+    signing_secret: Annotated[str, Meta(examples=["NPmGqzYnZ2x3mbFh1vC2Fz9nT8pY3Qb0o1l5kJd7uXw"])] | None = None
 
 
 class PrincipalAnswer(Struct):
@@ -185,7 +187,9 @@ async def create_key(request: ApiRequest, principal: str) -> HttpAnswer:
     if isinstance(made, Refused):
         raise refuse(made)
     key = made.key
-    shown = CreatedKey(made.text, key.key_id, key.principal, render_optional_time(key.expires_ms))
+    signing = request.services.signing
+    secret = None if signing is None else signing.make(key.key_id)
+    shown = CreatedKey(made.text, key.key_id, key.principal, render_optional_time(key.expires_ms), secret)
     return json_answer(201, shown, NO_STORE)
 
 

@@ -13,6 +13,7 @@ from bridge.service.groups import GroupService
 from bridge.service.redrive import ParkedService
 from bridge.service.search import SearchService
 from bridge.service.sessions import Sessions
+from bridge.service.signing import SigningSecrets
 from bridge.service.transactions import TransactionService
 from bridge.turns import Turns
 from checker.call import Nonces
@@ -33,7 +34,8 @@ ReadinessCheck = Callable[[], Awaitable[CheckResult]]
 class Services:
     """Everything the routes call. `readiness`: by name; all must be ok for /readyz to be. `nonces`: the checker's.
 
-    `sessions`: of people at the pages; None: nobody signs in. `is_read_only`: pages let nobody do anything.
+    `signing`: secrets beside keys, for clients of RocketMQ. `sessions`: of people at the pages; None: nobody signs in.
+    `is_read_only`: pages let nobody do anything.
     `settings`: name, value and origin of each as they may be shown.
     """
 
@@ -50,5 +52,6 @@ class Services:
     now_ms: Callable[[], int] = SystemClock().now_ms
     turns: Turns = field(default_factory=Turns)
     sessions: Sessions | None = None
+    signing: SigningSecrets | None = None
     is_read_only: bool = False
     settings: Sequence[tuple[str, str, str]] = ()

@@ -11,8 +11,8 @@ from api.remoting.first_tries import FirstTries
 from api.remoting.frame import RemotingCommand
 from api.remoting.requests import RequestCode
 from bridge.core.check_rules import CheckTimes, GroupSettings
-from bridge.core.grants import EVERYTHING
 from bridge.core.transaction import TransactionState
+from bridge.service.access import ANYBODY, Caller
 from bridge.service.contract import PrepareCall, Prepared
 from tests.unit.api.remoting.test_first_tries import KAFKA_MS, NOW_MS, key_of, learned
 
@@ -49,6 +49,11 @@ class Directory:
         return GroupSettings(self._times)
 
 
+class Callers:
+    def identify(self, request: RemotingCommand) -> Caller:
+        return ANYBODY
+
+
 class Groups:
     def join(self, group: str, member: object) -> None:
         """Nobody is asked here."""
@@ -57,7 +62,7 @@ class Groups:
 class Peer:
     """A connection. `tries`: what it has proved."""
 
-    rights = EVERYTHING
+    caller = ANYBODY
 
     def __init__(self, tries: FirstTries) -> None:
         self.tries = tries
@@ -77,7 +82,7 @@ def send_of(key: str) -> RemotingCommand:
 def open_door(transactions: Transactions, transaction_timeout_ms: int = 6_000) -> Door:
     nobody = Any
     directory = Directory(transaction_timeout_ms)
-    parts = DoorParts(transactions, directory, Groups(), lambda: nobody, Clock())  # type: ignore[arg-type]
+    parts = DoorParts(transactions, directory, Groups(), Callers(), lambda: nobody, Clock())  # type: ignore[arg-type]
     return Door(parts, DoorConfig("127.0.0.1:9876", 1_000))
 
 
