@@ -45,6 +45,8 @@ async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[st
     `confirm`: is called with what would be given up of a log that is not what was left, and returns whether to go on;
     without it such a log is refused. Raises ConfigError, StoreError, SqlUnavailable.
     """
+    if settings.database_url is None:
+        settings.data_dir.mkdir(parents=True, exist_ok=True)  # SQLite makes its file there, and no folder
     before = await asyncio.to_thread(upgrade, settings.sql_url())
     topics, clock = internal_topics(settings), SystemClock()
     done = ["tables are up to date" if before.is_current else f"tables were brought to revision {before.needed}"]

@@ -52,7 +52,10 @@ _KAFKA_REMEDY = (
     "`outbox-bridge doctor` looks; `outbox-bridge dev` starts one on this machine."
 )
 _OUTBOX_SQL_REMEDY = "Check --database-url and that the database runs."
-_SQL_REMEDY = "Check database_url (`outbox-bridge config show`) and that the database runs."
+_SQL_REMEDY = (
+    "Check database_url (`outbox-bridge config show`) and that the database runs; `outbox-bridge migrate` makes the "
+    "file that is used without one."
+)
 
 
 def explain(error: BaseException) -> CommandFailed | None:

@@ -258,17 +258,17 @@ def test_existing_cluster_is_used(kafka: str, tmp_path: Path) -> None:
 
 
 def test_serve_refuses_to_start_unmigrated(kafka: str, tmp_path: Path) -> None:
-    """And names the command; after `migrate`, again and again, it starts."""
+    """And names the command, which makes folder and file of the default database, and may be repeated."""
     settings = {
         "OUTBOX_BRIDGE_KAFKA": json.dumps({"bootstrap.servers": kafka}),
         "OUTBOX_BRIDGE_TOPICS__PREFIX": f"{tmp_path.name}.",
-        "OUTBOX_BRIDGE_DATABASE_URL": f"sqlite:///{tmp_path / 'bridge.db'}",
     }
     done = run_command("serve", "--port", "0", folder=tmp_path, settings=settings)
     assert done.returncode != 0
     assert "outbox-bridge migrate" in done.stderr
     for _ in range(2):
         assert run_command("migrate", folder=tmp_path, settings=settings).returncode == 0
+    assert (tmp_path / ".outbox-bridge" / "bridge.db").is_file()
 
 
 def test_unknown_role_is_a_usage_error(tmp_path: Path) -> None:
