@@ -58,8 +58,9 @@ async def migrate(settings: Settings, confirm: Confirm | None = None) -> list[st
         if not is_new_key:
             await load_seals(database, seal_watch.seals)
         faults = await examine(kafka.admin, topics, await database.read(read_identity))
-        if miscounted := [fault for fault in faults if fault.kind is FaultKind.QUEUE_COUNT]:
-            raise TopologyConflict(miscounted)  # first of all: queues that are not there can only time out
+        # first of all: queues that are not there can only time out, and those of another bridge are not to be touched
+        if refused := [fault for fault in faults if fault.kind in {FaultKind.QUEUE_COUNT, FaultKind.OTHER_BRIDGE}]:
+            raise TopologyConflict(refused)
 
         async def begin(log: LogTopics) -> None:
             refuse_denied(await kafka.admin.find_denied(least_rights(Role.MIGRATE, topics, [])))
@@ -106,9 +107,9 @@ async def _refuse_running(kafka: KafkaParts, topics: InternalTopics) -> None:
     """Before the first key is made. Raises ConfigError and StoreError."""
     if not await is_op_topic_empty(kafka.store, topics) and (members := await _count_members(kafka, topics.group)):
         raise ConfigError(
-            f"{members} settlers are running (group {topics.group}), and what they write from now on would not be "
-            "believed; nothing was changed but tables and missing topics: stop them, wait until Kafka has noticed, and "
-            "migrate again"
+            f"settlers are running (group {topics.group}, members: {members}), and what they write from now on would "
+            "not be believed; nothing was changed but tables and missing topics: stop them, wait until Kafka has "
+            "noticed, and migrate again"
         )
 
 

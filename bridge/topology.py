@@ -48,6 +48,7 @@ class FaultKind(StrEnum):
     REPLICAS = "replicas"
     OTHER_CLUSTER = "other-cluster"
     OTHER_TOPIC = "other-topic"
+    OTHER_BRIDGE = "other-bridge"
     UNREACHABLE = "unreachable"
 
 
@@ -60,6 +61,7 @@ NEVER_OVERRIDDEN = frozenset(
         FaultKind.TIMESTAMPS,
         FaultKind.OTHER_CLUSTER,
         FaultKind.OTHER_TOPIC,
+        FaultKind.OTHER_BRIDGE,
         FaultKind.UNREACHABLE,
     }
 )
@@ -144,7 +146,7 @@ async def examine(
     cluster = await admin.describe_cluster()
     rules = rules_of(internal, longest_life_ms)
     found = await admin.describe_topics(list(rules))
-    faults = [] if recorded else [_not_migrated(internal)]
+    faults = _judge_bridge(internal, recorded)
     for name, rule in rules.items():
         topic, known = found[name], recorded.get(name)
         if topic is None:
@@ -289,9 +291,16 @@ class TopologyGuard:
             self._next_ms = now_ms + (_AGAIN_MS if self.faults else GUARD_INTERVAL_MS)
 
 
-def _not_migrated(internal: InternalTopics) -> TopologyFault:
-    detail = "this database knows no internal topics"
-    return TopologyFault(FaultKind.NOT_MIGRATED, internal.half, detail, "run `outbox-bridge migrate`")
+def _judge_bridge(internal: InternalTopics, recorded: Mapping[str, TopicIdentity]) -> list[TopologyFault]:
+    """Whether the database is that of a bridge with these topics."""
+    if not recorded:
+        detail = "this database knows no internal topics"
+        return [TopologyFault(FaultKind.NOT_MIGRATED, internal.half, detail, "run `outbox-bridge migrate`")]
+    if internal.half in recorded:
+        return []
+    detail = f"this database is that of a bridge with {', '.join(sorted(recorded))}"
+    remedy = "set `topics.prefix` back, or give this bridge a database of its own"
+    return [TopologyFault(FaultKind.OTHER_BRIDGE, internal.half, detail, remedy)]
 
 
 def _missing(name: str, *, is_known: bool) -> TopologyFault:

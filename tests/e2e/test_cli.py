@@ -269,6 +269,11 @@ def test_serve_refuses_to_start_unmigrated(kafka: str, tmp_path: Path) -> None:
     for _ in range(2):
         assert run_command("migrate", folder=tmp_path, settings=settings).returncode == 0
     assert (tmp_path / ".outbox-bridge" / "bridge.db").is_file()
+    other = settings | {"OUTBOX_BRIDGE_TOPICS__PREFIX": f"{tmp_path.name}-2."}
+    for command_line in (["migrate"], ["migrate", "--accept-identity", "--yes"], ["serve", "--port", "0"]):
+        done = run_command(*command_line, folder=tmp_path, settings=other)
+        assert done.returncode != 0
+        assert "set `topics.prefix` back" in done.stderr, done.stderr
 
 
 def test_unknown_role_is_a_usage_error(tmp_path: Path) -> None:

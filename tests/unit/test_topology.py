@@ -26,6 +26,7 @@ from bridge.topology import (
     TopologyConflict,
     TopologyGuard,
     choose_replicas,
+    create_missing,
     judge_topic,
     migrate_topics,
     rules_of,
@@ -95,6 +96,16 @@ async def test_migrating_again_makes_nothing(world: TopologyWorld) -> None:
     """It may be run at every start."""
     await world.migrate()
     assert await world.migrate() == []
+
+
+async def test_database_of_a_bridge_with_other_topics_is_refused(world: TopologyWorld) -> None:
+    """`topics.prefix` was changed, or the database is another bridge's: neither's records are the other's."""
+    await world.migrate()
+    others = InternalTopics("x.half", "x.op", "x.parked", "x.group", audit="x.audit", queues=3)
+    await create_missing(world.admin, others)
+    (fault,) = await TopologyGuard(world.admin, world.database, others, world.clock).run_once()
+    assert fault.kind is FaultKind.OTHER_BRIDGE
+    assert f"a bridge with {', '.join(sorted(TOPICS.names))}; set `topics.prefix` back" in str(fault)
 
 
 async def test_topic_that_the_version_before_did_not_have_is_made(world: TopologyWorld) -> None:
