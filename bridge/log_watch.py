@@ -13,12 +13,12 @@ import structlog
 from sqlalchemy import Connection
 
 from bridge.clock import Clock
-from bridge.core.errors import HaltKind, QueueHalted, StoreError, StoreUnavailable
+from bridge.core.errors import HaltKind, QueueHalted, SqlUnavailable, StoreError, StoreUnavailable
 from bridge.core.keyring import OpSeals
 from bridge.core.log_facts import Witness, check_topics
 from bridge.core.op_message import LogTopics
 from bridge.core.topics import InternalTopics
-from bridge.sql.engine import Database, SqlUnavailable
+from bridge.sql.engine import Database
 from bridge.sql.identity import Halt, TopicIdentity, read_beliefs, read_halts, read_identity, read_last_acts, store_halt
 from bridge.sql.rows import AppliedPosition, read_position, read_positions
 from bridge.store.message_store import TopicAdmin, TopicOutline

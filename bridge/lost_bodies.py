@@ -11,11 +11,11 @@ from typing import NamedTuple
 import structlog
 
 from bridge.clock import Clock
-from bridge.core.errors import StoreError
+from bridge.core.errors import SqlUnavailable, StoreError
 from bridge.core.message import MessageQueue
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionView
-from bridge.sql.engine import Database, SqlUnavailable
+from bridge.sql.engine import Database
 from bridge.sql.stats import read_without_body
 from bridge.store.message_store import MessageStore
 

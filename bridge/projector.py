@@ -15,12 +15,12 @@ import structlog
 from sqlalchemy import Connection
 
 from bridge.clock import Clock
-from bridge.core.errors import ConfigError, QueueHalted, StoreError, StoreTimeout, StoreUnavailable
+from bridge.core.errors import ConfigError, QueueHalted, SqlUnavailable, StoreError, StoreTimeout, StoreUnavailable
 from bridge.core.message import MessageQueue
 from bridge.core.topics import InternalTopics
 from bridge.fault_points import FaultPoint, reach
 from bridge.sql.chunking import Chunk, JournalBuffer, OpBuffer, Quarantined, next_chunk
-from bridge.sql.engine import Database, SqlUnavailable
+from bridge.sql.engine import Database
 from bridge.sql.fold import TimesOf
 from bridge.sql.identity import begin_projection, read_identity, read_last_acts
 from bridge.sql.leases import LeaseWatch, release_lease, take_lease

@@ -13,13 +13,13 @@ from functools import partial
 import structlog
 
 from bridge.clock import Clock
-from bridge.core.errors import BridgeError, ConfigError, StoreError
+from bridge.core.errors import BridgeError, ConfigError, SqlUnavailable, StoreError
 from bridge.core.keyring import OpSeals
 from bridge.core.message import MessageQueue
 from bridge.core.op_message import LogTopics
 from bridge.core.topics import InternalTopics
 from bridge.fault_points import FaultPoint, reach
-from bridge.sql.engine import Database, SqlUnavailable
+from bridge.sql.engine import Database
 from bridge.sql.identity import TopicIdentity, begin_seals, read_beliefs, read_identity, read_keys, record_identity
 from bridge.store.message_store import ClusterDescription, MessageStore, TopicAdmin, TopicDescription
 

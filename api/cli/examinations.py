@@ -26,7 +26,7 @@ from api.wiring import KafkaParts, find_denied, kafka_parts, open_database
 from bridge.broker.broker_process import find_java
 from bridge.broker.ports import JavaMissing
 from bridge.core.check_rules import CheckMode
-from bridge.core.errors import BridgeError, StoreError
+from bridge.core.errors import BridgeError, SqlUnavailable, StoreError
 from bridge.core.kafka_rights import RIGHTS_REMEDY
 from bridge.core.message import Message, MessageQueue
 from bridge.core.record import HalfMessage
@@ -35,7 +35,6 @@ from bridge.core.topics import InternalTopics, with_prefix
 from bridge.core.transaction import make_transaction_id, make_uuid7_bits
 from bridge.directory import place_of
 from bridge.node import Roles
-from bridge.sql.engine import SqlUnavailable
 from bridge.sql.groups import Snapshot, read_snapshot
 from bridge.sql.identity import read_identity
 from bridge.sql.migrate import read_revisions

@@ -18,9 +18,16 @@ from rich.table import Table
 from rich.text import Text
 
 from bridge.broker.ports import BrokerError, JarsUnavailable
-from bridge.core.errors import BridgeError, ConfigError, StoreError, StoreTimeout, StoreUnavailable
+from bridge.core.errors import (
+    BridgeError,
+    ConfigError,
+    SecretUnreadable,
+    SqlUnavailable,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+)
 from bridge.core.kafka_rights import RIGHTS_REMEDY
-from bridge.sql.engine import SecretUnreadable, SqlUnavailable
 from outbox.client.errors import DatabaseUnavailable, OutboxConfigError, TableMissing
 
 

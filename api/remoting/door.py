@@ -34,6 +34,7 @@ from api.remoting.requests import (
 from api.web.problems import PROBLEMS
 from bridge.clock import Clock
 from bridge.core.check_rules import CheckCalls, CheckMode, GroupSettings, is_group_name
+from bridge.core.errors import SqlUnavailable
 from bridge.core.grants import Rights, Verb
 from bridge.core.record import Source
 from bridge.core.transaction import TransactionView
@@ -43,7 +44,6 @@ from bridge.service.contract import Accepted, EndCall, Outcome, PrepareCall, Pre
 from bridge.service.rights import refuse_prepare
 from bridge.service.transactions import TransactionService
 from bridge.sql.directory import SqlDirectory
-from bridge.sql.engine import SqlUnavailable
 from checker.call import Nonces
 
 _LOG = structlog.get_logger()

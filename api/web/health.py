@@ -12,7 +12,7 @@ from api.web.openapi import HEALTH, Operation, query_parameter
 from api.web.request import ApiRequest, Query
 from api.web.road import NO_STORE, HttpAnswer, Routes, json_answer
 from api.web.services import CheckResult, ReadinessCheck
-from bridge.core.errors import StoreError
+from bridge.core.errors import SqlUnavailable, StoreError
 from bridge.core.grants import Verb
 from bridge.log_watch import REMEDY, LogWatch
 from bridge.lost_bodies import BodyWatch
@@ -23,7 +23,7 @@ from bridge.service.contract import Refused
 from bridge.service.replies import OpFollower
 from bridge.service.search import SearchService
 from bridge.settler.settler import Hold, Settler
-from bridge.sql.engine import Database, SqlUnavailable
+from bridge.sql.engine import Database
 from bridge.sql.transactions import read_positions
 from bridge.store.message_store import TopicAdmin
 from bridge.store.sealed import SealWatch

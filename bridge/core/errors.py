@@ -5,6 +5,8 @@ BridgeError
 +-- MalformedRecord            a record cannot be parsed; it is quarantined
 +-- UnknownRecordVersion       our prefix, but a newer version or kind; its queue halts
 +-- QueueHalted                a queue cannot be decided safely; an operator is needed
++-- SqlUnavailable             the database cannot do it now
+|   +-- SecretUnreadable       a secret in it cannot be decrypted
 +-- StoreError
     +-- StoreUnavailable       nothing was applied; retrying helps
     +-- StoreTimeout           no answer in time to a read; retrying helps
@@ -85,3 +87,24 @@ class BatchOutcomeUnknown(StoreError):
 
 class StoreFenced(BatchOutcomeUnknown):
     """Another owner has taken the queue's transactional ids."""
+
+
+class SqlUnavailable(BridgeError):
+    """The database is not reachable, overloaded, read-only, or not migrated.
+
+    `retry_helps`: False where an operator is needed first. `is_outcome_unknown`: the connection broke
+    in COMMIT, so the work may have been applied; in every other case nothing was.
+    """
+
+    def __init__(self, reason: str, *, retry_helps: bool = True, is_outcome_unknown: bool = False) -> None:
+        super().__init__(reason)
+        self.retry_helps = retry_helps
+        self.is_outcome_unknown = is_outcome_unknown
+
+
+class SecretUnreadable(SqlUnavailable):
+    """A secret in the database cannot be decrypted with the keys of the settings."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason, retry_helps=False)
+        self.remedy = remedy

@@ -11,6 +11,7 @@ import structlog
 
 from bridge.clock import Clock
 from bridge.core.access_key import hash_key, read_key_id
+from bridge.core.errors import SqlUnavailable
 from bridge.core.grants import EVERYTHING, Grant, Rights
 from bridge.service.contract import RefusalCode, Refused
 from bridge.service.groups import refuse_sql
@@ -19,7 +20,7 @@ from bridge.service.operate import Who
 from bridge.sql import access
 from bridge.sql.access import AccessSnapshot, KeyRefusal, MadeKey, Principal, StoredKey
 from bridge.sql.audit import ActEntry, record_act
-from bridge.sql.engine import Database, SqlUnavailable
+from bridge.sql.engine import Database
 
 T = TypeVar("T")
 _LOG = structlog.get_logger()

@@ -7,6 +7,7 @@ import structlog
 
 from bridge.clock import Clock
 from bridge.core.check_rules import is_group_name
+from bridge.core.errors import SqlUnavailable
 from bridge.core.grants import Rights
 from bridge.core.message import Message
 from bridge.core.properties import count_body_bytes, find_bad_header, is_property_text
@@ -17,7 +18,7 @@ from bridge.service.journal import Deadline
 from bridge.service.rights import refuse_prepare
 from bridge.service.topics import TopicCache
 from bridge.sql.directory import SqlDirectory
-from bridge.sql.engine import Database, SqlUnavailable
+from bridge.sql.engine import Database
 from bridge.sql.stats import count_pending, find_full_groups
 from bridge.turns import Pace, Turns
 

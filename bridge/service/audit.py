@@ -8,12 +8,12 @@ import structlog
 
 from bridge.clock import Clock
 from bridge.core.audit_chain import SHOWN, AuditHead, ChainFinding, ChainJudge, ToldHead, decode_head, encode_head
-from bridge.core.errors import StoreError
+from bridge.core.errors import SqlUnavailable, StoreError
 from bridge.core.keyring import Keyring
 from bridge.core.message import Message, MessageQueue
 from bridge.core.topics import InternalTopics
 from bridge.sql.audit import ActEntry, adopt_entries, find_unlinked, read_last_link, read_links, read_macs, record_act
-from bridge.sql.engine import Database, SqlUnavailable
+from bridge.sql.engine import Database
 from bridge.store.message_store import MessageStore, PutStatus
 
 _LOG = structlog.get_logger()

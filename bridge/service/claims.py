@@ -10,7 +10,7 @@ import structlog
 
 from bridge.clock import Clock
 from bridge.core.check_rules import CheckMode
-from bridge.core.errors import StoreError
+from bridge.core.errors import SqlUnavailable, StoreError
 from bridge.core.grants import EVERYTHING, Rights, Verb
 from bridge.core.message import Message
 from bridge.core.transaction import TransactionState, TransactionView
@@ -23,7 +23,6 @@ from bridge.service.journal import Deadline
 from bridge.service.reads import BodyReader, CurrentReads, refuse_read
 from bridge.service.rights import refuse_for_group
 from bridge.sql.directory import SqlDirectory
-from bridge.sql.engine import SqlUnavailable
 
 _LOG = structlog.get_logger()
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from bridge.clock import Clock
 from bridge.core.check_rules import GroupSettings, is_group_name
+from bridge.core.errors import SqlUnavailable
 from bridge.core.grants import EVERYTHING, Rights, Verb
 from bridge.directory import ProducerGroup
 from bridge.service.answers import refuse_group, refuse_unavailable
@@ -16,7 +17,6 @@ from bridge.service.reads import CurrentReads, refuse_read
 from bridge.service.rights import refuse_for_group
 from bridge.sql.audit import ActEntry
 from bridge.sql.directory import SqlDirectory
-from bridge.sql.engine import SqlUnavailable
 from bridge.sql.groups import GroupDeletion, GroupHealth
 from bridge.sql.leases import EndpointLease, EndpointTerm, Registration
 from bridge.sql.transactions import count_live

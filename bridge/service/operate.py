@@ -7,6 +7,7 @@ import structlog
 from msgspec.structs import replace
 
 from bridge.clock import KafkaTime
+from bridge.core.errors import SqlUnavailable
 from bridge.core.grants import EVERYTHING, Rights, Verb
 from bridge.core.message import Message
 from bridge.core.op_message import AnswerCode
@@ -30,7 +31,7 @@ from bridge.service.reads import CurrentReads
 from bridge.service.replies import ReceivedReply
 from bridge.service.rights import refuse_view
 from bridge.sql.audit import ActEntry, record_act
-from bridge.sql.engine import Database, SqlUnavailable
+from bridge.sql.engine import Database
 
 _LOG = structlog.get_logger()
 Members = Mapping[str, object]

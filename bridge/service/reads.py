@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import structlog
 
 from bridge.clock import Clock, KafkaTime
-from bridge.core.errors import StoreError
+from bridge.core.errors import SqlUnavailable, StoreError
 from bridge.core.message import Message, MessageQueue
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionView, is_transaction_id, queue_of
@@ -18,7 +18,7 @@ from bridge.service.answers import refuse_missing
 from bridge.service.contract import Outcome, RefusalCode, Refused
 from bridge.service.journal import Deadline, EndOffsets
 from bridge.service.replies import OpFollower
-from bridge.sql.engine import Database, SqlUnavailable
+from bridge.sql.engine import Database
 from bridge.sql.identity import find_losses
 from bridge.sql.transactions import AppliedPosition, find_many, read_positions
 from bridge.store.halves import HalfPlace, read_halves

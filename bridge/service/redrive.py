@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from bridge.clock import Clock
+from bridge.core.errors import SqlUnavailable
 from bridge.core.grants import EVERYTHING, Rights, Verb
 from bridge.core.record import Act, ActRecord, Resolution, Source
 from bridge.core.transaction import TransactionState, TransactionView
@@ -22,7 +23,7 @@ from bridge.service.operate import Operators, Who
 from bridge.service.rights import refuse_for_group, refuse_right
 from bridge.service.search import MAX_PAGE, TransactionList, read_page
 from bridge.sql.audit import ActEntry, record_act
-from bridge.sql.engine import Database, MalformedCursor, SqlUnavailable
+from bridge.sql.engine import Database, MalformedCursor
 from bridge.sql.leases import Lease, LeaseWatch
 from bridge.sql.redrive import (
     JobState,

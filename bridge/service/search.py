@@ -7,14 +7,14 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from bridge.clock import Clock, KafkaTime
-from bridge.core.errors import StoreError
+from bridge.core.errors import SqlUnavailable, StoreError
 from bridge.core.grants import EVERYTHING, Rights, Verb
 from bridge.core.transaction import TransactionView
 from bridge.service.answers import refuse_unavailable
 from bridge.service.contract import RefusalCode, Refused
 from bridge.service.reads import ConsumerLag, Lag
 from bridge.sql.audit import ActEntry, read_audit
-from bridge.sql.engine import Database, MalformedCursor, SqlUnavailable
+from bridge.sql.engine import Database, MalformedCursor
 from bridge.sql.stats import Histogram, count_ages, restrict_stats
 from bridge.sql.transactions import (
     AppliedPosition,

@@ -22,8 +22,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy import Connection
 
+from bridge.core.errors import SecretUnreadable
 from bridge.core.secret_key import SecretKey
-from bridge.sql.engine import SecretUnreadable
 from bridge.sql.tables import bridge_keys, endpoints
 
 _NONCE_BYTES = 12

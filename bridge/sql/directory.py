@@ -12,12 +12,13 @@ from sqlalchemy import Connection
 
 from bridge.clock import Clock
 from bridge.core.check_rules import CheckMode, GroupSettings
+from bridge.core.errors import SqlUnavailable
 from bridge.directory import DEFAULT_SETTINGS, ProducerGroup, UnansweredRound
 from bridge.fault_points import FaultPoint, reach
 from bridge.sql import groups
 from bridge.sql.audit import ActEntry, record_act
 from bridge.sql.bulk import move_version
-from bridge.sql.engine import Database, SqlUnavailable
+from bridge.sql.engine import Database
 from bridge.sql.groups import GroupDeletion, GroupHealth, GroupPut, RandomBytes, Snapshot, read_health, record_rounds
 from bridge.sql.leases import (
     EndpointLease,

@@ -1,6 +1,6 @@
 """The database: short SQL transactions on threads of its own, with bounded waits; errors of drivers translated.
 
-SqlUnavailable (a BridgeError)   the database cannot do it now; nothing was applied unless `is_outcome_unknown`
+SqlUnavailable (core/errors)     the database cannot do it now; nothing was applied unless `is_outcome_unknown`
 MalformedCursor (a ValueError)   a page cursor that this bridge did not make
 """
 
@@ -26,29 +26,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModu
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from bridge.core.check_rules import Backoff
-from bridge.core.errors import BridgeError, ConfigError
+from bridge.core.errors import ConfigError, SqlUnavailable
 from bridge.sql.tables import metadata
-
-
-class SqlUnavailable(BridgeError):
-    """The database is not reachable, overloaded, read-only, or not migrated.
-
-    `retry_helps`: False where an operator is needed first. `is_outcome_unknown`: the connection broke
-    in COMMIT, so the work may have been applied; in every other case nothing was.
-    """
-
-    def __init__(self, reason: str, *, retry_helps: bool = True, is_outcome_unknown: bool = False) -> None:
-        super().__init__(reason)
-        self.retry_helps = retry_helps
-        self.is_outcome_unknown = is_outcome_unknown
-
-
-class SecretUnreadable(SqlUnavailable):
-    """A secret in the database cannot be decrypted with the keys of the settings."""
-
-    def __init__(self, reason: str, remedy: str) -> None:
-        super().__init__(reason, retry_helps=False)
-        self.remedy = remedy
 
 
 class MalformedCursor(ValueError):

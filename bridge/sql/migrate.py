@@ -14,8 +14,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from bridge.core.errors import SqlUnavailable
 from bridge.fault_points import FaultPoint, reach
-from bridge.sql.engine import RepeatableError, SqlUnavailable, open_migration_engine, translate_error
+from bridge.sql.engine import RepeatableError, open_migration_engine, translate_error
 
 _LOCK_KEY = 0x6F_75_74_62_6F_78  # any number, the same in every release
 _one_at_a_time = threading.Lock()  # alembic keeps its context in module globals

@@ -10,6 +10,7 @@ import pytest_asyncio
 from joserfc import jwt
 from joserfc.jwk import ECKey, KeySet
 
+from bridge.core.errors import SqlUnavailable
 from bridge.core.grants import EVERYTHING, Grant, Verb
 from bridge.service.access import AccessConfig, AccessService
 from bridge.service.contract import RefusalCode, Refused
@@ -17,7 +18,7 @@ from bridge.service.issuers import BadToken, IssuerConfig
 from bridge.service.operate import Who
 from bridge.sql.access import MadeKey
 from bridge.sql.audit import read_audit
-from bridge.sql.engine import Database, SqlUnavailable
+from bridge.sql.engine import Database
 from tests.support.virtual_time import VirtualClock
 
 pytest_plugins = ["tests.support.postgres"]

@@ -18,7 +18,7 @@ from random import Random
 import msgspec
 import sqlalchemy as sa
 
-from bridge.core.errors import MalformedRecord, StoreError, UnknownRecordVersion
+from bridge.core.errors import MalformedRecord, SqlUnavailable, StoreError, UnknownRecordVersion
 from bridge.core.keyring import OpSeals
 from bridge.core.message import StoredMessage
 from bridge.core.properties import TRANSACTION_ID_HEADER
@@ -26,7 +26,6 @@ from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_parked, decode_record
 from bridge.core.transaction import TransactionState, is_transaction_id
 from bridge.giving_up import GivingUp
-from bridge.sql.engine import SqlUnavailable
 from bridge.sql.stats import read_stats
 from bridge.sql.tables import given_up
 from bridge.store.memory.process import MemoryProcess

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine
 
 from bridge.clock import Timer
-from bridge.core.errors import ConfigError, StoreError
+from bridge.core.errors import ConfigError, SqlUnavailable, StoreError
 from bridge.core.keyring import SECRET_BYTES, BridgeKey, Keyring
 from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.topics import InternalTopics
@@ -27,7 +27,7 @@ from bridge.node import Node as BridgeNode
 from bridge.projector import ProjectorConfig
 from bridge.service.redrive import RedriveConfig
 from bridge.settler.ports import SettlerConfig
-from bridge.sql.engine import Database, SqlUnavailable
+from bridge.sql.engine import Database
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.memory.store import MemoryCluster
 from checker.caller import EndpointCall, EndpointReply

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from bridge.core.errors import QueueHalted, StoreError
+from bridge.core.errors import QueueHalted, SqlUnavailable, StoreError
 from bridge.core.message import MessageQueue
 from bridge.core.record import Resolution, Source
 from bridge.node import Node
@@ -21,7 +21,6 @@ from bridge.service.contract import EndCall, Refused
 from bridge.service.groups import EndpointRegistered
 from bridge.service.operate import Who
 from bridge.service.redrive import RedriveAction, RedrivePreview
-from bridge.sql.engine import SqlUnavailable
 from bridge.sql.groups import put_group
 from bridge.sql.redrive import JobState, RedriveJob
 from bridge.sql.transactions import SearchFilter

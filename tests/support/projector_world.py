@@ -16,12 +16,13 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from bridge.core.errors import SqlUnavailable
 from bridge.core.message import MessageQueue
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TimelineEvent, TransactionView
 from bridge.node import NodeConfig
 from bridge.projector import Projector, ProjectorConfig
-from bridge.sql.engine import InlineDatabase, SqlUnavailable
+from bridge.sql.engine import InlineDatabase
 from bridge.sql.stats import ProjectionStats, read_stats
 from bridge.sql.tables import check_results, group_counts, timeline_events, transaction_keys, transactions
 from bridge.sql.transactions import find_transaction, read_timeline

@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 from sqlalchemy import Connection
 
+from bridge.core.errors import SqlUnavailable
 from bridge.core.message import Message, MessageQueue, StoredMessage
 from bridge.core.op_message import OpMessage, make_view
 from bridge.core.record import HalfMessage, Record, is_void
@@ -29,7 +30,7 @@ from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.node import Node, NodeConfig
 from bridge.service.contract import Limits, PrepareCall
-from bridge.sql.engine import InlineDatabase, SqlUnavailable
+from bridge.sql.engine import InlineDatabase
 from bridge.sql.rows import encode_receipts, make_row_id
 from bridge.sql.tables import metadata, projection_positions, transactions
 from tests.support.settler_world import SettlerWorld, make_settler_world

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection
 
 from bridge.core.check_rules import CheckTimes
+from bridge.core.errors import SqlUnavailable
 from bridge.core.message import Message, MessageQueue
 from bridge.core.op_message import (
     ANSWERS_KEY,
@@ -38,7 +39,7 @@ from bridge.log_watch import LogWatch
 from bridge.node import Backing, Node, NodeConfig
 from bridge.settler.ports import QueueOwner, SettlerConfig
 from bridge.settler.settler import Settler
-from bridge.sql.engine import Database, SqlUnavailable
+from bridge.sql.engine import Database
 from bridge.store.memory.process import MemoryOwnerStore, MemoryProcess
 from bridge.store.message_store import OwnerStore, PutResult
 from bridge.store.sealed import SealedOwnerStore, SealWatch

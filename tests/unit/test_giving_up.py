@@ -9,10 +9,9 @@ import pytest
 import sqlalchemy as sa
 
 from api.cli.examinations import make_void
-from bridge.core.errors import HaltKind
+from bridge.core.errors import HaltKind, SqlUnavailable
 from bridge.core.message import Message, MessageQueue
 from bridge.giving_up import GivingUp, _record
-from bridge.sql.engine import SqlUnavailable
 from bridge.sql.identity import Halt, begin_projection, clear_halt, read_halts, read_last_acts, store_halt
 from bridge.sql.rows import AppliedPosition, LogIdentity, read_position
 from bridge.sql.tables import projection_positions

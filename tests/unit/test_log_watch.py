@@ -7,10 +7,10 @@ from typing import TypeVar
 import pytest
 from sqlalchemy import Connection
 
-from bridge.core.errors import HaltKind, QueueHalted
+from bridge.core.errors import HaltKind, QueueHalted, SqlUnavailable
 from bridge.log_watch import LogWatch
 from bridge.sql.audit import ActEntry, record_act
-from bridge.sql.engine import InlineDatabase, SqlUnavailable
+from bridge.sql.engine import InlineDatabase
 from bridge.sql.identity import GIVE_UP, name_target, read_halts
 from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position
 from tests.support.memory_world import make_memory_world

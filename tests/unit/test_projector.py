@@ -2,12 +2,11 @@
 
 import pytest
 
-from bridge.core.errors import QueueHalted
+from bridge.core.errors import QueueHalted, SqlUnavailable
 from bridge.core.message import Message, MessageQueue
 from bridge.core.record import Act, ActRecord, Resolution, Source
 from bridge.core.transaction import MessageSummary
 from bridge.projector import PositionMoved
-from bridge.sql.engine import SqlUnavailable
 from bridge.sql.search import SearchFilter, search_transactions
 from bridge.sql.transactions import read_positions
 from tests.support.projector_world import ProjectorWorld, make_projector_world

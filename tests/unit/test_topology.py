@@ -10,9 +10,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from bridge.core.errors import SqlUnavailable
 from bridge.core.op_message import LogTopics
 from bridge.core.topics import InternalTopics
-from bridge.sql.engine import InlineDatabase, SqlUnavailable
+from bridge.sql.engine import InlineDatabase
 from bridge.sql.tables import cluster_identity
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.memory.store import MemoryCluster

@@ -10,9 +10,9 @@ import pytest_asyncio
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from bridge.core.errors import ConfigError
+from bridge.core.errors import ConfigError, SqlUnavailable
 from bridge.sql.bulk import insert_rows
-from bridge.sql.engine import Database, SqlConfig, SqlUnavailable
+from bridge.sql.engine import Database, SqlConfig
 from bridge.sql.tables import group_counts, leases
 
 pytest_plugins = ["tests.support.postgres"]

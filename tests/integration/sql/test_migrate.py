@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from bridge.sql.engine import SqlUnavailable
+from bridge.core.errors import SqlUnavailable
 from bridge.sql.migrate import find_scripts, open_connection, read_revisions, upgrade
 from bridge.sql.tables import metadata
 

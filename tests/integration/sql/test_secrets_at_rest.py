@@ -8,12 +8,13 @@ import pytest_asyncio
 import sqlalchemy as sa
 
 from bridge.clock import SystemClock
+from bridge.core.errors import SecretUnreadable
 from bridge.core.secret_key import SecretKey
 from bridge.directory import DEFAULT_SETTINGS
 from bridge.sql.at_rest import SecretCipher, use_cipher
 from bridge.sql.audit import ActEntry, read_audit
 from bridge.sql.directory import SqlDirectory
-from bridge.sql.engine import Database, SecretUnreadable
+from bridge.sql.engine import Database
 from bridge.sql.identity import begin_seals, read_keys
 from bridge.sql.leases import EndpointLease, EndpointTerm
 from bridge.sql.rewrap import count_by_key, rewrap_secrets

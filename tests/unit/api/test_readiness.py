@@ -13,7 +13,8 @@ import pytest_asyncio
 from sqlalchemy import Connection
 
 from api.web.health import check_sql
-from bridge.sql.engine import Database, SqlConfig, SqlUnavailable
+from bridge.core.errors import SqlUnavailable
+from bridge.sql.engine import Database, SqlConfig
 from bridge.sql.tables import metadata
 from tests.support.api_fakes import FakeTransactions, make_services
 from tests.support.live_server import serve

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from msgspec import structs
 
 from bridge.core.check_rules import CheckCalls, CheckTimes, GroupSettings
-from bridge.core.errors import StoreTimeout
+from bridge.core.errors import SqlUnavailable, StoreTimeout
 from bridge.core.message import Message, StoredMessage
 from bridge.core.pending_table import PendingTable
 from bridge.core.properties import count_body_bytes
@@ -26,7 +26,6 @@ from bridge.core.transaction import Transaction, make_transaction_id, queue_of
 from bridge.directory import Endpoint, MemoryDirectory, MemoryPullCheckStore, ProducerGroup, PullCheck, UnansweredRound
 from bridge.settler.bodies import Loaded
 from bridge.settler.ports import QueueOwner
-from bridge.sql.engine import SqlUnavailable
 from bridge.store.halves import LoadedHalf
 from bridge.store.memory.store import MemoryStore
 from bridge.store.message_store import PutResult, PutStatus

@@ -4,8 +4,7 @@ import pytest
 
 from api.cli.output import CommandFailed, Exit, explain
 from bridge.broker.ports import JarsUnavailable, PortTaken
-from bridge.core.errors import ConfigError, QueueHalted, StoreTimeout, StoreUnavailable
-from bridge.sql.engine import SqlUnavailable
+from bridge.core.errors import ConfigError, QueueHalted, SqlUnavailable, StoreTimeout, StoreUnavailable
 
 
 @pytest.mark.parametrize(

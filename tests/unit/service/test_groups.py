@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from bridge.core.check_rules import CheckTimes, GroupSettings
+from bridge.core.errors import SqlUnavailable
 from bridge.core.record import Resolution
 from bridge.directory import ProducerGroup
 from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
 from bridge.service.groups import MAX_LEASED_ENDPOINTS, EndpointRegistered, GroupSaved, GroupService
 from bridge.service.operate import Who
 from bridge.service.search import AuditList
-from bridge.sql.engine import SqlUnavailable
 from bridge.sql.groups import GroupHealth
 from tests.support.service_world import make_service_world
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from bridge.core.errors import SecretUnreadable
 from bridge.core.secret_key import SecretKey, format_secret_key, parse_secret_keys
 from bridge.sql.at_rest import SecretCipher
-from bridge.sql.engine import SecretUnreadable
 
 FIRST, SECOND = SecretKey("k1", bytes(range(32))), SecretKey("k2", bytes(32))
 CIPHER = SecretCipher([FIRST])

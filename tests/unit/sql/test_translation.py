@@ -7,7 +7,8 @@ import pytest
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from bridge.sql.engine import RepeatableError, SqlUnavailable, translate_error
+from bridge.core.errors import SqlUnavailable
+from bridge.sql.engine import RepeatableError, translate_error
 
 
 def wrap(orig: Exception, *, is_lost: bool = False) -> DBAPIError:
