@@ -78,10 +78,10 @@ class CheckCallGuard:
         if method != "POST":
             return refuse(HTTPStatus.METHOD_NOT_ALLOWED, "checks are POSTed")
         if content_length is not None and content_length.isdecimal():
-            return self.refuse_size(int(content_length))
+            return self.refuse_size(float(content_length))  # int() raises at some thousand digits
         return None
 
-    def refuse_size(self, size: int) -> CheckResponse | None:
+    def refuse_size(self, size: float) -> CheckResponse | None:
         """The reply to a body that is too large, as soon as that is known."""
         if size > self.config.max_body_bytes:
             return refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the call is too large")

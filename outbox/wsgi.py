@@ -35,7 +35,7 @@ class CheckApp:
         if length is None and not environ.get("wsgi.input_terminated"):
             return refuse(HTTPStatus.LENGTH_REQUIRED, "a length is needed")
         most = self._handler.gate.config.max_body_bytes + 1
-        body = environ["wsgi.input"].read(most if length is None else int(length))
+        body = environ["wsgi.input"].read(most if length is None else int(float(length)))
         return self._handler.respond(method, read_headers(environ), body)
 
 

@@ -107,7 +107,7 @@ async def begin_redrive(request: ApiRequest) -> HttpAnswer:
         wrong = "Nothing was done: what was typed is not what was asked for."
     elif not form.get("reason", "").strip():
         wrong = "Nothing was done: say why, others will want to know."
-    elif not (rate.isascii() and rate.isdigit() and 1 <= int(rate[:9]) <= MAX_RATE_PER_S):
+    elif not (rate.isascii() and rate.isdigit() and len(rate) < 9 and 1 <= int(rate) <= MAX_RATE_PER_S):
         wrong = f"Nothing was done: at least 1 and at most {MAX_RATE_PER_S} a second."
     if wrong:
         return await _ask(request, action, wanted, given, wrong)

@@ -1,5 +1,6 @@
 """One transaction: why it is as it is, what happened to it, what it holds."""
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from bridge.service.contract import Refused
 routes = Routes()
 
 _GAP_MS = 1_000  # shorter ones are no news
+_PLACE = re.compile("[0-9]{1,3}")
 
 
 class TimelineStep(NamedTuple):
@@ -106,7 +108,7 @@ async def save_value(request: ApiRequest, transaction_id: str, number: str) -> H
     found = await request.services.transactions.get_bodies(view, who_is(request, ""))
     if isinstance(found, Refused):
         raise refuse(found)
-    if found is None or not number.isdecimal() or int(number) >= len(found) or found[int(number)].value is None:
+    if found is None or not _PLACE.fullmatch(number) or int(number) >= len(found) or found[int(number)].value is None:
         raise Rejected(Problem(NOT_FOUND, "there is no such value"))
     name = f'attachment; filename="{transaction_id}-{int(number)}.bin"'
     headers = (*HEADERS, ("Content-Disposition", name))

@@ -148,6 +148,17 @@ def all_commit(checks: Sequence[Check], tell: Tell) -> None:
         tell(check, Resolution.COMMIT)
 
 
+@pytest.mark.parametrize(("length", "status"), [("9" * 5_000, "413"), ("0" * 5_000, "401"), ("x", "400")])
+def test_length_that_no_body_has_is_refused(
+    open_handler: Callable[..., CheckHandler], length: str, status: str
+) -> None:
+    """Whoever calls may write it."""
+    environ = make_environ("POST", {}, b"") | {"CONTENT_LENGTH": length}
+    started: list[str] = []
+    list(WsgiCheckApp(open_handler(all_commit))(environ, lambda status, _, __=None: started.append(status)))  # type: ignore[arg-type, return-value]
+    assert started[0][:3] == status
+
+
 async def test_each_mount_refuses_what_it_should(mount: Mount, open_handler: Callable[..., CheckHandler]) -> None:
     """None of these is an answer to the bridge, and for none of them is anything looked up."""
     asked: list[Check] = []

@@ -54,7 +54,16 @@ def test_job_acts_on_what_matches_and_shows_how_far_it_is(bridge: WholeBridge, p
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"typed": "commit"}, {"typed": "", "phrase": ""}, {"reason": " "}, {"rate": "0"}, {"rate": "x"}]
+    "wrong",
+    [
+        {"typed": "commit"},
+        {"typed": "", "phrase": ""},
+        {"reason": " "},
+        {"rate": "0"},
+        {"rate": "x"},
+        {"rate": "0000000019"},
+        {"rate": "0" * 8_000 + "1"},
+    ],
 )
 def test_nothing_is_done_by_mistake(bridge: WholeBridge, parked: list[str], wrong: dict[str, str]) -> None:
     """The page says what is missing."""
