@@ -13,13 +13,16 @@ import socket
 import struct
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
+import msgspec
 
-from api.cli.http_calls import client_for
+from api.cli.http_calls import call, client_for, find_all
+from api.cli.output import CommandFailed
 from api.cli.security import count_secrets
+from api.cli.standing_work import BROKEN, OK, WARNING, Diagnosis, judge_groups, judge_stats
 from api.kafka_options import find_open_servers
 from api.settings import Settings
 from api.wiring import KafkaParts, find_denied, kafka_parts, open_database
@@ -184,23 +187,14 @@ class _Reader:
             self.skip(self.unsigned())
 
 
-OK, WARNING, BROKEN = "ok", "warning", "broken"
 MAX_SKEW_MS = 5_000
 OLDEST_GOOD = (4, 1)  # below 4.1.1 Kafka's own transactions have bugs that were repaired there
 _TIMEOUT_S = 15.0
 _CONNECT_TIMEOUT_S = 3.0
+_MOST_GROUPS = 10_000
 
 _KAFKA_REMEDY = "Start Kafka, correct kafka.bootstrap.servers, or open the network; `outbox-bridge dev` starts one."
 _MIGRATE_REMEDY = "Run `outbox-bridge migrate`."
-
-
-class Diagnosis(NamedTuple):
-    """What one examination found. `verdict`: ok, warning or broken."""
-
-    verdict: str
-    what: str
-    found: str
-    remedy: str = ""
 
 
 async def examine(settings: Settings, url: str, roles: Roles) -> list[Diagnosis]:
@@ -412,7 +406,16 @@ def _examine_bridge(url: str) -> list[Diagnosis]:
         said = "is ready" if is_ready else "is not ready"
         remedy = "Set OUTBOX_BRIDGE_KEY: what it checked is shown to callers with a key."
         return [Diagnosis(OK if is_ready else BROKEN, "bridge", said, remedy)]
-    return [_judge_check(check) for check in checks]
+    return [_judge_check(check) for check in checks] + _examine_work(url)
+
+
+def _examine_work(url: str) -> list[Diagnosis]:
+    try:
+        stats = call(url, "GET", "/v1/stats").members
+        groups, _ = find_all(url, "/v1/producer-groups", "producer_groups", {}, _MOST_GROUPS)
+    except CommandFailed as failed:
+        return [Diagnosis(WARNING, "work", f"is not known: {failed.reason}", failed.remedy)]
+    return judge_stats(stats) + judge_groups(msgspec.json.decode(group) for group in groups)
 
 
 def _judge_check(check: Mapping[str, Any]) -> Diagnosis:

@@ -29,7 +29,7 @@ from api.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from api.cli.examinations import Diagnosis
+    from api.cli.standing_work import Diagnosis
     from bridge.giving_up import Loss
 
 
@@ -197,6 +197,7 @@ def doctor(
 ) -> None:
     """Look at Kafka, topics, rights, clocks, SQL, Java, the bridge and the groups' endpoints; name each remedy.
 
+    It asks the bridge for blocked and parked transactions, lag, and groups that do not answer their checks.
     To read the brokers' clocks it appends one record without effect to each queue of the journal.
     Exit code 1 if something is broken.
     """
