@@ -13,10 +13,11 @@ from typing import NamedTuple
 from standardwebhooks.webhooks import EmptyWebhookSecretError, Webhook
 
 from bridge.core.keyring import Keyring
-from bridge.core.message import JsonText, refuse_constant, unique_members, write_json, write_message
+from bridge.core.message import Header, JsonText, refuse_constant, unique_members, write_json, write_message
 from bridge.core.moment import show_time
 from bridge.core.properties import is_property_text
 from bridge.core.record import MAX_REMARK_CHARS, Resolution
+from bridge.core.trace_context import find_trace
 from bridge.core.transaction import Transaction
 from bridge.store.halves import LoadedHalf
 
@@ -72,12 +73,13 @@ _REMARKED = _MEMBERS | {"remark"}
 
 
 class Check(NamedTuple):
-    """One transaction's check, rendered once for all endpoints of a round."""
+    """One transaction's check, rendered once for all endpoints of a round. `trace`: that of its first message."""
 
     transaction_id: str
     number: int
     nonce: str
     text: str
+    trace: Sequence[Header] = ()
 
 
 class Subject(NamedTuple):
@@ -106,7 +108,7 @@ def make_check(transaction: Transaction, body: LoadedHalf, make_nonce: NonceMake
     number = transaction.check_times + 1
     messages = [write_message(message) for message in body.messages]
     subject = Subject(transaction.transaction_id, number, half.born_ms, half.idempotency_key, messages)
-    return render_check(subject, make_nonce)
+    return render_check(subject, make_nonce)._replace(trace=find_trace(body.messages[0].headers))
 
 
 def render_check(subject: Subject, make_nonce: NonceMaker) -> Check:

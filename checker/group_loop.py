@@ -12,6 +12,7 @@ from bridge.core.check_rules import Backoff, CheckMode, GroupSettings, WhenExhau
 from bridge.core.errors import BridgeError, StoreError
 from bridge.core.record import EndRecord, Resolution, Source
 from bridge.core.record_codec import encode_end
+from bridge.core.trace_context import find_common_trace
 from bridge.core.transaction import queue_of
 from bridge.directory import Endpoint, UnansweredRound
 from bridge.fault_points import FaultPoint, reach
@@ -183,6 +184,7 @@ class Round:
         self._context.counts.calls += 1
         most = self._context.config.max_answer_bytes(len(checks))
         reach(FaultPoint.CHECK_SIGNED)
+        headers = {**find_common_trace([check.trace for check in checks]), **headers}
         call = EndpointCall(url, headers, text.encode(), self._calls.call_timeout_ms, most)
         del text  # a call may wait for long
         reply = await self._context.caller.call(call)

@@ -21,6 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from outbox.client.errors import InvalidMessage
+from outbox.client.trace import add_trace
 from outbox.tables import make_outbox_table
 from outbox.transaction_record import DatabaseNow, find_connection, find_run, raise_missing
 
@@ -142,7 +143,7 @@ def _make_row(message: OutboxMessage, ordering_key: str | None) -> dict[str, Any
         "topic": message.topic,
         "key": message.key,
         "value": message.value,
-        "headers": encode_headers(message.headers),
+        "headers": encode_headers(add_trace(message.headers)),
         "partition": message.partition,
         "timestamp_ms": message.timestamp_ms,
         "ordering_key": ordering_key,

@@ -2,7 +2,7 @@
 
 from api.web.bodies import Prepare
 from api.web.ndjson import LinesAnswer
-from api.web.openapi import FIRST_TRY, IDEMPOTENCY_KEY, KAFKA_TIME, MESSAGE_PROBLEMS, WAIT, Body, Operation
+from api.web.openapi import FIRST_TRY, IDEMPOTENCY_KEY, KAFKA_TIME, MESSAGE_PROBLEMS, TRACE, WAIT, Body, Operation
 from api.web.request import ApiRequest
 from api.web.road import HttpAnswer, Routes
 from api.web.transactions import BATCH, BLOCKED, EACH, PREPARE_EXAMPLES, TOLD_TIME, prepare_all, prepare_one
@@ -18,11 +18,11 @@ PUBLISH = Operation(
     },
     MESSAGE_PROBLEMS,
     Body(Prepare, examples=PREPARE_EXAMPLES),
-    (WAIT, IDEMPOTENCY_KEY, FIRST_TRY),
+    (WAIT, IDEMPOTENCY_KEY, FIRST_TRY, TRACE),
     headers={status: {"Location": "Path of the transaction.", TOLD_TIME: KAFKA_TIME} for status in (200, 201, 202)},
 ).arguments()
 PUBLISH_BATCH = Operation(
-    "messages", {200: (BatchAnswer, EACH)}, (), BATCH, (WAIT, FIRST_TRY), headers={200: {TOLD_TIME: KAFKA_TIME}}
+    "messages", {200: (BatchAnswer, EACH)}, (), BATCH, (WAIT, FIRST_TRY, TRACE), headers={200: {TOLD_TIME: KAFKA_TIME}}
 ).arguments()
 
 

@@ -165,6 +165,12 @@ FIRST_TRY = header_parameter(
     "has that header.",
     {"type": "integer", "minimum": 0},
 )
+TRACE = header_parameter(
+    "traceparent",
+    "The trace (W3C) that consumers and check endpoints go on with, with `tracestate`: kept as headers of all messages "
+    "that have none. What is not valid is dropped.",
+    {"type": "string", "examples": ["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"]},
+)
 KAFKA_TIME = "With `Outbox-First-Try`: Kafka's time in milliseconds."
 LIMIT = query_parameter("limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": 500, "default": 100})
 CURSOR = query_parameter("cursor", "`next` of the page before.", {"type": "string", "minLength": 1})

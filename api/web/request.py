@@ -5,7 +5,7 @@ import math
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
@@ -33,7 +33,9 @@ from api.web.problems import (
 from api.web.quotas import Usage
 from api.web.services import Services
 from api.web.views import encode_json
+from bridge.core.message import Header
 from bridge.core.properties import is_property_text
+from bridge.core.trace_context import read_trace
 from bridge.service.contract import Refused
 from bridge.service.operate import Who
 
@@ -327,6 +329,17 @@ def first_try_ms(request: ApiRequest) -> int | None:
     if len(values) > 1 or not (values[0].isascii() and values[0].isdigit()) or len(values[0]) > 18:
         raise _invalid("Outbox-First-Try", "one number of milliseconds")
     return int(values[0])
+
+
+def trace_of(request: ApiRequest) -> Sequence[Header]:
+    """The trace that the caller's request belongs to."""
+    if b"traceparent" not in request.fields:
+        return ()
+    parents, states = (
+        [value for given, value in request.scope["headers"] if given == name]
+        for name in (b"traceparent", b"tracestate")
+    )
+    return read_trace(parents, states)
 
 
 def _invalid(name: str, what: str) -> Rejected:

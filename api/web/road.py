@@ -35,6 +35,7 @@ from api.web.request import JSON, NDJSON, ApiRequest
 from api.web.services import Services
 from api.web.views import encode_json
 from bridge.core.grants import Rights, Verb
+from bridge.core.message import Header
 from bridge.service.access import ANYBODY, Caller
 from bridge.service.contract import Outcome
 from bridge.service.rights import refuse_right
@@ -91,14 +92,14 @@ async def answer_list(
 
 
 Run = Callable[..., Awaitable[ASGIApp]]
-Begin = Callable[[Services, Rights, bytes, str, Callable[[HttpAnswer | Problem], None]], bool]
+Begin = Callable[[Services, Rights, bytes, str, Sequence[Header], Callable[[HttpAnswer | Problem], None]], bool]
 
 
 class Route(APIRoute):
     """An entry of the table. `described`: how the document shows it, if it does. `needs`: what its caller was granted.
     `is_hot`: every transaction makes this call, and routing it would cost more than it does; its answer is an
-    `HttpAnswer`. `begin`: begins the usual call of these services with this body, and this text in its path, if it is
-    one; then its answer is given later."""
+    `HttpAnswer`. `begin`: begins the usual call of these services with this body, this text in its path and
+    this trace, if it is one; then its answer is given later."""
 
     begin: Begin | None = None
 

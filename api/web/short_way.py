@@ -4,8 +4,9 @@ A head that is byte for byte like one that the road took means what that one mea
 is rare about a call, or stands against it, is left to the road, before anything has happened.
 """
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -15,6 +16,8 @@ from api.web.problems import Problem
 from api.web.quotas import Usage
 from api.web.request import make_request_id
 from api.web.road import HotCall, HttpAnswer, Road, Route, explain
+from bridge.core.message import Header
+from bridge.core.trace_context import NO_TRACE, read_trace
 from bridge.core.transaction import is_raw_id
 from bridge.service.access import Caller
 
@@ -29,6 +32,11 @@ _PLAIN = frozenset(
     | {MARK.lower().encode()}
 )
 
+# every request has another trace: it is taken out of the head before that is looked for
+_TRACE_LINES = re.compile(rb"\r\n(?i:trace(parent|state)):([^\r\n]*)(?=\r\n)")
+_PARENT_ALONE = 3  # parts of a head that is split there
+_TRACES = frozenset({b"traceparent", b"tracestate"})
+
 Finish = Callable[[HttpAnswer, str], None]
 
 
@@ -39,6 +47,10 @@ class KnownHead(NamedTuple):
     body_bytes: int
     caller: Caller
     generation: int
+
+
+Found = tuple[KnownHead, str, bytes, Sequence[Header]]
+"""A whole request with a head that is known: that, the text in its path, its body, its trace."""
 
 
 class ShortWay:
@@ -59,25 +71,29 @@ class ShortWay:
         """That of connections with a certificate of this principal."""
         return self._others.setdefault(certified, ShortWay(self._road, certified))
 
-    def find(self, data: bytes) -> tuple[KnownHead, str, bytes] | None:
-        """What is known of the head of a whole request, the text in its path, and its body."""
+    def find(self, data: bytes) -> Found | None:
+        """What is known of the head of a whole request, and what is its own."""
         end = data.find(_HEAD_END) + len(_HEAD_END)
         if data.startswith(b" ", _AT):
-            text, known = b"", self._prepares.get(data[_AT:end])
+            heads, head, text = self._prepares, data[_AT:end], b""
         else:
-            text, known = data[_AT + 1 : _ID_END], self._ends.get(data[_ID_END:end])
-            if known is not None and not is_raw_id(text):
-                return None
-        if known is None or len(data) - end != known.body_bytes:
+            heads, head, text = self._ends, data[_ID_END:end], data[_AT + 1 : _ID_END]
+        known, trace = heads.get(head), NO_TRACE
+        if known is None and heads:
+            rest, trace = _cut_trace(head)
+            known = heads.get(rest)
+        if known is None or len(data) - end != known.body_bytes or (text and not is_raw_id(text)):
             return None
         if known.generation != self._road.services.access.generation:
             return None
-        return known, text.decode(), data[end:]
+        return known, text.decode(), data[end:], trace
 
     def learn(self, data: bytes, call: HotCall, headers: RawHeaders) -> None:
         """The data began with this head, and it is a request for this call on a connection that stays."""
         end = data.find(_HEAD_END) + len(_HEAD_END)
-        head, fields = data[:end], dict(headers)
+        head, _ = _cut_trace(data[:end])
+        headers = [header for header in headers if header[0] not in _TRACES]
+        fields = dict(headers)
         length = fields.get(b"content-length", b"0")
         if call.query or end > _MOST_HEAD_BYTES or head.count(b"\n") != head.count(b"\r\n"):
             return
@@ -101,9 +117,9 @@ class ShortWay:
             del heads[next(iter(heads))]
         heads[key] = KnownHead(call.route, int(length), caller, access.generation)
 
-    def begin(self, found: tuple[KnownHead, str, bytes], finish: Finish) -> bool:
+    def begin(self, found: Found, finish: Finish) -> bool:
         """Whether the answer will be given to `finish`. If not, nothing has happened."""
-        known, text, body = found
+        known, text, body, trace = found
         road, begin = self._road, known.route.begin
         traffic, budget = road.traffic, road.traffic.budget
         if begin is None or traffic.refuse(known.route.path) or budget.used + len(body) > budget.for_large:
@@ -116,7 +132,7 @@ class ShortWay:
             usage.charge_bytes(len(body))
         passage = _Passage(road, known, usage, finish)
         try:
-            if begin(road.services, known.caller.rights, body, text, passage.give):
+            if begin(road.services, known.caller.rights, body, text, trace, passage.give):
                 if known.caller.key_id is not None:
                     road.services.access.note_use(known.caller)
                 return True
@@ -125,6 +141,18 @@ class ShortWay:
             return True
         passage.leave()
         return False
+
+
+def _cut_trace(head: bytes) -> tuple[bytes, Sequence[Header]]:
+    """The head without the lines of its trace, and that trace."""
+    before, *parts = _TRACE_LINES.split(head)
+    if not parts:
+        return head, NO_TRACE
+    if len(parts) == _PARENT_ALONE and parts[0] == b"parent":
+        return before + parts[2], read_trace((parts[1],))
+    given = [(kind.lower(), value) for kind, value in zip(parts[::3], parts[1::3], strict=True)]
+    parents, states = ([value for kind, value in given if kind == wanted] for wanted in (b"parent", b"state"))
+    return b"".join([before, *parts[2::3]]), read_trace(parents, states)
 
 
 class _Passage:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from msgspec.structs import replace
 from starlette.convertors import StringConvertor, register_url_convertor
 
 from api.web.bodies import EndTransaction, Prepare, PrepareBatch
@@ -18,6 +19,7 @@ from api.web.openapi import (
     KAFKA_TIME,
     MESSAGE_PROBLEMS,
     PREFER,
+    TRACE,
     TRANSACTION_ID,
     WAIT,
     Body,
@@ -40,6 +42,7 @@ from api.web.request import (
     prefers_async,
     problem_item,
     refuse,
+    trace_of,
     who_is,
 )
 from api.web.road import HttpAnswer, Routes, answer_list, json_answer
@@ -59,9 +62,11 @@ from api.web.views import (
     render_transaction,
 )
 from bridge.core.grants import Rights, Verb
+from bridge.core.message import Header
 from bridge.core.record import Resolution
+from bridge.core.trace_context import add_trace
 from bridge.core.transaction import TransactionView
-from bridge.service.contract import Accepted, PrepareCall, Prepared, Refused, Wait
+from bridge.service.contract import Accepted, PrepareCall, Prepared, RefusalCode, Refused, Wait
 from bridge.turns import STEP_BYTES, Pace, Steps, Turns
 
 T = TypeVar("T")
@@ -70,6 +75,7 @@ Give = Callable[[HttpAnswer | Problem], None]
 Shown = PreparedAnswer | TransactionAnswer | AcceptedAnswer
 
 TAG = "transactions"
+_TOO_LARGE = RefusalCode.MESSAGE_TOO_LARGE
 TOLD_TIME = "Outbox-Kafka-Time"
 
 _ORDER = {
@@ -99,7 +105,7 @@ PREPARE = Operation(
     {201: (PreparedAnswer, "Stored."), 200: (TransactionAnswer, "A repeat whose transaction has ended.")},
     MESSAGE_PROBLEMS,
     Body(Prepare, examples=PREPARE_EXAMPLES),
-    (WAIT, IDEMPOTENCY_KEY, FIRST_TRY),
+    (WAIT, IDEMPOTENCY_KEY, FIRST_TRY, TRACE),
     headers={status: {"Location": "Path of the transaction.", TOLD_TIME: KAFKA_TIME} for status in (200, 201)},
 ).arguments() | {"status_code": 201}
 
@@ -110,7 +116,7 @@ EACH = (
 )
 
 PREPARE_BATCH = Operation(
-    TAG, {200: (BatchAnswer, EACH)}, (), BATCH, (WAIT, FIRST_TRY), headers={200: {TOLD_TIME: KAFKA_TIME}}
+    TAG, {200: (BatchAnswer, EACH)}, (), BATCH, (WAIT, FIRST_TRY, TRACE), headers={200: {TOLD_TIME: KAFKA_TIME}}
 ).arguments()
 
 
@@ -170,12 +176,14 @@ async def prepare(request: ApiRequest) -> HttpAnswer:
 
 
 @routes.begins(prepare)
-def begin_prepare(services: Services, rights: Rights, raw: bytes, _: str, give: Give) -> bool:
+def begin_prepare(services: Services, rights: Rights, raw: bytes, _: str, trace: Sequence[Header], give: Give) -> bool:
     """What is wrong with a call is said by `prepare`."""
     try:
         call = parse_prepare(raw, services.limits.headers_per_message)
     except Rejected:
         return False
+    if trace:
+        call = _add_trace(call, trace)
 
     def answer(told: Prepared | TransactionView | Refused) -> None:
         give(problem_of(told) if isinstance(told, Refused) else show(told, _location(told.transaction_id)))
@@ -227,7 +235,9 @@ async def commit(request: ApiRequest, transaction_id: str) -> HttpAnswer:
 
 
 @routes.begins(commit)
-def begin_commit(services: Services, rights: Rights, raw: bytes, transaction_id: str, give: Give) -> bool:
+def begin_commit(
+    services: Services, rights: Rights, raw: bytes, transaction_id: str, _: Sequence[Header], give: Give
+) -> bool:
     """What is wrong with a call is said by `commit`."""
     return _begin_end((services, rights), raw, transaction_id, Resolution.COMMIT, give)
 
@@ -239,7 +249,9 @@ async def rollback(request: ApiRequest, transaction_id: str) -> HttpAnswer:
 
 
 @routes.begins(rollback)
-def begin_rollback(services: Services, rights: Rights, raw: bytes, transaction_id: str, give: Give) -> bool:
+def begin_rollback(
+    services: Services, rights: Rights, raw: bytes, transaction_id: str, _: Sequence[Header], give: Give
+) -> bool:
     """What is wrong with a call is said by `rollback`."""
     return _begin_end((services, rights), raw, transaction_id, Resolution.ROLLBACK, give)
 
@@ -256,9 +268,7 @@ async def prepare_one(request: ApiRequest, *, is_published: bool) -> HttpAnswer:
     else:
         call = parse_prepare(raw, max_headers, header_key=header_key, is_published=is_published)
     first_ms = first_try_ms(request)
-    (answer,) = await services.transactions.prepare(
-        [call], patience_of(request).wait_ms, first_ms, request.caller.rights
-    )
+    (answer,) = await _prepare(request, [call], patience_of(request).wait_ms, first_ms)
     if isinstance(answer, Refused):
         raise refuse(answer)
     return show(answer, (*_location(answer.transaction_id), *_tell_time(request, first_ms)))
@@ -270,11 +280,9 @@ async def prepare_all(request: ApiRequest, *, is_published: bool) -> HttpAnswer 
         raise invalid("?Idempotency-Key", "belongs into each transaction of a batch")
     wait_ms, services = patience_of(request).wait_ms, request.services
     max_headers, first_ms = services.limits.headers_per_message, first_try_ms(request)
-    rights = request.caller.rights
 
     async def answer(calls: Sequence[PrepareCall | Problem], pointer: str) -> list[bytes]:
-        prepare = services.transactions.prepare
-        return await answer_each(request, calls, pointer, lambda right: prepare(right, wait_ms, first_ms, rights))
+        return await answer_each(request, calls, pointer, lambda right: _prepare(request, right, wait_ms, first_ms))
 
     async def answer_lines(lines: Sequence[Line]) -> list[bytes]:
         calls = await parse_lines(
@@ -294,6 +302,26 @@ async def prepare_all(request: ApiRequest, *, is_published: bool) -> HttpAnswer 
         calls = parse_prepare_batch(raw, max_headers, is_published=is_published)
     del raw
     return join(await answer(calls, "/transactions/{}"), _tell_time(request, first_ms))
+
+
+async def _prepare(
+    request: ApiRequest, calls: Sequence[PrepareCall], wait_ms: int, first_ms: int | None
+) -> list[Prepared | TransactionView | Refused]:
+    """Keeps the request's trace with all of them; without it what is too large only with it."""
+    prepare, rights = request.services.transactions.prepare, request.caller.rights
+    trace = trace_of(request)
+    if not trace:
+        return await prepare(calls, wait_ms, first_ms, rights)
+    answers = await prepare([_add_trace(call, trace) for call in calls], wait_ms, first_ms, rights)
+    large = [n for n, told in enumerate(answers) if isinstance(told, Refused) and told.code is _TOO_LARGE]
+    again = await prepare([calls[n] for n in large], wait_ms, first_ms, rights) if large else []
+    for n, told in zip(large, again, strict=True):
+        answers[n] = told
+    return answers
+
+
+def _add_trace(call: PrepareCall, trace: Sequence[Header]) -> PrepareCall:
+    return replace(call, messages=add_trace(call.messages, trace))
 
 
 def _tell_time(request: ApiRequest, first_ms: int | None) -> Sequence[tuple[str, str]]:

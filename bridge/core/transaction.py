@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from bridge.core.message import Message, Receipt
 from bridge.core.record import Resolution
+from bridge.core.trace_context import TRACE_HEADERS
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuv"
 _PAIRS = tuple(a + b for a in _DIGITS for b in _DIGITS)
@@ -95,7 +96,10 @@ def queue_of(transaction_id: str) -> int:
 def digest_bits(
     group: str, idempotency_key: str, is_published: bool, ordering_key: str | None, messages: Sequence[Message]
 ) -> int:
-    """128 bits that name a keyed prepare: the same group, key, kind of call and bytes give the same id."""
+    """128 bits that name a keyed prepare: the same group, key, kind of call and bytes give the same id.
+
+    A trace context is left out: a repeat is often made within another span.
+    """
     parts: list[bytes | None] = [
         _DIGEST_VERSION,
         group.encode(),
@@ -105,8 +109,9 @@ def digest_bits(
     ]
     for message in messages:
         parts += [message.topic.encode(), message.key, message.value, b"%d" % message.queue_id]
-        parts += [None if message.timestamp_ms is None else b"%d" % message.timestamp_ms, b"%d" % len(message.headers)]
-        for name, value in message.headers:
+        headers = [header for header in message.headers if header[0] not in TRACE_HEADERS]
+        parts += [None if message.timestamp_ms is None else b"%d" % message.timestamp_ms, b"%d" % len(headers)]
+        for name, value in headers:
             parts += [name.encode(), value]
     framed = b"".join([b"-;" if part is None else b"%d:%b;" % (len(part), part) for part in parts])
     return int.from_bytes(hashlib.sha256(framed).digest()[:16])

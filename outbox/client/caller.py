@@ -25,7 +25,7 @@ from outbox.client.calls import (
 from outbox.client.config import BridgeConfig
 from outbox.client.errors import AlreadyEnded, NotPrepared
 from outbox.client.listener import HalfMessage, Resolution, TransactionState
-from outbox.client.message import Message, as_messages
+from outbox.client.message import Message, as_messages, with_trace
 from outbox.client.replies import (
     Answer,
     CallResult,
@@ -218,7 +218,7 @@ class BridgeClient:
         self, messages: Message | Sequence[Message], options: PrepareOptions, timeout_s: float | None = None
     ) -> tuple[HalfMessage, Prepared]:
         """Stores a half message. Raises AlreadyEnded if the caller's idempotency key names one that has ended."""
-        listed = as_messages(messages)
+        listed = _as_traced(messages)
         is_fresh = self.config.are_prepares_keyed and options.get("idempotency_key") is None
         named = _with_key(options) if is_fresh else options
         reply = await self._ask(prepare_call(self.group, listed, named, is_fresh=is_fresh), timeout_s)
@@ -236,7 +236,7 @@ class BridgeClient:
         """Publishes without a local transaction."""
         is_fresh = options.get("idempotency_key") is None
         named = _with_key(options) if is_fresh else options
-        call = prepare_call(self.group, as_messages(messages), named, is_published=True, is_fresh=is_fresh)
+        call = prepare_call(self.group, _as_traced(messages), named, is_published=True, is_fresh=is_fresh)
         return read_view((await self._ask(call, None)).members)
 
     async def end(self, transaction_id: str, resolution: Resolution, timeout_s: float | None = None) -> TransactionView:
@@ -255,3 +255,7 @@ class BridgeClient:
 def _with_key(options: PrepareOptions) -> PrepareOptions:
     """With a key of our own: a repeat is then known as one."""
     return {**options, "idempotency_key": f"sdk-{token_hex(16)}"}
+
+
+def _as_traced(messages: Message | Sequence[Message]) -> tuple[Message, ...]:
+    return tuple(map(with_trace, as_messages(messages)))

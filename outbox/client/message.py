@@ -4,12 +4,14 @@ import binascii
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, TypeAlias
 
 from outbox.client.errors import InvalidMessage
 from outbox.client.json_text import Encoder, quote, write_json
+from outbox.client.trace import add_trace
 
 Text: TypeAlias = str | bytes | None
 Value: TypeAlias = object  # bytes, text, None, or what has a form in JSON
@@ -84,6 +86,16 @@ def encode_message(message: Message) -> str:
     if message.timestamp_ms is not None:
         members.append(f'"timestamp_ms":{message.timestamp_ms}')
     return "{" + ",".join(members) + "}"
+
+
+def with_trace(message: Message) -> Message:
+    """The message with the trace that the caller is in, unless it names one."""
+    headers = add_trace(message.headers)
+    if len(headers) == len(message.headers):
+        return message
+    traced = copy(message)
+    object.__setattr__(traced, "headers", headers)
+    return traced
 
 
 def read_message(members: Mapping[str, Any]) -> Message:

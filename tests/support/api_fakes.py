@@ -56,6 +56,7 @@ class FakeTransactions:
 
     views: dict[str, TransactionView] = field(default_factory=dict)
     bodies: dict[str, Sequence[Message]] = field(default_factory=dict)
+    prepared: list[PrepareCall] = field(default_factory=list)
     ended: list[EndCall] = field(default_factory=list)
     acts: list[tuple[str, object, Who]] = field(default_factory=list)
     refusal: Refused | None = None
@@ -78,6 +79,7 @@ class FakeTransactions:
         """A repeat of a keyed call names the same transaction."""
         await self._enter()
         self.first_tries_ms.append(first_try_ms)
+        self.prepared += calls
         self.batches.append(len(calls))
         return [self.refusal or refuse_call(call, _LIMITS) or self._prepare(call) for call in calls]
 
@@ -104,6 +106,7 @@ class FakeTransactions:
         if call.idempotency_key is not None or self.broken or self.gate:
             return False
         self.batches.append(1)
+        self.prepared.append(call)
         answer(self.refusal or refuse_call(call, _LIMITS) or self._prepare(call))
         return True
 

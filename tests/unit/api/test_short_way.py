@@ -360,3 +360,43 @@ async def test_known_head_is_forgotten_when_rights_change(tmp_path: Path, monkey
         assert [await ask(), await ask()] == [("201", False), ("201", True)]
         await access.revoke(made.key.key_id, who)
         assert [await ask(), await ask()] == [("401", False), ("401", False)]
+
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+
+
+async def test_requests_of_other_traces_go_the_short_way_too(
+    live: LiveServer, fake: FakeTransactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head is known whatever its trace is, and wherever it stands; each call keeps its own."""
+    facts = await make_facts(fake)
+    later = f"traceparent: {TRACE.replace('b7', 'c7')}\r\nTraceState: a=1\r\n"
+    async with Client(live, monkeypatch) as client:
+        first, _ = await client.call(write("/v1/transactions", ORDER, f"Traceparent: {TRACE}\r\n{PLAIN}"))
+        for lines in (PLAIN, PLAIN + later, later + PLAIN, PLAIN + "traceparent: wrong\r\n"):
+            assert await client.call(write("/v1/transactions", lines=lines)) == (first, True)
+        await client.call(write(f"/v1/transactions/{facts.prepared}/commit", b""))
+        _, is_short = await client.call(write(f"/v1/transactions/{facts.prepared}/commit", b"", PLAIN + later))
+        assert is_short
+    kept = [dict(call.messages[0].headers) for call in fake.prepared[-5:]]
+    second = {"traceparent": TRACE.replace("b7", "c7").encode(), "tracestate": b"a=1"}
+    assert kept == [{"traceparent": TRACE.encode()}, {}, second, second, {}]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        PLAIN + f"traceparent: {TRACE}\r\n more: 1\r\n",
+        PLAIN + f"traceparent: {TRACE}\nX-Request-Id: mine\r\n",
+        PLAIN + f"traceparents: {TRACE}\r\n",
+        PLAIN + f"traceparent : {TRACE}\r\n",
+    ],
+)
+async def test_what_only_looks_like_a_trace_is_left_to_the_road(
+    lines: str, live: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is cut out of a head but whole lines."""
+    async with Client(live, monkeypatch) as client:
+        await client.call(write("/v1/transactions"))
+        _, is_short = await client.call(write("/v1/transactions", lines=lines))
+        assert not is_short

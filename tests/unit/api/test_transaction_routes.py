@@ -324,3 +324,21 @@ async def test_calls_that_bypass_the_router_answer_as_it_does(
         names = sorted(set(answer.headers) - {"date"})
         heard.append((answer.status_code, names, members, routes))
     assert heard[0] == heard[1]
+
+
+TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=1"}
+
+
+@pytest.mark.parametrize("route", ["/v1/transactions", "/v1/messages", "/v1/transactions/batch", "/v1/messages/batch"])
+async def test_trace_of_a_request_is_kept_with_all_that_fit(
+    route: str, live: LiveServer, fake: FakeTransactions
+) -> None:
+    """What is too large only with it goes without."""
+    room = 1024 * 1024 - len("orders.created") - 60
+    bodies = [ORDER, {**ORDER, "messages": [{"topic": "orders.created", "value": "v" * room}]}]
+    for body in [{"transactions": bodies}] if route.endswith("batch") else bodies:
+        answer = await live.client.post(route, json=body, headers=TRACE)
+        assert answer.status_code in {200, 201}
+        assert {result["status"] for result in answer.json().get("results", ())} <= {200, 201}
+    kept = [list(messages[0].headers) for messages in fake.bodies.values()]
+    assert kept == [[(name, text.encode()) for name, text in TRACE.items()], []]

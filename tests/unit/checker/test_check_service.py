@@ -419,3 +419,17 @@ async def test_released_queue_appends_what_was_in_flight(world: World) -> None:
 
 def _utc(seconds: int) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
+
+
+async def test_call_carries_the_trace_of_what_it_asks_about(world: World) -> None:
+    """Where that is one trace; its headers hide none of the signature's."""
+    world.add_group("shop", A)
+    parents = [f"00-{n:032x}-{n:016x}-01".encode() for n in (1, 2)]
+    world.prepare("shop", headers=(("traceparent", parents[0]), ("tracestate", b"a=1")))
+    await world.pass_ms(7_000)
+    for parent in parents:
+        world.prepare("shop", headers=(("traceparent", parent),))
+    await world.pass_ms(7_000)
+    first, second = world.calls
+    assert (first.headers["traceparent"], first.headers["tracestate"]) == (parents[0].decode(), "a=1")
+    assert first.headers.keys() - {"traceparent", "tracestate"} == second.headers.keys()

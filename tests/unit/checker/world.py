@@ -17,7 +17,7 @@ from msgspec import structs
 
 from bridge.core.check_rules import CheckCalls, CheckTimes, GroupSettings
 from bridge.core.errors import SqlUnavailable, StoreTimeout
-from bridge.core.message import Message, StoredMessage
+from bridge.core.message import Header, Message, StoredMessage
 from bridge.core.pending_table import PendingTable
 from bridge.core.properties import count_body_bytes
 from bridge.core.record import EndRecord, HalfMessage
@@ -223,11 +223,16 @@ class World:
         return Transaction(id_, group, half, now_ms, 0, at=half, since_ms=now_ms, next_due_ms=now_ms + delay_ms)
 
     def prepare(
-        self, group: str, queue_id: int = 0, delay_ms: int = FIRST_MS, value: bytes = b'{"n":1}'
+        self,
+        group: str,
+        queue_id: int = 0,
+        delay_ms: int = FIRST_MS,
+        value: bytes = b'{"n":1}',
+        headers: Sequence[Header] = (),
     ) -> Transaction:
         """Makes one and reports it, as just read."""
         transaction = self.make(group, queue_id, delay_ms)
-        self.owners[queue_id].bodies[transaction.transaction_id] = make_body(transaction, value)
+        self.owners[queue_id].bodies[transaction.transaction_id] = make_body(transaction, value, headers)
         self.service.prepared(queue_id, [transaction], self.clock.monotonic_ms())
         return transaction
 
@@ -285,9 +290,9 @@ class Texts:
         return f"{self._count:022d}"
 
 
-def make_body(transaction: Transaction, value: bytes = b'{"n":1}') -> LoadedHalf:
+def make_body(transaction: Transaction, value: bytes = b'{"n":1}', headers: Sequence[Header] = ()) -> LoadedHalf:
     half = HalfMessage(transaction.transaction_id, transaction.group, 1, transaction.appended_ms, "orders")
-    return LoadedHalf.decode(half, StoredMessage(0, b"42", value, (("properties", b""),), 0))
+    return LoadedHalf.decode(half, StoredMessage(0, b"42", value, (*headers, ("properties", b"")), 0))
 
 
 def saying(word: object, *, only: int | None = None) -> Handler:
