@@ -23,6 +23,7 @@ from bridge.service.contract import Refused
 from bridge.service.replies import OpFollower
 from bridge.service.search import SearchService
 from bridge.settler.settler import Hold, Settler
+from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
 from bridge.sql.transactions import read_positions
 from bridge.store.message_store import TopicAdmin
@@ -44,6 +45,7 @@ def make_readiness(
         "op-records": lambda: _op_records(node.seal_watch),
         "log": lambda: _log(node.log),
         "bodies": lambda: _bodies(node.bodies),
+        "secrets": lambda: _secrets(node.directory),
     }
     if (settler := node.settler) is not None:
         checks["settler"] = lambda: _settler(settler)
@@ -99,6 +101,12 @@ async def _log(log: LogWatch) -> CheckResult:
 async def _bodies(bodies: BodyWatch) -> CheckResult:
     told = bodies.describe()
     return CheckResult(is_ok=not told, is_degraded=True, detail=told)
+
+
+async def _secrets(directory: SqlDirectory) -> CheckResult:
+    told = "; ".join(directory.damaged)
+    remedy = "; restore the row, or make another secret (`outbox-bridge group rotate-secret`) or put the endpoint again"
+    return CheckResult(is_ok=not told, is_degraded=True, detail=told and told + remedy)
 
 
 async def _settler(settler: Settler) -> CheckResult:

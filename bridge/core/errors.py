@@ -6,7 +6,8 @@ BridgeError
 +-- UnknownRecordVersion       our prefix, but a newer version or kind; its queue halts
 +-- QueueHalted                a queue cannot be decided safely; an operator is needed
 +-- SqlUnavailable             the database cannot do it now
-|   +-- SecretUnreadable       a secret in it cannot be decrypted
+|   +-- SecretUnreadable       a secret in it cannot be decrypted with the keys of the settings
+|       +-- SecretDamaged      though there is a key of that name
 +-- StoreError
     +-- StoreUnavailable       nothing was applied; retrying helps
     +-- StoreTimeout           no answer in time to a read; retrying helps
@@ -108,3 +109,7 @@ class SecretUnreadable(SqlUnavailable):
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(reason, retry_helps=False)
         self.remedy = remedy
+
+
+class SecretDamaged(SecretUnreadable):
+    """It was changed in the database, or encrypted with another key of that name. Others may well be sound."""

@@ -15,6 +15,7 @@ import binascii
 import hmac
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -22,7 +23,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy import Connection
 
-from bridge.core.errors import SecretUnreadable
+from bridge.core.errors import SecretDamaged, SecretUnreadable
 from bridge.core.secret_key import SecretKey
 from bridge.sql.tables import bridge_keys, endpoints
 
@@ -66,7 +67,7 @@ class SecretCipher:
             sealed = base64.urlsafe_b64decode(match[2])
             return key.texts.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], _authenticate(purpose))
         except (InvalidTag, binascii.Error, ValueError):
-            raise SecretUnreadable(
+            raise SecretDamaged(
                 f"{_name(purpose)} cannot be decrypted: {match[1]} in security.keys is another key than the one it was "
                 "encrypted with, or it was changed in the database",
                 f"Set {match[1]} to the right key; if the row was changed, restore it from a backup.",
@@ -156,8 +157,11 @@ def stored_url(conn: Connection, group: str, url: str) -> str:
         return url
     key_id, c = find_key_in_use(conn), endpoints.c
     alike = sa.select(c.url).where(c.producer_group == group, c.url.startswith(f"{place}?", autoescape=True))
-    there = [stored for stored in conn.execute(alike).scalars() if load_url(conn, group, stored) == url]
-    return there[0] if there else seal_url(conn, key_id, group, url)
+    for stored in conn.execute(alike).scalars():
+        with suppress(SecretDamaged):
+            if load_url(conn, group, stored) == url:
+                return str(stored)
+    return seal_url(conn, key_id, group, url)
 
 
 def load_url(conn: Connection, group: str, stored: str) -> str:

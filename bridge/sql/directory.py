@@ -64,6 +64,11 @@ class SqlDirectory:
         """All groups as known now."""
         return self._groups
 
+    @property
+    def damaged(self) -> Sequence[str]:
+        """What of them cannot be decrypted, in words."""
+        return self._snapshot.damaged
+
     def age_ms(self) -> int | None:
         """How long ago the database was asked last; None: never."""
         return None if self._refreshed_ms is None else self._clock.monotonic_ms() - self._refreshed_ms
@@ -198,6 +203,8 @@ class SqlDirectory:
         snapshot, terms = await self._database.read(read)
         self._refreshed_ms = self._clock.monotonic_ms()
         ended = self._leases.note(terms, self._refreshed_ms)
+        for reason in snapshot.damaged if snapshot is not self._snapshot else ():
+            _LOG.error("secret_damaged", reason=reason)
         if snapshot is not self._snapshot or ended != self._ended:
             self._snapshot, self._ended = snapshot, ended
             self._groups = _without(snapshot.groups, ended)

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings, WhenExhausted
+from bridge.core.errors import SecretDamaged
 from bridge.directory import DEFAULT_SETTINGS, Endpoint, ProducerGroup, UnansweredRound, place_of
 from bridge.sql.at_rest import find_key_in_use, load_secret, load_url, seal_secret, stored_url
 from bridge.sql.bulk import make_upsert, move_version
@@ -45,11 +46,13 @@ class GroupDeletion(Enum):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All groups at a version; `next_expiry_ms`: when a secret stops signing."""
+    """All groups at a version; `next_expiry_ms`: when a secret stops signing. `damaged`: what cannot be decrypted, and
+    is left out: no secret signs, or an endpoint is not asked, of these groups alone."""
 
     version: int = -1
     groups: Mapping[str, ProducerGroup] = field(default_factory=dict)
     next_expiry_ms: int | None = None
+    damaged: Sequence[str] = ()
 
     @cached_property
     def has_leases(self) -> bool:
@@ -132,14 +135,15 @@ def read_snapshot(conn: Connection, known: Snapshot, now_ms: int) -> Snapshot:
     if version == known.version and not is_expired:
         return known
     rows = conn.execute(sa.select(producer_groups).order_by(producer_groups.c.name)).all()
-    urls = _read_endpoints(conn)
-    signing = _read_secrets(conn, now_ms)
+    damaged: list[str] = []
+    urls = _read_endpoints(conn, damaged)
+    signing = _read_secrets(conn, damaged, now_ms)
     expiries = [expires_ms for found in signing.values() for _, expires_ms in found if expires_ms is not None]
     groups = {
         row.name: _make_group(row, urls.get(row.name, ()), [secret for secret, _ in signing.get(row.name, ())])
         for row in rows
     }
-    return Snapshot(version, groups, min(expiries, default=None))
+    return Snapshot(version, groups, min(expiries, default=None), damaged)
 
 
 def read_group(conn: Connection, name: str, now_ms: int) -> ProducerGroup | None:
@@ -147,30 +151,38 @@ def read_group(conn: Connection, name: str, now_ms: int) -> ProducerGroup | None
     row = conn.execute(sa.select(producer_groups).where(producer_groups.c.name == name)).one_or_none()
     if row is None:
         return None
-    signing = _read_secrets(conn, now_ms, secrets.c.producer_group == name)
-    urls = _read_endpoints(conn, endpoints.c.producer_group == name)
+    signing = _read_secrets(conn, [], now_ms, secrets.c.producer_group == name)
+    urls = _read_endpoints(conn, [], endpoints.c.producer_group == name)
     return _make_group(row, urls.get(name, ()), [secret for secret, _ in signing.get(name, ())])
 
 
-def _read_endpoints(conn: Connection, *where: sa.ColumnElement[bool]) -> dict[str, list[Endpoint]]:
+def _read_endpoints(conn: Connection, damaged: list[str], *where: sa.ColumnElement[bool]) -> dict[str, list[Endpoint]]:
     found: dict[str, list[Endpoint]] = {}
     query = sa.select(endpoints).where(*where).order_by(endpoints.c.producer_group, endpoints.c.url)
     for row in conn.execute(query):
-        url = load_url(conn, row.producer_group, row.url)
-        endpoint = Endpoint(url, row.is_leased, row.lease_until_ms, row.disabled_reason)
+        try:
+            url, disabled_reason = load_url(conn, row.producer_group, row.url), row.disabled_reason
+        except SecretDamaged as error:
+            url, disabled_reason = place_of(row.url), str(error)
+            damaged.append(str(error))
+        endpoint = Endpoint(url, row.is_leased, row.lease_until_ms, disabled_reason)
         found.setdefault(row.producer_group, []).append(endpoint)
     return found
 
 
 def _read_secrets(
-    conn: Connection, now_ms: int, *where: sa.ColumnElement[bool]
+    conn: Connection, damaged: list[str], now_ms: int, *where: sa.ColumnElement[bool]
 ) -> dict[str, list[tuple[str, int | None]]]:
     """Secrets that sign, newest first, with the time at which they stop."""
     found: dict[str, list[tuple[str, int | None]]] = {}
     signs = sa.or_(secrets.c.expires_ms.is_(None), secrets.c.expires_ms > now_ms)
     for row in conn.execute(sa.select(secrets).where(signs, *where).order_by(secrets.c.id.desc())):
-        secret = load_secret(conn, row.producer_group, row.secret)
-        found.setdefault(row.producer_group, []).append((secret, row.expires_ms))
+        try:
+            secret = load_secret(conn, row.producer_group, row.secret)
+        except SecretDamaged as error:
+            damaged.append(str(error))
+        else:
+            found.setdefault(row.producer_group, []).append((secret, row.expires_ms))
     return found
 
 

@@ -4,6 +4,7 @@ A lease is over for whoever has seen it unchanged for its whole length by the mo
 """
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from bridge.core.errors import SecretDamaged
 from bridge.sql.at_rest import load_url, stored_url
 from bridge.sql.bulk import make_upsert
 from bridge.sql.tables import endpoints, leases, producer_groups
@@ -128,12 +130,14 @@ def remove_endpoint(conn: Connection, group: str, url: str) -> bool:
 
 
 def read_terms(conn: Connection) -> dict[Place, EndpointTerm]:
-    """All leases."""
+    """All leases but those of endpoints that cannot be decrypted, which are asked no more anyway."""
     query = sa.select(_E.producer_group, _E.url, _E.lease_until_ms, _E.lease_ms)
     rows = conn.execute(query.where(_E.is_leased, _E.lease_ms.is_not(None)))
-    return {
-        (group, load_url(conn, group, url)): EndpointTerm(until_ms, lease_ms) for group, url, until_ms, lease_ms in rows
-    }
+    found = {}
+    for group, url, until_ms, lease_ms in rows:
+        with suppress(SecretDamaged):
+            found[group, load_url(conn, group, url)] = EndpointTerm(until_ms, lease_ms)
+    return found
 
 
 def remove_ended(conn: Connection, ended: Mapping[Place, EndpointTerm]) -> int:

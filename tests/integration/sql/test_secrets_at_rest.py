@@ -13,12 +13,13 @@ from bridge.core.secret_key import SecretKey
 from bridge.directory import DEFAULT_SETTINGS
 from bridge.sql.at_rest import SecretCipher, use_cipher
 from bridge.sql.audit import ActEntry, read_audit
+from bridge.sql.bulk import move_version
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
 from bridge.sql.identity import begin_seals, read_keys
 from bridge.sql.leases import EndpointLease, EndpointTerm
 from bridge.sql.rewrap import count_by_key, rewrap_secrets
-from bridge.sql.tables import bridge_keys, endpoints, secrets
+from bridge.sql.tables import bridge_keys, directory_version, endpoints, secrets
 
 pytest_plugins = ["tests.support.postgres"]
 
@@ -146,9 +147,9 @@ async def test_process_without_the_key_reads_nothing_and_writes_nothing(
     directory = SqlDirectory(stranger, SystemClock())
     with pytest.raises(SecretUnreadable, match=r"bridge key of this database .*k1"):
         await stranger.read(read_keys)
-    with pytest.raises(SecretUnreadable, match=r"group shop .*k1"):
-        await directory.refresh()
-    if keys[:1] != (WRONG,):  # each process reads before it writes, and so finds out that a key is wrong
+    if keys[:1] != (WRONG,):  # a process reads the bridge's key before it writes, and so finds out that a key is wrong
+        with pytest.raises(SecretUnreadable, match=r"group shop .*k1"):
+            await directory.refresh()
         with pytest.raises(SecretUnreadable):
             await directory.rotate_secret("shop")
     with pytest.raises(SecretUnreadable):
@@ -156,15 +157,43 @@ async def test_process_without_the_key_reads_nothing_and_writes_nothing(
     assert await dump(database) == before
 
 
-async def test_row_that_was_moved_to_another_group_is_noticed(reopen: Open) -> None:
-    """Whoever can write to the database cannot give one group's secret to another."""
+async def test_row_that_was_changed_or_moved_costs_its_group_alone(reopen: Open) -> None:
+    """Whoever can write to the database cannot give one group's secret to another, nor stop the checks of all. The
+    secret signs no more, the endpoint is asked no more and says why, until they are made anew."""
     database = reopen(K1)
     await fill(database)
-    await SqlDirectory(database, SystemClock()).put_group("bank", DEFAULT_SETTINGS, [])
+    directory = SqlDirectory(database, SystemClock())
+    made = await directory.put_group("bank", DEFAULT_SETTINGS, ["https://bank/check?token=b"])
     moved = sa.update(secrets).where(secrets.c.producer_group == "shop").values(producer_group="bank")
-    await database.run(lambda conn: conn.execute(moved))
-    with pytest.raises(SecretUnreadable, match="signing secret of group bank"):
-        await SqlDirectory(database, SystemClock()).refresh()
+    other_url = sa.func.replace(endpoints.c.url, "{k1}", "{k1}AAAA")
+    changed = sa.update(endpoints).where(endpoints.c.producer_group == "shop").values(url=other_url)
+
+    def damage(conn: sa.Connection) -> None:
+        conn.execute(moved)
+        conn.execute(changed)
+        move_version(conn, directory_version)
+
+    await database.run(damage)
+    await directory.refresh()
+    shop, bank = directory.get("shop"), directory.get("bank")
+    assert shop is not None
+    assert bank is not None
+    assert bank.secrets == (made.secret,)
+    assert [(one.url, one.disabled_reason) for one in bank.endpoints] == [("https://bank/check?token=b", None)]
+    assert shop.secrets == ()
+    (endpoint,) = [one for one in shop.endpoints if not one.is_leased]
+    assert endpoint.url == "https://shop/check"
+    assert "endpoint of group shop cannot be decrypted" in (endpoint.disabled_reason or "")
+    assert [reason.partition(" cannot")[0] for reason in directory.damaged] == [
+        "endpoint of group shop", "endpoint of group shop", "signing secret of group bank",
+    ]  # fmt: skip
+
+    renewed = await directory.rotate_secret("shop")
+    await directory.put_group("shop", DEFAULT_SETTINGS, [URL])
+    shop = directory.get("shop")
+    assert shop is not None
+    assert shop.secrets == (renewed,)
+    assert [one.url for one in shop.endpoints if one.disabled_reason is None] == [URL]
 
 
 async def test_leases_go_on_across_a_change_of_keys(reopen: Open) -> None:
