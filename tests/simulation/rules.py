@@ -138,11 +138,14 @@ def _neglected(evidence: Evidence, by_id: Mapping[str, Sequence[Asked]]) -> Iter
 
 
 def longest_pause_ms(evidence: Evidence) -> int:
-    """For how long a round that had begun, or an end on its way, may have stood still; a set clock is no pause."""
-    still = {FaultKind.FREEZE, FaultKind.FREEZE_AT, FaultKind.LOSE_ANSWER, FaultKind.LOSE_REQUEST, FaultKind.LEADERLESS}
+    """For how long a round that had begun, or an end on its way, may have stood still; a set clock is no pause. Freezes
+    may go on in each other, and are one then."""
+    freezes = {FaultKind.FREEZE, FaultKind.FREEZE_AT}
+    still = {*freezes, FaultKind.LOSE_ANSWER, FaultKind.LOSE_REQUEST, FaultKind.LEADERLESS}
     clocks = {FaultKind.BROKER_CLOCK, FaultKind.SKEW}
     faults = [fault for fault in evidence.schedule.faults if fault.kind not in clocks]
-    return max((fault.for_ms if fault.kind in still else fault.delay_ms for fault in faults), default=0)
+    frozen_ms = sum(fault.for_ms for fault in faults if fault.kind in freezes)
+    return max([frozen_ms, *[fault.for_ms if fault.kind in still else fault.delay_ms for fault in faults]])
 
 
 # --- ends that were refused, or only taken ---
