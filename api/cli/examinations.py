@@ -368,6 +368,9 @@ async def _examine_endpoints(settings: Settings) -> list[Diagnosis]:
     finally:
         await database.close()
     found: list[Diagnosis] = []
+    if snapshot.damaged:
+        remedy = "Set security.keys right, or restore the rows; see `/readyz?verbose` of the bridge."
+        found.append(Diagnosis(BROKEN, "endpoints", "; ".join(snapshot.damaged), remedy))
     for name, group in snapshot.groups.items():
         what = f"group {name}"
         if not group.endpoints and group.settings.calls.mode is CheckMode.PUSH:

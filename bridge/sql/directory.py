@@ -106,7 +106,7 @@ class SqlDirectory:
 
         def work(conn: Connection) -> tuple[ProducerGroup, bool]:
             is_new = groups.ensure_group(conn, group, now_ms, settings)
-            made = groups.read_group(conn, group, now_ms)
+            made = groups.read_group(conn, group, now_ms, [])
             assert made is not None  # in one SQL transaction
             return made, is_new
 

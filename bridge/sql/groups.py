@@ -146,23 +146,27 @@ def read_snapshot(conn: Connection, known: Snapshot, now_ms: int) -> Snapshot:
     return Snapshot(version, groups, min(expiries, default=None), damaged)
 
 
-def read_group(conn: Connection, name: str, now_ms: int) -> ProducerGroup | None:
-    """One group as it is now."""
+def read_group(conn: Connection, name: str, now_ms: int, damaged: list[str] | None = None) -> ProducerGroup | None:
+    """One group as it is now. What cannot be decrypted is told in `damaged`; without it, raises SecretDamaged."""
     row = conn.execute(sa.select(producer_groups).where(producer_groups.c.name == name)).one_or_none()
     if row is None:
         return None
-    signing = _read_secrets(conn, [], now_ms, secrets.c.producer_group == name)
-    urls = _read_endpoints(conn, [], endpoints.c.producer_group == name)
+    signing = _read_secrets(conn, damaged, now_ms, secrets.c.producer_group == name)
+    urls = _read_endpoints(conn, damaged, endpoints.c.producer_group == name)
     return _make_group(row, urls.get(name, ()), [secret for secret, _ in signing.get(name, ())])
 
 
-def _read_endpoints(conn: Connection, damaged: list[str], *where: sa.ColumnElement[bool]) -> dict[str, list[Endpoint]]:
+def _read_endpoints(
+    conn: Connection, damaged: list[str] | None, *where: sa.ColumnElement[bool]
+) -> dict[str, list[Endpoint]]:
     found: dict[str, list[Endpoint]] = {}
     query = sa.select(endpoints).where(*where).order_by(endpoints.c.producer_group, endpoints.c.url)
     for row in conn.execute(query):
         try:
             url, disabled_reason = load_url(conn, row.producer_group, row.url), row.disabled_reason
         except SecretDamaged as error:
+            if damaged is None:
+                raise
             url, disabled_reason = place_of(row.url), str(error)
             damaged.append(str(error))
         endpoint = Endpoint(url, row.is_leased, row.lease_until_ms, disabled_reason)
@@ -171,7 +175,7 @@ def _read_endpoints(conn: Connection, damaged: list[str], *where: sa.ColumnEleme
 
 
 def _read_secrets(
-    conn: Connection, damaged: list[str], now_ms: int, *where: sa.ColumnElement[bool]
+    conn: Connection, damaged: list[str] | None, now_ms: int, *where: sa.ColumnElement[bool]
 ) -> dict[str, list[tuple[str, int | None]]]:
     """Secrets that sign, newest first, with the time at which they stop."""
     found: dict[str, list[tuple[str, int | None]]] = {}
@@ -180,6 +184,8 @@ def _read_secrets(
         try:
             secret = load_secret(conn, row.producer_group, row.secret)
         except SecretDamaged as error:
+            if damaged is None:
+                raise
             damaged.append(str(error))
         else:
             found.setdefault(row.producer_group, []).append((secret, row.expires_ms))
@@ -274,7 +280,7 @@ def record_rounds(conn: Connection, rounds: Sequence[UnansweredRound]) -> None:
 
 def read_health(conn: Connection, name: str, now_ms: int) -> GroupHealth | None:
     """None: no such group."""
-    group = read_group(conn, name, now_ms)
+    group = read_group(conn, name, now_ms, [])
     if group is None:
         return None
     results = {
