@@ -113,6 +113,7 @@ bench: $(PLOTTER) ## rates, latencies, a million undecided, costs; on a machine 
 
 bench-peers: $(PLOTTER) ## the first part beside RocketMQ (needs Maven), plain FastAPI, one Kafka transaction a message
 	$(BIN)/python -m benchmarks --peers $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.door
 	$(BIN)/python -m benchmarks.report
 
 lock: $(INSTALLED) ## new hashes for requirements/ (LOCK_ARGS=--upgrade for newer versions)

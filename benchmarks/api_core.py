@@ -5,7 +5,8 @@ import gc
 import itertools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -102,11 +103,9 @@ def make_prepares() -> bytes:
     return json.dumps({"transactions": [{"producer_group": "bench", "messages": [m]} for m in messages]}).encode()
 
 
-async def measure(folder: Path, transactions: int, rights: Rights) -> dict[str, float]:
-    """Microseconds of CPU for each transaction, by stage; of the service with what hears the settlers.
-
-    `rights`: of the caller.
-    """
+@asynccontextmanager
+async def open_service(folder: Path) -> AsyncIterator[Node]:
+    """One whose journal takes everything at once."""
     clock = SystemClock()
     cluster = make_cluster(clock, TOPICS)
     cluster.log.create_topic("orders", 2)
@@ -120,6 +119,22 @@ async def measure(folder: Path, transactions: int, rights: Rights) -> dict[str, 
     follower = asyncio.create_task(service.follower.run_forever())
     while not service.is_ready:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0.01)
+    try:
+        yield service
+    finally:
+        follower.cancel()
+
+
+async def measure(folder: Path, transactions: int, rights: Rights) -> dict[str, float]:
+    """Microseconds of CPU for each transaction, by stage; of the service with what hears the settlers.
+
+    `rights`: of the caller.
+    """
+    async with open_service(folder) as service:
+        return await _measure(service, transactions, rights)
+
+
+async def _measure(service: Node, transactions: int, rights: Rights) -> dict[str, float]:
     raw, max_headers = make_prepares(), 64
     spent = dict.fromkeys(("parse", "prepare", "show", "parse_ends", "end", "show_ends"), 0.0)
 
@@ -149,7 +164,6 @@ async def measure(folder: Path, transactions: int, rights: Rights) -> dict[str, 
         note("show_ends", at)
         assert len(ended) == SIZE
         assert all(isinstance(view, TransactionView) for view in ended)
-    follower.cancel()
     return {stage: used / transactions * 1e6 for stage, used in spent.items()}
 
 

@@ -74,6 +74,8 @@ FIGURES = {
     "cost_by_brokers": _low("the same, three brokers with three replicas / one", "x"),
     "rocketmq_tps": Figure("RocketMQ, transactional, one-way ends, 1 KB", "/s"),
     "rocketmq_visible_tps": Figure("the same, counted as messages became visible", "/s"),
+    "door_visible_tps": Figure("its client at the door, 64 threads, counted so", "/s", 8_000),
+    "door_vs_rocketmq": Figure("the same / RocketMQ in the same run", "x", 0.8),
     "transaction_each_tps": Figure("one Kafka transaction a message, 8 producers", "/s"),
     "fastapi_single256_tps": Figure("single calls behind plain FastAPI and pydantic, 256 connections", "/s"),
     "foreign_cores": _low("processors used by others meanwhile", "cores"),

@@ -4,6 +4,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntFlag
+from functools import lru_cache
 from importlib import import_module
 from ipaddress import IPv4Address
 from typing import NamedTuple
@@ -81,6 +82,7 @@ def parse_message_id(text: str) -> OffsetMessageId:
     return OffsetMessageId(str(IPv4Address(host)), port, offset)
 
 
+@lru_cache(maxsize=16)
 def _pack_host(host: str) -> bytes:
     try:
         return IPv4Address(host).packed

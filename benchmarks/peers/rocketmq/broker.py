@@ -3,14 +3,16 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Timer
 
 from bridge.broker.ports import choose_free_port
 
@@ -47,12 +49,45 @@ class RocketMq:
 
     def load(self, threads: int, warm_up_s: int, seconds: int, bytes_: int = 1_000) -> dict[str, float]:
         """What `TransactionLoad` measured. Raises PeerUnavailable."""
-        topic = f"bench_{threads}_{bytes_}"
+        return self.load_at(self.name_server, f"bench_{threads}_{bytes_}", threads, warm_up_s, seconds, bytes_)
+
+    def load_at(  # noqa: PLR0917 - as the program has them
+        self,
+        name_server: str,
+        topic: str,
+        threads: int,
+        warm_up_s: int,
+        seconds: int,
+        bytes_: int = 1_000,
+        tell: Callable[[str], None] | None = None,
+    ) -> dict[str, float]:
+        """The same against any name server. `tell`: hears each line when it is written."""
         command = [*_java(self.jars, self.folder, 512), "-cp", f"{self.folder / 'classes'}:{self.jars}/*"]
         numbers = [str(number) for number in (threads, warm_up_s, seconds, bytes_)]
-        done = _run([*command, "TransactionLoad", self.name_server, topic, *numbers], timeout=warm_up_s + seconds + 60)
-        found: dict[str, float] = json.loads(done.splitlines()[-1])
+        last, program = "", [*command, "TransactionLoad", name_server, topic, *numbers]
+        with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            killer = Timer(warm_up_s + seconds + 60, process.kill)
+            killer.start()
+            assert process.stdout is not None
+            for last in process.stdout:
+                if tell is not None:
+                    tell(last.strip())
+            killer.cancel()
+        if process.returncode:
+            raise PeerUnavailable(f"the client ended with {process.returncode}: {last}")
+        found: dict[str, float] = json.loads(last)
         return found
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """It stands still meanwhile: at rest it uses a processor."""
+        for pid in self.pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in self.pids:
+                os.kill(pid, signal.SIGCONT)
 
 
 @contextmanager
