@@ -56,7 +56,10 @@ def test_kills_of_doors_and_bridge_change_nothing(kafka: str, tmp_path: Path) ->
         assert client.returncode == 0, told[-20:]
         wait_until(lambda: processes[2].get("/v1/stats").json().get("pending") == 0, 60, "nothing pending")
         found = Counter((record.value or b"").decode().strip() for record in read_committed(kafka, ["killed"]))
-        assert found == Counter(committed)
+        # whose answer was lost: the client rolls back while a check may commit, and the first of the two counts
+        open_ended = {body for what, body in told if what == "unknown-send"}
+        assert max(found.values()) == 1
+        assert found.keys() - open_ended == committed - open_ended
     finally:
         for process in processes:
             _end(process)

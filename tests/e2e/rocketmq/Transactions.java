@@ -17,7 +17,8 @@ import org.apache.rocketmq.common.message.MessageExt;
  * The scenario of RocketMQ's own TransactionalMsgIT, for any name server: by its number modulo 5 a message is committed,
  * rolled back, or left unknown until one of its checks says commit (the first, the second) or roll back.
  *
- * <p>Writes a line for each thing that happened: `sent`, `check`, `committed`, `rolled-back`, each with the body.
+ * <p>Writes a line for each thing that happened: `sent`, `unknown-send`, `check`, `committed`, `rolled-back`, each with
+ * the body.
  */
 public final class Transactions {
     private static final Map<String, AtomicInteger> CHECKS = new ConcurrentHashMap<>();
@@ -94,7 +95,11 @@ public final class Transactions {
         for (int tries = 0; tries < 200; tries++) {
             try {
                 TransactionSendResult result = producer.sendMessageInTransaction(message, number);
-                tell(result.getSendStatus() == SendStatus.SEND_OK ? "sent" : "unknown-send", body);
+                boolean isStored = result.getSendStatus() == SendStatus.SEND_OK;
+                tell(isStored ? "sent" : "unknown-send", body);
+                if (!isStored) { // the client has run nothing and rolls back, whatever a check may have said meanwhile
+                    decide(body, false);
+                }
                 return;
             } catch (MQClientException error) {
                 if (error.getResponseCode() == 13) {
