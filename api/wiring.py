@@ -245,6 +245,7 @@ class _Process:
         backing = kafka.back(database, lambda: HttpCaller(self._callbacks, self._clock))
         self.node = Node(backing, self._make_config())
         self._certificates: Certificates | None = None
+        self._doors: list[RemotingServer] = []
 
     async def start(self, roles: Roles) -> None:
         """Starts the loops of these roles. Raises ConfigError if a promise could not be kept."""
@@ -327,7 +328,7 @@ class _Process:
                 headers_per_message=limits.headers_per_message,
                 quotas=QuotaConfig(quotas.requests_per_second, quotas.bytes_per_second),
             ),
-            exposition=Exposition(NodeMetrics(node, certificates)),
+            exposition=Exposition(NodeMetrics(node, certificates, self._doors)),
             turns=node.turns,
             sessions=node.sessions,
             signing=node.signing,
@@ -337,10 +338,9 @@ class _Process:
 
     def make_doors(self) -> Sequence[RemotingServer]:
         """The door for clients of RocketMQ, if the process has it. Raises ConfigError."""
-        settings, node = self._settings, self.node
-        if not node.roles.remoting:
-            return []
-        return [open_door(settings, node, self._certificates)]
+        if self.node.roles.remoting:
+            self._doors.append(open_door(self._settings, self.node, self._certificates))
+        return self._doors
 
     def _open_certificates(self, tls: TlsSettings) -> Certificates | None:
         if tls.cert is None or tls.key is None:

@@ -119,6 +119,7 @@ class DoorTotals:
     """Counts since the process began."""
 
     sends: int = 0
+    first_tries: int = 0
     refused: int = 0
     ends: int = 0
     strange_ends: int = 0
@@ -252,6 +253,7 @@ class Door:
         if rightful.first_try_ms is None:
             self._prepares.add(rightful, give)
         else:
+            self.totals.first_tries += 1
             self._firsts.add(rightful, partial(self._give_first, rightful, give))
 
     def _give_first(self, asked: _RightfulCall, give: Callable[[PrepareAnswer], None], answer: PrepareAnswer) -> None:

@@ -7,6 +7,7 @@ from enum import IntFlag
 from functools import lru_cache
 from importlib import import_module
 from ipaddress import IPv4Address
+from types import ModuleType
 from typing import NamedTuple
 
 from bridge.core.properties import NAME_END, PROPERTY_END
@@ -17,7 +18,6 @@ _INT, _SHORT = struct.Struct(">i"), struct.Struct(">h")
 _HEAD = struct.Struct(">iiiiiqqiq")  # size, magic, crc, queue, flag, two offsets, system flag, born
 _ID = struct.Struct(">4siq")
 _NOWHERE = bytes(4)
-_CODECS = {1: ("LZ4", "lz4.frame"), 2: ("ZSTD", "zstandard")}
 
 
 class SystemFlag(IntFlag):
@@ -94,45 +94,50 @@ def read_body(body: bytes, system_flag: int, max_bytes: int) -> bytes:
     """What was sent, inflated if need be, never beyond the limit. Raises UnreadableMessage."""
     if not system_flag & SystemFlag.COMPRESSED:
         return body
-    kind = (system_flag & SystemFlag.KIND) >> 8
-    if kind not in _CODECS:
-        return _inflate(body, max_bytes)
-    name, module = _CODECS[kind]
+    inflate = {1: _inflate_lz4, 2: _inflate_zstd}.get((system_flag & SystemFlag.KIND) >> 8, _inflate_zlib)
     try:
-        codec = import_module(module)
-    except ImportError:
-        raise UnreadableMessage(
-            f"bodies compressed with {name} cannot be read here: set compressType=ZLIB at the client "
-            f"(-Drocketmq.message.compressType=ZLIB), or install the Python package of {module} beside the bridge"
-        ) from None
-    return _inflate_by(codec.ZstdDecompressor() if kind == 2 else codec.LZ4FrameDecompressor(), body, max_bytes)
-
-
-def _inflate(body: bytes, max_bytes: int) -> bytes:
-    inflater = zlib.decompressobj()
-    try:
-        whole = inflater.decompress(body, max_bytes + 1)
-    except zlib.error as error:
+        whole, is_whole = inflate(body, max_bytes + 1)
+    except (UnreadableMessage, MemoryError):
+        raise
+    except Exception as error:  # each library has errors of its own
         raise UnreadableMessage("the body is flagged as compressed, but is not") from error
     if len(whole) > max_bytes:
         raise UnreadableMessage(f"message-too-large: inflated, the body has more than {max_bytes} bytes")
-    if not inflater.eof:
+    if not is_whole:
         raise UnreadableMessage("the compressed body ends early")
     return whole
 
 
-def _inflate_by(codec: object, body: bytes, max_bytes: int) -> bytes:
+def _inflate_zlib(body: bytes, most: int) -> tuple[bytes, bool]:
+    """At most so many bytes, and whether the stream has come to its end."""
+    codec = zlib.decompressobj()
+    return codec.decompress(body, most), codec.eof
+
+
+def _inflate_lz4(body: bytes, most: int) -> tuple[bytes, bool]:
+    codec = _load("LZ4", "lz4.frame").LZ4FrameDecompressor()
+    return codec.decompress(body, most), codec.eof
+
+
+def _inflate_zstd(body: bytes, most: int) -> tuple[bytes, bool]:
+    """Its reader is bounded, but does not tell an end from a cut: read again by what tells, once the size is known."""
+    decompressor = _load("ZSTD", "zstandard").ZstdDecompressor()
+    with decompressor.stream_reader(body) as stream:
+        whole = stream.read(most)
+    if len(whole) == most:
+        return whole, False
+    codec = decompressor.decompressobj()
+    return codec.decompress(body), codec.eof
+
+
+def _load(name: str, module: str) -> ModuleType:
     try:
-        if hasattr(codec, "stream_reader"):
-            with codec.stream_reader(body) as stream:
-                whole = bytes(stream.read(max_bytes + 1))
-        else:
-            whole = bytes(codec.decompress(body, max_bytes + 1))  # type: ignore[attr-defined]
-    except Exception as error:
-        raise UnreadableMessage("the body is flagged as compressed, but is not") from error
-    if len(whole) > max_bytes:
-        raise UnreadableMessage(f"message-too-large: inflated, the body has more than {max_bytes} bytes")
-    return whole
+        return import_module(module)
+    except ImportError:
+        raise UnreadableMessage(
+            f"bodies compressed with {name} cannot be read here: set compressType=ZLIB at the client "
+            "(-Drocketmq.message.compressType=ZLIB), or install the bridge with its extra: outbox-bridge[rocketmq]"
+        ) from None
 
 
 def split_batch(body: bytes) -> Sequence[InnerMessage]:

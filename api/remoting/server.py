@@ -218,7 +218,7 @@ class RemotingServer:
         self.strangers: set[_FirstByte] = set()
         self.refused_connections = 0
         self._socket = bind(config.host, config.port)
-        self.door, self._groups = make(self.port)
+        self.door, self.groups = make(self.port)
         self._is_started = asyncio.Event()
 
     @property
@@ -256,7 +256,7 @@ class RemotingServer:
         finally:
             sweeping.cancel()
             listener.close()
-            await self._groups.close()
+            await self.groups.close()
         await self._drain()
 
     async def _drain(self) -> None:

@@ -23,7 +23,8 @@ TOPIC = "orders.created"
 @pytest.fixture(scope="module")
 def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevProcess]:
     """One `dev` for the tests that only use it."""
-    with running_dev(tmp_path_factory.mktemp("dev"), "--kafka-port", "0", "--ephemeral", "--topic", TOPIC) as process:
+    options = ["--kafka-port", "0", "--rocketmq-port", "0", "--ephemeral", "--topic", TOPIC]
+    with running_dev(tmp_path_factory.mktemp("dev"), *options) as process:
         yield process
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from api.remoting.frame import FrameBuffer, HeaderType, RemotingCommand, encode_frame
 from bridge.broker.ports import choose_free_port
 from bridge.core.properties import write_properties
-from tests.support.bridge_process import Bridge, create_topics, read_committed, wait_until
+from tests.support.bridge_process import Bridge, BridgeProcess, create_topics, read_committed, wait_until
 
 
 class RawClient:
@@ -57,6 +58,19 @@ class RawClient:
         self.ask(37, fields, flag=2)
 
 
+class Door(NamedTuple):
+    """A bridge with a door."""
+
+    kafka: str
+    port: int
+    process: BridgeProcess
+
+    def count(self, name: str) -> float:
+        """A metric of the door."""
+        lines = self.process.get("/metrics").text.splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(f"outbox_bridge_remoting_{name} "))
+
+
 @contextmanager
 def opened(port: int) -> Iterator[RawClient]:
     client = RawClient(port)
@@ -67,13 +81,13 @@ def opened(port: int) -> Iterator[RawClient]:
 
 
 @pytest.fixture(scope="module")
-def door(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
-    """Kafka and the port of a door."""
+def door(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    """One for all tests here."""
     folder, port = tmp_path_factory.mktemp("raw-door"), choose_free_port()
     settings = {"OUTBOX_BRIDGE_REMOTING__PORT": str(port), "OUTBOX_BRIDGE_REMOTING__CONNECTIONS": "60"}
     bridge = Bridge.create(kafka, folder, **settings)
-    with bridge.serve("api,settler,projector,remoting"):
-        yield kafka, port
+    with bridge.serve("api,settler,projector,remoting") as process:
+        yield Door(kafka, port, process)
 
 
 @pytest.mark.parametrize(("topic", "properties", "words"), [
@@ -84,56 +98,72 @@ def door(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
     ("orders", {"properties": "x"}, "invalid-request: |reserved"),
 ])  # fmt: skip
 def test_refusals_reach_the_client_with_their_remedy(
-    door: tuple[str, int], topic: str, properties: dict[str, str], words: str
+    door: Door, topic: str, properties: dict[str, str], words: str
 ) -> None:
     """Code 13: a Java client does not try it again, and shows the words."""
-    with opened(door[1]) as client:
+    with opened(door.port) as client:
         answer = client.send(topic, f"K-{topic}-{len(properties)}", **properties)
     assert answer.code == 13, answer
     assert all(word in (answer.remark or "") for word in words.split("|")), answer.remark
 
 
-def test_what_is_not_served_is_refused_with_a_sentence(door: tuple[str, int]) -> None:
+def test_what_is_not_served_is_refused_with_a_sentence(door: Door) -> None:
     """A consumer's pull, say."""
-    with opened(door[1]) as client:
+    with opened(door.port) as client:
         answer = client.ask(11, {"topic": "orders"})
         assert answer is not None
         assert answer.code == 3
         assert "consume them from Kafka" in (answer.remark or "")
         route = client.ask(105, {"topic": "anything"})
         assert route is not None
-        assert msgspec.json.decode(route.body)["brokerDatas"][0]["brokerAddrs"] == {"0": f"127.0.0.1:{door[1]}"}
+        assert msgspec.json.decode(route.body)["brokerDatas"][0]["brokerAddrs"] == {"0": f"127.0.0.1:{door.port}"}
 
 
-def test_a_resend_is_one_transaction_and_is_refused_once_it_has_ended(door: tuple[str, int]) -> None:
+def test_a_resend_is_one_transaction_and_is_refused_once_it_has_ended(door: Door) -> None:
     """RocketMQ would leave an orphan, or publish twice. A second commit by another connection changes nothing."""
-    create_topics(door[0], {"resent": 1})
-    with opened(door[1]) as one, opened(door[1]) as other:
+    create_topics(door.kafka, {"resent": 1})
+    with opened(door.port) as one, opened(door.port) as other:
         first, again = one.send("resent", "K1"), other.send("resent", "K1")
         assert (first.code, again.code) == (0, 0)
         assert first.fields["transactionId"] == again.fields["transactionId"]
         one.end(first.fields["transactionId"], 8)
         other.end(first.fields["transactionId"], 8)
         other.end(first.fields["transactionId"], 12)
-        wait_until(lambda: read_committed(door[0], ["resent"]), 20, "commit")
+        wait_until(lambda: read_committed(door.kafka, ["resent"]), 20, "commit")
         late = one.send("resent", "K1")
     assert late.code == 13
     assert "create a new Message" in (late.remark or "")
-    assert [record.value for record in read_committed(door[0], ["resent"])] == [b"paid"]
+    assert [record.value for record in read_committed(door.kafka, ["resent"])] == [b"paid"]
 
 
-def test_an_end_of_another_group_changes_nothing(door: tuple[str, int]) -> None:
+def test_an_end_of_another_group_changes_nothing(door: Door) -> None:
     """Nor does an answer to a check that nobody asked."""
-    create_topics(door[0], {"foreign": 1})
-    with opened(door[1]) as client:
+    create_topics(door.kafka, {"foreign": 1})
+    with opened(door.port) as client:
         sent = client.send("foreign", "F1").fields["transactionId"]
         client.end(sent, 8, "thieves")
         client.end(f"{sent}.1-abcdefghijklmnopqrstuv0123456789", 8)
         client.end(sent, 12)
         later = client.send("foreign", "F2").fields["transactionId"]
         client.end(later, 8)
-        wait_until(lambda: read_committed(door[0], ["foreign"]), 20, "the later one")
-    assert len(read_committed(door[0], ["foreign"])) == 1
+        wait_until(lambda: read_committed(door.kafka, ["foreign"]), 20, "the later one")
+    assert len(read_committed(door.kafka, ["foreign"])) == 1
+
+
+def test_metrics_count_what_clients_do(door: Door) -> None:
+    """A sum that only grows; what names nothing of ours, apart."""
+    create_topics(door.kafka, {"counted": 1})
+    names = ("sends_total", "sends_refused_total", "ends_total", "ends_strange_total")
+    before = [door.count(name) for name in names]
+    with opened(door.port) as client:
+        sent = client.send("counted", "N1").fields["transactionId"]
+        client.send("nowhere", "N2")
+        client.end(sent, 8)
+        client.end("", 8)
+        wait_until(
+            lambda: [door.count(n) - old for n, old in zip(names, before, strict=True)] == [2, 1, 1, 1], 10, "all"
+        )
+        assert door.count("connections") >= 1
 
 
 _HOSTILE = {
@@ -146,9 +176,9 @@ _HOSTILE = {
 
 
 @pytest.mark.timeout(110)
-def test_hostile_clients_slow_nobody_else(door: tuple[str, int]) -> None:
+def test_hostile_clients_slow_nobody_else(door: Door) -> None:
     """Garbage, half-open connections, and clients that ask for routes and never read the answers, all at once."""
-    kafka, port = door
+    kafka, port = door.kafka, door.port
     create_topics(kafka, {"calm": 1})
     stop = threading.Event()
 
@@ -183,21 +213,21 @@ def test_hostile_clients_slow_nobody_else(door: tuple[str, int]) -> None:
     assert sorted(took)[len(took) // 2] < 2.0, took
 
 
-def test_a_bad_frame_ends_its_connection_alone(door: tuple[str, int]) -> None:
+def test_a_bad_frame_ends_its_connection_alone(door: Door) -> None:
     """At once."""
     for name, raw in _HOSTILE.items():
         if name == "half a frame":
             continue
-        with opened(door[1]) as bad:
+        with opened(door.port) as bad:
             bad.socket.sendall(raw)
             with pytest.raises((ConnectionError, OSError)):
                 bad.read()
 
 
-def test_connections_have_a_bound(door: tuple[str, int]) -> None:
+def test_connections_have_a_bound(door: Door) -> None:
     """One too many is closed; when others are gone it is taken."""
     with ExitStack() as stack:
-        clients = [stack.enter_context(opened(door[1])) for _ in range(80)]
+        clients = [stack.enter_context(opened(door.port)) for _ in range(80)]
         answered = 0
         for client in clients:
             try:
@@ -205,7 +235,7 @@ def test_connections_have_a_bound(door: tuple[str, int]) -> None:
             except OSError:
                 continue
         assert 40 <= answered <= 60
-    wait_until(lambda: _is_served(door[1]), 10, "room")
+    wait_until(lambda: _is_served(door.port), 10, "room")
 
 
 def _is_served(port: int) -> bool:

@@ -14,8 +14,9 @@ Row = tuple[str, str, str]
 
 _INTRODUCTION = """# Metrics
 
-`GET /metrics` of every process, in Prometheus' text format. A process shows what its roles have; times are in seconds.
-Where it shows a certificate, `outbox_bridge_certificate_end_seconds` is when that ends, in Unix time.
+`GET /metrics` of every process, in Prometheus' text format. A process shows what its roles have, that of `remoting` what
+begins with `outbox_bridge_remoting_`; times are in seconds. Where it shows a certificate,
+`outbox_bridge_certificate_end_seconds` is when that ends, in Unix time.
 
 Labels have a bounded number of values: `route`, `method`, `status_class` and `code` for requests, `queue` for the
 queues of the journal, `producer_group` for the groups with most to do (`other` for the rest), `word` for answers and

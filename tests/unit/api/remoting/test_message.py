@@ -1,9 +1,13 @@
 """RocketMQ's messages on the wire: properties, ids, bodies, batches, and what a check shows."""
 
 import struct
+import sys
 import zlib
+from collections.abc import Callable
 
+import lz4.frame
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,12 +70,33 @@ def test_zlib_bodies_are_inflated(flag: int, body: bytes) -> None:
     assert read_body(zlib.compress(body), flag, 500) == body
 
 
+@given(st.binary(max_size=500))
+@pytest.mark.parametrize(("flag", "compress"), [(0x101, lz4.frame.compress), (0x201, zstandard.compress)])
+def test_bodies_of_lz4_and_zstd_are_inflated(flag: int, compress: Callable[[bytes], bytes], body: bytes) -> None:
+    """Their packages are those of the extra `rocketmq`."""
+    assert read_body(compress(body), flag, 500) == body
+
+
+@pytest.mark.parametrize(("flag", "module"), [(0x101, "lz4.frame"), (0x201, "zstandard")])
+def test_without_its_package_the_refusal_says_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, flag: int, module: str
+) -> None:
+    """The text reaches the client's exception."""
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UnreadableMessage, match=r"compressType=ZLIB.*outbox-bridge\[rocketmq\]"):
+        read_body(b"x", flag, 500)
+
+
 @pytest.mark.parametrize(("flag", "body", "reason"), [
     (0x1, zlib.compress(bytes(1001)), "more than 1000"),
     (0x1, b"none", "is not"),
     (0x1, zlib.compress(b"abc" * 50)[:-6], "ends early"),
-    (0x1 | 0x100, b"x", "compressType=ZLIB"),
-    (0x1 | 0x200, b"x", "compressType=ZLIB|is not"),
+    (0x101, lz4.frame.compress(bytes(1001)), "more than 1000"),
+    (0x101, b"none of its frames", "is not"),
+    (0x101, lz4.frame.compress(b"abc" * 50)[:-6], "ends early"),
+    (0x201, zstandard.compress(bytes(1001)), "more than 1000"),
+    (0x201, b"none of its frames", "is not"),
+    (0x201, zstandard.compress(b"abc" * 50)[:-6], "ends early|is not"),
 ])  # fmt: skip
 def test_what_cannot_be_inflated_is_refused_with_a_reason(flag: int, body: bytes, reason: str) -> None:
     """A bomb is not inflated beyond the limit."""
