@@ -4,12 +4,9 @@ import json
 import sqlite3
 from pathlib import Path
 
-import pytest
-
 from tests.support.bridge_process import Bridge, wait_until
 
 
-@pytest.mark.timeout(300)
 def test_entry_that_is_changed_in_the_database_is_found(kafka: str, tmp_path: Path) -> None:
     """`audit verify` names it and ends with 1; once the newest are gone the bridge itself says so, until it is told."""
     bridge = Bridge.create(kafka, tmp_path)

@@ -41,7 +41,6 @@ _CLIENTS = [
 ]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("version", "header"), _CLIENTS)
 def test_a_client_sends_ends_and_is_checked(stand: DoorStand, version: str, header: str) -> None:
     """120 messages: committed, rolled back, or unknown until a check. The 4.9.8 ones are compressed."""
@@ -70,7 +69,6 @@ def test_a_client_sends_ends_and_is_checked(stand: DoorStand, version: str, head
     assert "the database is away" in timeline
 
 
-@pytest.mark.timeout(180)
 def test_rocketmqs_own_benchmark_finds_nothing_wrong(stand: DoorStand) -> None:
     """Commits, rollbacks and unknowns; by its own count no send fails, and no check is unexpected or comes twice."""
     jars = find_jars("5.5.0", "rocketmq-example")

@@ -6,8 +6,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from bridge.broker.ports import choose_free_port
 from tests.support.bridge_process import Bridge, BridgeProcess, create_topics, read_committed, wait_until
 from tests.support.rocketmq_clients import compile_program, find_jars, java
@@ -17,7 +15,6 @@ _KILLS = 6
 _ROLES = ("remoting", "remoting", "api,settler,projector")
 
 
-@pytest.mark.timeout(300)
 def test_kills_of_doors_and_bridge_change_nothing(kafka: str, tmp_path: Path) -> None:
     """A read_committed reader finds what the client's log says was committed, each once, and all is decided."""
     jars, chance = find_jars("5.5.0"), random.Random(_SEED)

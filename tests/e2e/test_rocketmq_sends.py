@@ -15,7 +15,6 @@ from tests.support.authority import Authority
 from tests.support.bridge_process import Bridge, BridgeProcess, create_topics, read_committed, wait_until
 from tests.support.rocketmq_clients import compile_program, find_jars, java, run_program
 
-pytestmark = pytest.mark.timeout(150)
 _PULL = {"check": {"mode": "pull", "transaction_timeout_seconds": 1, "interval_seconds": 1}}
 
 

@@ -14,8 +14,6 @@ from tests.support.example_process import ExampleProcess, killing_after, killing
 from tests.support.example_stage import ORDERS, MakeExample, Stage
 from tests.support.faulty_front import Front, let_through
 
-pytestmark = pytest.mark.timeout(300)  # the first one also waits for Kafka, the wheel and its environment
-
 COMMANDS: Mapping[str, str] = {
     "node-orders": "node shop.mjs {port}",
     "go-orders": "./shop {port}",

@@ -10,8 +10,6 @@ from tests.support.example_process import environment
 from tests.support.example_stage import Stage
 from tests.support.source_tree import ROOT
 
-pytestmark = pytest.mark.timeout(300)  # the first one also waits for Kafka, the wheel and its environment
-
 _TIMEOUT_S = 200
 
 

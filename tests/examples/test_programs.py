@@ -18,8 +18,6 @@ from tests.support.example_stage import EVENTS, ORDERS, MakeExample, Stage
 from tests.support.faulty_front import Front, let_through
 from tests.support.postgres import PostgresServer
 
-pytestmark = pytest.mark.timeout(300)  # the first one also waits for Kafka, the wheel and its environment
-
 
 def test_script_and_its_checks_agree(stage: Stage, front: Front, make_example: MakeExample, tmp_path: Path) -> None:
     """curl: killed after the prepare, it is barred; killed before the end, its message comes; each once."""

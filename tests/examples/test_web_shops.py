@@ -16,8 +16,6 @@ from tests.support.example_stage import ORDERS, MakeExample, Stage
 from tests.support.faulty_front import Front, let_through
 from tests.support.postgres import PostgresServer
 
-pytestmark = pytest.mark.timeout(300)  # the first one also waits for Kafka, the wheel and its environment
-
 PREPARE, END = "/v1/transactions", "/v1/resolutions"
 
 

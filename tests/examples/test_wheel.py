@@ -9,8 +9,6 @@ import pytest
 from tests.support.example_process import environment
 from tests.support.example_stage import Stage
 
-pytestmark = pytest.mark.timeout(300)
-
 _TIMEOUT_S = 200
 
 _APP = """

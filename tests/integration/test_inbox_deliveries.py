@@ -16,7 +16,6 @@ from tests.support.source_tree import ROOT
 from tests.support.user_database import UserDatabase
 
 pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
-pytestmark = pytest.mark.timeout(240)
 
 COUNT = 300
 

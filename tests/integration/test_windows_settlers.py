@@ -146,7 +146,6 @@ def test_owner_frozen_after_reading_back(stage: Stage) -> None:
     assert take_overs(owner) == 0
 
 
-@pytest.mark.timeout(300)
 def test_owner_whose_connections_carry_nothing_any_more(stage: Stage) -> None:
     """They stay open, new ones work: its clients are replaced, commits go on, the queue is taken over a few times,
     and all is visible once (A, T)."""

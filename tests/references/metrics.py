@@ -14,8 +14,8 @@ Row = tuple[str, str, str]
 
 _INTRODUCTION = """# Metrics
 
-`GET /metrics` of every process, in Prometheus' text format. A process shows what its roles have, that of `remoting` what
-begins with `outbox_bridge_remoting_`; times are in seconds. Where it shows a certificate,
+`GET /metrics` of every process, in Prometheus' text format. A process shows what its roles have, that of `remoting`
+what begins with `outbox_bridge_remoting_`; times are in seconds. Where it shows a certificate,
 `outbox_bridge_certificate_end_seconds` is when that ends, in Unix time.
 
 Labels have a bounded number of values: `route`, `method`, `status_class` and `code` for requests, `queue` for the

@@ -26,7 +26,6 @@ from spark.reconcile import RunOutcome, main, reconcile
 from spark.selftest.anomalies import BANK, ORDERS, SHOP, ScenarioStep
 from spark.selftest.run import Checked, SeededTopics, check_job, groups_document, make_tales
 
-pytestmark = pytest.mark.timeout(300)  # one job takes seconds; the session and the broker start with the first
 ROUNDS = 2
 UNKNOWN_ROW = "row in bank.outbox_transaction, but its transaction is unknown"
 

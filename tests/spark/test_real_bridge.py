@@ -10,7 +10,7 @@ from bridge.core.transaction import make_transaction_id, make_uuid7_bits
 from tests.support.bridge_process import Bridge, BridgeProcess, check_endpoint, create_topics, wait_until
 from tests.support.cli_process import run_command
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.traffic]
+pytestmark = pytest.mark.traffic
 GROUP = "shop"
 
 

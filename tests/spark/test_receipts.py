@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from pyspark.sql import SparkSession
 
 from bridge.core.transaction import make_transaction_id, make_uuid7_bits
@@ -22,8 +21,6 @@ from spark.selftest.anomalies import Scenario, ScenarioStep
 from spark.selftest.run import Injector, SeededTopics, compare_truth, groups_document, make_tales, write_records
 from tests.support.envelope_rows import END_MS, HALF, OP, PARKED, SCOPE, TX, commit, half, op, record, with_extent
 from tests.support.run_views import make_frame, show_views
-
-pytestmark = pytest.mark.timeout(300)
 
 # told of by nobody, so nobody's
 UNSEEN = {"duplicate", "duplicate long after", "phantom of a rollback", "phantom of a parked one",

@@ -45,7 +45,6 @@ from tests.support.broker import BrokerFactory
 from tests.support.odd_records import put_odd_header
 from tests.support.source_tree import ROOT
 
-pytestmark = pytest.mark.timeout(300)
 KEY = ("topic", "part", "off")
 AUTHORIZER = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",

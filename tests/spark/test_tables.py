@@ -23,7 +23,6 @@ from tests.support.socket_front import tcp_front
 from tests.support.user_database import UserDatabase
 
 pytest_plugins = ["tests.support.postgres", "tests.support.user_databases"]
-pytestmark = pytest.mark.timeout(300)
 
 GRANTS = {
     "postgresql": ["CREATE ROLE {user} LOGIN", "GRANT SELECT ON ALL TABLES IN SCHEMA public TO {user}"],

@@ -23,7 +23,7 @@ from tests.traffic.ink import Ink
 from tests.traffic.stage import plant_tales
 from tests.traffic.wounds import wound
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.traffic]
+pytestmark = pytest.mark.traffic
 _REST_S = 60.0
 _ENOUGH = 300
 
