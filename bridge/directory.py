@@ -3,12 +3,20 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from bridge.core.check_rules import GroupSettings
 
 DEFAULT_SETTINGS = GroupSettings()
 HIDDEN_QUERY = "?<hidden>"  # no URL that may be called ends so
+
+
+class GroupSwitch(StrEnum):
+    """What an operator can pause for a group."""
+
+    CHECKS = "checks"
+    PREPARES = "prepares"
 
 
 def place_of(url: str) -> str:

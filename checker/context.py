@@ -229,6 +229,10 @@ class CheckContext:
         owner = self.owners.get(queue_id)
         return self.clock.now_ms() if owner is None else owner.now_ms()
 
+    def is_paused(self, group: str) -> bool:
+        """Whether nobody of the group is asked, and nothing is parked, because an operator wants it so."""
+        return self.directory.settings_of(group).pauses_checks
+
     def raise_alert(self, group: str, event: str) -> None:
         """Logs an event for people to act on, the first time until `clear_alert`."""
         if (group, event) not in self._alerts:

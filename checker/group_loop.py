@@ -349,6 +349,8 @@ class GroupCheckLoop:
         """One step: parks, starts one round, or puts checks on the board; False if nothing is due."""
         context = self._context
         await self._wait_for_turn()
+        if context.is_paused(self.group):
+            return False
         settings = context.directory.settings_of(self.group)
         taken = context.timetable.take(self.group, context.moment_of, settings.calls.batch_size)
         if settings.when_exhausted is WhenExhausted.ROLLBACK:
@@ -421,7 +423,7 @@ class GroupCheckLoop:
         finally:
             pending = []
             for ask in asks:
-                if is_let_in and self._context.timetable.is_pending(ask):
+                if is_let_in and self._context.timetable.is_pending(ask) and not self._context.is_paused(self.group):
                     pending.append(ask)
                 else:
                     moment = self._context.moment_of(ask.queue_id)

@@ -33,7 +33,8 @@ class PopResult(Enum):
 class HeapItem(Struct, gc=False, eq=False):
     """A PREPARED transaction. `is_waiting`: its due time is in the heap; `answered`: number of the check whose
     answer is in the journal and not yet reported; `not_before_ms`: by the monotonic clock. `since_ms`: by it too, when
-    its life was seen to begin, None if it was read back; `life_end_ms`: Kafka's time before which that is not over."""
+    its life was seen to begin, None if it was read back; `life_end_ms`: Kafka's time before which that is not over;
+    `had_round`: in which era of its group it was asked about last, counted from 1."""
 
     transaction: Transaction
     answered: int = 0
@@ -42,7 +43,7 @@ class HeapItem(Struct, gc=False, eq=False):
     since_ms: int | None = None
     life_end_ms: int = 0
     is_waiting: bool = False
-    had_round: bool = False
+    had_round: int = 0
     found_no_endpoint: bool = False
 
 

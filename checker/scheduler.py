@@ -5,6 +5,7 @@ and its work. A group is either at rest (`wake` finds it when something is due),
 itself until it `rest`s.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -52,6 +53,7 @@ class CheckScheduler:
         self._max_lag_ms = max_lag_ms
         self._tables: dict[int, QueueSchedule] = {}
         self._in_flight: set[str] = set()
+        self._eras: Counter[str] = Counter()  # how often each group was resumed
 
     # --- what the settler says ---
 
@@ -133,6 +135,11 @@ class CheckScheduler:
         """The group found nothing due: `wake` will find it when it has."""
         for table in self._tables.values():
             table.rest(group)
+
+    def resume(self, group: str) -> None:
+        """Nobody was asked for a while: rounds before do not count, so what came of age is asked about again first."""
+        self._eras[group] += 1
+        self.rest(group)
 
     def next_front_ms(self, queue_id: int) -> int | None:
         """The earliest due time in the queue of any group at rest."""
@@ -275,7 +282,10 @@ class CheckScheduler:
     def _due_ms(self, entry: HeapItem) -> int:
         """The end of its life counts only for one that was asked about: the others are asked first."""
         due_ms = entry.transaction.next_due_ms
-        return self._within_life(entry, due_ms) if entry.had_round else due_ms
+        return self._within_life(entry, due_ms) if self._had_round(entry) else due_ms
+
+    def _had_round(self, entry: HeapItem) -> bool:
+        return entry.had_round > self._eras[entry.transaction.group]
 
     def _within_life(self, entry: HeapItem, due_ms: int) -> int:
         times = self._times_of(entry.transaction.group)
@@ -304,7 +314,7 @@ class CheckScheduler:
     def _decide(self, table: QueueSchedule, entry: HeapItem, moment: QueueTime, taken: InFlight) -> None:
         transaction = entry.transaction
         times = self._times_of(transaction.group)
-        due, reason = decide_due(transaction, times, moment.now_ms, had_round=entry.had_round)
+        due, reason = decide_due(transaction, times, moment.now_ms, had_round=self._had_round(entry))
         entry.answered = 0
         if reason == MAX_LIFE:
             left_ms = self._left_of_life_ms(table, entry, moment.monotonic_ms)
@@ -332,7 +342,8 @@ class CheckScheduler:
         entry = table.entries.get(asked.transaction_id) if table else None
         if table is None or entry is None:
             return None
-        entry.had_round |= was_tried
+        if was_tried:
+            entry.had_round = self._eras[asked.group] + 1
         entry.found_no_endpoint = False
         known = entry.transaction
         if known.check_times > asked.check_times or known.since_ms > asked.since_ms:

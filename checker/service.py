@@ -40,6 +40,7 @@ class CheckService(SettlerObserver):
         self._context = context
         self._askers: dict[str, GroupCheckLoop] = {}
         self._active: dict[str, asyncio.Task[None]] = {}
+        self._paused: set[str] = set()  # groups that would have been asked
         self._is_running = False
 
     @property
@@ -128,6 +129,7 @@ class CheckService(SettlerObserver):
     def _start_due(self, tasks: asyncio.TaskGroup) -> bool:
         """Wakes the groups that have something due; False while the timetable has more to bring into order."""
         context = self._context
+        self._resume()
         is_more = context.timetable.tidy()
         for queue_id, owner in context.owners.items():
             for group in context.timetable.wake(queue_id, owner.now_ms()):
@@ -135,7 +137,16 @@ class CheckService(SettlerObserver):
             is_more |= context.timetable.is_behind(queue_id, owner.now_ms())
         return not is_more
 
+    def _resume(self) -> None:
+        """Groups that are not paused any more."""
+        for group in [group for group in self._paused if not self._context.is_paused(group)]:
+            self._paused.discard(group)
+            self._context.timetable.resume(group)
+
     def _wake(self, group: str, tasks: asyncio.TaskGroup) -> None:
+        if self._context.is_paused(group):
+            self._paused.add(group)
+            return
         if group in self._active:
             self._askers[group].stir()
             return

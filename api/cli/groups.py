@@ -29,7 +29,7 @@ from api.cli.output import (
     show_members,
     show_rows,
 )
-from bridge.directory import HIDDEN_QUERY
+from bridge.directory import HIDDEN_QUERY, GroupSwitch
 
 if TYPE_CHECKING:
     from api.settings import Settings
@@ -46,6 +46,8 @@ EndpointOption = Annotated[list[str], typer.Option("--endpoint", "-e", metavar="
 AcceptOption = Annotated[
     bool | None, typer.Option("--accept-prepares/--no-accept-prepares", help="Whether new ones may be prepared.")
 ]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why; kept in the audit.")]
+WhatOption = Annotated[GroupSwitch, typer.Option("--what", help="Its checks, or what it prepares.")]
 
 _PATH = "/v1/producer-groups"
 _STDERR = 2
@@ -133,6 +135,35 @@ def delete(name: NameArgument, url: UrlOption = DEFAULT_URL) -> None:
     """Remove a group that has no pending, parked or blocked transactions."""
     call(url, "DELETE", f"{_PATH}/{quoted(name)}")
     say(f"deleted {name}", "green")
+
+
+@group.command(epilog='Example: outbox-bridge group pause orders --reason "its database is being moved"')
+def pause(
+    name: NameArgument,
+    reason: ReasonOption,
+    what: WhatOption = GroupSwitch.CHECKS,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Ask nobody of the group, or take nothing new of it, until `group resume`.
+
+    While checks are paused nothing is used up, and nothing is parked for its age.
+    """
+    body = {"what": what.value, "reason": reason}
+    _show(call(url, "POST", f"{_PATH}/{quoted(name)}/pause", body=body), output)
+
+
+@group.command(epilog='Example: outbox-bridge group resume orders --reason "its database is there again"')
+def resume(
+    name: NameArgument,
+    reason: ReasonOption,
+    what: WhatOption = GroupSwitch.CHECKS,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Let go on what was paused: what came of age meanwhile is asked about before it is parked."""
+    body = {"what": what.value, "reason": reason}
+    _show(call(url, "POST", f"{_PATH}/{quoted(name)}/resume", body=body), output)
 
 
 @group.command("rotate-secret", epilog="Example: outbox-bridge group rotate-secret orders -o json")

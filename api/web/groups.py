@@ -5,18 +5,18 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from api.web.bodies import GroupName, Nothing
+from api.web.bodies import GroupName, Nothing, Reason
 from api.web.openapi import CURSOR, GROUP, LIMIT, Body, Operation, query_parameter
 from api.web.parse import check_group
 from api.web.problems import invalid
-from api.web.request import ApiRequest, Query, read_json, refuse, who_is
+from api.web.request import ApiRequest, Query, check_reason, read_json, refuse, who_is
 from api.web.road import NO_STORE, HttpAnswer, Routes, json_answer
 from api.web.search import PAGE_PARAMETERS, GroupCountsAnswer, answer_page, page_of, render_counts
 from api.web.views import Time, render_optional_time
 from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings, WhenExhausted
 from bridge.core.grants import Verb
 from bridge.core.moment import show_time
-from bridge.directory import Endpoint, show_url
+from bridge.directory import Endpoint, GroupSwitch, show_url
 from bridge.service.contract import Refused
 from bridge.service.groups import EndpointRegistered, GroupSaved
 from bridge.sql.groups import EndpointHealth, GroupHealth
@@ -66,6 +66,22 @@ class PutGroup(Struct, forbid_unknown_fields=True):
     ] = True
 
 
+class SwitchGroup(Struct, forbid_unknown_fields=True):
+    """What of a group is paused, or goes on; audited. `checks`: nobody is asked, nothing is parked or rolled back for
+    its age. `prepares`: nothing new is prepared or published; what is pending is settled and checked."""
+
+    what: Literal["checks", "prepares"]
+    reason: Reason
+
+
+class GroupSwitchedAnswer(Struct):
+    """A group, and what of it is paused now."""
+
+    name: GroupName
+    checks_paused: bool
+    accept_prepares: bool
+
+
 class EndpointAnswer(Struct):
     """A callback URL, its query hidden, and what became of its rounds, together with those of other queries.
     `disabled_reason`: it said that it is gone; asked no more."""
@@ -103,6 +119,7 @@ class GroupSavedAnswer(Struct, omit_defaults=True):
     endpoints: list[EndpointAnswer]
     check: CheckSettings
     accept_prepares: bool
+    checks_paused: Annotated[bool, Meta(description="An operator has paused them; a PUT leaves that as it is.")]
     created_at: Time
     secret: Annotated[str, Meta(examples=["whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"])] | UnsetType = UNSET
 
@@ -114,6 +131,7 @@ class GroupAnswer(Struct, kw_only=True):
     endpoints: list[EndpointAnswer]
     check: CheckSettings
     accept_prepares: bool
+    checks_paused: bool
     created_at: Time
     unasked: UnaskedAnswer
     fetched: FetchedAnswer
@@ -202,6 +220,27 @@ ROTATE_SECRET = Operation(
     Body(Nothing, is_required=False),
     (GROUP,),
 ).arguments()
+_SWITCH = Body(
+    SwitchGroup,
+    examples={
+        "while the shop is moved": {"what": "checks", "reason": "the shop's database is being moved"},
+        "drain": {"what": "prepares", "reason": "the shop is switched off tonight"},
+    },
+)
+PAUSE_GROUP = Operation(
+    _TAG,
+    {200: (GroupSwitchedAnswer, "Paused; calls that have begun end.")},
+    ("unknown-producer-group",),
+    _SWITCH,
+    (GROUP,),
+).arguments()
+RESUME_GROUP = Operation(
+    _TAG,
+    {200: (GroupSwitchedAnswer, "It goes on; what has come of age meanwhile is asked about before it is parked.")},
+    ("unknown-producer-group",),
+    _SWITCH,
+    (GROUP,),
+).arguments()
 REGISTER_ENDPOINT = Operation(
     _TAG,
     {200: (EndpointRegisteredAnswer, "Asked from now on, or for longer.")},
@@ -261,6 +300,7 @@ def render_group(health: GroupHealth, now_ms: int) -> GroupAnswer:
         endpoints=[_render_health(endpoint) for endpoint in health.endpoints if endpoint.endpoint.url],
         check=render_settings(group.settings),
         accept_prepares=group.settings.accepts_prepares,
+        checks_paused=group.settings.pauses_checks,
         created_at=show_time(group.created_ms),
         unasked=UnaskedAnswer(unnamed.unanswered, render_optional_time(unnamed.last_unanswered_ms)),
         fetched=FetchedAnswer(unnamed.answered, render_optional_time(unnamed.last_answered_ms)),
@@ -275,6 +315,7 @@ def render_saved(saved: GroupSaved) -> GroupSavedAnswer:
         [_render_endpoint(endpoint) for endpoint in saved.group.endpoints],
         render_settings(saved.group.settings),
         saved.group.settings.accepts_prepares,
+        saved.group.settings.pauses_checks,
         show_time(saved.group.created_ms),
         msgspec.UNSET if saved.secret is None else saved.secret,
     )
@@ -323,6 +364,7 @@ routes = Routes()
 _group = msgspec.json.Decoder(PutGroup)
 _nothing = msgspec.json.Decoder(Nothing)
 _endpoint = msgspec.json.Decoder(RegisterEndpoint)
+_switch = msgspec.json.Decoder(SwitchGroup)
 
 
 @routes.add("PUT", "/v1/producer-groups/{group}", PUT_GROUP, verb=Verb.ADMIN)
@@ -386,6 +428,30 @@ async def rotate_secret(request: ApiRequest, group: str) -> HttpAnswer:
     if isinstance(secret, Refused):
         raise refuse(secret)
     return json_answer(200, SecretAnswer(group, secret), NO_STORE)
+
+
+@routes.add("POST", "/v1/producer-groups/{group}/pause", PAUSE_GROUP, verb=Verb.OPERATE)
+async def pause(request: ApiRequest, group: str) -> HttpAnswer:
+    """Nobody of the group is asked, or nothing new of it is taken, until it is resumed; may be repeated."""
+    return await _turn(request, group, is_paused=True)
+
+
+@routes.add("POST", "/v1/producer-groups/{group}/resume", RESUME_GROUP, verb=Verb.OPERATE)
+async def resume(request: ApiRequest, group: str) -> HttpAnswer:
+    """What was paused goes on; may be repeated."""
+    return await _turn(request, group, is_paused=False)
+
+
+async def _turn(request: ApiRequest, group: str, *, is_paused: bool) -> HttpAnswer:
+    check_group(group, "?group")
+    Query(request.query, ())
+    body = await read_json(request, _switch)
+    who = who_is(request, check_reason(body.reason))
+    found = await request.services.groups.switch(group, GroupSwitch(body.what), who, is_paused=is_paused)
+    if isinstance(found, Refused):
+        raise refuse(found)
+    settings = found.settings
+    return json_answer(200, GroupSwitchedAnswer(group, settings.pauses_checks, settings.accepts_prepares))
 
 
 @routes.add("POST", "/v1/producer-groups/{group}/endpoints", REGISTER_ENDPOINT, verb=Verb.CHECK)

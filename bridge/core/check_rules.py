@@ -97,12 +97,16 @@ class WhenExhausted(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """All settings of a producer group. `accepts_prepares` False: nothing new, the rest goes on."""
+    """All settings of a producer group. `accepts_prepares` False: nothing new, the rest goes on.
+
+    `pauses_checks`: nobody is asked, and nothing is parked or rolled back for its age.
+    """
 
     times: CheckTimes = CheckTimes()
     calls: CheckCalls = CheckCalls()
     when_exhausted: WhenExhausted = WhenExhausted.PARK
     accepts_prepares: bool = True
+    pauses_checks: bool = False
 
 
 class Due(Enum):

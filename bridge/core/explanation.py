@@ -172,6 +172,12 @@ def _explain_pending(view: TransactionView, around: Circumstances) -> Explanatio
     life_end_ms = (view.appended_ms if view.since_ms is None else view.since_ms) + life_ms
     answered = view.check_times - view.base
     given_up = "rolled back" if around.settings.when_exhausted is WhenExhausted.ROLLBACK else "parked"
+    if around.settings.pauses_checks:
+        return Explanation(
+            "Pending: an operator has paused the checks of its producer group, so nobody is asked and it is not "
+            f"{given_up} until they go on; "
+            f"its producer can end it, and {_count(answered, most)} are used up."
+        )
     if answered >= most:
         return Explanation(
             f"Pending: {_count(answered, most)} were answered UNKNOWN, so it is {given_up} at {_say(due_ms)} "

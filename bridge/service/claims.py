@@ -182,8 +182,10 @@ class ClaimService:
         return None
 
     async def _claim_now(self, call: ClaimCall) -> Sequence[ClaimedCheck] | Refused:
-        """What is free now. Looks before it writes: most looks find nothing."""
+        """What is free now, of a group that is not paused. Looks before it writes: most looks find nothing."""
         board = self._board
+        if self._directory.settings_of(call.group).pauses_checks:
+            return []
         try:
             if not await board.count_free([call.group]):
                 return []

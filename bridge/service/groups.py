@@ -8,7 +8,7 @@ from bridge.clock import Clock
 from bridge.core.check_rules import GroupSettings, is_group_name
 from bridge.core.errors import SqlUnavailable
 from bridge.core.grants import EVERYTHING, Rights, Verb
-from bridge.directory import ProducerGroup
+from bridge.directory import GroupSwitch, ProducerGroup
 from bridge.service.answers import refuse_group, refuse_unavailable
 from bridge.service.contract import Outcome, RefusalCode, Refused
 from bridge.service.journal import Deadline
@@ -120,6 +120,22 @@ class GroupService:
             detail = "the group has pending, parked or blocked transactions"
             return Refused(RefusalCode.PRODUCER_GROUP_IN_USE, detail)
         return refuse_group(name) if deletion is GroupDeletion.UNKNOWN else None
+
+    async def switch(self, name: str, what: GroupSwitch, who: Who, *, is_paused: bool) -> ProducerGroup | Refused:
+        """Pauses the group's checks or prepares, or lets them go on; the group as it is then. Repeating it is no error.
+
+        What is under way goes on: a call that has begun is answered, a prepare that was taken stays.
+        """
+        if (refused := refuse_for_group(who.rights, Verb.OPERATE, name)) is not None:
+            return refused
+        what_was_done = "producer-group.pause" if is_paused else "producer-group.resume"
+        act = self._entry(who, what_was_done, name, None, {"what": what.value})
+        try:
+            is_changed = await self._directory.switch_group(name, what, act, is_paused=is_paused)
+        except SqlUnavailable as error:
+            return refuse_sql(error)
+        group = self._directory.get(name)
+        return refuse_group(name) if is_changed is None or group is None else group
 
     async def rotate_secret(self, name: str, who: Who) -> str | Refused:
         """The new secret, returned once; the old one signs for another 24 h."""

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from bridge.clock import Clock
 from bridge.core.check_rules import CheckMode, GroupSettings
 from bridge.core.errors import SqlUnavailable
-from bridge.directory import DEFAULT_SETTINGS, ProducerGroup, UnansweredRound
+from bridge.directory import DEFAULT_SETTINGS, GroupSwitch, ProducerGroup, UnansweredRound
 from bridge.fault_points import FaultPoint, reach
 from bridge.sql import groups
 from bridge.sql.audit import ActEntry, record_act
@@ -137,6 +137,19 @@ class SqlDirectory:
             if deletion is GroupDeletion.DELETED and act is not None:
                 record_act(conn, act)
             return deletion
+
+        return await self._write(work, None)
+
+    async def switch_group(self, group: str, what: GroupSwitch, act: ActEntry, *, is_paused: bool) -> bool | None:
+        """Pauses the group's checks or prepares, or lets them go on; whether that changed anything. None: no such
+        group."""
+        now_ms = self._clock.now_ms()
+
+        def work(conn: Connection) -> bool | None:
+            is_changed = groups.switch_group(conn, group, what, now_ms, is_paused=is_paused)
+            if is_changed is not None:
+                record_act(conn, act)
+            return is_changed
 
         return await self._write(work, None)
 

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from bridge.core.check_rules import CheckCalls, CheckMode, CheckTimes, GroupSettings, WhenExhausted
 from bridge.core.errors import SecretDamaged
-from bridge.directory import DEFAULT_SETTINGS, Endpoint, ProducerGroup, UnansweredRound, place_of
+from bridge.directory import DEFAULT_SETTINGS, Endpoint, GroupSwitch, ProducerGroup, UnansweredRound, place_of
 from bridge.sql.at_rest import find_key_in_use, load_secret, load_url, seal_secret, stored_url
 from bridge.sql.bulk import make_upsert, move_version
 from bridge.sql.stats import GroupStats, read_group_stats
@@ -27,6 +27,7 @@ OLD_SECRET_SIGNS_MS = 86_400_000
 MAX_SIGNING = 16  # of one group at a time; verifiers compare no more signatures
 _SECRET_BYTES = 32
 RandomBytes = Callable[[int], bytes]
+_SWITCHES = {GroupSwitch.CHECKS: ("pauses_checks", 1), GroupSwitch.PREPARES: ("accepts_prepares", 0)}
 
 
 class GroupPut(NamedTuple):
@@ -92,6 +93,22 @@ def ensure_group(conn: Connection, name: str, now_ms: int, settings: GroupSettin
         return False
     move_version(conn, directory_version)
     return True
+
+
+def switch_group(conn: Connection, name: str, what: GroupSwitch, now_ms: int, *, is_paused: bool) -> bool | None:
+    """Pauses the group's checks or prepares, or lets them go on; whether that changed anything. None: no such group.
+
+    A put leaves paused checks paused: programs put their groups when they start.
+    """
+    column, value = _SWITCHES[what]
+    row = conn.execute(sa.select(producer_groups.c[column]).where(producer_groups.c.name == name)).first()
+    if row is None:
+        return None
+    wanted = value if is_paused else 1 - value
+    changed = {column: wanted, "updated_ms": now_ms}
+    conn.execute(sa.update(producer_groups).where(producer_groups.c.name == name).values(**changed))
+    move_version(conn, directory_version)
+    return bool(row[0] != wanted)
 
 
 def delete_group(conn: Connection, name: str) -> GroupDeletion:
@@ -195,7 +212,9 @@ def _read_secrets(
 def _make_group(row: sa.Row[Any], urls: Sequence[Endpoint], signing: Sequence[str]) -> ProducerGroup:
     times = CheckTimes(row.transaction_timeout_ms, row.interval_ms, row.max_checks, row.max_lifetime_ms)
     calls = CheckCalls(row.call_timeout_ms, row.batch_size, row.concurrency, CheckMode(row.mode))
-    settings = GroupSettings(times, calls, WhenExhausted(row.when_exhausted), bool(row.accepts_prepares))
+    settings = GroupSettings(
+        times, calls, WhenExhausted(row.when_exhausted), bool(row.accepts_prepares), bool(row.pauses_checks)
+    )
     return ProducerGroup(row.name, settings, tuple(urls), tuple(signing), row.created_ms, row.updated_ms)
 
 

@@ -53,6 +53,7 @@ producer_groups = sa.Table(
     _int("updated_ms"),
     sa.Column("when_exhausted", sa.Text(), server_default="park", nullable=False),
     sa.Column("accepts_prepares", sa.SmallInteger(), server_default="1", nullable=False),
+    sa.Column("pauses_checks", sa.SmallInteger(), server_default="0", nullable=False),
 )
 
 endpoints = sa.Table(

@@ -48,6 +48,8 @@ _AUDIT: Mapping[str, str] = {
     "transaction.read-messages": "read the bodies of messages",
     "producer-group.put": "made a group, or replaced its settings",
     "producer-group.delete": "removed a group",
+    "producer-group.pause": "paused its checks, or what it prepares",
+    "producer-group.resume": "let go on what was paused",
     "producer-group.rotate-secret": "made a new signing secret",
     "producer-group.register-endpoint": "leased a place to an endpoint",
     "producer-group.remove-endpoint": "ended the lease of an endpoint",

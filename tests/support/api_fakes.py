@@ -25,7 +25,7 @@ from bridge.core.transaction import (
     digest_bits,
     make_transaction_id,
 )
-from bridge.directory import Endpoint, ProducerGroup, PullCheck
+from bridge.directory import Endpoint, GroupSwitch, ProducerGroup, PullCheck
 from bridge.service.access import AccessConfig, AccessService
 from bridge.service.admission import refuse_call
 from bridge.service.claims import ClaimCall, ClaimedCheck
@@ -365,6 +365,18 @@ class FakeGroups:
             return Refused(RefusalCode.UNKNOWN_PRODUCER_GROUP, "no such group")
         self.deleted_by.append(who)
         return None
+
+    async def switch(self, name: str, what: GroupSwitch, who: Who, *, is_paused: bool) -> ProducerGroup | Refused:
+        """In its settings."""
+        group = self.groups.get(name)
+        if group is None:
+            return Refused(RefusalCode.UNKNOWN_PRODUCER_GROUP, "no such group")
+        if what is GroupSwitch.CHECKS:
+            settings = replace(group.settings, pauses_checks=is_paused)
+        else:
+            settings = replace(group.settings, accepts_prepares=not is_paused)
+        self.groups[name] = replace(group, settings=settings)
+        return self.groups[name]
 
     async def rotate_secret(self, name: str, who: Who) -> str | Refused:
         """Another one."""

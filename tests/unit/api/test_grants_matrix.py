@@ -58,6 +58,8 @@ ROUTES: Mapping[tuple[str, str], tuple[str | None, str]] = {
     ("GET", "/v1/producer-groups/{group}"): ("read", "group"),
     ("GET", "/v1/producer-groups"): ("read", "groups"),
     ("DELETE", "/v1/producer-groups/{group}"): ("admin", "group"),
+    ("POST", "/v1/producer-groups/{group}/pause"): ("operate", "group"),
+    ("POST", "/v1/producer-groups/{group}/resume"): ("operate", "group"),
     ("POST", "/v1/producer-groups/{group}/rotate-secret"): ("admin", "group"),
     ("POST", "/v1/producer-groups/{group}/endpoints"): ("check", "group"),
     ("DELETE", "/v1/producer-groups/{group}/endpoints"): ("check", "group"),
@@ -164,7 +166,12 @@ class Scene:
             path, body = f"{path}?url=https://shop.example/check", None
         if method == "PUT" and body is None:
             body = {}
-        return self.bridge.call(method, path, body if method != "GET" else None, caller.headers)
+        if is_switch := route.endswith(("{group}/pause", "{group}/resume")):
+            body = {"what": "prepares", "reason": "why not"}
+        reply = self.bridge.call(method, path, body if method != "GET" else None, caller.headers)
+        if is_switch and target != MISSING:
+            self.admin("POST", f"/v1/producer-groups/{group}/resume", {"what": "prepares", "reason": "back"})
+        return reply
 
     def _make_caller(self, role: str) -> Caller:
         name = role.replace(" ", "-")

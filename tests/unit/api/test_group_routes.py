@@ -90,6 +90,23 @@ async def test_secret_is_rotated_and_group_removed(live: LiveServer) -> None:
     check_problem(await live.client.post(f"{PATH}/rotate-secret"), 404, "unknown-producer-group")
 
 
+async def test_operator_pauses_checks_and_prepares(live: LiveServer) -> None:
+    """Each with a reason; a put leaves paused checks paused."""
+    await live.client.put(PATH, json={})
+    for what, paused in (("checks", (True, True)), ("prepares", (True, False))):
+        found = await live.client.post(f"{PATH}/pause", json={"what": what, "reason": "moved"})
+        assert (found.json()["checks_paused"], found.json()["accept_prepares"]) == paused
+    assert (await live.client.get(PATH)).json()["checks_paused"] is True
+    resumed = await live.client.post(f"{PATH}/resume", json={"what": "checks", "reason": "back"})
+    assert resumed.json() == {"name": "orders", "checks_paused": False, "accept_prepares": False}
+    check_problem(
+        await live.client.post(f"{PATH}/pause", json={"what": "checks", "reason": " "}), 422, "invalid-request"
+    )
+    check_problem(await live.client.post(f"{PATH}/pause", json={"what": "all", "reason": "x"}), 422, "invalid-request")
+    nobody = await live.client.post("/v1/producer-groups/nobody/pause", json={"what": "checks", "reason": "x"})
+    check_problem(nobody, 404, "unknown-producer-group")
+
+
 async def test_group_in_use_stays(live: LiveServer) -> None:
     """409: something of it is still to be done."""
     check_problem(await live.client.delete("/v1/producer-groups/busy"), 409, "producer-group-in-use")

@@ -34,6 +34,8 @@ CONTRACT = {
     ("get", "/v1/producer-groups/{group}"),
     ("put", "/v1/producer-groups/{group}"),
     ("delete", "/v1/producer-groups/{group}"),
+    ("post", "/v1/producer-groups/{group}/pause"),
+    ("post", "/v1/producer-groups/{group}/resume"),
     ("post", "/v1/producer-groups/{group}/rotate-secret"),
     ("post", "/v1/producer-groups/{group}/endpoints"),
     ("delete", "/v1/producer-groups/{group}/endpoints"),

@@ -190,6 +190,12 @@ class World:
         for url in urls:
             self.serve(url, saying("COMMIT"))
 
+    def pause(self, name: str, *, is_paused: bool = True) -> None:
+        """As an operator does, or undoes it."""
+        known = self.directory.groups[name]
+        settings = replace(known.settings, pauses_checks=is_paused)
+        self.directory.groups[name] = replace(known, settings=settings)
+
     def remove_endpoints(self, name: str) -> None:
         self.directory.groups[name] = replace(self.directory.groups[name], endpoints=())
 

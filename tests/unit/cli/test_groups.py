@@ -34,6 +34,18 @@ def test_delete_and_rotation_name_the_group(cli: Cli, bridge: CannedServer) -> N
     assert "whsec_y" in cli("group", "rotate-secret", "orders", "-o", "json", "--url", bridge.url).out
 
 
+def test_pause_names_what_and_why(cli: Cli, bridge: CannedServer) -> None:
+    """Checks, unless something else is named; never without a reason."""
+    bridge.answer("POST", f"{PATH}/pause", 200, {"name": "orders", "checks_paused": True})
+    bridge.answer("POST", f"{PATH}/resume", 200, {"name": "orders", "checks_paused": False})
+    why = ("--reason", "moved", "--url", bridge.url)
+    assert "checks paused" in cli("group", "pause", "orders", *why).out
+    assert bridge.asked[-1].document == {"what": "checks", "reason": "moved"}
+    assert cli("group", "resume", "orders", "--what", "prepares", *why).code == 0
+    assert bridge.asked[-1].document == {"what": "prepares", "reason": "moved"}
+    assert cli("group", "pause", "orders", "--url", bridge.url).code == 2
+
+
 def test_group_in_use_is_a_conflict(cli: Cli, bridge: CannedServer) -> None:
     """Its transactions must end first."""
     bridge.refuse("DELETE", PATH, 409, "producer-group-in-use", "2 pending")

@@ -1,5 +1,6 @@
 """Why a transaction is still pending, or what became of it: a sentence for each case."""
 
+from dataclasses import replace as dc_replace
 from typing import Any
 
 import pytest
@@ -63,6 +64,11 @@ RETRIED = (
 NOT_YET = "Committed by its producer at 2026-01-31T12:00:02Z, not published yet: "
 
 CASES: dict[str, tuple[TransactionView, Circumstances, Explanation]] = {
+    "checks paused": (
+        view(check_times=2), around(7_200_000, settings=dc_replace(SETTINGS, pauses_checks=True)), Explanation(
+            "Pending: an operator has paused the checks of its producer group, so nobody is asked and it is not "
+            "parked until they go on; its producer can end it, and 2 of 15 checks are used up."),
+    ),
     "not ended yet": (
         view(), around(), Explanation(
             "Pending: its producer has not ended it yet; its producer group is asked at 2026-01-31T12:00:06Z, and "

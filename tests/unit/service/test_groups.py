@@ -7,7 +7,7 @@ import pytest
 from bridge.core.check_rules import CheckTimes, GroupSettings
 from bridge.core.errors import SqlUnavailable
 from bridge.core.record import Resolution
-from bridge.directory import ProducerGroup
+from bridge.directory import GroupSwitch, ProducerGroup
 from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
 from bridge.service.groups import MAX_LEASED_ENDPOINTS, EndpointRegistered, GroupSaved, GroupService
 from bridge.service.operate import Who
@@ -52,6 +52,39 @@ def test_put_creates_once_and_tells_its_secret_once(tmp_path: Path) -> None:
             assert audit.entries[1].before == told
             assert audit.entries[1].after == told | {"endpoints": ["https://b.example/x"], "interval_ms": 60_000}
             assert "whsec" not in str(audit)
+
+    world.run(story())
+
+
+def test_pause_is_audited_and_outlasts_a_put(tmp_path: Path) -> None:
+    """Of checks, because programs put their groups when they start; prepares are taken as the put says."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api:
+            groups = api.groups
+            await groups.put("shop", GroupSettings(), [], WHO)
+            for what in GroupSwitch:
+                assert isinstance(await groups.switch("shop", what, WHO, is_paused=True), ProducerGroup)
+            paused = api.directory.groups["shop"].settings
+            assert (paused.pauses_checks, paused.accepts_prepares) == (True, False)
+            await groups.put("shop", SLOW, [], WHO)
+            kept = api.directory.groups["shop"].settings
+            assert (kept.pauses_checks, kept.accepts_prepares) == (True, True)
+            resumed = await groups.switch("shop", GroupSwitch.CHECKS, WHO, is_paused=False)
+            assert isinstance(resumed, ProducerGroup)
+            assert resumed.settings == SLOW
+            unknown = await groups.switch("nobody", GroupSwitch.CHECKS, WHO, is_paused=True)
+            assert isinstance(unknown, Refused)
+            assert unknown.code is RefusalCode.UNKNOWN_PRODUCER_GROUP
+            audit = await api.search.audit(10)
+            assert isinstance(audit, AuditList)
+            told = [(entry.what, entry.reason, entry.after) for entry in audit.entries if "put" not in entry.what]
+            assert told == [
+                ("producer-group.resume", "why", {"what": "checks"}),
+                ("producer-group.pause", "why", {"what": "prepares"}),
+                ("producer-group.pause", "why", {"what": "checks"}),
+            ]
 
     world.run(story())
 
