@@ -85,6 +85,11 @@ class ConcurrencyLimiter:
         known = self._groups.get(group)
         return known is not None and known.is_silent
 
+    def in_use_of(self, group: str) -> int:
+        """How many rounds the group has now."""
+        known = self._groups.get(group)
+        return known.in_use if known else 0
+
     def limit_of(self, group: str) -> int:
         """How many rounds the group may have at once now."""
         known = self._groups.get(group)

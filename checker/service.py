@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import structlog
 
+from bridge.core.measures import Durations
 from bridge.core.pending_table import PendingTable
 from bridge.core.transaction import Transaction
 from bridge.settler.ports import QueueOwner, SettlerObserver
@@ -33,6 +34,13 @@ class CheckGauges(NamedTuple):
     calls_in_flight: int
 
 
+class CallsOfGroup(NamedTuple):
+    """Calls of this process to the endpoints of one group: how long they took since it began, and how many run now."""
+
+    took: Durations
+    in_flight: int
+
+
 class CheckService(SettlerObserver):
     """One for each process; everything in it belongs to one event loop."""
 
@@ -53,6 +61,11 @@ class CheckService(SettlerObserver):
         timetable = self._context.timetable
         due = timetable.count_due(self._context.now_of, _MOST_COUNTED)
         return CheckGauges(timetable.count_pending(), due, timetable.in_flight, self._context.gate.slots.in_use)
+
+    def calls_of(self, group: str) -> CallsOfGroup:
+        """Beyond a number of groups they are measured together, and it is not said of one of them."""
+        known = self.counts.groups.get(group)
+        return CallsOfGroup(known.calls if known else Durations(), self._context.gate.slots.in_use_of(group))
 
     # --- SettlerObserver ---
 

@@ -2,13 +2,15 @@
 
 from api.console.acts import refuse_read_only
 from api.console.entry import read_form
-from api.console.render import PREFIX, render
+from api.console.render import PREFIX, redirect, render
 from api.web.groups import render_settings
 from api.web.parse import check_group
-from api.web.request import ApiRequest, Query, refuse, who_is
+from api.web.problems import Rejected, invalid
+from api.web.request import ApiRequest, Query, check_reason, refuse, who_is
 from api.web.road import HttpAnswer, Routes
 from api.web.search import PAGE_PARAMETERS
 from bridge.core.grants import Verb
+from bridge.directory import GroupSwitch
 from bridge.service.contract import Refused
 
 routes = Routes()
@@ -35,6 +37,34 @@ async def show_group(request: ApiRequest, group: str) -> HttpAnswer:
     return await _render_group(request, group)
 
 
+@routes.add("POST", f"{PREFIX}/groups/{{group}}/pause", verb=Verb.OPERATE)
+async def pause_group(request: ApiRequest, group: str) -> HttpAnswer:
+    """Pauses its checks, or what it prepares."""
+    return await _turn(request, group, is_paused=True)
+
+
+@routes.add("POST", f"{PREFIX}/groups/{{group}}/resume", verb=Verb.OPERATE)
+async def resume_group(request: ApiRequest, group: str) -> HttpAnswer:
+    """Lets go on what was paused."""
+    return await _turn(request, group, is_paused=False)
+
+
+async def _turn(request: ApiRequest, group: str, *, is_paused: bool) -> HttpAnswer:
+    refuse_read_only(request)
+    check_group(group, "?group")
+    form = await read_form(request)
+    if form.get("what") not in set(GroupSwitch):
+        raise invalid("/what", f"one of {', '.join(GroupSwitch)}")
+    try:
+        who = who_is(request, check_reason(form.get("reason", "")))
+    except Rejected:
+        return await _render_group(request, group, refused="Nothing was done: say why, others will want to know.")
+    found = await request.services.groups.switch(group, GroupSwitch(form["what"]), who, is_paused=is_paused)
+    if isinstance(found, Refused):
+        raise refuse(found)
+    return redirect(request, f"groups/{group}")
+
+
 @routes.add("POST", f"{PREFIX}/groups/{{group}}/rotate-secret", verb=Verb.ADMIN)
 async def rotate_secret(request: ApiRequest, group: str) -> HttpAnswer:
     """A new signing secret, shown this once."""
@@ -47,7 +77,7 @@ async def rotate_secret(request: ApiRequest, group: str) -> HttpAnswer:
     return await _render_group(request, group, secret)
 
 
-async def _render_group(request: ApiRequest, group: str, secret: str | None = None) -> HttpAnswer:
+async def _render_group(request: ApiRequest, group: str, secret: str | None = None, refused: str = "") -> HttpAnswer:
     check_group(group, "?group")
     health = await request.services.groups.get(group, request.caller.rights)
     if isinstance(health, Refused):
@@ -55,4 +85,7 @@ async def _render_group(request: ApiRequest, group: str, secret: str | None = No
     settings = render_settings(health.group.settings)
     named = {name.replace("_", " "): getattr(settings, name) for name in settings.__struct_fields__}
     check = {name: f"{value:g}" if isinstance(value, float) else value for name, value in named.items()}
-    return render(request, "group.html", health=health, check=check, secret=secret)
+    status, calls = 422 if refused else 200, request.services.calls_of(group)
+    return render(
+        request, "group.html", status, health=health, check=check, secret=secret, refused=refused, calls=calls
+    )

@@ -17,6 +17,7 @@ from bridge.service.signing import SigningSecrets
 from bridge.service.transactions import TransactionService
 from bridge.turns import Turns
 from checker.call import Nonces
+from checker.service import CallsOfGroup
 
 
 class CheckResult(NamedTuple):
@@ -36,7 +37,8 @@ class Services:
 
     `signing`: secrets beside keys, for clients of RocketMQ. `sessions`: of people at the pages; None: nobody signs in.
     `is_read_only`: pages let nobody do anything.
-    `settings`: name, value and origin of each as they may be shown.
+    `settings`: name, value and origin of each as they may be shown. `calls_of`: to the endpoints of a group, by this
+    process; None if it asks nobody.
     """
 
     access: AccessService
@@ -55,3 +57,4 @@ class Services:
     signing: SigningSecrets | None = None
     is_read_only: bool = False
     settings: Sequence[tuple[str, str, str]] = ()
+    calls_of: Callable[[str], CallsOfGroup | None] = lambda _: None

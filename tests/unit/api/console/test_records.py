@@ -41,3 +41,37 @@ def test_group_without_an_endpoint_says_what_to_do(bridge: WholeBridge) -> None:
 def test_settings_are_shown_with_their_origin(bridge: WholeBridge) -> None:
     """Where they are known."""
     assert "They are not known here." in page_of(bridge, "settings")
+
+
+def test_checks_of_a_group_are_paused_and_go_on(bridge: WholeBridge) -> None:
+    """With a reason, which the audit keeps; the page and the transactions say it."""
+    bridge.call("PUT", "/v1/producer-groups/shop", {"endpoints": [{"url": URL}]})
+    half = {"producer_group": "shop", "messages": [{"topic": "orders"}]}
+    pending = bridge.call("POST", "/v1/transactions", half).document["transaction_id"]
+    unsaid = bridge.submit("/console/groups/shop/pause", {"what": "checks", "reason": " "})
+    assert (unsaid.status, "say why" in unsaid.body.decode()) == (422, True)
+    assert bridge.submit("/console/groups/shop/pause", {"what": "all", "reason": "moved"}).status == 422
+    paused = bridge.submit("/console/groups/shop/pause", {"what": "checks", "reason": "moved"})
+    assert (paused.status, paused.headers["location"]) == (303, "../../groups/shop")
+    assert "Its checks are paused" in page_of(bridge, "groups/shop")
+    assert "paused" in page_of(bridge, "groups")
+    bridge.pass_ms(60_000)
+    assert "paused the checks" in page_of(bridge, f"transactions/{pending}")
+    assert "Nobody answers" not in page_of(bridge, "")
+    assert bridge.submit("/console/groups/shop/resume", {"what": "checks", "reason": "back"}).status == 303
+    bridge.pass_ms(60_000)
+    assert "Its checks are paused" not in page_of(bridge, "groups/shop")
+    assert "Nobody answers" in page_of(bridge, "")
+    assert "producer-group.pause" in page_of(bridge, "audit")
+
+
+def test_group_shows_how_its_calls_went(bridge: WholeBridge) -> None:
+    """The share that was answered, and how long they took in this process."""
+    bridge.call("PUT", "/v1/producer-groups/shop", {"endpoints": [{"url": URL}]})
+    assert "nothing was asked yet" in page_of(bridge, "groups/shop")
+    assert "no call of this process yet" in page_of(bridge, "groups/shop")
+    bridge.call("POST", "/v1/transactions", {"producer_group": "shop", "messages": [{"topic": "orders"}]})
+    bridge.pass_ms(10_000)
+    page = page_of(bridge, "groups/shop")
+    assert "0 of 1, 0.0 %" in page
+    assert "up to 1 ms" in page
