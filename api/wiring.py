@@ -317,6 +317,7 @@ class _Process:
             groups=node.groups,
             claims=node.claims,
             nonces=node.nonces,
+            trials=node.trials,
             search=node.search,
             parked=node.parked,
             readiness=make_readiness(node, self._kafka.last_error, certificates),

@@ -55,6 +55,7 @@ from checker.call import Nonces
 from checker.caller import CheckCaller
 from checker.config import CheckerConfig
 from checker.context import CheckContext
+from checker.endpoint_trial import EndpointTrials
 from checker.ownership import OwnershipProof
 from checker.service import CheckService
 
@@ -219,6 +220,7 @@ class Node:
             self._start_settler()
         if roles.is_called:
             self._stack.push_async_callback(self._proof.close)
+            self._stack.push_async_callback(self.trials.close)
             self.run("answers", self.follower.run_forever())
             self.run("destinations", self.destinations.run_forever())
             self.run("pending", self.pending.run_forever())
@@ -349,6 +351,7 @@ class Node:
         bodies = BodyReader(store, topics, self.bodies.is_lost)
         self.transactions = TransactionService(preparer, ender, operators, self.reads, bodies, clock)
         self._proof = OwnershipProof(backing.open_caller, clock, self.make_text)
+        self.trials = EndpointTrials(backing.open_caller)
         self.groups = GroupService(self.directory, self.reads, clock, topics.queues, config.refuse_url, self._prove)
         self.claims = ClaimService(SqlPullCheckStore(database), self.directory, self.reads, bodies, clock)
         lags = ConsumerLag(store, topics, self.follower, self.kafka_time)

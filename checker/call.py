@@ -122,10 +122,11 @@ def render_check(subject: Subject, make_nonce: NonceMaker) -> Check:
     return Check(subject.transaction_id, subject.number, nonce, text)
 
 
-def encode_call(group: str, checks: Sequence[Check]) -> str:
-    """The body of a call."""
+def encode_call(group: str, checks: Sequence[Check], *, is_trial: bool = False) -> str:
+    """The body of a call. `is_trial`: its answers count for nothing, so that the endpoint need keep none."""
     texts = ",".join([check.text for check in checks])
-    return f'{{"type":"transaction.check","producer_group":{write_json(group)},"checks":[{texts}]}}'
+    trial = ',"trial":true' if is_trial else ""
+    return f'{{"type":"transaction.check","producer_group":{write_json(group)},"checks":[{texts}]{trial}}}'
 
 
 def encode_challenge(group: str, challenge: str) -> str:

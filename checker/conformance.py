@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from bridge.core.record import Resolution
-from checker.call import Check, decode_answers
+from checker.call import Check, decode_answers, is_echo
 from checker.caller import EndpointReply, Failure
 
 
@@ -19,7 +19,7 @@ class TrialVerdict(StrEnum):
 
 
 class Trial(StrEnum):
-    """What is tried, in this order."""
+    """What is tried, in this order; PROBE for itself."""
 
     UNKNOWN_ID = "unknown id"
     SAME_ANSWER = "same answer twice"
@@ -36,6 +36,7 @@ class Trial(StrEnum):
     OPEN = "open local transaction"
     AFTER_OPEN = "after it has ended"
     AFTER_RESTART = "after a restart"
+    PROBE = "signed call"
 
 
 class TrialFinding(NamedTuple):
@@ -186,6 +187,17 @@ def judge_open(answer: Answer) -> Judgement:
     if answer is Resolution.COMMIT:
         return _bad("answers COMMIT before the local transaction is committed", _LOOK_UP)
     return _good(f"answers {answer.name}, as it may")
+
+
+def judge_probe(reply: EndpointReply, challenge: str) -> Judgement:
+    """Of a signed call about nothing: the text that it wants back, or at least no resolution."""
+    if reply.failure is not None:
+        return _no_answer(reply)
+    if is_echo(reply.body, challenge):
+        return _good("answers a signed call")
+    if decode_answers(reply.body, {}).is_well_formed:
+        return _good("answers a signed call, without its challenge")
+    return _bad("status 200, but not the document that is expected", _SHAPE)
 
 
 def skip(reason: str) -> Judgement:

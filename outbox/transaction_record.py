@@ -123,12 +123,12 @@ def make_insert_missing(conn: Connection, table: sa.Table) -> sa.Insert:
 
 
 @contextmanager
-def short_transaction(conn: Connection, wait_ms: int, timeout_ms: int) -> Iterator[None]:
+def short_transaction(conn: Connection, wait_ms: int, timeout_ms: int) -> Iterator[sa.RootTransaction]:
     """A transaction that waits for each lock `wait_ms` at most; each statement lasts `timeout_ms` at most."""
-    with _session_limits(conn, wait_ms, timeout_ms), conn.begin():
+    with _session_limits(conn, wait_ms, timeout_ms), conn.begin() as transaction:
         if conn.dialect.name == "postgresql":
             conn.execute(sa.select(*_postgres_limits(wait_ms, timeout_ms)))
-        yield
+        yield transaction
 
 
 def is_autocommitting(conn: Connection) -> bool:
@@ -375,7 +375,8 @@ def _clean(conn: Connection, table: sa.Table, config: RecordConfig) -> int:
 def _look_up(conn: Connection, table: sa.Table, config: RecordConfig, checks: Sequence[Check], tell: Tell) -> None:
     """Reads; bars what is missing; reads that again. Told is only what a committed row says.
 
-    Still missing after that: a local transaction that has not ended holds the key, UNKNOWN.
+    Still missing after that: a local transaction that has not ended holds the key, UNKNOWN; or it is a trial, which
+    leaves no bar behind.
     """
     if conn.dialect.name != "sqlite":  # each statement must see what has been committed before it
         conn = conn.execution_options(isolation_level="READ COMMITTED")
@@ -402,20 +403,19 @@ def _tell_known(
 
 def _bar(conn: Connection, table: sa.Table, config: RecordConfig, checks: Sequence[Check]) -> None:
     """All at once; if a running local transaction has one of the keys, one by one, without that one."""
+    if not _try_bars(conn, table, config, checks) and len(checks) > 1:
+        for check in checks:
+            _try_bars(conn, table, config, [check])
+
+
+def _try_bars(conn: Connection, table: sa.Table, config: RecordConfig, checks: Sequence[Check]) -> bool:
+    """False: locked out by another transaction, and nothing written. A trial only shows that they can be written."""
     transaction_ids = [check.transaction_id for check in checks]
-    if _try_bars(conn, table, config, transaction_ids, checks[0].producer_group):
-        return
-    for check in checks if len(checks) > 1 else ():
-        _try_bars(conn, table, config, [check.transaction_id], check.producer_group)
-
-
-def _try_bars(
-    conn: Connection, table: sa.Table, config: RecordConfig, transaction_ids: Sequence[str], group: str
-) -> bool:
-    """False: locked out by another transaction, and nothing written."""
     try:
-        with short_transaction(conn, 0, config.statement_timeout_ms):
-            insert_bars(conn, table, transaction_ids, group)
+        with short_transaction(conn, 0, config.statement_timeout_ms) as transaction:
+            insert_bars(conn, table, transaction_ids, checks[0].producer_group)
+            if checks[0].is_trial:
+                transaction.rollback()
     except DBAPIError as error:
         if not is_locked_out(error):
             raise

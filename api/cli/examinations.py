@@ -12,23 +12,24 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
 
-from api.cli.http_calls import call, client_for, find_all
+from api.cli.http_calls import call, client_for, find_all, quoted
 from api.cli.output import CommandFailed
 from api.cli.security import count_secrets
-from api.cli.standing_work import BROKEN, OK, WARNING, Diagnosis, judge_groups, judge_stats
+from api.cli.standing_work import BROKEN, OK, SKIPPED, WARNING, Diagnosis, Probes, judge_groups, judge_stats
 from api.kafka_options import find_open_servers
-from api.settings import Settings
+from api.settings import Origin, Settings
 from api.wiring import KafkaParts, find_denied, kafka_parts, open_database
 from bridge.broker.broker_process import find_java
 from bridge.broker.ports import JavaMissing
-from bridge.core.check_rules import CheckMode
 from bridge.core.errors import BridgeError, SqlUnavailable, StoreError
 from bridge.core.kafka_rights import RIGHTS_REMEDY
 from bridge.core.message import Message, MessageQueue
@@ -36,7 +37,6 @@ from bridge.core.record import HalfMessage
 from bridge.core.record_codec import encode_half
 from bridge.core.topics import InternalTopics, with_prefix
 from bridge.core.transaction import make_transaction_id, make_uuid7_bits
-from bridge.directory import place_of
 from bridge.node import Roles
 from bridge.sql.groups import Snapshot, read_snapshot
 from bridge.sql.identity import read_identity
@@ -190,20 +190,44 @@ class _Reader:
 MAX_SKEW_MS = 5_000
 OLDEST_GOOD = (4, 1)  # below 4.1.1 Kafka's own transactions have bugs that were repaired there
 _TIMEOUT_S = 15.0
-_CONNECT_TIMEOUT_S = 3.0
 _MOST_GROUPS = 10_000
+_PROBES_AT_ONCE = 8
 
 _KAFKA_REMEDY = "Start Kafka, correct kafka.bootstrap.servers, or open the network; `outbox-bridge dev` starts one."
 _MIGRATE_REMEDY = "Run `outbox-bridge migrate`."
 
 
 async def examine(settings: Settings, url: str, roles: Roles) -> list[Diagnosis]:
-    """Everything, in the order in which one rests on the other."""
+    """Everything, in the order in which one rests on the other.
+
+    Where no setting names the bridge's Kafka and database, and it answers, nothing is called broken that is elsewhere.
+    """
+    of_bridge = await _guard("bridge", asyncio.to_thread(_examine_bridge, url))
+    unseen = _find_unseen(settings) if any(one.verdict == OK for one in of_bridge) else set()
     found = [_examine_java()]
-    found += await _guard("Kafka", _examine_kafka(settings, roles))
-    found += await _guard("SQL", _examine_sql(settings))
-    found += await _guard("bridge", asyncio.to_thread(_examine_bridge, url))
-    return found
+    if "Kafka" not in unseen or settings.data_dir.exists():
+        of_kafka = await _guard("Kafka", _examine_kafka(settings, roles, is_sql_seen="SQL" not in unseen))
+        if all(one.verdict != BROKEN for one in of_kafka):
+            unseen.discard("Kafka")
+        found += [] if "Kafka" in unseen else of_kafka
+    if "SQL" not in unseen:
+        found += await _guard("SQL", _examine_sql(settings))
+    return [*found, *[_tell_unseen(what) for what in sorted(unseen)], *of_bridge]
+
+
+def _find_unseen(settings: Settings) -> set[str]:
+    """What no setting names: the bridge may use the default, or not."""
+    unseen = set()
+    if settings.origin("kafka.bootstrap.servers") is Origin.DEFAULT:
+        unseen.add("Kafka")
+    if settings.database_url is None and not (settings.data_dir / "bridge.db").exists():
+        unseen.add("SQL")
+    return unseen
+
+
+def _tell_unseen(what: str) -> Diagnosis:
+    text = f"not looked at: no setting in {Path.cwd()} names it; see below what the bridge says"
+    return Diagnosis(SKIPPED, what, text, "Run doctor where the bridge's settings are, or name them with --config.")
 
 
 async def _guard(what: str, examination: Awaitable[list[Diagnosis]]) -> list[Diagnosis]:
@@ -226,7 +250,7 @@ def _examine_java() -> Diagnosis:
     return Diagnosis(OK, "Java", f"{java.major} ({java.path}, from {java.source})")
 
 
-async def _examine_kafka(settings: Settings, roles: Roles) -> list[Diagnosis]:
+async def _examine_kafka(settings: Settings, roles: Roles, *, is_sql_seen: bool) -> list[Diagnosis]:
     parts = kafka_parts(settings)
     topics = with_prefix(settings.topics.prefix, settings.topics.queues)
     servers = settings.kafka["bootstrap.servers"]
@@ -241,7 +265,8 @@ async def _examine_kafka(settings: Settings, roles: Roles) -> list[Diagnosis]:
         found += await asyncio.gather(*[_examine_version(address) for address in cluster.brokers])
         found += _examine_encryption(settings)
         found += await _guard("rights", _examine_rights(parts, topics, roles))
-        found += await _guard("topics", _examine_topics(parts, topics, settings))
+        if is_sql_seen:
+            found += await _guard("topics", _examine_topics(parts, topics, settings))
         if roles.settler:
             found += await _guard("transactions", _examine_transactions(parts, topics))
         if roles.is_called or roles.settler:
@@ -344,7 +369,7 @@ async def _examine_sql(settings: Settings) -> list[Diagnosis]:
         return [Diagnosis(BROKEN, "SQL", text, _MIGRATE_REMEDY)]
     found = [Diagnosis(OK, "SQL", f"reachable, tables at {revisions.current}")]
     found += await _guard("secrets", _examine_secrets(settings))
-    return found + await _guard("endpoints", _examine_endpoints(settings))
+    return found + await _guard("endpoints", _examine_damage(settings))
 
 
 async def _examine_secrets(settings: Settings) -> list[Diagnosis]:
@@ -360,38 +385,15 @@ async def _examine_secrets(settings: Settings) -> list[Diagnosis]:
     return [Diagnosis(OK, "secrets", f"encrypted with the key {first}")]
 
 
-async def _examine_endpoints(settings: Settings) -> list[Diagnosis]:
+async def _examine_damage(settings: Settings) -> list[Diagnosis]:
     database = open_database(settings)
     try:
         now_ms = time.time_ns() // 1_000_000
         snapshot = await database.read(lambda connection: read_snapshot(connection, Snapshot(), now_ms))
     finally:
         await database.close()
-    found: list[Diagnosis] = []
-    if snapshot.damaged:
-        remedy = "Set security.keys right, or restore the rows; see `/readyz?verbose` of the bridge."
-        found.append(Diagnosis(BROKEN, "endpoints", "; ".join(snapshot.damaged), remedy))
-    for name, group in snapshot.groups.items():
-        what = f"group {name}"
-        if not group.endpoints and group.settings.calls.mode is CheckMode.PUSH:
-            text, remedy = "no endpoint: nobody can be asked", f"outbox-bridge group put {name} --endpoint URL"
-            found.append(Diagnosis(WARNING, what, text, remedy))
-        found += await asyncio.gather(*[_examine_endpoint(what, endpoint.url) for endpoint in group.endpoints])
-    return found
-
-
-async def _examine_endpoint(what: str, url: str) -> Diagnosis:
-    parts = urlsplit(url)
-    shown = place_of(url)
-    try:
-        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-            port = parts.port or (443 if parts.scheme == "https" else 80)
-            _, writer = await asyncio.open_connection(parts.hostname, port)
-            writer.close()
-    except (OSError, TimeoutError, ValueError) as error:
-        remedy = f"Start it, or correct its URL; then `outbox-bridge group test {what.removeprefix('group ')}`."
-        return Diagnosis(WARNING, what, f"{shown} cannot be reached from here: {error or 'time-out'}", remedy)
-    return Diagnosis(OK, what, f"{shown} is reachable")
+    remedy = "Set security.keys right, or restore the rows; see `/readyz?verbose` of the bridge."
+    return [Diagnosis(BROKEN, "endpoints", "; ".join(snapshot.damaged), remedy)] if snapshot.damaged else []
 
 
 def _examine_bridge(url: str) -> list[Diagnosis]:
@@ -415,10 +417,24 @@ def _examine_bridge(url: str) -> list[Diagnosis]:
 def _examine_work(url: str) -> list[Diagnosis]:
     try:
         stats = call(url, "GET", "/v1/stats").members
-        groups, _ = find_all(url, "/v1/producer-groups", "producer_groups", {}, _MOST_GROUPS)
+        listed, _ = find_all(url, "/v1/producer-groups", "producer_groups", {}, _MOST_GROUPS)
     except CommandFailed as failed:
         return [Diagnosis(WARNING, "work", f"is not known: {failed.reason}", failed.remedy)]
-    return judge_stats(stats) + judge_groups(msgspec.json.decode(group) for group in groups)
+    groups = [msgspec.json.decode(group) for group in listed]
+    with ThreadPoolExecutor(_PROBES_AT_ONCE) as pool:
+        return judge_stats(stats) + judge_groups(zip(groups, pool.map(partial(_probe_group, url), groups), strict=True))
+
+
+def _probe_group(url: str, group: Mapping[str, Any]) -> Probes:
+    """What the endpoints of the group do with a signed call of the bridge; None if it is not made."""
+    if not group["endpoints"]:
+        return ()
+    try:
+        path = f"/v1/producer-groups/{quoted(group['name'])}/test"
+        probes: Sequence[Mapping[str, Any]] = call(url, "POST", path, body={"probe": True}).members["findings"]
+    except CommandFailed:  # no right to change the group, or a bridge of a release before
+        return None
+    return probes
 
 
 def _judge_check(check: Mapping[str, Any]) -> Diagnosis:

@@ -1,20 +1,16 @@
 """`group`: producer groups, and whether their endpoints answer checks as they must."""
 
-import asyncio
 import json
 import shlex
+import subprocess
 import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-from api.cli.dev import LOOPBACK
 from api.cli.http_calls import DEFAULT_URL, HttpReply, UrlOption, call, find_all, quoted
-from api.cli.local import ConfigOption, load, run_loop
 from api.cli.output import (
     Column,
     CommandFailed,
@@ -31,11 +27,6 @@ from api.cli.output import (
 )
 from bridge.directory import HIDDEN_QUERY, GroupSwitch
 
-if TYPE_CHECKING:
-    from api.settings import Settings
-    from bridge.directory import ProducerGroup
-    from checker.conformance import TrialFinding
-
 group = typer.Typer(no_args_is_help=True, help="Producer groups: who may answer checks, and how they are asked.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Producer group.")]
@@ -51,6 +42,9 @@ WhatOption = Annotated[GroupSwitch, typer.Option("--what", help="Its checks, or 
 
 _PATH = "/v1/producer-groups"
 _STDERR = 2
+_TRIALS_S = 1_800.0
+_AFTER_OPEN, _AFTER_RESTART = "after it has ended", "after a restart"
+_LACKS = {_AFTER_OPEN: "needs --interactive", _AFTER_RESTART: "needs --restart-command or --interactive"}
 _END_OPEN = "Commit the local transaction of --open now"
 _RESTART = "Restart all processes behind the endpoints"
 _ALL = 100_000
@@ -189,75 +183,76 @@ def try_group(  # noqa: PLR0913, PLR0917 - what the user can give is an option
     interactive: Annotated[
         bool, typer.Option("--interactive", "-i", help="Ask you to restart, and to commit.")
     ] = False,
-    config: ConfigOption = None,
+    url: UrlOption = DEFAULT_URL,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Attack the group's endpoints: forged, replayed and broken calls, many at once, the same question twice.
 
-    No transaction is touched: the calls are about transactions that never were, and about those you name. Reads
-    URLs and secret from the bridge's database, so it runs where the settings name that.
+    The bridge makes the calls, as it makes checks; none of the answers counts, and nothing is left behind: the calls
+    are about transactions that never were, and about those you name. It may take minutes.
     """
-    from api.cli.endpoint_trial import TrialPlan, try_endpoints  # noqa: PLC0415  # slow to import
-
-    settings = load(config)
-    known = run_loop(_read_group(settings, name))
-    if known is None:
-        raise CommandFailed(Exit.NOT_FOUND, f"there is no producer group {name}", "See `outbox-bridge group list`.")
-    if not known.endpoints:
-        raise _without_endpoint(known)
+    _refuse_untestable(url, name)
     if interactive and not sys.stdin.isatty():
         raise CommandFailed(Exit.USAGE, "--interactive needs a terminal", "Give --restart-command COMMAND.")
-    plan = TrialPlan(committed, open_id)
-    if interactive:
-        plan = replace(plan, end_open=partial(_ask_user, _END_OPEN), restart=partial(_ask_user, _RESTART))
+    tried = _try(url, name, {"committed": committed, "open": open_id})
+    findings, later = tried["findings"], tried["later"]
+    end_open, restart = (partial(_ask_user, wish) if interactive else None for wish in (_END_OPEN, _RESTART))
     if restart_command is not None:
-        plan = replace(plan, restart=partial(_run_restart, restart_command))
-    findings = run_loop(try_endpoints(known, (*settings.callbacks.allow_networks, *LOOPBACK), plan))
+        restart = partial(_run_restart, restart_command)
+    findings += _go_on(url, name, later, _AFTER_OPEN, end_open)
+    findings += _go_on(url, name, later, _AFTER_RESTART, restart)
     _show_findings(findings, output)
-    if any(finding.verdict == "bad" for finding in findings):
+    if any(finding["verdict"] == "bad" for finding in findings):
         raise typer.Exit(Exit.FAILED)
 
 
-def _without_endpoint(known: "ProducerGroup") -> CommandFailed:
-    name = known.name
-    if known.settings.calls.mode.value == "pull":
-        return CommandFailed(Exit.USAGE, f"{name} fetches its checks", "Only groups with endpoints can be called.")
-    return CommandFailed(Exit.FAILED, f"{name} has no endpoint", f"outbox-bridge group put {name} -e URL")
+def _try(url: str, name: str, body: Mapping[str, object]) -> dict[str, Any]:
+    sent = {member: value for member, value in body.items() if value is not None}
+    return call(url, "POST", f"{_PATH}/{quoted(name)}/test", body=sent, timeout_s=_TRIALS_S).members
 
 
-async def _ask_user(wish: str) -> None:
+def _go_on(
+    url: str, name: str, later: Iterable[Row], trial: str, happen: Callable[[], None] | None
+) -> list[dict[str, Any]]:
+    """What endpoints say once something has happened; findings that it was not tried if nothing can happen."""
+    again = [one for one in later if one["trial"] == trial]
+    if not again:
+        return []
+    if happen is not None:
+        happen()
+        findings: list[dict[str, Any]] = _try(url, name, {"again": again})["findings"]
+        return findings
+    skipped = {"trial": trial, "verdict": "skipped", "found": _LACKS[trial], "remedy": "", "latency_ms": 0}
+    return [{"endpoint": one["endpoint"], **skipped} for one in again]
+
+
+def _refuse_untestable(url: str, name: str) -> None:
+    known = call(url, "GET", f"{_PATH}/{quoted(name)}").members
+    if known["check"]["mode"] == "pull":
+        raise CommandFailed(Exit.USAGE, f"{name} fetches its checks", "Only groups with endpoints can be called.")
+    if not known["endpoints"]:
+        raise CommandFailed(Exit.FAILED, f"{name} has no endpoint", f"outbox-bridge group put {name} -e URL")
+
+
+def _ask_user(wish: str) -> None:
     """Waits until it is done."""
-    await asyncio.to_thread(typer.prompt, f"{wish}, then press Enter", default="", show_default=False, err=True)
+    typer.prompt(f"{wish}, then press Enter", default="", show_default=False, err=True)
 
 
-async def _run_restart(command: str) -> None:
+def _run_restart(command: str) -> None:
     """What it prints goes to standard error. Raises CommandFailed."""
     try:
         program, *arguments = shlex.split(command)
-        process = await asyncio.create_subprocess_exec(program, *arguments, stdout=_STDERR)
+        code = subprocess.run([program, *arguments], stdout=_STDERR, check=False).returncode  # noqa: S603 - the user's own
     except (OSError, ValueError) as error:
         raise CommandFailed(Exit.USAGE, f"--restart-command cannot be run: {error}") from error
-    code = await process.wait()
     if code != 0:
         raise CommandFailed(Exit.FAILED, f"--restart-command ended with {code}")
 
 
-async def _read_group(settings: "Settings", name: str) -> "ProducerGroup | None":
-    from api.wiring import open_database  # noqa: PLC0415  # slow to import
-    from bridge.sql.groups import read_group  # noqa: PLC0415
-
-    database = open_database(settings)
-    now_ms = time.time_ns() // 1_000_000
-    try:
-        return await database.read(lambda connection: read_group(connection, name, now_ms))
-    finally:
-        await database.close()
-
-
-def _show_findings(findings: "list[TrialFinding]", output: Output) -> None:
-    rows = [finding._asdict() for finding in findings]
+def _show_findings(findings: Sequence[Row], output: Output) -> None:
     if output is not Output.TABLE:
-        show_documents([encode(row) for row in rows], output)
+        show_documents([encode(row) for row in findings], output)
         return
     columns: list[Column] = [
         ("ENDPOINT", lambda row: row["endpoint"]),
@@ -267,7 +262,7 @@ def _show_findings(findings: "list[TrialFinding]", output: Output) -> None:
         ("MS", lambda row: row["latency_ms"]),
         ("WHAT TO DO", lambda row: row["remedy"] or None),
     ]
-    show_rows(rows, columns)
+    show_rows(findings, columns)
 
 
 def _show(reply: HttpReply, output: Output) -> None:

@@ -57,7 +57,7 @@ class HttpReply:
         )
 
 
-def call(
+def call(  # noqa: PLR0913 - what a request has
     url: str,
     method: str,
     path: str,
@@ -65,6 +65,7 @@ def call(
     query: Mapping[str, object] | None = None,
     body: object = None,
     headers: Mapping[str, str] | None = None,
+    timeout_s: float = _TIMEOUT_S,
 ) -> HttpReply:
     """One request. Raises CommandFailed for everything that is not a success."""
     params = {name: str(value) for name, value in (query or {}).items() if value is not None}
@@ -72,7 +73,9 @@ def call(
     kind = {} if method == "GET" else {"Content-Type": "application/json"}
     sent = {**kind, **HttpConfig().proof, **(headers or {})}
     try:
-        answer = client_for(url).request(method, url.rstrip("/") + path, params=params, content=content, headers=sent)
+        answer = client_for(url).request(
+            method, url.rstrip("/") + path, params=params, content=content, headers=sent, timeout=timeout_s
+        )
     except (httpx2.TransportError, httpx2.InvalidURL) as error:
         raise _unreachable(url, error) from error
     if answer.is_success:

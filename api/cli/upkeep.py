@@ -184,7 +184,12 @@ def openapi(url: UrlOption = DEFAULT_URL) -> None:
     show_document(call(url, "GET", "/openapi.json").raw, Output.JSON)
 
 
-_MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "broken": ("broken ", "bold red")}
+_MARKS = {
+    "ok": ("ok     ", "green"),
+    "warning": ("warning", "yellow"),
+    "broken": ("broken ", "bold red"),
+    "skipped": ("skipped", "dim"),
+}
 
 
 def doctor(
@@ -197,7 +202,8 @@ def doctor(
 ) -> None:
     """Look at Kafka, topics, rights, clocks, SQL, Java, the bridge and the groups' endpoints; name each remedy.
 
-    It asks the bridge for blocked and parked transactions, lag, and groups that do not answer their checks.
+    It asks the bridge for blocked and parked transactions, for lag, and to make a signed call to
+    each group's endpoints. In a folder without the bridge's settings it leaves out Kafka and SQL, and says so.
     To read the brokers' clocks it appends one record without effect to each queue of the journal.
     Exit code 1 if something is broken.
     """

@@ -56,6 +56,7 @@ class MemoryBridge:
                 node.groups,
                 node.claims,
                 node.nonces,
+                node.trials,
                 now_ms=backing.clock.now_ms,
                 sessions=node.sessions,
                 signing=node.signing,

@@ -24,6 +24,7 @@ from api.web import (
     resolutions,
     search,
     transactions,
+    trials,
     views,
 )
 from api.web.guard import UNPROVEN, Traffic
@@ -35,7 +36,7 @@ from api.web.quotas import Quotas
 from api.web.road import Road, Site
 from api.web.services import Services
 
-_MODULES = (acts, bodies, checks, groups, health, keys, parked, search, transactions, views)
+_MODULES = (acts, bodies, checks, groups, health, keys, parked, search, transactions, trials, views)
 _DESCRIPTION = """\
 RocketMQ's transactional messages, for Kafka: prepare a half message, run your local
 transaction, then commit or roll back. If the end never comes, the bridge asks your producer group.
@@ -149,6 +150,7 @@ _TABLE = [
     *resolutions.routes,
     *parked.routes,
     *groups.routes,
+    *trials.routes,
     *checks.routes,
     *keys.routes,
     *health.routes,

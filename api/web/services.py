@@ -17,6 +17,7 @@ from bridge.service.signing import SigningSecrets
 from bridge.service.transactions import TransactionService
 from bridge.turns import Turns
 from checker.call import Nonces
+from checker.endpoint_trial import EndpointTrials
 from checker.service import CallsOfGroup
 
 
@@ -48,6 +49,7 @@ class Services:
     groups: GroupService
     claims: ClaimService
     nonces: Nonces
+    trials: EndpointTrials
     readiness: Mapping[str, ReadinessCheck] = field(default_factory=dict)
     exposition: Exposition = field(default_factory=Exposition)
     limits: HttpLimits = field(default_factory=HttpLimits)

@@ -93,6 +93,16 @@ class GroupService:
             return refuse_sql(error)
         return health or refuse_group(name)
 
+    async def find(self, name: str, rights: Rights) -> ProducerGroup | Refused:
+        """The group as its endpoints know it, with its secrets, for somebody who may change it."""
+        if (refused := refuse_for_group(rights, Verb.ADMIN, name)) is not None:
+            return refused
+        try:
+            await self._directory.refresh()
+        except SqlUnavailable as error:
+            return refuse_sql(error)
+        return self._directory.get(name) or refuse_group(name)
+
     async def list(self, limit: int, after: str = "", rights: Rights = EVERYTHING) -> Sequence[GroupHealth] | Refused:
         """Groups in the order of their names, those after `after`."""
         try:

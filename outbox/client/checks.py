@@ -23,7 +23,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One transaction the bridge asks about. `messages`: as they stand in the call, decimals unrounded."""
+    """One transaction the bridge asks about. `messages`: as they stand in the call, decimals unrounded.
+
+    `is_trial`: `outbox-bridge group test` asks; the answer counts for nothing, and nothing may be kept of it.
+    """
 
     transaction_id: str
     producer_group: str
@@ -32,6 +35,7 @@ class Check:
     born_ms: int
     idempotency_key: str | None = None
     messages: tuple[Mapping[str, object], ...] = ()
+    is_trial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,8 @@ def read_call(document: object) -> CheckCall:
     listed = call.get("checks")
     if not isinstance(listed, list):
         raise CallRefused("checks is not a list")
-    checks = tuple(_read_check(_object(entry, "check"), group) for entry in listed)
+    is_trial = call.get("trial") is True
+    checks = tuple(_read_check(_object(entry, "check"), group, is_trial=is_trial) for entry in listed)
     if len({check.transaction_id for check in checks}) != len(checks):
         raise CallRefused("a transaction is named twice")
     challenge = _text(call, "challenge", _MAX_CHALLENGE) if "challenge" in call else None
@@ -88,7 +93,7 @@ def encode_answer(answered: Sequence[tuple[Check, Resolution]]) -> bytes:
     return json.dumps({"resolutions": resolutions}, separators=(",", ":")).encode()
 
 
-def _read_check(entry: Mapping[str, object], group: str) -> Check:
+def _read_check(entry: Mapping[str, object], group: str, *, is_trial: bool) -> Check:
     number, key, messages = entry.get("check_number"), entry.get("idempotency_key"), entry.get("messages", [])
     if type(number) is not int or number < 1:
         raise CallRefused("check_number is not a number from 1")
@@ -104,6 +109,7 @@ def _read_check(entry: Mapping[str, object], group: str) -> Check:
         born_ms=_read_time(_text(entry, "born_time")),
         idempotency_key=key,
         messages=tuple(_object(message, "message") for message in messages),
+        is_trial=is_trial,
     )
 
 

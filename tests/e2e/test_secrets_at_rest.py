@@ -77,7 +77,7 @@ def test_bridge_that_begins_with_a_key_never_writes_a_secret_in_clear(
     assert find(tmp_path, secret, second, "t0ken") == []
     for text, missing in ((SECOND, "which is not in security.keys"), (f"k1:{'C' * 43}", "is another key")):
         (tmp_path / "keys").write_text(text)
-        for command in (("serve", "--port", "0"), ("migrate",), ("projection", "rebuild"), ("group", "test", "shop")):
+        for command in (("serve", "--port", "0"), ("migrate",), ("projection", "rebuild")):
             said = bridge.run_refused(*command)
             assert (missing in said, "k1" in said, "what to do" in said) == (True, True, True), said
         (found,) = [one for one in json.loads(bridge.run_refused("doctor", "-o", "json")) if one["what"] == "endpoints"]

@@ -48,6 +48,18 @@ def test_each_answer_is_what_a_committed_row_says(record: TransactionRecord, eng
         assert ask(record, engine, "kept", "undone", "never") == [COMMIT, ROLLBACK, ROLLBACK]
 
 
+def test_trial_leaves_no_bar_behind(record: TransactionRecord, engine: sa.Engine) -> None:
+    """It is told what committed rows say; a local transaction that was asked about can still be committed."""
+    with orm.Session(engine) as session:
+        record.write(session, "kept", "orders")
+        session.commit()
+    assert ask(record, engine, "kept", "soon", is_trial=True) == [COMMIT, UNKNOWN]
+    with orm.Session(engine) as session:
+        record.write(session, "soon", "orders")
+        session.commit()
+        assert session.scalar(sa.select(sa.func.count()).select_from(record.table)) == 2
+
+
 def test_late_local_transaction_fails_after_its_check(record: TransactionRecord, engine: sa.Engine) -> None:
     """Whoever was told ROLLBACK must never see the local transaction commit."""
     assert ask(record, engine, "late") == [ROLLBACK]

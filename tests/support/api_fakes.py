@@ -42,6 +42,8 @@ from bridge.sql.redrive import JobState, RedriveJob
 from bridge.sql.search import SearchFilter
 from bridge.sql.stats import GroupStats, ProjectionStats
 from checker.call import Nonces
+from checker.caller import MemoryCaller
+from checker.endpoint_trial import EndpointTrials
 from tests.support.bad_requests import Facts
 
 BORN_MS = 1_769_860_800_123
@@ -343,6 +345,10 @@ class FakeGroups:
         self.groups[name] = group
         return GroupSaved(group, is_created, "whsec_first" if is_created else None)
 
+    async def find(self, name: str, rights: Rights) -> ProducerGroup | Refused:
+        """As it was put."""
+        return self.groups.get(name) or Refused(RefusalCode.UNKNOWN_PRODUCER_GROUP, "no such group")
+
     async def get(self, name: str, rights: Rights = EVERYTHING) -> GroupHealth | Refused:
         """Its endpoints with a failure each, and a round without any."""
         group = self.groups.get(name)
@@ -449,7 +455,8 @@ def make_services(transactions: FakeTransactions, **others: Any) -> Services:
     """Services over one fake."""
     search = FakeSearch(transactions)
     nonces = Nonces(Keyring(), lambda: f"{getrandbits(128):039}")  # without keys: the form alone counts
-    faces = {"claims": FakeClaims(transactions), "nonces": nonces, **others}
+    trials = EndpointTrials(lambda: MemoryCaller(SystemClock()))
+    faces = {"claims": FakeClaims(transactions), "nonces": nonces, "trials": trials, **others}
     access = AccessService(cast("Database", None), SystemClock(), AccessConfig())  # everybody is let in unseen
     parked, groups = FakeParked(search), FakeGroups()
     return Services(access, transactions, search, parked, groups, now_ms=lambda: BORN_MS + 2_000, **faces)

@@ -11,16 +11,20 @@ from outbox.transaction_record import TransactionRecord
 YOUNG_MS = 4_000_000_000_000  # born after any cleaning
 
 
-def make_check(transaction_id: str, born_ms: int = YOUNG_MS) -> Check:
-    return Check(transaction_id, "orders", 1, "1-abcdefghijklmnop", born_ms)
+def make_check(transaction_id: str, born_ms: int = YOUNG_MS, *, is_trial: bool = False) -> Check:
+    return Check(transaction_id, "orders", 1, "1-abcdefghijklmnop", born_ms, is_trial=is_trial)
 
 
 def ask(
-    record: TransactionRecord, engine: sa.Engine, *transaction_ids: str, born_ms: int = YOUNG_MS
+    record: TransactionRecord,
+    engine: sa.Engine,
+    *transaction_ids: str,
+    born_ms: int = YOUNG_MS,
+    is_trial: bool = False,
 ) -> list[Resolution]:
     """The answers to one call, in the order of the ids; each must be there."""
     told: dict[str, Resolution] = {}
-    checks = [make_check(transaction_id, born_ms) for transaction_id in transaction_ids]
+    checks = [make_check(transaction_id, born_ms, is_trial=is_trial) for transaction_id in transaction_ids]
     record.answers(engine)(checks, lambda check, resolution: told.update({check.transaction_id: resolution}))
     return [told[transaction_id] for transaction_id in transaction_ids]
 

@@ -22,6 +22,7 @@ class TrialEndpoint:
     port: int
     defect: str
     states: dict[str, str] = field(default_factory=dict)
+    secret: str = SECRET
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -48,11 +49,12 @@ class TrialEndpoint:
 
     def is_signed(self, raw: bytes, headers: dict[str, str]) -> bool:
         """As Standard Webhooks says."""
+        webhook = Webhook(self.secret)
         try:
             if self.defect == "timeless":
                 at = datetime.fromtimestamp(int(headers["webhook-timestamp"]), UTC)
-                return Webhook(SECRET).sign(headers["webhook-id"], at, raw.decode()) == headers["webhook-signature"]
-            Webhook(SECRET).verify(raw, headers)
+                return webhook.sign(headers["webhook-id"], at, raw.decode()) == headers["webhook-signature"]
+            webhook.verify(raw, headers)
         except ValueError:
             return True  # it reads the body too, once the signature is good
         except (WebhookVerificationError, KeyError):

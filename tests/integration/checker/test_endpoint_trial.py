@@ -1,16 +1,23 @@
 """`group test` against real endpoints: each defect is found by its trials, and a good one passes all."""
 
-import pytest
+from collections.abc import AsyncIterator
 
-from api.cli.endpoint_trial import TrialPlan, make_sample, try_endpoints
+import pytest
+import pytest_asyncio
+
+from bridge.clock import SystemClock
 from bridge.core.check_rules import CheckCalls, GroupSettings
 from bridge.directory import Endpoint, ProducerGroup
 from checker.conformance import Trial, TrialFinding, TrialVerdict
+from checker.endpoint_guard import CallbackPolicy, parse_networks
+from checker.endpoint_trial import EndpointTrials, TrialPlan, TrialReport, make_sample
+from checker.http_caller import HttpCaller
 from tests.support.trial_endpoint import SECRET, TrialEndpoint, trial_endpoint
 
-LOOPBACK = ("127.0.0.0/8",)
+LOOPBACK = CallbackPolicy(parse_networks(["127.0.0.0/8"]))
 KNOWN, OPEN = "0" * 28, "1" * 28
 PATIENT = GroupSettings(calls=CheckCalls(call_timeout_ms=30_000))
+TRIALS = [trial for trial in Trial if trial is not Trial.PROBE]
 FORGED = {Trial.NO_SIGNATURE, Trial.WRONG_SIGNATURE, Trial.CHANGED_BODY, Trial.REPLAYED}
 
 
@@ -22,25 +29,29 @@ def verdicts(findings: list[TrialFinding], verdict: TrialVerdict) -> set[Trial]:
     return {finding.trial for finding in findings if finding.verdict is verdict}
 
 
-async def attack(endpoint: TrialEndpoint) -> list[TrialFinding]:
+@pytest_asyncio.fixture
+async def trials() -> AsyncIterator[EndpointTrials]:
+    made = EndpointTrials(lambda: HttpCaller(LOOPBACK, SystemClock()))
+    yield made
+    await made.close()
+
+
+async def attack(trials: EndpointTrials, endpoint: TrialEndpoint) -> list[TrialFinding]:
     """With all that a user can give: two transactions, an end of the open one, a restart."""
     endpoint.states |= {KNOWN: "COMMIT", OPEN: "OPEN"}
-
-    async def end_open() -> None:
-        endpoint.states[OPEN] = "COMMIT"
-
-    async def restart() -> None:
-        endpoint.restart()
-
-    return await try_endpoints(make_group(endpoint.url), LOOPBACK, TrialPlan(KNOWN, OPEN, end_open, restart))
+    group = make_group(endpoint.url)
+    report = await trials.attack(group, TrialPlan(KNOWN, OPEN))
+    endpoint.states[OPEN] = "COMMIT"
+    endpoint.restart()
+    return report.findings + (await trials.ask_again(group, report.later)).findings
 
 
-async def test_good_endpoint_passes_every_trial() -> None:
+async def test_good_endpoint_passes_every_trial(trials: EndpointTrials) -> None:
     """In their order; the URL is shown without its query."""
     with trial_endpoint() as endpoint:
-        findings = await attack(endpoint)
-    assert [finding.trial for finding in findings] == list(Trial)
-    assert verdicts(findings, TrialVerdict.GOOD) == set(Trial), findings
+        findings = await attack(trials, endpoint)
+    assert [finding.trial for finding in findings] == TRIALS
+    assert verdicts(findings, TrialVerdict.GOOD) == set(TRIALS), findings
     assert {finding.endpoint for finding in findings} == {endpoint.url.partition("?")[0]}
 
 
@@ -58,42 +69,64 @@ async def test_good_endpoint_passes_every_trial() -> None:
         ("forgets", {Trial.AFTER_RESTART}),
     ],
 )
-async def test_defect_is_found_by_its_trials_alone(defect: str, found: set[Trial]) -> None:
+async def test_defect_is_found_by_its_trials_alone(trials: EndpointTrials, defect: str, found: set[Trial]) -> None:
     """Each finding has a remedy, and names nothing that is right."""
     with trial_endpoint(defect) as endpoint:
-        findings = await attack(endpoint)
+        findings = await attack(trials, endpoint)
     assert verdicts(findings, TrialVerdict.BAD) == found, findings
     assert all(finding.remedy for finding in findings if finding.verdict is TrialVerdict.BAD)
 
 
-async def test_what_was_not_given_is_skipped_and_said() -> None:
+async def test_what_was_not_given_is_skipped_and_said(trials: EndpointTrials) -> None:
     """Trials that need a transaction or a restart."""
     with trial_endpoint() as endpoint:
-        findings = await try_endpoints(make_group(endpoint.url), LOOPBACK, TrialPlan())
+        findings, later = await trials.attack(make_group(endpoint.url), TrialPlan())
     skipped = {finding.trial: finding.found for finding in findings if finding.verdict is TrialVerdict.SKIPPED}
     assert skipped == {
         Trial.COMMITTED: "needs --committed ID",
         Trial.OPEN: "needs --open ID",
         Trial.AFTER_OPEN: "needs --open ID and --interactive",
-        Trial.AFTER_RESTART: "needs --restart-command or --interactive",
     }
+    assert [one.trial for one in later] == [Trial.AFTER_RESTART]
 
 
-async def test_dead_endpoint_is_told_once() -> None:
+@pytest.mark.parametrize(
+    ("defect", "secret", "found"),
+    [
+        ("", SECRET, "answers a signed call, without its challenge"),
+        ("", f"whsec_{'b' * 44}", "no answer: status 401"),
+        ("brittle", SECRET, "answers a signed call, without its challenge"),
+    ],
+)
+async def test_probe_is_one_signed_call_that_asks_nothing(
+    trials: EndpointTrials, defect: str, secret: str, found: str
+) -> None:
+    """Another secret is found, where a connection alone would be taken for well; the endpoint has nothing to note."""
+    with trial_endpoint(defect) as endpoint:
+        endpoint.secret = secret
+        report = await trials.probe(make_group(endpoint.url, "http://127.0.0.1:1/check"))
+    assert [finding.found for finding in report.findings] == [found, "no answer: refused"]
+    assert endpoint.states == {}
+    assert report == TrialReport(report.findings, [])
+
+
+async def test_dead_endpoint_is_told_once(trials: EndpointTrials) -> None:
     """The other trials would only say the same; another endpoint of the group is tried all the same."""
     with trial_endpoint() as endpoint:
         dead = "http://127.0.0.1:1/check"
-        findings = await try_endpoints(make_group(dead, endpoint.url), LOOPBACK, TrialPlan())
+        findings, _ = await trials.attack(make_group(dead, endpoint.url), TrialPlan())
     of_dead = [finding for finding in findings if finding.endpoint == dead]
-    assert [finding.verdict for finding in of_dead] == [TrialVerdict.BAD, *[TrialVerdict.SKIPPED] * (len(Trial) - 1)]
+    assert [finding.verdict for finding in of_dead] == [TrialVerdict.BAD, *[TrialVerdict.SKIPPED] * (len(TRIALS) - 1)]
     assert of_dead[0].found == "no answer: refused"
     assert not verdicts([finding for finding in findings if finding.endpoint != dead], TrialVerdict.BAD)
 
 
-async def test_group_without_secret_cannot_be_tried() -> None:
+async def test_group_without_secret_cannot_be_tried(trials: EndpointTrials) -> None:
     """Nothing goes out unsigned but what is meant to be."""
     with trial_endpoint() as endpoint:
-        (finding,) = await try_endpoints(make_group(endpoint.url, secrets=()), LOOPBACK, TrialPlan())
+        group = make_group(endpoint.url, secrets=())
+        reports = [await trials.attack(group, TrialPlan()), await trials.probe(group)]
+    (finding,) = {finding._replace(trial=Trial.UNKNOWN_ID) for report in reports for finding in report.findings}
     assert (finding.verdict, finding.found) == (TrialVerdict.BAD, "no secret to sign with")
     assert endpoint.states == {}
 

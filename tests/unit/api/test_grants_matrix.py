@@ -61,6 +61,7 @@ ROUTES: Mapping[tuple[str, str], tuple[str | None, str]] = {
     ("POST", "/v1/producer-groups/{group}/pause"): ("operate", "group"),
     ("POST", "/v1/producer-groups/{group}/resume"): ("operate", "group"),
     ("POST", "/v1/producer-groups/{group}/rotate-secret"): ("admin", "group"),
+    ("POST", "/v1/producer-groups/{group}/test"): ("admin", "group"),
     ("POST", "/v1/producer-groups/{group}/endpoints"): ("check", "group"),
     ("DELETE", "/v1/producer-groups/{group}/endpoints"): ("check", "group"),
     ("POST", "/v1/producer-groups/{group}/checks/claim"): ("check", "group"),

@@ -37,6 +37,7 @@ CONTRACT = {
     ("post", "/v1/producer-groups/{group}/pause"),
     ("post", "/v1/producer-groups/{group}/resume"),
     ("post", "/v1/producer-groups/{group}/rotate-secret"),
+    ("post", "/v1/producer-groups/{group}/test"),
     ("post", "/v1/producer-groups/{group}/endpoints"),
     ("delete", "/v1/producer-groups/{group}/endpoints"),
     ("post", "/v1/producer-groups/{group}/checks/claim"),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from api.cli.standing_work import BROKEN, OK, WARNING, judge_group, judge_stats
+from api.cli.standing_work import BROKEN, OK, WARNING, Probes, judge_group, judge_stats
 
 EARLY, LATE = "2026-01-01T00:00:00.000Z", "2026-01-01T00:00:01.000Z"
 CALM = {"blocked": 0, "parked": 0, "settle_lag_seconds": 0.5, "projection_lag_seconds": 0.0}
@@ -59,3 +59,17 @@ def test_what_stands_still_is_broken_and_has_a_remedy(members: dict[str, Any], w
 def test_group_is_judged_by_its_last_check(members: dict[str, Any], verdicts: list[str]) -> None:
     """It is broken only while somebody waits for its answer."""
     assert [diagnosis.verdict for diagnosis in judge_group(members)] == verdicts
+
+
+GOOD = {"endpoint": "http://shop", "verdict": "good", "found": "answers a signed call", "remedy": ""}
+BAD = {"endpoint": "http://shop", "verdict": "bad", "found": "no answer: status 401", "remedy": "Answer 200."}
+
+
+@pytest.mark.parametrize(
+    ("probes", "verdicts"),
+    [((), []), ([GOOD], [OK]), ([BAD], [BROKEN]), ([BAD, GOOD], [WARNING, OK]), (None, [BROKEN])],
+)
+def test_signed_call_tells_more_than_old_checks(probes: Probes, verdicts: list[str]) -> None:
+    """One endpoint that answers is enough; what was unanswered before counts only where no call was made."""
+    failed = group(last_unanswered_at=LATE, last_failure="timeout")
+    assert [diagnosis.verdict for diagnosis in judge_group(failed, probes)] == verdicts

@@ -4,17 +4,17 @@ import asyncio
 import base64
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bridge.clock import SystemClock
 from bridge.core.keyring import Keyring
 from bridge.core.message import Message, write_message
+from bridge.core.record import Resolution
 from bridge.core.transaction import make_transaction_id, make_uuid7_bits
 from bridge.directory import ProducerGroup, place_of
-from checker.call import Check, Nonces, Subject, can_sign, encode_call, render_check, sign_call
+from checker.call import Check, Nonces, Subject, can_sign, encode_call, encode_challenge, render_check, sign_call
 from checker.caller import CheckCaller, EndpointCall, EndpointReply
 from checker.config import CheckerConfig
 from checker.conformance import (
@@ -29,6 +29,7 @@ from checker.conformance import (
     judge_many_checks,
     judge_open,
     judge_oversized,
+    judge_probe,
     judge_refused,
     judge_restarted,
     judge_same,
@@ -36,8 +37,6 @@ from checker.conformance import (
     read_answer,
     skip,
 )
-from checker.endpoint_guard import CallbackPolicy, parse_networks
-from checker.http_caller import HttpCaller
 
 SAMPLE_TOPIC = "outbox-bridge.sample"
 _MANY = 100
@@ -47,48 +46,86 @@ _OVERSIZED_BYTES = 16 * _LARGE_BYTES
 _PATIENT_MS = 60_000  # for bodies that take their time on the way
 _AGAIN_MS = 250
 _REVIVAL_MS = 60_000
-
-Act = Callable[[], Awaitable[None]]
-"""Something that the user does while the trials wait."""
+_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class TrialPlan:
-    """What the user has given. `committed`, `open_id`: transaction ids; `end_open`, `restart`: what then happens."""
+    """Transactions whose state is known: one whose local transaction is committed, and one where it is open."""
 
     committed: str | None = None
     open_id: str | None = None
-    end_open: Act | None = None
-    restart: Act | None = None
 
 
-async def try_endpoints(group: ProducerGroup, networks: Sequence[str], plan: TrialPlan) -> list[TrialFinding]:
-    """All trials at each endpoint, one endpoint after the other; those around a restart at all of them together.
+class EarlierAnswer(NamedTuple):
+    """What an endpoint said before something happened: the end of a local transaction, or a restart.
 
-    `networks`: may be called besides public addresses, as in the settings.
+    `trial`: which one compares it with what it says afterwards. `answer`: the name of the resolution.
     """
-    async with _open_caller(networks) as caller:
-        trials = [_EndpointTrial(caller, group, endpoint.url) for endpoint in group.endpoints]
-        for trial in trials:
-            await trial.attack(plan)
-        if plan.end_open is not None and plan.open_id is not None:
-            await plan.end_open()
-        for trial in trials:
-            await trial.look_after_open(plan)
-        if plan.restart is not None:
-            await plan.restart()
-        for trial in trials:
-            await trial.look_after_restart(plan)
-    return [finding for trial in trials for finding in trial.findings]
+
+    endpoint: str
+    trial: Trial
+    transaction_id: str
+    answer: str
 
 
-@asynccontextmanager
-async def _open_caller(networks: Sequence[str]) -> AsyncIterator[CheckCaller]:
-    caller = HttpCaller(CallbackPolicy(parse_networks(networks)), SystemClock())
-    try:
-        yield caller
-    finally:
-        await caller.close()
+class TrialReport(NamedTuple):
+    """Findings, and what can be asked again afterwards."""
+
+    findings: list[TrialFinding]
+    later: list[EarlierAnswer]
+
+
+class EndpointTrials:
+    """Trials at the endpoints of groups. They leave nothing behind: no answer counts, and each call says that it is
+    a trial. A few at once; the others wait. `open_caller`: called once, when the first one begins."""
+
+    def __init__(self, open_caller: Callable[[], CheckCaller]) -> None:
+        self._open_caller = open_caller
+        self._caller: CheckCaller | None = None
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def attack(self, group: ProducerGroup, plan: TrialPlan) -> TrialReport:
+        """All trials at each endpoint, one endpoint after the other."""
+        report = TrialReport([], [])
+        async with self._turn() as caller:
+            for endpoint in group.endpoints:
+                trial = _EndpointTrial(caller, group, endpoint.url)
+                await trial.attack(plan)
+                report.findings.extend(trial.findings)
+                report.later.extend(trial.later)
+        return report
+
+    async def ask_again(self, group: ProducerGroup, earlier: Sequence[EarlierAnswer]) -> TrialReport:
+        """Whether endpoints say what they have said; one that the group no longer has is left out."""
+        report = TrialReport([], [])
+        urls = {place_of(endpoint.url): endpoint.url for endpoint in group.endpoints}
+        async with self._turn() as caller:
+            for one in earlier:
+                if url := urls.get(one.endpoint):
+                    trial = _EndpointTrial(caller, group, url)
+                    await trial.ask_again(one)
+                    report.findings.extend(trial.findings)
+        return report
+
+    async def probe(self, group: ProducerGroup) -> TrialReport:
+        """One signed call to each endpoint, all at once, about no transaction."""
+        async with self._turn() as caller:
+            trials = [_EndpointTrial(caller, group, endpoint.url) for endpoint in group.endpoints]
+            await asyncio.gather(*[trial.probe() for trial in trials])
+        return TrialReport([finding for trial in trials for finding in trial.findings], [])
+
+    async def close(self) -> None:
+        """Cuts what is open."""
+        if self._caller is not None:
+            await self._caller.close()
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[CheckCaller]:
+        async with self._turns:
+            if self._caller is None:
+                self._caller = self._open_caller()
+            yield self._caller
 
 
 class _Sent(NamedTuple):
@@ -97,54 +134,48 @@ class _Sent(NamedTuple):
 
 
 class _EndpointTrial:
-    """One endpoint under trial. What it said is remembered, to be compared with what it says later."""
+    """One endpoint under trial."""
 
     def __init__(self, caller: CheckCaller, group: ProducerGroup, url: str) -> None:
         self._caller = caller
         self._group = group
         self._url = url
-        self._sample = make_sample(_now_ms())
-        self._first: Answer = skip("not asked")
-        self._while_open: Answer = skip("not asked")
         self.findings: list[TrialFinding] = []
+        self.later: list[EarlierAnswer] = []
 
     async def attack(self, plan: TrialPlan) -> None:
         """Everything that needs no act of the user."""
-        if not can_sign(self._group.secrets):
-            remedy = f"Run `outbox-bridge group rotate-secret {self._group.name}`."
-            self._note(Trial.UNKNOWN_ID, Judgement(TrialVerdict.BAD, "no secret to sign with", remedy))
+        if not self._can_sign(Trial.UNKNOWN_ID):
             return
-        self._first, reply = await self._ask(self._sample)
-        self._note(Trial.UNKNOWN_ID, judge_unknown(self._first), reply)
+        sample = make_sample(_now_ms())
+        first, reply = await self._ask(sample)
+        self._note(Trial.UNKNOWN_ID, judge_unknown(first), reply)
         if reply.failure is not None:
-            for trial in list(Trial)[1:]:
+            for trial in list(Trial)[1:-1]:
                 self._note(trial, skip("the endpoint does not answer"))
             return
-        again, reply = await self._ask(self._sample)
-        self._note(Trial.SAME_ANSWER, judge_same(self._first, again), reply)
+        again, reply = await self._ask(sample)
+        self._note(Trial.SAME_ANSWER, judge_same(first, again), reply)
         await self._forge()
         await self._weigh_down()
         await self._look_up(plan)
+        self._remember(Trial.AFTER_RESTART, sample.transaction_id, first)
 
-    async def look_after_open(self, plan: TrialPlan) -> None:
-        """What it says once the local transaction that was open has ended."""
-        if not self._is_answering():
-            return
-        if plan.open_id is None or plan.end_open is None:
-            self._note(Trial.AFTER_OPEN, skip("needs --open ID and --interactive"))
-            return
-        answer, reply = await self._ask(make_check_of(plan.open_id))
-        self._note(Trial.AFTER_OPEN, judge_same(self._while_open, answer), reply)
+    async def ask_again(self, earlier: EarlierAnswer) -> None:
+        """The same question as before. A process that was just started may not listen yet."""
+        if self._can_sign(earlier.trial):
+            before, is_restart = Resolution[earlier.answer], earlier.trial is Trial.AFTER_RESTART
+            end_ms = _now_ms() + (_REVIVAL_MS if is_restart else 0)
+            answer, reply = await self._ask_until_alive(make_check_of(earlier.transaction_id), end_ms)
+            judge = judge_restarted if is_restart else judge_same
+            self._note(earlier.trial, judge(before, answer), reply)
 
-    async def look_after_restart(self, plan: TrialPlan) -> None:
-        """What it says once its processes were started anew."""
-        if not self._is_answering():
-            return
-        if plan.restart is None:
-            self._note(Trial.AFTER_RESTART, skip("needs --restart-command or --interactive"))
-            return
-        answer, reply = await self._ask_until_alive(self._sample)
-        self._note(Trial.AFTER_RESTART, judge_restarted(self._first, answer), reply)
+    async def probe(self) -> None:
+        """Whether it takes the group's signature, and answers as endpoints do. Nothing is asked that it could note."""
+        if self._can_sign(Trial.PROBE):
+            challenge = _random_text()
+            reply = await self._send(self._sign_text(encode_challenge(self._group.name, challenge)))
+            self._note(Trial.PROBE, judge_probe(reply, challenge), reply)
 
     # --- trials ---
 
@@ -171,7 +202,8 @@ class _EndpointTrial:
         large = make_sample(_now_ms(), b"x" * _LARGE_BYTES)
         answer, reply = await self._ask(large)
         self._note(Trial.LARGE_CALL, judge_unknown(answer), reply)
-        reply = await self._send(_Sent("[" * _OVERSIZED_BYTES, self._sign(self._sample).headers), _PATIENT_MS)
+        headers = self._sign(make_sample(_now_ms())).headers
+        reply = await self._send(_Sent("[" * _OVERSIZED_BYTES, headers), _PATIENT_MS)
         self._note(Trial.OVERSIZED, judge_oversized(reply), reply)
         checks = [make_sample(_now_ms()) for _ in range(min(_MANY, self._group.settings.calls.batch_size))]
         reply = await self._send(self._sign(*checks), checks=len(checks))
@@ -189,9 +221,11 @@ class _EndpointTrial:
             self._note(Trial.COMMITTED, judge_committed(answer), reply)
         if plan.open_id is None:
             self._note(Trial.OPEN, skip("needs --open ID"))
-        else:
-            self._while_open, reply = await self._ask(make_check_of(plan.open_id))
-            self._note(Trial.OPEN, judge_open(self._while_open), reply)
+            self._note(Trial.AFTER_OPEN, skip("needs --open ID and --interactive"))
+            return
+        while_open, reply = await self._ask(make_check_of(plan.open_id))
+        self._note(Trial.OPEN, judge_open(while_open), reply)
+        self._remember(Trial.AFTER_OPEN, plan.open_id, while_open)
 
     # --- calls ---
 
@@ -199,9 +233,7 @@ class _EndpointTrial:
         reply = await self._send(self._sign(check))
         return read_answer(reply, check), reply
 
-    async def _ask_until_alive(self, check: Check) -> tuple[Answer, EndpointReply]:
-        """A process that was just started may not listen yet."""
-        end_ms = _now_ms() + _REVIVAL_MS
+    async def _ask_until_alive(self, check: Check, end_ms: int) -> tuple[Answer, EndpointReply]:
         while True:
             answer, reply = await self._ask(check)
             if reply.failure is None or _now_ms() > end_ms:
@@ -210,7 +242,7 @@ class _EndpointTrial:
 
     def _sign(self, *checks: Check, at_ms: int | None = None) -> _Sent:
         """A call as the checker makes it, now or at another time."""
-        return self._sign_text(encode_call(self._group.name, checks), at_ms)
+        return self._sign_text(encode_call(self._group.name, checks, is_trial=True), at_ms)
 
     def _sign_text(self, text: str, at_ms: int | None = None) -> _Sent:
         headers = sign_call(self._group.secrets, f"test_{_random_text()}", at_ms or _now_ms(), text)
@@ -224,8 +256,19 @@ class _EndpointTrial:
 
     # --- findings ---
 
-    def _is_answering(self) -> bool:
-        return len(self.findings) > 1 and self.findings[1].verdict is not TrialVerdict.SKIPPED
+    def _can_sign(self, trial: Trial) -> bool:
+        if can_sign(self._group.secrets):
+            return True
+        remedy = f"Run `outbox-bridge group rotate-secret {self._group.name}`."
+        self._note(trial, Judgement(TrialVerdict.BAD, "no secret to sign with", remedy))
+        return False
+
+    def _remember(self, trial: Trial, transaction_id: str, answer: Answer) -> None:
+        """What it says now, for later; if that is no answer, the trial before this one said so."""
+        if isinstance(answer, Resolution):
+            self.later.append(EarlierAnswer(place_of(self._url), trial, transaction_id, answer.name))
+        else:
+            self._note(trial, skip("it gave no answer that could be compared"))
 
     def _note(self, trial: Trial, judged: Judgement, reply: EndpointReply | None = None) -> None:
         endpoint, latency_ms = (reply.endpoint, reply.latency_ms) if reply else (place_of(self._url), 0)
