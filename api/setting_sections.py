@@ -68,6 +68,8 @@ class HttpSettings(SettingSection):
     """Names by which the bridge is called, besides its own address; `name` or `name:port`."""
     console: Literal["on", "read-only", "off"] = "on"
     """Pages for operators at `/console/`: whole, without acts, or not at all."""
+    reports: Path = Path(".outbox-bridge/reports")
+    """Folder of the runs of `report run` (its `--out`), for the console's page of reports."""
     reuse_port: bool = False
     """Whether several processes of one machine may listen on one port."""
     backlog: Annotated[int, Field(ge=1, le=65_535)] = 2_048

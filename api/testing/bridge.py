@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from api.console.site import make_site
 from api.web.app import create_app
@@ -40,6 +41,7 @@ class MemoryBridge:
         topics: InternalTopics,
         face: Face = lambda calls: calls,
         access: AccessConfig = OPEN,
+        reports: Path | None = None,
     ) -> None:
         self._backing = backing
         self._topics = topics
@@ -60,6 +62,7 @@ class MemoryBridge:
                 now_ms=backing.clock.now_ms,
                 sessions=node.sessions,
                 signing=node.signing,
+                reports=reports,
                 calls_of=lambda group: None if node.checks is None else node.checks.calls_of(group),
             ),
             site=make_site(),

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from api.web.limits import HttpLimits
@@ -38,8 +39,8 @@ class Services:
 
     `signing`: secrets beside keys, for clients of RocketMQ. `sessions`: of people at the pages; None: nobody signs in.
     `is_read_only`: pages let nobody do anything.
-    `settings`: name, value and origin of each as they may be shown. `calls_of`: to the endpoints of a group, by this
-    process; None if it asks nobody.
+    `settings`: name, value and origin of each as they may be shown. `reports`: the folder of the runs of `report`.
+    `calls_of`: to the endpoints of a group, by this process; None if it asks nobody.
     """
 
     access: AccessService
@@ -59,4 +60,5 @@ class Services:
     signing: SigningSecrets | None = None
     is_read_only: bool = False
     settings: Sequence[tuple[str, str, str]] = ()
+    reports: Path | None = None
     calls_of: Callable[[str], CallsOfGroup | None] = lambda _: None

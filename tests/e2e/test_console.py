@@ -75,6 +75,8 @@ def places(scene: Scene) -> dict[str, str]:
         "preview": "redrive?action=resume&producer_group=mail",
         "groups": "groups",
         "group": "groups/shop",
+        "reports": "reports",
+        "report": "reports/000001",
         "audit": "audit",
         "settings": "settings",
     }
@@ -150,6 +152,17 @@ def test_keyboard_is_enough(browser: Browser, scene: Scene) -> None:
         page.wait_for_url("**?done=commit")
         assert "COMMITTED" in page.locator(".headline").inner_text()
     assert scene.bridge.get_json(f"/v1/transactions/{transaction_id}")["state"] == "COMMITTED"
+
+
+def test_checks_are_paused_and_go_on_from_the_page_of_their_group(browser: Browser, scene: Scene) -> None:
+    """The reason is asked for by the form."""
+    with tab(browser, scene) as page:
+        page.goto("groups/stock")
+        for act, paused in (("Pause checks", True), ("Resume checks", False)):
+            page.get_by_label("Reason, for the audit").fill("the stock is counted")
+            page.get_by_role("button", name=act).click()
+            page.wait_for_url("**/groups/stock")
+            assert ("Its checks are paused" in page.locator("main").inner_text()) is paused
 
 
 Cause = tuple[str, list[Callable[[Page], Any]], str]

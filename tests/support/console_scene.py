@@ -4,6 +4,7 @@
 could be asked, so its transactions are parked. `orders` and `stock` are as they should be.
 """
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,10 +65,25 @@ class Scene:
         return found == (parked, 1) and endpoint["unanswered"] > 0
 
 
+def _write_report(folder: Path, scene: Scene) -> None:
+    """A run that has found something, as `report run` leaves it."""
+    found = {"kind": "MISSING", "detail": HOSTILE, "group": "orders", "topic": "orders", "state": "NEW"}
+    findings = [{**found, "transaction_id": one, "first_seen": "2026-01-31T12:00:00.000Z"} for one in scene.pending]
+    window = {"taken_at": "2026-01-31T12:00:00.000Z"}
+    summary = {"exit_code": 1, "sentence": "6 findings: 6 MISSING.", "window": window, "findings": {"total": 6}}
+    run = folder / "000001"
+    run.mkdir(parents=True)
+    (run / "findings.jsonl").write_text("".join(json.dumps(one) + "\n" for one in findings))
+    (run / "summary.json").write_text(json.dumps(summary))
+    (folder / "ledger.json").write_text(json.dumps({"runs": [{"run": 1}]}))
+
+
 @contextmanager
 def console_scene(folder: Path, parked: int = 8) -> Iterator[Scene]:
     """Until its block ends."""
-    with socket_bridge(folder, {"orders": 1, GONE: 1}) as bridge:
+    reports = folder / "reports"
+    with socket_bridge(folder, {"orders": 1, GONE: 1}, reports) as bridge:
         scene = Scene(bridge)
         scene.break_things(parked)
+        _write_report(reports, scene)
         yield scene

@@ -23,9 +23,9 @@ from tests.support.whole_bridge import WholeBridge
 class SocketBridge(WholeBridge):
     """Of the methods of a WholeBridge, those that move a clock are not for it."""
 
-    def __init__(self, folder: Path, topics: Mapping[str, int]) -> None:
+    def __init__(self, folder: Path, topics: Mapping[str, int], reports: Path | None = None) -> None:
         # the machine's clock has all that the bridge needs
-        super().__init__(folder, topics, clock=cast("VirtualClock", SystemClock()))
+        super().__init__(folder, topics, clock=cast("VirtualClock", SystemClock()), reports=reports)
         self._server = ApiServer(self._bridge.app, ServeConfig(port=0))
         self._stopping = asyncio.Event()
         self._is_ready = threading.Event()
@@ -107,9 +107,9 @@ class SocketBridge(WholeBridge):
 
 
 @contextmanager
-def socket_bridge(folder: Path, topics: Mapping[str, int]) -> Iterator[SocketBridge]:
+def socket_bridge(folder: Path, topics: Mapping[str, int], reports: Path | None = None) -> Iterator[SocketBridge]:
     """A running one."""
-    bridge = SocketBridge(folder, topics)
+    bridge = SocketBridge(folder, topics, reports)
     thread = threading.Thread(target=bridge.run, name="socket-bridge")
     thread.start()
     try:

@@ -59,6 +59,7 @@ class WholeBridge:
         queues: int = 2,
         clock: VirtualClock | None = None,
         access: AccessConfig = OPEN,
+        reports: Path | None = None,
     ) -> None:
         self.memory = make_memory_world(topics, topics=InternalTopics(queues=queues), clock=clock)
         self.clock = self.memory.clock
@@ -68,7 +69,7 @@ class WholeBridge:
         backing = Backing(
             process.store, process.owners, process.admin, self._database, self.clock, lambda: self._caller, Random(7)
         )
-        self._bridge = MemoryBridge(backing, self.memory.topics, access=access)
+        self._bridge = MemoryBridge(backing, self.memory.topics, access=access, reports=reports)
         self._runner = asyncio.Runner()
 
     @property
