@@ -49,6 +49,7 @@ from bridge.settler.ports import SettlerConfig
 from bridge.sql.at_rest import SecretCipher, use_cipher
 from bridge.sql.engine import Database
 from bridge.sql.migrate import read_revisions
+from bridge.sql.processes import ProcessBoard
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig, check_user_options
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
@@ -77,6 +78,12 @@ class Embedding:
     face: Face
 
 
+SHARED = frozenset(
+    {"auto_create_groups", "transaction_id_header", "topics.prefix", "topics.queues", "topics.overridden",
+     "limits.message_bytes", "limits.pending_transactions", "quotas.pending_of_group", "callbacks.allow_networks",
+     "callbacks.prove_ownership", "settler.session_ms"}
+)  # fmt: skip
+"""Settings in which the processes of a bridge must not differ: what one takes another would refuse."""
 _PROJECTOR_ALONE = Roles(api=False, settler=False, projector=True)
 _PROJECTOR_NICENESS = 10  # where processors are short, search may lag; orders must not
 
@@ -245,6 +252,8 @@ class _Process:
         backing = kafka.back(database, lambda: HttpCaller(self._callbacks, self._clock))
         self.node = Node(backing, self._make_config())
         self._certificates: Certificates | None = None
+        shared = {one.name: one.value for one in show_settings(settings) if one.name in SHARED}
+        self._board = ProcessBoard(database, self._clock, self.node.owner, shared)
         self._doors: list[RemotingServer] = []
 
     async def start(self, roles: Roles) -> None:
@@ -262,6 +271,7 @@ class _Process:
         if roles.is_called or roles.settler:
             self._kafka.store.open()
         self.node.run("own-addresses", self._own.run_forever())
+        self.node.run("processes", self._board.run_forever())
         self.node.run("heap", HeapLoop(self._clock, make_heap_acts()).run_forever())
 
     async def _refuse_without_rights(self, roles: Roles) -> None:
@@ -320,7 +330,7 @@ class _Process:
             trials=node.trials,
             search=node.search,
             parked=node.parked,
-            readiness=make_readiness(node, self._kafka.last_error, certificates),
+            readiness=make_readiness(node, self._kafka.last_error, certificates, self._board),
             limits=HttpLimits(
                 body_bytes=limits.body_bytes,
                 receive_s=http.receive_seconds,

@@ -147,6 +147,7 @@ class Node:
         self.backing = backing
         self._config = config
         clock, database, topics = backing.clock, backing.database, config.topics
+        self.owner = config.owner
         self.seal_watch = backing.seal_watch
         self.directory = SqlDirectory(database, clock, config.refresh_ms, backing.random.randbytes)
         self.access = AccessService(database, clock, config.access or AccessConfig(), backing.random.randbytes)

@@ -25,6 +25,7 @@ from bridge.service.search import SearchService
 from bridge.settler.settler import Hold, Settler
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
+from bridge.sql.processes import ProcessBoard
 from bridge.sql.transactions import read_positions
 from bridge.store.message_store import TopicAdmin
 from bridge.store.sealed import SealWatch
@@ -35,7 +36,10 @@ _KAFKA_ANSWER_MS = 2_000
 
 
 def make_readiness(
-    node: Node, kafka_error: Callable[[], str | None], certificates: Certificates | None = None
+    node: Node,
+    kafka_error: Callable[[], str | None],
+    certificates: Certificates | None = None,
+    processes: ProcessBoard | None = None,
 ) -> Mapping[str, ReadinessCheck]:
     """The checks of a process that has started, by name. `kafka_error`: what its clients complained of last."""
     checks: dict[str, ReadinessCheck] = {
@@ -51,6 +55,8 @@ def make_readiness(
         checks["settler"] = lambda: _settler(settler)
     if (projector := node.projector) is not None:
         checks["projector"] = lambda: _projector(projector)
+    if processes is not None:
+        checks["processes"] = lambda: _processes(processes)
     if certificates is not None:
         checks["certificates"] = lambda: _certificates(certificates)
     if node.roles.is_called:
@@ -83,6 +89,11 @@ async def check_sql(database: Database) -> CheckResult:
 async def _topology(guard: TopologyGuard) -> CheckResult:
     faults = guard.faults
     return CheckResult(is_ok=not faults, detail="; ".join(map(str, faults)))
+
+
+async def _processes(board: ProcessBoard) -> CheckResult:
+    differ = board.describe()
+    return CheckResult(is_ok=not differ, is_degraded=True, detail=differ)
 
 
 async def _op_records(seal_watch: SealWatch) -> CheckResult:

@@ -369,6 +369,16 @@ leases = sa.Table(
     _int("until_ms"),
 )
 
+# What each process notes of itself every few seconds. `seen_ms`: by the database's clock, which its own is ahead of.
+processes = sa.Table(
+    "processes",
+    metadata,
+    sa.Column("owner", sa.Text(), primary_key=True),
+    _int("seen_ms"),
+    _int("ahead_ms"),
+    _text("settings"),
+)
+
 # The first of the signing ones makes new MACs, all of them are valid. See bridge/core/keyring.py.
 bridge_keys = sa.Table(
     "bridge_keys",

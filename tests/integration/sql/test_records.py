@@ -19,6 +19,7 @@ from bridge.sql.engine import Database, MalformedCursor
 from bridge.sql.groups import GroupDeletion
 from bridge.sql.identity import TopicIdentity, read_identity, record_identity
 from bridge.sql.leases import LeaseWatch, release_lease, take_lease
+from bridge.sql.processes import ProcessBoard
 from bridge.sql.projection import clear_projection
 from bridge.sql.redrive import JobState, RedriveJob, advance_job, claim_job, create_job, find_job, list_jobs, stop_job
 from bridge.sql.rows import ALL_COLUMNS, AppliedPosition, LogIdentity, all_values, begin_position, make_row
@@ -267,6 +268,25 @@ async def test_stopped_or_finished_job_is_not_claimed(database: Database) -> Non
     assert (found.state, found.updated_ms, found.counts) == (JobState.STOPPED, 120, {"done": 7})
     assert await database.read(lambda conn: list_jobs(conn, 5)) == [found]
     assert await database.read(lambda conn: find_job(conn, "job-2")) is None
+
+
+async def test_processes_that_differ_are_named_by_each(database: Database) -> None:
+    """Clocks more than 5 s apart, and settings that all must share; alike, or alone, nothing is said."""
+    clocks = [VirtualClock(), VirtualClock(), VirtualClock()]
+    shared = {"topics.prefix": "", "limits.message_bytes": "1000"}
+    others = [shared, shared, {**shared, "limits.message_bytes": "2000"}]
+    boards = [ProcessBoard(database, clock, name, has) for clock, name, has in zip(clocks, "abc", others, strict=True)]
+    for board in boards[:2] * 2:
+        await board.run_once()
+    assert [board.describe() for board in boards[:2]] == ["", ""]
+    await clocks[1].advance(7_000)
+    for board in boards * 2:
+        await board.run_once()
+    a, b, c = (board.describe() for board in boards)
+    assert ("the clock of b is 7." in a or "the clock of b is 6.9" in a, "ahead of that of a" in a) == (True, True)
+    assert "limits.message_bytes is '2000' in c, and '1000' in a" in a
+    assert ("behind that of b" in b, "behind" in c, "ahead of that of c" in c) == (True, False, True)
+    assert "topics.prefix" not in a + b + c
 
 
 async def test_lease_belongs_to_one_until_it_ends(database: Database) -> None:
