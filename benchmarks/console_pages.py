@@ -32,6 +32,9 @@ _PAGES = (
     "parked?producer_group=group-7",
     "groups",
     "groups/shop",
+    "topics",
+    "topics/orders",
+    "reports",
     "audit",
     "settings",
 )

@@ -45,6 +45,7 @@ MENU = (
     Section("search", "Transactions", Verb.READ),
     Section("parked", "Parked", Verb.READ),
     Section("groups", "Groups", Verb.READ),
+    Section("topics", "Topics", Verb.READ, is_for_all=True),
     Section("reports", "Reports", Verb.READ, is_for_all=True),
     Section("audit", "Audit", Verb.ADMIN, is_for_all=True),
     Section("settings", "Settings", Verb.READ),

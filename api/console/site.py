@@ -5,7 +5,7 @@ from pathlib import Path
 
 from starlette.responses import FileResponse, Response
 
-from api.console import acts, entry, groups, home, live, parked, records, reports, search, transaction
+from api.console import acts, entry, groups, home, live, parked, records, reports, search, topics, transaction
 from api.console.entry import identify_reader, is_unproven, lead_to_sign_in
 from api.console.render import PREFIX, is_page, render
 from api.web.problems import Problem, Rejected, problem_headers
@@ -40,6 +40,6 @@ def show_problem(request: ApiRequest, problem: Problem) -> HttpAnswer:
 
 def make_site() -> Site:
     """The console, to be put on the road."""
-    modules = (entry, home, live, search, transaction, acts, parked, groups, reports, records)
+    modules = (entry, home, live, search, transaction, acts, parked, groups, topics, reports, records)
     table = [*routes, *[route for module in modules for route in module.routes]]
     return Site(table, is_page, identify_reader, show_problem)

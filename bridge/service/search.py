@@ -15,6 +15,7 @@ from bridge.service.contract import RefusalCode, Refused
 from bridge.service.reads import ConsumerLag, Lag
 from bridge.sql.audit import ActEntry, read_audit
 from bridge.sql.engine import Database, MalformedCursor
+from bridge.sql.search import TopicActivity, find_last_published, read_topics
 from bridge.sql.stats import Histogram, count_ages, restrict_stats
 from bridge.sql.transactions import (
     AppliedPosition,
@@ -84,6 +85,15 @@ class SearchService:
         most = min(max(limit, 1), MAX_PAGE)
         read = await read_page(self._database, lambda c: search_transactions(c, wanted, most, cursor))
         return read if isinstance(read, Refused) else TransactionList(*read)
+
+    async def topics(self, limit: int, after: str = "") -> Sequence[TopicActivity] | Refused:
+        """Topics that transactions have messages of, in the order of their names."""
+        most = min(max(limit, 1), MAX_PAGE)
+        return await read_page(self._database, lambda c: read_topics(c, after, most))
+
+    async def topic(self, name: str) -> TopicActivity | Refused:
+        """One of them."""
+        return await read_page(self._database, lambda c: TopicActivity(name, find_last_published(c, name)))
 
     async def audit(self, limit: int, cursor: str | None = None) -> AuditList | Refused:
         """A page of the audit trail."""

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -58,6 +58,39 @@ def search_transactions(
         places = _places_by_message(conn, wanted, groups, after, limit + 1)
     views = _read_views(conn, places[:limit])
     return views, encode_cursor(_CURSOR, *places[limit - 1]) if len(places) > limit else None
+
+
+_LOOKED_AT = 200  # newest messages of a topic, for its last publication
+
+
+class TopicActivity(NamedTuple):
+    """A topic of transactions. `last`: the newest that was published, of the newest there are."""
+
+    topic: str
+    last: TransactionView | None
+
+
+def read_topics(conn: Connection, after: str, limit: int) -> list[TopicActivity]:
+    """Topics in the order of their names, those after `after`; a few looks into an index for each."""
+    found: list[TopicActivity] = []
+    while len(found) < limit:
+        query = sa.select(_K.topic).where(_K.topic > after).order_by(_K.topic).limit(1)
+        following = conn.execute(query).scalar()
+        if following is None:
+            break
+        after = following
+        found.append(TopicActivity(after, find_last_published(conn, after)))
+    return found
+
+
+def find_last_published(conn: Connection, topic: str) -> TransactionView | None:
+    """The newest born transaction with messages of a topic that was published; None if that is long ago, or never."""
+    newest = sa.select(_K.id).where(_K.topic == topic).order_by(_K.born_ms.desc(), _K.id.desc()).limit(_LOOKED_AT)
+    ids = list(dict.fromkeys(conn.execute(newest).scalars()))
+    is_published = (_T.live == 0, _T.state == TransactionState.COMMITTED.value, _T.abandoned_ms.is_(None))
+    query = select_views().where(_T.id.in_(ids), *is_published).order_by(_T.born_ms.desc(), _T.id.desc()).limit(1)
+    row = conn.execute(query).first()
+    return None if row is None else make_view(row)
 
 
 def _find_groups(conn: Connection, wanted: SearchFilter) -> list[str] | None:

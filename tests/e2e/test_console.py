@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.support.browser import find_chromium
-from tests.support.console_scene import HOSTILE, Scene, console_scene
+from tests.support.console_scene import GONE, HOSTILE, Scene, console_scene
 from tests.support.source_tree import ROOT
 
 AXE = (ROOT / "tests" / "support" / "axe.min.js").read_text()
@@ -75,6 +75,9 @@ def places(scene: Scene) -> dict[str, str]:
         "preview": "redrive?action=resume&producer_group=mail",
         "groups": "groups",
         "group": "groups/shop",
+        "topics": "topics",
+        "topic": "topics/orders",
+        "topic-gone": f"topics/{GONE}",
         "reports": "reports",
         "report": "reports/000001",
         "audit": "audit",

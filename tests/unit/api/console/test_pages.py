@@ -31,6 +31,8 @@ def prepare(bridge: WholeBridge, group: str = "orders", **message: object) -> st
         "search",
         "parked",
         "groups",
+        "topics",
+        "reports",
         "audit",
         "settings",
         "search?state=PARKED",
