@@ -74,10 +74,23 @@ async def rotate_secret(request: ApiRequest, group: str) -> HttpAnswer:
     secret = await request.services.groups.rotate_secret(group, who_is(request, ""))
     if isinstance(secret, Refused):
         raise refuse(secret)
-    return await _render_group(request, group, secret)
+    return await _render_group(request, group, secret=secret)
 
 
-async def _render_group(request: ApiRequest, group: str, secret: str | None = None, refused: str = "") -> HttpAnswer:
+@routes.add("POST", f"{PREFIX}/groups/{{group}}/test", verb=Verb.ADMIN)
+async def probe_group(request: ApiRequest, group: str) -> HttpAnswer:
+    """One signed call to each endpoint, as `group test` makes it first of all; nothing is left behind."""
+    refuse_read_only(request)
+    check_group(group, "?group")
+    await read_form(request)
+    known = await request.services.groups.find(group, request.caller.rights)
+    if isinstance(known, Refused):
+        raise refuse(known)
+    return await _render_group(request, group, report=await request.services.trials.probe(known))
+
+
+async def _render_group(request: ApiRequest, group: str, **members: object) -> HttpAnswer:
+    """`secret`: a new one; `refused`: why nothing was done; `report`: of a test."""
     check_group(group, "?group")
     health = await request.services.groups.get(group, request.caller.rights)
     if isinstance(health, Refused):
@@ -85,7 +98,6 @@ async def _render_group(request: ApiRequest, group: str, secret: str | None = No
     settings = render_settings(health.group.settings)
     named = {name.replace("_", " "): getattr(settings, name) for name in settings.__struct_fields__}
     check = {name: f"{value:g}" if isinstance(value, float) else value for name, value in named.items()}
-    status, calls = 422 if refused else 200, request.services.calls_of(group)
-    return render(
-        request, "group.html", status, health=health, check=check, secret=secret, refused=refused, calls=calls
-    )
+    shown = {"secret": None, "refused": "", "report": None, **members}
+    calls, status = request.services.calls_of(group), 422 if shown["refused"] else 200
+    return render(request, "group.html", status, health=health, check=check, calls=calls, **shown)

@@ -168,6 +168,17 @@ def test_checks_are_paused_and_go_on_from_the_page_of_their_group(browser: Brows
             assert ("Its checks are paused" in page.locator("main").inner_text()) is paused
 
 
+def test_endpoints_are_tested_from_the_page_of_their_group(browser: Browser, scene: Scene) -> None:
+    """What is wrong with each, and what to do about it."""
+    with tab(browser, scene, viewport={"width": 360, "height": 900}) as page:
+        page.goto("groups/shop")
+        page.get_by_role("button", name="Test").click()
+        page.get_by_text("One signed call to each endpoint").wait_for()
+        assert "bad" in page.locator("main").inner_text()
+        page.evaluate(AXE)
+        assert (page.evaluate(FLAWS, RULES), page.evaluate(WIDE), page.evaluate(EMPTY)) == ([], 0, [])
+
+
 Cause = tuple[str, list[Callable[[Page], Any]], str]
 CAUSES: list[Cause] = [
     (

@@ -75,3 +75,15 @@ def test_group_shows_how_its_calls_went(bridge: WholeBridge) -> None:
     page = page_of(bridge, "groups/shop")
     assert "0 of 1, 0.0 %" in page
     assert "up to 1 ms" in page
+
+
+def test_endpoints_are_tested_with_one_signed_call(bridge: WholeBridge) -> None:
+    """The page says what came of it, and leaves nothing behind."""
+    bridge.call("PUT", "/v1/producer-groups/shop", {"endpoints": [{"url": URL}]})
+    tested = bridge.submit("/console/groups/shop/test", {})
+    page = tested.body.decode()
+    assert (tested.status, "One signed call to each endpoint" in page, ">bad<" in page) == (200, True, True)
+    assert "token=" not in page
+    bridge.call("PUT", "/v1/producer-groups/none", {})
+    assert "no endpoint that could be called" in bridge.submit("/console/groups/none/test", {}).body.decode()
+    assert bridge.submit("/console/groups/nobody/test", {}).status == 404
