@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, PrivateAttr, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
@@ -82,6 +82,8 @@ class Settings(BaseSettings):
     auto_create_groups: bool = False
     """Whether a prepare makes a producer group that is not there. A name with a typing error is then a group that
     nobody is asked about."""
+    check_after_seconds: Annotated[float, Field(ge=1, le=86_400)] = 6
+    """How long the first check waits in groups that have the usual `check.transaction_timeout_seconds`. For trying."""
     transaction_id_header: bool = True
     """Whether published records carry the header `transaction-id`."""
     topics: TopicsSettings = TopicsSettings()

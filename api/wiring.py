@@ -79,7 +79,8 @@ class Embedding:
 
 
 SHARED = frozenset(
-    {"auto_create_groups", "transaction_id_header", "topics.prefix", "topics.queues", "topics.overridden",
+    {"auto_create_groups", "check_after_seconds", "transaction_id_header", "topics.prefix", "topics.queues",
+     "topics.overridden",
      "limits.message_bytes", "limits.pending_transactions", "quotas.pending_of_group", "callbacks.allow_networks",
      "callbacks.prove_ownership", "settler.session_ms"}
 )  # fmt: skip
@@ -393,6 +394,7 @@ class _Process:
             access=_make_access_config(settings),
             overridden=settings.topics.overridden,
             auto_create_groups=settings.auto_create_groups,
+            check_after_ms=round(settings.check_after_seconds * 1000),
         )
 
     def _needs_proof(self, url: str) -> bool:

@@ -132,6 +132,7 @@ class NodeConfig:
     overridden: Collection[str] = ()
     auto_create_groups: bool = True
     refresh_ms: int = 1_000  # what other processes change of producer groups is seen after this
+    check_after_ms: int = CheckTimes().transaction_timeout_ms  # of groups that have the usual transaction timeout
     look_ms: int = 1_500  # what happens to the internal topics is seen after this
 
 
@@ -149,7 +150,9 @@ class Node:
         clock, database, topics = backing.clock, backing.database, config.topics
         self.owner = config.owner
         self.seal_watch = backing.seal_watch
-        self.directory = SqlDirectory(database, clock, config.refresh_ms, backing.random.randbytes)
+        self.directory = SqlDirectory(
+            database, clock, config.refresh_ms, backing.random.randbytes, config.check_after_ms
+        )
         self.access = AccessService(database, clock, config.access or AccessConfig(), backing.random.randbytes)
         self.guard = TopologyGuard(
             backing.admin,

@@ -19,7 +19,7 @@ import typer
 
 from api.cli.demo_environment import Keeper, Steps
 from api.cli.dev_events import DevEvents
-from api.cli.local import ConfigOption, load, run_loop, sigterm_as_ctrl_c
+from api.cli.local import ConfigOption, load, read_seconds, run_loop, sigterm_as_ctrl_c
 from api.cli.output import (
     CommandFailed,
     Exit,
@@ -63,6 +63,12 @@ RocketMqPortOption = Annotated[
 ]
 
 
+CheckAfterOption = Annotated[
+    float | None,
+    typer.Option("--check-after", metavar="TIME", parser=read_seconds, help="Ask so soon, like 1s, not after 6 s."),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class DevOptions:
     """What was asked for on the command line."""
@@ -74,6 +80,7 @@ class DevOptions:
     config: Path | None
     output: Output
     rocketmq_port: int | None = None
+    check_after_s: float | None = None
 
     @property
     def roles(self) -> str:
@@ -89,6 +96,7 @@ def dev(  # noqa: PLR0913, PLR0917 - a wish is an option
     kafka: KafkaOption = None,
     topic: TopicOption = [],  # noqa: B006 - typer reads the default
     rocketmq_port: RocketMqPortOption = None,
+    check_after: CheckAfterOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -96,7 +104,7 @@ def dev(  # noqa: PLR0913, PLR0917 - a wish is an option
 
     Data stay in .outbox-bridge. The first start downloads Kafka (45 MB).
     """
-    wishes = DevOptions(port, kafka_port, kafka, topic, config, output, rocketmq_port)
+    wishes = DevOptions(port, kafka_port, kafka, topic, config, output, rocketmq_port, check_after)
     with sigterm_as_ctrl_c(), ExitStack() as stack:
         try:
             folder = _open_folder(stack, data, ephemeral, config)
@@ -202,6 +210,7 @@ def _make_settings(wishes: DevOptions, folder: Path, bootstrap: str) -> "Setting
         "http": {"port": wishes.port},
         "remoting": {"port": wishes.rocketmq_port},
         "callbacks": {"allow_networks": networks},
+        "check_after_seconds": wishes.check_after_s,
         "insecure_no_auth": is_loopback(own.http.host) or None,
         "auto_create_groups": True if own.origin("auto_create_groups") is Origin.DEFAULT else None,
     }

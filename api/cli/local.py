@@ -1,6 +1,7 @@
 """Commands that use Kafka or SQL themselves: settings, loops, and the option that arms a fault."""
 
 import asyncio
+import re
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -31,6 +32,14 @@ def refuse_fault(settings: "Settings") -> None:
     if settings.fault is not None:
         raise ConfigError("OUTBOX_BRIDGE_FAULT is set, but only serve, migrate and projection rebuild with "
                           "--allow-faults obey it; unset it, or give that flag")  # fmt: skip
+
+
+def read_seconds(text: str) -> float:
+    """A duration such as 1s, 500ms or 2m."""
+    read = re.fullmatch(r"(\d{1,6})(ms|s|m|h)", text)
+    if read is None:
+        raise typer.BadParameter(f"{text!r} is no duration: say 1s, 500ms or 2m")
+    return int(read[1]) * _SECONDS[read[2]]
 
 
 def arm_fault(settings: "Settings") -> ArmedFault | None:
@@ -66,6 +75,8 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", "-c", help="Settings file; outbox-bridge.toml here, if it exists."),
 ]
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0}
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 

@@ -36,22 +36,30 @@ from bridge.turns import take_error
 
 T = TypeVar("T")
 _LOG = structlog.get_logger()
+_USUAL_MS = DEFAULT_SETTINGS.times.transaction_timeout_ms
 
 
 class SqlDirectory:
     """Port ProducerDirectory. Changes made by other processes are seen after at most `refresh_ms`.
 
     Writes take the audit entry that is to be kept in the same SQL transaction. All of them raise
-    SqlUnavailable; reads from memory never do. `random_bytes`: what secrets are made of.
+    SqlUnavailable; reads from memory never do. `random_bytes`: what secrets are made of. `check_after_ms`: the
+    transaction timeout here of groups that have the usual one.
     """
 
     def __init__(
-        self, database: Database, clock: Clock, refresh_ms: int = 1_000, random_bytes: RandomBytes = token_bytes
+        self,
+        database: Database,
+        clock: Clock,
+        refresh_ms: int = 1_000,
+        random_bytes: RandomBytes = token_bytes,
+        check_after_ms: int = _USUAL_MS,
     ) -> None:
         self._database = database
         self._clock = clock
         self._refresh_ms = refresh_ms
         self._random_bytes = random_bytes
+        self._check_after_ms = check_after_ms
         self._snapshot = Snapshot()
         self._leases = LeaseTerms()
         self._ended: Mapping[Place, EndpointTerm] = {}
@@ -78,7 +86,7 @@ class SqlDirectory:
 
     def settings_of(self, group: str) -> GroupSettings:
         known = self._groups.get(group)
-        return known.settings if known else DEFAULT_SETTINGS
+        return known.settings if known else _hasten(DEFAULT_SETTINGS, self._check_after_ms)
 
     async def disable_endpoint(self, group: str, url: str, reason: str) -> None:
         await self._write(partial(groups.disable_endpoint, name=group, url=url, reason=reason), None)
@@ -115,8 +123,8 @@ class SqlDirectory:
             _LOG.warning("group_made_by_a_prepare", group=group, endpoint="none: `outbox-bridge group put` names one")
         # without the version, so that the next refresh still reads everything
         self._snapshot = replace(self._snapshot, groups={**self._snapshot.groups, group: made})
-        self._groups = _without(self._snapshot.groups, self._ended)
-        return made
+        self._groups = self._view()
+        return self._groups[group]
 
     async def put_group(
         self, group: str, settings: GroupSettings, urls: Collection[str], act: ActEntry | None = None
@@ -220,7 +228,17 @@ class SqlDirectory:
             _LOG.error("secret_damaged", reason=reason)
         if snapshot is not self._snapshot or ended != self._ended:
             self._snapshot, self._ended = snapshot, ended
-            self._groups = _without(snapshot.groups, ended)
+            self._groups = self._view()
+
+    def _view(self) -> Mapping[str, ProducerGroup]:
+        """The groups as this process acts on them."""
+        known = _without(self._snapshot.groups, self._ended)
+        if self._check_after_ms == _USUAL_MS:
+            return known
+        return {
+            name: replace(group, settings=_hasten(group.settings, self._check_after_ms))
+            for name, group in known.items()
+        }
 
     async def run_once(self) -> int:
         """Reads what has changed and removes leases that are over; how many of them there were."""
@@ -265,6 +283,12 @@ class SqlDirectory:
         except SqlUnavailable as error:  # what was written stands, and is seen a little later
             _LOG.warning("directory_not_refreshed", reason=str(error))
         return result
+
+
+def _hasten(settings: GroupSettings, check_after_ms: int) -> GroupSettings:
+    if settings.times.transaction_timeout_ms != _USUAL_MS:
+        return settings
+    return replace(settings, times=replace(settings.times, transaction_timeout_ms=check_after_ms))
 
 
 def _without(known: Mapping[str, ProducerGroup], ended: Mapping[Place, EndpointTerm]) -> Mapping[str, ProducerGroup]:

@@ -16,7 +16,7 @@ from bridge.sql.audit import ActEntry, read_audit
 from bridge.sql.bulk import insert_rows
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database, MalformedCursor
-from bridge.sql.groups import GroupDeletion
+from bridge.sql.groups import GroupDeletion, read_group
 from bridge.sql.identity import TopicIdentity, read_identity, record_identity
 from bridge.sql.leases import LeaseWatch, release_lease, take_lease
 from bridge.sql.processes import ProcessBoard
@@ -116,6 +116,18 @@ async def test_change_by_another_process_is_seen_after_a_refresh(directory: SqlD
     await other.delete_group("shop")
     await directory.refresh()
     assert directory.get("shop") is None
+
+
+async def test_first_check_comes_sooner_where_that_is_set(database: Database, clock: VirtualClock) -> None:
+    """In groups that have the usual timeout, made before or by a prepare; not where a group has its own."""
+    directory = SqlDirectory(database, clock, check_after_ms=1_000)
+    await directory.put_group("patient", GroupSettings(CheckTimes(transaction_timeout_ms=60_000)), ())
+    await directory.put_group("usual", GroupSettings(), ())
+    made = await directory.ensure_group("made")
+    names = ("patient", "usual", "made", "unknown")
+    assert [directory.settings_of(name).times.transaction_timeout_ms for name in names] == [60_000, 1_000, 1_000, 1_000]
+    assert made.settings.times.transaction_timeout_ms == 1_000
+    assert await database.read(lambda conn: read_group(conn, "made", 0)) == replace(made, settings=GroupSettings())
 
 
 async def test_unchanged_directory_is_not_read_again(directory: SqlDirectory) -> None:

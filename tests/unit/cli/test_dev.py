@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from api.cli.dev import DevOptions, _make_settings, begin_when_led
+from api.cli.local import read_seconds
 from api.cli.output import Output
 from bridge.broker.broker_process import FileLock
 from bridge.core.errors import StoreError, StoreTimeout, StoreUnavailable
@@ -52,6 +53,20 @@ def test_first_prepare_makes_a_group_unless_it_is_switched_off(tmp_path: Path, s
     config.write_text(said)
     wishes = DevOptions(None, 0, None, (), config, Output.TABLE)
     assert _make_settings(wishes, tmp_path, "").auto_create_groups is is_made
+
+
+@pytest.mark.parametrize(("said", "seconds"), [("1s", 1.0), ("1500ms", 1.5), ("2m", 120.0)])
+def test_first_check_can_come_soon(tmp_path: Path, said: str, seconds: float) -> None:
+    """For trying; as one writes durations."""
+    wishes = DevOptions(None, 0, None, (), None, Output.TABLE, check_after_s=read_seconds(said))
+    assert _make_settings(wishes, tmp_path, "").check_after_seconds == seconds
+
+
+@pytest.mark.parametrize(("said", "refused"), [("soon", "is no duration"), ("0s", "check_after_seconds")])
+def test_first_check_comes_after_a_second_at_least(tmp_path: Path, said: str, refused: str) -> None:
+    """Before anything is started."""
+    done = run_dev(tmp_path, "--check-after", said, "--port", "0", "--kafka-port", "0")
+    assert (done.returncode, refused in done.stderr) == (2, True), done.stderr
 
 
 def test_taken_api_port_is_named_with_its_holder(tmp_path: Path, taken_port: int) -> None:
