@@ -345,6 +345,7 @@ class _Process:
             sessions=node.sessions,
             signing=node.signing,
             is_read_only=http.console == "read-only",
+            consumers=node.consumers,
             reports=http.reports,
             calls_of=lambda group: None if node.checks is None else node.checks.calls_of(group),
             settings=[(one.name, one.value, one.origin.value) for one in show_settings(self._settings)],

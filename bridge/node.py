@@ -26,6 +26,7 @@ from bridge.service.access import AccessConfig, AccessService
 from bridge.service.admission import Admission, PendingGauge
 from bridge.service.audit import AuditHeads, HeadTopic
 from bridge.service.claims import ClaimService
+from bridge.service.consumers import ConsumerWatch
 from bridge.service.contract import Limits
 from bridge.service.end import Ender
 from bridge.service.groups import GroupService, UrlRule
@@ -359,6 +360,7 @@ class Node:
         self.groups = GroupService(self.directory, self.reads, clock, topics.queues, config.refuse_url, self._prove)
         self.claims = ClaimService(SqlPullCheckStore(database), self.directory, self.reads, bodies, clock)
         lags = ConsumerLag(store, topics, self.follower, self.kafka_time)
+        self.consumers = ConsumerWatch(store, backing.admin, clock)
         self.search = SearchService(database, clock, self.kafka_time, lags)
         self.parked = ParkedService(database, clock, lambda: f"{random_bits(80):020x}")
         self.redrive = RedriveLoop(database, clock, operators, ender, prefix, config.redrive)

@@ -51,7 +51,9 @@ async def show_topic(request: ApiRequest, topic: str) -> HttpAnswer:
     if isinstance(found, Refused):
         raise refuse(found)
     blocked, is_more = await _count_blocked(request)
-    return render(request, "topic.html", one=found, blocked=blocked.get(topic, 0), is_more=is_more)
+    watch = request.services.consumers
+    lag = None if watch is None else await watch.read(topic)
+    return render(request, "topic.html", one=found, blocked=blocked.get(topic, 0), is_more=is_more, lag=lag)
 
 
 async def _count_blocked(request: ApiRequest) -> tuple[Mapping[str, int], bool]:

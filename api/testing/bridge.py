@@ -62,6 +62,7 @@ class MemoryBridge:
                 now_ms=backing.clock.now_ms,
                 sessions=node.sessions,
                 signing=node.signing,
+                consumers=node.consumers,
                 reports=reports,
                 calls_of=lambda group: None if node.checks is None else node.checks.calls_of(group),
             ),

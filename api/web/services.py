@@ -10,6 +10,7 @@ from api.web.metrics import Exposition
 from bridge.clock import SystemClock
 from bridge.service.access import AccessService
 from bridge.service.claims import ClaimService
+from bridge.service.consumers import ConsumerWatch
 from bridge.service.groups import GroupService
 from bridge.service.redrive import ParkedService
 from bridge.service.search import SearchService
@@ -60,5 +61,6 @@ class Services:
     signing: SigningSecrets | None = None
     is_read_only: bool = False
     settings: Sequence[tuple[str, str, str]] = ()
+    consumers: ConsumerWatch | None = None
     reports: Path | None = None
     calls_of: Callable[[str], CallsOfGroup | None] = lambda _: None

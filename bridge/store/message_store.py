@@ -148,6 +148,10 @@ class MessageStore(Protocol):
         """What the group committed; -1 if nothing."""
         ...
 
+    async def get_consume_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
+        """The same of several queues, for the price of one. Raises StoreError."""
+        ...
+
     async def put_consume_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
         """Commits plainly; also backwards. Raises StoreError."""
         ...
@@ -299,6 +303,10 @@ class TopicAdmin(Protocol):
 
     async def list_topics(self) -> list[str]:
         """Names of all topics but Kafka's own. Raises StoreError."""
+        ...
+
+    async def list_groups(self) -> list[str]:
+        """Names of the consumer groups that this client may describe. Raises StoreError."""
         ...
 
     async def create_topic(self, name: str, queues: int, replication_factor: int, config: Mapping[str, str]) -> bool:

@@ -174,3 +174,6 @@ async def test_consume_offset_is_kept(world: ContractWorld) -> None:
     await store.put_consume_offset(group, queue, 3)
     assert await store.get_consume_offset(group, queue) == 3
     assert await store.get_consume_offset(fresh_name("group"), queue) == -1
+    other = MessageQueue(queue.topic, queue.queue_id + 1)
+    assert await store.get_consume_offsets(group, [other, queue]) == {other: -1, queue: 3}
+    assert group in await world.process.admin.list_groups()

@@ -232,6 +232,10 @@ class KafkaTopicAdmin:
         found = await self._asker.run(lambda client, timeout_s: client.list_topics(timeout=timeout_s))
         return sorted(name for name in found.topics if not name.startswith("__"))
 
+    async def list_groups(self) -> list[str]:
+        found = await self._asker.ask(lambda client, timeout_s: client.list_consumer_groups(request_timeout=timeout_s))
+        return sorted(listed.group_id for listed in found.valid)
+
     async def create_topic(self, name: str, queues: int, replication_factor: int, config: Mapping[str, str]) -> bool:
         topic = NewTopic(name, queues, replication_factor, config=dict(config))
         return await self._make(

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 
 from confluent_kafka import (
     OFFSET_INVALID,
@@ -77,16 +78,16 @@ class OffsetClient:
         """First offset whose timestamp is not before; -1 if there is none. Raises StoreError."""
         return await self._find(queue, OffsetSpec.for_timestamp(max(timestamp_ms, 0)), _UNCOMMITTED)
 
-    async def get_consume_offset(self, group: str, queue: MessageQueue) -> int:
-        """What the group committed; -1 if nothing. Raises StoreError.
+    async def get_consume_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
+        """What the group committed; -1 where nothing. Raises StoreError.
 
         A consumer asks, 60 ms with its beginning: an admin client that gets NOT_COORDINATOR for this request ends
         the process with a segmentation fault (librdkafka 2.16, `rd_kafka_handle_OffsetFetch` without a group).
         """
-        place = await self._asker.run(lambda _, __: self._ask_coordinator(group, queue))
-        if place.error is not None:
-            raise make_store_error(place.error)
-        return max(place.offset, -1)
+        places = await self._asker.run(lambda _, __: self._ask_coordinator(group, queues))
+        if (error := next((place.error for place in places if place.error is not None), None)) is not None:
+            raise make_store_error(error)
+        return {queue: max(place.offset, -1) for queue, place in zip(queues, places, strict=True)}
 
     async def put_consume_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
         """Commits for a group without members; with some, Kafka takes it from them alone. Raises StoreError."""
@@ -136,18 +137,19 @@ class OffsetClient:
         (place,) = answer.topic_partitions
         return place.error
 
-    def _ask_coordinator(self, group: str, queue: MessageQueue) -> TopicPartition:
+    def _ask_coordinator(self, group: str, queues: Sequence[MessageQueue]) -> Sequence[TopicPartition]:
+        wanted = [TopicPartition(*queue) for queue in queues]
         give_up_at = self._give_up_at()
         consumer = Consumer(group_options(self._config, ClientErrors(), group))
         try:
             while True:
                 try:
-                    (place,) = consumer.committed([TopicPartition(*queue)], timeout=give_up_at - time.monotonic())
+                    places = consumer.committed(wanted, timeout=give_up_at - time.monotonic())
                 except KafkaException as raised:
                     if not _is_worth_a_retry(error_of(raised), give_up_at):
                         raise
                 else:
-                    return place
+                    return places
                 time.sleep(POLL_S)  # meanwhile the client looks for the coordinator
         finally:
             consumer.close()

@@ -1,7 +1,7 @@
 """The store on Kafka: plain puts and look-ups, and what owners of queues open. Made and used inside one event loop."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -142,7 +142,10 @@ class KafkaMessageStore:
         return found if found >= 0 else (await self._offsets.get_offsets(queue)).maximum
 
     async def get_consume_offset(self, group: str, queue: MessageQueue) -> int:
-        return await self._offsets.get_consume_offset(group, queue)
+        return (await self._offsets.get_consume_offsets(group, [queue]))[queue]
+
+    async def get_consume_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
+        return await self._offsets.get_consume_offsets(group, queues)
 
     async def put_consume_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
         member = self._owners.find_member(group) if self._owners else None

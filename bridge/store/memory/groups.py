@@ -168,6 +168,11 @@ class GroupCoordinator:
 
     # consume offsets
 
+    @property
+    def names(self) -> list[str]:
+        """Groups that have members or offsets."""
+        return sorted(name for name, group in self._groups.items() if group.members or group.offsets)
+
     def get_offset(self, group: str, queue: MessageQueue) -> int:
         """-1 if the group has committed none."""
         return self._group(group).offsets.get(queue, -1)

@@ -240,6 +240,9 @@ class MemoryStore:
     async def get_consume_offset(self, group: str, queue: MessageQueue) -> int:
         return await self._read(queue, lambda: self._cluster.groups.get_offset(group, queue))
 
+    async def get_consume_offsets(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
+        return {queue: await self.get_consume_offset(group, queue) for queue in queues}
+
     async def put_consume_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
         step = Step(StepKind.CONSUME_OFFSET, self._link.client, group, queue)
         groups, client = self._cluster.groups, self._link.client
@@ -312,6 +315,9 @@ class MemoryTopicAdmin:
 
     async def list_topics(self) -> list[str]:
         return await self._ask("", lambda: [name for name in self._cluster.log.topics if not name.startswith("__")])
+
+    async def list_groups(self) -> list[str]:
+        return await self._ask("", lambda: self._cluster.groups.names)
 
     async def create_topic(self, name: str, queues: int, replication_factor: int, config: Mapping[str, str]) -> bool:
         def create() -> bool:
