@@ -56,6 +56,32 @@ def test_commands_are_those_that_exist_with_their_options(document: Path) -> Non
         assert options <= {name for parameter in known.params for name in names_of(parameter)} | {"--help"}, words
 
 
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROGRAMS = "outbox-bridge curl docker export helm kubectl make pip python python3 rm spark-submit sqlite3 uvicorn"
+COMMAND = rf"(?:\$ )?(?:[A-Z_]+=\S+ )*(?:{PROGRAMS.replace(' ', '|')}) "
+MARK = r"<!-- (?:run|commands|sample: \w+|not run: (?P<reason>\S.*\S)) -->"
+
+
+def blocks_of_commands(page: Path) -> Iterator[tuple[str, str]]:
+    """The line above each block that holds a command, and the block's first line."""
+    lines = page.read_text().splitlines()
+    fences = [number for number, line in enumerate(lines) if line.lstrip().startswith("```")]
+    for begin, end in zip(fences[::2], fences[1::2], strict=True):
+        if lines[begin] in {"```", "```bash", "```sh", "```console"} and any(
+            re.match(COMMAND, line) for line in lines[begin + 1 : end]
+        ):
+            yield lines[begin - 1], lines[begin + 1]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_of_a_page_are_run_or_say_why_not(page: Path) -> None:
+    """A block of commands has a mark above it; a reason that names a test or a script names one that exists."""
+    marks = [(re.fullmatch(MARK, above), first) for above, first in blocks_of_commands(page)]
+    assert [first for mark, first in marks if mark is None] == []
+    named = [name for mark, _ in marks if mark for name in re.findall(r"[\w.]+/[\w./]+\w", mark["reason"] or "")]
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_exit_codes_are_those_of_the_code() -> None:
     """The table in the operators' guide."""
     table = (ROOT / "docs" / "operating.md").read_text()
