@@ -49,6 +49,18 @@ class TlsSettings(SettingSection):
     """Whether every client must show a certificate (`required`), or may (`optional`)."""
 
 
+class MaskSettings(SettingSection):
+    """Contents of messages that are shown to administrators of their group alone."""
+
+    topic: Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]{1,249}\*?|\*)$")]
+    """The topic; or how topics begin and `*`; or `*` for all."""
+    headers: tuple[str, ...] = ()
+    """Names of headers, in any case."""
+    paths: tuple[Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")], ...] = ()
+    """Members of JSON values, as `customer.iban`; `*` is any member, and arrays are gone through. Of a value that is no
+    JSON object or array nothing is shown."""
+
+
 class HttpSettings(SettingSection):
     """Where and how the API listens."""
 
@@ -68,6 +80,8 @@ class HttpSettings(SettingSection):
     """Names by which the bridge is called, besides its own address; `name` or `name:port`."""
     console: Literal["on", "read-only", "off"] = "on"
     """Pages for operators at `/console/`: whole, without acts, or not at all."""
+    masks: tuple[MaskSettings, ...] = ()
+    """Rules by which pages and `GET` mask contents of messages."""
     reports: Path = Path(".outbox-bridge/reports")
     """Folder of the runs of `report run` (its `--out`), for the console's page of reports."""
     reuse_port: bool = False

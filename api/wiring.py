@@ -35,6 +35,7 @@ from bridge.clock import SystemClock
 from bridge.core.errors import ConfigError, StoreError
 from bridge.core.kafka_rights import RIGHTS_REMEDY, KafkaRight, Role, least_rights
 from bridge.core.low_watermarks import LowWatermarkConfig
+from bridge.core.masking import MaskRule, Masks
 from bridge.core.topics import InternalTopics, with_prefix
 from bridge.fault_points import FaultPoint, reach
 from bridge.node import Backing, Node, NodeConfig, Roles
@@ -395,6 +396,7 @@ class _Process:
             access=_make_access_config(settings),
             overridden=settings.topics.overridden,
             auto_create_groups=settings.auto_create_groups,
+            masks=Masks(MaskRule(one.topic, one.headers, one.paths) for one in settings.http.masks),
             check_after_ms=round(settings.check_after_seconds * 1000),
         )
 

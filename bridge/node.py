@@ -16,6 +16,7 @@ import structlog
 from bridge.clock import Clock, KafkaTime
 from bridge.core.check_rules import CheckTimes
 from bridge.core.errors import ConfigError
+from bridge.core.masking import Masks
 from bridge.core.topics import InternalTopics
 from bridge.directory import ProducerGroup
 from bridge.fault_points import FaultPoint, reach
@@ -134,6 +135,7 @@ class NodeConfig:
     auto_create_groups: bool = True
     refresh_ms: int = 1_000  # what other processes change of producer groups is seen after this
     check_after_ms: int = CheckTimes().transaction_timeout_ms  # of groups that have the usual transaction timeout
+    masks: Masks = field(default_factory=Masks)
     look_ms: int = 1_500  # what happens to the internal topics is seen after this
 
 
@@ -353,7 +355,7 @@ class Node:
         keyring = self.seal_watch.seals.keyring
         self.audit_heads = AuditHeads(database, HeadTopic(store, topics, keyring), keyring, clock, config.owner)
         operators = Operators(ender, self.reads, trail, topics, limits, self.kafka_time)
-        bodies = BodyReader(store, topics, self.bodies.is_lost)
+        bodies = BodyReader(store, topics, self.bodies.is_lost, config.masks)
         self.transactions = TransactionService(preparer, ender, operators, self.reads, bodies, clock)
         self._proof = OwnershipProof(backing.open_caller, clock, self.make_text)
         self.trials = EndpointTrials(backing.open_caller)

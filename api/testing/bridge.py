@@ -14,6 +14,7 @@ from api.console.site import make_site
 from api.web.app import create_app
 from api.web.services import Services
 from bridge.clock import Clock, Timer
+from bridge.core.masking import Masks
 from bridge.core.topics import InternalTopics
 from bridge.node import Backing, Node, NodeConfig, Roles
 from bridge.projector import ProjectorConfig
@@ -42,11 +43,18 @@ class MemoryBridge:
         face: Face = lambda calls: calls,
         access: AccessConfig = OPEN,
         reports: Path | None = None,
+        masks: Masks | None = None,
     ) -> None:
         self._backing = backing
         self._topics = topics
         config = NodeConfig(
-            "bridge", topics, projector=_PROJECTING, access=access, refresh_ms=_RARELY_MS, look_ms=_RARELY_MS
+            "bridge",
+            topics,
+            projector=_PROJECTING,
+            access=access,
+            refresh_ms=_RARELY_MS,
+            look_ms=_RARELY_MS,
+            masks=masks or Masks(),
         )
         self._node = node = Node(backing, config)
         self.app = create_app(

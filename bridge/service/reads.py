@@ -11,6 +11,8 @@ import structlog
 
 from bridge.clock import Clock, KafkaTime
 from bridge.core.errors import SqlUnavailable, StoreError
+from bridge.core.grants import Rights, Verb
+from bridge.core.masking import Masks
 from bridge.core.message import Message, MessageQueue
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionView, is_transaction_id, queue_of
@@ -68,8 +70,13 @@ class BodyReader:
     """The messages of transactions, whoever owns their queues. `is_lost`: whether no log is known to have them."""
 
     def __init__(
-        self, store: MessageStore, topics: InternalTopics, is_lost: Callable[[TransactionView], bool] = lambda _: False
+        self,
+        store: MessageStore,
+        topics: InternalTopics,
+        is_lost: Callable[[TransactionView], bool] = lambda _: False,
+        masks: Masks | None = None,
     ) -> None:
+        self._masks = masks or Masks()
         self._store = store
         self._topics = topics
         self.is_lost = is_lost
@@ -79,6 +86,14 @@ class BodyReader:
         places = [HalfPlace(v.transaction_id, v.queue_id, v.queue_offset, v.parked_offset) for v in views]
         found = (await read_halves(self._store, self._topics, places)).found or {}
         return {transaction_id: list(loaded.messages) for transaction_id, loaded in found.items()}
+
+    async def show(self, view: TransactionView, rights: Rights) -> list[Message] | None:
+        """A transaction's messages for people: masked by the rules, unless they may administer its group; None if no
+        log has them any more. Raises StoreError."""
+        found = (await self.read([view])).get(view.transaction_id)
+        if found is None or rights.may(Verb.ADMIN, view.group) or not self._masks.concern(found):
+            return found
+        return await asyncio.to_thread(self._masks.apply, found)
 
 
 T = TypeVar("T")

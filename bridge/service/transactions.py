@@ -136,6 +136,7 @@ class TransactionService:
 
     async def get_bodies(self, view: TransactionView, who: Who) -> list[Message] | Refused | None:
         """The prepared messages, from the journal, else from the parked topic; None if no log has them any more.
+        What rules mask is for administrators of the group.
 
         Parked ones, which others have to decide about, are for administrators, and the look at them is audited.
         """
@@ -144,7 +145,7 @@ class TransactionService:
             if refused is not None:
                 return refused
         try:
-            return (await self._bodies.read([view])).get(view.transaction_id)
+            return await self._bodies.show(view, who.rights)
         except StoreError:
             return refuse_unavailable("the journal cannot be read now", view.transaction_id)
 

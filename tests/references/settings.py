@@ -41,10 +41,14 @@ def make_settings() -> str:
                 parts.append(
                     f"\n## {prefix[:-1]}\n\n{inspect.getdoc(inner)}\n\n" + _rows(inner, prefix, _leaves_of(inner))
                 )
-    issuer = setting_sections.IssuerSettings
-    rows = [(name, kind, default, text) for name, _, kind, default, text in _lines(issuer, "", [*issuer.model_fields])]
-    parts.append(f"\n## Members of auth.issuers\n\n{inspect.getdoc(issuer)}\n\n")
-    parts.append(table(("member", "type", "default", "what it does"), rows))
+    for name, member in (
+        ("auth.issuers", setting_sections.IssuerSettings),
+        ("http.masks", setting_sections.MaskSettings),
+    ):
+        lines = _lines(member, "", [*member.model_fields])
+        rows = [(member_name, kind, default, text) for member_name, _, kind, default, text in lines]
+        parts.append(f"\n## Members of {name}\n\n{inspect.getdoc(member)}\n\n")
+        parts.append(table(("member", "type", "default", "what it does"), rows))
     return "".join(parts)
 
 

@@ -21,6 +21,7 @@ from urllib.parse import urlencode
 from starlette.types import Message, Receive
 
 from api.testing.bridge import OPEN, MemoryBridge
+from bridge.core.masking import Masks
 from bridge.core.message import StoredMessage
 from bridge.core.topics import InternalTopics
 from bridge.node import Backing
@@ -60,6 +61,7 @@ class WholeBridge:
         clock: VirtualClock | None = None,
         access: AccessConfig = OPEN,
         reports: Path | None = None,
+        masks: Masks | None = None,
     ) -> None:
         self.memory = make_memory_world(topics, topics=InternalTopics(queues=queues), clock=clock)
         self.clock = self.memory.clock
@@ -69,7 +71,7 @@ class WholeBridge:
         backing = Backing(
             process.store, process.owners, process.admin, self._database, self.clock, lambda: self._caller, Random(7)
         )
-        self._bridge = MemoryBridge(backing, self.memory.topics, access=access, reports=reports)
+        self._bridge = MemoryBridge(backing, self.memory.topics, access=access, reports=reports, masks=masks)
         self._runner = asyncio.Runner()
 
     @property
