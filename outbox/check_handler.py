@@ -29,7 +29,7 @@ from outbox.client.checks import (
     encode_echo,
 )
 from outbox.client.errors import CallRefused, Misuse, OutboxConfigError, SignatureRefused
-from outbox.client.listener import Resolution
+from outbox.client.listener import Answered, read_answered
 
 _LOG: Final = logging.getLogger("outbox")
 
@@ -191,14 +191,13 @@ class Findings:
 
     def __init__(self, call: CheckCall) -> None:
         self._asked = {check.transaction_id: check for check in call.checks}
-        self._found: dict[str, Resolution] = {}
+        self._found: dict[str, Answered] = {}
         self._error: BaseException | None = None
 
-    def tell(self, check: Check, resolution: Resolution) -> None:
+    def tell(self, check: Check, answer: Answered) -> None:
         """Raises TypeError or KeyError at what is no answer to a check of this call."""
-        if not isinstance(resolution, Resolution):
-            raise TypeError("a resolution is COMMIT, ROLLBACK or UNKNOWN")
-        self._found[self._asked[check.transaction_id].transaction_id] = resolution
+        read_answered(answer)
+        self._found[self._asked[check.transaction_id].transaction_id] = answer
 
     def note(self, error: Exception) -> None:
         """Remembers, and logs by its class alone, why something is missing: messages of drivers quote values.
@@ -214,12 +213,13 @@ class Findings:
         found = list(self._found.items())  # a thread that is late may still add to it
         if self._error is not None and not found:
             return refuse(HTTPStatus.SERVICE_UNAVAILABLE, "nothing could be looked up in time")
-        answered = [(self._asked[transaction_id], resolution) for transaction_id, resolution in found]
+        answered = [(self._asked[transaction_id], answer) for transaction_id, answer in found]
         return CheckResponse(HTTPStatus.OK.value, encode_answer(answered))
 
 
-def from_callable(answer: Callable[[Sequence[Check]], Sequence[Resolution | None]]) -> Answer:
-    """A function of the user's own: a resolution for each check, in their order; None leaves one out."""
+def from_callable(answer: Callable[[Sequence[Check]], Sequence[Answered | None]]) -> Answer:
+    """A function of the user's own: a resolution for each check, in their order, `Remarked` to say why; None leaves
+    one out."""
 
     def tell_all(checks: Sequence[Check], tell: Tell) -> None:
         _tell_each(checks, answer(checks), tell)
@@ -227,7 +227,7 @@ def from_callable(answer: Callable[[Sequence[Check]], Sequence[Resolution | None
     return tell_all
 
 
-def from_async_callable(answer: Callable[[Sequence[Check]], Awaitable[Sequence[Resolution | None]]]) -> AsyncAnswer:
+def from_async_callable(answer: Callable[[Sequence[Check]], Awaitable[Sequence[Answered | None]]]) -> AsyncAnswer:
     """The same for a coroutine function."""
 
     async def tell_all(checks: Sequence[Check], tell: Tell) -> None:
@@ -242,7 +242,7 @@ def refuse(status: HTTPStatus, detail: str) -> CheckResponse:
     return CheckResponse(status.value, json.dumps(problem).encode())
 
 
-def _tell_each(checks: Sequence[Check], resolutions: Sequence[Resolution | None], tell: Tell) -> None:
+def _tell_each(checks: Sequence[Check], resolutions: Sequence[Answered | None], tell: Tell) -> None:
     pairs = list(zip(checks, resolutions, strict=True))  # the wrong number of them raises before anything is answered
     for check, resolution in pairs:
         if resolution is not None:

@@ -47,7 +47,13 @@ async def prepare_or_fail(
 
 
 async def end_or_leave(
-    verbs: BridgeClient, half: HalfMessage, resolution: Resolution, time: CallTime, *, is_awaited: bool = True
+    verbs: BridgeClient,
+    half: HalfMessage,
+    resolution: Resolution,
+    time: CallTime,
+    *,
+    is_awaited: bool = True,
+    remark: str | None = None,
 ) -> TransactionView | OutboxError | None:
     """The transaction as it is recorded; or why the back-check must find out, which is logged.
 
@@ -58,7 +64,7 @@ async def end_or_leave(
             if not is_awaited:
                 await verbs.store_end(half.transaction_id, resolution, time.for_end_s)
                 return None
-            return await verbs.end(half.transaction_id, resolution, time.for_end_s)
+            return await verbs.end(half.transaction_id, resolution, time.for_end_s, remark)
     except OutboxError as error:
         is_lost = is_contradiction(error) or isinstance(error, GivenUp)
         why = error.code if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
@@ -221,7 +227,7 @@ class TransactionBlock:
         """Rolls back, and says so of what was prepared early; a caller that is being cancelled waits for no answer."""
         is_over = await self._roll_back()
         if self._early is not None and is_over and (error is None or isinstance(error, Exception)):
-            await self._withdraw(self._early[0])
+            await self._withdraw(self._early[0], error)
 
     async def _prepare(self) -> tuple[HalfMessage, Prepared]:
         """If this fails, nothing is committed, and nothing needs an end."""
@@ -267,10 +273,12 @@ class TransactionBlock:
         """Ends what certainly is not committed here.
 
         A key of the caller's own may name a transaction that another run has committed: that one's record answers.
-        The same holds where the record was there already.
+        The same holds where the record was there already. The remark is the error's class alone: messages of drivers
+        quote values.
         """
         if self._options.get("idempotency_key") is None and not isinstance(error, LocalTransactionBarred):
-            await end_or_leave(self._verbs, half, Resolution.ROLLBACK, self._time)
+            remark = None if error is None else type(error).__name__
+            await end_or_leave(self._verbs, half, Resolution.ROLLBACK, self._time, remark=remark)
 
     async def _roll_back(self) -> bool:
         """Whether the local transaction is over. Another error is on its way to the caller: this one is only logged."""

@@ -119,13 +119,13 @@ class Bridge(_Blocking):
         """Stores a half message, to be ended by `commit` or `rollback`. Raises OutboxError."""
         return self._run(self._verbs.prepare(messages, options))[1]
 
-    def commit(self, transaction_id: str) -> TransactionView:
-        """Publishes what was prepared. Raises OutboxError."""
-        return self._run(self._verbs.end(transaction_id, Resolution.COMMIT))
+    def commit(self, transaction_id: str, *, remark: str | None = None) -> TransactionView:
+        """Publishes what was prepared. `remark`: why, for the timeline. Raises OutboxError."""
+        return self._run(self._verbs.end(transaction_id, Resolution.COMMIT, remark=remark))
 
-    def rollback(self, transaction_id: str) -> TransactionView:
-        """Drops what was prepared. Raises OutboxError."""
-        return self._run(self._verbs.end(transaction_id, Resolution.ROLLBACK))
+    def rollback(self, transaction_id: str, *, remark: str | None = None) -> TransactionView:
+        """Drops what was prepared. `remark`: why, for the timeline. Raises OutboxError."""
+        return self._run(self._verbs.end(transaction_id, Resolution.ROLLBACK, remark=remark))
 
     def get(self, transaction_id: str, *, with_messages: bool = False) -> TransactionView:
         """A transaction as it is recorded. Raises OutboxError."""
@@ -224,13 +224,13 @@ class AsyncBridge(_Awaited):
         """Stores a half message, to be ended by `commit` or `rollback`. Raises OutboxError."""
         return (await self._run(self._verbs.prepare(messages, options)))[1]
 
-    async def commit(self, transaction_id: str) -> TransactionView:
-        """Publishes what was prepared. Raises OutboxError."""
-        return await self._run(self._verbs.end(transaction_id, Resolution.COMMIT))
+    async def commit(self, transaction_id: str, *, remark: str | None = None) -> TransactionView:
+        """Publishes what was prepared. `remark`: why, for the timeline. Raises OutboxError."""
+        return await self._run(self._verbs.end(transaction_id, Resolution.COMMIT, remark=remark))
 
-    async def rollback(self, transaction_id: str) -> TransactionView:
-        """Drops what was prepared. Raises OutboxError."""
-        return await self._run(self._verbs.end(transaction_id, Resolution.ROLLBACK))
+    async def rollback(self, transaction_id: str, *, remark: str | None = None) -> TransactionView:
+        """Drops what was prepared. `remark`: why, for the timeline. Raises OutboxError."""
+        return await self._run(self._verbs.end(transaction_id, Resolution.ROLLBACK, remark=remark))
 
     async def get(self, transaction_id: str, *, with_messages: bool = False) -> TransactionView:
         """A transaction as it is recorded. Raises OutboxError."""

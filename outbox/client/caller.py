@@ -239,9 +239,16 @@ class BridgeClient:
         call = prepare_call(self.group, _as_traced(messages), named, is_published=True, is_fresh=is_fresh)
         return read_view((await self._ask(call, None)).members)
 
-    async def end(self, transaction_id: str, resolution: Resolution, timeout_s: float | None = None) -> TransactionView:
+    async def end(
+        self,
+        transaction_id: str,
+        resolution: Resolution,
+        timeout_s: float | None = None,
+        remark: str | None = None,
+    ) -> TransactionView:
         """Ends a transaction of this group."""
-        return read_view((await self._ask(end_call(transaction_id, resolution, self.group), timeout_s)).members)
+        call = end_call(transaction_id, resolution, self.group, remark=remark)
+        return read_view((await self._ask(call, timeout_s)).members)
 
     async def store_end(self, transaction_id: str, resolution: Resolution, timeout_s: float | None = None) -> None:
         """Ends a transaction of this group, and waits only until the bridge has stored that."""

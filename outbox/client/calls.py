@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from outbox.client.errors import InvalidMessage, Misuse, OutboxConfigError
 from outbox.client.json_text import quote
-from outbox.client.listener import Resolution
+from outbox.client.listener import Resolution, tidy_remark
 from outbox.client.message import SEPARATORS, Message, encode_message
 
 JSON = "application/json"
@@ -114,15 +114,22 @@ def prepare_call(
 
 
 def end_call(
-    transaction_id: str, resolution: Resolution, group: str | None, nonce: str | None = None, kind: Kind = END
+    transaction_id: str,
+    resolution: Resolution,
+    group: str | None,
+    nonce: str | None = None,
+    kind: Kind = END,
+    remark: str | None = None,
 ) -> Call:
-    """An end; with `nonce`, the answer to that check. Raises InvalidMessage."""
+    """An end; with `nonce`, the answer to that check. `remark`: why. Raises InvalidMessage."""
     check_transaction_id(transaction_id)
     members = [f'"transaction_id":{quote(transaction_id)}', f'"resolution":"{resolution.name}"']
     if group is not None:
         members.append(f'"producer_group":{quote(group)}')
     if nonce is not None:
         members.append(f'"nonce":{quote(nonce)}')
+    if remark:
+        members.append(f'"remark":{quote(tidy_remark(remark))}')
     item = "{" + ",".join(members) + "}"
     return Call(kind, item.encode(), transaction_id=transaction_id, is_query=True)
 

@@ -14,10 +14,11 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 from outbox.client.errors import CallRefused, OutboxConfigError, SignatureRefused
-from outbox.client.listener import Resolution
+from outbox.client.listener import Answered, read_answered, tidy_remark
 
 CALL_TYPE = "transaction.check"
 _MAX_CHALLENGE = 200
+_MAX_REMARKS_BYTES = 32 * 1024  # of the 64 KiB that an answer may have besides its resolutions
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -47,7 +48,7 @@ class CheckCall:
     challenge: str | None = None
 
 
-Tell = Callable[[Check, Resolution], None]
+Tell = Callable[[Check, Answered], None]
 """Takes each answer as soon as it is known; a check without an answer is left out of the reply."""
 
 
@@ -84,12 +85,15 @@ def encode_echo(challenge: str) -> bytes:
     return json.dumps({"resolutions": [], "challenge": challenge}, separators=(",", ":")).encode()
 
 
-def encode_answer(answered: Sequence[tuple[Check, Resolution]]) -> bytes:
-    """The only body that counts as an answer."""
-    resolutions = [
-        {"transaction_id": check.transaction_id, "nonce": check.nonce, "resolution": resolution.name}
-        for check, resolution in answered
-    ]
+def encode_answer(answered: Sequence[tuple[Check, Answered]]) -> bytes:
+    """The only body that counts as an answer. Remarks beyond what the bridge reads of a body are left out."""
+    resolutions, left = [], _MAX_REMARKS_BYTES
+    for check, answer in answered:
+        resolution, remark = read_answered(answer)
+        entry = {"transaction_id": check.transaction_id, "nonce": check.nonce, "resolution": resolution.name}
+        if remark and (left := left - len(json.dumps(remark := tidy_remark(remark))) - len(',"remark":')) >= 0:
+            entry["remark"] = remark
+        resolutions.append(entry)
     return json.dumps({"resolutions": resolutions}, separators=(",", ":")).encode()
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, IntEnum, StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from outbox.client.message import Message, read_message
 
@@ -16,6 +16,32 @@ class Resolution(Enum):
     UNKNOWN = 0
     COMMIT = 8
     ROLLBACK = 12
+
+
+MAX_REMARK = 512
+
+
+class Remarked(NamedTuple):
+    """A resolution, and why: kept beside it, and shown in the timeline; 512 characters at most."""
+
+    resolution: Resolution
+    remark: str
+
+
+Answered = Resolution | Remarked
+
+
+def read_answered(answer: object) -> tuple[Resolution, str | None]:
+    """A resolution and its remark, if it has one. Raises TypeError."""
+    resolution, remark = answer if isinstance(answer, Remarked) else (answer, None)
+    if not isinstance(resolution, Resolution) or not isinstance(remark, str | None):
+        raise TypeError("a resolution is COMMIT, ROLLBACK or UNKNOWN")
+    return resolution, remark
+
+
+def tidy_remark(text: str) -> str:
+    """What the bridge takes of a text: printable characters, and not too many of them."""
+    return "".join([c if c.isprintable() else " " for c in text[:MAX_REMARK]])
 
 
 class TransactionState(StrEnum):

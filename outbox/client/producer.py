@@ -46,7 +46,8 @@ async def send_in_transaction(
     except Exception as raised:  # noqa: BLE001 - the user's code; RocketMQ takes any exception for UNKNOW
         error = raised
         _LOG.warning("transaction %s: local transaction raised %s", half.transaction_id, type(raised).__name__)
-    told = await end_or_leave(verbs, half, local.resolution, time)
+    remark = None if error is None else f"{type(error).__name__}: {error}"  # as RocketMQ's producer sends it
+    told = await end_or_leave(verbs, half, local.resolution, time, remark=remark)
     return result_of(half, prepared, local, told, error)
 
 

@@ -21,7 +21,7 @@ from outbox.client.checks import Check, Tell, read_call
 from outbox.client.config import check_count, check_seconds
 from outbox.client.connection import LoopConnection, ThreadConnection
 from outbox.client.errors import Closed, NotPullMode, OutboxConfigError, OutboxError, Refused
-from outbox.client.listener import Resolution
+from outbox.client.listener import Answered, read_answered
 from outbox.client.replies import Reply
 
 _LOG: Final = logging.getLogger("outbox")
@@ -97,7 +97,7 @@ class PullRounds:
         if not checks:
             return PullCounts()
         found = await self._look_up(checks)
-        sent = await asyncio.gather(*[self._send(ask, check, resolution) for check, resolution in found])
+        sent = await asyncio.gather(*[self._send(ask, check, answer) for check, answer in found])
         return PullCounts(len(checks), sent.count("answered"), sent.count("late"), sent.count("failed"))
 
     async def run_forever(self, ask: Ask, stopping: asyncio.Event) -> None:
@@ -127,15 +127,14 @@ class PullRounds:
             await asyncio.wait([self._looking])
         return await ask(self._claim, self._config.wait_s + _EXCHANGE_S)
 
-    async def _look_up(self, checks: Sequence[Check]) -> list[tuple[Check, Resolution]]:
+    async def _look_up(self, checks: Sequence[Check]) -> list[tuple[Check, Answered]]:
         """The answers to send before the leases near their end."""
         asked = {check.transaction_id: check for check in checks}
-        found: dict[str, Resolution] = {}
+        found: dict[str, Answered] = {}
 
-        def tell(check: Check, resolution: Resolution) -> None:
-            if not isinstance(resolution, Resolution):
-                raise TypeError("a resolution is COMMIT, ROLLBACK or UNKNOWN")
-            found[asked[check.transaction_id].transaction_id] = resolution
+        def tell(check: Check, answer: Answered) -> None:
+            read_answered(answer)
+            found[asked[check.transaction_id].transaction_id] = answer
 
         try:
             self._looking = asyncio.ensure_future(self._answer(checks, tell))
@@ -144,12 +143,13 @@ class PullRounds:
         except Exception as error:  # noqa: BLE001 - the outermost edge of the user's own code
             _LOG.warning("checks_left_out error=%s answered=%d", type(error).__name__, len(found))
         told = list(found.items())  # a thread that is late may still add to it
-        return [(asked[transaction_id], resolution) for transaction_id, resolution in told]
+        return [(asked[transaction_id], answer) for transaction_id, answer in told]
 
-    async def _send(self, ask: Ask, check: Check, resolution: Resolution) -> str:
+    async def _send(self, ask: Ask, check: Check, answer: Answered) -> str:
         """What became of one answer; all of a round travel together."""
+        resolution, remark = read_answered(answer)
         try:
-            await ask(end_call(check.transaction_id, resolution, self._group, check.nonce), None)
+            await ask(end_call(check.transaction_id, resolution, self._group, check.nonce, remark=remark), None)
         except Refused as error:
             _LOG.info("check_answered_late transaction=%s code=%s", check.transaction_id, error.code)
             return "late"

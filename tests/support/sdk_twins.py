@@ -32,6 +32,7 @@ class Session:
     def __init__(self, **fails: BaseException) -> None:
         self.called: list[str] = []
         self.fails = fails
+        self.on_write: Callable[[str], object] = len
 
     def commit(self) -> None:
         self._note("commit")
@@ -44,6 +45,7 @@ class Session:
 
     def write(self, session: "Session", transaction_id: str, producer_group: str) -> None:
         """It is its own transaction record."""
+        self.on_write(transaction_id)
         self._note(f"write {producer_group} {len(transaction_id)}")
 
     def _note(self, name: str) -> None:
@@ -66,6 +68,7 @@ class AwaitedSession(Session):
         self._note("flush")
 
     async def write(self, session: Session, transaction_id: str, producer_group: str) -> None:  # type: ignore[override]
+        self.on_write(transaction_id)
         self._note(f"write {producer_group} {len(transaction_id)}")
 
 

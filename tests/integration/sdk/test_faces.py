@@ -53,6 +53,32 @@ async def test_local_transaction_runs_between_prepare_and_end(
     assert published(bridge, result.transaction_id) == [b"v"]
 
 
+def remarks(bridge: SocketBridge, transaction_id: str) -> list[str]:
+    """Those of the timeline."""
+    events = bridge.get_json(f"/v1/transactions/{transaction_id}/timeline")["events"]
+    return [event["remark"] for event in events if event.get("remark")]
+
+
+async def test_remark_of_an_end_is_in_the_timeline(bridge: SocketBridge, make_twin: MakeTwin, group: str) -> None:
+    """What the producer says, what a listener raised as with RocketMQ, and of a block no more than the class."""
+
+    def fail(*_: object) -> LocalTransactionState:
+        raise IntegrityError("no stock\x00 for 42")
+
+    twin = make_twin(bridge.url, group, execute=fail)
+    prepared = await twin.do("prepare", Message("orders", value="v"))
+    await twin.do("rollback", prepared.transaction_id, remark="sold out")
+    assert remarks(bridge, prepared.transaction_id) == ["sold out"]
+    result = await twin.do("send_message_in_transaction", Message("orders", value="v"))
+    assert remarks(bridge, result.transaction_id) == ["IntegrityError: no stock  for 42"]
+    told: list[str] = []
+    session = twin.session(write=IntegrityError("secret"))
+    session.on_write = told.append
+    with pytest.raises(IntegrityError):
+        await twin.block(session, lambda transaction: transaction.send("orders", value="v"))
+    assert remarks(bridge, told[0]) == ["IntegrityError"]
+
+
 @pytest.mark.parametrize(
     ("returned", "local", "state"),
     [

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from bridge.core.moment import show_time
 from checker.call import Check as AskedCheck
 from checker.call import decode_answers, encode_call
+from checker.config import CheckerConfig
 from outbox.client.checks import Check, decode_call, encode_answer
 from outbox.client.errors import CallRefused
-from outbox.client.listener import Resolution
+from outbox.client.listener import Remarked, Resolution
 
 NONCE = "1-abcdefghijklmnopqrst"
 IDS = st.text("0123456789abcdefghijklmnopqrstuv", min_size=28, max_size=28)
@@ -47,6 +48,20 @@ def test_answer_counts_as_it_was_meant(words: dict[str, Resolution], born_ms: in
     assert {name: word.name for name, word in answers.resolutions.items()} == {
         name: word.name for name, word in words.items()
     }
+
+
+def test_remarks_are_kept_by_the_bridge_and_never_cost_an_answer() -> None:
+    """Cut, without what no record can hold, and left out where an answer would become too large for the bridge."""
+    names = [f"{number:028}" for number in range(1_000)]
+    checks = [Check(name, "orders", 1, NONCE, 0) for name in names]
+    reply = encode_answer([(check, Remarked(Resolution.ROLLBACK, "no\x01stock " + "é" * 600)) for check in checks])
+    assert len(reply) <= CheckerConfig().max_answer_bytes(len(checks))
+    answers = decode_answers(reply, dict.fromkeys(names, NONCE))
+    assert (len(answers.resolutions), answers.strange) == (1_000, 0)
+    kept = set(answers.remarks.values())
+    assert kept == {"no stock " + "é" * 503}
+    with pytest.raises(TypeError):
+        encode_answer([(checks[0], "COMMIT")])  # type: ignore[list-item]
 
 
 def test_newer_bridge_may_say_more() -> None:
