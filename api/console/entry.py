@@ -3,7 +3,18 @@
 import re
 from urllib.parse import parse_qsl
 
-from api.console.render import HEADERS, HTML, PREFIX, base_of, redirect, render
+from api.console.render import (
+    HEADERS,
+    HTML,
+    LANGUAGE_COOKIE,
+    LANGUAGES,
+    PREFIX,
+    SESSION_COOKIE,
+    base_of,
+    find_cookie,
+    redirect,
+    render,
+)
 from api.web.guard import NOBODY, identify
 from api.web.problems import UNAUTHENTICATED, UNSUPPORTED_MEDIA_TYPE, Problem, invalid, reject
 from api.web.request import ApiRequest
@@ -14,7 +25,6 @@ from bridge.service.sessions import LIFE_S
 routes = Routes()
 
 SIGN_IN = f"{PREFIX}/sign-in"
-_COOKIE = "outbox-bridge-console"
 _FORM = "application/x-www-form-urlencoded"
 _MOST_BYTES = 64 * 1024
 _PLACE = re.compile(r"[a-z-]+(/[A-Za-z0-9._~%-]+)*(\?[A-Za-z0-9._~%=&+-]*)?")  # a page below the first one
@@ -26,21 +36,12 @@ def identify_reader(request: ApiRequest) -> Caller | Problem:
     found = identify(services.access, path, request.scope["headers"], request.certified)
     if not isinstance(found, Problem) or b"authorization" in request.fields:
         return found
-    shown = _read_cookie(request)
+    shown = find_cookie(request, SESSION_COOKIE)
     caller = None if shown is None or services.sessions is None else services.sessions.find(shown)
     if caller is not None:
         services.access.note_use(caller)
         return caller
     return NOBODY if path == SIGN_IN or path.startswith(f"{PREFIX}/assets/") else found
-
-
-def _read_cookie(request: ApiRequest) -> str | None:
-    for header in request.values(b"cookie"):
-        for pair in header.split(";"):
-            name, _, value = pair.strip().partition("=")
-            if name == _COOKIE:
-                return value
-    return None
 
 
 def lead_to_sign_in(request: ApiRequest) -> HttpAnswer:
@@ -84,10 +85,22 @@ async def sign_out(request: ApiRequest) -> HttpAnswer:
     return _leave(request, "sign-in", "; Max-Age=0")
 
 
+@routes.add("POST", f"{PREFIX}/language", verb=None)
+async def switch_language(request: ApiRequest) -> HttpAnswer:
+    """Another language, for a year or until another one is chosen; then back to the page."""
+    form = await read_form(request)
+    language, place = form.get("language", ""), form.get("next", "")
+    if language not in LANGUAGES:
+        raise invalid("/language", f"one of {', '.join(LANGUAGES)}")
+    kept = f"{LANGUAGE_COOKIE}={language}; Max-Age=31536000; HttpOnly; SameSite=Lax"
+    target = base_of(request.path) + (place if _PLACE.fullmatch(place) else "")
+    return HttpAnswer(303, b"", (*HEADERS, ("Location", target), ("Set-Cookie", kept)), HTML)
+
+
 def _leave(request: ApiRequest, place: str, cookie: str) -> HttpAnswer:
     """Without a path the cookie is for the folder of this address, whatever a proxy puts before it."""
     is_secured = request.scope.get("scheme") == "https" or request.fields.get(b"origin", b"").startswith(b"https:")
-    kept = f"{_COOKIE}={cookie}; HttpOnly; SameSite=Strict{'; Secure' if is_secured else ''}"
+    kept = f"{SESSION_COOKIE}={cookie}; HttpOnly; SameSite=Strict{'; Secure' if is_secured else ''}"
     headers = (*HEADERS, ("Location", base_of(request.path) + place), ("Set-Cookie", kept))
     return HttpAnswer(303, b"", headers, HTML)
 

@@ -1,5 +1,7 @@
 """Puts pages together: templates that escape everything, and headers that let a page load nothing from elsewhere."""
 
+import json
+from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +31,10 @@ HEADERS = (
     ("Cache-Control", "no-store"),
 )
 HTML = "text/html; charset=utf-8"
+SESSION_COOKIE = "outbox-bridge-console"
+LANGUAGE_COOKIE = "outbox-bridge-language"
+LANGUAGES = ("en", "zh")
+_CHINESE: Mapping[str, str] = json.loads((_FOLDER / "zh.json").read_text(encoding="utf-8"))
 
 
 class Section(NamedTuple):
@@ -71,13 +77,17 @@ def render(request: ApiRequest, template: str, status: int = 200, /, **members: 
 
 def fragment(request: ApiRequest, template: str, **members: object) -> str:
     """A part of a page."""
-    base = base_of(request.path)
+    base, language = base_of(request.path), choose_language(request)
+    query = request.scope["query_string"].decode("latin-1") if request.method == "GET" else ""
     return _environment.get_template(template).render(
         base=base,
+        language="en" if language == "en" else "zh-Hans",
+        _=partial(_translate, language),
+        place=request.path.partition(PREFIX)[2].strip("/") + (f"?{query}" if query else ""),
         here=request.path.partition(PREFIX)[2].strip("/").partition("/")[0],
         menu=[section for section in MENU if _may_open(request, section)],
         caller=request.caller,
-        has_session=request.caller.is_proven and b"authorization" not in request.fields and b"cookie" in request.fields,
+        has_session=_has_session(request),
         may=partial(_may_act, request),
         now_ms=request.services.now_ms(),
         link=partial(_link, base),
@@ -91,6 +101,38 @@ def redirect(request: ApiRequest, path: str, **query: str) -> HttpAnswer:
     return HttpAnswer(303, b"", (*HEADERS, ("Location", _link(base_of(request.path), path, **query))), HTML)
 
 
+def find_cookie(request: ApiRequest, name: str) -> str | None:
+    """What the browser keeps under a name."""
+    for header in request.values(b"cookie"):
+        for pair in header.split(";"):
+            found, _, value = pair.strip().partition("=")
+            if found == name:
+                return value
+    return None
+
+
+def choose_language(request: ApiRequest) -> str:
+    """What the reader has chosen, else what his browser asks for first of what there is."""
+    chosen = find_cookie(request, LANGUAGE_COOKIE)
+    if chosen in LANGUAGES:
+        return chosen
+    wanted = [
+        _read_wish(wish) for wish in request.fields.get(b"accept-language", b"").decode("latin-1").split(",")[:20]
+    ]
+    known = [(share, -place, name) for place, (name, share) in enumerate(wanted) if name in LANGUAGES and share > 0]
+    return max(known)[2] if known else LANGUAGES[0]
+
+
+def _read_wish(wish: str) -> tuple[str, float]:
+    """A language and how much it is wanted."""
+    name, _, quality = wish.strip().partition(";")
+    try:
+        share = float(quality.strip().removeprefix("q=") or 1)
+    except ValueError:
+        share = 0.0
+    return name.strip().lower().partition("-")[0], share
+
+
 def _may_open(request: ApiRequest, section: Section) -> bool:
     rights = request.caller.rights
     return rights.may_everywhere(section.verb) if section.is_for_all else rights.may_somewhere(section.verb)
@@ -99,6 +141,15 @@ def _may_open(request: ApiRequest, section: Section) -> bool:
 def _may_act(request: ApiRequest, verb: str, group: str) -> bool:
     """Whether the reader may do something for a group, and from here."""
     return not request.services.is_read_only and request.caller.rights.may(Verb(verb), group)
+
+
+def _has_session(request: ApiRequest) -> bool:
+    is_shown = request.caller.is_proven and b"authorization" not in request.fields
+    return is_shown and find_cookie(request, SESSION_COOKIE) is not None
+
+
+def _translate(language: str, text: str) -> str:
+    return _CHINESE[text] if language == "zh" else text
 
 
 def _link(base: str, *parts: str, **query: object) -> str:

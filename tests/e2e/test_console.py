@@ -107,6 +107,23 @@ def test_pages_are_whole_and_can_be_used_by_everybody(
     assert flaws == {}, json.dumps(flaws, indent=1)
 
 
+def test_pages_are_whole_in_chinese(browser: Browser, scene: Scene) -> None:
+    """As the browser asks for it, and until the reader chooses English."""
+    flaws: dict[str, Any] = {}
+    with tab(browser, scene, viewport={"width": 360, "height": 900}, locale="zh-CN") as page:
+        for name, place in places(scene).items():
+            page.goto(place)
+            found, wide = page.evaluate(EMPTY), page.evaluate(WIDE)
+            if found or wide or page.evaluate("document.documentElement.lang") != "zh-Hans":
+                flaws[name] = (wide, found)
+        page.goto("groups/shop")
+        page.evaluate(AXE)
+        assert (flaws, page.evaluate(FLAWS, RULES)) == ({}, [])
+        page.get_by_role("button", name="English").click()
+        page.get_by_role("heading", name="Who answers its checks").wait_for()
+        assert page.url.endswith("/groups/shop")
+
+
 def test_pages_can_be_read_without_scripts(browser: Browser, scene: Scene) -> None:
     """They say the same."""
     with tab(browser, scene) as with_scripts, tab(browser, scene, java_script_enabled=False) as without:

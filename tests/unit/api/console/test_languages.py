@@ -1,0 +1,89 @@
+"""English and Simplified Chinese: every text of the templates is in the catalogue, and the reader chooses."""
+
+import json
+from pathlib import Path
+
+import pytest
+from jinja2 import Environment, nodes
+
+from api.console import render
+from api.console.render import LANGUAGES, MENU
+from api.console.search import _TABS
+from tests.support.whole_bridge import WholeBridge
+
+FOLDER = Path(render.__file__).parent
+CHINESE = json.loads((FOLDER / "zh.json").read_text(encoding="utf-8"))
+
+
+def texts_of_templates() -> set[str]:
+    found = {section.name for section in MENU} | {label for label, *_ in _TABS}
+    for path in (FOLDER / "templates").glob("*.html"):
+        for call in Environment(autoescape=True).parse(path.read_text(encoding="utf-8")).find_all(nodes.Call):
+            if isinstance(call.node, nodes.Name) and call.node.name == "_" and isinstance(call.args[0], nodes.Const):
+                found.add(call.args[0].value)
+    return found
+
+
+def test_catalogue_has_every_text_of_the_templates_and_no_other() -> None:
+    """One that is missing would be an error of the page."""
+    assert texts_of_templates() == CHINESE.keys()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "language"),
+    [
+        ("", "en"),
+        ("zh-CN,zh;q=0.9,en;q=0.8", "zh-Hans"),
+        ("en-GB,en;q=0.9,zh;q=0.8", "en"),
+        ("de,fr;q=0.9,zh;q=0.1", "zh-Hans"),
+        ("zh;q=0,en;q=0.1", "en"),
+        ("zh;q=x", "en"),
+        ("de", "en"),
+        ("," * 10_000, "en"),
+    ],
+)
+def test_browser_says_which_language_is_wanted(bridge: WholeBridge, wanted: str, language: str) -> None:
+    """The first of what there is; English for all others."""
+    page = bridge.call("GET", "/console/groups", headers={"accept-language": wanted}).body.decode()
+    assert f'<html lang="{language}">' in page
+    assert ("生产者组" in page) is (language == "zh-Hans")
+
+
+def test_reader_chooses_and_comes_back(bridge: WholeBridge) -> None:
+    """The choice is kept in a cookie, counts more than what the browser asks for, and leads nowhere else."""
+    form = {"language": "zh", "next": "search?state=PARKED"}
+    chosen = bridge.submit("/console/language", form)
+    assert (chosen.status, chosen.headers["location"]) == (303, "./search?state=PARKED")
+    cookie, _, flags = chosen.headers["set-cookie"].partition(";")
+    assert {"HttpOnly", "SameSite=Lax"} <= {flag.strip() for flag in flags.split(";")}
+    page = bridge.call("GET", "/console/search?state=PARKED", headers={"cookie": cookie, "accept-language": "en"})
+    assert '<html lang="zh-Hans">' in page.body.decode()
+    assert 'name="next" value="search?state=PARKED"' in page.body.decode()
+    assert "Sign out" not in page.body.decode()
+    for place in ("//evil.example", "https://evil.example", "javascript:x", "../../v1"):
+        answer = bridge.submit("/console/language", form | {"next": place})
+        assert answer.headers["location"] == "./"
+    assert bridge.submit("/console/language", form | {"language": "xx"}).status == 422
+    assert bridge.submit("/console/language", form, {"origin": "https://evil.example"}).status == 403
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_page_is_there_in_every_language(bridge: WholeBridge, language: str) -> None:
+    """Whatever it shows."""
+    bridge.call("PUT", "/v1/producer-groups/shop", {})
+    body = {"producer_group": "shop", "messages": [{"topic": "orders", "value": {"n": 1}}]}
+    one = bridge.call("POST", "/v1/transactions", body).document["transaction_id"]
+    bridge.pass_ms(60_000)
+    paths = (
+        "",
+        "search",
+        "search?q=shop",
+        "search?q=nothing",
+        f"transactions/{one}",
+        "parked",
+        "groups",
+        "groups/shop",
+    )
+    for path in (*paths, "topics", "topics/orders", "reports", "audit", "settings"):
+        reply = bridge.call("GET", f"/console/{path}", headers={"cookie": f"outbox-bridge-language={language}"})
+        assert reply.status in {200, 303}, path
