@@ -19,7 +19,7 @@ import typer
 
 from api.cli.demo_environment import Keeper, Steps
 from api.cli.dev_events import DevEvents
-from api.cli.local import ConfigOption, load, read_seconds, run_loop, sigterm_as_ctrl_c
+from api.cli.local import DEV_KAFKA, ConfigOption, load, read_seconds, run_loop, sigterm_as_ctrl_c
 from api.cli.output import (
     CommandFailed,
     Exit,
@@ -240,6 +240,9 @@ def _open_folder(stack: ExitStack, data: Path | None, ephemeral: bool, config: P
         )
     stack.callback(lock.free)
     (folder / "dev.url").unlink(missing_ok=True)
+    forget = partial((folder / DEV_KAFKA).unlink, missing_ok=True)
+    forget()
+    stack.callback(forget)
     return folder
 
 
@@ -302,6 +305,7 @@ def _welcome(url: str, settings: "Settings", wishes: DevOptions, steps: Steps) -
     steps.close()
     bootstrap = str(settings.kafka["bootstrap.servers"])
     (settings.data_dir / "dev.url").write_text(f"{url}\n")
+    (settings.data_dir / DEV_KAFKA).write_text(f"{bootstrap}\n")
     if wishes.output is not Output.TABLE:
         ready = {"event": "ready", "url": url, "kafka": bootstrap, "data": str(settings.data_dir), "pid": os.getpid()}
         print_line(encode(ready).decode())

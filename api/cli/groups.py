@@ -85,12 +85,36 @@ def put(
 ) -> None:
     """Create or replace a group: settings not named here get their defaults (`group set` keeps them).
 
-    A new secret is shown once.
+    What that resets is shown; a new secret is shown once.
     """
-    reply = _put(url, name, endpoint, _parse(check), accept_prepares=accept_prepares)
+    named = _parse(check)
+    before = _look_up(url, name)
+    reply = _put(url, name, endpoint, named, accept_prepares=accept_prepares)
     _show(reply, output)
+    for reset in _find_resets(before, reply.members, named):
+        say(f"reset: {reset}; `group set` would have kept it", "yellow")
     if reply.members.get("secret"):
         say("keep the secret: it is shown only now", "yellow")
+
+
+def _look_up(url: str, name: str) -> Row:
+    """The group as it is; nothing where there is none, or none that may be seen."""
+    try:
+        return call(url, "GET", f"{_PATH}/{quoted(name)}").members
+    except CommandFailed:
+        return {}
+
+
+def _find_resets(before: Row, after: Row, named: Mapping[str, object]) -> Iterator[str]:
+    """Settings that nobody named and that are others now, and endpoints that are gone."""
+    for setting, value in before.get("check", {}).items():
+        now = after.get("check", {}).get(setting, value)
+        if setting not in named and now != value:
+            yield f"check {setting} from {value} to {now}"
+    remaining = {one["url"] for one in after.get("endpoints", ())}
+    for one in before.get("endpoints", ()):
+        if not one["leased"] and one["url"] not in remaining:
+            yield f"endpoint {one['url']} is gone"
 
 
 @group.command("set", epilog="Example: outbox-bridge group set orders --check interval_seconds=10")

@@ -34,6 +34,16 @@ def refuse_fault(settings: "Settings") -> None:
                           "--allow-faults obey it; unset it, or give that flag")  # fmt: skip
 
 
+def _find_dev_kafka(settings: "Settings") -> str:
+    """Where the Kafka of a `dev` on these data listens, if nothing else is said: it may have taken another port."""
+    from api.settings import Origin  # noqa: PLC0415  # slow to import
+
+    note = settings.data_dir / DEV_KAFKA
+    if settings.origin("kafka.bootstrap.servers") is not Origin.DEFAULT or not note.exists():
+        return ""
+    return note.read_text().strip()
+
+
 def read_seconds(text: str) -> float:
     """A duration such as 1s, 500ms or 2m."""
     read = re.fullmatch(r"(\d{1,6})(ms|s|m|h)", text)
@@ -78,6 +88,8 @@ ConfigOption = Annotated[
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0}
 
+DEV_KAFKA = "dev.kafka"
+
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -86,6 +98,8 @@ def load(config: Path | None, flags: Mapping[str, Any] | None = None, *, allow_f
     from api.settings import load_settings  # noqa: PLC0415  # slow to import, not needed for calls over HTTP
 
     settings = load_settings(flags, config)
+    if flags is None and (found := _find_dev_kafka(settings)):
+        settings = load_settings({"kafka": {"bootstrap.servers": found}}, config)
     if not allow_faults:
         refuse_fault(settings)
     elif (fault := arm_fault(settings)) is not None:

@@ -348,7 +348,8 @@ def _describe(row: Row) -> Iterator[tuple[str, object]]:
             for number, message in enumerate(value):
                 yield f"message {number}", message
         elif name not in {"blocked", "abandoned"} and value is not None:
-            yield name.replace("_", " "), show_state(row) if name == "state" else value
+            show = {"state": show_state, "next_check_at": show_next_check}.get(name)
+            yield name.replace("_", " "), value if show is None else show(row)
 
 
 def _or_unknown(offset: int | None) -> str:

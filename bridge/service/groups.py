@@ -81,7 +81,9 @@ class GroupService:
             made = await self._directory.put_group(name, settings, urls, act)
         except SqlUnavailable as error:
             return refuse_sql(error)
-        return GroupSaved(self._directory.get(name) or ProducerGroup(name, settings), made.is_created, made.secret)
+        saved = self._directory.get(name) or ProducerGroup(name, settings)
+        as_put = replace(saved, settings=replace(saved.settings, times=settings.times))
+        return GroupSaved(as_put, made.is_created, made.secret)
 
     async def get(self, name: str, rights: Rights = EVERYTHING) -> GroupHealth | Refused:
         """The group with the results of its rounds and its counts."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from api.cli.dev import DevOptions, _make_settings, begin_when_led
-from api.cli.local import read_seconds
+from api.cli.local import load, read_seconds
 from api.cli.output import Output
 from bridge.broker.broker_process import FileLock
 from bridge.core.errors import StoreError, StoreTimeout, StoreUnavailable
@@ -67,6 +67,17 @@ def test_first_check_comes_after_a_second_at_least(tmp_path: Path, said: str, re
     """Before anything is started."""
     done = run_dev(tmp_path, "--check-after", said, "--port", "0", "--kafka-port", "0")
     assert (done.returncode, refused in done.stderr) == (2, True), done.stderr
+
+
+def test_commands_beside_dev_use_its_kafka(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have taken another port, and another Kafka may listen on the usual one. Settings that name one win."""
+    monkeypatch.chdir(tmp_path)
+    assert load(None).kafka["bootstrap.servers"] == "127.0.0.1:9092"
+    (tmp_path / ".outbox-bridge").mkdir()
+    (tmp_path / ".outbox-bridge" / "dev.kafka").write_text("127.0.0.1:31928\n")
+    assert load(None).kafka["bootstrap.servers"] == "127.0.0.1:31928"
+    (tmp_path / "outbox-bridge.toml").write_text('[kafka]\nbootstrap.servers = "kafka-1:9092"\n')
+    assert load(None).kafka["bootstrap.servers"] == "kafka-1:9092"
 
 
 def test_taken_api_port_is_named_with_its_holder(tmp_path: Path, taken_port: int) -> None:

@@ -14,10 +14,26 @@ def test_put_sends_endpoints_and_settings(cli: Cli, bridge: CannedServer) -> Non
     assert ended.code == 0
     assert "whsec_x" in ended.out
     assert "shown only now" in ended.err
-    assert bridge.asked[0].document == {
+    assert bridge.asked[-1].document == {
         "endpoints": [{"url": "http://a/c"}, {"url": "http://b/c"}],
         "check": {"interval_seconds": 1.5, "mode": "push"},
     }
+
+
+def test_put_shows_what_it_resets(cli: Cli, bridge: CannedServer) -> None:
+    """Nobody loses a setting unawares; what was named, and leased endpoints, are no news."""
+    before = {
+        "endpoints": [{"url": "http://a/c", "leased": False}, {"url": "http://b/c", "leased": True}],
+        "check": {"max_checks": 3, "interval_seconds": 30.0, "batch_size": 100},
+    }
+    after = {"endpoints": [], "check": {"max_checks": 15, "interval_seconds": 10.0, "batch_size": 100}}
+    bridge.answer("GET", PATH, 200, before)
+    bridge.answer("PUT", PATH, 200, after)
+    ended = cli("group", "put", "orders", "--check", "interval_seconds=10", "--url", bridge.url)
+    assert [line for line in ended.err.splitlines() if "reset" in line] == [
+        "reset: check max_checks from 3 to 15; `group set` would have kept it",
+        "reset: endpoint http://a/c is gone; `group set` would have kept it",
+    ]
 
 
 def test_malformed_setting_is_a_usage_error(cli: Cli, bridge: CannedServer) -> None:
