@@ -124,6 +124,23 @@ def test_pages_are_whole_in_chinese(browser: Browser, scene: Scene) -> None:
         assert page.url.endswith("/groups/shop")
 
 
+def test_times_are_shown_in_utc_or_in_the_readers_own(browser: Browser, scene: Scene) -> None:
+    """Kept from page to page, and told of parts that come anew."""
+    with tab(browser, scene, timezone_id="Asia/Shanghai") as page:
+        page.goto("groups/shop")
+        first = page.locator("time").first
+        assert (first.inner_text()[-1], "GMT+8" in (first.get_attribute("title") or "")) == ("Z", True)
+        page.get_by_role("button", name="Show local times").click()
+        assert "GMT+8" in first.inner_text()
+        page.goto("groups/stock")
+        assert "GMT+8" in page.locator("time").first.inner_text()
+        new = '<p><time datetime="2026-01-31T20:00:00Z">x</time></p>'
+        page.evaluate("html => document.getElementById('content').insertAdjacentHTML('beforeend', html)", new)
+        page.get_by_text("Feb 1, 2026").wait_for()
+        page.get_by_role("button", name="Show UTC").click()
+        assert page.locator("time").first.inner_text()[-1] == "Z"
+
+
 def test_pages_can_be_read_without_scripts(browser: Browser, scene: Scene) -> None:
     """They say the same."""
     with tab(browser, scene) as with_scripts, tab(browser, scene, java_script_enabled=False) as without:
