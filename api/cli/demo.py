@@ -2,14 +2,18 @@
 
 import contextlib
 import json
+import os
 import secrets
+import shutil
 import signal
 import sqlite3
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import httpx2
@@ -332,9 +336,17 @@ KafkaOption = Annotated[
 ]
 
 _NEXT = """What next:
-  outbox-bridge demo --stay    the same, and the links above can be followed
-  outbox-bridge dev            a Kafka and a bridge for a service of yours; docs/producers.md has its five minutes
+  {command} demo --stay    the same, and the links above can be followed
+  {command} dev            a Kafka and a bridge for a service of yours; docs/start.md rescues an order of its own
 """
+
+
+def _name_command() -> str:
+    """As it can be typed here: an environment that is not active is on nobody's path."""
+    own = Path(sys.argv[0])
+    if shutil.which(own.name) or own.name != "outbox-bridge":
+        return "outbox-bridge"
+    return os.path.relpath(own)
 
 
 def demo(is_broken: BreakOption = False, stay: StayOption = False, kafka: KafkaOption = None) -> None:
@@ -359,7 +371,7 @@ def demo(is_broken: BreakOption = False, stay: StayOption = False, kafka: KafkaO
             say("everything keeps running; Ctrl-C ends it")
             _wait_for_ctrl_c()
         else:
-            say(_NEXT)
+            say(_NEXT.format(command=_name_command()))
     if not is_so:
         raise typer.Exit(Exit.FAILED)
 
