@@ -18,7 +18,6 @@ from api.remoting.message import OffsetMessageId, UnreadableMessage, make_messag
 from api.remoting.requests import (
     BROKER,
     CLUSTER,
-    DEFAULT_TOPIC,
     INNER_GROUP,
     TRACE_TOPIC,
     EndRequest,
@@ -197,8 +196,6 @@ class Door:
         if code == RequestCode.HEART_BEAT:
             return self._hear_heartbeat(peer, request)
         if code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
-            if request.fields.get("topic") == DEFAULT_TOPIC:
-                return request.answer(ResponseCode.TOPIC_NOT_EXIST, "every topic has a route of its own here")
             body = self._route
         elif code == RequestCode.UNREGISTER_CLIENT:
             group = request.fields.get("producerGroup") or ""

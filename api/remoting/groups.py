@@ -67,6 +67,7 @@ class ConnectedGroups:
         self._place = place
         self._members: dict[str, dict[Member, None]] = {}
         self._loops: dict[str, asyncio.Task[None]] = {}
+        self._refused: dict[str, str] = {}
         self._opaque = 0
         self._is_closed = False
         self.totals = CheckTotals()
@@ -110,6 +111,7 @@ class ConnectedGroups:
                 is_good = False
             if not is_good:
                 await self._clock.sleep_ms(_PAUSE_MS)
+        self._refused.pop(group, None)
 
     async def run_once(self, group: str) -> bool:
         """Claims what is due, and sends it; False if it was refused."""
@@ -118,8 +120,11 @@ class ConnectedGroups:
         call = ClaimCall(group, _MOST_CLAIMED, _WAIT_MS, lease_ms, lambda: bool(self._members.get(group)))
         claimed = await self._claims.claim(call)
         if isinstance(claimed, Refused):
-            _LOG.warning("remoting_checks_not_claimed", group=group, code=claimed.code.value, reason=claimed.detail)
+            if self._refused.get(group) != claimed.detail:  # once: it is asked again soon
+                self._refused[group] = claimed.detail
+                _LOG.warning("remoting_checks_not_claimed", group=group, code=claimed.code.value, reason=claimed.detail)
             return False
+        self._refused.pop(group, None)
         make_nonce, homeless = self._nonces().begin(), list[ClaimedCheck]()
         for check in claimed:
             if (member := self._choose(group)) is None:

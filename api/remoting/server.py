@@ -3,17 +3,19 @@
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import cast
 
 import structlog
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from api.remoting.door import Door
 from api.remoting.first_tries import FirstTries
 from api.remoting.frame import BadFrame, FrameBuffer, HeaderType, RemotingCommand
 from api.remoting.groups import ConnectedGroups
 from api.web.certificates import Certificates
+from api.web.metrics import PREFIX
 from api.web.secured import Secured
 from api.web.server import bind
 from bridge.core.grants import Rights
@@ -240,6 +242,28 @@ class RemotingServer:
         """Ends a connection of which nothing can be expected any more."""
         _LOG.info("remoting_connection_ended", reason=reason)
         connection.close()
+
+    def copy_metrics(self) -> Iterable[Metric]:
+        """Of connections, sends, ends and checks."""
+        sends, checks = self.door.totals, self.groups.totals
+        yield GaugeMetricFamily(
+            f"{PREFIX}remoting_connections", "Connections of RocketMQ's clients.", value=len(self.connections)
+        )
+        counters = {
+            "connections_refused": ("Connections that were closed at once.", self.refused_connections),
+            "sends": ("Messages that clients sent.", sends.sends),
+            "sends_refused": ("Of them, those that were not stored, or perhaps not.", sends.refused),
+            "first_tries": ("Of them, those that needed no look-up: their keys were new.", sends.first_tries),
+            "ends": ("Ends of transactions, answers to checks included.", sends.ends),
+            "ends_strange": ("Ends that name nothing which the bridge has given out.", sends.strange_ends),
+            "ends_repeated": ("Times an end that may have been lost was put again.", sends.insisted),
+            "ends_given_up": ("Ends that could not be put for a minute; a check finds out.", sends.given_up),
+            "unauthenticated": ("Requests without a valid signature.", sends.unproven),
+            "checks_sent": ("Checks sent to a connection of their group.", checks.sent),
+            "checks_given_back": ("Checks claimed when no connection was left, given back unused.", checks.homeless),
+        }
+        for name, (text, value) in counters.items():
+            yield CounterMetricFamily(f"{PREFIX}remoting_{name}", text, value=value)
 
     async def wait_started(self) -> None:
         """Returns when connections are accepted."""

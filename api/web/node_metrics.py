@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from operator import attrgetter
+from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from api.remoting.server import RemotingServer
 from api.web.certificates import Certificates
 from api.web.metrics import PREFIX, ProcessMetrics
 from bridge.core.measures import DURATION_BOUNDS_MS, Durations
@@ -17,13 +17,21 @@ from checker.config import CheckCounts
 from checker.service import CheckService
 
 
-class NodeMetrics(ProcessMetrics):
-    """The parts that the node has, now or later, the certificate that is shown, and the doors of RocketMQ."""
+class MeasuredPort(Protocol):
+    """A port beside that of HTTP."""
 
-    def __init__(self, node: Node, certificates: Certificates | None, doors: Sequence[RemotingServer] = ()) -> None:
+    def copy_metrics(self) -> Iterable[Metric]:
+        """The present values."""
+        ...
+
+
+class NodeMetrics(ProcessMetrics):
+    """The parts that the node has, now or later, the certificate that is shown, and what its other ports tell."""
+
+    def __init__(self, node: Node, certificates: Certificates | None, ports: Sequence[MeasuredPort] = ()) -> None:
         self._node = node
         self._certificates = certificates
-        self._doors = doors
+        self._ports = ports
 
     @property
     def has_lags(self) -> bool:
@@ -53,8 +61,8 @@ class NodeMetrics(ProcessMetrics):
             )  # fmt: skip
         if self._node.roles.is_called:
             yield from _collect_audit(self._node.audit_heads)
-        for door in self._doors:
-            yield from _collect_door(door)
+        for port in self._ports:
+            yield from port.copy_metrics()
         if self._node.settler is not None:
             yield from _collect_settler(self._node.settler)
         if self._node.checks is not None:
@@ -78,28 +86,6 @@ def _collect_audit(heads: AuditHeads) -> Iterable[Metric]:
         f"{PREFIX}audit_chain_broken", "1 where the audit does not go on from its newest head in Kafka.",
         value=float(heads.is_broken),
     )  # fmt: skip
-
-
-def _collect_door(server: RemotingServer) -> Iterable[Metric]:
-    sends, checks = server.door.totals, server.groups.totals
-    yield GaugeMetricFamily(
-        f"{PREFIX}remoting_connections", "Connections of RocketMQ's clients.", value=len(server.connections)
-    )
-    counters = {
-        "connections_refused": ("Connections that were closed at once.", server.refused_connections),
-        "sends": ("Messages that clients sent.", sends.sends),
-        "sends_refused": ("Of them, those that were not stored, or perhaps not.", sends.refused),
-        "first_tries": ("Of them, those that needed no look-up: their keys were new.", sends.first_tries),
-        "ends": ("Ends of transactions, answers to checks included.", sends.ends),
-        "ends_strange": ("Ends that name nothing which the bridge has given out.", sends.strange_ends),
-        "ends_repeated": ("Times an end that may have been lost was put again.", sends.insisted),
-        "ends_given_up": ("Ends that could not be put for a minute; a check finds out.", sends.given_up),
-        "unauthenticated": ("Requests without a valid signature.", sends.unproven),
-        "checks_sent": ("Checks sent to a connection of their group.", checks.sent),
-        "checks_given_back": ("Checks claimed when no connection was left, given back unused.", checks.homeless),
-    }
-    for name, (text, value) in counters.items():
-        yield CounterMetricFamily(f"{PREFIX}remoting_{name}", text, value=value)
 
 
 def _collect_settler(settler: Settler) -> Iterable[Metric]:

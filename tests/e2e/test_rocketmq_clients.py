@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from bridge.broker.ports import choose_free_port
-from tests.support.bridge_process import Bridge, BridgeProcess, create_topics, read_committed
+from tests.support.bridge_process import Bridge, BridgeProcess, create_topics, read_committed, wait_until
 from tests.support.rocketmq_clients import compile_program, find_jars, java, run_program
 
 
@@ -67,6 +67,23 @@ def test_a_client_sends_ends_and_is_checked(stand: DoorStand, version: str, head
     first = stand.process.get(f"/v1/transactions?producer_group={name}&key=order-2").json()["transactions"][0]
     timeline = stand.process.get(f"/v1/transactions/{first['transaction_id']}/timeline").text
     assert "the database is away" in timeline
+
+
+def test_a_client_that_has_sent_nothing_is_asked(stand: DoorStand) -> None:
+    """As after its restart: by the route of TBW102 it says that it is there."""
+    jars = find_jars("4.9.8")
+    compile_program("Transactions", jars, stand.folder)
+    create_topics(stand.kafka, {"asked": 1})
+    check = {"mode": "pull", "transaction_timeout_seconds": 1, "interval_seconds": 1}
+    assert stand.process.http.put("/v1/producer-groups/restarted", json={"check": check}).status_code == 201
+    message = {"topic": "asked", "key": "order-2", "value": "order-2", "headers": {"KEYS": "order-2"}}
+    prepared = stand.process.post("/v1/transactions", {"producer_group": "restarted", "messages": [message]})
+    assert prepared.status_code == 201, prepared.text
+    command = [*java(jars, stand.folder), "Transactions", stand.door, "asked", "restarted", "0", "0", "60"]
+    code, lines = run_program(command)
+    assert code == 0, lines
+    assert lines[:2] == ["check order-2", "committed order-2"]
+    wait_until(lambda: read_committed(stand.kafka, ["asked"]), name="published")
 
 
 def test_rocketmqs_own_benchmark_finds_nothing_wrong(stand: DoorStand) -> None:

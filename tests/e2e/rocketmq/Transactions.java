@@ -112,11 +112,14 @@ public final class Transactions {
         tell("not-sent", body);
     }
 
-    /** Arguments: name server, topic, group, number of messages, bytes of padding, seconds to wait for checks. */
+    /**
+     * Arguments: name server, topic, group, number of messages, bytes of padding, seconds to wait for checks.
+     * With no messages of its own it waits for a check of one.
+     */
     public static void main(String[] arguments) throws Exception {
         int count = Integer.parseInt(arguments[3]);
         String padding = " ".repeat(Integer.parseInt(arguments[4]));
-        decided = new CountDownLatch(count);
+        decided = new CountDownLatch(Math.max(count, 1));
         TransactionMQProducer producer = new TransactionMQProducer(arguments[2]);
         producer.setNamesrvAddr(arguments[0]);
         producer.setTransactionListener(new Listener());

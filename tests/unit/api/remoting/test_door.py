@@ -1,4 +1,4 @@
-"""The door: which sends go to the bridge together."""
+"""The door: which sends go to the bridge together, and what it says of routes."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import pytest
 
 from api.remoting.door import Door, DoorConfig, DoorParts
 from api.remoting.first_tries import FirstTries
-from api.remoting.frame import RemotingCommand
+from api.remoting.frame import FrameBuffer, RemotingCommand
 from api.remoting.requests import RequestCode
 from bridge.core.check_rules import CheckTimes, GroupSettings
 from bridge.core.transaction import TransactionState
@@ -114,3 +114,15 @@ async def test_what_a_check_may_have_ended_is_looked_up(takes_ms: int, timeout_m
     await asyncio.sleep(0.05)
     assert [time for _, time in transactions.lists] == said
     assert len(peer.sent) == 1
+
+
+@pytest.mark.parametrize("topic", ["orders", "TBW102"])
+def test_every_topic_has_a_route(topic: str) -> None:
+    """Of TBW102 clients of version 4 learn, before their first send, whom to tell that they are there."""
+    peer, answers = Peer(FirstTries()), FrameBuffer()
+    request = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, opaque=1, fields={"topic": topic})
+    open_door(Transactions()).take(peer, request)  # type: ignore[arg-type]
+    answers.add(peer.sent[0])
+    (answer,) = answers.take()
+    assert answer.code == 0
+    assert b"127.0.0.1:9876" in answer.body

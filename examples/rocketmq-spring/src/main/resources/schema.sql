@@ -1,0 +1,2 @@
+CREATE TABLE IF NOT EXISTS orders (id VARCHAR(64) PRIMARY KEY, customer VARCHAR(64), cents BIGINT, is_paid BOOLEAN);
+CREATE TABLE IF NOT EXISTS transaction_record (id VARCHAR(64) PRIMARY KEY, is_committed BOOLEAN);
