@@ -231,7 +231,7 @@ CAUSES: list[Cause] = [
     (
         "nobody to ask",
         [
-            lambda page: page.get_by_role("link", name="8 parked transactions of mail").click(),
+            lambda page: page.get_by_role("link", name="40 parked transactions of mail").click(),
             lambda page: page.locator("a.id").first.click(),
         ],
         "there was nobody to ask",
@@ -260,9 +260,9 @@ def test_bulk_act_shows_how_far_it_is(browser: Browser, scene: Scene) -> None:
         page.get_by_label("Act").select_option("rollback")
         page.get_by_role("button", name="Count them first").click()
         page.get_by_label("Reason, for the audit").fill("the mails are of yesterday")
-        page.get_by_label("Type").fill("rollback 8")
+        page.get_by_label("Type").fill("rollback 40")
         page.get_by_role("button", name="Begin").click()
-        page.get_by_text("8 of 8 done").wait_for(timeout=20_000)
+        page.get_by_text("40 of 40 done").wait_for(timeout=20_000)
         page.locator("#progress .state.done").wait_for(timeout=20_000)
 
 

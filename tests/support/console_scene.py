@@ -17,6 +17,7 @@ GONE = "billing.gone"
 HOSTILE = "<script>window.pwned=1</script>\u202e<b onmouseover=alert(1)>\u2066x"
 _QUICK = {"transaction_timeout_seconds": 1, "interval_seconds": 1}
 _WAIT_S = 30.0
+_CROWD, _BATCH = 10_000, 500  # in whose midst the few are to be found
 
 
 class Scene:
@@ -27,11 +28,21 @@ class Scene:
         self.url = f"{bridge.url}/console/"
         for group in ("orders", "stock"):
             bridge.put_json(f"/v1/producer-groups/{group}", {"check": {"transaction_timeout_seconds": 3_600}})
+        for first in range(0, _CROWD, _BATCH):
+            self._crowd(first)
         self.pending = [self.prepare("orders", key=f"order-{n}") for n in range(6)]
         self.hostile = self.prepare("stock", key=HOSTILE, value={HOSTILE: [HOSTILE, 12345678901234567890123]})
         self.committed = self.prepare("orders", key="x" * 5_000, value="y" * 200_000)
         self.end(self.committed, "commit")
         self.end(self.prepare("orders", key="order-back"), "rollback")
+
+    def _crowd(self, first: int) -> None:
+        """Pending transactions of the two groups that are as they should be."""
+        halves = [
+            {"producer_group": ("orders", "stock")[n % 2], "messages": [{"topic": "orders", "key": f"crowd-{n}"}]}
+            for n in range(first, first + _BATCH)
+        ]
+        self.bridge.post_json("/v1/transactions/batch", {"transactions": halves})
 
     def prepare(self, group: str, topic: str = "orders", **message: object) -> str:
         """A pending transaction."""
@@ -79,7 +90,7 @@ def _write_report(folder: Path, scene: Scene) -> None:
 
 
 @contextmanager
-def console_scene(folder: Path, parked: int = 8) -> Iterator[Scene]:
+def console_scene(folder: Path, parked: int = 40) -> Iterator[Scene]:
     """Until its block ends."""
     reports = folder / "reports"
     with socket_bridge(folder, {"orders": 1, GONE: 1}, reports) as bridge:
