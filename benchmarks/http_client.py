@@ -8,20 +8,21 @@ from typing import Any, Self
 class Connection:
     """One keep-alive connection; one request at a time."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:
-        self._host = f"127.0.0.1:{port}"
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int, key: str | None) -> None:
+        host = f"Host: 127.0.0.1:{port}\r\n"
+        self._head = host if key is None else f"{host}Authorization: Bearer {key}\r\n"
         self._reader = reader
         self._writer = writer
 
     @classmethod
-    async def open(cls, port: int) -> Self:
-        """Connects to loopback."""
-        return cls(*await asyncio.open_connection("127.0.0.1", port, limit=64 * 1024 * 1024), port)
+    async def open(cls, port: int, key: str | None = None) -> Self:
+        """Connects to loopback. `key`: sent with every request."""
+        return cls(*await asyncio.open_connection("127.0.0.1", port, limit=64 * 1024 * 1024), port, key)
 
     async def post(self, path: str, body: bytes, headers: str = "", method: str = "POST") -> tuple[int, bytes]:
         """Status and body of the answer. `headers`: whole lines."""
         head = (
-            f"{method} {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n{headers}"
+            f"{method} {path} HTTP/1.1\r\n{self._head}Content-Type: application/json\r\n{headers}"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
         self._writer.write(head.encode() + body)

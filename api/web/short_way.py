@@ -127,8 +127,10 @@ class ShortWay:
         usage = None
         if known.caller.is_proven:
             usage = traffic.quotas.find(known.caller.name)
-            if traffic.quotas.enter(usage, traffic.in_flight) is not None:
-                return False
+            problem = traffic.quotas.enter(usage, traffic.in_flight)
+            if problem is not None:  # told here: refusing must cost less than serving
+                _Passage(road, known, None, finish).give(problem)
+                return True
             usage.charge_bytes(len(body))
         passage = _Passage(road, known, usage, finish)
         try:

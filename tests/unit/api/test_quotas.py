@@ -3,11 +3,13 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from api.web.limits import HttpLimits
 from api.web.quotas import QuotaConfig, Quotas
+from api.web.short_way import ShortWay
 from bridge.clock import SystemClock
 from bridge.core.grants import Grant, Verb
 from bridge.service.access import AccessConfig, AccessService
@@ -77,6 +79,23 @@ async def test_quota_is_of_one_principal(config: QuotaConfig, tmp_path: Path) ->
         assert statuses[-1] == 429
         assert len(fake.views) == statuses.count(201) < 10
         assert await ask(live, headers["modest"], 3) == [201] * 3
+
+
+async def test_refusal_needs_no_parser_and_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever goes on beyond the quota costs less than those who are served, and holds no place."""
+    access, headers = await make_server_access(tmp_path)
+    limits, ways = HttpLimits(quotas=QuotaConfig(requests_per_s=1)), []
+    begin = ShortWay.begin
+
+    def note(*args: Any) -> bool:
+        ways.append(begin(*args))
+        return ways[-1]
+
+    monkeypatch.setattr(ShortWay, "begin", note)
+    async with serve(replace(make_services(FakeTransactions()), access=access, limits=limits)) as live:
+        assert (await ask(live, headers["greedy"], 6))[2:] == [429] * 4
+        assert ways == [True] * 5
+        assert (live.server._traffic.in_flight, live.server._traffic.budget.used) == (0, 0)
 
 
 async def test_places_are_given_back(tmp_path: Path) -> None:
