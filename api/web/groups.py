@@ -132,6 +132,9 @@ class GroupAnswer(Struct, kw_only=True):
     check: CheckSettings
     accept_prepares: bool
     checks_paused: bool
+    damaged: Annotated[
+        list[str], Meta(description="What of its secrets and endpoints cannot be decrypted: they are not used.")
+    ]
     created_at: Time
     unasked: UnaskedAnswer
     fetched: FetchedAnswer
@@ -301,6 +304,7 @@ def render_group(health: GroupHealth, now_ms: int) -> GroupAnswer:
         check=render_settings(group.settings),
         accept_prepares=group.settings.accepts_prepares,
         checks_paused=group.settings.pauses_checks,
+        damaged=list(health.damaged),
         created_at=show_time(group.created_ms),
         unasked=UnaskedAnswer(unnamed.unanswered, render_optional_time(unnamed.last_unanswered_ms)),
         fetched=FetchedAnswer(unnamed.answered, render_optional_time(unnamed.last_answered_ms)),

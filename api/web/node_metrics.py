@@ -54,6 +54,10 @@ class NodeMetrics(ProcessMetrics):
             f"{PREFIX}transactions_without_body", "Not over, and no log has their messages any more.",
             value=sum(lost.transactions for lost in self._node.bodies.lost.values()),
         )  # fmt: skip
+        yield GaugeMetricFamily(
+            f"{PREFIX}damaged_secrets", "Secrets and endpoints of groups that cannot be decrypted.",
+            value=len(self._node.directory.damaged),
+        )  # fmt: skip
         if self._certificates is not None:
             yield GaugeMetricFamily(
                 f"{PREFIX}certificate_end_seconds", "When the certificate that is shown ends, in Unix time.",

@@ -123,7 +123,8 @@ def delete_group(conn: Connection, name: str) -> GroupDeletion:
 
 
 def rotate_secret(conn: Connection, name: str, now_ms: int, random_bytes: RandomBytes = token_bytes) -> str | None:
-    """A new secret; each that was current within the last 24 h signs too, up to a number. None: no such group."""
+    """A new secret; each that was current within the last 24 h signs too, up to a number, but for what cannot be
+    decrypted, which goes. None: no such group."""
     key_id = find_key_in_use(conn)
     if conn.execute(sa.select(producer_groups.c.name).where(producer_groups.c.name == name)).first() is None:
         return None
@@ -131,11 +132,21 @@ def rotate_secret(conn: Connection, name: str, now_ms: int, random_bytes: Random
     is_current = secrets.c.expires_ms.is_(None)
     conn.execute(sa.update(secrets).where(of_group, is_current).values(expires_ms=now_ms + OLD_SECRET_SIGNS_MS))
     newest = sa.select(secrets.c.id).where(of_group).order_by(secrets.c.id.desc()).limit(MAX_SIGNING - 1)
-    is_over = sa.or_(secrets.c.expires_ms <= now_ms, secrets.c.id.not_in(newest))
+    rows = conn.execute(sa.select(secrets.c.id, secrets.c.secret).where(of_group)).all()
+    damaged = [row.id for row in rows if _is_damaged(conn, name, row.secret)]
+    is_over = sa.or_(secrets.c.expires_ms <= now_ms, secrets.c.id.not_in(newest), secrets.c.id.in_(damaged))
     conn.execute(sa.delete(secrets).where(of_group, is_over))
     secret = _add_secret(conn, key_id, name, now_ms, random_bytes)
     move_version(conn, directory_version)
     return secret
+
+
+def _is_damaged(conn: Connection, name: str, stored: str) -> bool:
+    try:
+        load_secret(conn, name, stored)
+    except SecretDamaged:
+        return True
+    return False
 
 
 def disable_endpoint(conn: Connection, name: str, url: str, reason: str) -> None:
@@ -255,11 +266,13 @@ class EndpointHealth(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupHealth:
-    """A group, its endpoints' results (those that left, too, as long as there are any), and its counts."""
+    """A group, its endpoints' results (those that left, too, as long as there are any), and its counts. `damaged`:
+    what of it cannot be decrypted, in words."""
 
     group: ProducerGroup
     endpoints: Sequence[EndpointHealth]
     stats: GroupStats
+    damaged: Sequence[str] = ()
 
 
 def record_rounds(conn: Connection, rounds: Sequence[UnansweredRound]) -> None:
@@ -299,7 +312,8 @@ def record_rounds(conn: Connection, rounds: Sequence[UnansweredRound]) -> None:
 
 def read_health(conn: Connection, name: str, now_ms: int) -> GroupHealth | None:
     """None: no such group."""
-    group = read_group(conn, name, now_ms, [])
+    damaged: list[str] = []
+    group = read_group(conn, name, now_ms, damaged)
     if group is None:
         return None
     results = {
@@ -317,7 +331,7 @@ def read_health(conn: Connection, name: str, now_ms: int) -> GroupHealth | None:
     shown = [*group.endpoints, *map(Endpoint, gone)]
     healths = [EndpointHealth(one, *results.get(place_of(one.url), ())) for one in shown]
     healths.sort(key=lambda health: health.endpoint.url)
-    return GroupHealth(group, healths, read_group_stats(conn, name, now_ms))
+    return GroupHealth(group, healths, read_group_stats(conn, name, now_ms), damaged)
 
 
 def _add_rounds(conn: Connection) -> sa.Insert:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import secrets
 import sqlite3
 import subprocess
 import time
@@ -76,7 +77,8 @@ def _read(process: BridgeProcess) -> str | None:
 def test_each_alert_fires_where_it_is_caused(kafka: str, tmp_path: Path) -> None:
     """And no other one: an alert for everything wakes people for nothing."""
     find_promtool()
-    bridge = Bridge.create(kafka, tmp_path)
+    keys = f"k1:{secrets.token_urlsafe(32)}"
+    bridge = Bridge.create(kafka, tmp_path, OUTBOX_BRIDGE_SECURITY__KEYS=keys)
     topic = f"{bridge.prefix}orders"
     create_topics(kafka, {topic: 1, f"{topic}-gone": 1})
     with bridge.serve("api") as api, bridge.serve("settler,projector") as engine:
@@ -113,6 +115,7 @@ def test_each_alert_fires_where_it_is_caused(kafka: str, tmp_path: Path) -> None
         create_topics(kafka, {f"{topic}-gone": 1})
         watch.wait_firing()
 
+        _damage_a_secret(watch)
         _spoil_journal(watch, topic)
         _foul(watch)
         engine.kill()
@@ -121,6 +124,17 @@ def test_each_alert_fires_where_it_is_caused(kafka: str, tmp_path: Path) -> None
             "OutboxBridgeDown", "OutboxBridgeSettlingBehind", "OutboxBridgeProjectionBehind",
             "OutboxBridgeNobodyProjects", "OutboxBridgeAuditBroken",
         )  # fmt: skip
+
+
+def _damage_a_secret(watch: Watch) -> None:
+    """A row is changed in the database; a new secret takes its place."""
+    with sqlite3.connect(watch.bridge.directory / "bridge.db", timeout=10) as connection:
+        connection.execute("UPDATE secrets SET secret = secret || 'AAAA' WHERE producer_group = 'sound'")
+        connection.execute("UPDATE directory_version SET version = version + 1")
+    watch.wait_firing("OutboxBridgeSecretsDamaged")
+    assert "signing secret of group sound cannot be" in watch.api.get("/v1/producer-groups/sound").text
+    assert watch.api.post("/v1/producer-groups/sound/rotate-secret").status_code == 200
+    watch.wait_firing()
 
 
 def _spoil_journal(watch: Watch, topic: str) -> None:

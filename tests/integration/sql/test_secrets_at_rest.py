@@ -188,12 +188,18 @@ async def test_row_that_was_changed_or_moved_costs_its_group_alone(reopen: Open)
         "endpoint of group shop", "endpoint of group shop", "signing secret of group bank",
     ]  # fmt: skip
 
+    health = await directory.read_health("bank")
+    assert health is not None
+    assert [reason.partition(" cannot")[0] for reason in health.damaged] == ["signing secret of group bank"]
+
     renewed = await directory.rotate_secret("shop")
     await directory.put_group("shop", DEFAULT_SETTINGS, [URL])
     shop = directory.get("shop")
     assert shop is not None
     assert shop.secrets == (renewed,)
     assert [one.url for one in shop.endpoints if one.disabled_reason is None] == [URL]
+    await directory.rotate_secret("bank")
+    assert [reason for reason in directory.damaged if "secret" in reason] == []
 
 
 async def test_leases_go_on_across_a_change_of_keys(reopen: Open) -> None:
