@@ -79,6 +79,8 @@ def _judge_one(orders: Mapping[str, int], facts: Sequence[VerdictLine]) -> DemoV
 
 GROUP = "shop"
 TOPIC = "orders.created"
+DOOR_TOPIC = "orders-paid"  # RocketMQ knows no dots
+_DOOR_PORT = 9876
 _BRIDGE_TIMEOUT_S = 120.0
 _TIMEOUT_S = 30.0
 _PORT_TRIES = 5
@@ -89,11 +91,21 @@ _DIED = -signal.SIGKILL
 class DemoScript:
     """Plays on a stage and comments. `is_broken`: the consumer overlooks the rescued order.
 
-    `kafka`: a cluster that is there already, where all topics get `prefix`; None: the demo starts one.
+    `kafka`: a cluster that is there already, where all topics get `prefix`; None: the demo starts one. `door`: the
+    port for RocketMQ's clients, if there is one.
     """
 
-    def __init__(self, stage: DemoEnvironment, *, is_broken: bool, kafka: str | None = None, prefix: str = "") -> None:
+    def __init__(
+        self,
+        stage: DemoEnvironment,
+        *,
+        is_broken: bool,
+        kafka: str | None = None,
+        prefix: str = "",
+        door: int | None = None,
+    ) -> None:
         self._stage = stage
+        self._door = door
         self._is_broken = is_broken
         self._kafka = kafka
         self._prefix = prefix
@@ -144,6 +156,8 @@ class DemoScript:
     def _start_bridge(self) -> DemoProcess:
         kafka = ["--kafka", self._kafka] if self._kafka else ["--kafka-port", "0"]
         places = ["--port", self._url.rpartition(":")[2], *kafka, "--topic", self._topic]
+        if self._door is not None:
+            places += ["--rocketmq-port", str(self._door), "--topic", DOOR_TOPIC]
         own = {"OUTBOX_BRIDGE_TOPICS__PREFIX": self._prefix}
         return self._stage.start("bridge", ["-m", "api", "dev", "--ephemeral", *places, "-o", "json"], own)
 
@@ -334,6 +348,12 @@ KafkaOption = Annotated[
     str | None,
     typer.Option("--kafka", metavar="HOST:PORT", help="Use this cluster; what it makes there is removed at the end."),
 ]
+DoorOption = Annotated[
+    bool,
+    typer.Option(
+        "--rocketmq", help=f"Keep running at the end too, with a door for RocketMQ's clients at {_DOOR_PORT}."
+    ),
+]
 
 _NEXT = """What next:
   {command} demo --stay    the same, and the links above can be followed
@@ -349,12 +369,18 @@ def _name_command() -> str:
     return os.path.relpath(own)
 
 
-def demo(is_broken: BreakOption = False, stay: StayOption = False, kafka: KafkaOption = None) -> None:
+def demo(
+    is_broken: BreakOption = False, stay: StayOption = False, kafka: KafkaOption = None, rocketmq: DoorOption = False
+) -> None:
     """A committed order, one rolled back, and one rescued after its producer was killed. On a real Kafka.
 
     Exit code 1 if the consumer did not get each order of the shop's database exactly once.
     """
     find_shop()
+    if rocketmq and kafka is not None:
+        raise CommandFailed(
+            Exit.USAGE, "--rocketmq needs the demo's own Kafka: leave --kafka out, or use `dev --kafka`"
+        )
     if kafka is None:
         find_java()
         with Steps() as steps:
@@ -366,8 +392,11 @@ def demo(is_broken: BreakOption = False, stay: StayOption = False, kafka: KafkaO
             with_kafka(None, lambda parts, _: parts.admin.ping(), {"kafka": {"bootstrap.servers": kafka}})
             stack.callback(_remove_topics, kafka, prefix)
         stage = stack.enter_context(DemoEnvironment())
-        is_so = DemoScript(stage, is_broken=is_broken, kafka=kafka, prefix=prefix).tell()
-        if stay:
+        door = _DOOR_PORT if rocketmq else None
+        is_so = DemoScript(stage, is_broken=is_broken, kafka=kafka, prefix=prefix, door=door).tell()
+        if rocketmq:
+            say(f"RocketMQ's clients: namesrvAddr 127.0.0.1:{door}, topic {DOOR_TOPIC}, as in examples/rocketmq-java")
+        if stay or rocketmq:
             say("everything keeps running; Ctrl-C ends it")
             _wait_for_ctrl_c()
         else:

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -53,6 +54,27 @@ def test_demo_leaves_nothing_on_a_cluster_of_somebodys(tmp_path: Path, kafka: st
     assert "0 lost, 0 invented, 0 twice" in done.stdout
     left = set(admin.list_topics(timeout=30).topics) - before
     assert {name for name in left if name.startswith("demo-") or "RMQ_SYS_TRANS" in name} == set()
+
+
+def test_demo_stays_with_a_door_for_clients_of_rocketmq(tmp_path: Path) -> None:
+    """Its address and a topic that they can name; Ctrl-C ends it, and nothing was wrong."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "api", "demo", "--rocketmq"],
+        cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as demo:  # fmt: skip
+        assert demo.stdout is not None
+        told: list[str] = []
+        while "namesrvAddr" not in (line := demo.stdout.readline()):
+            assert line, "".join(told)
+            told.append(line)
+        assert "topic orders-paid" in line
+        head = b'{"code":105,"opaque":1,"extFields":{"topic":"orders-paid"}}'
+        with socket.create_connection(("127.0.0.1", 9876), timeout=10) as door:
+            door.sendall(struct.pack(">ii", 4 + len(head), len(head)) + head)
+            assert b"brokerAddrs" in door.recv(65_536)
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait(DEADLINE_S) == 0
+    assert "0 lost, 0 invented, 0 twice" in "".join(told)
 
 
 def test_demo_says_that_a_cluster_is_not_there(tmp_path: Path) -> None:
