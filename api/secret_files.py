@@ -16,6 +16,12 @@ def read_secret_files(values: Mapping[str, Any]) -> dict[str, Any]:
     for section, names in _OF_SECTIONS.items():
         if isinstance(read.get(section), Mapping):
             read[section] = _read(read[section], f"{section}.", names)
+    if isinstance(webhooks := read.get("webhooks"), list):
+        names = {"url", "secret"}
+        read["webhooks"] = [
+            _read(one, f"webhooks.{place}.", names) if isinstance(one, Mapping) else one
+            for place, one in enumerate(webhooks)
+        ]
     return read
 
 

@@ -1,8 +1,9 @@
 """The sections of the settings: names, types, defaults and bounds. The text below a setting is its documentation."""
 
 import ipaddress
+from base64 import b64decode
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
@@ -16,6 +17,9 @@ from bridge.service.issuers import ALGORITHMS, USUAL_ALGORITHMS
 Port = Annotated[int, Field(ge=0, le=65_535)]
 # as in a URL, in lower case as browsers send it; without a port: any
 HostName = Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:]{2,39}\])(:[0-9]{1,5})?$")]
+WebhookEvent = Literal[
+    "transaction.parked", "group.failing", "group.recovered", "queue.stalled", "reconciliation.findings"
+]
 PrincipalName = Annotated[str, Field(pattern=PRINCIPAL_NAME)]
 
 
@@ -242,6 +246,44 @@ class CallbacksSettings(SettingSection):
         for network in networks:
             ipaddress.ip_network(network)
         return networks
+
+
+class WebhookSettings(SettingSection):
+    """A receiver of the bridge's own events."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    """What it is called in commands, metrics and the log."""
+    url: SecretStr
+    """Where events are sent; what `callbacks` says of endpoints is true of it."""
+    url_file: Path | None = None
+    """File that holds `url`."""
+    secret: SecretStr
+    """What signs them, as of producer groups: `whsec_` and base64 of 24 to 64 bytes. Several, with blanks or commas
+    between, all sign."""
+    secret_file: Path | None = None
+    """File that holds `secret`."""
+    events: Annotated[tuple[WebhookEvent, ...], Field(min_length=1)] = get_args(WebhookEvent)
+    """Which ones it wants; all if left out."""
+
+    @field_validator("secret")
+    @classmethod
+    def _can_sign(cls, secret: SecretStr) -> SecretStr:
+        texts = read_secrets(secret)
+        if not texts or not all(map(_is_signing_secret, texts)):
+            raise ValueError("not `whsec_` and base64 of 24 to 64 bytes")
+        return secret
+
+
+def read_secrets(secret: SecretStr) -> list[str]:
+    """All that stand in one setting."""
+    return secret.get_secret_value().replace(",", " ").split()
+
+
+def _is_signing_secret(text: str) -> bool:
+    try:
+        return text.startswith("whsec_") and 24 <= len(b64decode(text.removeprefix("whsec_"), validate=True)) <= 64
+    except ValueError:
+        return False
 
 
 class SettlerSettings(SettingSection):

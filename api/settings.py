@@ -30,6 +30,7 @@ from api.setting_sections import (
     SecuritySettings,
     SettlerSettings,
     TopicsSettings,
+    WebhookSettings,
 )
 from api.web.guard import is_loopback
 from api.web.limits import ByteBudget
@@ -94,6 +95,8 @@ class Settings(BaseSettings):
     quotas: QuotasSettings = QuotasSettings()
     callbacks: CallbacksSettings = CallbacksSettings()
     remoting: RemotingSettings = RemotingSettings()
+    webhooks: tuple[WebhookSettings, ...] = ()
+    """Receivers of the bridge's own events; the same in all processes."""
     settler: SettlerSettings = SettlerSettings()
     log: LogSettings = LogSettings()
     fault: str | None = None
@@ -168,6 +171,9 @@ def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = No
     if settings.remoting.tls != "off" and settings.http.tls.cert is None:
         raise ConfigError("remoting.tls needs http.tls.cert and http.tls.key")
     _check_budget(settings.limits)
+    names = [webhook.name for webhook in settings.webhooks]
+    if len(set(names)) < len(names):
+        raise ConfigError("webhooks: two have one name")
     return settings
 
 

@@ -19,7 +19,7 @@ from api.issuer_documents import fetch_document
 from api.own_addresses import OwnAddresses, parse_servers
 from api.remoting.opening import open_door
 from api.remoting.server import RemotingServer
-from api.setting_sections import TlsSettings
+from api.setting_sections import TlsSettings, WebhookSettings, read_secrets
 from api.settings import Settings, show_settings
 from api.web.app import create_app, create_metrics_app
 from api.web.certificates import Certificates, TlsFiles
@@ -57,6 +57,7 @@ from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
 from checker.caller import CheckCaller
 from checker.endpoint_guard import CallbackPolicy, check_url, parse_networks
 from checker.http_caller import HttpCaller, resolve_name
+from checker.webhooks import WebhookTarget
 
 _LOG = structlog.get_logger()
 _ROLES = ("api", "settler", "projector", "remoting")
@@ -345,6 +346,7 @@ class _Process:
             turns=node.turns,
             sessions=node.sessions,
             signing=node.signing,
+            webhooks=node.webhooks,
             is_read_only=http.console == "read-only",
             consumers=node.consumers,
             reports=http.reports,
@@ -398,7 +400,14 @@ class _Process:
             auto_create_groups=settings.auto_create_groups,
             masks=Masks(MaskRule(one.topic, one.headers, one.paths) for one in settings.http.masks),
             check_after_ms=round(settings.check_after_seconds * 1000),
+            webhooks=[self._make_webhook(webhook) for webhook in settings.webhooks],
         )
+
+    def _make_webhook(self, webhook: WebhookSettings) -> WebhookTarget:
+        url = webhook.url.get_secret_value()
+        if isinstance(refusal := check_url(url, self._callbacks), str):
+            raise ConfigError(f"webhooks: {webhook.name} may not be called: {refusal}; see callbacks.allow_networks")
+        return WebhookTarget(webhook.name, url, read_secrets(webhook.secret), frozenset(webhook.events))
 
     def _needs_proof(self, url: str) -> bool:
         """An endpoint on this machine, named so, is the operator's."""

@@ -5,7 +5,7 @@ Log, database, network, time and chance come from outside: production's from `ap
 
 import asyncio
 from base64 import urlsafe_b64encode
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from random import Random, SystemRandom
@@ -48,7 +48,9 @@ from bridge.settler.ports import SettlerConfig, SettlerObserver, SettlerPorts
 from bridge.settler.settler import Settler
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
+from bridge.sql.leases import LeaseHolder
 from bridge.sql.pull_checks import SqlPullCheckStore
+from bridge.sql.rows import read_positions
 from bridge.store.message_store import MessageStore, OwnerStore, TopicAdmin
 from bridge.store.sealed import SealedOwnerStore, SealWatch
 from bridge.topology import TopologyGuard, load_seals
@@ -60,6 +62,7 @@ from checker.context import CheckContext
 from checker.endpoint_trial import EndpointTrials
 from checker.ownership import OwnershipProof
 from checker.service import CheckService
+from checker.webhooks import WebhookPorts, Webhooks, WebhookTarget
 
 _LOG = structlog.get_logger()
 
@@ -133,6 +136,7 @@ class NodeConfig:
     access: AccessConfig | None = None
     overridden: Collection[str] = ()
     auto_create_groups: bool = True
+    webhooks: Sequence[WebhookTarget] = ()
     refresh_ms: int = 1_000  # what other processes change of producer groups is seen after this
     check_after_ms: int = CheckTimes().transaction_timeout_ms  # of groups that have the usual transaction timeout
     masks: Masks = field(default_factory=Masks)
@@ -233,6 +237,9 @@ class Node:
             self.run("pending", self.pending.run_forever())
             self.run("redrive", self.redrive.run_forever())
             self.run("audit", self.audit_heads.run_forever())
+            self._stack.push_async_callback(self.webhooks.close)
+            if self.webhooks.targets:
+                self.run("webhooks", self._lease("webhooks").work_forever(self.webhooks.work))
 
     async def stop(self) -> None:
         """Ends the loops in the reverse order of their start: intake, checks, settler, projector."""
@@ -361,14 +368,26 @@ class Node:
         self.trials = EndpointTrials(backing.open_caller)
         self.groups = GroupService(self.directory, self.reads, clock, topics.queues, config.refuse_url, self._prove)
         self.claims = ClaimService(SqlPullCheckStore(database), self.directory, self.reads, bodies, clock)
-        lags = ConsumerLag(store, topics, self.follower, self.kafka_time)
+        self._lags = ConsumerLag(store, topics, self.follower, self.kafka_time)
+        self.search = SearchService(database, clock, self.kafka_time, self._lags)
+        telling = WebhookPorts(
+            store, topics, database, backing.check_clock or clock, backing.open_caller, self._read_settling,
+            self.make_text, backing.random.random,
+        )  # fmt: skip
+        self.webhooks = Webhooks(config.webhooks, telling)
         self.consumers = ConsumerWatch(store, backing.admin, clock)
-        self.search = SearchService(database, clock, self.kafka_time, lags)
         self.parked = ParkedService(database, clock, lambda: f"{random_bits(80):020x}")
         self.redrive = RedriveLoop(database, clock, operators, ender, prefix, config.redrive)
 
     async def _prove(self, group: ProducerGroup, url: str) -> str | None:
         return await self._proof.find_flaw(group, url) if self._config.needs_proof(url) else None
+
+    async def _read_settling(self) -> Mapping[int, int]:
+        positions = await self.backing.database.read(read_positions)
+        return await self._lags.read_settling({queue_id: position.s for queue_id, position in positions.items()})
+
+    def _lease(self, name: str) -> LeaseHolder:
+        return LeaseHolder(self.backing.database, self.backing.clock, name, self._config.owner)
 
     def _seal(self, owners: OwnerStore) -> SealedOwnerStore:
         return SealedOwnerStore(owners, self._config.topics.op, self.seal_watch)

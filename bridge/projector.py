@@ -23,7 +23,7 @@ from bridge.sql.chunking import Chunk, JournalBuffer, OpBuffer, Quarantined, nex
 from bridge.sql.engine import Database
 from bridge.sql.fold import TimesOf
 from bridge.sql.identity import begin_projection, read_identity, read_last_acts
-from bridge.sql.leases import LeaseWatch, release_lease, take_lease
+from bridge.sql.leases import LeaseHolder
 from bridge.sql.projection import (
     NotAsKnown,
     Orphan,
@@ -273,7 +273,7 @@ class Projector:
         self._config = config or ProjectorConfig()
         self._followers: dict[int, QueueFollower] = {}
         self._halted: dict[int, str] = {}
-        self._lease_watch = LeaseWatch(self._config.lease_ms)
+        self._lease = LeaseHolder(ports.database, ports.clock, _LEASE, owner, self._config.lease_ms)
         self._stopping = asyncio.Event()
         # queues wait for each other here, not at the one writer of SQLite, where others would be sent away
         self._writing = asyncio.Semaphore(1 if ports.database.is_sqlite else _POSTGRES_WRITERS)
@@ -310,21 +310,11 @@ class Projector:
         """Gives readers and lease back."""
         for queue_id in list(self._followers):
             await self._drop(queue_id)
-        try:
-            await self.ports.database.run(partial(release_lease, name=_LEASE, owner=self._owner))
-        except SqlUnavailable:
-            _LOG.info("lease_left_to_expire", owner=self._owner)
+        await self._lease.release()
 
     async def hold_lease(self) -> bool:
         """Takes or renews the lease; False if another projector works."""
-        now_ms, lease_ms = self.ports.clock.now_ms(), self._config.lease_ms
-        abandoned = self._lease_watch.find_abandoned(self.ports.clock.monotonic_ms())
-        take = partial(
-            take_lease, name=_LEASE, owner=self._owner, now_ms=now_ms, lease_ms=lease_ms, abandoned=abandoned
-        )
-        lease = await self.ports.database.run(take)
-        self._lease_watch.note(lease, self.ports.clock.monotonic_ms())
-        self.is_active = lease.owner == self._owner
+        self.is_active = await self._lease.hold()
         return self.is_active
 
     async def _run(self) -> None:

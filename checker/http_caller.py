@@ -126,7 +126,7 @@ def _failed(failure: Failure) -> _Exchange:
 
 async def _post(session: aiohttp.ClientSession, call: EndpointCall) -> _Exchange:
     url = URL(call.url, encoded=True)
-    headers = {**call.headers, "Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json", **call.headers}
     async with session.post(url, data=BytesIO(call.body), headers=headers, allow_redirects=False) as response:
         status = response.status
         failure = failure_of(status)

@@ -21,6 +21,7 @@ from api.cli.security import security
 from api.cli.topics import topic
 from api.cli.transactions import tx
 from api.cli.upkeep import config, doctor, migrate, openapi, projection, serve
+from api.cli.webhooks import webhook
 
 app = typer.Typer(
     name="outbox-bridge",
@@ -62,6 +63,7 @@ app.add_typer(key, name="key")
 app.add_typer(security, name="security")
 app.add_typer(audit, name="audit")
 app.add_typer(topic, name="topic")
+app.add_typer(webhook, name="webhook")
 app.add_typer(relay, name="relay")
 app.add_typer(report, name="report")
 app.add_typer(projection, name="projection")

@@ -44,6 +44,7 @@ from api.cli.output import (
     show_rows,
 )  # fmt: skip
 from api.cli.repairs import AUDIT, DONE, NOT_NEEDED, WANTED, find_run, find_runs, read_proposals, work_through
+from api.cli.webhooks import tell_findings
 from bridge.broker.broker_process import Java, find_java
 from bridge.broker.jars import (
     FetchProgress,
@@ -293,6 +294,8 @@ def run(  # noqa: PLR0913, PLR0917 - a setting is an option
         if groups is not None:
             given["--groups"] = _write(Path(folder) / "groups.json", groups)
         result = run_job("spark.reconcile", given, flags, () if tables is None else _kinds_of(tables))
+    if groups is not None:
+        tell_findings(url, Path(result.lines[-1]).parent)
     _show_run(result, output)
 
 

@@ -14,7 +14,6 @@ from api.console.site import make_site
 from api.web.app import create_app
 from api.web.services import Services
 from bridge.clock import Clock, Timer
-from bridge.core.masking import Masks
 from bridge.core.topics import InternalTopics
 from bridge.node import Backing, Node, NodeConfig, Roles
 from bridge.projector import ProjectorConfig
@@ -34,7 +33,7 @@ Face = Callable[[TransactionService], TransactionService]
 
 class MemoryBridge:
     """One bridge, alive from `start` to `stop`. `face`: what stands between the HTTP application and the service.
-    `access`: who may call; anybody, if it is not given."""
+    `access`: who may call; anybody, if it is not given. `choose`: makes other settings of the usual ones."""
 
     def __init__(
         self,
@@ -43,7 +42,7 @@ class MemoryBridge:
         face: Face = lambda calls: calls,
         access: AccessConfig = OPEN,
         reports: Path | None = None,
-        masks: Masks | None = None,
+        choose: Callable[[NodeConfig], NodeConfig] = lambda usual: usual,
     ) -> None:
         self._backing = backing
         self._topics = topics
@@ -54,9 +53,8 @@ class MemoryBridge:
             access=access,
             refresh_ms=_RARELY_MS,
             look_ms=_RARELY_MS,
-            masks=masks or Masks(),
         )
-        self._node = node = Node(backing, config)
+        self._node = node = Node(backing, choose(config))
         self.app = create_app(
             Services(
                 node.access,
@@ -73,6 +71,7 @@ class MemoryBridge:
                 consumers=node.consumers,
                 reports=reports,
                 calls_of=lambda group: None if node.checks is None else node.checks.calls_of(group),
+                webhooks=node.webhooks,
             ),
             site=make_site(),
         )

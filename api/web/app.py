@@ -26,6 +26,7 @@ from api.web import (
     transactions,
     trials,
     views,
+    webhooks,
 )
 from api.web.guard import UNPROVEN, Traffic
 from api.web.limits import ByteBudget
@@ -36,7 +37,7 @@ from api.web.quotas import Quotas
 from api.web.road import Road, Site
 from api.web.services import Services
 
-_MODULES = (acts, bodies, checks, groups, health, keys, parked, search, transactions, trials, views)
+_MODULES = (acts, bodies, checks, groups, health, keys, parked, search, transactions, trials, views, webhooks)
 _DESCRIPTION = """\
 RocketMQ's transactional messages, for Kafka: prepare a half message, run your local
 transaction, then commit or roll back. If the end never comes, the bridge asks your producer group.
@@ -153,6 +154,7 @@ _TABLE = [
     *trials.routes,
     *checks.routes,
     *keys.routes,
+    *webhooks.routes,
     *health.routes,
 ]
 

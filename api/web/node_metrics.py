@@ -15,6 +15,7 @@ from bridge.service.audit import AuditHeads
 from bridge.settler.settler import Hold, Settler
 from checker.config import CheckCounts
 from checker.service import CheckService
+from checker.webhooks import OUTCOMES, Webhooks
 
 
 class MeasuredPort(Protocol):
@@ -65,6 +66,7 @@ class NodeMetrics(ProcessMetrics):
             )  # fmt: skip
         if self._node.roles.is_called:
             yield from _collect_audit(self._node.audit_heads)
+            yield from _collect_webhooks(self._node.webhooks)
         for port in self._ports:
             yield from port.copy_metrics()
         if self._node.settler is not None:
@@ -90,6 +92,23 @@ def _collect_audit(heads: AuditHeads) -> Iterable[Metric]:
         f"{PREFIX}audit_chain_broken", "1 where the audit does not go on from its newest head in Kafka.",
         value=float(heads.is_broken),
     )  # fmt: skip
+
+
+def _collect_webhooks(webhooks: Webhooks) -> Iterable[Metric]:
+    events = CounterMetricFamily(
+        f"{PREFIX}webhook_events", "Events that webhooks were told, were told in vain, and will not be told.",
+        labels=["webhook", "word"],
+    )  # fmt: skip
+    waiting = GaugeMetricFamily(
+        f"{PREFIX}webhook_waiting", "Events that a webhook has not been told yet, where this process tells.",
+        labels=["webhook"],
+    )  # fmt: skip
+    for target in webhooks.targets:
+        for word in OUTCOMES:
+            events.add_metric([target.name, word], webhooks.counts[target.name, word])
+        if target.name in webhooks.waiting:
+            waiting.add_metric([target.name], webhooks.waiting[target.name].events)
+    yield from (events, waiting)
 
 
 def _collect_settler(settler: Settler) -> Iterable[Metric]:

@@ -21,6 +21,7 @@ from bridge.turns import Turns
 from checker.call import Nonces
 from checker.endpoint_trial import EndpointTrials
 from checker.service import CallsOfGroup
+from checker.webhooks import Webhooks
 
 
 class CheckResult(NamedTuple):
@@ -39,7 +40,7 @@ class Services:
     """Everything the routes call. `readiness`: by name; all must be ok for /readyz to be. `nonces`: the checker's.
 
     `signing`: secrets beside keys, for clients of RocketMQ. `sessions`: of people at the pages; None: nobody signs in.
-    `is_read_only`: pages let nobody do anything.
+    `webhooks`: who is told of the bridge's own events. `is_read_only`: pages let nobody do anything.
     `settings`: name, value and origin of each as they may be shown. `reports`: the folder of the runs of `report`.
     `calls_of`: to the endpoints of a group, by this process; None if it asks nobody.
     """
@@ -59,6 +60,7 @@ class Services:
     turns: Turns = field(default_factory=Turns)
     sessions: Sessions | None = None
     signing: SigningSecrets | None = None
+    webhooks: Webhooks | None = None
     is_read_only: bool = False
     settings: Sequence[tuple[str, str, str]] = ()
     consumers: ConsumerWatch | None = None

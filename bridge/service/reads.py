@@ -48,13 +48,19 @@ class ConsumerLag:
 
     async def read(self, applied: Mapping[int, int]) -> Lag:
         """`applied`: S of each queue in the projection. Raises StoreError."""
-        settle_ms = projection_ms = 0
-        decided = self._follower.positions()
+        projection_ms = 0
         for queue_id in range(self._topics.queues):
-            s = applied.get(queue_id, 0)
-            projection_ms = max(projection_ms, await self._age_at(queue_id, s))
-            settle_ms = max(settle_ms, await self._age_at(queue_id, max(s, decided.get(queue_id, 0))))
-        return Lag(settle_ms, projection_ms)
+            projection_ms = max(projection_ms, await self._age_at(queue_id, applied.get(queue_id, 0)))
+        settling = await self.read_settling(applied)
+        return Lag(max(settling.values()), projection_ms)
+
+    async def read_settling(self, applied: Mapping[int, int]) -> Mapping[int, int]:
+        """By how much the settling of each queue is late. Raises StoreError."""
+        decided = self._follower.positions()
+        return {
+            queue_id: await self._age_at(queue_id, max(applied.get(queue_id, 0), decided.get(queue_id, 0)))
+            for queue_id in range(self._topics.queues)
+        }
 
     async def _age_at(self, queue_id: int, offset: int) -> int:
         queue = MessageQueue(self._topics.half, queue_id)

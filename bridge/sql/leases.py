@@ -3,19 +3,26 @@
 A lease is over for whoever has seen it unchanged for its whole length by the monotonic clock (docs/decisions/0010).
 """
 
-from collections.abc import Collection, Mapping
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
+import structlog
 from sqlalchemy import Connection
 
-from bridge.core.errors import SecretDamaged
+from bridge.clock import Clock
+from bridge.core.errors import SecretDamaged, SqlUnavailable
 from bridge.sql.at_rest import load_url, stored_url
 from bridge.sql.bulk import make_upsert
+from bridge.sql.engine import Database
 from bridge.sql.tables import endpoints, leases, producer_groups
+
+_LOG = structlog.get_logger()
 
 
 class Lease(NamedTuple):
@@ -73,6 +80,67 @@ def is_takeable(
 def release_lease(conn: Connection, name: str, owner: str) -> None:
     """Gives the lease back, if it is ours."""
     conn.execute(sa.delete(leases).where(leases.c.name == name, leases.c.owner == owner))
+
+
+class LeaseHolder:
+    """What one process knows of a lease of loops of which one works; it renews it at a third of its length."""
+
+    def __init__(self, database: Database, clock: Clock, name: str, owner: str, lease_ms: int = 5_000) -> None:
+        self._database = database
+        self._clock = clock
+        self._name = name
+        self._owner = owner
+        self._lease_ms = lease_ms
+        self._watch = LeaseWatch(lease_ms)
+        self.is_held = False
+
+    async def hold(self) -> bool:
+        """Takes or renews the lease; False if another process has it. Raises SqlUnavailable."""
+        now_ms, abandoned = self._clock.now_ms(), self._watch.find_abandoned(self._clock.monotonic_ms())
+        lease = await self._database.run(
+            partial(take_lease, name=self._name, owner=self._owner, now_ms=now_ms, lease_ms=self._lease_ms,
+                    abandoned=abandoned)
+        )  # fmt: skip
+        self._watch.note(lease, self._clock.monotonic_ms())
+        self.is_held = lease.owner == self._owner
+        return self.is_held
+
+    async def release(self) -> None:
+        """Gives it back, if SQL can be told; else it is left to end."""
+        self.is_held = False
+        try:
+            await self._database.run(partial(release_lease, name=self._name, owner=self._owner))
+        except SqlUnavailable:
+            _LOG.info("lease_left_to_expire", lease=self._name, owner=self._owner)
+
+    async def work_forever(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Runs what never ends by itself whenever the lease is held, until cancelled. It is cancelled when another
+        process has the lease, begun anew when it fails, and goes on while SQL does not answer."""
+        try:
+            while True:
+                try:
+                    if await self.hold():
+                        await self._work(work)
+                except SqlUnavailable as error:
+                    _LOG.warning("lease_not_taken", lease=self._name, reason=str(error))
+                await self._clock.sleep_ms(self._lease_ms // 3)
+        finally:
+            await self.release()
+
+    async def _work(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        working = asyncio.ensure_future(work())
+        try:
+            while self.is_held and not working.done():
+                await self._clock.sleep_ms(self._lease_ms // 3)
+                try:
+                    await self.hold()
+                except SqlUnavailable as error:
+                    _LOG.warning("lease_not_renewed", lease=self._name, reason=str(error))
+        finally:
+            working.cancel()
+            [result] = await asyncio.gather(working, return_exceptions=True)
+            if isinstance(result, Exception):
+                _LOG.error("leased_work_failed", lease=self._name, exc_info=result)
 
 
 _E = endpoints.c

@@ -379,6 +379,28 @@ processes = sa.Table(
     _text("settings"),
 )
 
+# Events that a webhook has not been told yet. `failure`: why not, the last time it was tried.
+webhook_deliveries = sa.Table(
+    "webhook_deliveries",
+    metadata,
+    sa.Column("id", _ROW_ID, primary_key=True, autoincrement=True),
+    _text("webhook"),
+    _text("event_id"),
+    _text("body"),
+    _int("created_ms"),
+    _int("tries", default="0"),
+    _text("failure", null=True),
+    sa.Index("uq_webhook_deliveries_event", "webhook", "event_id", unique=True),
+)
+
+# How far those who make events have looked, by what they look at.
+event_marks = sa.Table(
+    "event_marks",
+    metadata,
+    sa.Column("name", sa.Text(), primary_key=True),
+    _text("value"),
+)
+
 # The first of the signing ones makes new MACs, all of them are valid. See bridge/core/keyring.py.
 bridge_keys = sa.Table(
     "bridge_keys",

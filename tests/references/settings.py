@@ -44,6 +44,7 @@ def make_settings() -> str:
     for name, member in (
         ("auth.issuers", setting_sections.IssuerSettings),
         ("http.masks", setting_sections.MaskSettings),
+        ("webhooks", setting_sections.WebhookSettings),
     ):
         lines = _lines(member, "", [*member.model_fields])
         rows = [(member_name, kind, default, text) for member_name, _, kind, default, text in lines]

@@ -11,13 +11,14 @@ nothing depends on the wall clock. SQL runs inside the event loop, since threads
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Self, TypeVar
 from urllib.parse import urlencode
 
+from sqlalchemy import Connection
 from starlette.types import Message, Receive
 
 from api.testing.bridge import OPEN, MemoryBridge
@@ -26,8 +27,9 @@ from bridge.core.message import StoredMessage
 from bridge.core.topics import InternalTopics
 from bridge.node import Backing
 from bridge.service.access import AccessConfig
-from bridge.sql.engine import open_new_database
+from bridge.sql.engine import Database, open_new_database
 from checker.caller import Handler, MemoryCaller
+from checker.webhooks import WebhookTarget
 from tests.support.memory_world import make_memory_world
 from tests.support.virtual_time import VirtualClock
 
@@ -62,6 +64,7 @@ class WholeBridge:
         access: AccessConfig = OPEN,
         reports: Path | None = None,
         masks: Masks | None = None,
+        webhooks: Sequence[WebhookTarget] = (),
     ) -> None:
         self.memory = make_memory_world(topics, topics=InternalTopics(queues=queues), clock=clock)
         self.clock = self.memory.clock
@@ -71,7 +74,13 @@ class WholeBridge:
         backing = Backing(
             process.store, process.owners, process.admin, self._database, self.clock, lambda: self._caller, Random(7)
         )
-        self._bridge = MemoryBridge(backing, self.memory.topics, access=access, reports=reports, masks=masks)
+        self._bridge = MemoryBridge(
+            backing,
+            self.memory.topics,
+            access=access,
+            reports=reports,
+            choose=lambda usual: replace(usual, masks=masks or Masks(), webhooks=webhooks),
+        )
         self._runner = asyncio.Runner()
 
     @property
@@ -105,6 +114,19 @@ class WholeBridge:
     def pass_ms(self, duration_ms: int) -> None:
         """Lets so much time pass."""
         self._runner.run(self.clock.advance(duration_ms))
+
+    @property
+    def database(self) -> Database:
+        """The bridge's."""
+        return self._database
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """Runs something else in the bridge's loop."""
+        return self._drive(call)
+
+    def sql(self, work: Callable[[Connection], T]) -> T:
+        """One SQL transaction in the bridge's database."""
+        return self._drive(self._database.run(work))
 
     def read(self, topic: str, queue_id: int) -> Sequence[StoredMessage]:
         """What committed readers find in a queue of a topic."""

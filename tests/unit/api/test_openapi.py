@@ -45,6 +45,8 @@ CONTRACT = {
     ("post", "/v1/parked/redrive"),
     ("get", "/v1/stats"),
     ("get", "/v1/audit"),
+    ("get", "/v1/webhooks"),
+    ("post", "/v1/webhooks/findings"),
     ("get", "/livez"),
     ("get", "/readyz"),
     ("get", "/metrics"),

@@ -1,0 +1,378 @@
+"""Webhooks: the operators' own systems are told what needs a person. One process of all tells, under a lease.
+
+Each event is kept in SQL with the mark that says how far was looked, until its receiver has answered 2xx: it comes at
+least once, with the id it always has. Every receiver has its own queue, in order, and a loop of its own; nobody but
+that loop waits for it.
+"""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import structlog
+
+from bridge.clock import Clock
+from bridge.core.cloud_event import CLOUD_EVENTS_JSON, CloudEvent, Happening, make_cloud_event, name_source
+from bridge.core.errors import MalformedRecord, SqlUnavailable, StoreError, UnknownRecordVersion
+from bridge.core.message import MessageQueue, StoredMessage
+from bridge.core.moment import show_time
+from bridge.core.properties import decode_properties
+from bridge.core.record_codec import decode_parked
+from bridge.core.topics import PARKED_QUEUE, InternalTopics
+from bridge.core.transaction import MAX_CHECKS, MAX_LIFE, NO_ENDPOINT
+from bridge.service.contract import Refused
+from bridge.service.groups import refuse_sql
+from bridge.service.operate import Who
+from bridge.sql.audit import ActEntry, record_act
+from bridge.sql.engine import Database
+from bridge.sql.events import (
+    RoundCounts,
+    Surroundings,
+    Waiting,
+    find_delivery,
+    keep_events,
+    note_failure,
+    read_surroundings,
+    read_waiting,
+    remove_delivery,
+)
+from bridge.sql.identity import TopicIdentity, read_identity
+from bridge.store.message_store import MessageStore
+from checker.call import sign_call
+from checker.caller import CheckCaller, EndpointCall, Failure
+
+_LOG = structlog.get_logger()
+
+PARKED, FAILING, RECOVERED = "transaction.parked", "group.failing", "group.recovered"
+STALLED, FINDINGS, TEST = "queue.stalled", "reconciliation.findings", "webhook.test"
+EVENT_TYPES = (PARKED, FAILING, RECOVERED, STALLED, FINDINGS)
+
+OUTCOMES = ("told", "failed", "given-up", "no-room")
+MOST_WAITING = 10_000  # for one receiver; what comes then is not kept for it
+KEPT_MS = 86_400_000
+FAILING_AFTER_MS, FAILING_ROUNDS = 60_000, 3
+STALLED_AFTER_MS = 60_000
+LOOK_MS = 2_000
+_IDLE_MS = 1_000
+_LONGEST_PAUSE_MS = 600_000
+_TIMEOUT_MS = 10_000
+_MOST_ANSWER_BYTES = 64 * 1024
+_PORTION = 50  # records of the parked topic, with their bodies
+_REFUSING = frozenset({400, 413, 415, 422})  # this event, not the bridge
+_MOST_REFUSALS = 5
+_PARK_REASONS = frozenset({MAX_CHECKS, MAX_LIFE, NO_ENDPOINT})
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookTarget:
+    """A receiver. `secrets` (`whsec_…`): all of them sign, so that one can follow another."""
+
+    name: str
+    url: str = field(repr=False)
+    secrets: Sequence[str] = field(repr=False)
+    events: Collection[str] = EVENT_TYPES
+
+    @property
+    def place(self) -> str:
+        """For people: a path or query may be secret."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc}"
+
+
+class WebhookAttempt(NamedTuple):
+    """One call. `failure`: why it was in vain, None if the receiver has the event."""
+
+    status: int
+    failure: str | None
+    latency_ms: int
+    retry_after: str | None = None
+
+
+class WebhookStatus(NamedTuple):
+    """A receiver and what waits for it, None where nothing does."""
+
+    target: WebhookTarget
+    waiting: Waiting | None
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookPorts:
+    """`read_ages`: milliseconds by which the settling of each queue is late. `clock`: dates signatures.
+    `make_text`: a text nobody can guess. `random`: 0 to 1."""
+
+    store: MessageStore
+    topics: InternalTopics
+    database: Database
+    clock: Clock
+    open_caller: Callable[[], CheckCaller]
+    read_ages: Callable[[], Awaitable[Mapping[int, int]]]
+    make_text: Callable[[], str]
+    random: Callable[[], float]
+
+
+class _Found(NamedTuple):
+    """What a look found, and where the next one goes on."""
+
+    happenings: list[Happening]
+    marks: dict[str, str | None]
+
+
+class Webhooks:
+    """`waiting`: as the last look found it. `counts`: by webhook and what became of it, in this process."""
+
+    def __init__(self, targets: Sequence[WebhookTarget], ports: WebhookPorts) -> None:
+        self.targets = targets
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.waiting: Mapping[str, Waiting] = {}
+        self._ports = ports
+        self._caller: CheckCaller | None = None
+        self._groups: dict[str, GroupMark] = {}
+
+    async def work(self) -> None:
+        """Looks and tells until cancelled; to be run by one process at a time."""
+        self._groups = {}
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._look_forever())
+            for target in self.targets:
+                tasks.create_task(self._tell_forever(target))
+
+    async def close(self) -> None:
+        """Cuts what is open."""
+        if self._caller is not None:
+            await self._caller.close()
+
+    async def list(self) -> Sequence[WebhookStatus] | Refused:
+        """All receivers."""
+        try:
+            waiting = await self._ports.database.read(read_waiting)
+        except SqlUnavailable as error:
+            return refuse_sql(error)
+        return [WebhookStatus(target, waiting.get(target.name)) for target in self.targets]
+
+    async def report(self, happening: Happening) -> int | Refused:
+        """Keeps what somebody else has found for those who want it; how many there are."""
+        database = self._ports.database
+        try:
+            identity = await database.read(read_identity)
+            event = make_cloud_event(self._name(identity), happening)
+            await self._keep([event], {})
+        except SqlUnavailable as error:
+            return refuse_sql(error)
+        return len([target for target in self.targets if event.type in target.events])
+
+    async def test(self, name: str, who: Who) -> WebhookAttempt | Refused | None:
+        """Tells a receiver of a test, once and now, past what waits for it; None: there is no such receiver."""
+        target = next((target for target in self.targets if target.name == name), None)
+        if target is None:
+            return None
+        now_ms = self._ports.clock.now_ms()
+        entry = ActEntry(now_ms, who.actor, "webhook.test", name, who.reason or None, None, {"url": target.place})
+        try:
+            identity = await self._ports.database.read(read_identity)
+            await self._ports.database.run(lambda conn: record_act(conn, entry))
+        except SqlUnavailable as error:
+            return refuse_sql(error)
+        happening = Happening(TEST, self._ports.make_text(), name, now_ms, {"webhook": name})
+        event = make_cloud_event(self._name(identity), happening)
+        return await self._send(target, event.event_id, event.text)
+
+    # --- looking ---
+
+    async def _look_forever(self) -> None:
+        while True:
+            is_behind = False
+            try:
+                is_behind = await self.look()
+            except (SqlUnavailable, StoreError) as error:
+                _LOG.warning("webhooks_not_looked", reason=str(error))
+            await self._ports.clock.sleep_ms(0 if is_behind else LOOK_MS)
+
+    async def look(self) -> bool:
+        """Keeps what has happened since the last look; whether there is more. Raises SqlUnavailable and StoreError."""
+        known = await self._ports.database.read(read_surroundings)
+        self.waiting = known.waiting
+        found = _Found([], {})
+        self._look_at_groups(known, found)
+        self._look_at_queues(known, await self._ports.read_ages(), found)
+        is_behind = await self._look_at_parked(known, found)
+        if found.happenings or found.marks:
+            source = self._name(known.identity)
+            events = [make_cloud_event(source, happening) for happening in found.happenings]
+            await self._keep(events, found.marks)
+        return is_behind
+
+    async def _keep(self, events: Sequence[CloudEvent], marks: Mapping[str, str | None]) -> None:
+        wanted = {
+            target.name: [event for event in events if event.type in target.events] for target in self.targets
+        }  # fmt: skip
+        keep = partial(keep_events, wanted=wanted, marks=marks, now_ms=self._ports.clock.now_ms(), most=MOST_WAITING)
+        for name, lost in (await self._ports.database.run(keep)).items():
+            _LOG.error("webhook_full", webhook=name, lost=lost)
+            self.counts[name, "no-room"] += lost
+
+    async def _look_at_parked(self, known: Surroundings, found: _Found) -> bool:
+        """From the parked topic on, where this was looked at last; at first from its end."""
+        queue, mark = MessageQueue(self._ports.topics.parked, PARKED_QUEUE), known.marks.get("parked")
+        if mark is None:
+            found.marks["parked"] = str((await self._ports.store.get_offsets(queue)).stable)
+            return False
+        got = await self._ports.store.get(queue, int(mark), _PORTION)
+        topic_id = known.identity.get(queue.topic, TopicIdentity("", "")).topic_id
+        parkings = [parking for stored in got.messages if (parking := _describe_parking(stored, topic_id))]
+        found.happenings.extend(parkings)
+        if got.next_begin_offset != int(mark):
+            found.marks["parked"] = str(got.next_begin_offset)
+        return bool(got.messages)
+
+    def _look_at_groups(self, known: Surroundings, found: _Found) -> None:
+        for group, counts in known.rounds.items():
+            name = f"group:{group}"
+            before = self._groups.get(group) or GroupMark.load(known.marks.get(name))
+            after, event_type = judge_group(before, counts)
+            self._groups[group] = after
+            if event_type is not None:
+                since_ms = after.since_ms if event_type == FAILING else before.since_ms if before else 0
+                data = {"producer_group": group, "since": show_time(since_ms), "unanswered_rounds": after.missed}
+                at_ms = counts.last_unanswered_ms if event_type == FAILING else self._ports.clock.now_ms()
+                found.happenings.append(Happening(event_type, f"{group}\0{since_ms}", group, at_ms, data))
+            if after.since_ms or name in known.marks:
+                text = after.dump() if after.since_ms else None
+                if text != known.marks.get(name):
+                    found.marks[name] = text
+
+    def _look_at_queues(self, known: Surroundings, ages: Mapping[int, int], found: _Found) -> None:
+        now_ms = self._ports.clock.now_ms()
+        for queue_id in range(self._ports.topics.queues):
+            name, halt, age_ms = f"queue:{queue_id}", known.halts.get(queue_id), ages.get(queue_id, 0)
+            is_stalled = halt is not None or age_ms > STALLED_AFTER_MS
+            if is_stalled == (name in known.marks):
+                continue
+            found.marks[name] = str(now_ms) if is_stalled else None
+            if not is_stalled:
+                continue
+            kind, since_ms = ("settle-lag", now_ms - age_ms) if halt is None else (halt.kind.value, halt.since_ms)
+            detail = f"settling is {age_ms} ms late" if halt is None else halt.detail
+            data = {"queue": queue_id, "kind": kind, "detail": detail, "since": show_time(since_ms)}
+            found.happenings.append(Happening(STALLED, f"{queue_id}\0{now_ms}", str(queue_id), now_ms, data))
+
+    def _name(self, identity: Mapping[str, TopicIdentity]) -> str:
+        journal = self._ports.topics.half
+        return name_source(identity.get(journal, TopicIdentity("", "")).cluster_id, journal)
+
+    # --- telling ---
+
+    async def _tell_forever(self, target: WebhookTarget) -> None:
+        failures = 0
+        while True:
+            try:
+                attempt = await self.tell_next(target)
+            except SqlUnavailable as error:
+                _LOG.warning("webhook_waits", webhook=target.name, reason=str(error))
+                attempt = None
+            is_failed = attempt is not None and attempt.failure is not None
+            failures = failures + 1 if is_failed else 0
+            if attempt is None:
+                await self._ports.clock.sleep_ms(_IDLE_MS)
+            elif is_failed:
+                await self._ports.clock.sleep_ms(self._choose_pause(failures, attempt.retry_after))
+
+    async def tell_next(self, target: WebhookTarget) -> WebhookAttempt | None:
+        """Tells a receiver the oldest event that waits for it; None if none does. Raises SqlUnavailable."""
+        database = self._ports.database
+        delivery = await database.read(partial(find_delivery, webhook=target.name))
+        if delivery is None:
+            return None
+        if self._ports.clock.now_ms() - delivery.created_ms > KEPT_MS:
+            return await self._give_up(target, delivery.row_id, delivery.event_id, "nobody took it for a day")
+        attempt = await self._send(target, delivery.event_id, delivery.body)
+        if attempt.failure is None:
+            await database.run(partial(remove_delivery, row_id=delivery.row_id))
+            self.counts[target.name, "told"] += 1
+            return attempt
+        self.counts[target.name, "failed"] += 1
+        _LOG.warning("webhook_failed", webhook=target.name, event_id=delivery.event_id, reason=attempt.failure)
+        if attempt.status in _REFUSING and delivery.tries + 1 >= _MOST_REFUSALS:
+            return await self._give_up(target, delivery.row_id, delivery.event_id, attempt.failure)
+        await database.run(partial(note_failure, row_id=delivery.row_id, failure=attempt.failure))
+        return attempt
+
+    async def _give_up(self, target: WebhookTarget, row_id: int, event_id: str, reason: str) -> WebhookAttempt:
+        await self._ports.database.run(partial(remove_delivery, row_id=row_id))
+        self.counts[target.name, "given-up"] += 1
+        _LOG.error("webhook_given_up", webhook=target.name, event_id=event_id, reason=reason)
+        return WebhookAttempt(0, None, 0)
+
+    async def _send(self, target: WebhookTarget, event_id: str, body: str) -> WebhookAttempt:
+        headers = sign_call(target.secrets, event_id, self._ports.clock.now_ms(), body)
+        if headers is None:
+            return WebhookAttempt(0, Failure.NO_SECRET.value, 0)
+        if self._caller is None:
+            self._caller = self._ports.open_caller()
+        headers = {**headers, "Content-Type": CLOUD_EVENTS_JSON}
+        call = EndpointCall(target.url, headers, body.encode(), _TIMEOUT_MS, _MOST_ANSWER_BYTES)
+        reply = await self._caller.call(call)
+        if 200 <= reply.status < 300:
+            return WebhookAttempt(reply.status, None, reply.latency_ms)
+        word = (reply.failure or Failure.STATUS).value
+        failure = f"{word} {reply.status}" if reply.status else word
+        return WebhookAttempt(reply.status, failure, reply.latency_ms, reply.retry_after)
+
+    def _choose_pause(self, failures: int, retry_after: str | None) -> int:
+        """Doubles from a second to ten minutes, a part of it by chance; or as long as the receiver says."""
+        longest = min(_LONGEST_PAUSE_MS, 1_000 << min(failures - 1, 20))
+        asked = int(retry_after) * 1000 if retry_after is not None and retry_after.isdecimal() else 0
+        return max(round(longest * (0.5 + self._ports.random() / 2)), min(asked, _LONGEST_PAUSE_MS))
+
+
+class GroupMark(NamedTuple):
+    """Rounds of a group when it answered last, or was first seen; `missed` since then, the first at `since_ms`.
+    `is_told`: that it fails."""
+
+    answered: int
+    unanswered: int
+    missed: int = 0
+    since_ms: int = 0
+    is_told: bool = False
+
+    @classmethod
+    def load(cls, text: str | None) -> "GroupMark | None":
+        return None if text is None else cls(*json.loads(text))
+
+    def dump(self) -> str:
+        """For `load`."""
+        return json.dumps(self)
+
+
+def judge_group(before: GroupMark | None, counts: RoundCounts) -> tuple[GroupMark, str | None]:
+    """A group fails when no round was answered for a minute, and at least three were not; and has recovered with the
+    next one that is."""
+    if before is None or counts.answered != before.answered or counts.unanswered < before.unanswered:
+        is_recovery = before is not None and before.is_told
+        return GroupMark(counts.answered, counts.unanswered), RECOVERED if is_recovery else None
+    missed = counts.unanswered - before.unanswered
+    since_ms = before.since_ms or (counts.last_unanswered_ms if missed else 0)
+    is_long = missed >= FAILING_ROUNDS and counts.last_unanswered_ms - since_ms >= FAILING_AFTER_MS
+    after = GroupMark(before.answered, before.unanswered, missed, since_ms, before.is_told or is_long)
+    return after, FAILING if after.is_told and not before.is_told else None
+
+
+def _describe_parking(stored: StoredMessage, topic_id: str) -> Happening | None:
+    """None for the copy of a blocked commit, and for what is not the bridge's."""
+    try:
+        half, properties = decode_parked(stored), decode_properties(stored.headers[-1][1] or b"")
+    except (MalformedRecord, UnknownRecordVersion):
+        return None
+    if properties.get("WHY") not in _PARK_REASONS:
+        return None
+    data = {
+        "transaction_id": half.transaction_id,
+        "producer_group": half.group,
+        "reason": properties["WHY"],
+        "checks": int(properties["TRANSACTION_CHECK_TIMES"]),
+    }
+    return Happening(PARKED, f"{topic_id}\0{stored.queue_offset}", half.transaction_id, stored.stored_ms, data)

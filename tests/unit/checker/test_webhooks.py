@@ -1,0 +1,246 @@
+"""Webhooks of a whole bridge: what is told, to whom, how often, and whom a receiver that is away holds up."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from standardwebhooks.webhooks import Webhook
+
+from bridge.core.cloud_event import Happening, make_cloud_event
+from bridge.core.errors import HaltKind
+from bridge.sql.events import RoundCounts, add_deliveries, find_delivery
+from bridge.sql.identity import Halt, store_halt
+from bridge.sql.leases import LeaseHolder
+from bridge.sql.tables import webhook_deliveries
+from checker.caller import EndpointCall, Response
+from checker.webhooks import EVENT_TYPES, FAILING, KEPT_MS, PARKED, RECOVERED, STALLED, WebhookTarget, judge_group
+from tests.support.whole_bridge import WholeBridge
+from tests.unit.checker.world import SECRET
+
+URL, OTHER_URL, CHECK_URL = "https://ops.example/hook", "https://pager.example/x?token=t", "https://shop.example/check"
+FAST = {"transaction_timeout_seconds": 1, "interval_seconds": 1, "max_checks": 1}
+
+
+@dataclass
+class Receiver:
+    """Keeps what it is told; `status`: what it says to it; `hangs`: it says nothing."""
+
+    calls: list[EndpointCall] = field(default_factory=list)
+    status: int = 204
+    hangs: bool = False
+
+    async def take(self, call: EndpointCall) -> Response:
+        self.calls.append(call)
+        if self.hangs:
+            await asyncio.get_running_loop().create_future()
+        return Response(self.status)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(call.body) for call in self.calls]
+
+    def types(self) -> list[str]:
+        return [event["type"] for event in self.events]
+
+
+@dataclass
+class Scene:
+    bridge: WholeBridge
+    ops: Receiver
+    pager: Receiver
+
+    def park(self, group: str = "shop") -> str:
+        """A transaction that nobody decides and one check gives up."""
+        body = {"producer_group": group, "messages": [{"topic": "orders", "value": 1}]}
+        reply = self.bridge.call("POST", "/v1/transactions", body)
+        assert reply.status == 201, reply
+        self.bridge.pass_ms(30_000)
+        return str(reply.document["transaction_id"])
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    """Two receivers: of everything, and of what is parked alone."""
+    targets = [WebhookTarget("ops", URL, [SECRET]), WebhookTarget("pager", OTHER_URL, [SECRET], [PARKED])]
+    with WholeBridge(tmp_path, {"orders": 1}, webhooks=targets) as bridge:
+        ops, pager = Receiver(), Receiver()
+        bridge.endpoints.update({URL: ops.take, OTHER_URL: pager.take, CHECK_URL: answer_unknown})
+        bridge.call("PUT", "/v1/producer-groups/shop", {"endpoints": [{"url": CHECK_URL}], "check": FAST})
+        bridge.pass_ms(5_000)
+        yield Scene(bridge, ops, pager)
+
+
+async def answer_unknown(call: EndpointCall) -> Response:
+    """An endpoint that never knows."""
+    asked = json.loads(call.body)["checks"]
+    answers = [{"transaction_id": c["transaction_id"], "nonce": c["nonce"], "resolution": "UNKNOWN"} for c in asked]
+    return Response(200, json.dumps({"resolutions": answers}).encode())
+
+
+def test_parked_transaction_is_told_to_all_who_want_it(scene: Scene) -> None:
+    """Once each, signed as checks are, as a CloudEvent; both hear the same id."""
+    transaction_id = scene.park()
+    assert (scene.ops.types(), scene.pager.types()) == ([PARKED], [PARKED])
+    [call], [event] = scene.ops.calls, scene.ops.events
+    now_s = scene.bridge.clock.now_ms() // 1000
+    assert abs(int(call.headers["webhook-timestamp"]) - now_s) < 60
+    signature = Webhook(SECRET).sign(call.headers["webhook-id"], _at(call), call.body.decode())
+    assert call.headers["webhook-signature"] == signature
+    assert call.headers["Content-Type"] == "application/cloudevents+json"
+    assert call.headers["webhook-id"] == event["id"] == scene.pager.events[0]["id"]
+    assert (event["specversion"], event["subject"]) == ("1.0", transaction_id)
+    assert event["data"] == {
+        "transaction_id": transaction_id, "producer_group": "shop", "reason": "MAX_CHECKS", "checks": 1,
+    }  # fmt: skip
+
+
+def _at(call: EndpointCall) -> Any:
+    from datetime import UTC, datetime  # noqa: PLC0415
+
+    return datetime.fromtimestamp(int(call.headers["webhook-timestamp"]), UTC)
+
+
+def test_receiver_that_hangs_holds_up_nobody(scene: Scene) -> None:
+    """Neither the other receiver nor checks and settling; when it is back it gets everything, in order."""
+    scene.pager.hangs = True
+    ids = [scene.park(), scene.park()]
+    assert [event["subject"] for event in scene.ops.events] == ids
+    assert len(scene.pager.calls) >= 2
+    assert {event["subject"] for event in scene.pager.events} == {ids[0]}
+    scene.pager.hangs, first = False, scene.pager.events[0]["id"]
+    scene.pager.calls.clear()
+    scene.bridge.pass_ms(120_000)
+    assert [event["subject"] for event in scene.pager.events] == ids
+    assert scene.pager.events[0]["id"] == first
+    listed = {one["name"]: one for one in scene.bridge.call("GET", "/v1/webhooks").document["webhooks"]}
+    assert (listed["pager"]["waiting"], listed["pager"]["url"]) == (0, "https://pager.example")
+
+
+def test_event_that_a_receiver_refuses_is_given_up_and_the_next_is_told(scene: Scene) -> None:
+    """After five tries; an answer that says nothing of the event is tried for a day."""
+    scene.ops.status = 422
+    first = scene.park()
+    scene.bridge.pass_ms(60_000)
+    assert [event["subject"] for event in scene.ops.events] == [first] * 5
+    scene.ops.status = 503
+    second = scene.park()
+    scene.bridge.pass_ms(200_000)
+    assert {event["subject"] for event in scene.ops.events[5:]} == {second}
+    assert 6 < len(scene.ops.events[5:]) < 12
+    [waiting] = [one for one in scene.bridge.call("GET", "/v1/webhooks").document["webhooks"] if one["name"] == "ops"]
+    assert (waiting["waiting"], waiting["last_failure"]) == (1, "status 503")
+    scene.bridge.sql(lambda conn: conn.execute(sa.update(webhook_deliveries).values(created_ms=-KEPT_MS)))
+    scene.ops.calls.clear()
+    scene.bridge.pass_ms(260_000)
+    assert scene.ops.calls == []
+    assert scene.bridge.call("GET", "/v1/webhooks").document["webhooks"][0]["waiting"] == 0
+
+
+def test_group_that_answers_nothing_fails_and_recovers(scene: Scene) -> None:
+    """Told once each."""
+    del scene.bridge.endpoints[CHECK_URL]
+    scene.bridge.call(
+        "PUT", "/v1/producer-groups/shop", {"endpoints": [{"url": CHECK_URL}], "check": FAST | {"max_checks": 3}}
+    )
+    body = {"producer_group": "shop", "messages": [{"topic": "orders", "value": 1}]}
+    scene.bridge.call("POST", "/v1/transactions", body)
+    scene.bridge.pass_ms(300_000)
+    assert scene.ops.types() == [FAILING]
+    assert scene.ops.events[0]["data"]["producer_group"] == "shop"
+    scene.bridge.endpoints[CHECK_URL] = answer_unknown
+    scene.bridge.pass_ms(120_000)
+    assert scene.ops.types()[:2] == [FAILING, RECOVERED]
+    assert scene.ops.types().count(RECOVERED) == 1
+    assert PARKED in scene.ops.types()
+
+
+def test_queue_that_halts_is_told_once(scene: Scene) -> None:
+    """Until it has gone on and halts anew."""
+    halt = Halt(1, HaltKind.OP_LOST, "the op topic was cut", scene.bridge.clock.now_ms())
+    scene.bridge.sql(lambda conn: store_halt(conn, halt, 0))
+    scene.bridge.pass_ms(30_000)
+    assert scene.ops.types() == [STALLED]
+    data = scene.ops.events[0]["data"]
+    assert (data["queue"], data["kind"], data["detail"]) == (1, "op-lost", "the op topic was cut")
+
+
+def test_findings_of_a_report_are_told_and_those_of_a_run_only_once(scene: Scene) -> None:
+    """By whoever calls, also twice while the first waits."""
+    scene.ops.hangs = True
+    body = {"run": 3, "taken_at": "2026-03-01T12:00:00Z", "sentence": "2 are lost", "findings": {"LOST": 2}}
+    for _ in range(2):
+        reply = scene.bridge.call("POST", "/v1/webhooks/findings", body)
+        assert (reply.status, reply.document) == (202, {"webhooks": 1})
+    scene.ops.hangs = False
+    scene.bridge.pass_ms(60_000)
+    assert {event["id"] for event in scene.ops.events} == {scene.ops.events[0]["id"]}
+    assert scene.ops.events[0]["data"]["findings"] == {"LOST": 2}
+    assert scene.pager.events == []
+
+
+def test_test_is_sent_at_once_and_audited(scene: Scene) -> None:
+    """Past what waits; the answer says what became of it."""
+    reply = scene.bridge.call("POST", "/v1/webhooks/pager/test")
+    assert (reply.status, reply.document["told"], reply.document["status"]) == (200, True, 204)
+    assert scene.pager.types() == ["webhook.test"]
+    scene.pager.status = 500
+    refused = scene.bridge.call("POST", "/v1/webhooks/pager/test").document
+    assert (refused["told"], refused["failure"]) == (False, "status 500")
+    entries = scene.bridge.call("GET", "/v1/audit?limit=2").document["entries"]
+    assert [(e["action"], e["target"]) for e in entries] == [("webhook.test", "pager")] * 2
+    assert "token" not in json.dumps(entries)
+    assert scene.bridge.call("POST", "/v1/webhooks/nobody/test").status == 404
+
+
+def test_events_that_wait_are_bounded(scene: Scene) -> None:
+    """For each receiver; those that wait already are no new ones."""
+    events = [make_cloud_event("urn:x", Happening(PARKED, str(n), "s", 0, {})) for n in range(5)]
+
+    def fill(conn: sa.Connection) -> list[int]:
+        return [add_deliveries(conn, "gone", events, 0, most) for most in (3, 3, 100)]
+
+    assert scene.bridge.sql(fill) == [2, 5, 0]
+    assert scene.bridge.sql(lambda conn: find_delivery(conn, "gone")).event_id == events[0].event_id
+
+
+def test_two_processes_tell_each_event_once(scene: Scene) -> None:
+    """The other one waits for the lease."""
+    other = LeaseHolder(scene.bridge.database, scene.bridge.clock, "webhooks", "other")
+    assert scene.bridge.run(other.hold()) is False
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        ([(0, 0, 0), (0, 3, 100), (0, 5, 60_000)], [None, None, None]),
+        ([(0, 0, 0), (0, 1, 100), (0, 5, 60_100)], [None, None, FAILING]),
+        ([(0, 0, 0), (0, 1, 100), (0, 2, 90_000)], [None, None, None]),
+        ([(0, 0, 0), (0, 1, 100), (1, 5, 90_000)], [None, None, None]),
+        (
+            [(7, 9, 5), (7, 10, 100), (7, 12, 61_000), (7, 13, 90_000), (8, 13, 90_000)],
+            [None, None, FAILING, None, RECOVERED],
+        ),
+    ],
+)
+def test_group_fails_after_a_minute_without_any_answer(
+    steps: list[tuple[int, int, int]], told: list[str | None]
+) -> None:
+    """And at least three rounds; what was before the first look does not count."""
+    mark, found = None, []
+    for step in steps:
+        mark, event_type = judge_group(mark, RoundCounts(*step))
+        mark = type(mark).load(mark.dump()) if mark.since_ms else mark
+        found.append(event_type)
+    assert found == told
+
+
+def test_every_type_is_one_of_the_settings() -> None:
+    """One list says what can be wanted."""
+    from api.setting_sections import WebhookSettings  # noqa: PLC0415
+
+    assert WebhookSettings.model_fields["events"].default == EVENT_TYPES
