@@ -57,22 +57,24 @@ def test_demo_leaves_nothing_on_a_cluster_of_somebodys(tmp_path: Path, kafka: st
 
 
 def test_demo_stays_with_a_door_for_clients_of_rocketmq(tmp_path: Path) -> None:
-    """Its address and a topic that they can name; Ctrl-C ends it, and nothing was wrong."""
+    """Its address and a topic that they can name; SIGTERM ends it, and nothing was wrong."""
     with subprocess.Popen(
         [sys.executable, "-m", "api", "demo", "--rocketmq"],
         cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     ) as demo:  # fmt: skip
         assert demo.stdout is not None
         told: list[str] = []
-        while "namesrvAddr" not in (line := demo.stdout.readline()):
-            assert line, "".join(told)
-            told.append(line)
-        assert "topic orders-paid" in line
-        head = b'{"code":105,"opaque":1,"extFields":{"topic":"orders-paid"}}'
-        with socket.create_connection(("127.0.0.1", 9876), timeout=10) as door:
-            door.sendall(struct.pack(">ii", 4 + len(head), len(head)) + head)
-            assert b"brokerAddrs" in door.recv(65_536)
-        demo.send_signal(signal.SIGINT)
+        try:
+            while "namesrvAddr" not in (line := demo.stdout.readline()):
+                assert line, "".join(told)
+                told.append(line)
+            assert "topic orders-paid" in line
+            head = b'{"code":105,"opaque":1,"extFields":{"topic":"orders-paid"}}'
+            with socket.create_connection(("127.0.0.1", 9876), timeout=10) as door:
+                door.sendall(struct.pack(">ii", 4 + len(head), len(head)) + head)
+                assert b"brokerAddrs" in door.recv(65_536)
+        finally:
+            demo.terminate()
         assert demo.wait(DEADLINE_S) == 0
     assert "0 lost, 0 invented, 0 twice" in "".join(told)
 
