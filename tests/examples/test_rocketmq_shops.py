@@ -128,5 +128,5 @@ def test_order_is_announced_exactly_if_it_is_paid(shop: ExampleProcess, stage: S
     shop.start().wait_answering("/nothing")
 
     wait_until(lambda: announced("2") > 0, 60, "the check has found the paid order")
-    assert states() == ["COMMITTED", "COMMITTED", "ROLLED_BACK"]
+    wait_until(lambda: states() == ["COMMITTED", "COMMITTED", "ROLLED_BACK"], name="the projection says so")
     assert (announced("1"), announced("2")) == (1, 1)
