@@ -167,8 +167,7 @@ def pause(
 
     While checks are paused nothing is used up, and nothing is parked for its age.
     """
-    body = {"what": what.value, "reason": reason}
-    _show(call(url, "POST", f"{_PATH}/{quoted(name)}/pause", body=body), output)
+    _show(_switch(url, name, "pause", what, reason), output)
 
 
 @group.command(epilog='Example: outbox-bridge group resume orders --reason "its database is there again"')
@@ -180,8 +179,11 @@ def resume(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Let go on what was paused: what came of age meanwhile is asked about before it is parked."""
-    body = {"what": what.value, "reason": reason}
-    _show(call(url, "POST", f"{_PATH}/{quoted(name)}/resume", body=body), output)
+    _show(_switch(url, name, "resume", what, reason), output)
+
+
+def _switch(url: str, name: str, verb: str, what: GroupSwitch, reason: str) -> HttpReply:
+    return call(url, "POST", f"{_PATH}/{quoted(name)}/{verb}", body={"what": what.value, "reason": reason})
 
 
 @group.command("rotate-secret", epilog="Example: outbox-bridge group rotate-secret orders -o json")
