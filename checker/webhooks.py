@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from bridge.clock import Clock
+from bridge.core.check_rules import Backoff
 from bridge.core.cloud_event import CLOUD_EVENTS_JSON, CloudEvent, Happening, make_cloud_event, name_source
 from bridge.core.errors import MalformedRecord, SqlUnavailable, StoreError, UnknownRecordVersion
 from bridge.core.message import MessageQueue, StoredMessage
@@ -59,7 +60,7 @@ FAILING_AFTER_MS, FAILING_ROUNDS = 60_000, 3
 STALLED_AFTER_MS = 60_000
 LOOK_MS = 2_000
 _IDLE_MS = 1_000
-_LONGEST_PAUSE_MS = 600_000
+_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 1_000, 600_000
 _TIMEOUT_MS = 10_000
 _MOST_ANSWER_BYTES = 64 * 1024
 _PORTION = 50  # records of the parked topic, with their bodies
@@ -267,19 +268,19 @@ class Webhooks:
     # --- telling ---
 
     async def _tell_forever(self, target: WebhookTarget) -> None:
-        failures = 0
+        backoff = Backoff(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         while True:
             try:
                 attempt = await self.tell_next(target)
             except SqlUnavailable as error:
                 _LOG.warning("webhook_waits", webhook=target.name, reason=str(error))
                 attempt = None
-            is_failed = attempt is not None and attempt.failure is not None
-            failures = failures + 1 if is_failed else 0
+            if attempt is not None and attempt.failure is not None:
+                await self._ports.clock.sleep_ms(self._choose_pause(backoff.next_ms(), attempt.retry_after))
+                continue
+            backoff.reset()
             if attempt is None:
                 await self._ports.clock.sleep_ms(_IDLE_MS)
-            elif is_failed:
-                await self._ports.clock.sleep_ms(self._choose_pause(failures, attempt.retry_after))
 
     async def tell_next(self, target: WebhookTarget) -> WebhookAttempt | None:
         """Tells a receiver the oldest event that waits for it; None if none does. Raises SqlUnavailable."""
@@ -322,9 +323,8 @@ class Webhooks:
         failure = f"{word} {reply.status}" if reply.status else word
         return WebhookAttempt(reply.status, failure, reply.latency_ms, reply.retry_after)
 
-    def _choose_pause(self, failures: int, retry_after: str | None) -> int:
-        """Doubles from a second to ten minutes, a part of it by chance; or as long as the receiver says."""
-        longest = min(_LONGEST_PAUSE_MS, 1_000 << min(failures - 1, 20))
+    def _choose_pause(self, longest: int, retry_after: str | None) -> int:
+        """A part of it by chance; or as long as the receiver says."""
         asked = int(retry_after) * 1000 if retry_after is not None and retry_after.isdecimal() else 0
         return max(round(longest * (0.5 + self._ports.random() / 2)), min(asked, _LONGEST_PAUSE_MS))
 
