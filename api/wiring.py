@@ -350,7 +350,7 @@ class _Process:
             is_read_only=http.console == "read-only",
             consumers=node.consumers,
             reports=http.reports,
-            calls_of=lambda group: None if node.checks is None else node.checks.calls_of(group),
+            calls_of=node.calls_of,
             settings=[(one.name, one.value, one.origin.value) for one in show_settings(self._settings)],
         )
 

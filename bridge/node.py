@@ -61,7 +61,7 @@ from checker.config import CheckerConfig
 from checker.context import CheckContext
 from checker.endpoint_trial import EndpointTrials
 from checker.ownership import OwnershipProof
-from checker.service import CheckService
+from checker.service import CallsOfGroup, CheckService
 from checker.webhooks import WebhookPorts, Webhooks, WebhookTarget
 
 _LOG = structlog.get_logger()
@@ -381,6 +381,10 @@ class Node:
 
     async def _prove(self, group: ProducerGroup, url: str) -> str | None:
         return await self._proof.find_flaw(group, url) if self._config.needs_proof(url) else None
+
+    def calls_of(self, group: str) -> CallsOfGroup | None:
+        """Calls of this process to the endpoints of a group; None if it asks nobody."""
+        return None if self.checks is None else self.checks.calls_of(group)
 
     async def _read_settling(self) -> Mapping[int, int]:
         positions = await self.backing.database.read(read_positions)

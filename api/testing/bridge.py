@@ -70,7 +70,7 @@ class MemoryBridge:
                 signing=node.signing,
                 consumers=node.consumers,
                 reports=reports,
-                calls_of=lambda group: None if node.checks is None else node.checks.calls_of(group),
+                calls_of=node.calls_of,
                 webhooks=node.webhooks,
             ),
             site=make_site(),
