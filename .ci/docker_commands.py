@@ -30,12 +30,10 @@ from chart import EVERYTHING
 from containers import Container, Database, put_all_in, read_chart, read_compose
 from image import Build, Limits, Stage
 
-from bridge.broker.broker_process import find_java
 from bridge.broker.dev_broker import DevBroker
 from bridge.broker.jars import fetch_jars
-from bridge.broker.ports import choose_free_port
-from bridge.core.kafka_rights import Role, least_rights
-from bridge.core.topics import with_prefix
+from bridge.broker.ports import choose_free_port, find_java
+from bridge.core.topics import Role, least_rights, with_prefix
 from tests.support.authority import Authority
 from tests.support.postgres import PostgresServer
 from tests.support.secured_kafka import SecuredKafka, secured_kafka

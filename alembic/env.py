@@ -1,8 +1,8 @@
-"""Runs migrations on the connection that `bridge.sql.migrate` gives, or on `-x url=` for `alembic revision`."""
+"""Runs migrations on the connection that `bridge.sql.engine` gives, or on `-x url=` for `alembic revision`."""
 
 from alembic import context
 
-from bridge.sql.migrate import open_connection
+from bridge.sql.engine import open_connection
 from bridge.sql.tables import metadata
 
 

@@ -9,16 +9,13 @@ from api.settings import Settings
 from api.wiring import KafkaParts, internal_topics, make_owner, open_stores, refuse_denied
 from bridge.clock import SystemClock
 from bridge.core.errors import ConfigError, HaltKind, StoreError
-from bridge.core.kafka_rights import Role, least_rights
 from bridge.core.op_message import LogTopics
-from bridge.core.topics import InternalTopics
+from bridge.core.topics import InternalTopics, Role, least_rights
 from bridge.giving_up import GivingUp, Loss
 from bridge.log_watch import REMEDY
-from bridge.sql.engine import Database
+from bridge.sql.engine import Database, upgrade
 from bridge.sql.identity import read_identity
-from bridge.sql.migrate import upgrade
-from bridge.store.positions import begin_queues
-from bridge.store.sealed import SealedOwnerStore, SealWatch
+from bridge.store.op_topic import SealedOwnerStore, SealWatch, begin_queues
 from bridge.topology import (
     FaultKind,
     TopologyConflict,

@@ -7,11 +7,10 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
-from api.issuer_documents import is_safe
-from api.log_setup import LogFormat, LogLevel
-from bridge.core.access_key import read_key_id
+from api.outgoing import is_safe
+from api.process import LogFormat, LogLevel
 from bridge.core.grants import PRINCIPAL_NAME
-from bridge.core.secret_key import parse_secret_keys
+from bridge.core.keyring import parse_secret_keys, read_key_id
 from bridge.service.issuers import ALGORITHMS, USUAL_ALGORITHMS
 
 Port = Annotated[int, Field(ge=0, le=65_535)]

@@ -7,7 +7,7 @@ otherwise be a default in production.
 import difflib
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -17,8 +17,7 @@ from pydantic import BaseModel, Field, PrivateAttr, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
-from api.kafka_options import KafkaValue, check_options
-from api.secret_files import read_secret_files
+from api.outgoing import parse_servers
 from api.setting_sections import (
     AuthSettings,
     CallbacksSettings,
@@ -35,7 +34,76 @@ from api.setting_sections import (
 from api.web.guard import is_loopback
 from api.web.limits import ByteBudget
 from bridge.core.errors import ConfigError
-from bridge.core.secret_key import SecretKey, parse_secret_keys
+from bridge.core.keyring import SecretKey, parse_secret_keys
+
+# --- secrets from files, as orchestrators mount them: `NAME_file` in the place of NAME ---
+
+_OF_FILE = "_file"
+_OF_SECTIONS = {"auth": {"admin_key"}, "security": {"keys"}, "kafka": None}  # None: any name
+
+
+def read_secret_files(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of one source, with what is in the files that they name. Raises ConfigError, which shows no content."""
+    read = _read(values, "", {"database_url"})
+    for section, names in _OF_SECTIONS.items():
+        if isinstance(read.get(section), Mapping):
+            read[section] = _read(read[section], f"{section}.", names)
+    if isinstance(webhooks := read.get("webhooks"), list):
+        names = {"url", "secret"}
+        read["webhooks"] = [
+            _read(one, f"webhooks.{place}.", names) if isinstance(one, Mapping) else one
+            for place, one in enumerate(webhooks)
+        ]
+    return read
+
+
+def _read(values: Mapping[str, Any], section: str, names: Container[str] | None) -> dict[str, Any]:
+    """Without the end of a file's last line."""
+    read: dict[str, Any] = {}
+    for name, value in values.items():
+        plain = name.removesuffix(_OF_FILE)
+        if plain == name or (names is not None and plain not in names):
+            read[name] = value
+            continue
+        if plain in values:
+            raise ConfigError(f"both {section}{plain} and {section}{name} are set; keep one")
+        try:
+            read[plain] = Path(str(value)).read_text(encoding="utf-8").removesuffix("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"setting {section}{name}: cannot read {value}: {error}") from None
+    return read
+
+
+# --- the `[kafka]` table: what must not be said of encryption by accident ---
+
+KafkaValue = str | bool | int | float
+
+_UNVERIFIED = {
+    "enable.ssl.certificate.verification": frozenset({"false", "f", "0"}),
+    "ssl.endpoint.identification.algorithm": frozenset({"none"}),
+}
+_IN_CLEAR = frozenset({"plaintext", "sasl_plaintext"})
+
+
+def check_options(options: Mapping[str, KafkaValue], *, is_insecure_allowed: bool) -> None:
+    """Raises ConfigError where whoever answers would be taken for Kafka."""
+    for name, values in _UNVERIFIED.items():
+        value = options.get(name)
+        if name in options and str(value).lower() in values and not is_insecure_allowed:
+            raise ConfigError(
+                f"kafka.{name} = {value} lets anybody on the way pass for Kafka, and read and forge everything; "
+                "name the authority of the brokers' certificates in kafka.ssl.ca.location, or allow it with "
+                "insecure_kafka"
+            )
+
+
+def find_open_servers(options: Mapping[str, KafkaValue]) -> list[str]:
+    """Servers on other machines that are spoken to without encryption."""
+    if str(options.get("security.protocol", "plaintext")).lower() not in _IN_CLEAR:
+        return []
+    servers = parse_servers(str(options.get("bootstrap.servers", "")))
+    return [f"{host}:{port}" for host, port in servers if not is_loopback(host)]
+
 
 SETTINGS_FILE = "outbox-bridge.toml"
 ENV_PREFIX = "OUTBOX_BRIDGE_"

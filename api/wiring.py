@@ -14,29 +14,24 @@ from dataclasses import dataclass, replace
 import structlog
 
 from api.console.site import make_site
-from api.heap import GC_THRESHOLD, HeapLoop, make_heap_acts
-from api.issuer_documents import fetch_document
-from api.own_addresses import OwnAddresses, parse_servers
-from api.remoting.opening import open_door
-from api.remoting.server import RemotingServer
+from api.outgoing import OwnAddresses, fetch_document, parse_servers
+from api.process import GC_THRESHOLD, HeapLoop, make_heap_acts
+from api.remoting.server import RemotingServer, open_door
 from api.setting_sections import TlsSettings, WebhookSettings, read_secrets
 from api.settings import Settings, show_settings
 from api.web.app import create_app, create_metrics_app
-from api.web.certificates import Certificates, TlsFiles
 from api.web.guard import is_loopback
 from api.web.health import make_readiness
-from api.web.limits import HttpLimits
-from api.web.metrics import Exposition
-from api.web.node_metrics import NodeMetrics
-from api.web.quotas import QuotaConfig
+from api.web.limits import HttpLimits, QuotaConfig
+from api.web.metrics import Exposition, NodeMetrics
+from api.web.request import Services
 from api.web.server import ApiServer, ServeConfig, fit_connections, stop_at_signals
-from api.web.services import Services
+from api.web.transports import Certificates, TlsFiles
 from bridge.clock import SystemClock
 from bridge.core.errors import ConfigError, StoreError
-from bridge.core.kafka_rights import RIGHTS_REMEDY, KafkaRight, Role, least_rights
-from bridge.core.low_watermarks import LowWatermarkConfig
-from bridge.core.masking import MaskRule, Masks
-from bridge.core.topics import InternalTopics, with_prefix
+from bridge.core.grants import MaskRule, Masks
+from bridge.core.position import LowWatermarkConfig
+from bridge.core.topics import RIGHTS_REMEDY, InternalTopics, KafkaRight, Role, least_rights, with_prefix
 from bridge.fault_points import FaultPoint, reach
 from bridge.node import Backing, Node, NodeConfig, Roles
 from bridge.projector import RebuildProgress
@@ -48,13 +43,12 @@ from bridge.service.transactions import TransactionService
 from bridge.settler.bodies import KnownTopics
 from bridge.settler.ports import SettlerConfig
 from bridge.sql.at_rest import SecretCipher, use_cipher
-from bridge.sql.engine import Database
-from bridge.sql.migrate import read_revisions
-from bridge.sql.processes import ProcessBoard
+from bridge.sql.engine import Database, read_revisions
+from bridge.sql.identity import ProcessBoard
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig, check_user_options
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
-from checker.caller import CheckCaller
+from checker.call import CheckCaller
 from checker.endpoint_guard import CallbackPolicy, check_url, parse_networks
 from checker.http_caller import HttpCaller, resolve_name
 from checker.webhooks import WebhookTarget

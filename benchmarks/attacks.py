@@ -33,7 +33,7 @@ import uvloop
 from benchmarks.http_client import Connection
 from benchmarks.load import percentile, prepare_body
 from benchmarks.stage import TOPIC
-from bridge.core.access_key import RANDOM_BYTES, make_key_text
+from bridge.core.keyring import RANDOM_BYTES, make_key_text
 from tests.support.bridge_process import Bridge, BridgeProcess, create_topics, read_committed, wait_until
 from tests.support.broker import running_broker
 

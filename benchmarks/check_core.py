@@ -29,7 +29,7 @@ from bridge.settler.bodies import Bodies, Loaded
 from bridge.settler.ports import QueueOwner
 from bridge.store.memory.store import MemoryStore
 from bridge.store.message_store import PutResult, PutStatus
-from checker.caller import CheckCaller, EndpointCall, EndpointReply
+from checker.call import CheckCaller, EndpointCall, EndpointReply
 from checker.context import CheckContext
 from checker.service import CheckService
 from tests.support.memory_world import make_cluster

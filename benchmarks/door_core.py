@@ -10,10 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from api.remoting.callers import RemotingCallers
 from api.remoting.door import Door, DoorConfig, DoorParts
 from api.remoting.frame import FrameBuffer, HeaderType, RemotingCommand, encode_frame
-from api.remoting.groups import ConnectedGroups
+from api.remoting.groups import ConnectedGroups, RemotingCallers
 from api.remoting.server import PortConfig, RemotingConnection, RemotingServer
 from benchmarks.api_core import NOW_MS, open_service
 from bridge.core.message import Message

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 
 from msgspec.structs import replace
 
-from api.heap import GC_THRESHOLD
+from api.process import GC_THRESHOLD
 from api.web.app import create_app
 from api.web.limits import HttpLimits
 from api.web.server import ApiServer, ServeConfig

@@ -19,12 +19,10 @@ from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.transaction import Transaction, TransactionState, make_transaction_id, make_uuid7_bits
 from bridge.sql.chunking import Chunk, JournalBuffer, OpBuffer, next_chunk
-from bridge.sql.engine import Database
-from bridge.sql.migrate import upgrade
-from bridge.sql.projection import apply_chunk
+from bridge.sql.engine import Database, upgrade
+from bridge.sql.projection import PendingRows, apply_chunk
 from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position
 from bridge.sql.search import chunks
-from bridge.sql.usual import PendingRows
 from tests.support.postgres import PostgresServer
 
 PORTION = 250

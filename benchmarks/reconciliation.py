@@ -23,15 +23,14 @@ import psutil
 
 from benchmarks.outcome import LATEST, Values, conclude, tell
 from benchmarks.stage import Shape
-from bridge.broker.broker_process import find_java
+from bridge.broker.ports import find_java
 from spark.judge.findings import CLEARED, FINDINGS_FILE, decode_findings, encode_findings
+from spark.read.envelope import OffsetRange, QueuePlace
 from spark.read.offsets import take_window
-from spark.read.scope import OffsetRange, QueuePlace
 from spark.read.window import WINDOW_FILE, Window, encode_window
 from spark.report.files import MANIFEST
-from spark.selftest.anomalies import BANK, Scenario
 from spark.selftest.run import Injector, compare_truth, groups_document
-from spark.selftest.seeded import SeededTopics, make_tales
+from spark.selftest.seeded import BANK, Scenario, SeededTopics, make_tales
 from tests.support.broker import running_broker
 from tests.support.source_tree import ROOT
 

@@ -14,14 +14,14 @@ from sqlalchemy import Connection
 
 from bridge.clock import Clock
 from bridge.core.errors import HaltKind, MalformedRecord, UnknownRecordVersion
-from bridge.core.log_facts import MIGRATE_OWNER, LogFacts, Span, Witness, find_fault
 from bridge.core.message import MessageQueue, StoredMessage
 from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, LogStart, LogTopics, Position, decode_op
+from bridge.core.position import MIGRATE_OWNER, LogFacts, Span, Witness, find_fault
 from bridge.core.record import HalfMessage, is_void
 from bridge.core.record_codec import decode_record
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState
-from bridge.sql.audit import ActEntry, record_act
+from bridge.sql.access import ActEntry, record_act
 from bridge.sql.engine import Database
 from bridge.sql.identity import (
     GIVE_UP,
@@ -41,7 +41,7 @@ from bridge.sql.identity import (
 from bridge.sql.projection import allow_long_statements
 from bridge.sql.rows import AppliedPosition, read_position
 from bridge.store.message_store import MessageStore, OwnerStore, TopicAdmin
-from bridge.store.positions import find_position, read_range, write_position
+from bridge.store.op_topic import find_position, read_range, write_position
 from bridge.topology import identify
 
 _OF_OP = frozenset({HaltKind.NO_POSITION, HaltKind.OTHER_OP, HaltKind.OP_LOST})

@@ -16,51 +16,41 @@ import structlog
 from bridge.clock import Clock, KafkaTime
 from bridge.core.check_rules import CheckTimes
 from bridge.core.errors import ConfigError
-from bridge.core.masking import Masks
+from bridge.core.grants import Masks
 from bridge.core.topics import InternalTopics
 from bridge.directory import ProducerGroup
 from bridge.fault_points import FaultPoint, reach
-from bridge.log_watch import LogWatch
-from bridge.lost_bodies import BodyWatch
+from bridge.log_watch import BodyWatch, LogWatch
 from bridge.projector import Projector, ProjectorConfig, ProjectorPorts, RebuildProgress, RebuildVerdict, rebuild
-from bridge.service.access import AccessConfig, AccessService
-from bridge.service.admission import Admission, PendingGauge
+from bridge.service.access import AccessConfig, AccessService, Sessions, SigningSecrets
+from bridge.service.admission import Admission, PendingGauge, Repeats
 from bridge.service.audit import AuditHeads, HeadTopic
 from bridge.service.claims import ClaimService
-from bridge.service.consumers import ConsumerWatch
 from bridge.service.contract import Limits
 from bridge.service.end import Ender
 from bridge.service.groups import GroupService, UrlRule
 from bridge.service.journal import EndOffsets, Journal
 from bridge.service.operate import AuditTrail, Operators
 from bridge.service.prepare import Preparer
-from bridge.service.reads import BodyReader, ConsumerLag, CurrentReads, ProjectionPositions
+from bridge.service.reads import BodyReader, ConsumerLag, CurrentReads, ProjectionPositions, SearchService
 from bridge.service.redrive import ParkedService, RedriveConfig, RedriveLoop
-from bridge.service.repeats import Repeats
 from bridge.service.replies import FollowerPorts, OpFollower, PendingReplies
-from bridge.service.search import SearchService
-from bridge.service.sessions import Sessions
-from bridge.service.signing import SigningSecrets
-from bridge.service.topics import TopicCache, TopicCacheConfig
+from bridge.service.topics import ConsumerWatch, TopicCache, TopicCacheConfig
 from bridge.service.transactions import TransactionService
 from bridge.settler.bodies import KnownTopics
 from bridge.settler.ports import SettlerConfig, SettlerObserver, SettlerPorts
 from bridge.settler.settler import Settler
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
-from bridge.sql.leases import LeaseHolder
-from bridge.sql.pull_checks import SqlPullCheckStore
+from bridge.sql.leases import LeaseHolder, SqlPullCheckStore
 from bridge.sql.rows import read_positions
 from bridge.store.message_store import MessageStore, OwnerStore, TopicAdmin
-from bridge.store.sealed import SealedOwnerStore, SealWatch
+from bridge.store.op_topic import SealedOwnerStore, SealWatch
 from bridge.topology import TopologyGuard, load_seals
 from bridge.turns import Turns
-from checker.call import Nonces
-from checker.caller import CheckCaller
-from checker.config import CheckerConfig
+from checker.call import CheckCaller, CheckerConfig, Nonces
 from checker.context import CheckContext
-from checker.endpoint_trial import EndpointTrials
-from checker.ownership import OwnershipProof
+from checker.endpoint_trial import EndpointTrials, OwnershipProof
 from checker.service import CallsOfGroup, CheckService
 from checker.webhooks import WebhookPorts, Webhooks, WebhookTarget
 

@@ -27,6 +27,7 @@ from bridge.sql.leases import LeaseHolder
 from bridge.sql.projection import (
     NotAsKnown,
     Orphan,
+    PendingRows,
     allow_long_statements,
     apply_chunk,
     clear_projection,
@@ -35,10 +36,9 @@ from bridge.sql.projection import (
     read_orphans,
 )
 from bridge.sql.rows import AppliedPosition, LogIdentity, read_position, read_positions
-from bridge.sql.stats import GroupStats, read_stats
-from bridge.sql.usual import PendingRows
+from bridge.sql.search import GroupStats, read_stats
 from bridge.store.message_store import MessageStore, OwnerStore, QueueReader, TopicAdmin
-from bridge.store.positions import find_position
+from bridge.store.op_topic import find_position
 
 _LOG = structlog.get_logger()
 _LEASE = "projector"

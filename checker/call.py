@@ -1,25 +1,106 @@
-"""Checks and answers on the wire: `transaction.check`, its nonce, its signature. Strict both ways."""
+"""Checks and answers on the wire, strict both ways; the port for calling an endpoint; bounds of the checker."""
 
+import asyncio
 import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from hmac import compare_digest
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from standardwebhooks.webhooks import EmptyWebhookSecretError, Webhook
 
+from bridge.clock import Clock
+from bridge.core.errors import ConfigError
 from bridge.core.keyring import Keyring
+from bridge.core.measures import ByName, Durations, show_time
 from bridge.core.message import Header, JsonText, refuse_constant, unique_members, write_json, write_message
-from bridge.core.moment import show_time
 from bridge.core.properties import is_property_text
 from bridge.core.record import MAX_REMARK_CHARS, Resolution
-from bridge.core.trace_context import find_trace
-from bridge.core.transaction import Transaction
+from bridge.core.transaction import Transaction, find_trace
+from bridge.directory import place_of
 from bridge.store.halves import LoadedHalf
+
+# --- bounds of the checker as a whole, and what it counts ---
+
+
+@dataclass(frozen=True, slots=True)
+class CheckerConfig:
+    """Limits over all producer groups."""
+
+    total_calls: int = 64  # at once, over all groups
+    max_attempts: int = 10  # endpoints tried in one round
+    max_call_bytes: int = 1024 * 1024  # body of one call; a larger transaction goes alone
+    large_calls: int = 2  # with such a transaction, at once, over all groups
+    answer_bytes: int = 64 * 1024
+    answer_bytes_per_check: int = 200
+    report_wait_ms: int = 30_000  # an answer the settler says nothing about is asked for again after this
+    append_retry_ms: int = 5_000  # an answer that could not be appended, or bodies that could not be read
+    max_lag_ms: int = 15_000  # a queue read less far than this asks nobody
+    tick_ms: int = 250
+    close_wait_ms: int = 6_000
+    max_objects: int = 4_096  # of a queue: more that wait for their first check are packed
+
+    def __post_init__(self) -> None:
+        if self.total_calls < 4:
+            raise ConfigError("total_calls below 4 leaves no quarter for groups that do not answer")
+        if self.large_calls < 2:
+            raise ConfigError("large_calls below 2 leaves none for groups that answer")
+        if min(self.max_attempts, self.max_call_bytes, self.answer_bytes, self.tick_ms) < 1:
+            raise ConfigError("the checker's limits must be positive")
+
+    def max_answer_bytes(self, checks: int) -> int:
+        """What an answer to so many checks may weigh."""
+        return self.answer_bytes + self.answer_bytes_per_check * checks
+
+
+@dataclass(slots=True)
+class GroupCheckCounts:
+    """The same of one producer group; `calls`: how long calls to its endpoints took."""
+
+    answered: Counter[str] = field(default_factory=Counter)
+    unanswered: Counter[str] = field(default_factory=Counter)
+    calls: Durations = field(default_factory=Durations)
+
+
+@dataclass(slots=True)
+class CheckCounts:
+    """Counters since the process began, per transaction unless said otherwise.
+
+    `answered` by resolution word, `unanswered` by failure word; `lateness`: from when a transaction was due to when
+    it was asked about; `strange` entries of answers did not count.
+    """
+
+    calls: int = 0
+    asked: int = 0
+    answered: Counter[str] = field(default_factory=Counter)
+    unanswered: Counter[str] = field(default_factory=Counter)
+    unappended: int = 0  # answered, but perhaps not in the journal
+    parked: int = 0
+    strange: int = 0
+    lateness: Durations = field(default_factory=Durations)
+    groups: ByName[GroupCheckCounts] = field(default_factory=lambda: ByName(GroupCheckCounts))
+    groups_without_endpoint: set[str] = field(default_factory=set)
+    errors: int = 0  # bugs survived, rounds that could not be recorded
+
+    def count_answer(self, group: str, word: str) -> None:
+        """One transaction was answered about."""
+        self.answered[word] += 1
+        self.groups.of(group).answered[word] += 1
+
+    def count_silence(self, group: str, word: str) -> None:
+        """One transaction was asked about in vain."""
+        self.unanswered[word] += 1
+        self.groups.of(group).unanswered[word] += 1
+
+
+# --- checks and answers on the wire: `transaction.check`, its nonce, its signature. Strict both ways ---
 
 NonceMaker = Callable[[str, int], str]
 """Transaction id and check number -> a nonce."""
@@ -220,3 +301,132 @@ def _open(secret: str) -> Webhook | None:
         return Webhook(secret)
     except (ValueError, EmptyWebhookSecretError):
         return None
+
+
+# --- port for calling an endpoint, and an adapter whose endpoints are functions, on any clock ---
+
+
+class Failure(StrEnum):
+    """Why there is no answer; bounded words for metrics and timelines."""
+
+    NO_ENDPOINT = "no-endpoint"
+    NOT_CLAIMED = "not-claimed"  # nobody of a group that fetches its checks came
+    NOT_ANSWERED = "not-answered"  # it was fetched, and nothing was said
+    NO_SECRET = "no-secret"  # noqa: S105 - a word; calls never go out unsigned
+    NO_BODY = "no-body"  # no log has the messages any more
+    FORBIDDEN = "forbidden"  # the URL, or what its name resolves to
+    DNS = "dns"
+    REFUSED = "refused"  # no connection
+    TLS = "tls"
+    TIMEOUT = "timeout"
+    CLOSED = "closed"
+    MALFORMED = "malformed"  # not HTTP, or headers above the limits
+    TOO_LARGE = "too-large"
+    COMPRESSED = "compressed"
+    REDIRECT = "redirect"
+    RATE_LIMITED = "rate-limited"
+    GONE = "gone"
+    STATUS = "status"  # any other status but 200
+    BAD_ANSWER = "bad-answer"
+    LEFT_OUT = "left-out"  # an answer, but not about this transaction
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointCall:
+    """One POST. `timeout_ms`: over the whole exchange, from resolving the name to the last byte."""
+
+    url: str
+    headers: Mapping[str, str]
+    body: bytes
+    timeout_ms: int
+    max_answer_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointReply:
+    """A whole reply within the limits, or why there is none. `endpoint`: the URL without its query."""
+
+    endpoint: str
+    latency_ms: int
+    status: int = 0
+    body: bytes = b""
+    retry_after: str | None = None
+    failure: Failure | None = None
+
+
+class CheckCaller(Protocol):
+    """Calls endpoints."""
+
+    async def call(self, call: EndpointCall) -> EndpointReply:
+        """One exchange within its limits. Never raises for what an endpoint does; never follows redirects."""
+        ...
+
+    async def close(self) -> None:
+        """Cuts what is open."""
+        ...
+
+
+def failure_of(status: int) -> Failure | None:
+    """What a status other than 200 means; None for 200."""
+    if status == 200:
+        return None
+    if 300 <= status < 400:
+        return Failure.REDIRECT
+    return {429: Failure.RATE_LIMITED, 410: Failure.GONE}.get(status, Failure.STATUS)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What an endpoint sends."""
+
+    status: int = 200
+    body: bytes = b""
+    retry_after: str | None = None
+    is_compressed: bool = False
+
+
+Handler = Callable[[EndpointCall], Awaitable[Response]]
+
+
+@dataclass(slots=True)
+class MemoryCaller(CheckCaller):
+    """Endpoints by URL; any other URL refuses the connection."""
+
+    clock: Clock
+    endpoints: dict[str, Handler] = field(default_factory=dict)
+
+    async def call(self, call: EndpointCall) -> EndpointReply:
+        start_ms = self.clock.monotonic_ms()
+        endpoint = place_of(call.url)
+        handler = self.endpoints.get(call.url)
+        response = None if handler is None else await self._within(handler, call)
+        latency_ms = self.clock.monotonic_ms() - start_ms
+        if response is None:
+            failure = Failure.REFUSED if handler is None else Failure.TIMEOUT
+            return EndpointReply(endpoint, latency_ms, failure=failure)
+        failed = _failure_in(response, call)
+        body = b"" if failed else response.body
+        return EndpointReply(endpoint, latency_ms, response.status, body, response.retry_after, failed)
+
+    async def close(self) -> None:
+        """Holds nothing."""
+
+    async def _within(self, handler: Handler, call: EndpointCall) -> Response | None:
+        """The response, or None when the deadline came first."""
+        answering = asyncio.ensure_future(handler(call))
+        deadline = asyncio.ensure_future(self.clock.sleep_ms(call.timeout_ms))
+        try:
+            await asyncio.wait((answering, deadline), return_when=asyncio.FIRST_COMPLETED)
+            return answering.result() if answering.done() else None
+        finally:
+            for task in (answering, deadline):
+                task.cancel()
+
+
+def _failure_in(response: Response, call: EndpointCall) -> Failure | None:
+    failure = failure_of(response.status)
+    if failure is None and response.is_compressed:
+        return Failure.COMPRESSED
+    if failure is None and len(response.body) > call.max_answer_bytes:
+        return Failure.TOO_LARGE
+    return failure

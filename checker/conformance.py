@@ -6,8 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from bridge.core.record import Resolution
-from checker.call import Check, decode_answers, is_echo
-from checker.caller import EndpointReply, Failure
+from checker.call import Check, EndpointReply, Failure, decode_answers, is_echo
 
 
 class TrialVerdict(StrEnum):

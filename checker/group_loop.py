@@ -12,18 +12,27 @@ from bridge.core.check_rules import Backoff, CheckMode, GroupSettings, WhenExhau
 from bridge.core.errors import BridgeError, StoreError
 from bridge.core.record import EndRecord, Resolution, Source
 from bridge.core.record_codec import encode_end
-from bridge.core.trace_context import find_common_trace
-from bridge.core.transaction import queue_of
+from bridge.core.transaction import find_common_trace, queue_of
 from bridge.directory import Endpoint, UnansweredRound
 from bridge.fault_points import FaultPoint, reach
 from bridge.settler.bodies import Loaded
 from bridge.store.halves import LoadedHalf
 from bridge.store.message_store import PutResult, PutStatus
-from checker.call import Answers, Check, can_sign, decode_answers, encode_call, make_check, sign_call
-from checker.caller import EndpointCall, EndpointReply, Failure
+from checker.call import (
+    Answers,
+    Check,
+    EndpointCall,
+    EndpointReply,
+    Failure,
+    can_sign,
+    decode_answers,
+    encode_call,
+    make_check,
+    sign_call,
+)
+from checker.concurrency import GONE_MS, EndpointOrder, EndpointRotation, retry_after_ms
 from checker.context import CheckContext
 from checker.pull import PullDispatcher
-from checker.rotation import GONE_MS, EndpointOrder, EndpointRotation, retry_after_ms
 from checker.scheduler import DueCheck
 
 _LOG = structlog.get_logger()

@@ -22,7 +22,7 @@ from yarl import URL
 
 from bridge.clock import Clock
 from bridge.directory import place_of
-from checker.caller import CheckCaller, EndpointCall, EndpointReply, Failure, failure_of
+from checker.call import CheckCaller, EndpointCall, EndpointReply, Failure, failure_of
 from checker.endpoint_guard import CallbackPolicy, CheckedUrl, check_addresses, check_url
 
 _MAX_LINE_BYTES = 8_190

@@ -8,7 +8,7 @@ import structlog
 from bridge.core.errors import BridgeError
 from bridge.directory import PullCheck, UnansweredRound
 from bridge.fault_points import FaultPoint, reach
-from checker.caller import Failure
+from checker.call import Failure
 from checker.context import CheckContext
 from checker.scheduler import DueCheck
 

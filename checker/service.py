@@ -14,7 +14,7 @@ from bridge.core.measures import Durations
 from bridge.core.pending_table import PendingTable
 from bridge.core.transaction import Transaction
 from bridge.settler.ports import QueueOwner, SettlerObserver
-from checker.config import CheckCounts
+from checker.call import CheckCounts
 from checker.context import CheckContext
 from checker.group_loop import GroupCheckLoop
 

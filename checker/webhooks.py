@@ -18,10 +18,9 @@ import structlog
 
 from bridge.clock import Clock
 from bridge.core.check_rules import Backoff
-from bridge.core.cloud_event import CLOUD_EVENTS_JSON, CloudEvent, Happening, make_cloud_event, name_source
 from bridge.core.errors import MalformedRecord, SqlUnavailable, StoreError, UnknownRecordVersion
+from bridge.core.measures import show_time
 from bridge.core.message import MessageQueue, StoredMessage
-from bridge.core.moment import show_time
 from bridge.core.properties import decode_properties
 from bridge.core.record_codec import decode_parked
 from bridge.core.topics import PARKED_QUEUE, InternalTopics
@@ -29,14 +28,19 @@ from bridge.core.transaction import MAX_CHECKS, MAX_LIFE, NO_ENDPOINT
 from bridge.service.contract import Refused
 from bridge.service.groups import refuse_sql
 from bridge.service.operate import Who
-from bridge.sql.audit import ActEntry, record_act
+from bridge.sql.access import ActEntry, record_act
 from bridge.sql.engine import Database
 from bridge.sql.events import (
+    CLOUD_EVENTS_JSON,
+    CloudEvent,
+    Happening,
     RoundCounts,
     Surroundings,
     Waiting,
     find_delivery,
     keep_events,
+    make_cloud_event,
+    name_source,
     note_failure,
     read_surroundings,
     read_waiting,
@@ -44,8 +48,7 @@ from bridge.sql.events import (
 )
 from bridge.sql.identity import TopicIdentity, read_identity
 from bridge.store.message_store import MessageStore
-from checker.call import sign_call
-from checker.caller import CheckCaller, EndpointCall, Failure
+from checker.call import CheckCaller, EndpointCall, Failure, sign_call
 
 _LOG = structlog.get_logger()
 

@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from outbox.client.errors import InvalidMessage
-from outbox.client.trace import add_trace
+from outbox.client.message import add_trace
 from outbox.tables import make_outbox_table
 from outbox.transaction_record import DatabaseNow, find_connection, find_run, raise_missing
 

@@ -1,9 +1,10 @@
 """What `import outbox` offers; the package loads it at the first use of one of these names."""
 
+from outbox.client.block import RecordWriter
 from outbox.client.bridge import AsyncBridge, AsyncTransaction, Bridge, Transaction
 from outbox.client.calls import PrepareOptions
+from outbox.client.check_source import AsyncEndpointLease, AsyncPullWorker, EndpointLease, PullConfig, PullWorker
 from outbox.client.config import BridgeConfig, HttpConfig
-from outbox.client.endpoint_lease import AsyncEndpointLease, EndpointLease
 from outbox.client.errors import (
     AlreadyEnded,
     AlreadyResolved,
@@ -31,7 +32,6 @@ from outbox.client.errors import (
     TableMissing,
     Unavailable,
 )
-from outbox.client.json_text import write_json
 from outbox.client.listener import (
     AsyncTransactionListener,
     Check,
@@ -45,10 +45,8 @@ from outbox.client.listener import (
     TransactionSendResult,
     TransactionState,
 )
-from outbox.client.local_transaction import RecordWriter
-from outbox.client.message import Message
+from outbox.client.message import Message, write_json
 from outbox.client.producer import AsyncTransactionProducer, TransactionProducer
-from outbox.client.pull_worker import AsyncPullWorker, PullConfig, PullWorker
 from outbox.client.replies import Prepared, TransactionView
 
 __all__ = [

@@ -18,13 +18,13 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from spark.options import Access, add_access, read_access
+from spark.read.envelope import QueuePlace
 from spark.read.events import EVENTS
 from spark.read.offsets import take_window
-from spark.read.scope import QueuePlace
 from spark.read.sources import KafkaAccess, land_kafka
 from spark.read.window import WINDOW_FILE, Window, complete_units, encode_window, read_window, window_of
 from spark.reconcile import Tell, explained, run_command
-from spark.report.run_index import hold, write_durably
+from spark.report.files import hold, write_durably
 from spark.session import BRIEF_OFFSETS, running_session
 
 _PLAN = "planned.json"

@@ -10,7 +10,7 @@ from typing import Any
 from bridge.core.topics import InternalTopics, with_prefix
 from spark.errors import BadUsage
 from spark.judge.findings import Thresholds, parse_thresholds
-from spark.read.scope import GroupTimes
+from spark.read.envelope import GroupTimes
 from spark.read.table_list import JdbcDatabase, parse_tables
 
 SPARK_VERSION = "4.0.0"  # which this job is tried with

@@ -32,13 +32,12 @@ from spark.judge.judging import (
 from spark.judge.producer_tables import ProducerTables
 from spark.judge.rules import FindingKind
 from spark.options import Options, parse_options
+from spark.read.envelope import OffsetRange, QueuePlace, Scope, Tolerances
 from spark.read.events import TRANSACTIONS, IngestedEvents, Late, fold_events, land, write_carry
 from spark.read.offsets import look_for_topics, take_window
-from spark.read.scope import OffsetRange, QueuePlace, Scope, Tolerances
 from spark.read.sources import KafkaAccess
 from spark.read.window import Window, find_landed, read_window
-from spark.report.files import Measured, as_rows, count_unfinished, make_summary, write_report
-from spark.report.run_index import Run, RunIndex, hold
+from spark.report.files import Measured, Run, RunIndex, as_rows, count_unfinished, hold, make_summary, write_report
 from spark.session import BRIEF_OFFSETS, running_session
 
 Tell = Callable[[str], None]

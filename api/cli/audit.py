@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli.http_calls import DEFAULT_URL, HttpReply, UrlOption, find_all
-from api.cli.local import ConfigOption, load, run_loop
+from api.cli.connect import DEFAULT_URL, ConfigOption, HttpReply, UrlOption, find_all, load, run_loop
 from api.cli.output import (
     Column,
     CommandFailed,
@@ -101,7 +100,7 @@ async def accept_now(settings: "Settings", reason: str) -> str:
     """Why it does not hold yet; nothing if it does. Raises ConfigError, StoreError, SqlUnavailable."""
     from api.wiring import make_owner  # noqa: PLC0415  # slow to import
     from bridge.service.audit import accept_chain  # noqa: PLC0415
-    from bridge.sql.audit import ActEntry  # noqa: PLC0415
+    from bridge.sql.access import ActEntry  # noqa: PLC0415
 
     entry = ActEntry(time.time_ns() // 1_000_000, make_owner(), "audit.accept", "audit", reason)
     async with open_chain(settings) as (database, topic, _):

@@ -20,13 +20,11 @@ import httpx2
 import typer
 from rich.text import Text
 
+from api.cli.connect import call, client_for, find_all, sigterm_as_ctrl_c, with_kafka
 from api.cli.demo_environment import DemoEnvironment, DemoProcess, Steps, find_shop
-from api.cli.http_calls import call, client_for, find_all
-from api.cli.local import sigterm_as_ctrl_c, with_kafka
 from api.cli.output import CommandFailed, Exit, result_console, say
-from bridge.broker.broker_process import find_java
 from bridge.broker.jars import fetch_jars
-from bridge.broker.ports import choose_free_port
+from bridge.broker.ports import choose_free_port, find_java
 from bridge.core.errors import StoreError
 
 if TYPE_CHECKING:

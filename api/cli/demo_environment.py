@@ -22,7 +22,7 @@ import psutil
 from rich.status import Status
 from rich.text import Text
 
-from api.cli.http_calls import client_for
+from api.cli.connect import client_for
 from api.cli.output import CommandFailed, Exit, message_console
 from bridge.broker.jars import FetchProgress
 

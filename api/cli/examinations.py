@@ -21,26 +21,23 @@ from typing import Any
 import httpx2
 import msgspec
 
-from api.cli.http_calls import call, client_for, find_all, quoted
+from api.cli.connect import call, client_for, find_all, quoted
 from api.cli.output import CommandFailed
 from api.cli.security import count_secrets
 from api.cli.standing_work import BROKEN, OK, SKIPPED, WARNING, Diagnosis, Probes, judge_groups, judge_stats
-from api.kafka_options import find_open_servers
-from api.settings import Origin, Settings
+from api.settings import Origin, Settings, find_open_servers
 from api.wiring import KafkaParts, find_denied, kafka_parts, open_database
-from bridge.broker.broker_process import find_java
-from bridge.broker.ports import JavaMissing
+from bridge.broker.ports import JavaMissing, find_java
 from bridge.core.errors import BridgeError, SqlUnavailable, StoreError
-from bridge.core.kafka_rights import RIGHTS_REMEDY
 from bridge.core.message import Message, MessageQueue
 from bridge.core.record import HalfMessage
 from bridge.core.record_codec import encode_half
-from bridge.core.topics import InternalTopics, with_prefix
+from bridge.core.topics import RIGHTS_REMEDY, InternalTopics, with_prefix
 from bridge.core.transaction import make_transaction_id, make_uuid7_bits
 from bridge.node import Roles
+from bridge.sql.engine import read_revisions
 from bridge.sql.groups import Snapshot, read_snapshot
 from bridge.sql.identity import read_identity
-from bridge.sql.migrate import read_revisions
 from bridge.store.message_store import MessageStore, PutStatus
 from bridge.topology import examine as find_faults
 from outbox.client.config import HttpConfig

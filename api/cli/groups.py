@@ -1,4 +1,4 @@
-"""`group`: producer groups, and whether their endpoints answer checks as they must."""
+"""`group` and `webhook`: whom the bridge asks, and whom it tells."""
 
 import json
 import shlex
@@ -6,11 +6,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from api.cli.http_calls import DEFAULT_URL, HttpReply, UrlOption, call, find_all, quoted
+from api.cli.connect import DEFAULT_URL, HttpReply, UrlOption, call, find_all, quoted
 from api.cli.output import (
     Column,
     CommandFailed,
@@ -26,6 +27,8 @@ from api.cli.output import (
     show_rows,
 )
 from bridge.directory import HIDDEN_QUERY, GroupSwitch
+
+# --- `group`: producer groups, and whether their endpoints answer checks as they must ---
 
 group = typer.Typer(no_args_is_help=True, help="Producer groups: who may answer checks, and how they are asked.")
 
@@ -323,3 +326,66 @@ def _parse(settings: list[str]) -> dict[str, object]:
         except ValueError:
             parsed[name] = value
     return parsed
+
+
+# --- `webhook`: who is told of the bridge's own events ---
+
+webhook = typer.Typer(no_args_is_help=True, help="Receivers of the bridge's own events; the settings name them.")
+
+_WEBHOOKS = "/v1/webhooks"
+
+
+@webhook.command("list", epilog="Example: outbox-bridge webhook list -o json")
+def list_webhooks(url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+    """All receivers, and what waits for them."""
+    reply = call(url, "GET", _WEBHOOKS)
+    if output is not Output.TABLE:
+        show_document(reply.raw, output)
+        return
+    columns: list[Column] = [
+        ("NAME", lambda row: row["name"]),
+        ("URL", lambda row: row["url"]),
+        ("EVENTS", lambda row: ", ".join(row["events"])),
+        ("WAITING", lambda row: row["waiting"]),
+        ("OLDEST", lambda row: row["oldest_at"]),
+        ("LAST FAILURE", lambda row: row["last_failure"]),
+    ]
+    show_rows(reply.members["webhooks"], columns)
+
+
+@webhook.command("test", epilog="Example: outbox-bridge webhook test pager")
+def try_webhook(
+    name: str = typer.Argument(metavar="NAME", help="Name of the receiver."),
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Send a test event to a receiver now, once. Exit code 1: it did not take it."""
+    reply = call(url, "POST", f"{_WEBHOOKS}/{quoted(name)}/test", body={})
+    if output is Output.TABLE:
+        show_members(reply.members.items())
+    else:
+        show_document(reply.raw, output)
+    if not reply.members["told"]:
+        remedy = "Look at the receiver's log: it must answer 2xx within ten seconds."
+        raise CommandFailed(Exit.FAILED, f"{name} did not take the event: {reply.members['failure']}", remedy)
+
+
+def tell_findings(url: str, run_folder: Path) -> None:
+    """Has the bridge tell its receivers what a run has found, if it has; a bridge that cannot is no failure here."""
+    summary = json.loads((run_folder / "summary.json").read_text(encoding="utf-8"))
+    by_kind = {kind: count for kind, count in summary["findings"]["by_kind"].items() if count}
+    if not by_kind:
+        return
+    found = {
+        "run": int(run_folder.name),
+        "taken_at": summary["window"]["taken_at"],
+        "sentence": summary["sentence"][:2_000],
+        "findings": by_kind,
+    }
+    try:
+        reply: HttpReply = call(url, "POST", f"{_WEBHOOKS}/findings", body=found)
+    except CommandFailed as failure:
+        say(f"no webhook was told ({failure.reason})", "yellow")
+        return
+    if told := reply.members["webhooks"]:
+        say(f"{told} webhook{'s are' if told > 1 else ' is'} told of the findings")

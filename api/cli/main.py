@@ -5,23 +5,19 @@ from typing import Annotated
 
 import typer
 
-from api.cli.acl import acl
 from api.cli.audit import audit
+from api.cli.connect import fault_points
 from api.cli.demo import demo
 from api.cli.dev import dev
-from api.cli.groups import group
-from api.cli.keys import key
-from api.cli.local import fault_points
+from api.cli.groups import group, webhook
 from api.cli.output import Exit, explain, print_line, show_failure
-from api.cli.overview import stats, version
 from api.cli.parked import parked
 from api.cli.relay import relay
 from api.cli.reports import report
-from api.cli.security import security
+from api.cli.security import acl, key, security
 from api.cli.topics import topic
-from api.cli.transactions import tx
+from api.cli.transactions import stats, tx, version
 from api.cli.upkeep import config, doctor, migrate, openapi, projection, serve
-from api.cli.webhooks import webhook
 
 app = typer.Typer(
     name="outbox-bridge",

@@ -27,7 +27,7 @@ from bridge.core.errors import (
     StoreTimeout,
     StoreUnavailable,
 )
-from bridge.core.kafka_rights import RIGHTS_REMEDY
+from bridge.core.topics import RIGHTS_REMEDY
 from outbox.client.errors import DatabaseUnavailable, OutboxConfigError, TableMissing
 
 

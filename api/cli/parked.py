@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from api.cli.http_calls import DEFAULT_URL, HttpReply, UrlOption, call, find_all
-from api.cli.local import YesOption, noticed_ctrl_c
+from api.cli.connect import DEFAULT_URL, HttpReply, UrlOption, YesOption, call, find_all, noticed_ctrl_c
 from api.cli.output import (
     CommandFailed,
     Exit,

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from api.cli.http_calls import DEFAULT_URL
-from api.cli.local import YesOption, noticed_ctrl_c
+from api.cli.connect import DEFAULT_URL, YesOption, noticed_ctrl_c
 from api.cli.output import (
     CommandFailed,
     Exit,

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from api.cli.http_calls import call, quoted
+from api.cli.connect import call, quoted
 from api.cli.output import CommandFailed, Exit, message_console
 
 WANTED, DONE, NOT_NEEDED = "wanted", "done", "not needed any more"

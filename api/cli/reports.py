@@ -25,8 +25,8 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from api.cli.http_calls import DEFAULT_URL, UrlOption, find_all
-from api.cli.local import ConfigOption, load
+from api.cli.connect import DEFAULT_URL, ConfigOption, UrlOption, find_all, load
+from api.cli.groups import tell_findings
 from api.cli.output import (
     Column,
     CommandFailed,
@@ -44,8 +44,6 @@ from api.cli.output import (
     show_rows,
 )  # fmt: skip
 from api.cli.repairs import AUDIT, DONE, NOT_NEEDED, WANTED, find_run, find_runs, read_proposals, work_through
-from api.cli.webhooks import tell_findings
-from bridge.broker.broker_process import Java, find_java
 from bridge.broker.jars import (
     FetchProgress,
     JarSet,
@@ -55,12 +53,12 @@ from bridge.broker.jars import (
     fetch_jars,
     parse_pins,
 )
-from bridge.broker.ports import BrokerError, JavaMissing
+from bridge.broker.ports import BrokerError, Java, JavaMissing, find_java
 from spark.errors import BadUsage
 from spark.judge.rules import FindingKind
 from spark.options import SPARK_VERSION, read_json
 from spark.read.table_list import MARIADB, POSTGRESQL, SQLITE, kinds_of, parse_tables
-from spark.report.advice import ADVICE
+from spark.report.page import ADVICE
 
 _DRIVER_PINS = "jdbc-drivers.sha256"
 _DRIVERS = {POSTGRESQL: "postgresql", SQLITE: "sqlite-jdbc", MARIADB: "mariadb-java-client"}

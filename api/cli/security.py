@@ -1,15 +1,187 @@
-"""`security`: the keys that encrypt secrets in the database."""
+"""`key`, `security`, `acl`: who may call the bridge, what encrypts its secrets, what Kafka must allow."""
 
+import re
 import secrets
+import shlex
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from enum import StrEnum
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.local import ConfigOption, load, run_loop
-from api.cli.output import CommandFailed, Exit, Output, OutputOption, encode, print_line, say, show_documents, show_rows
-from bridge.core.secret_key import KEY_BYTES, SecretKey, format_secret_key, parse_secret_keys
+from api.cli.connect import DEFAULT_URL, ConfigOption, UrlOption, call, load, quoted, run_loop
+from api.cli.output import (
+    Column,
+    CommandFailed,
+    Exit,
+    Output,
+    OutputOption,
+    Row,
+    encode,
+    print_line,
+    say,
+    show_document,
+    show_documents,
+    show_members,
+    show_rows,
+)
+from bridge.core.keyring import KEY_BYTES, SecretKey, format_secret_key, parse_secret_keys
+from bridge.core.topics import KafkaRight, Role, least_rights, with_prefix
+
+# --- `key`: who may call the bridge, what for, and the keys that prove it ---
+
+key = typer.Typer(no_args_is_help=True, help="Principals, what they may do, and their API keys.")
+
+PrincipalArgument = Annotated[str, typer.Argument(metavar="PRINCIPAL", help="Name of the caller, e.g. of a service.")]
+AllowOption = Annotated[
+    list[str],
+    typer.Option(
+        "--allow",
+        metavar="VERBS:GROUPS[:TOPICS]",
+        help="What it may do: prepare, decide, check, read, operate, admin, with commas between; for a name, the "
+        "beginning of names and *, or *.",
+    ),
+]
+ProducerOption = Annotated[
+    list[str],
+    typer.Option("--producer", metavar="GROUP[:TOPICS]", help="The same as --allow prepare,decide,check,read:..."),
+]
+AdminOption = Annotated[bool, typer.Option("--admin", help="It may do everything.")]
+LifeOption = Annotated[
+    str | None, typer.Option("--expires", metavar="TIME", help="How long a key is valid, e.g. 90d, 12h; for ever.")
+]
+
+_PRODUCER, _ALL = "prepare,decide,check,read", "prepare,decide,check,read,operate,admin"
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_LIFE = re.compile(r"(\d{1,6})([smhd])")
+_PATH = "/v1/principals"
+
+
+@key.command(epilog="Example: OUTBOX_BRIDGE_AUTH__ADMIN_KEY=$(outbox-bridge key new) outbox-bridge serve")
+def new() -> None:
+    """Print a random key that no bridge knows, for the setting auth.admin_key."""
+    from bridge.core.keyring import RANDOM_BYTES, make_key_text  # noqa: PLC0415  # not needed by other commands
+
+    print_line(make_key_text(secrets.token_bytes(RANDOM_BYTES)))
+
+
+@key.command(epilog="Example: outbox-bridge key create shop --producer orders:orders.* --expires 90d")
+def create(  # noqa: PLR0913, PLR0917 - what the user can give is an option
+    principal: PrincipalArgument,
+    allow: AllowOption = [],  # noqa: B006 - typer reads the default
+    producer: ProducerOption = [],  # noqa: B006
+    admin: AdminOption = False,
+    expires: LifeOption = None,
+    label: Annotated[str | None, typer.Option("--label", help="Name of the key, in lists.")] = None,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Make a key, shown once, for a principal: a new one, or one that has another key until it is revoked.
+
+    Grants that are named here replace those it has; without any, they stay as they are.
+    """
+    grants = _read_grants(allow, producer, admin=admin)
+    life = None if expires is None else _read_life(expires)
+    if grants or not _exists(url, principal):
+        call(url, "PUT", f"{_PATH}/{quoted(principal)}", body={"grants": grants})
+    body = {"label": label, "expires_in_seconds": life}
+    reply = call(url, "POST", f"{_PATH}/{quoted(principal)}/keys", body=body)
+    if output is Output.TABLE:
+        show_members(reply.members.items())
+    else:
+        show_document(reply.raw, output)
+    say("keep the key: it is shown only now", "yellow")
+
+
+@key.command(epilog="Example: outbox-bridge key grant shop --producer orders:orders.* --allow read:billing")
+def grant(
+    principal: PrincipalArgument,
+    allow: AllowOption = [],  # noqa: B006
+    producer: ProducerOption = [],  # noqa: B006
+    admin: AdminOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Replace what a principal may do; with nothing named, it may do nothing."""
+    call(url, "PUT", f"{_PATH}/{quoted(principal)}", body={"grants": _read_grants(allow, producer, admin=admin)})
+    say(f"{principal} may do this from now on", "green")
+
+
+@key.command("list", epilog="Example: outbox-bridge key list -o json")
+def list_keys(url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+    """Principals with what they may do, and their keys: when each expires, and when it was last used."""
+    reply = call(url, "GET", _PATH)
+    if output is not Output.TABLE:
+        show_documents(reply.items("principals"), output)
+        return
+    columns: list[Column] = [
+        ("PRINCIPAL", lambda row: row["name"]),
+        ("MAY", lambda row: row["may"]),
+        ("KEY", lambda row: row["key_id"]),
+        ("LABEL", lambda row: row["label"]),
+        ("EXPIRES", lambda row: row["expires_at"]),
+        ("LAST USED", lambda row: row["last_used_at"]),
+    ]
+    show_rows([row for principal in reply.members["principals"] for row in _spread(principal)], columns)
+
+
+@key.command(epilog="Example: outbox-bridge key revoke k3v9q2ta")
+def revoke(
+    key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="The part of the key behind obk_.")],
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """End a key: every process of the bridge refuses it within seconds."""
+    call(url, "DELETE", f"/v1/keys/{quoted(key_id)}")
+    say(f"revoked {key_id}", "green")
+
+
+@key.command(epilog="Example: outbox-bridge key delete shop")
+def delete(principal: PrincipalArgument, url: UrlOption = DEFAULT_URL) -> None:
+    """Remove a principal with all its keys."""
+    call(url, "DELETE", f"{_PATH}/{quoted(principal)}")
+    say(f"deleted {principal}", "green")
+
+
+def _exists(url: str, principal: str) -> bool:
+    return any(known["name"] == principal for known in call(url, "GET", _PATH).members["principals"])
+
+
+def _spread(principal: Row) -> list[dict[str, Any]]:
+    """A row for each key, or one for a principal without any."""
+    may = "; ".join(
+        f"{','.join(right['verbs'])}:{right['groups']}" + ("" if right["topics"] == "*" else f":{right['topics']}")
+        for right in principal["grants"]
+    )
+    none = {"key_id": None, "label": None, "expires_at": None, "last_used_at": None}
+    return [{"name": principal["name"], "may": may, **one} for one in principal["keys"] or [none]]
+
+
+def _read_grants(allow: list[str], producer: list[str], *, admin: bool) -> list[dict[str, object]]:
+    given = [*allow, *[f"{_PRODUCER}:{one}" for one in producer], *([f"{_ALL}:*"] if admin else [])]
+    return [_read_grant(one) for one in given]
+
+
+def _read_grant(given: str) -> dict[str, object]:
+    verbs, *patterns = given.split(":")
+    if not 1 <= len(patterns) <= 2 or not all((verbs, *patterns)):
+        raise CommandFailed(
+            Exit.USAGE, f"{given!r} is not VERBS:GROUPS[:TOPICS]", "Example: --allow prepare,decide:orders:orders.*"
+        )
+    topics = patterns[1] if len(patterns) > 1 else "*"
+    return {"verbs": verbs.split(","), "groups": patterns[0], "topics": topics}
+
+
+def _read_life(given: str) -> int:
+    found = _LIFE.fullmatch(given)
+    if found is None:
+        raise CommandFailed(Exit.USAGE, f"--expires {given!r} is not a time", "Example: --expires 90d")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+# --- `security`: the keys that encrypt secrets in the database ---
 
 security = typer.Typer(no_args_is_help=True, help="Keys that encrypt secrets in the database.")
 
@@ -53,19 +225,19 @@ def rewrap(
         raise CommandFailed(Exit.USAGE, "security.keys is not set", remedy)
     done, counts = run_loop(_rewrap(settings, None if plain else keys[0].key_id))
     say(", ".join(f"{count} {kind}" for kind, count in done.items() if count) or "nothing was left to do", "green")
-    _show(counts, output)
+    _show_counts(counts, output)
 
 
 @security.command(epilog="Example: outbox-bridge security show -o json")
 def show(config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
     """How many secrets in the database are encrypted with which key: one that has none may leave security.keys."""
-    _show(run_loop(count_secrets(load(config))), output)
+    _show_counts(run_loop(count_secrets(load(config))), output)
 
 
 async def count_secrets(settings: "Settings") -> Counter[str | None]:
     """By the key that they are encrypted with; None: with no key. Raises SqlUnavailable."""
     from api.wiring import open_database  # noqa: PLC0415  # slow to import
-    from bridge.sql.rewrap import count_by_key  # noqa: PLC0415
+    from bridge.sql.groups import count_by_key  # noqa: PLC0415
 
     database = open_database(settings)
     try:
@@ -76,7 +248,7 @@ async def count_secrets(settings: "Settings") -> Counter[str | None]:
 
 async def _rewrap(settings: "Settings", key_id: str | None) -> tuple[Counter[str], Counter[str | None]]:
     from api.wiring import make_owner, open_database  # noqa: PLC0415  # slow to import
-    from bridge.sql.rewrap import count_by_key, rewrap_secrets  # noqa: PLC0415
+    from bridge.sql.groups import count_by_key, rewrap_secrets  # noqa: PLC0415
 
     database = open_database(settings)
     try:
@@ -86,9 +258,85 @@ async def _rewrap(settings: "Settings", key_id: str | None) -> tuple[Counter[str
         await database.close()
 
 
-def _show(counts: Counter[str | None], output: Output) -> None:
+def _show_counts(counts: Counter[str | None], output: Output) -> None:
     rows = [{"key": key, "secrets": counts[key]} for key in sorted(counts, key=lambda key: key or "")]
     if output is not Output.TABLE:
         show_documents([encode(row) for row in rows], output)
         return
     show_rows(rows, [("KEY", lambda row: row["key"] or _NO_KEY), ("SECRETS", lambda row: row["secrets"])])
+
+
+# --- `acl`: what each role must be allowed in Kafka ---
+
+
+class AclFormat(StrEnum):
+    """How rights are written."""
+
+    ROWS = "rows"
+    KAFKA_ACLS = "kafka-acls"
+
+
+RoleOption = Annotated[list[Role], typer.Option("--role", help="Only of this role; repeatable. All if not given.")]
+TopicOption = Annotated[
+    list[str], typer.Option("--topic", "-t", help="Topic that messages go to; `shop.*`: all that begin so. Repeatable.")
+]
+PrincipalOption = Annotated[str, typer.Option("--principal", help="Kafka's name of a role's user.")]
+FormatOption = Annotated[AclFormat, typer.Option("--format", help="`kafka-acls`: lines for Kafka's own command.")]
+
+
+def acl(
+    role: RoleOption = [],  # noqa: B006 - typer reads the default
+    topic: TopicOption = [],  # noqa: B006
+    principal: PrincipalOption = "User:outbox-bridge-{role}",
+    form: FormatOption = AclFormat.ROWS,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """The least that each role must be allowed in Kafka, with the topic prefix of the settings.
+
+    Nobody else may write to the internal topics, and no producer needs any right in Kafka.
+    """
+    settings = load(config)
+    topics = with_prefix(settings.topics.prefix, settings.topics.queues)
+    if not topic:
+        say("without --topic, rights to the topics that messages go to are left out")
+    rights: dict[tuple[str, KafkaRight], Role] = {}
+    for one in role or Role:
+        for right in least_rights(one, topics, topic):
+            rights.setdefault((principal.replace("{role}", one), right), one)
+    if form is AclFormat.KAFKA_ACLS:
+        for line in write_commands(list(rights), str(settings.kafka["bootstrap.servers"])):
+            print_line(line)
+        return
+    rows = [_show_right(whose, right, role) for (whose, right), role in rights.items()]
+    if output is not Output.TABLE:
+        show_documents([encode(row) for row in rows], output)
+        return
+    members = ("role", "principal", "resource", "name", "pattern", "operation")
+    show_rows(rows, [(member.upper(), itemgetter(member)) for member in members])
+
+
+def write_commands(rights: list[tuple[str, KafkaRight]], servers: str) -> Iterator[str]:
+    """A line for each resource of each principal."""
+
+    def place(one: tuple[str, KafkaRight]) -> tuple[str, str, str, bool]:
+        whose, right = one
+        return whose, right.resource, right.name, right.is_prefix
+
+    for (whose, resource, name, is_prefix), alike in groupby(sorted(rights, key=place), place):
+        words = ["kafka-acls.sh", "--bootstrap-server", servers, "--add", "--allow-principal", whose]
+        for _, right in alike:
+            words += ["--operation", right.operation]
+        words += [f"--{resource}", name, *(["--resource-pattern-type", "prefixed"] if is_prefix else [])]
+        yield shlex.join(words)
+
+
+def _show_right(principal: str, right: KafkaRight, role: Role) -> Row:
+    return {
+        "role": role.value,
+        "principal": principal,
+        "resource": right.resource.value,
+        "name": right.name,
+        "pattern": "prefixed" if right.is_prefix else "literal",
+        "operation": right.operation.value,
+    }

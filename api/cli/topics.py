@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.local import ConfigOption, YesOption, with_kafka
+from api.cli.connect import ConfigOption, YesOption, with_kafka
 from api.cli.output import (
     Column,
     CommandFailed,
@@ -22,8 +22,8 @@ from api.cli.output import (
     show_documents,
     show_rows,
 )
+from bridge.core.measures import show_time
 from bridge.core.message import Message, MessageQueue, StoredMessage, show_message, write_json
-from bridge.core.moment import show_time
 from bridge.core.topics import InternalTopics, is_legal_topic, is_reserved_topic, with_prefix
 
 if TYPE_CHECKING:

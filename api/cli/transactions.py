@@ -1,14 +1,16 @@
-"""`tx`: look transactions up, end them, and act on them as an operator."""
+"""`tx`, `stats`, `version`: look transactions up, end them, act on them as an operator."""
 
 import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from importlib.metadata import version as version_of
+from operator import itemgetter
 from typing import Annotated, Any
 
 import typer
 
-from api.cli.http_calls import DEFAULT_URL, HttpReply, UrlOption, call, find_all, quoted
+from api.cli.connect import DEFAULT_URL, HttpReply, UrlOption, call, find_all, quoted
 from api.cli.output import (
     Column,
     CommandFailed,
@@ -25,8 +27,10 @@ from api.cli.output import (
     show_members,
     show_rows,
 )  # fmt: skip
-from bridge.core.moment import show_time
+from bridge.core.measures import show_time
 from bridge.core.transaction import TransactionState
+
+# --- `tx`: look transactions up, end them, and act on them as an operator ---
 
 tx = typer.Typer(no_args_is_help=True, help="Transactions: list, look up, watch, end, check, force, resume, abandon.")
 
@@ -354,3 +358,32 @@ def _describe(row: Row) -> Iterator[tuple[str, object]]:
 
 def _or_unknown(offset: int | None) -> str:
     return "?" if offset is None else str(offset)
+
+
+# --- `stats` and `version`: the whole bridge at a glance ---
+
+_COUNTS = ("prepared", "pending", "committed", "blocked", "abandoned", "rolled_back", "parked")
+
+
+def stats(url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+    """How many transactions there are in each state, in all and for each producer group."""
+    reply = call(url, "GET", "/v1/stats")
+    if output is not Output.TABLE:
+        show_document(reply.raw, output)
+        return
+    members: dict[str, Any] = reply.members
+    show_members((name.replace("_", " "), value) for name, value in members.items() if name.endswith("_lag_seconds"))
+    rows: list[Row] = [{"name": name, **counts} for name, counts in sorted(members["groups"].items())]
+    columns: list[Column] = [("GROUP", itemgetter("name"))]
+    columns += [(name.replace("_", " ").upper(), itemgetter(name)) for name in _COUNTS]
+    columns.append(("OLDEST PENDING (s)", itemgetter("oldest_pending_seconds")))
+    show_rows([*rows, {**members, "name": "all"}] if len(rows) != 1 else rows, columns)
+
+
+def version(output: OutputOption = Output.TABLE) -> None:
+    """The version of this command; that of a running bridge is in its OpenAPI document."""
+    number = version_of("outbox-bridge")
+    if output is Output.TABLE:
+        print_line(f"outbox-bridge {number}")
+    else:
+        show_document(encode({"version": number}), output)

@@ -8,8 +8,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from api.cli.http_calls import DEFAULT_URL, UrlOption, call
-from api.cli.local import AllowFaultsOption, ConfigOption, YesOption, load, run_loop
+from api.cli.connect import DEFAULT_URL, AllowFaultsOption, ConfigOption, UrlOption, YesOption, call, load, run_loop
 from api.cli.output import (
     Column,
     Exit,
@@ -57,8 +56,8 @@ def serve(
 
     Needs topics and tables: run `outbox-bridge migrate` once before.
     """
-    from api.kafka_options import find_open_servers  # noqa: PLC0415
-    from api.log_setup import configure_logging  # noqa: PLC0415  # slow to import, not needed for calls over HTTP
+    from api.process import configure_logging  # noqa: PLC0415  # slow to import, not needed for calls over HTTP
+    from api.settings import find_open_servers  # noqa: PLC0415
     from api.web.guard import is_loopback  # noqa: PLC0415
     from api.wiring import parse_roles, run_roles  # noqa: PLC0415
 

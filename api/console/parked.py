@@ -4,10 +4,9 @@ from dataclasses import replace
 from functools import partial
 from urllib.parse import urlencode
 
-from api.console.acts import refuse_read_only
-from api.console.entry import read_form
+from api.console.entry import read_form, refuse_read_only
 from api.console.render import PREFIX, redirect, render
-from api.console.search import without_blanks
+from api.console.transactions import without_blanks
 from api.web.parked import checked_job_id, found_job
 from api.web.problems import invalid
 from api.web.request import ApiRequest, Query, check_reason, refuse, who_is

@@ -9,22 +9,22 @@ from typing import NamedTuple, Protocol
 import msgspec
 import structlog
 
-from api.remoting.callers import RemotingCallers
-from api.remoting.first_tries import FirstTries, RecentUniqueKeys
 from api.remoting.frame import RemotingCommand
-from api.remoting.gatherer import Gatherer
-from api.remoting.groups import ConnectedGroups, Member
-from api.remoting.message import OffsetMessageId, UnreadableMessage, make_message_id
-from api.remoting.requests import (
+from api.remoting.gathering import FirstTries, Gatherer, RecentUniqueKeys
+from api.remoting.groups import ConnectedGroups, Member, RemotingCallers
+from api.remoting.message import (
     BROKER,
     CLUSTER,
     INNER_GROUP,
     TRACE_TOPIC,
     EndRequest,
     KeyRule,
+    OffsetMessageId,
     RequestCode,
     ResponseCode,
     SendRequest,
+    UnreadableMessage,
+    make_message_id,
     make_prepare,
     parse_end,
     parse_send,
@@ -38,9 +38,8 @@ from bridge.core.grants import Rights, Verb
 from bridge.core.record import Source
 from bridge.core.transaction import TransactionView
 from bridge.service.access import Caller
-from bridge.service.answers import refuse_unavailable
+from bridge.service.answers import refuse_prepare, refuse_unavailable
 from bridge.service.contract import Accepted, EndCall, Outcome, PrepareCall, Prepared, RefusalCode, Refused, Wait
-from bridge.service.rights import refuse_prepare
 from bridge.service.transactions import TransactionService
 from bridge.sql.directory import SqlDirectory
 from checker.call import Nonces

@@ -10,16 +10,20 @@ from typing import cast
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from api.remoting.door import Door
-from api.remoting.first_tries import FirstTries
+from api.remoting.door import Door, DoorConfig, DoorParts
 from api.remoting.frame import BadFrame, FrameBuffer, HeaderType, RemotingCommand
-from api.remoting.groups import ConnectedGroups
-from api.web.certificates import Certificates
+from api.remoting.gathering import FirstTries
+from api.remoting.groups import ConnectedGroups, RemotingCallers
+from api.remoting.message import KeyRule
+from api.settings import Settings
 from api.web.metrics import PREFIX
-from api.web.secured import Secured
-from api.web.server import bind
+from api.web.server import Secured, bind
+from api.web.transports import Certificates
 from bridge.core.grants import Rights
+from bridge.node import Node
 from bridge.service.access import Caller
+
+# --- the port of the door ---
 
 _LOG = structlog.get_logger()
 _HANDSHAKE = 0x16  # the first byte of TLS; a frame begins with 0, as none is longer than 16 MiB
@@ -303,3 +307,38 @@ class RemotingServer:
             for connection in list(self.connections):
                 if (reason := connection.look(now)) is not None:
                     self.refuse(connection, reason)
+
+
+# --- puts the door of a process together: settings, the node's service, the port ---
+
+_BESIDE_BYTES = 512 * 1024  # of a frame: header and batch framing
+_ANY_HOST = frozenset({"0.0.0.0", "::"})  # noqa: S104 - not listened on, but not advertised
+
+
+def open_door(settings: Settings, node: Node, certificates: Certificates | None) -> RemotingServer:
+    """The door, listening already. Raises ConfigError if the port is taken."""
+    wanted, limits, clock = settings.remoting, settings.limits, node.backing.clock
+    has_tls = wanted.tls != "off"
+    config = PortConfig(
+        wanted.host,
+        wanted.port,
+        max_frame_bytes=limits.body_bytes + _BESIDE_BYTES,
+        connections=wanted.connections,
+        drain_s=settings.http.drain_seconds,
+        is_plain_taken=wanted.tls != "required",
+        certificates=certificates if has_tls else None,
+    )
+
+    def make(port: int) -> tuple[Door, ConnectedGroups]:
+        host = "127.0.0.1" if wanted.host in _ANY_HOST else wanted.host
+        address = wanted.advertise or f"{host}:{port}"
+        groups = ConnectedGroups(node.claims, node.directory, lambda: node.nonces, clock, address)
+        rule = KeyRule(wanted.key_from, frozenset(wanted.dropped_properties))
+        door_config = DoorConfig(
+            address, limits.message_bytes, rule, limits.requests_in_flight, settings.auto_create_groups
+        )
+        callers = RemotingCallers(node.signing)
+        parts = DoorParts(node.transactions, node.directory, groups, callers, lambda: node.nonces, clock)
+        return Door(parts, door_config), groups
+
+    return RemotingServer(make, config)

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import structlog
 
-from api.web.limits import SMALL_BYTES, ByteBudget, Streams
+from api.web.limits import SMALL_BYTES, ByteBudget, QuotaConfig, Quotas, Streams
 from api.web.problems import (
     CLOSE,
     FORBIDDEN,
@@ -25,7 +25,6 @@ from api.web.problems import (
     UNSUPPORTED_MEDIA_TYPE,
     Problem,
 )
-from api.web.quotas import QuotaConfig, Quotas
 from bridge.clock import SystemClock
 from bridge.core.grants import Rights
 from bridge.service.access import ANYBODY, AccessService, Caller

@@ -6,29 +6,27 @@ from collections.abc import Callable, Mapping
 from msgspec import UNSET, Struct, UnsetType
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from api.web.certificates import Certificates
 from api.web.guard import NOBODY
 from api.web.openapi import HEALTH, Operation, query_parameter
-from api.web.request import ApiRequest, Query
+from api.web.request import ApiRequest, CheckResult, Query, ReadinessCheck
 from api.web.road import NO_STORE, HttpAnswer, Routes, json_answer
-from api.web.services import CheckResult, ReadinessCheck
+from api.web.transports import Certificates
 from bridge.core.errors import SqlUnavailable, StoreError
 from bridge.core.grants import Verb
-from bridge.log_watch import REMEDY, LogWatch
-from bridge.lost_bodies import BodyWatch
+from bridge.log_watch import REMEDY, BodyWatch, LogWatch
 from bridge.node import Node
 from bridge.projector import Projector
 from bridge.service.audit import AuditHeads
 from bridge.service.contract import Refused
+from bridge.service.reads import SearchService
 from bridge.service.replies import OpFollower
-from bridge.service.search import SearchService
 from bridge.settler.settler import Hold, Settler
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
-from bridge.sql.processes import ProcessBoard
+from bridge.sql.identity import ProcessBoard
 from bridge.sql.transactions import read_positions
 from bridge.store.message_store import TopicAdmin
-from bridge.store.sealed import SealWatch
+from bridge.store.op_topic import SealWatch
 from bridge.topology import TopologyGuard
 
 MAX_SETTLE_LAG_MS = 60_000

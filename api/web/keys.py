@@ -13,7 +13,7 @@ from api.web.request import ApiRequest, Query, read_json, refuse, who_is
 from api.web.road import NO_STORE, HttpAnswer, Routes, answer_list, json_answer
 from api.web.views import Time, render_optional_time
 from bridge.core.grants import PRINCIPAL_NAME, Grant, Verb, is_pattern, is_principal_name
-from bridge.core.moment import show_time
+from bridge.core.measures import show_time
 from bridge.service.contract import Refused
 from bridge.sql.access import Key, Principal
 

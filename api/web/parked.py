@@ -32,7 +32,7 @@ from api.web.views import (
     render_transaction,
 )
 from bridge.core.grants import Verb
-from bridge.core.moment import show_time
+from bridge.core.measures import show_time
 from bridge.service.contract import Refused
 from bridge.service.redrive import RedriveAction
 from bridge.sql.redrive import RedriveJob

@@ -12,7 +12,6 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from api.web.certificates import Peer
 from api.web.guard import ByteLease
 from api.web.limits import ByteBudget, Streams
 from api.web.problems import (
@@ -27,7 +26,7 @@ from api.web.problems import (
 )
 from api.web.road import Road
 from api.web.short_way import START, HotCycle, ShortWay
-from api.web.transports import ClosingTransport, EndedTransport, HeldFlow, Lingering
+from api.web.transports import ClosingTransport, EndedTransport, HeldFlow, Lingering, Peer
 
 _LOG = structlog.get_logger()
 

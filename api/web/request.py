@@ -1,13 +1,15 @@
-"""A request as the calls see it, whoever received it: body, query, services, who asks."""
+"""A request as the calls see it, whoever received it: body, query, who asks, and the services of the process."""
 
 import asyncio
 import math
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
+from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from starlette.datastructures import QueryParams
@@ -15,7 +17,8 @@ from starlette.types import Message, Receive, Scope
 
 from api.web.guard import NOBODY, ByteLease, Traffic
 from api.web.large_bodies import LARGE_BYTES, body_in_steps
-from api.web.limits import HttpLimits, overloaded, too_large
+from api.web.limits import HttpLimits, Usage, overloaded, too_large
+from api.web.metrics import Exposition
 from api.web.parse import check_property, parse_body
 from api.web.problems import (
     CLOSE,
@@ -30,14 +33,74 @@ from api.web.problems import (
     problem_of,
     reject,
 )
-from api.web.quotas import Usage
-from api.web.services import Services
 from api.web.views import encode_json
+from bridge.clock import SystemClock
 from bridge.core.message import Header
 from bridge.core.properties import is_property_text
-from bridge.core.trace_context import read_trace
+from bridge.core.transaction import read_trace
+from bridge.service.access import AccessService, Sessions, SigningSecrets
+from bridge.service.claims import ClaimService
 from bridge.service.contract import Refused
+from bridge.service.groups import GroupService
 from bridge.service.operate import Who
+from bridge.service.reads import SearchService
+from bridge.service.redrive import ParkedService
+from bridge.service.topics import ConsumerWatch
+from bridge.service.transactions import TransactionService
+from bridge.turns import Turns
+from checker.call import Nonces
+from checker.endpoint_trial import EndpointTrials
+from checker.service import CallsOfGroup
+from checker.webhooks import Webhooks
+
+# --- what the HTTP interface needs from the rest of the process; filled in by wiring, or by fakes in tests ---
+
+
+class CheckResult(NamedTuple):
+    """Whether something is as it must be. `is_degraded`: it is not, but promises can still be kept."""
+
+    is_ok: bool
+    detail: str = ""
+    is_degraded: bool = False
+
+
+ReadinessCheck = Callable[[], Awaitable[CheckResult]]
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Everything the routes call. `readiness`: by name; all must be ok for /readyz to be. `nonces`: the checker's.
+
+    `signing`: secrets beside keys, for clients of RocketMQ. `sessions`: of people at the pages; None: nobody signs in.
+    `webhooks`: who is told of the bridge's own events. `is_read_only`: pages let nobody do anything.
+    `settings`: name, value and origin of each as they may be shown. `reports`: the folder of the runs of `report`.
+    `calls_of`: to the endpoints of a group, by this process; None if it asks nobody.
+    """
+
+    access: AccessService
+    transactions: TransactionService
+    search: SearchService
+    parked: ParkedService
+    groups: GroupService
+    claims: ClaimService
+    nonces: Nonces
+    trials: EndpointTrials
+    readiness: Mapping[str, ReadinessCheck] = field(default_factory=dict)
+    exposition: Exposition = field(default_factory=Exposition)
+    limits: HttpLimits = field(default_factory=HttpLimits)
+    now_ms: Callable[[], int] = SystemClock().now_ms
+    turns: Turns = field(default_factory=Turns)
+    sessions: Sessions | None = None
+    signing: SigningSecrets | None = None
+    webhooks: Webhooks | None = None
+    is_read_only: bool = False
+    settings: Sequence[tuple[str, str, str]] = ()
+    consumers: ConsumerWatch | None = None
+    reports: Path | None = None
+    calls_of: Callable[[str], CallsOfGroup | None] = lambda _: None
+
+
+# --- a request as the calls see it, whoever received it: body, query, services, who asks ---
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"

@@ -31,14 +31,13 @@ from api.web.problems import (
     problem_headers,
     problem_of,
 )
-from api.web.request import JSON, NDJSON, ApiRequest
-from api.web.services import Services
+from api.web.request import JSON, NDJSON, ApiRequest, Services
 from api.web.views import encode_json
 from bridge.core.grants import Rights, Verb
 from bridge.core.message import Header
 from bridge.service.access import ANYBODY, Caller
+from bridge.service.answers import refuse_right
 from bridge.service.contract import Outcome
-from bridge.service.rights import refuse_right
 from bridge.turns import each_in_steps
 
 _LOG = structlog.get_logger()

@@ -16,13 +16,12 @@ from api.web.request import TIME_EXPECTED, ApiRequest, Query, parse_time_ms, ref
 from api.web.road import HttpAnswer, Routes, answer_list, json_answer
 from api.web.views import Time, TransactionAnswer, render_transaction
 from bridge.core.grants import Rights, Verb
-from bridge.core.moment import show_time
+from bridge.core.measures import show_time
 from bridge.core.transaction import TransactionState
 from bridge.service.contract import Refused
-from bridge.service.search import BridgeStats
-from bridge.sql.audit import ActEntry
-from bridge.sql.search import SearchFilter
-from bridge.sql.stats import GroupStats
+from bridge.service.reads import BridgeStats
+from bridge.sql.access import ActEntry
+from bridge.sql.search import GroupStats, SearchFilter
 
 T = TypeVar("T")
 

@@ -12,13 +12,12 @@ from typing import ClassVar, NamedTuple
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from api.web.guard import MARK, ByteLease, RawHeaders, identify, refuse_accept
+from api.web.limits import Usage
 from api.web.problems import Problem
-from api.web.quotas import Usage
 from api.web.request import make_request_id
 from api.web.road import HotCall, HttpAnswer, Road, Route, explain
 from bridge.core.message import Header
-from bridge.core.trace_context import NO_TRACE, read_trace
-from bridge.core.transaction import is_raw_id
+from bridge.core.transaction import NO_TRACE, is_raw_id, read_trace
 from bridge.service.access import Caller
 
 START = b"POST /v1/transactions"

@@ -33,6 +33,7 @@ from api.web.request import (
     NDJSON,
     ApiRequest,
     Query,
+    Services,
     first_try_ms,
     idempotency_key,
     item,
@@ -46,7 +47,6 @@ from api.web.request import (
     who_is,
 )
 from api.web.road import HttpAnswer, Routes, answer_list, json_answer
-from api.web.services import Services
 from api.web.views import (
     AcceptedAnswer,
     BatchAnswer,
@@ -64,8 +64,7 @@ from api.web.views import (
 from bridge.core.grants import Rights, Verb
 from bridge.core.message import Header
 from bridge.core.record import Resolution
-from bridge.core.trace_context import add_trace
-from bridge.core.transaction import TransactionView
+from bridge.core.transaction import TransactionView, add_trace
 from bridge.service.contract import Accepted, PrepareCall, Prepared, RefusalCode, Refused, Wait
 from bridge.turns import STEP_BYTES, Pace, Steps, Turns
 

@@ -8,8 +8,8 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from api.web.bodies import GroupName, TransactionId
 from bridge.core.explanation import Explanation
+from bridge.core.measures import show_time
 from bridge.core.message import JsonText, Message, show_message
-from bridge.core.moment import show_time
 from bridge.core.transaction import MessageSummary, TimelineEvent, TransactionState, TransactionView
 from bridge.service.contract import Accepted, Prepared
 from bridge.turns import Steps, each_in_steps

@@ -12,10 +12,10 @@ from api.web.request import ApiRequest, Query, read_json, refuse, who_is
 from api.web.road import HttpAnswer, Routes, json_answer
 from api.web.search import _TAG, _time
 from api.web.views import Time, render_optional_time
-from bridge.core.cloud_event import Happening
 from bridge.core.grants import Verb
-from bridge.core.moment import show_time
+from bridge.core.measures import show_time
 from bridge.service.contract import Refused
+from bridge.sql.events import Happening
 from checker.webhooks import FINDINGS, Webhooks, WebhookStatus
 
 

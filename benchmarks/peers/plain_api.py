@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 import api.wiring
 from api.cli.main import run
 from api.web.app import create_app
-from api.web.services import Services
+from api.web.request import Services
 from bridge.core.message import Message as StoreMessage
 from bridge.core.record import Resolution
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, Refused

@@ -10,24 +10,22 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from bridge.broker.broker_process import (
+from bridge.broker.jars import Report, fetch_jars
+from bridge.broker.ports import (
+    BrokerFailed,
+    DataFolderInUse,
+    DataFolderUnusable,
     FileLock,
     Lifeline,
+    PortTaken,
+    check_port,
+    choose_free_port,
     find_java,
     find_left_over,
     read_tail,
     start_process,
     stop_process,
     write_pid,
-)
-from bridge.broker.jars import Report, fetch_jars
-from bridge.broker.ports import (
-    BrokerFailed,
-    DataFolderInUse,
-    DataFolderUnusable,
-    PortTaken,
-    check_port,
-    choose_free_port,
 )
 from bridge.broker.server_properties import (
     FENCED_LINE,

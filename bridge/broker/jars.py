@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from bridge.broker.broker_process import FileLock
-from bridge.broker.ports import BrokerError, CacheUnusable, JarCorrupt, JarsUnavailable
+from bridge.broker.ports import BrokerError, CacheUnusable, FileLock, JarCorrupt, JarsUnavailable
 
 _TRIES = 3
 _REQUEST_TIMEOUT_S = 30

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from bridge.core.check_rules import CheckMode, GroupSettings, WhenExhausted
-from bridge.core.moment import show_second
+from bridge.core.measures import show_second
 from bridge.core.transaction import (
     BODY_EXPIRED,
     MAX_CHECKS,

@@ -1,15 +1,75 @@
-"""Secrets of this bridge: MACs made with them, and the seals of op records. BLAKE2b with a key, 16 bytes.
+"""Keys: those of the interface, those that encrypt in SQL, and MACs of this bridge with the seals of op records.
+
+Of the whole only a hash is stored. A hash that is salted or slow protects what people think up, and adds nothing to
+a number that nobody can guess.
 
 A seal is the last member of the value, `"mac":"<key id>-<32 hexadecimal digits>"`: it costs less than a header, and
 whoever does not know it passes it over. The seal covers queue, key and the value without the seal.
 """
 
+import base64
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from hmac import compare_digest
 from typing import NamedTuple
 
 from bridge.core.transaction import TRANSACTION_ID_LENGTH
+
+# --- the text of an API key: `obk_`, the id under which it is found, and 256 random bits ---
+
+_PREFIX = "obk_"
+_ID_BYTES, _ID_CHARS = 5, 8
+_SECRET_BYTES, _SECRET_CHARS = 32, 43
+RANDOM_BYTES = _ID_BYTES + _SECRET_BYTES
+
+
+def make_key_text(random: bytes) -> str:
+    """A key made of so many random bytes."""
+    key_id = base64.b32encode(random[:_ID_BYTES]).decode().lower()
+    return f"{_PREFIX}{key_id}_{base64.urlsafe_b64encode(random[_ID_BYTES:RANDOM_BYTES]).decode().rstrip('=')}"
+
+
+def read_key_id(text: str) -> str | None:
+    """The id in a key; None if the text is not a key."""
+    key_id, underscore, secret = text.removeprefix(_PREFIX).partition("_")
+    is_key = text.startswith(_PREFIX) and len(key_id) == _ID_CHARS and underscore and len(secret) == _SECRET_CHARS
+    return key_id if is_key and text.isascii() else None
+
+
+def hash_key(text: str) -> str:
+    """What is stored of a key."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# --- keys that encrypt secrets in SQL, as the setting `security.keys` has them ---
+
+KEY_BYTES = 32
+_KEY = re.compile(r"([a-z0-9_-]{1,16}):([A-Za-z0-9_-]{43})=?")
+
+
+class SecretKey(NamedTuple):
+    """A key by its id, which is stored with what it encrypts."""
+
+    key_id: str
+    secret: bytes
+
+
+def parse_secret_keys(text: str) -> list[SecretKey]:
+    """One after the other, the one to encrypt with first. Raises ValueError, which shows none of them."""
+    matches = [_KEY.fullmatch(word) for word in re.split(r"[\s,]+", text.strip())]
+    keys = [SecretKey(match[1], base64.urlsafe_b64decode(match[2] + "=")) for match in matches if match]
+    if len(keys) < len(matches) or len({key.key_id for key in keys}) < len(keys):
+        raise ValueError("not a list of different `id:key` as `outbox-bridge security new-key` makes them")
+    return keys
+
+
+def format_secret_key(key: SecretKey) -> str:
+    """As the setting has it."""
+    return f"{key.key_id}:{base64.urlsafe_b64encode(key.secret).decode().rstrip('=')}"
+
+
+# --- secrets of this bridge: MACs made with them, and the seals of op records. BLAKE2b with a key, 16 bytes ---
 
 MAC_BYTES = 16
 SECRET_BYTES = 32

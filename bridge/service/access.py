@@ -1,26 +1,35 @@
-"""Who calls: principals, their grants and their keys. Every change is audited in its own SQL transaction."""
+"""Who calls: principals, their grants, keys, sessions of people, signatures of RocketMQ's clients.
+
+Nothing of them is stored. A session is signed with the bridge's own key and bound to what is stored of the API key, so
+every process knows it, nobody can make one from what is in the tables of keys, and it ends with its time or its key.
+
+It is made of the bridge's own key and of what is stored of the API key: nothing more is stored, it ends with either.
+"""
 
 import math
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from hmac import compare_digest
 from secrets import token_bytes
 from typing import Any, TypeVar
 
 import structlog
 
 from bridge.clock import Clock
-from bridge.core.access_key import hash_key, read_key_id
 from bridge.core.errors import SqlUnavailable
 from bridge.core.grants import EVERYTHING, Grant, Rights
+from bridge.core.keyring import Keyring, hash_key, read_key_id
 from bridge.service.contract import RefusalCode, Refused
 from bridge.service.groups import refuse_sql
 from bridge.service.issuers import Fetch, IssuerConfig, Issuers
 from bridge.service.operate import Who
 from bridge.sql import access
-from bridge.sql.access import AccessSnapshot, KeyRefusal, MadeKey, Principal, StoredKey
-from bridge.sql.audit import ActEntry, record_act
+from bridge.sql.access import AccessSnapshot, ActEntry, KeyRefusal, MadeKey, Principal, StoredKey, record_act
 from bridge.sql.engine import Database
+
+# --- who calls: principals, their grants and their keys. Every change is audited in its own SQL transaction ---
 
 T = TypeVar("T")
 _LOG = structlog.get_logger()
@@ -276,3 +285,81 @@ def _show(grants: Sequence[Grant]) -> list[str]:
 
 def _make_static(key: str) -> Mapping[str, StoredKey]:
     return {read_key_id(key) or "": StoredKey(_FIRST_ADMIN, hash_key(key), None)}
+
+
+# --- sessions of people: what a browser shows instead of the API key that it was given once ---
+
+LIFE_S = 8 * 3_600
+_SESSION_PURPOSE = b"console session"
+_MAC_BYTES = 32
+
+
+class Sessions:
+    """Begins sessions and knows them again."""
+
+    def __init__(self, access: AccessService, keyring: Keyring, now_ms: Callable[[], int]) -> None:
+        self._access = access
+        self._keyring = keyring
+        self._now_ms = now_ms
+
+    def begin(self, key: str) -> str | None:
+        """The text of a new session for whoever has this API key; None if nobody has."""
+        key_id = read_key_id(key)
+        if key_id is None or not self._keyring.key_ids or self._access.identify(key) is None:
+            return None
+        known = self._access.find_key(key_id)
+        if known is None:
+            return None
+        until_s = self._now_ms() // 1000 + LIFE_S
+        signer = self._keyring.key_ids[0]
+        return f"{key_id}.{until_s}.{signer}.{self._sign(signer, key_id, until_s, known[1])}"
+
+    def find(self, text: str) -> Caller | None:
+        """Whose session this is; None if it is none, or over."""
+        key_id, _, rest = text.partition(".")
+        until, _, rest = rest.partition(".")
+        signer, _, mac = rest.partition(".")
+        if signer not in self._keyring.key_ids or not (until.isascii() and until.isdigit() and len(until) < 12):
+            return None
+        known = self._access.find_key(key_id)
+        if known is None or int(until) * 1000 <= self._now_ms():
+            return None
+        is_ours = compare_digest(mac.encode(), self._sign(signer, key_id, int(until), known[1]).encode())
+        return known[0] if is_ours else None
+
+    def _sign(self, signer: str, key_id: str, until_s: int, secret_hash: str) -> str:
+        mac = self._keyring.begin(signer, _SESSION_PURPOSE, _MAC_BYTES)
+        mac.update(f"{key_id}\0{until_s}\0{secret_hash}".encode())
+        return mac.hexdigest()
+
+
+# --- what clients of RocketMQ sign their requests with: a secret beside each API key (decision 0021) ---
+
+_SIGNING_PURPOSE = b"request signing"
+_SECRET_BYTES = 32
+
+
+class SigningSecrets:
+    """Finds the secrets of keys that are valid now."""
+
+    def __init__(self, access: AccessService, keyring: Keyring) -> None:
+        self.access = access
+        self._keyring = keyring
+
+    def make(self, key_id: str) -> str | None:
+        """The secret of a key, as its owner is told; None if there is no such key."""
+        found = self.find(key_id)
+        return found[1][0].decode() if found is not None and found[1] else None
+
+    def find(self, key_id: str) -> tuple[Caller, Sequence[bytes]] | None:
+        """Whose key this is, and its secret by each of the bridge's keys. Proves nothing."""
+        known = self.access.find_key(key_id)
+        if known is None:
+            return None
+        caller, secret_hash = known
+        return caller, [self._derive(signer, key_id, secret_hash) for signer in self._keyring.key_ids]
+
+    def _derive(self, signer: str, key_id: str, secret_hash: str) -> bytes:
+        mac = self._keyring.begin(signer, _SIGNING_PURPOSE, _SECRET_BYTES)
+        mac.update(f"{key_id}\0{secret_hash}".encode())
+        return urlsafe_b64encode(mac.digest()).rstrip(b"=")

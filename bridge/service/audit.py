@@ -12,7 +12,7 @@ from bridge.core.errors import SqlUnavailable, StoreError
 from bridge.core.keyring import Keyring
 from bridge.core.message import Message, MessageQueue
 from bridge.core.topics import InternalTopics
-from bridge.sql.audit import ActEntry, adopt_entries, find_unlinked, read_last_link, read_links, read_macs, record_act
+from bridge.sql.access import ActEntry, adopt_entries, find_unlinked, read_last_link, read_links, read_macs, record_act
 from bridge.sql.engine import Database
 from bridge.store.message_store import MessageStore, PutStatus
 

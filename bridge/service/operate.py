@@ -23,14 +23,14 @@ from bridge.service.answers import (
     refuse_missing,
     refuse_unavailable,
     refuse_unknown,
+    refuse_view,
 )
 from bridge.service.contract import EndCall, Limits, Outcome, RefusalCode, Refused
 from bridge.service.end import Ender
 from bridge.service.journal import Deadline
 from bridge.service.reads import CurrentReads
 from bridge.service.replies import ReceivedReply
-from bridge.service.rights import refuse_view
-from bridge.sql.audit import ActEntry, record_act
+from bridge.sql.access import ActEntry, record_act
 from bridge.sql.engine import Database
 
 _LOG = structlog.get_logger()

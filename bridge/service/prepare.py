@@ -17,12 +17,11 @@ from bridge.core.record_codec import encode_end, encode_half, encode_plain_half
 from bridge.core.topics import choose_half_queue, choose_placing_key, hash_effective_key, hash_ordering_key
 from bridge.core.transaction import IdRun, TransactionState, TransactionView, digest_bits, make_transaction_id
 from bridge.fault_points import FaultPoint, reach
-from bridge.service.admission import STEP_COST, Admission, find_cost
+from bridge.service.admission import STEP_COST, Admission, GroupKey, KeyClaim, Keyed, Known, Repeats, find_cost
 from bridge.service.answers import FINAL, refuse_given_up, refuse_put, refuse_unheard, refuse_unknown
 from bridge.service.contract import Outcome, PrepareCall, Prepared, RefusalCode, Refused
 from bridge.service.journal import LATE, Deadline, Give, Journal, LoneCall
 from bridge.service.reads import refuse_read
-from bridge.service.repeats import GroupKey, KeyClaim, Keyed, Known, Repeats
 from bridge.service.replies import OpFollower, ReceivedReply, ReplyBatch
 from bridge.store.message_store import PutResult, PutStatus
 from bridge.turns import Pace

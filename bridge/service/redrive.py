@@ -15,14 +15,14 @@ from bridge.core.grants import EVERYTHING, Rights, Verb
 from bridge.core.record import Act, ActRecord, Resolution, Source
 from bridge.core.transaction import TransactionState, TransactionView
 from bridge.fault_points import FaultPoint, reach
+from bridge.service.answers import refuse_for_group, refuse_right
 from bridge.service.contract import EndCall, Outcome, RefusalCode, Refused
 from bridge.service.end import Ender
 from bridge.service.groups import refuse_sql
 from bridge.service.journal import Deadline
 from bridge.service.operate import Operators, Who
-from bridge.service.rights import refuse_for_group, refuse_right
-from bridge.service.search import MAX_PAGE, TransactionList, read_page
-from bridge.sql.audit import ActEntry, record_act
+from bridge.service.reads import MAX_PAGE, TransactionList, read_page
+from bridge.sql.access import ActEntry, record_act
 from bridge.sql.engine import Database, MalformedCursor
 from bridge.sql.leases import Lease, LeaseWatch
 from bridge.sql.redrive import (

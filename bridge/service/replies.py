@@ -26,7 +26,7 @@ from bridge.core.topics import InternalTopics
 from bridge.core.transaction import SPLIT, TransactionState, TransactionView
 from bridge.service.journal import Deadline, LogState
 from bridge.store.message_store import MessageStore, OwnerStore, QueueReader
-from bridge.store.sealed import SealWatch
+from bridge.store.op_topic import SealWatch
 
 _COMMITTED, _ROLLED_BACK = TransactionState.COMMITTED, TransactionState.ROLLED_BACK
 

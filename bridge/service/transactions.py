@@ -10,14 +10,13 @@ from bridge.core.grants import EVERYTHING, Rights, Verb
 from bridge.core.message import Message
 from bridge.core.record import Act, Resolution
 from bridge.core.transaction import TimelineEvent, TransactionState, TransactionView, queue_of
-from bridge.service.answers import refuse_missing, refuse_unavailable
+from bridge.service.answers import hide_others, refuse_missing, refuse_unavailable, refuse_view, scope_end
 from bridge.service.contract import Accepted, EndCall, PrepareCall, Prepared, Refused, Wait
 from bridge.service.end import Ender
 from bridge.service.journal import Deadline
 from bridge.service.operate import Operators, Who
 from bridge.service.prepare import Preparer
 from bridge.service.reads import BodyReader, CurrentReads, refuse_read
-from bridge.service.rights import hide_others, refuse_view, scope_end
 from bridge.sql.transactions import read_surroundings, read_timeline
 
 

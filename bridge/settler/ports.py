@@ -8,12 +8,11 @@ from typing import NamedTuple, Protocol
 from bridge.clock import Clock, OwnerTime
 from bridge.core.check_rules import CheckTimes
 from bridge.core.errors import QueueHalted, StoreError
-from bridge.core.log_facts import Witness
-from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.measures import Durations
 from bridge.core.message import MessageQueue
 from bridge.core.op_message import LogStart, LogTopics
 from bridge.core.pending_table import PendingTable
+from bridge.core.position import LowWatermarkConfig, Witness
 from bridge.core.transaction import Transaction
 from bridge.settler.blocked import BlockedSchedule
 from bridge.settler.bodies import KnownTopics, Loaded

@@ -10,13 +10,12 @@ import structlog
 
 from bridge.clock import Clock
 from bridge.core.errors import MalformedRecord, StoreTimeout
-from bridge.core.log_facts import LogFacts, Span, Witness, check_position
 from bridge.core.message import MessageQueue, StoredMessage
 from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, LogTopics, Position, decode_position
-from bridge.core.queue_state import RecoveredState
+from bridge.core.position import LogFacts, Span, Witness, check_position
+from bridge.core.queue_state import RecoveredOps, RecoveredState
 from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_record
-from bridge.core.recovered_ops import RecoveredOps
 from bridge.core.topics import InternalTopics
 from bridge.core.transition import LogPosition
 from bridge.fault_points import FaultPoint, reach

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy import Connection
 
 from bridge.core.errors import SecretDamaged, SecretUnreadable
-from bridge.core.secret_key import SecretKey
+from bridge.core.keyring import SecretKey
 from bridge.sql.tables import bridge_keys, endpoints
 
 _NONCE_BYTES = 12

@@ -16,7 +16,7 @@ from bridge.core.errors import SqlUnavailable
 from bridge.directory import DEFAULT_SETTINGS, GroupSwitch, ProducerGroup, UnansweredRound
 from bridge.fault_points import FaultPoint, reach
 from bridge.sql import groups
-from bridge.sql.audit import ActEntry, record_act
+from bridge.sql.access import ActEntry, record_act
 from bridge.sql.bulk import move_version
 from bridge.sql.engine import Database
 from bridge.sql.groups import GroupDeletion, GroupHealth, GroupPut, RandomBytes, Snapshot, read_health, record_rounds

@@ -13,7 +13,7 @@ from bridge.core.errors import MalformedRecord
 from bridge.core.record import Act, ActRecord, EndRecord, Source
 from bridge.core.record_codec import decode_record
 from bridge.core.transaction import RESOLUTION_OF, Transaction, TransactionState
-from bridge.sql.entries import HalfEntry, OpEntry, RawEntry, StateEntry, widen
+from bridge.sql.chunking import HalfEntry, OpEntry, RawEntry, StateEntry, widen
 from bridge.sql.rows import (
     PREPARED,
     Counted,

@@ -12,8 +12,7 @@ from bridge.core.transaction import RESOLUTION_OF, TimelineEvent, TransactionSta
 from bridge.sql.identity import find_given_up, find_given_up_keys, read_halts
 from bridge.sql.projection import purge
 from bridge.sql.rows import AppliedPosition, decode_receipts, make_view, read_positions, select_views
-from bridge.sql.search import SearchFilter, chunks, search_transactions
-from bridge.sql.stats import GroupStats, ProjectionStats, read_stats
+from bridge.sql.search import GroupStats, ProjectionStats, SearchFilter, chunks, read_stats, search_transactions
 from bridge.sql.tables import given_up, timeline_events, transactions, unanswered_rounds
 
 _T = transactions.c

@@ -4,25 +4,33 @@ from collections.abc import Coroutine, Sequence
 from inspect import iscoroutinefunction
 from typing import Any, NoReturn, Self, TypeVar, Unpack
 
-from outbox.client.block import TransactionBlock
-from outbox.client.caller import BridgeClient
-from outbox.client.calls import PrepareOptions, check_group, check_options
-from outbox.client.config import BridgeConfig
-from outbox.client.connection import LoopConnection, ThreadConnection, run_now
-from outbox.client.endpoint_lease import AsyncEndpointLease, EndpointLease, LeaseKeeper
-from outbox.client.errors import Misuse, OutboxConfigError
-from outbox.client.listener import Resolution
-from outbox.client.local_transaction import (
+from outbox.client.block import (
     AsyncLocalSession,
     LocalSession,
     LocalWork,
     RecordWriter,
+    TransactionBlock,
     default_record,
     load_guards,
     name_kind,
 )
+from outbox.client.caller import BridgeClient
+from outbox.client.calls import PrepareOptions, check_group, check_options
+from outbox.client.check_source import (
+    Answer,
+    AsyncAnswer,
+    AsyncEndpointLease,
+    AsyncPullWorker,
+    EndpointLease,
+    LeaseKeeper,
+    PullConfig,
+    PullWorker,
+)
+from outbox.client.config import BridgeConfig
+from outbox.client.connection import LoopConnection, ThreadConnection, run_now
+from outbox.client.errors import Misuse, OutboxConfigError
+from outbox.client.listener import Resolution
 from outbox.client.message import Message
-from outbox.client.pull_worker import Answer, AsyncAnswer, AsyncPullWorker, PullConfig, PullWorker
 from outbox.client.replies import Prepared, TransactionView
 
 T = TypeVar("T")

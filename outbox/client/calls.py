@@ -11,9 +11,8 @@ from urllib.parse import quote as quote_path
 from urllib.parse import urlencode
 
 from outbox.client.errors import InvalidMessage, Misuse, OutboxConfigError
-from outbox.client.json_text import quote
 from outbox.client.listener import Resolution, tidy_remark
-from outbox.client.message import SEPARATORS, Message, encode_message
+from outbox.client.message import SEPARATORS, Message, encode_message, quote
 
 JSON = "application/json"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from outbox.client.errors import OutboxConfigError
-from outbox.client.json_text import Encoder
+from outbox.client.message import Encoder
 
 # Source: RFC 9110 section 5
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")

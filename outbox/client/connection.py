@@ -12,8 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from outbox.client.batcher import LoopBatcher, ThreadBatcher
-from outbox.client.breaker import breaker_of
-from outbox.client.caller import Caller
+from outbox.client.caller import Caller, breaker_of
 from outbox.client.calls import Call, Request
 from outbox.client.config import BridgeConfig, check_url
 from outbox.client.errors import Closed, Misuse

@@ -1,17 +1,121 @@
-"""A message as its producer sees it, and its form in requests: strict, compact JSON. Pure."""
+"""A message as its producer sees it, and its form in requests: strict, compact JSON with the caller's trace. Pure."""
 
 import binascii
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import date, datetime, time
 from decimal import Decimal
+from enum import Enum
+from json.encoder import encode_basestring
+from math import isfinite
 from typing import Any, TypeAlias
+from uuid import UUID
 
 from outbox.client.errors import InvalidMessage
-from outbox.client.json_text import Encoder, quote, write_json
-from outbox.client.trace import add_trace
+
+# --- values as JSON: strict and compact, with forms for what services hold ---
+
+Encoder: TypeAlias = Callable[[Any], object]
+_FORMS = "JSON's own types, datetime, date, time, UUID, Decimal, Enum, a dataclass or a Pydantic model"
+
+
+def write_json(value: object, encoder: Encoder | None = None) -> str:
+    """One document. Raises InvalidMessage for what JSON has no form for.
+
+    A Decimal keeps its digits. An Enum counts as its value, a dataclass as its fields, a UUID as its text, a datetime,
+    date or time as that of ISO 8601. A Pydantic model writes itself. `encoder` is asked for what is left: it gives what
+    has a form.
+    """
+    try:
+        return _Writer(encoder).write(value)
+    except RecursionError:
+        raise InvalidMessage("nested too deep, or in itself") from None
+
+
+def quote(text: str) -> str:
+    """A text as JSON, in quotes; only what must be escaped is."""
+    return encode_basestring(text)
+
+
+class _Writer:
+    def __init__(self, encoder: Encoder | None) -> None:
+        self._encoder = encoder
+
+    def write(self, value: object) -> str:
+        if isinstance(value, str):
+            return encode_basestring(value)
+        if value is None or isinstance(value, bool):
+            return "null" if value is None else "true" if value else "false"
+        if isinstance(value, int | float | Decimal):
+            return _write_number(value)
+        if isinstance(value, Mapping):
+            members = [f"{_write_name(name)}:{self.write(member)}" for name, member in value.items()]
+            return "{" + ",".join(members) + "}"
+        if isinstance(value, list | tuple):
+            return "[" + ",".join([self.write(item) for item in value]) + "]"
+        return self._write_object(value)
+
+    def _write_object(self, value: object) -> str:
+        if isinstance(value, datetime | date | time | UUID):
+            return f'"{value if isinstance(value, UUID) else value.isoformat()}"'
+        if isinstance(value, Enum):
+            return self.write(value.value)
+        if is_dataclass(value) and not isinstance(value, type):
+            return self.write({field.name: getattr(value, field.name) for field in fields(value)})
+        write_itself = getattr(type(value), "model_dump_json", None)
+        if callable(write_itself):
+            return str(write_itself(value))
+        if self._encoder is not None:
+            return self.write(self._encoder(value))
+        raise InvalidMessage(f"{type(value).__name__} has no form in JSON: give {_FORMS}, or an encoder")
+
+
+def _write_number(value: float | Decimal) -> str:
+    if isinstance(value, int):
+        try:
+            return int.__repr__(value)
+        except ValueError:
+            raise InvalidMessage("an integer with too many digits") from None
+    if not isfinite(value):
+        raise InvalidMessage("NaN and infinity are not JSON")
+    return float.__repr__(value) if isinstance(value, float) else str(value)
+
+
+def _write_name(name: object) -> str:
+    """Others' writers turn 1 into "1", and then two names can be one."""
+    if not isinstance(name, str):
+        raise InvalidMessage(f"a member's name must be str, not {type(name).__name__}")
+    return encode_basestring(name)
+
+
+# --- the trace that the caller is in, put into the headers of his messages ---
+
+TraceHeaders = tuple[tuple[str, bytes | None], ...]
+_PARENT, _STATE = "traceparent", "tracestate"
+
+
+def add_trace(headers: Sequence[tuple[str, bytes | None]]) -> TraceHeaders:
+    """The headers and, where they name no trace, OpenTelemetry's present span.
+
+    It is not imported here: who has a span has done so.
+    """
+    given = tuple(headers)
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None or any(name in {_PARENT, _STATE} for name, _ in given):
+        return given
+    span = api.get_current_span().get_span_context()
+    if not span.is_valid:
+        return given
+    given += ((_PARENT, f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}".encode()),)
+    state: str = span.trace_state.to_header()
+    return (*given, (_STATE, state.encode())) if state else given
+
+
+# --- a message as its producer sees it, and its form in requests: strict, compact JSON ---
 
 Text: TypeAlias = str | bytes | None
 Value: TypeAlias = object  # bytes, text, None, or what has a form in JSON

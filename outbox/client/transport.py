@@ -15,8 +15,19 @@ from urllib.parse import urlsplit
 
 from outbox.client.calls import Request
 from outbox.client.config import HttpConfig
-from outbox.client.http_messages import AnswerReader, BrokenAnswer, RequestHead, find_route
-from outbox.client.reaching import OTHER_ADDRESS_S, NoneFree, NotReached, as_not_reached, left_s, name_failure, reach
+from outbox.client.http_messages import (
+    OTHER_ADDRESS_S,
+    AnswerReader,
+    BrokenAnswer,
+    NoneFree,
+    NotReached,
+    RequestHead,
+    as_not_reached,
+    find_route,
+    left_s,
+    name_failure,
+    reach,
+)
 from outbox.client.replies import Answer, NoReply
 
 _RECEIVED_BYTES = 64 * 1024

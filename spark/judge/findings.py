@@ -14,8 +14,7 @@ from typing import Any
 from spark.errors import BadUsage
 from spark.judge.history import TransactionHistory, replay, why_not_unpublished
 from spark.judge.rules import FindingKind, Found
-from spark.read.envelope import EMPTY, OTHER_VERSION, Event, Evidence, OpState
-from spark.read.scope import Scope
+from spark.read.envelope import EMPTY, OTHER_VERSION, Event, Evidence, OpState, Scope
 
 NEW, STILL, CLEARED = "NEW", "STILL", "CLEARED"
 FINDINGS_FILE = "findings.jsonl"

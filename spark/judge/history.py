@@ -20,8 +20,9 @@ from spark.read.envelope import (
     OpState,
     PreparedMessage,
     ReceiptRow,
+    Scope,
+    queue_of,
 )
-from spark.read.scope import Scope, queue_of
 
 FINAL = frozenset({OpState.COMMITTED, OpState.ROLLED_BACK, OpState.BLOCKED, OpState.ABANDONED})
 _OF_QUEUE = frozenset({Evidence.HALF, Evidence.END, Evidence.ACT, Evidence.OP})

@@ -17,11 +17,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark.errors import BadUsage, Indeterminate, explain
 from spark.judge.findings import CLEARED, FINDINGS_FILE, Finding, decode_findings
+from spark.judge.judging import FIRST, MARGIN_MS, SECOND, Compared, compare_rows
 from spark.judge.rules import FindingKind
-from spark.judge.tables import FIRST, MARGIN_MS, SECOND, Compared, compare_rows
-from spark.read.envelope import ID_PATTERN, Evidence, key_hash
+from spark.read.envelope import ID_PATTERN, Evidence, Scope, key_hash
 from spark.read.events import CARRY
-from spark.read.scope import Scope
 from spark.read.sources import read_landed
 from spark.read.table_list import CLEANED, MARIADB, POSTGRESQL, SQLITE, JdbcDatabase, JdbcLink, Table
 from spark.read.window import WINDOW_FILE, read_window

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from spark.judge.history import TransactionHistory
 from spark.judge.rules import FindingKind, Found
-from spark.read.envelope import COMMIT, EndSource, Event, OpState
-from spark.read.scope import OffsetRange, Scope, born_ms
+from spark.read.envelope import COMMIT, EndSource, Event, OffsetRange, OpState, Scope, born_ms
 from spark.read.table_list import BARRED, JdbcLink, Table
 
 _DAY_MS = 86_400_000

@@ -11,8 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from spark.judge.history import FINAL, Match, Pair, TransactionHistory, match, replay, why_not_unpublished
-from spark.read.envelope import Event, OpState, ReceiptRow
-from spark.read.scope import OffsetRange, QueuePlace, Scope, queue_of
+from spark.read.envelope import Event, OffsetRange, OpState, QueuePlace, ReceiptRow, Scope, queue_of
 
 
 class FindingKind(StrEnum):

@@ -13,9 +13,8 @@ from typing import Any
 from pyspark.sql import Row, SparkSession
 
 from spark.judge.fold import OWN_QUEUE
-from spark.read.envelope import Evidence, OpState, body_hash
+from spark.read.envelope import Evidence, OffsetRange, OpState, QueuePlace, body_hash
 from spark.read.events import join_ids
-from spark.read.scope import OffsetRange, QueuePlace
 from spark.read.sources import within
 from spark.read.window import Window
 

@@ -9,8 +9,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import broadcast, col
 
-from spark.read.envelope import EVENT_TYPES, UNREADABLE_SQL, Evidence
-from spark.read.scope import QueuePlace, born_ms
+from spark.read.envelope import EVENT_TYPES, UNREADABLE_SQL, Evidence, QueuePlace, born_ms
 from spark.read.sources import KafkaAccess, land_kafka, note_files, read_landed, within
 from spark.read.window import WINDOW_FILE, Window, read_window
 

@@ -20,7 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from bridge.core.topics import InternalTopics, is_reserved_topic
 from spark.errors import BadUsage, Indeterminate
-from spark.read.scope import OffsetRange, QueuePlace
+from spark.read.envelope import OffsetRange, QueuePlace
 from spark.read.window import Window
 
 _TIMEOUT_S = 10.0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spark.errors import BadUsage, Indeterminate
-from spark.read.scope import GroupTimes, OffsetRange, QueuePlace, Scope, Tolerances
+from spark.read.envelope import GroupTimes, OffsetRange, QueuePlace, Scope, Tolerances
 
 _VERSION = 1
 

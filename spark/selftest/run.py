@@ -33,12 +33,17 @@ from spark.judge.rules import FindingKind
 from spark.options import Options, add_job, parse_groups, read_jars, read_kafka_options
 from spark.read.table_list import RECORD_TABLE, JdbcDatabase, parse_tables
 from spark.reconcile import RunOutcome, Tell, reconcile, run_command
-from spark.selftest.anomalies import BANK, EXPIRED, ORDERS, SHOP, Scenario, ScenarioStep
 from spark.selftest.seeded import (
+    BANK,
+    EXPIRED,
+    ORDERS,
     QUEUES,
     REAL,
+    SHOP,
     Planted,
     RecordBuilder,
+    Scenario,
+    ScenarioStep,
     SeededTopics,
     due_steps,
     journal_steps,

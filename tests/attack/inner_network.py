@@ -25,7 +25,7 @@ from typing import Any
 import trustme
 
 from bridge.clock import SystemClock
-from checker.caller import EndpointCall
+from checker.call import EndpointCall
 from checker.endpoint_guard import CallbackPolicy, is_public_address, parse_networks
 from checker.http_caller import HttpCaller
 

@@ -10,8 +10,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from structlog.testing import capture_logs
 
-from api.web.certificates import Certificates, TlsFiles
 from api.web.server import ServeConfig
+from api.web.transports import Certificates, TlsFiles
 from bridge.clock import SystemClock
 from bridge.core.errors import ConfigError
 from tests.support.api_fakes import FakeTransactions, make_services

@@ -14,9 +14,9 @@ import pytest
 import pytest_asyncio
 from cryptography.x509 import DNSName, GeneralName, RFC822Name, UniformResourceIdentifier
 
-from api.web.certificates import TlsFiles
 from api.web.server import ServeConfig
 from api.web.short_way import ShortWay
+from api.web.transports import TlsFiles
 from bridge.clock import SystemClock
 from bridge.core.grants import Grant, Verb
 from bridge.service.access import AccessConfig, AccessService

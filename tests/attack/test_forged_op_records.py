@@ -11,7 +11,7 @@ from bridge.core.message import Message, MessageQueue
 from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY
 from bridge.core.transaction import TransactionState
 from bridge.service.contract import Refused
-from bridge.store.sealed import SealWatch
+from bridge.store.op_topic import SealWatch
 from bridge.topology import is_sealed, load_seals, start_seals
 from tests.support.projector_world import ProjectorWorld, make_projector_world
 from tests.support.service_world import make_service_world

@@ -16,8 +16,7 @@ from bridge.service.access import AccessConfig, AccessService
 from bridge.service.contract import RefusalCode, Refused
 from bridge.service.issuers import BadToken, IssuerConfig
 from bridge.service.operate import Who
-from bridge.sql.access import MadeKey
-from bridge.sql.audit import read_audit
+from bridge.sql.access import MadeKey, read_audit
 from bridge.sql.engine import Database
 from tests.support.virtual_time import VirtualClock
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bridge.directory import LEASE_SLACK_MS, MemoryPullCheckStore, PullCheck, PullCheckStore
 from bridge.sql.engine import Database
-from bridge.sql.pull_checks import SqlPullCheckStore
+from bridge.sql.leases import SqlPullCheckStore
 
 pytest_plugins = ["tests.support.postgres"]
 

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from bridge.clock import SystemClock
-from checker.caller import CheckCaller, EndpointCall, Failure, MemoryCaller, Response
+from checker.call import CheckCaller, EndpointCall, Failure, MemoryCaller, Response
 from checker.endpoint_guard import CallbackPolicy, parse_networks
 from checker.http_caller import HttpCaller
 

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from bridge.core.errors import StoreError
 from bridge.core.message import Message, MessageQueue, StoredMessage
 from bridge.store.kafka.admin import KafkaTopicAdmin
-from bridge.store.kafka.look_up import make_stored
+from bridge.store.kafka.consumer import make_stored
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
 from bridge.store.kafka.transactional_producer import LimitOf

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import outbox
-from bridge.core.access_key import RANDOM_BYTES, make_key_text
+from bridge.core.keyring import RANDOM_BYTES, make_key_text
 from outbox import Message
 from outbox.client.config import BridgeConfig, HttpConfig
 from tests.support.bridge_process import (

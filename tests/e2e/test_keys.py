@@ -16,7 +16,7 @@ from joserfc import jwt
 from joserfc.jwk import ECKey, KeySet
 
 import outbox
-from bridge.core.access_key import RANDOM_BYTES, make_key_text
+from bridge.core.keyring import RANDOM_BYTES, make_key_text
 from outbox.hand_over import HttpHandOver
 from outbox.relay import RelayConfig
 from tests.support.bridge_process import (

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from bridge.broker.ports import choose_free_port
-from bridge.core.access_key import RANDOM_BYTES, make_key_text
+from bridge.core.keyring import RANDOM_BYTES, make_key_text
 from tests.support.authority import Authority
 from tests.support.bridge_process import Bridge, BridgeProcess, create_topics, read_committed, wait_until
 from tests.support.rocketmq_clients import compile_program, find_jars, java, run_program

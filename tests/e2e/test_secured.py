@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 import pytest
 
 import outbox
-from api.cli.http_calls import call
+from api.cli.connect import call
 from bridge.broker.ports import choose_free_port
-from bridge.core.access_key import RANDOM_BYTES, make_key_text
+from bridge.core.keyring import RANDOM_BYTES, make_key_text
 from outbox.hand_over import HttpHandOver
 from outbox.relay import RelayConfig
 from tests.support.authority import Authority

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx2
 
-from bridge.core.access_key import RANDOM_BYTES, make_key_text
+from bridge.core.keyring import RANDOM_BYTES, make_key_text
 from tests.support.bridge_process import Bridge
 from tests.support.cli_process import running_dev
 from tests.support.source_tree import ROOT

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import TopicPartition
 
-from bridge.core.kafka_rights import RIGHTS_REMEDY, KafkaOperation, KafkaRight, Resource, Role, least_rights
-from bridge.core.topics import with_prefix
+from bridge.core.topics import RIGHTS_REMEDY, KafkaOperation, KafkaRight, Resource, Role, least_rights, with_prefix
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig
 from spark.errors import BadUsage, Indeterminate

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from bridge.core.low_watermarks import LowWatermarkConfig
+from bridge.core.position import LowWatermarkConfig
 from bridge.core.record import Resolution, Source
 from bridge.core.transaction import TransactionState
 from bridge.settler.ports import SettlerConfig

@@ -44,7 +44,7 @@ def _modules_of(folder: str) -> list[str]:
 
 
 _CODECS = ("record_codec", "op_message", "message", "properties", "transaction")
-_RULES = ("check_rules", "errors", "low_watermarks", "queue_state", "record", "topics", "transition")
+_RULES = ("check_rules", "errors", "position", "queue_state", "record", "topics", "transition")
 _TURNS = ("timetable", "timetable_clocks", "timetable_offered", "turns", "concurrency")
 _CODECS_TESTS = [
     "tests/unit/core", "tests/unit/checker/test_check_call.py",
@@ -71,14 +71,17 @@ PARTS = (
     Part("guard", ["checker/endpoint_guard.py"], ["tests/unit/checker/test_endpoint_guard.py"]),
     Part(
         "turns",
-        [f"checker/{name}.py" for name in ("scheduler", "rotation", "concurrency")],
+        [f"checker/{name}.py" for name in ("scheduler", "concurrency")],
         [f"tests/unit/checker/test_{name}.py" for name in _TURNS],
     ),
     Part("fold", ["bridge/sql/fold.py"], ["tests/unit/sql/test_fold.py"], 80),
     Part(
         "usual",
-        [f"bridge/sql/{name}.py" for name in ("entries", "chunking", "usual")],
-        [f"tests/unit/sql/test_{name}.py" for name in ("entries", "chunking", "usual")],
+        [f"bridge/sql/{name}.py" for name in ("chunking", "projection")],
+        [
+            *[f"tests/unit/sql/test_{name}.py" for name in ("entries", "chunking", "usual")],
+            "tests/unit/test_projector_loop.py", "tests/unit/test_projector_rebuild.py",
+        ],  # fmt: skip
         80,
     ),
     Part("settler", _modules_of("bridge/settler"), [*_SETTLER, *_SCENARIOS], 80, _SAMPLE),

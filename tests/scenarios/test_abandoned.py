@@ -13,8 +13,8 @@ from bridge.core.transaction import BODY_EXPIRED, ORDER, TransactionState, Trans
 from bridge.node import Node
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
 from bridge.service.operate import Who
-from bridge.sql.audit import read_audit
-from bridge.sql.stats import read_stats
+from bridge.sql.access import read_audit
+from bridge.sql.search import read_stats
 from bridge.store.memory.link import PASSES, Fate, NoFaults, Step
 from tests.support.service_world import ServiceWorld, make_service_world
 from tests.support.settler_world import SettlerWorld, make_settler_world

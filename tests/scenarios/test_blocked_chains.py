@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.message import Message
+from bridge.core.position import LowWatermarkConfig
 from bridge.core.transaction import BODY_EXPIRED, ORDER, SPLIT, TransactionState
 from bridge.settler.ports import SettlerConfig
 from bridge.store.memory.link import PASSES, Fate, NoFaults, Step, StepKind

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.message import Message
+from bridge.core.position import LowWatermarkConfig
 from bridge.core.record import Resolution
 from bridge.core.transaction import MAX_CHECKS, TransactionState, TransactionView
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused

@@ -21,8 +21,8 @@ from bridge.core.transaction import TransactionState, TransactionView
 from bridge.node import Node
 from bridge.service.contract import Accepted, EndCall, Outcome, PrepareCall, Prepared, Refused, Wait
 from bridge.service.operate import Who
-from checker.caller import EndpointCall as HttpCall
-from checker.caller import EndpointReply, Failure, failure_of
+from checker.call import EndpointCall as HttpCall
+from checker.call import EndpointReply, Failure, failure_of
 from tests.simulation.database import endpoint_of, instance_endpoint_of
 from tests.simulation.schedule import CALM_GROUPS, Call, Deed, Local, Manner, Verb
 from tests.support.virtual_time import VirtualClock

@@ -26,10 +26,10 @@ from bridge.core.record import HalfMessage
 from bridge.core.record_codec import decode_parked, decode_record
 from bridge.core.transaction import TransactionState, is_transaction_id
 from bridge.giving_up import GivingUp
-from bridge.sql.stats import read_stats
+from bridge.sql.search import read_stats
 from bridge.sql.tables import given_up
 from bridge.store.memory.process import MemoryProcess
-from bridge.store.sealed import SealedOwnerStore, SealWatch
+from bridge.store.op_topic import SealedOwnerStore, SealWatch
 from tests.simulation.clients import Heard
 from tests.simulation.evidence import Archive, Place
 from tests.simulation.node import KEYRING, NodeClock, NodeDatabase

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, Engine
 from bridge.clock import Timer
 from bridge.core.errors import ConfigError, SqlUnavailable, StoreError
 from bridge.core.keyring import SECRET_BYTES, BridgeKey, Keyring
-from bridge.core.low_watermarks import LowWatermarkConfig
+from bridge.core.position import LowWatermarkConfig
 from bridge.core.topics import InternalTopics
 from bridge.node import Backing, NodeConfig, Roles
 from bridge.node import Node as BridgeNode
@@ -30,8 +30,7 @@ from bridge.settler.ports import SettlerConfig
 from bridge.sql.engine import Database
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.memory.store import MemoryCluster
-from checker.caller import EndpointCall, EndpointReply
-from checker.config import CheckerConfig
+from checker.call import CheckerConfig, EndpointCall, EndpointReply
 from tests.support.virtual_time import VirtualClock
 
 _DRAIN_MS, _DRAIN_STEP_MS = 2_000, 50

@@ -8,7 +8,7 @@ from bridge.core.record import Act, Resolution, Source
 from bridge.core.transaction import TransactionState
 from bridge.sql.leases import read_terms
 from bridge.sql.search import SearchFilter, search_transactions
-from bridge.store.positions import NotTaken
+from bridge.store.op_topic import NotTaken
 from tests.simulation.clients import Asked
 from tests.simulation.operating import PULLED, Done
 from tests.simulation.oracle import Truth

@@ -16,7 +16,7 @@ from bridge.core.properties import TRANSACTION_ID_HEADER
 from bridge.core.record import ActRecord, Source
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import TransactionState
-from bridge.sql.stats import read_stats
+from bridge.sql.search import read_stats
 from bridge.sql.transactions import find_many
 from tests.simulation.clients import Asked, Exchange, Heard
 from tests.simulation.evidence import Archive, find_stuck

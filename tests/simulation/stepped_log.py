@@ -13,10 +13,10 @@ from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_end, encode_half
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import make_transaction_id
+from bridge.store.memory.coordinators import Phase, ProducerRegistration
 from bridge.store.memory.link import Link, LogError, Step, StepKind
 from bridge.store.memory.partition import Partition, ProducerState
 from bridge.store.memory.process import MemoryOwnerStore
-from bridge.store.memory.producers import Phase, ProducerRegistration
 from bridge.store.memory.store import MemoryCluster
 from bridge.store.message_store import GetResult, GetStatus
 from tests.simulation.schedule import TOPICS

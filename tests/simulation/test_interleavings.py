@@ -6,7 +6,7 @@ import pytest
 
 from bridge.core.message import Message
 from bridge.core.record import Resolution
-from bridge.store.memory.producers import ProducerRegistration
+from bridge.store.memory.coordinators import ProducerRegistration
 from tests.simulation.interleavings import SETTINGS, describe, explore, tell
 from tests.simulation.ownership_race import Choice, Contest
 from tests.simulation.stepped_log import Deal, Setting

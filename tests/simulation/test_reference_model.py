@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 )
 
 from bridge.core.message import StoredMessage
-from checker.caller import EndpointCall, Response
+from checker.call import EndpointCall, Response
 from tests.support import reference_model as model
 from tests.support.reference_model import (
     Answer,

@@ -6,8 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark.judge import totals
-from spark.read.envelope import Event, Evidence, ReceiptRow
-from spark.read.scope import OffsetRange, QueuePlace
+from spark.read.envelope import Event, Evidence, OffsetRange, QueuePlace, ReceiptRow
 from spark.read.window import Window
 from tests.support.envelope_rows import HALF, NOW_MS, OP, PARKED, TWO, commit, half, op, record, rollback
 from tests.support.run_views import show_views

@@ -22,11 +22,16 @@ from bridge.core.transaction import Transaction, TransactionState, make_transact
 from spark.read.decode import (
     Decode,
     Records,
+    add_bytes,
+    add_ints,
+    add_longs,
     decode_journal,
     decode_op,
     decode_parked,
     decode_real,
+    finish,
     make_batch,
+    seeds,
 )
 from spark.read.envelope import (
     ACT_ABANDON,
@@ -44,7 +49,6 @@ from spark.read.envelope import (
     body_hash,
     key_hash,
 )
-from spark.read.xxhash import add_bytes, add_ints, add_longs, finish, seeds
 
 TX = make_transaction_id(0, 1)
 STORED_MS = 100_000

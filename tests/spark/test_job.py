@@ -18,13 +18,12 @@ from spark.errors import BadUsage, ReconcileError
 from spark.judge.findings import CLEARED, decode_findings
 from spark.judge.rules import FindingKind
 from spark.options import Options, parse_groups
-from spark.read.envelope import Evidence
-from spark.read.scope import OffsetRange
+from spark.read.envelope import Evidence, OffsetRange
 from spark.read.table_list import JdbcDatabase, parse_tables
 from spark.read.window import Window, decode_window, encode_window
 from spark.reconcile import RunOutcome, main, reconcile
-from spark.selftest.anomalies import BANK, ORDERS, SHOP, ScenarioStep
 from spark.selftest.run import Checked, SeededTopics, check_job, groups_document, make_tales
+from spark.selftest.seeded import BANK, ORDERS, SHOP, ScenarioStep
 
 ROUNDS = 2
 UNKNOWN_ROW = "row in bank.outbox_transaction, but its transaction is unknown"

@@ -20,8 +20,8 @@ from spark.errors import Indeterminate
 from spark.judge.findings import CLEARED, decode_findings
 from spark.landing import _begin, land_once
 from spark.options import Access, Options, parse_groups
+from spark.read.envelope import OffsetRange, QueuePlace
 from spark.read.events import EVENTS
-from spark.read.scope import OffsetRange, QueuePlace
 from spark.read.sources import KafkaAccess, land_kafka, read_landed
 from spark.read.window import Window, encode_window, find_landed
 from spark.reconcile import RunOutcome, Tell, reconcile

@@ -9,8 +9,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from bridge.core.topics import InternalTopics, with_prefix
 from spark.errors import BadUsage
+from spark.read.envelope import QueuePlace
 from spark.read.offsets import take_window
-from spark.read.scope import QueuePlace
 from spark.read.window import Window
 from tests.support.bridge_process import create_topics, wait_until
 

@@ -17,8 +17,8 @@ from spark.read.envelope import Event, Evidence, PreparedMessage, ReceiptRow
 from spark.read.events import EVENTS
 from spark.read.window import Window
 from spark.reconcile import reconcile
-from spark.selftest.anomalies import Scenario, ScenarioStep
 from spark.selftest.run import Injector, SeededTopics, compare_truth, groups_document, make_tales, write_records
+from spark.selftest.seeded import Scenario, ScenarioStep
 from tests.support.envelope_rows import END_MS, HALF, OP, PARKED, SCOPE, TX, commit, half, op, record, with_extent
 from tests.support.run_views import make_frame, show_views
 

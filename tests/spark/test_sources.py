@@ -34,9 +34,8 @@ from bridge.core.transaction import make_transaction_id
 from spark.errors import Indeterminate
 from spark.read import sources
 from spark.read.decode import SCHEMA, Decode, Records, decode_journal, decode_real, make_batch
-from spark.read.envelope import Evidence
+from spark.read.envelope import Evidence, QueuePlace
 from spark.read.offsets import take_window
-from spark.read.scope import QueuePlace
 from spark.read.sources import KafkaAccess, land_kafka, read_landed
 from spark.reconcile import explained
 from spark.selftest.run import Injector, SeededTopics, make_tales

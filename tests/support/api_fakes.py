@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from msgspec import structs
 
-from api.web.services import Services
+from api.web.request import Services
 from bridge.clock import SystemClock
 from bridge.core.check_rules import GroupSettings
 from bridge.core.explanation import Circumstances, Explanation, explain
@@ -32,17 +32,14 @@ from bridge.service.claims import ClaimCall, ClaimedCheck
 from bridge.service.contract import Accepted, EndCall, Limits, PrepareCall, Prepared, RefusalCode, Refused, Wait
 from bridge.service.groups import EndpointRegistered, GroupSaved
 from bridge.service.operate import Who
-from bridge.service.reads import Lag
+from bridge.service.reads import AuditList, BridgeStats, Lag, TransactionList
 from bridge.service.redrive import RedriveAction, RedrivePreview, encode_filter, only_parked
-from bridge.service.search import AuditList, BridgeStats, TransactionList
-from bridge.sql.audit import ActEntry
+from bridge.sql.access import ActEntry
 from bridge.sql.engine import Database
 from bridge.sql.groups import EndpointHealth, GroupHealth
 from bridge.sql.redrive import JobState, RedriveJob
-from bridge.sql.search import SearchFilter
-from bridge.sql.stats import GroupStats, ProjectionStats
-from checker.call import Nonces
-from checker.caller import MemoryCaller
+from bridge.sql.search import GroupStats, ProjectionStats, SearchFilter
+from checker.call import MemoryCaller, Nonces
 from checker.endpoint_trial import EndpointTrials
 from tests.support.bad_requests import Facts
 

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from bridge.core.check_rules import CheckTimes, GroupSettings
 from bridge.directory import Endpoint, MemoryDirectory, ProducerGroup
 from bridge.node import NodeConfig
-from checker.caller import EndpointCall, Handler, MemoryCaller, Response
+from checker.call import EndpointCall, Handler, MemoryCaller, Response
 from tests.support.settler_world import GROUP, SettlerWorld, make_settler_world
 
 URL = "https://shop.example/"

@@ -19,7 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from bridge.core.log_facts import MIGRATE_OWNER
+from bridge.core.position import MIGRATE_OWNER
 from tests.support.bridge_process import Bridge, read_committed, wait_until
 
 _ANSWER_S = 30.0

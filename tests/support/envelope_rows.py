@@ -20,11 +20,14 @@ from spark.read.envelope import (
     EndSource,
     Event,
     Evidence,
+    GroupTimes,
+    OffsetRange,
     OpState,
     PreparedMessage,
+    QueuePlace,
     ReceiptRow,
+    Scope,
 )
-from spark.read.scope import GroupTimes, OffsetRange, QueuePlace, Scope
 
 HALF, OP, PARKED = "half", "op", "parked"
 HALF_MS, END_MS, NOW_MS = 1_000_000_000, 1_000_001_000, 1_001_000_000

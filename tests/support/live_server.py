@@ -11,8 +11,8 @@ from fastapi import FastAPI
 
 from api.web.app import create_app
 from api.web.guard import MARK
+from api.web.request import Services
 from api.web.server import ApiServer, ServeConfig
-from api.web.services import Services
 from tests.support.authority import Authority
 from tests.support.documented import Documented
 

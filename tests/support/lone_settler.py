@@ -28,8 +28,8 @@ from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
 from bridge.store.message_store import PutStatus
-from bridge.store.positions import begin_queues
-from checker.caller import MemoryCaller
+from bridge.store.op_topic import begin_queues
+from checker.call import MemoryCaller
 from tests.support.settler_world import NoDatabase, RecordingObserver
 
 GROUP = "shop"

@@ -29,10 +29,9 @@ from bridge.node import Backing, Node, NodeConfig, Roles
 from bridge.service.contract import EndCall, Outcome, PrepareCall, Prepared, Refused
 from bridge.sql.engine import InlineDatabase, open_new_database
 from bridge.store.memory.log import Topic
-from bridge.store.positions import begin_queues
-from bridge.store.sealed import SealedOwnerStore, SealWatch
+from bridge.store.op_topic import SealedOwnerStore, SealWatch, begin_queues
 from bridge.topology import create_missing, load_seals, migrate_topics, start_seals
-from checker.caller import MemoryCaller
+from checker.call import MemoryCaller
 from tests.support.memory_world import MemoryWorld, make_memory_world
 
 GROUP = "shop"

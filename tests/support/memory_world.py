@@ -23,7 +23,7 @@ from bridge.core.topics import InternalTopics
 from bridge.store.memory.link import Faults
 from bridge.store.memory.process import MemoryOwnerStore, MemoryProcess
 from bridge.store.memory.store import MemoryCluster, MemoryStore, MemoryTopicAdmin
-from bridge.store.positions import make_first_position, make_position_message
+from bridge.store.op_topic import make_first_position, make_position_message
 from tests.support.virtual_time import VirtualClock
 
 _DAY_MS = 86_400_000

@@ -23,8 +23,7 @@ import psycopg
 import pytest
 import pytest_asyncio
 
-from bridge.sql.engine import Database
-from bridge.sql.migrate import upgrade
+from bridge.sql.engine import Database, upgrade
 
 _TEMPLATE = "migrated"
 _START_TRIES = 6

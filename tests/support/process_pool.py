@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from tests.support.source_tree import ROOT
 
-_MODULES = ("api.cli.main", "api.log_setup", "api.migration", "bridge.sql.migrate", "uvloop", "rich.progress")
+_MODULES = ("api.cli.main", "api.process", "api.migration", "bridge.sql.engine", "uvloop", "rich.progress")
 
 
 class Child:

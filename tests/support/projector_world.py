@@ -23,7 +23,7 @@ from bridge.core.transaction import TimelineEvent, TransactionView
 from bridge.node import NodeConfig
 from bridge.projector import Projector, ProjectorConfig
 from bridge.sql.engine import InlineDatabase
-from bridge.sql.stats import ProjectionStats, read_stats
+from bridge.sql.search import ProjectionStats, read_stats
 from bridge.sql.tables import check_results, group_counts, timeline_events, transaction_keys, transactions
 from bridge.sql.transactions import find_transaction, read_timeline
 from tests.support.settler_world import SettlerWorld, make_settler_world

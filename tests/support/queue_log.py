@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bridge.core.check_rules import CheckTimes
-from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.message import Message, Receipt, StoredMessage
 from bridge.core.op_message import ANSWERS_KEY, POSITION_KEY, OpMessage, Position, decode_position, encode_op
-from bridge.core.queue_state import QueueState, RecoveredState
+from bridge.core.position import LowWatermarkConfig
+from bridge.core.queue_state import QueueState, RecoveredOps, RecoveredState
 from bridge.core.record import EndRecord, HalfMessage, Record
 from bridge.core.record_codec import decode_record, encode_half
-from bridge.core.recovered_ops import RecoveredOps
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction
 from bridge.core.transition import Effect, LogPosition

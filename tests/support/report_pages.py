@@ -6,7 +6,7 @@ from typing import Any
 from spark.judge.findings import FINDINGS, NEW, PASS, STILL, Finding, ReportedEvidence
 from spark.judge.rules import FindingKind
 from spark.judge.totals import BOOK_COLUMNS
-from spark.read.scope import OffsetRange, QueuePlace
+from spark.read.envelope import OffsetRange, QueuePlace
 from spark.read.window import Window
 from spark.report.files import Measured, make_summary
 from spark.report.page import make_page

@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from bridge.broker.dev_broker import DevBroker
 from bridge.broker.ports import choose_free_port
-from bridge.core.kafka_rights import KafkaRight
+from bridge.core.topics import KafkaRight
 
 _HOST = "127.0.0.1"
 _ANSWER_S = 30.0

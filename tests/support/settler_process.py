@@ -21,9 +21,9 @@ from bridge.sql.engine import Database
 from bridge.store.kafka.admin import KafkaTopicAdmin
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.store import KafkaMessageStore, KafkaOwnerStore
-from bridge.store.sealed import SealWatch
+from bridge.store.op_topic import SealWatch
 from bridge.topology import load_seals
-from checker.caller import MemoryCaller
+from checker.call import MemoryCaller
 from tests.support.settler_world import NoDatabase, RecordingObserver
 
 SESSION_MS = 3_000  # so soon a successor gets the queues of one that stands still

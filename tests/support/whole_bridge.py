@@ -21,14 +21,14 @@ from urllib.parse import urlencode
 from sqlalchemy import Connection
 from starlette.types import Message, Receive
 
-from api.testing.bridge import OPEN, MemoryBridge
-from bridge.core.masking import Masks
+from api.testing.stand import OPEN, MemoryBridge
+from bridge.core.grants import Masks
 from bridge.core.message import StoredMessage
 from bridge.core.topics import InternalTopics
 from bridge.node import Backing
 from bridge.service.access import AccessConfig
 from bridge.sql.engine import Database, open_new_database
-from checker.caller import Handler, MemoryCaller
+from checker.call import Handler, MemoryCaller
 from checker.webhooks import WebhookTarget
 from tests.support.memory_world import make_memory_world
 from tests.support.virtual_time import VirtualClock

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 from pyspark.sql import SparkSession
 
-from spark.read.scope import QueuePlace
+from spark.read.envelope import QueuePlace
 from spark.read.window import decode_window
 from tests.chaos.collect import get
 from tests.chaos.driver import Run, Tell

@@ -12,9 +12,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from spark.selftest.anomalies import BANK, CREDITS, EXPIRED, ORDERS, Scenario
 from spark.selftest.run import Injector
-from spark.selftest.seeded import SeededTopics, make_tales
+from spark.selftest.seeded import BANK, CREDITS, EXPIRED, ORDERS, Scenario, SeededTopics, make_tales
 from tests.support.bridge_process import create_topics
 from tests.traffic.ink import Ink
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from bridge.core.errors import HaltKind, QueueHalted, SqlUnavailable
 from bridge.log_watch import LogWatch
-from bridge.sql.audit import ActEntry, record_act
+from bridge.sql.access import ActEntry, record_act
 from bridge.sql.engine import InlineDatabase
 from bridge.sql.identity import GIVE_UP, name_target, read_halts
 from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position

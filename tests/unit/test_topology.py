@@ -18,7 +18,7 @@ from bridge.sql.tables import cluster_identity
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.memory.store import MemoryCluster
 from bridge.store.message_store import ClusterDescription, TopicDescription
-from bridge.store.positions import begin_queues, find_position
+from bridge.store.op_topic import begin_queues, find_position
 from bridge.topology import (
     JOURNAL_RULES,
     OP_RULES,

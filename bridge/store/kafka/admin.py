@@ -20,9 +20,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from confluent_kafka.admin import TopicDescription as Described  # type: ignore[attr-defined]
 
 from bridge.core.errors import StoreError, StoreTimeout, StoreUnavailable
-from bridge.core.kafka_rights import KafkaRight, Resource
-from bridge.store.kafka.client_thread import Silence
-from bridge.store.kafka.errors import SILENCE, error_of, make_store_error
+from bridge.core.topics import KafkaRight, Resource
+from bridge.store.kafka.client import SILENCE, Silence, error_of, make_store_error
 from bridge.store.kafka.options import ClientErrors, KafkaConfig, admin_options
 from bridge.store.message_store import ClusterDescription, TopicDescription, TopicOutline
 from bridge.turns import take_error

@@ -13,8 +13,15 @@ from confluent_kafka import Message as Report
 
 from bridge.core.message import BY_KEY, Message
 from bridge.fault_points import FaultPoint, reach
-from bridge.store.kafka.client_thread import Silence, let_go
-from bridge.store.kafka.errors import CLIENT_ERRORS, SILENCE, WHOLE_REQUEST_REFUSALS, error_of, make_failed_put
+from bridge.store.kafka.client import (
+    CLIENT_ERRORS,
+    SILENCE,
+    WHOLE_REQUEST_REFUSALS,
+    Silence,
+    error_of,
+    let_go,
+    make_failed_put,
+)
 from bridge.store.kafka.options import POLL_S, ClientErrors, KafkaConfig, Manner, ProducerFactory, append_options
 from bridge.store.message_store import PutResult, PutStatus, Refusal
 

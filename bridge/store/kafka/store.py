@@ -7,10 +7,8 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from bridge.core.message import Message, MessageQueue, StoredMessage
-from bridge.store.kafka.consumer import KafkaQueueReader
-from bridge.store.kafka.group_member import KafkaGroupMember
-from bridge.store.kafka.look_up import LookUpClient
-from bridge.store.kafka.offsets import OffsetClient
+from bridge.store.kafka.consumer import KafkaQueueReader, LookUpClient
+from bridge.store.kafka.groups import KafkaGroupMember, OffsetClient
 from bridge.store.kafka.options import ClientErrors, KafkaConfig, Manner
 from bridge.store.kafka.producer import CLOSED, AppendClient
 from bridge.store.kafka.transactional_producer import KafkaBatchWriter, LimitOf, no_limit

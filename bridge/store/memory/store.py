@@ -8,7 +8,7 @@ from bridge.clock import Clock
 from bridge.core.errors import QueueHalted, StoreUnavailable
 from bridge.core.message import Message, MessageQueue, StoredMessage
 from bridge.core.properties import count_stored_bytes
-from bridge.store.memory.groups import GroupCoordinator, Membership
+from bridge.store.memory.coordinators import GroupCoordinator, Membership, TransactionCoordinator
 from bridge.store.memory.link import (
     NEVER,
     Agenda,
@@ -25,7 +25,6 @@ from bridge.store.memory.link import (
 )
 from bridge.store.memory.log import MemoryLog
 from bridge.store.memory.partition import Appended, Partition
-from bridge.store.memory.producers import TransactionCoordinator
 from bridge.store.message_store import (
     ClusterDescription,
     GetResult,

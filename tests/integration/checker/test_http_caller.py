@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 
-from api.own_addresses import OwnAddresses
+from api.outgoing import OwnAddresses
 from bridge.clock import SystemClock
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.memory.store import MemoryCluster
-from checker.caller import EndpointCall, EndpointReply, Failure
+from checker.call import EndpointCall, EndpointReply, Failure
 from checker.endpoint_guard import CallbackPolicy, parse_networks
 from checker.http_caller import HttpCaller, resolve_name
 from tests.integration.checker.hostile import (

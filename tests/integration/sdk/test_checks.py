@@ -5,7 +5,7 @@ import json
 from datetime import datetime
 from typing import Any
 
-from checker.caller import EndpointCall, Response
+from checker.call import EndpointCall, Response
 from outbox import HalfMessage, LocalTransactionState, Message
 from tests.support.bridge_process import wait_until
 from tests.support.sdk_messages import Asked

@@ -27,7 +27,7 @@ from outbox import (
     TransactionState,
     Unavailable,
 )
-from outbox.client.breaker import FAILURES, SPAN_S, breaker_of
+from outbox.client.caller import FAILURES, SPAN_S, breaker_of
 from outbox.client.checks import Tell
 from outbox.client.errors import Outcome
 from outbox.tables import make_record_table

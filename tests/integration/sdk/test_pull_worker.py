@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from outbox import Bridge, LocalTransactionState, Message, NotPullMode, OutboxConfigError, PullConfig, Resolution
+from outbox.client.check_source import AsyncPullWorker, PullWorker
 from outbox.client.checks import Check, Tell
-from outbox.client.pull_worker import AsyncPullWorker, PullWorker
 from outbox.tables import make_record_table
 from outbox.transaction_record import TransactionRecord
 from tests.support.bridge_process import wait_until

@@ -23,12 +23,12 @@ from bridge.giving_up import Loss, _record
 from bridge.service.access import AccessConfig, AccessService
 from bridge.service.audit import LATE_MS, AuditHeads, AuditVerdict, HeadTopic, accept_chain, verify_audit
 from bridge.service.operate import Who
-from bridge.sql.audit import ActEntry, adopt_entries, read_links, record_act
+from bridge.sql.access import ActEntry, adopt_entries, read_links, record_act
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
+from bridge.sql.groups import rewrap_secrets
 from bridge.sql.identity import begin_seals, read_keys
 from bridge.sql.leases import EndpointLease, EndpointTerm
-from bridge.sql.rewrap import rewrap_secrets
 from bridge.sql.tables import audit, audit_links, bridge_keys
 from bridge.store.memory.process import MemoryProcess
 from bridge.store.memory.store import MemoryCluster

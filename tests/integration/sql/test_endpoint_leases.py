@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 
 from bridge.directory import DEFAULT_SETTINGS
-from bridge.sql.audit import ActEntry, read_audit
+from bridge.sql.access import ActEntry, read_audit
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
 from bridge.sql.leases import EndpointLease, EndpointTerm, Registration, remove_ended

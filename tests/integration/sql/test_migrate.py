@@ -8,7 +8,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from bridge.core.errors import SqlUnavailable
-from bridge.sql.migrate import find_scripts, open_connection, read_revisions, upgrade
+from bridge.sql.engine import find_scripts, open_connection, read_revisions, upgrade
 from bridge.sql.tables import metadata
 
 pytest_plugins = ["tests.support.postgres"]

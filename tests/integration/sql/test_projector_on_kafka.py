@@ -17,12 +17,11 @@ from bridge.core.transaction import make_transaction_id
 from bridge.node import Backing, Node, NodeConfig
 from bridge.projector import RebuildProgress, rebuild
 from bridge.sql.engine import Database
-from bridge.sql.search import SearchFilter, search_transactions
-from bridge.sql.stats import GroupStats, read_stats
+from bridge.sql.search import GroupStats, SearchFilter, read_stats, search_transactions
 from bridge.store.message_store import PutStatus
-from bridge.store.positions import begin_queues
+from bridge.store.op_topic import begin_queues
 from bridge.topology import TopologyGuard, migrate_topics
-from checker.caller import MemoryCaller
+from checker.call import MemoryCaller
 from tests.contract.kafka_adapter import KafkaProcess, open_process
 from tests.support.settler_world import RecordingObserver
 

@@ -12,18 +12,17 @@ from sqlalchemy import Connection
 
 from bridge.core.check_rules import CheckTimes, GroupSettings
 from bridge.directory import DEFAULT_SETTINGS, UnansweredRound
-from bridge.sql.audit import ActEntry, read_audit
+from bridge.sql.access import ActEntry, read_audit
 from bridge.sql.bulk import insert_rows
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database, MalformedCursor
 from bridge.sql.groups import GroupDeletion, read_group
-from bridge.sql.identity import TopicIdentity, read_identity, record_identity
+from bridge.sql.identity import ProcessBoard, TopicIdentity, read_identity, record_identity
 from bridge.sql.leases import LeaseWatch, release_lease, take_lease
-from bridge.sql.processes import ProcessBoard
 from bridge.sql.projection import clear_projection
 from bridge.sql.redrive import JobState, RedriveJob, advance_job, claim_job, create_job, find_job, list_jobs, stop_job
 from bridge.sql.rows import ALL_COLUMNS, AppliedPosition, LogIdentity, all_values, begin_position, make_row
-from bridge.sql.stats import AGE_BOUNDS_S, read_stats
+from bridge.sql.search import AGE_BOUNDS_S, read_stats
 from bridge.sql.tables import audit, endpoints, group_counts, transactions
 from bridge.sql.transactions import find_many, read_positions, read_timeline
 from checker.call import sign_call

@@ -14,7 +14,7 @@ from bridge.directory import PullCheck
 from bridge.sql.bulk import insert_rows
 from bridge.sql.engine import Database, MalformedCursor
 from bridge.sql.fold import KeyRow
-from bridge.sql.pull_checks import SqlPullCheckStore
+from bridge.sql.leases import SqlPullCheckStore
 from bridge.sql.rows import ALL_COLUMNS, ProjectedRow, all_values, encode_messages, make_row
 from bridge.sql.search import SearchFilter, search_transactions
 from bridge.sql.tables import group_counts, transaction_keys, transactions

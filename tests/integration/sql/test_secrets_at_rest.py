@@ -9,16 +9,16 @@ import sqlalchemy as sa
 
 from bridge.clock import SystemClock
 from bridge.core.errors import SecretUnreadable
-from bridge.core.secret_key import SecretKey
+from bridge.core.keyring import SecretKey
 from bridge.directory import DEFAULT_SETTINGS
+from bridge.sql.access import ActEntry, read_audit
 from bridge.sql.at_rest import SecretCipher, use_cipher
-from bridge.sql.audit import ActEntry, read_audit
 from bridge.sql.bulk import move_version
 from bridge.sql.directory import SqlDirectory
 from bridge.sql.engine import Database
+from bridge.sql.groups import count_by_key, rewrap_secrets
 from bridge.sql.identity import begin_seals, read_keys
 from bridge.sql.leases import EndpointLease, EndpointTerm
-from bridge.sql.rewrap import count_by_key, rewrap_secrets
 from bridge.sql.tables import bridge_keys, directory_version, endpoints, secrets
 
 pytest_plugins = ["tests.support.postgres"]

@@ -7,8 +7,8 @@ import pytest
 
 from bridge.core.errors import StoreError
 from bridge.core.message import Message, MessageQueue
-from bridge.store.kafka.look_up import LookUpClient
-from bridge.store.kafka.offsets import OffsetClient
+from bridge.store.kafka.consumer import LookUpClient
+from bridge.store.kafka.groups import OffsetClient
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.producer import AppendClient
 from bridge.store.message_store import PutStatus

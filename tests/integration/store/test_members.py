@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from bridge.core.errors import StoreError
-from bridge.store.kafka.group_member import KafkaGroupMember
+from bridge.store.kafka.groups import KafkaGroupMember
 from bridge.store.kafka.options import KafkaConfig
 from tests.contract.kafka_world import KafkaContractWorld
 from tests.contract.world import DEADLINE_S, fresh_name, gain, make_topic, next_change

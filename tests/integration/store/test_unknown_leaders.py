@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 
 from bridge.core.errors import StoreError
 from bridge.core.message import MessageQueue
-from bridge.store.kafka.offsets import OffsetClient
+from bridge.store.kafka.groups import OffsetClient
 from bridge.store.kafka.options import KafkaConfig
 from tests.contract.world import DEADLINE_S, fresh_name
 from tests.support.bridge_process import create_topics

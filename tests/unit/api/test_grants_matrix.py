@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bridge.core.access_key import RANDOM_BYTES, make_key_text
+from bridge.core.keyring import RANDOM_BYTES, make_key_text
 from bridge.core.topics import OP_TOPIC
 from bridge.service.access import AccessConfig
 from tests.support.whole_bridge import Reply, WholeBridge

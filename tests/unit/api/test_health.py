@@ -10,17 +10,16 @@ from prometheus_client.core import Metric
 
 from api.web.app import create_app, create_metrics_app
 from api.web.metrics import Exposition, ProcessMetrics, collect_groups
-from api.web.services import CheckResult, Services
+from api.web.request import CheckResult, Services
 from bridge.clock import SystemClock
 from bridge.core.grants import EVERYTHING, Rights
 from bridge.core.measures import MOST_NAMES, OTHER_NAMES
 from bridge.service.access import AccessConfig, AccessService
 from bridge.service.answers import refuse_unavailable
 from bridge.service.contract import Refused
-from bridge.service.reads import Lag
-from bridge.service.search import BridgeStats, SearchService
+from bridge.service.reads import BridgeStats, Lag, SearchService
 from bridge.sql.engine import Database
-from bridge.sql.stats import GroupStats, ProjectionStats
+from bridge.sql.search import GroupStats, ProjectionStats
 from tests.support.api_fakes import FakeSearch, FakeTransactions, make_services
 from tests.support.live_server import LiveServer, serve
 

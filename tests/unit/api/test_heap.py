@@ -1,6 +1,6 @@
 """When memory is given back, and at which cost."""
 
-from api.heap import HeapActs, HeapLoop, make_heap_acts
+from api.process import HeapActs, HeapLoop, make_heap_acts
 from bridge.clock import SystemClock
 
 MIB = 1024 * 1024

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from api.kafka_options import find_open_servers
-from api.settings import load_settings, show_settings
+from api.settings import find_open_servers, load_settings, show_settings
 from bridge.core.errors import ConfigError
 
 

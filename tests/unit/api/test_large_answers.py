@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from msgspec.structs import replace
 
-from api.web.services import Services
+from api.web.request import Services
 from bridge.core.check_rules import CheckCalls, CheckTimes, GroupSettings
 from bridge.core.message import Message
 from bridge.core.record import Act

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from api.log_setup import REQUESTS, configure_logging
+from api.process import REQUESTS, configure_logging
 from api.web import road
 
 

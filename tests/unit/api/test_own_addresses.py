@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from api.own_addresses import OwnAddresses, parse_servers
+from api.outgoing import OwnAddresses, parse_servers
 from bridge.clock import SystemClock
 from bridge.core.errors import StoreUnavailable
 from bridge.sql.engine import Database

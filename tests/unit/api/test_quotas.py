@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from api.web.limits import HttpLimits
-from api.web.quotas import QuotaConfig, Quotas
+from api.web.limits import HttpLimits, QuotaConfig, Quotas
 from api.web.short_way import ShortWay
 from bridge.clock import SystemClock
 from bridge.core.grants import Grant, Verb

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from api.settings import Origin, load_settings, show_settings
-from bridge.core.access_key import RANDOM_BYTES, make_key_text
 from bridge.core.errors import ConfigError
+from bridge.core.keyring import RANDOM_BYTES, make_key_text
 from outbox.client.config import HttpConfig
 from outbox.client.errors import OutboxConfigError
 

@@ -1,8 +1,8 @@
-"""bridge.broker.broker_process: one holder at a time."""
+"""bridge.broker.ports: one holder at a time."""
 
 from pathlib import Path
 
-from bridge.broker.broker_process import FileLock
+from bridge.broker.ports import FileLock
 
 
 def test_second_taker_is_refused_until_the_first_lets_go(tmp_path: Path) -> None:

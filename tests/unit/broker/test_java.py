@@ -1,12 +1,11 @@
-"""bridge.broker.broker_process: which Java runs Kafka."""
+"""bridge.broker.ports: which Java runs Kafka."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-from bridge.broker.broker_process import find_java, parse_java_version
-from bridge.broker.ports import JavaMissing
+from bridge.broker.ports import JavaMissing, find_java, parse_java_version
 
 
 @pytest.mark.parametrize(

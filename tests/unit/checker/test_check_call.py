@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge.core.measures import show_time
 from bridge.core.message import Message, StoredMessage
-from bridge.core.moment import show_time
 from bridge.core.record import HalfMessage, Resolution
 from bridge.core.transaction import Transaction
 from bridge.store.halves import LoadedHalf

@@ -11,7 +11,7 @@ from bridge.core.check_rules import CheckCalls, CheckTimes
 from bridge.core.record import EndRecord, Resolution, Source
 from bridge.core.transaction import MAX_CHECKS, MAX_LIFE, NO_ENDPOINT
 from bridge.store.message_store import PutStatus
-from checker.caller import EndpointCall, Response
+from checker.call import EndpointCall, Response
 from tests.unit.checker.world import FIRST_MS, SECRET, World, hanging, saying, sending
 
 A, B, C = "https://a.example/", "https://b.example/", "https://c.example/"

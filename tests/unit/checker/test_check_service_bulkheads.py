@@ -7,7 +7,7 @@ from dataclasses import replace
 import structlog
 
 from bridge.core.check_rules import CheckCalls, CheckMode
-from checker.caller import EndpointCall, Response
+from checker.call import EndpointCall, Response
 from tests.unit.checker.world import FIRST_MS, Seen, World, hanging, make_world, saying, sending
 
 A, B, C = "https://a.example/", "https://b.example/", "https://c.example/"

@@ -3,7 +3,7 @@
 import pytest
 
 from bridge.core.errors import ConfigError
-from checker.config import CheckerConfig
+from checker.call import CheckerConfig
 
 
 def test_answer_may_grow_with_the_checks() -> None:

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from bridge.core.record import Resolution
-from checker.call import Subject, render_check
-from checker.caller import EndpointReply, Failure
+from checker.call import EndpointReply, Failure, Subject, render_check
 from checker.conformance import (
     Answer,
     Judgement,

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from bridge.core.check_rules import CheckTimes
 from bridge.core.pending_table import PendingTable
 from bridge.core.transaction import Transaction, make_transaction_id
-from checker.new_transactions import NewTransactions
-from checker.queue_schedule import QueueTime
+from checker.queue_schedule import NewTransactions, QueueTime
 from checker.scheduler import CheckScheduler
 
 T0 = 1_000_000

@@ -7,8 +7,8 @@ import pytest
 
 from bridge.core.check_rules import GroupSettings
 from bridge.directory import ProducerGroup
-from checker.caller import EndpointCall, MemoryCaller, Response
-from checker.ownership import OwnershipProof
+from checker.call import EndpointCall, MemoryCaller, Response
+from checker.endpoint_trial import OwnershipProof
 from outbox.check_handler import CheckHandler
 from outbox.client.checks import Check, Tell
 from tests.support.virtual_time import VirtualClock

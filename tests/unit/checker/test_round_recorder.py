@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from bridge.directory import Endpoint, MemoryDirectory, ProducerGroup, UnansweredRound
-from checker.config import CheckCounts
+from checker.call import CheckCounts
 from checker.context import RoundRecorder
 from tests.support.virtual_time import VirtualClock
 

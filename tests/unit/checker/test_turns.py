@@ -3,7 +3,7 @@
 import pytest
 
 from bridge.directory import Endpoint
-from checker.rotation import COOLING_MS, EndpointRotation, retry_after_ms
+from checker.concurrency import COOLING_MS, EndpointRotation, retry_after_ms
 
 A, B, C = Endpoint("https://a.example/"), Endpoint("https://b.example/"), Endpoint("https://c.example/")
 ALL = (A, B, C)

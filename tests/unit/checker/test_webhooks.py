@@ -11,13 +11,12 @@ import pytest
 import sqlalchemy as sa
 from standardwebhooks.webhooks import Webhook
 
-from bridge.core.cloud_event import Happening, make_cloud_event
 from bridge.core.errors import HaltKind
-from bridge.sql.events import RoundCounts, add_deliveries, find_delivery
+from bridge.sql.events import Happening, RoundCounts, add_deliveries, find_delivery, make_cloud_event
 from bridge.sql.identity import Halt, store_halt
 from bridge.sql.leases import LeaseHolder
 from bridge.sql.tables import webhook_deliveries
-from checker.caller import EndpointCall, Response
+from checker.call import EndpointCall, Response
 from checker.webhooks import EVENT_TYPES, FAILING, KEPT_MS, PARKED, RECOVERED, STALLED, WebhookTarget, judge_group
 from tests.support.whole_bridge import WholeBridge
 from tests.unit.checker.world import SECRET

@@ -29,8 +29,7 @@ from bridge.settler.ports import QueueOwner
 from bridge.store.halves import LoadedHalf
 from bridge.store.memory.store import MemoryStore
 from bridge.store.message_store import PutResult, PutStatus
-from checker.caller import EndpointCall, Handler, MemoryCaller, Response
-from checker.config import CheckerConfig
+from checker.call import CheckerConfig, EndpointCall, Handler, MemoryCaller, Response
 from checker.context import CheckContext
 from checker.service import CheckService
 from tests.support.memory_world import MemoryWorld, make_memory_world

@@ -4,8 +4,7 @@ import json
 import shlex
 from itertools import pairwise
 
-from bridge.core.kafka_rights import Role, least_rights
-from bridge.core.topics import with_prefix
+from bridge.core.topics import Role, least_rights, with_prefix
 from tests.unit.cli.conftest import Cli
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from api.cli.connect import load, read_seconds
 from api.cli.dev import DevOptions, _make_settings, begin_when_led
-from api.cli.local import load, read_seconds
 from api.cli.output import Output
-from bridge.broker.broker_process import FileLock
+from bridge.broker.ports import FileLock
 from bridge.core.errors import StoreError, StoreTimeout, StoreUnavailable
 
 TIMEOUT_S = 60

@@ -1,10 +1,10 @@
-"""api.cli.dev_events: a line for what happens, once each."""
+"""api.cli.dev: a line for what happens, once each."""
 
 from typing import Any
 
 import pytest
 
-from api.cli.dev_events import DevEvents
+from api.cli.dev import DevEvents
 from tests.support.canned_http import CannedServer
 
 ID = "0206k8e9s5ta7vo3q1m4c8b2h6dg"

@@ -1,8 +1,8 @@
-"""api.cli.http_calls: how refusals and silence of a bridge end a command."""
+"""api.cli.connect: how refusals and silence of a bridge end a command."""
 
 import pytest
 
-from api.cli.http_calls import call, find_all
+from api.cli.connect import call, find_all
 from api.cli.output import CommandFailed, Exit
 from bridge.broker.ports import choose_free_port
 from tests.support.canned_http import CannedServer

@@ -1,4 +1,4 @@
-"""api.cli.overview: the whole bridge at a glance."""
+"""api.cli.transactions: the whole bridge at a glance."""
 
 import json
 

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from bridge.clock import SystemClock
-from bridge.core.secret_key import parse_secret_keys
+from bridge.core.keyring import parse_secret_keys
 from bridge.directory import DEFAULT_SETTINGS
 from bridge.sql.directory import SqlDirectory
-from bridge.sql.engine import Database
+from bridge.sql.engine import Database, upgrade
 from bridge.sql.identity import begin_seals
-from bridge.sql.migrate import upgrade
 from tests.unit.cli.conftest import Cli
 
 

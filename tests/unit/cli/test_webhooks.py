@@ -1,11 +1,11 @@
-"""api.cli.webhooks: receivers listed and tried, and what a report has found told to the bridge."""
+"""api.cli.groups: receivers listed and tried, and what a report has found told to the bridge."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from api.cli.webhooks import tell_findings
+from api.cli.groups import tell_findings
 from tests.support.canned_http import CannedServer
 from tests.unit.cli.conftest import Cli
 

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.core.bucket import Bucket
+from bridge.turns import Bucket
 
 
 @given(

@@ -28,7 +28,7 @@ from bridge.core.transaction import (
     TransactionView,
 )
 from bridge.core.transition import LogPosition
-from checker.caller import Failure
+from checker.call import Failure
 
 ID = "0" * 28
 BORN_MS = 1_769_860_800_000  # 2026-01-31T12:00:00Z

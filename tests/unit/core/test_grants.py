@@ -5,8 +5,8 @@ from fnmatch import fnmatchcase
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.core.access_key import RANDOM_BYTES, hash_key, make_key_text, read_key_id
 from bridge.core.grants import EVERYTHING, Grant, Rights, Verb, is_pattern
+from bridge.core.keyring import RANDOM_BYTES, hash_key, make_key_text, read_key_id
 
 NAMES = st.text("ab.", min_size=1, max_size=3)
 PATTERNS = NAMES | NAMES.map(lambda name: f"{name}*") | st.just("*")

@@ -1,7 +1,7 @@
 """How far back a successor must read, and what is put back so that it need not."""
 
-from bridge.core.low_watermarks import LowWatermarkConfig, LowWatermarks
 from bridge.core.pending_table import PendingTable
+from bridge.core.position import LowWatermarkConfig, LowWatermarks
 from bridge.core.transaction import COMMITTED, Transaction
 
 CONFIG = LowWatermarkConfig(remember_ended_ms=100, journal_records=10, journal_ms=1_000, op_messages=20, op_ms=5_000)

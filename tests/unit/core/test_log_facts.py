@@ -1,10 +1,10 @@
-"""bridge.core.log_facts: what witnesses have seen of an op topic, where its position says nothing of it."""
+"""bridge.core.position: what witnesses have seen of an op topic, where its position says nothing of it."""
 
 import pytest
 
 from bridge.core.errors import HaltKind
-from bridge.core.log_facts import MIGRATE_OWNER, LogFacts, Span, Witness, find_fault
 from bridge.core.op_message import LogStart, LogTopics, Position
+from bridge.core.position import MIGRATE_OWNER, LogFacts, Span, Witness, find_fault
 
 LOG = LogTopics("journal", "op", "parked")
 START = LogStart(0, 0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.core.masking import MASK, MaskRule, Masks
+from bridge.core.grants import MASK, MaskRule, Masks
 from bridge.core.message import Message
 
 SECRET = "DE02120300000000202051"

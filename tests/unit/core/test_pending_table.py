@@ -4,13 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bridge.core.long_queue import LongQueue, QueueEntry
-from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.message import Message
 from bridge.core.op_message import OpMessage, decode_op, encode_op
 from bridge.core.pending_table import PendingTable
+from bridge.core.position import LongQueue, LowWatermarkConfig, QueueEntry
+from bridge.core.queue_state import RecoveredOps
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
-from bridge.core.recovered_ops import RecoveredOps
 from bridge.core.transaction import COMMITTED, PARKED, PREPARED, Transaction, make_transaction_id
 from tests.support.queue_log import QueueLog
 

@@ -5,12 +5,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bridge.core.check_rules import CheckTimes
-from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.message import Message
 from bridge.core.op_message import AnswerCode, LogStart, LogTopics, OpMessage, Position, encode_op
-from bridge.core.queue_state import QueueState, RecoveredState, WrittenOp, effective_ordering_hash
+from bridge.core.position import LowWatermarkConfig
+from bridge.core.queue_state import QueueState, RecoveredOps, RecoveredState, WrittenOp, effective_ordering_hash
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
-from bridge.core.recovered_ops import RecoveredOps
 from bridge.core.topics import hash_ordering_key
 from bridge.core.transaction import (
     COMMITTED,

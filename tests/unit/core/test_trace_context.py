@@ -3,8 +3,7 @@
 import pytest
 
 from bridge.core.message import Message
-from bridge.core.trace_context import add_trace, find_common_trace, find_trace, read_trace
-from bridge.core.transaction import digest_bits
+from bridge.core.transaction import add_trace, digest_bits, find_common_trace, find_trace, read_trace
 
 PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 OTHER = PARENT.replace(b"b7", b"c7")

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from outbox.client.breaker import FAILURES, FIRST_PAUSE_S, MAX_PAUSE_S, PROBE_S, SPAN_S, Breaker, breaker_of
+from outbox.client.caller import FAILURES, FIRST_PAUSE_S, MAX_PAUSE_S, PROBE_S, SPAN_S, Breaker, breaker_of
 
 URL = "http://bridge.invalid"
 

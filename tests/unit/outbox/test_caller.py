@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from outbox.client.batcher import ThreadBatcher
-from outbox.client.breaker import FAILURES, FIRST_PAUSE_S, PROBE_S, SPAN_S, Breaker
-from outbox.client.caller import Caller
+from outbox.client.caller import FAILURES, FIRST_PAUSE_S, PROBE_S, SPAN_S, Breaker, Caller
 from outbox.client.calls import Call, Request, claim_call, end_call, get_call
 from outbox.client.config import BridgeConfig
 from outbox.client.connection import run_now

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from outbox.client.check_pool import AsyncCheckPool, CheckPool
 from outbox.client.listener import HalfMessage, LocalTransactionState, Resolution
+from outbox.client.producer import AsyncCheckPool, CheckPool
 from tests.support.bridge_process import wait_until
 from tests.support.sdk_messages import Asked
 

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.core.moment import show_time
+from bridge.core.measures import show_time
 from checker.call import Check as AskedCheck
-from checker.call import decode_answers, encode_call
-from checker.config import CheckerConfig
+from checker.call import CheckerConfig, decode_answers, encode_call
 from outbox.client.checks import Check, decode_call, encode_answer
 from outbox.client.errors import CallRefused
 from outbox.client.listener import Remarked, Resolution

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outbox import AsyncBridge, Bridge, CheckEndpointRefused, OutboxConfigError
-from outbox.client.endpoint_lease import LeaseKeeper
+from outbox.client.check_source import LeaseKeeper
 from outbox.client.errors import Problem, Unavailable, refusal_of
 from tests.support.bridge_process import wait_until
 from tests.support.canned_http import CannedServer, canned_server

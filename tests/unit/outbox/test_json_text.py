@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from outbox.client.errors import InvalidMessage
-from outbox.client.json_text import write_json
-from outbox.client.message import Message
+from outbox.client.message import Message, write_json
 from tests.support.sdk_messages import DOCUMENTS
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 from bridge.core.errors import StoreTimeout
 from bridge.core.message import Message, MessageQueue
-from bridge.service.consumers import ConsumerWatch, GroupLag
+from bridge.service.topics import ConsumerWatch, GroupLag
 from bridge.store.memory.store import MemoryStore, MemoryTopicAdmin
 from tests.support.memory_world import MemoryWorld, make_memory_world
 

@@ -11,7 +11,7 @@ from bridge.directory import GroupSwitch, ProducerGroup
 from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
 from bridge.service.groups import MAX_LEASED_ENDPOINTS, EndpointRegistered, GroupSaved, GroupService
 from bridge.service.operate import Who
-from bridge.service.search import AuditList
+from bridge.service.reads import AuditList
 from bridge.sql.groups import GroupHealth
 from tests.support.service_world import make_service_world
 

@@ -14,7 +14,7 @@ from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction, TransactionState
 from bridge.service.journal import Deadline
 from bridge.service.replies import FollowerPorts, OpFollower, PendingReplies, ReplyBatch
-from bridge.store.sealed import SealWatch
+from bridge.store.op_topic import SealWatch
 from tests.support.memory_world import MemoryWorld, SoundLog, make_memory_world
 
 ID = "00" + "0" * 26

@@ -9,7 +9,7 @@ from bridge.node import Node
 from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
 from bridge.service.journal import Deadline
 from bridge.service.operate import Who
-from bridge.sql.audit import read_audit
+from bridge.sql.access import read_audit
 from bridge.store.memory.link import Fate, StepKind
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.service_world import ServiceWorld, make_service_world

@@ -11,8 +11,8 @@ from bridge.core.transaction import TransactionState, TransactionView
 from bridge.node import Node
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
 from bridge.service.operate import Who
+from bridge.service.reads import AuditList, TransactionList
 from bridge.service.redrive import RedriveAction, RedrivePreview, decode_filter, encode_filter
-from bridge.service.search import AuditList, TransactionList
 from bridge.sql.redrive import JobState, RedriveJob, create_job
 from bridge.sql.transactions import SearchFilter
 from bridge.store.memory.link import Fate, StepKind

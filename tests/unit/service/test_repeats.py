@@ -7,8 +7,8 @@ from typing import Any
 from bridge.core.record import EndRecord, HalfMessage, Resolution, Source
 from bridge.core.transaction import TransactionState, TransactionView, queue_of
 from bridge.node import Node
+from bridge.service.admission import KeyClaim, RecentKeys
 from bridge.service.contract import EndCall, Outcome, Prepared, RefusalCode, Refused
-from bridge.service.repeats import KeyClaim, RecentKeys
 from bridge.store.memory.link import Fate, StepKind
 from tests.support.memory_faults import ScriptedFaults
 from tests.support.service_world import ServiceWorld, make_service_world

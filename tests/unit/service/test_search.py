@@ -11,8 +11,8 @@ from bridge.core.transaction import TransactionState
 from bridge.node import Node
 from bridge.service.contract import EndCall, Prepared, RefusalCode, Refused
 from bridge.service.operate import Who
-from bridge.service.search import AuditList, BridgeStats, TransactionList
-from bridge.sql.stats import Histogram, count_ages
+from bridge.service.reads import AuditList, BridgeStats, TransactionList
+from bridge.sql.search import Histogram, count_ages
 from bridge.sql.tables import group_counts
 from bridge.sql.transactions import SearchFilter
 from tests.support.service_world import make_service_world
@@ -135,7 +135,7 @@ def test_ages_of_many_are_counted_beside(tmp_path: Path, monkeypatch: pytest.Mon
         counted.append(now_ms)
         return count_ages(connection, now_ms, group)
 
-    monkeypatch.setattr("bridge.service.search.count_ages", count_slowly)
+    monkeypatch.setattr("bridge.service.reads.count_ages", count_slowly)
 
     async def shown(api: Node) -> int:
         stats = await api.search.stats()

@@ -8,8 +8,7 @@ from bridge.core.record import HalfMessage
 from bridge.core.record_codec import encode_half
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import Transaction, make_transaction_id
-from bridge.settler.bodies import Bodies
-from bridge.settler.packed_bodies import PackedBodies
+from bridge.settler.bodies import Bodies, PackedBodies
 from bridge.store.halves import LoadedHalf
 from tests.support.settler_world import make_settler_world
 

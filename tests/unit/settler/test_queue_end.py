@@ -8,9 +8,9 @@ import pytest
 
 from bridge.clock import OwnerTime
 from bridge.core.errors import StoreTimeout
-from bridge.core.log_facts import Witness
 from bridge.core.message import Message, MessageQueue
 from bridge.core.op_message import LogStart, LogTopics
+from bridge.core.position import Witness
 from bridge.settler.ports import QueueEnd, QueueMemory
 from bridge.store.memory.store import MemoryStore
 from bridge.store.message_store import QueueOffsets

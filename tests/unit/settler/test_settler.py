@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from bridge.core.low_watermarks import LowWatermarkConfig
 from bridge.core.message import Message, MessageQueue, Receipt
 from bridge.core.op_message import AnswerCode
+from bridge.core.position import LowWatermarkConfig
 from bridge.core.properties import decode_properties, encode_properties
 from bridge.core.record import Act, ActRecord, Resolution, Source
 from bridge.core.transaction import TransactionState

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from spark.judge.fold import fold_sql
 from spark.judge.totals import booked_sql
-from spark.read.envelope import EVENT_TYPES, Event, OpState
-from spark.read.scope import OffsetRange, QueuePlace
+from spark.read.envelope import EVENT_TYPES, Event, OffsetRange, OpState, QueuePlace
 from spark.read.window import Window
 from tests.support.envelope_rows import HALF, NOW_MS, OP, PARKED, commit, half, op, record
 

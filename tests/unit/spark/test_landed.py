@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark.errors import BadUsage, Indeterminate
-from spark.read.scope import OffsetRange, QueuePlace
+from spark.read.envelope import OffsetRange, QueuePlace
 from spark.read.window import Window, encode_window, find_landed
 
 JOURNAL, ORDERS = QueuePlace("half", 0), QueuePlace("orders", 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark.errors import BadUsage
-from spark.report.run_index import Run, RunIndex
+from spark.report.files import Run, RunIndex
 
 ENTRY = Run(1, 1, "2026-11-22T18:08:55.058Z", 3, 2, 1, 0, closing=1, p95_ms=None)
 

@@ -10,8 +10,7 @@ import pytest
 from spark.judge.findings import propose_repair, report
 from spark.judge.history import replay
 from spark.judge.rules import FindingKind, Found, judge
-from spark.read.envelope import Event, Evidence, OpState
-from spark.read.scope import Scope
+from spark.read.envelope import Event, Evidence, OpState, Scope
 from tests.support.envelope_rows import (
     HALF,
     HALF_MS,

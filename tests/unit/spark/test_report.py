@@ -4,7 +4,7 @@ import pytest
 
 from spark.judge.findings import CLEARED, FINDINGS, NEW, PASS, STILL, WARNINGS, Finding
 from spark.judge.totals import BOOK_COLUMNS
-from spark.read.scope import OffsetRange, QueuePlace
+from spark.read.envelope import OffsetRange, QueuePlace
 from spark.read.window import Window
 from spark.report.files import Measured, make_metrics, make_summary
 

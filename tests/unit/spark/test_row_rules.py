@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from bridge.core.transaction import make_transaction_id, make_uuid7_bits
 from spark.judge.history import replay
 from spark.judge.row_rules import Row, fate_of, judge_row, judge_rowless
-from spark.read.envelope import COMMIT, EndSource, Event, OpState
-from spark.read.scope import GroupTimes, OffsetRange, Scope
+from spark.read.envelope import COMMIT, EndSource, Event, GroupTimes, OffsetRange, OpState, Scope
 from spark.read.table_list import JdbcLink, Table
 from tests.support.envelope_rows import (
     END_MS,

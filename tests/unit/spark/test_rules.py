@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from bridge.core.transaction import make_transaction_id, make_uuid7_bits
 from spark.judge.rules import FindingKind, judge
-from spark.read.envelope import EndSource, Event, PreparedMessage, ReceiptRow
-from spark.read.scope import Tolerances
+from spark.read.envelope import EndSource, Event, PreparedMessage, ReceiptRow, Tolerances
 from tests.support.envelope_rows import (
     END_MS,
     HALF,

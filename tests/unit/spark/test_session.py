@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from bridge.broker.broker_process import find_java
+from bridge.broker.ports import find_java
 from spark.session import java_flags
 
 

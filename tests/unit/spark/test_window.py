@@ -7,9 +7,9 @@ import pytest
 
 from spark.errors import BadUsage
 from spark.options import parse_groups
-from spark.read.scope import GroupTimes, OffsetRange, QueuePlace
+from spark.read.envelope import GroupTimes, OffsetRange, QueuePlace
 from spark.read.window import Window, decode_window, encode_window
-from spark.report.run_index import Run, RunIndex
+from spark.report.files import Run, RunIndex
 
 WINDOW = Window(
     "half",

@@ -3,7 +3,7 @@
 import pytest
 
 from bridge.core.errors import SecretUnreadable
-from bridge.core.secret_key import SecretKey, format_secret_key, parse_secret_keys
+from bridge.core.keyring import SecretKey, format_secret_key, parse_secret_keys
 from bridge.sql.at_rest import SecretCipher
 
 FIRST, SECOND = SecretKey("k1", bytes(range(32))), SecretKey("k2", bytes(32))

@@ -20,7 +20,7 @@ from bridge.core.transaction import (
     is_transaction_id,
     make_transaction_id,
 )
-from bridge.sql.entries import CommitEntry, HalfEntry, OpEntry, RawEntry, read_journal_entry, read_op_entry, widen
+from bridge.sql.chunking import CommitEntry, HalfEntry, OpEntry, RawEntry, read_journal_entry, read_op_entry, widen
 from bridge.sql.rows import encode_receipts
 
 IDS = st.builds(make_transaction_id, st.integers(0, 1023), st.integers(0, 2**128 - 1))

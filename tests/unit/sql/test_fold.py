@@ -11,7 +11,7 @@ from bridge.core.op_message import OpMessage
 from bridge.core.record import Act, ActRecord, EndRecord, HalfMessage, Resolution, Source
 from bridge.core.record_codec import encode_act, encode_end
 from bridge.core.transaction import MessageSummary, Transaction, TransactionState, make_transaction_id
-from bridge.sql.entries import HalfEntry, OpEntry, RawEntry
+from bridge.sql.chunking import HalfEntry, OpEntry, RawEntry
 from bridge.sql.fold import Answered, Fold
 from bridge.sql.rows import ProjectedRow, counted_as, make_row
 

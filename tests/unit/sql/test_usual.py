@@ -17,11 +17,10 @@ from bridge.core.record_codec import encode_act, encode_end, encode_half
 from bridge.core.transaction import Transaction, TransactionState, make_transaction_id
 from bridge.sql.chunking import Chunk, JournalBuffer, OpBuffer, next_chunk
 from bridge.sql.engine import Database, open_new_database
-from bridge.sql.projection import NotAsKnown, apply_chunk, purge
+from bridge.sql.projection import NotAsKnown, PendingRow, PendingRows, apply_chunk, purge
 from bridge.sql.rows import AppliedPosition, LogIdentity, begin_position
 from bridge.sql.search import SearchFilter, search_transactions
 from bridge.sql.tables import transactions
-from bridge.sql.usual import PendingRow, PendingRows
 from tests.support.projector_world import PROJECTED
 
 pytest_plugins = ["tests.support.postgres"]

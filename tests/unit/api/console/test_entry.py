@@ -7,10 +7,8 @@ from typing import cast
 import pytest
 
 from bridge.clock import SystemClock
-from bridge.core.access_key import RANDOM_BYTES, make_key_text
-from bridge.core.keyring import SECRET_BYTES, BridgeKey, Keyring
-from bridge.service.access import AccessConfig, AccessService
-from bridge.service.sessions import LIFE_S, Sessions
+from bridge.core.keyring import RANDOM_BYTES, SECRET_BYTES, BridgeKey, Keyring, make_key_text
+from bridge.service.access import LIFE_S, AccessConfig, AccessService, Sessions
 from bridge.sql.engine import Database
 from tests.support.whole_bridge import WholeBridge
 

@@ -8,7 +8,7 @@ from jinja2 import Environment, nodes
 
 from api.console import render
 from api.console.render import LANGUAGES, MENU
-from api.console.search import _TABS
+from api.console.transactions import _TABS
 from tests.support.whole_bridge import WholeBridge
 
 FOLDER = Path(render.__file__).parent

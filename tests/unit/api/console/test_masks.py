@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bridge.core.access_key import RANDOM_BYTES, make_key_text
-from bridge.core.masking import MaskRule, Masks
+from bridge.core.grants import MaskRule, Masks
+from bridge.core.keyring import RANDOM_BYTES, make_key_text
 from bridge.service.access import AccessConfig
 from tests.support.whole_bridge import WholeBridge
 

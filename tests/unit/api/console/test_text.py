@@ -1,6 +1,6 @@
 """Texts from elsewhere as pages show them."""
 
-from api.console.text import CUT_CHARS, cut, isolate, show_bytes, show_duration, show_size, show_value
+from api.console.render import CUT_CHARS, cut, isolate, show_bytes, show_duration, show_size, show_value
 
 
 def test_what_cannot_be_seen_is_written_out() -> None:

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from api.remoting.callers import RemotingCallers
 from api.remoting.door import Door, DoorConfig, DoorParts
 from api.remoting.frame import RemotingCommand
+from api.remoting.groups import RemotingCallers
 from bridge.core.grants import Grant, Rights, Verb
 from bridge.core.keyring import BridgeKey, Keyring
-from bridge.service.access import ANYBODY, AccessConfig, Caller
-from bridge.service.signing import SigningSecrets
+from bridge.service.access import ANYBODY, AccessConfig, Caller, SigningSecrets
 
 _OLD, _NEW = BridgeKey("1", b"o" * 32), BridgeKey("2", b"n" * 32)
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from api.remoting.door import Door, DoorConfig, DoorParts
-from api.remoting.first_tries import FirstTries
 from api.remoting.frame import FrameBuffer, RemotingCommand
-from api.remoting.requests import RequestCode
+from api.remoting.gathering import FirstTries
+from api.remoting.message import RequestCode
 from bridge.core.check_rules import CheckTimes, GroupSettings
 from bridge.core.transaction import TransactionState
 from bridge.service.access import ANYBODY, Caller

@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.remoting.first_tries import FirstTries, RecentUniqueKeys
+from api.remoting.gathering import FirstTries, RecentUniqueKeys
 
 MONTH_MS = 1_793_491_200_000  # 2026-11-01 in UTC
 NOW_MS = MONTH_MS + 24 * 86_400_000

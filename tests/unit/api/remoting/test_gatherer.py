@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from api.remoting.gatherer import Gatherer
+from api.remoting.gathering import Gatherer
 
 
 async def until(is_so: Callable[[], bool]) -> None:

@@ -3,12 +3,13 @@
 import pytest
 
 from api.remoting.frame import RemotingCommand
-from api.remoting.message import InnerMessage, UnreadableMessage
-from api.remoting.requests import (
+from api.remoting.message import (
     EndRequest,
+    InnerMessage,
     KeyRule,
     RequestCode,
     SendRequest,
+    UnreadableMessage,
     make_prepare,
     parse_end,
     parse_send,

@@ -1,9 +1,9 @@
-"""api.testing.bridge: time that goes on by itself, and that a test moves."""
+"""api.testing.stand: time that goes on by itself, and that a test moves."""
 
 import asyncio
 import time
 
-from api.testing.bridge import MovableClock, TrueDate
+from api.testing.stand import MovableClock, TrueDate
 
 _HOUR_MS = 3_600_000
 

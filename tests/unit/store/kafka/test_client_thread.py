@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from bridge.core.errors import StoreUnavailable
-from bridge.store.kafka.client_thread import ClientThread
+from bridge.store.kafka.client import ClientThread
 
 
 async def test_calls_run_in_order_in_one_thread() -> None:

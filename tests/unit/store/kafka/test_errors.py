@@ -4,7 +4,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from bridge.core.errors import BatchOutcomeUnknown, StoreFenced, StoreTimeout, StoreUnavailable
-from bridge.store.kafka.errors import error_of, is_abortable, make_failed_put, make_fatal, make_store_error
+from bridge.store.kafka.client import error_of, is_abortable, make_failed_put, make_fatal, make_store_error
 from bridge.store.message_store import PutStatus, Refusal
 
 DEFINITE = {

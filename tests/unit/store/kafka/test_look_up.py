@@ -1,6 +1,6 @@
 """How random reads are put together."""
 
-from bridge.store.kafka.look_up import NEARBY, split_runs
+from bridge.store.kafka.consumer import NEARBY, split_runs
 
 
 def test_near_offsets_are_read_in_one_go() -> None:

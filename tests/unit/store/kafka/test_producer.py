@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from bridge.core.message import Message
 from bridge.store.kafka import producer
-from bridge.store.kafka.client_thread import Silence
+from bridge.store.kafka.client import Silence
 from bridge.store.kafka.options import KafkaConfig
 from bridge.store.kafka.producer import AppendClient
 from bridge.store.message_store import PutResult, PutStatus, Refusal

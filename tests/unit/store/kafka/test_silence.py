@@ -1,6 +1,6 @@
 """When a client has been silent for too long."""
 
-from bridge.store.kafka.client_thread import Silence
+from bridge.store.kafka.client import Silence
 
 
 class Now:
