@@ -50,6 +50,10 @@ _CODECS_TESTS = [
     "tests/unit/core", "tests/unit/checker/test_check_call.py",
     *[f"tests/unit/sql/test_{name}.py" for name in ("chunking", "entries")],
 ]  # fmt: skip
+_USUAL = [
+    *[f"tests/unit/sql/test_{name}.py" for name in ("entries", "chunking", "usual")],
+    "tests/unit/test_projector_loop.py", "tests/unit/test_projector_rebuild.py",
+]  # fmt: skip
 _SCENARIOS = [  # those that take a few seconds
     f"tests/scenarios/test_{name}.py"
     for name in ("blocked_chains", "ordering_scope", "rebuilding", "repeats", "take_over", "told")
@@ -78,10 +82,7 @@ PARTS = (
     Part(
         "usual",
         [f"bridge/sql/{name}.py" for name in ("chunking", "projection")],
-        [
-            *[f"tests/unit/sql/test_{name}.py" for name in ("entries", "chunking", "usual")],
-            "tests/unit/test_projector_loop.py", "tests/unit/test_projector_rebuild.py",
-        ],  # fmt: skip
+        _USUAL,
         80,
     ),
     Part("settler", _modules_of("bridge/settler"), [*_SETTLER, *_SCENARIOS], 80, _SAMPLE),

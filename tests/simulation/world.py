@@ -23,7 +23,7 @@ from bridge.core.message import Message, MessageQueue
 from bridge.core.record import Resolution
 from bridge.core.topics import InternalTopics
 from bridge.core.transaction import make_transaction_id, queue_of
-from bridge.service import repeats
+from bridge.service import admission
 from bridge.service.contract import EndCall
 from bridge.sql.identity import TopicIdentity, record_identity
 from bridge.store.memory.log import clean
@@ -445,7 +445,7 @@ def _describe(fault: Fault) -> str:
 
 def _scale_times() -> None:
     """How long repeats are recognised, a tenth of what it is, as `node.SETTLER` has it: a run lasts 20 s."""
-    record.SEEN_LIMIT_MS, repeats.NOTE_LIMIT_MS, repeats._RENEW_MS, clock.DOUBT_MS = 3_000, 6_000, 1_000, 12_000
+    record.SEEN_LIMIT_MS, admission.NOTE_LIMIT_MS, admission._RENEW_MS, clock.DOUBT_MS = 3_000, 6_000, 1_000, 12_000
 
 
 def simulate(schedule: Schedule, make: Callable[[Schedule], World] | None = None) -> Run:

@@ -13,7 +13,7 @@ from bridge.core.transaction import make_transaction_id, make_uuid7_bits
 from outbox import transaction_record
 from outbox.tables import make_record_table
 from spark.errors import ReconcileError
-from spark.judge import tables as row_judging
+from spark.judge import judging as row_judging
 from spark.judge.producer_tables import ProducerTables
 from spark.read.envelope import COMMIT, Event, PreparedMessage, group_hash, key_hash
 from spark.read.table_list import parse_tables

@@ -21,7 +21,7 @@ from outbox import (
     TransactionState,
     Unavailable,
 )
-from outbox.client import breaker
+from outbox.client import caller
 from tests.support.bridge_process import wait_until
 from tests.support.faulty_front import (
     Front,
@@ -118,7 +118,7 @@ async def test_every_call_through_a_storm_of_faults_is_applied_once(
 
     By chance that looks like a bridge that is away: calls would fail at once, which is not what is asked here.
     """
-    monkeypatch.setattr(breaker, "FAILURES", 1_000_000)
+    monkeypatch.setattr(caller, "FAILURES", 1_000_000)
     chances = random.Random(group)
 
     def spoil(exchange: Any) -> None:
