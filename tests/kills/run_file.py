@@ -20,7 +20,7 @@ ORDERS = sa.Table(
     # the lock in common that gives the orders of a customer their order, whatever of a killed producer still commits
     sa.UniqueConstraint("customer", "number"),
 )
-RECORDS, OUTBOX, LEASES = make_tables(METADATA)
+RECORDS, OUTBOX, LEASES, _ = make_tables(METADATA)
 
 
 class RunFile(RunOrders, frozen=True, kw_only=True):
