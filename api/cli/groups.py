@@ -189,6 +189,16 @@ def _switch(url: str, name: str, verb: str, what: GroupSwitch, reason: str) -> H
     return call(url, "POST", f"{_PATH}/{quoted(name)}/{verb}", body={"what": what.value, "reason": reason})
 
 
+def pause_all(reason: ReasonOption, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+    """Take nothing new of any group until `resume`; what is pending is settled and checked."""
+    _show(call(url, "POST", "/v1/pause", body={"reason": reason}), output)
+
+
+def resume_all(reason: ReasonOption, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
+    """Take prepares again, but for groups that are paused themselves."""
+    _show(call(url, "POST", "/v1/resume", body={"reason": reason}), output)
+
+
 @group.command("rotate-secret", epilog="Example: outbox-bridge group rotate-secret orders -o json")
 def rotate_secret(name: NameArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = Output.TABLE) -> None:
     """A new signing secret, shown once; the old one signs too for 24 hours."""

@@ -9,7 +9,7 @@ from api.cli.audit import audit
 from api.cli.connect import fault_points
 from api.cli.demo import demo
 from api.cli.dev import dev
-from api.cli.groups import group, webhook
+from api.cli.groups import group, pause_all, resume_all, webhook
 from api.cli.output import Exit, explain, print_line, show_failure
 from api.cli.parked import parked
 from api.cli.relay import relay
@@ -52,6 +52,8 @@ app.command(epilog="Example: outbox-bridge serve --roles api --port 8780")(serve
 app.command(epilog="Example: OUTBOX_BRIDGE_DATABASE_URL=postgresql+psycopg://... outbox-bridge migrate")(migrate)
 app.command(epilog="Example: outbox-bridge acl --role settler --topic 'shop.*' --format kafka-acls")(acl)
 app.command(epilog="Example: outbox-bridge stats -o json")(stats)
+app.command("pause", epilog='Example: outbox-bridge pause --reason "the cluster is being moved"')(pause_all)
+app.command("resume", epilog='Example: outbox-bridge resume --reason "the cluster has been moved"')(resume_all)
 app.add_typer(tx, name="tx")
 app.add_typer(group, name="group")
 app.add_typer(parked, name="parked")

@@ -3,12 +3,23 @@
 import asyncio
 from collections.abc import Callable, Mapping
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from api.web.bodies import Reason
 from api.web.guard import NOBODY
-from api.web.openapi import HEALTH, Operation, query_parameter
-from api.web.request import ApiRequest, CheckResult, Query, ReadinessCheck
+from api.web.openapi import HEALTH, Body, Operation, query_parameter
+from api.web.request import (
+    ApiRequest,
+    CheckResult,
+    Query,
+    ReadinessCheck,
+    check_reason,
+    read_json,
+    refuse,
+    who_is,
+)
 from api.web.road import NO_STORE, HttpAnswer, Routes, json_answer
 from api.web.transports import Certificates
 from bridge.core.errors import SqlUnavailable, StoreError
@@ -48,6 +59,7 @@ def make_readiness(
         "log": lambda: _log(node.log),
         "bodies": lambda: _bodies(node.bodies),
         "secrets": lambda: _secrets(node.directory),
+        "prepares": lambda: _prepares(node.directory),
     }
     if (settler := node.settler) is not None:
         checks["settler"] = lambda: _settler(settler)
@@ -118,6 +130,12 @@ async def _secrets(directory: SqlDirectory) -> CheckResult:
     return CheckResult(is_ok=not told, is_degraded=True, detail=told and told + remedy)
 
 
+async def _prepares(directory: SqlDirectory) -> CheckResult:
+    told = "an operator has paused prepares of all groups; `outbox-bridge resume` takes them again"
+    is_ok = directory.accepts_prepares
+    return CheckResult(is_ok=is_ok, is_degraded=True, detail="" if is_ok else told)
+
+
 async def _settler(settler: Settler) -> CheckResult:
     halted = {q: s.reason for q, s in settler.status.items() if s.hold is Hold.HALTED}
     if halted:
@@ -179,6 +197,18 @@ class ReadyCheck(Struct):
     degraded: bool = False
 
 
+class SwitchPrepares(Struct, forbid_unknown_fields=True):
+    """Why prepares of all groups are paused, or taken again; audited."""
+
+    reason: Reason
+
+
+class PreparesSwitchedAnswer(Struct):
+    """Whether the bridge takes prepares, as far as all groups are concerned: each has a switch of its own."""
+
+    accept_prepares: bool
+
+
 class LiveAnswer(Struct):
     """The process answers."""
 
@@ -196,7 +226,14 @@ READY = Operation(
 METRICS = Operation(HEALTH, {200: (None, "Prometheus' text format.")}, media_types=("text/plain",)).arguments()
 
 
+_SWITCH = Body(SwitchPrepares, examples={"before a move": {"reason": "the cluster is being moved tonight"}})
+PAUSE = Operation(
+    "operators", {200: (PreparesSwitchedAnswer, "Nothing new is taken; what is pending ends.")}, (), _SWITCH
+).arguments()
+RESUME = Operation("operators", {200: (PreparesSwitchedAnswer, "Prepares are taken.")}, (), _SWITCH).arguments()
+
 routes = Routes()
+_switch = msgspec.json.Decoder(SwitchPrepares)
 
 CHECK_TIMEOUT_S = 2.0
 
@@ -224,6 +261,27 @@ async def metrics(request: ApiRequest) -> HttpAnswer:
     """Metrics in Prometheus' text format. What SQL knows is left out while SQL does not answer."""
     body = await request.services.exposition.read(request.services.search)
     return HttpAnswer(200, body, (("Content-Type", CONTENT_TYPE_LATEST),), None)
+
+
+@routes.add("POST", "/v1/pause", PAUSE, verb=Verb.OPERATE, is_for_all=True)
+async def pause(request: ApiRequest) -> HttpAnswer:
+    """No group prepares or publishes until it is resumed; what is pending is settled and checked. May be repeated."""
+    return await _turn(request, is_paused=True)
+
+
+@routes.add("POST", "/v1/resume", RESUME, verb=Verb.OPERATE, is_for_all=True)
+async def resume(request: ApiRequest) -> HttpAnswer:
+    """Prepares of all groups are taken again, but for groups that are paused themselves. May be repeated."""
+    return await _turn(request, is_paused=False)
+
+
+async def _turn(request: ApiRequest, *, is_paused: bool) -> HttpAnswer:
+    Query(request.query, ())
+    who = who_is(request, check_reason((await read_json(request, _switch)).reason))
+    refused = await request.services.groups.switch_prepares(who, is_paused=is_paused)
+    if refused is not None:
+        raise refuse(refused)
+    return json_answer(200, PreparesSwitchedAnswer(not is_paused))
 
 
 async def run_checks(checks: Mapping[str, ReadinessCheck]) -> list[ReadyCheck]:

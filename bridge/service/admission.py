@@ -225,6 +225,7 @@ _FULL_GROUP = Refused(
     RefusalCode.RATE_LIMITED, "the producer group has as many pending transactions as it may have", retry_after_s=5
 )
 _SWITCHED_OFF = refuse_unavailable("an operator has switched off prepares of this producer group (`accept_prepares`)")
+_ALL_SWITCHED_OFF = refuse_unavailable("an operator has switched off prepares of all groups (`outbox-bridge resume`)")
 STEP_COST, _MESSAGE_COST = 64 * 1024, 256  # in bytes of values: what is looked at or made into records in about a ms
 
 
@@ -265,6 +266,7 @@ class Admission:
         group = self.directory.get(call.group)
         return (
             group is not None
+            and self.directory.accepts_prepares
             and group.settings.accepts_prepares
             and not self._pending.is_full
             and call.group not in self._pending.full_groups
@@ -277,9 +279,9 @@ class Admission:
         self, calls: Sequence[PrepareCall], rights: Rights, deadline: Deadline
     ) -> Sequence[Refused | None]:
         refused = await self._in_turns(lambda call: self._check_content(call) or refuse_prepare(rights, call), calls)
-        if self._pending.is_full:
-            full = refuse_unavailable("too many transactions are pending")
-            return [refusal or full for refusal in refused]
+        closed = self._find_closed()
+        if closed is not None:
+            return [refusal or closed for refusal in refused]
         refused = [refusal or self._refuse_group(call.group) for call, refusal in zip(calls, refused, strict=True)]
         left = [call for call, refusal in zip(calls, refused, strict=True) if refusal is None]
         await self._learn_topics(left, deadline)
@@ -298,6 +300,12 @@ class Admission:
             if pace.spend(find_cost(call)):
                 await self.turns.take()
         return refused
+
+    def _find_closed(self) -> Refused | None:
+        """Why nobody may begin anything now."""
+        if not self.directory.accepts_prepares:
+            return _ALL_SWITCHED_OFF
+        return refuse_unavailable("too many transactions are pending") if self._pending.is_full else None
 
     def _refuse_group(self, name: str) -> Refused | None:
         """Why a group may have nothing new."""

@@ -148,6 +148,15 @@ class GroupService:
         group = self._directory.get(name)
         return refuse_group(name) if is_changed is None or group is None else group
 
+    async def switch_prepares(self, who: Who, *, is_paused: bool) -> Refused | None:
+        """Takes nothing new of any group, or takes it again; all that has begun goes on. Repeating it is no error."""
+        act = self._entry(who, "bridge.pause" if is_paused else "bridge.resume", "bridge", None, {"what": "prepares"})
+        try:
+            await self._directory.switch_prepares(act, is_paused=is_paused)
+        except SqlUnavailable as error:
+            return refuse_sql(error)
+        return None
+
     async def rotate_secret(self, name: str, who: Who) -> str | Refused:
         """The new secret, returned once; the old one signs for another 24 h."""
         if (refused := refuse_for_group(who.rights, Verb.ADMIN, name)) is not None:

@@ -73,6 +73,11 @@ class SqlDirectory:
         return self._groups
 
     @property
+    def accepts_prepares(self) -> bool:
+        """Whether anything new may begin here; a group has a switch of its own beside it."""
+        return self._snapshot.accepts_prepares
+
+    @property
     def damaged(self) -> Sequence[str]:
         """What of them cannot be decrypted, in words."""
         return self._snapshot.damaged
@@ -160,6 +165,10 @@ class SqlDirectory:
             return is_changed
 
         return await self._write(work, None)
+
+    async def switch_prepares(self, act: ActEntry, *, is_paused: bool) -> None:
+        """Takes nothing new of any group, or takes it again."""
+        await self._write(partial(groups.switch_prepares, is_paused=is_paused), act)
 
     async def rotate_secret(self, group: str, act: ActEntry | None = None) -> str | None:
         """The new secret, returned once; None: no such group. The old one signs for another 24 h."""

@@ -72,12 +72,14 @@ class GroupDeletion(Enum):
 @dataclass(frozen=True)
 class Snapshot:
     """All groups at a version; `next_expiry_ms`: when a secret stops signing. `damaged`: what cannot be decrypted, and
-    is left out: no secret signs, or an endpoint is not asked, of these groups alone."""
+    is left out: no secret signs, or an endpoint is not asked, of these groups alone. `accepts_prepares` False: an
+    operator has switched them off for all groups."""
 
     version: int = -1
     groups: Mapping[str, ProducerGroup] = field(default_factory=dict)
     next_expiry_ms: int | None = None
     damaged: Sequence[str] = ()
+    accepts_prepares: bool = True
 
     @cached_property
     def has_leases(self) -> bool:
@@ -135,6 +137,12 @@ def switch_group(conn: Connection, name: str, what: GroupSwitch, now_ms: int, *,
     return bool(row[0] != wanted)
 
 
+def switch_prepares(conn: Connection, *, is_paused: bool) -> None:
+    """Takes nothing new of any group, or takes it again."""
+    move_version(conn, directory_version)
+    conn.execute(sa.update(directory_version).values(accepts_prepares=int(not is_paused)))
+
+
 def delete_group(conn: Connection, name: str) -> GroupDeletion:
     """Forgets the group, its endpoints and secrets, unless something of it is still to be done."""
     if conn.execute(sa.select(producer_groups.c.name).where(producer_groups.c.name == name)).first() is None:
@@ -182,7 +190,8 @@ def disable_endpoint(conn: Connection, name: str, url: str, reason: str) -> None
 
 def read_snapshot(conn: Connection, known: Snapshot, now_ms: int) -> Snapshot:
     """All groups as they are; `known` itself if nothing has changed since."""
-    version = conn.execute(sa.select(directory_version.c.version)).scalar_one_or_none() or 0
+    row = conn.execute(sa.select(directory_version.c.version, directory_version.c.accepts_prepares)).one_or_none()
+    version, accepts_prepares = row or (0, 1)
     is_expired = known.next_expiry_ms is not None and known.next_expiry_ms <= now_ms
     if version == known.version and not is_expired:
         return known
@@ -195,7 +204,7 @@ def read_snapshot(conn: Connection, known: Snapshot, now_ms: int) -> Snapshot:
         row.name: _make_group(row, urls.get(row.name, ()), [secret for secret, _ in signing.get(row.name, ())])
         for row in rows
     }
-    return Snapshot(version, groups, min(expiries, default=None), damaged)
+    return Snapshot(version, groups, min(expiries, default=None), damaged, bool(accepts_prepares))
 
 
 def read_group(conn: Connection, name: str, now_ms: int, damaged: list[str] | None = None) -> ProducerGroup | None:

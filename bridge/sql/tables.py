@@ -28,12 +28,13 @@ def _text(name: str, *, null: bool = False) -> sa.Column[str]:
     return sa.Column(name, sa.Text(), nullable=null)
 
 
-def _version(name: str) -> sa.Table:
+def _version(name: str, *more: sa.Column[int]) -> sa.Table:
     return sa.Table(
         name,
         metadata,
         sa.Column("id", sa.Integer(), primary_key=True, autoincrement=False),
         _int("version"),
+        *more,
     )
 
 
@@ -83,8 +84,10 @@ secrets = sa.Table(
     _int("expires_ms", null=True),
 )
 
-# One row; its number moves with every change of groups, endpoints or secrets.
-directory_version = _version("directory_version")
+# One row; its number moves with every change of groups, endpoints or secrets. `accepts_prepares`: of any group.
+directory_version = _version(
+    "directory_version", sa.Column("accepts_prepares", sa.SmallInteger(), server_default="1", nullable=False)
+)
 
 # What became of rounds, per endpoint ("": the group had none): answered ones by the projector, others by the checker.
 check_results = sa.Table(

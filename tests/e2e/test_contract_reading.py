@@ -248,7 +248,7 @@ def test_every_process_says_how_it_is(service: RunningService) -> None:
         assert process.get("/readyz").json() == {"ready": True}
         checks = process.get("/readyz?verbose").json()["checks"]
         names = {"settler", "projector"} if process is service.engine else {"answers", "settling", "audit"}
-        names |= {"kafka", "sql", "topology", "op-records", "log", "bodies", "secrets", "processes"}
+        names |= {"kafka", "sql", "topology", "op-records", "log", "bodies", "secrets", "prepares", "processes"}
         assert {check["name"] for check in checks} == names
         assert [check for check in checks if not check["ok"] and check["name"] != "processes"] == []
         (differ,) = [check["detail"] for check in checks if check["name"] == "processes"]

@@ -47,6 +47,8 @@ _AUDIT: Mapping[str, str] = {
     "transaction.abandon": "gave up a blocked commit",
     "transaction.check": "had a producer group asked at once",
     "transaction.read-messages": "read the bodies of messages",
+    "bridge.pause": "takes nothing new of any group",
+    "bridge.resume": "takes prepares again",
     "producer-group.put": "made a group, or replaced its settings",
     "producer-group.delete": "removed a group",
     "producer-group.pause": "paused its checks, or what it prepares",
@@ -67,7 +69,8 @@ _AUDIT: Mapping[str, str] = {
     "queue.give-up": "gave up a lost log (`migrate --accept-identity`)",
 }
 _ACT = re.compile(
-    r'"((?:audit|key|principal|producer-group|redrive|secrets|transaction|webhook)\.[a-z-]+(?:\.answered)?|queue\.give-up)"'
+    r'"((?:audit|key|principal|producer-group|redrive|secrets|transaction|webhook)\.[a-z-]+(?:\.answered)?'
+    r'|bridge\.(?:pause|resume)|queue\.give-up)"'
 )
 _FILES = (".html", ".pem", ".json")
 

@@ -381,6 +381,10 @@ class FakeGroups:
         self.groups[name] = replace(group, settings=settings)
         return self.groups[name]
 
+    async def switch_prepares(self, who: Who, *, is_paused: bool) -> Refused | None:
+        """Done."""
+        return None
+
     async def rotate_secret(self, name: str, who: Who) -> str | Refused:
         """Another one."""
         if name not in self.groups:

@@ -65,6 +65,8 @@ ROUTES: Mapping[tuple[str, str], tuple[str | None, str]] = {
     ("POST", "/v1/producer-groups/{group}/endpoints"): ("check", "group"),
     ("DELETE", "/v1/producer-groups/{group}/endpoints"): ("check", "group"),
     ("POST", "/v1/producer-groups/{group}/checks/claim"): ("check", "group"),
+    ("POST", "/v1/pause"): ("operate", "all"),
+    ("POST", "/v1/resume"): ("operate", "all"),
     ("GET", "/v1/stats"): ("read", "stats"),
     ("GET", "/v1/audit"): ("admin", "all"),
     ("GET", "/v1/principals"): ("admin", "all"),

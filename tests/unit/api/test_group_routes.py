@@ -107,6 +107,13 @@ async def test_operator_pauses_checks_and_prepares(live: LiveServer) -> None:
     check_problem(nobody, 404, "unknown-producer-group")
 
 
+async def test_operator_pauses_prepares_of_all_groups(live: LiveServer) -> None:
+    """With a reason, which is kept; may be repeated."""
+    for act, takes in (("pause", False), ("pause", False), ("resume", True)):
+        assert (await live.client.post(f"/v1/{act}", json={"reason": "a move"})).json() == {"accept_prepares": takes}
+    check_problem(await live.client.post("/v1/pause", json={"reason": " "}), 422, "invalid-request")
+
+
 async def test_group_in_use_stays(live: LiveServer) -> None:
     """409: something of it is still to be done."""
     check_problem(await live.client.delete("/v1/producer-groups/busy"), 409, "producer-group-in-use")

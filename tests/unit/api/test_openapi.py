@@ -41,6 +41,8 @@ CONTRACT = {
     ("post", "/v1/producer-groups/{group}/endpoints"),
     ("delete", "/v1/producer-groups/{group}/endpoints"),
     ("post", "/v1/producer-groups/{group}/checks/claim"),
+    ("post", "/v1/pause"),
+    ("post", "/v1/resume"),
     ("get", "/v1/parked"),
     ("post", "/v1/parked/redrive"),
     ("get", "/v1/stats"),

@@ -85,3 +85,16 @@ def test_set_changes_only_what_is_named(cli: Cli, bridge: CannedServer) -> None:
     assert cli("group", "set", "orders", "--url", bridge.url).code == 2
     assert cli("group", "set", "orders", "--check", "max_checks=3", "--url", bridge.url).code == 2
     assert bridge.asked[-1].method == "GET"
+
+
+def test_prepares_of_all_groups_are_paused_with_a_reason(cli: Cli, bridge: CannedServer) -> None:
+    """The audit keeps it; without one nothing is sent."""
+    bridge.answer("POST", "/v1/pause", 200, {"accept_prepares": False})
+    bridge.answer("POST", "/v1/resume", 200, {"accept_prepares": True})
+    assert cli("pause", "--url", bridge.url).code == 2
+    for act in ("pause", "resume"):
+        assert cli(act, "--reason", "a move", "--url", bridge.url).code == 0
+    assert [(asked.path, asked.document) for asked in bridge.asked] == [
+        ("/v1/pause", {"reason": "a move"}),
+        ("/v1/resume", {"reason": "a move"}),
+    ]

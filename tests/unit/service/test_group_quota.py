@@ -19,6 +19,7 @@ from bridge.service.contract import (
     Wait,
 )
 from bridge.service.operate import Who
+from bridge.service.reads import AuditList
 from bridge.sql.tables import group_counts
 from tests.support.service_world import ServiceWorld, make_service_world
 
@@ -57,6 +58,36 @@ def test_group_that_is_switched_off_gets_nothing_new_and_what_is_pending_ends(tm
             assert isinstance((await api.transactions.end([call], Wait.DURABLE))[0], Accepted)
             await switch(is_on=True)
             assert isinstance(await prepare(), Prepared)
+
+    world.run(story())
+
+
+def test_bridge_that_is_switched_off_takes_nothing_new_of_any_group(tmp_path: Path) -> None:
+    """Known groups, new ones and published messages alike, nothing applied; what is pending ends, and all goes on."""
+    world = make_service_world(tmp_path)
+    who = Who("ann", "the cluster is moved")
+
+    async def story() -> None:
+        async with world.serving() as api:
+
+            async def prepare(group: str = "shop", *, is_published: bool = False) -> object:
+                call = PrepareCall(group, [Message("orders", b"k")], is_published=is_published)
+                return (await api.transactions.prepare([call]))[0]
+
+            pending = await prepare()
+            assert isinstance(pending, Prepared)
+            assert await api.groups.switch_prepares(who, is_paused=True) is None
+            for refused in [await prepare(), await prepare("new"), await prepare(is_published=True)]:
+                assert isinstance(refused, Refused)
+                assert (refused.code, refused.outcome) == (RefusalCode.UNAVAILABLE, Outcome.NOT_APPLIED)
+                assert "all groups" in refused.detail
+            call = EndCall(pending.transaction_id, Resolution.COMMIT)
+            assert isinstance((await api.transactions.end([call], Wait.DURABLE))[0], Accepted)
+            assert await api.groups.switch_prepares(who, is_paused=False) is None
+            assert isinstance(await prepare("new"), Prepared)
+            audit = await api.search.audit(10)
+            assert isinstance(audit, AuditList)
+            assert [entry.what for entry in audit.entries] == ["bridge.resume", "bridge.pause"]
 
     world.run(story())
 
