@@ -3,9 +3,6 @@
 Both are looked at every second or two, cheaply, and read in memory: before each batch of a queue's owner, and
 before each append of the api. What an operator's act changes is learned in the same look, so no process need be
 restarted after it.
-
-The journal keeps a body for longer than a transaction may live. If it was made to begin later, by a retention that was
-changed or by deleted records, nothing else tells before a commit is refused with `body-expired`.
 """
 
 from collections.abc import Mapping
@@ -244,6 +241,8 @@ def _read_all(conn: Connection, queues: int) -> _Recorded:
 
 
 # --- transactions whose messages no log has any more, although they are not over ---
+# The journal keeps a body for longer than a transaction may live. If it was made to begin later, by a retention that
+# was changed or by deleted records, nothing else tells before a commit is refused with `body-expired`.
 
 _LOOK_MS = 30_000  # Kafka itself looks for what it may delete every five minutes
 _SHOWN = 10

@@ -1,7 +1,4 @@
-"""Calls that no transaction asks for: proof that an endpoint belongs to a group, and attacks on it as a test.
-
-Without it, whoever may register endpoints could have the bridge call any server on the internet, again and again.
-"""
+"""Calls that no transaction asks for: proof that an endpoint belongs to a group, and attacks on it as a test."""
 
 import asyncio
 import base64
@@ -55,6 +52,7 @@ from checker.conformance import (
 )
 
 # --- proof that an endpoint belongs to a producer group: it sends back a text that only a signed call told it ---
+# Without it, whoever may register endpoints could have the bridge call any server on the internet, again and again.
 
 _TIMEOUT_MS = 3_000
 _MOST_BYTES = 4_096

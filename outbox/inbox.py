@@ -1,8 +1,5 @@
 """The consumer's half: what a message causes is written once, however often Kafka delivers it.
 
-Listeners are set up once, for all sessions and engines, and look for a guard: to add and remove them for each block
-would take longer than its statements do, and none may be added while another thread is in one of its kind.
-
 inbox = Inbox("stamps")
     with Session(engine) as session, session.begin():
         with inbox.once(session, message) as is_new:
@@ -41,6 +38,8 @@ if TYPE_CHECKING:  # at run time it needs greenlet, which comes with `sqlalchemy
 
 
 # --- guards of blocks, by SQLAlchemy's events of sessions and connections ---
+# Listeners are set up once, for all sessions and engines, and look for a guard: to add and remove them for each block
+# would take longer than its statements do, and none may be added while another thread is in one of its kind.
 
 _COMMIT_AT_END: Final = (
     "the end of the `with` block commits the session, once its messages are stored: take this commit out"

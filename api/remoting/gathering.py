@@ -1,9 +1,4 @@
-"""What the door does with calls of all connections at once: batches, and which sends are first tries.
-
-A client makes UNIQ_KEY when it first sends a message, and writes into it the time on its own clock; each try says when
-it was made, on the same clock. Their difference is the age of the key. That the try itself was not held up on its way
-is known from the connection: it comes behind the end of a transaction, which the client wrote after it had our answer.
-"""
+"""What the door does with calls of all connections at once: batches, and which sends are first tries."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -68,6 +63,10 @@ class Gatherer(Generic[C, A]):
 
 
 # --- which sends cannot be a repeat, and since when their key can exist at most (decision 0020) ---
+# A client makes UNIQ_KEY when it first sends a message, and writes into it the time on its own clock; each try says
+# when it was made, on the same clock. Their difference is the age of the key. That the try itself was not held up on
+# its way is known from the connection: it comes behind the end of a transaction, which the client wrote after it had
+# our answer.
 
 MAX_AGE_MS = 200  # of a key: what a client needs between making it and stamping the first try
 _MAX_PROOF_MS = 2_000

@@ -1,8 +1,4 @@
-"""Which connections speak for a producer group, and the checks of each group, sent to one of them.
-
-AccessKey is the id of an API key, SecretKey the secret beside it. A signature is over the values of all other fields,
-in the order of their names, and the body.
-"""
+"""Which connections speak for a producer group, and the checks of each group, sent to one of them."""
 
 import asyncio
 import hmac
@@ -35,6 +31,8 @@ from bridge.sql.directory import SqlDirectory
 from checker.call import NonceMaker, Nonces
 
 # --- who makes a request: RocketMQ's ACL, with keys and grants of the bridge ---
+# AccessKey is the id of an API key, SecretKey the secret beside it. A signature is over the values of all other fields,
+# in the order of their names, and the body.
 
 ACCESS_KEY, SIGNATURE = "AccessKey", "Signature"
 _MOST_KNOWN = 10_000

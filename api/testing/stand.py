@@ -1,8 +1,4 @@
-"""A bridge that a test opens, uses and closes: the whole one, in one process, on the in-memory log.
-
-What it stands on is given to it: tests of ours run it on virtual time, tests of users behind a socket and on a
-clock that they set forward.
-"""
+"""A bridge that a test opens, uses and closes: the whole one, in one process, on the in-memory log."""
 
 import asyncio
 import ssl
@@ -44,6 +40,8 @@ from checker.endpoint_guard import CallbackPolicy, parse_networks
 from checker.http_caller import HttpCaller
 
 # --- the whole bridge in one process on the in-memory log ---
+# What it stands on is given to it: tests of ours run it on virtual time, tests of users behind a socket and on a clock
+# that they set forward.
 
 # One process writes alone and nothing fails here: what only looks after others need not look often.
 _RARELY_MS = 60_000

@@ -1,8 +1,5 @@
 """Bounds of the HTTP interface: sizes, times, bytes in flight.
 
-Each process counts for itself: behind a balancer that spreads evenly, a principal has as many times its quota as there
-are api processes.
-
 Where places are scarce, the stream that has gone longest without a whole line gives up its own.
 """
 
@@ -19,6 +16,8 @@ from bridge.clock import SystemClock
 from bridge.turns import Bucket
 
 # --- what one principal may use of a process: requests and bytes a second, and places where these are scarce ---
+# Each process counts for itself: behind a balancer that spreads evenly, a principal has as many times its quota as
+# there are api processes.
 
 _BURST_S = 2  # so much of a quota may be used at once after a pause
 _SHARE, _SCARCE_SHARE = 0.25, 0.5  # of the places: what one may have when so many are taken

@@ -1,9 +1,4 @@
-"""Serves the application with uvicorn: over TLS if asked, bounded, and drained before it ends.
-
-asyncio's own TLS tells of a connection only after its handshake, cannot end one side alone, and waits at the end for
-what the client says. This one is there from the first moment, so that connections before their handshake count, and
-it is bound by the times and buffers that bind a plain connection.
-"""
+"""Serves the application with uvicorn: over TLS if asked, bounded, and drained before it ends."""
 
 import asyncio
 import os
@@ -28,6 +23,9 @@ from api.web.transports import Certificates
 from bridge.core.errors import ConfigError
 
 # --- TLS between a connection and what serves it ---
+# asyncio's own TLS tells of a connection only after its handshake, cannot end one side alone, and waits at the end for
+# what the client says. This one is there from the first moment, so that connections before their handshake count, and
+# it is bound by the times and buffers that bind a plain connection.
 
 _RECORD_BYTES = 16 * 1024
 _WRITTEN_BYTES = 256 * 1024  # enciphered at a time

@@ -1,8 +1,5 @@
 """Keys: those of the interface, those that encrypt in SQL, and MACs of this bridge with the seals of op records.
 
-Of the whole only a hash is stored. A hash that is salted or slow protects what people think up, and adds nothing to
-a number that nobody can guess.
-
 A seal is the last member of the value, `"mac":"<key id>-<32 hexadecimal digits>"`: it costs less than a header, and
 whoever does not know it passes it over. The seal covers queue, key and the value without the seal.
 """
@@ -17,6 +14,8 @@ from typing import NamedTuple
 from bridge.core.transaction import TRANSACTION_ID_LENGTH
 
 # --- the text of an API key: `obk_`, the id under which it is found, and 256 random bits ---
+# Of the whole only a hash is stored. A hash that is salted or slow protects what people think up, and adds nothing to a
+# number that nobody can guess.
 
 _PREFIX = "obk_"
 _ID_BYTES, _ID_CHARS = 5, 8

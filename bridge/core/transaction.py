@@ -1,7 +1,4 @@
-"""A transaction: its id, its state as its queue's owner knows it, and the view that readers get.
-
-What is invalid is dropped, never an error.
-"""
+"""A transaction: its id, its state as its queue's owner knows it, and the view that readers get."""
 
 import hashlib
 import re
@@ -17,6 +14,7 @@ from bridge.core.message import Header, Message, Receipt
 from bridge.core.record import Resolution
 
 # --- the trace that a prepare belongs to, kept as two headers of its messages ---
+# What is invalid is dropped, never an error.
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 NO_TRACE: Sequence[Header] = ()

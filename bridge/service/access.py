@@ -1,10 +1,4 @@
-"""Who calls: principals, their grants, keys, sessions of people, signatures of RocketMQ's clients.
-
-Nothing of them is stored. A session is signed with the bridge's own key and bound to what is stored of the API key, so
-every process knows it, nobody can make one from what is in the tables of keys, and it ends with its time or its key.
-
-It is made of the bridge's own key and of what is stored of the API key: nothing more is stored, it ends with either.
-"""
+"""Who calls: principals, their grants, keys, sessions of people, signatures of RocketMQ's clients."""
 
 import math
 from base64 import urlsafe_b64encode
@@ -288,6 +282,9 @@ def _make_static(key: str) -> Mapping[str, StoredKey]:
 
 
 # --- sessions of people: what a browser shows instead of the API key that it was given once ---
+# Nothing of them is stored. A session is signed with the bridge's own key and bound to what is stored of the API key,
+# so every process knows it, nobody can make one from what is in the tables of keys, and it ends with its time or its
+# key.
 
 LIFE_S = 8 * 3_600
 _SESSION_PURPOSE = b"console session"
@@ -334,6 +331,7 @@ class Sessions:
 
 
 # --- what clients of RocketMQ sign their requests with: a secret beside each API key (decision 0021) ---
+# It is made of the bridge's own key and of what is stored of the API key: nothing more is stored, it ends with either.
 
 _SIGNING_PURPOSE = b"request signing"
 _SECRET_BYTES = 32

@@ -1,8 +1,5 @@
 """Entries that wait, and which of them may be applied together.
 
-The usual ends are read by slices, the usual op messages by one small decoder, all else by the codecs of
-`bridge/core`. Both ways give the same rows.
-
 Op messages of one Kafka transaction end with its position: they are applied when the journal has been read
 up to that S. Where compaction has left more before a position than can wait in memory, op messages go
 first, then the journal, and S moves last: each row is true at every moment, only `s` says what is complete.
@@ -29,6 +26,8 @@ from bridge.core.transaction import MessageSummary, is_raw_id
 from bridge.sql.rows import AppliedPosition
 
 # --- records of the half topic and the op topic -> what the projection keeps of them ---
+# The usual ends are read by slices, the usual op messages by one small decoder, all else by the codecs of
+# `bridge/core`. Both ways give the same rows.
 
 _END_HEAD = b"KIND\x01E\x02UNIQ_KEY\x01"
 _END_TAIL = b"\x02V\x011\x02"

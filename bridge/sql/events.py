@@ -1,7 +1,4 @@
-"""Events that wait for webhooks: CloudEvents 1.0 in JSON, and how far those who make them have looked.
-
-Source: CloudEvents 1.0.2, JSON format 1.0.2. The id is made of what happened, so that whoever hears it twice can tell.
-"""
+"""Events that wait for webhooks: CloudEvents 1.0 in JSON, and how far those who make them have looked."""
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
@@ -17,6 +14,8 @@ from bridge.sql.identity import Halt, TopicIdentity, read_halts, read_identity
 from bridge.sql.tables import check_results, event_marks, webhook_deliveries
 
 # --- what the bridge tells others about itself, as CloudEvents 1.0 in JSON ---
+# Source: CloudEvents 1.0.2, JSON format 1.0.2. The id is made of what happened, so that whoever hears it twice can
+# tell.
 
 CLOUD_EVENTS_JSON = "application/cloudevents+json"
 

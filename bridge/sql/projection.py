@@ -1,9 +1,4 @@
-"""Writes of the projection: chunks and positions in one SQL transaction, purging, rebuilding.
-
-They are: prepared, and committed by its producer in the same chunk; prepared, and nothing else yet; committed after
-it was prepared in an earlier chunk of this process. All others are rare: `Fold` tells them. A half message that is no
-repeat is taken to be new. Where it is known all the same a unique index refuses it, and the whole chunk is folded.
-"""
+"""Writes of the projection: chunks and positions in one SQL transaction, purging, rebuilding."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,6 +46,9 @@ from bridge.sql.tables import (
 )
 
 # --- the stories that nearly all transactions of a chunk have, told without looking at what SQL holds of them ---
+# They are: prepared, and committed by its producer in the same chunk; prepared, and nothing else yet; committed after
+# it was prepared in an earlier chunk of this process. All others are rare: `Fold` tells them. A half message that is no
+# repeat is taken to be new. Where it is known all the same a unique index refuses it, and the whole chunk is folded.
 
 _COMMITTED = TransactionState.COMMITTED.value
 _NEW_COLUMNS = (

@@ -1,7 +1,4 @@
-"""`with bridge.transaction(session)`: the session's rows and the messages, both or neither.
-
-Only sessions and connections of SQLAlchemy signal that they are about to commit; of others nothing is known.
-"""
+"""`with bridge.transaction(session)`: the session's rows and the messages, both or neither."""
 
 import inspect
 import logging
@@ -39,6 +36,7 @@ from outbox.client.message import MAX_MESSAGES, HeadersLike, Message, Text, Valu
 from outbox.client.replies import Prepared, TransactionView
 
 # --- the local transaction as a block sees it: its session, its record, and the guard of both ---
+# Only sessions and connections of SQLAlchemy signal that they are about to commit; of others nothing is known.
 
 
 def load_guards() -> Any:  # noqa: ANN401 - a module

@@ -1,6 +1,6 @@
 """How an instance comes by its checks: it fetches them, or lends the bridge its endpoint while it lives.
 
-worker = bridge.pull_worker(record.answers(engine))
+    worker = bridge.pull_worker(record.answers(engine))
     threading.Thread(target=worker.run_forever, args=(stop,)).start()
 
 What is not answered in time is left out: its lease runs out, and the bridge gives it to another.

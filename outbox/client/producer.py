@@ -1,7 +1,4 @@
-"""RocketMQ's TransactionProducer, for threads and for event loops. Source: DefaultMQProducerImpl.
-
-No answer uses up nothing at the bridge: it asks again later, or another instance.
-"""
+"""RocketMQ's TransactionProducer, for threads and for event loops. Source: DefaultMQProducerImpl."""
 
 import asyncio
 import logging
@@ -35,6 +32,7 @@ from outbox.client.listener import (
 from outbox.client.message import Message
 
 # --- answers checks with the listener, within bounds: what finds no place, or takes too long, is left out ---
+# No answer uses up nothing at the bridge: it asks again later, or another instance.
 
 C = TypeVar("C", bound=Check)
 

@@ -1,8 +1,6 @@
 """From the fold's rows to findings, and producers' tables against transactions.
 
 What no receipt names is nobody's: a duplicate or a phantom looks like another producer's record.
-
-Views: `first_rows`, `second_rows` (`tables.ROW_SCHEMA`), and those of a run, `events` and `transactions`.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -213,6 +211,7 @@ def _make_event(row: SparkRow) -> Event:
 
 
 # --- rows against transactions ---
+# Views: `first_rows`, `second_rows` (`tables.ROW_SCHEMA`), and those of a run, `events` and `transactions`.
 
 _Ties = tuple[int, str | None, int | None]  # a table's number, the id or the hash of the key that a row holds
 

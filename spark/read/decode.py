@@ -1,8 +1,5 @@
 """Kafka's records -> the envelope, as Arrow columns of many rows at once. `spark.read.formats` reads each.
 
-A hash of several values is a chain: the hash of each is the seed of the next, and 42 that of the first; a null changes
-nothing.
-
 Every record becomes one row, so that rows and holes add up to the offsets read; what cannot be parsed is UNREADABLE,
 never an error of the job. Keys, values and headers go no further than this; hashes are those of `spark.read.envelope`.
 """
@@ -33,6 +30,8 @@ from spark.read.formats import (
 )
 
 # --- Spark's `xxhash64` of many rows at once, so that a hash made in Python equals one made in SQL ---
+# A hash of several values is a chain: the hash of each is the seed of the next, and 42 that of the first; a null
+# changes nothing.
 
 Hashes = NDArray[np.uint64]
 Sizes = NDArray[np.int64]

@@ -1,12 +1,4 @@
-"""What a run leaves behind: its folder, files for programs, one page for people. Same input, same bytes.
-
-OUT/ledger.json         runs that are complete, oldest first; replaced in one step
-    OUT/000001/             the report, and for later runs: window.json, events/, carry/
-
-    OUT/.lock               held by the run that is at work; the system frees it when that is killed
-
-A run that was killed is in no ledger: the next one takes its number and begins at the same offsets.
-"""
+"""What a run leaves behind: its folder, files for programs, one page for people. Same input, same bytes."""
 
 import fcntl
 import hashlib
@@ -29,6 +21,12 @@ from spark.read.window import WINDOW_FILE, Window, encode_window, read_window
 from spark.report.page import make_page, show_counted
 
 # --- the folders of runs: each run has one of its own, and counts only when the ledger names it ---
+# OUT/ledger.json         runs that are complete, oldest first; replaced in one step
+#     OUT/000001/             the report, and for later runs: window.json, events/, carry/
+#
+#     OUT/.lock               held by the run that is at work; the system frees it when that is killed
+#
+# A run that was killed is in no ledger: the next one takes its number and begins at the same offsets.
 
 _NAME = "ledger.json"
 _MAY_LACK = ("closing", "p95_ms")

@@ -1,8 +1,5 @@
 """What the self-test plants, and what it looks like in the bridge's formats.
 
-A tale is one transaction's records as steps. The journal's steps are written first, for all tales; then real,
-parked and op records, batch by batch in Kafka transactions; steps and tales that are late come after all others.
-
 The stage takes the times it is given, so that a transaction can be a day old. Nothing is written here.
 """
 
@@ -23,6 +20,8 @@ from spark.read.envelope import ACT_ABANDON, ACT_RESUME, COMMIT, ROLLBACK, UNKNO
 from spark.read.table_list import BARRED, WRITTEN
 
 # --- what the self-test plants: every kind of finding, and everything that looks like one and is right ---
+# A tale is one transaction's records as steps. The journal's steps are written first, for all tales; then real, parked
+# and op records, batch by batch in Kafka transactions; steps and tales that are late come after all others.
 
 ORDERS, CREDITS, EXPIRED = "orders", "credits", "expired"  # of the last, everything is removed after it was written
 HOUR_MS = 3_600_000

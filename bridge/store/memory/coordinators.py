@@ -1,8 +1,4 @@
-"""Coordinators of the in-memory log: of transactions, and of consumer groups.
-
-An EndTxn names only producer id and epoch, and the epoch does not change between two Kafka transactions
-of one producer: so a late EndTxn ends whatever that producer has open by then (KAFKA-17754).
-"""
+"""Coordinators of the in-memory log: of transactions, and of consumer groups."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,6 +12,8 @@ from bridge.store.memory.partition import Appended, Stamp
 from bridge.store.message_store import GroupChange
 
 # --- transaction coordinator of the in-memory log: transactional ids, epochs, markers; the older protocol (TV1) ---
+# An EndTxn names only producer id and epoch, and the epoch does not change between two Kafka transactions of one
+# producer: so a late EndTxn ends whatever that producer has open by then (KAFKA-17754).
 
 _MARKER_RETRY_MS = 100
 
