@@ -285,6 +285,15 @@ def _is_signing_secret(text: str) -> bool:
         return False
 
 
+class CanarySettings(SettingSection):
+    """A transaction now and then that shows whether the whole way is open, and how long it takes."""
+
+    topic: str = ""
+    """A topic that nobody else writes to, made by you; without one there is no canary. Each api process has its own."""
+    interval_seconds: Annotated[float, Field(ge=1, le=3_600)] = 60.0
+    """How often one is prepared, committed and read."""
+
+
 class SettlerSettings(SettingSection):
     """How settlers share the queues."""
 

@@ -21,6 +21,7 @@ from api.outgoing import parse_servers
 from api.setting_sections import (
     AuthSettings,
     CallbacksSettings,
+    CanarySettings,
     HttpSettings,
     LimitsSettings,
     LogSettings,
@@ -163,6 +164,7 @@ class Settings(BaseSettings):
     quotas: QuotasSettings = QuotasSettings()
     callbacks: CallbacksSettings = CallbacksSettings()
     remoting: RemotingSettings = RemotingSettings()
+    canary: CanarySettings = CanarySettings()
     webhooks: tuple[WebhookSettings, ...] = ()
     """Receivers of the bridge's own events; the same in all processes."""
     settler: SettlerSettings = SettlerSettings()

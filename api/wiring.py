@@ -36,6 +36,7 @@ from bridge.fault_points import FaultPoint, reach
 from bridge.node import Backing, Node, NodeConfig, Roles
 from bridge.projector import RebuildProgress
 from bridge.service.access import AccessConfig
+from bridge.service.canary import CanaryConfig
 from bridge.service.contract import Limits
 from bridge.service.issuers import IssuerConfig
 from bridge.service.topics import TopicCacheConfig
@@ -341,6 +342,7 @@ class _Process:
             sessions=node.sessions,
             signing=node.signing,
             webhooks=node.webhooks,
+            canary=node.canary,
             is_read_only=http.console == "read-only",
             consumers=node.consumers,
             reports=http.reports,
@@ -373,7 +375,7 @@ class _Process:
         return all(result.is_ok or result.is_degraded for result in results)
 
     def _make_config(self) -> NodeConfig:
-        settings, chosen = self._settings, self._settings.settler
+        settings, chosen, canary = self._settings, self._settings.settler, self._settings.canary
         return NodeConfig(
             make_owner(),
             internal_topics(settings),
@@ -395,6 +397,7 @@ class _Process:
             masks=Masks(MaskRule(one.topic, one.headers, one.paths) for one in settings.http.masks),
             check_after_ms=round(settings.check_after_seconds * 1000),
             webhooks=[self._make_webhook(webhook) for webhook in settings.webhooks],
+            canary=CanaryConfig(canary.topic, round(canary.interval_seconds * 1000)) if canary.topic else None,
         )
 
     def _make_webhook(self, webhook: WebhookSettings) -> WebhookTarget:

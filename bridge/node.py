@@ -25,6 +25,7 @@ from bridge.projector import Projector, ProjectorConfig, ProjectorPorts, Rebuild
 from bridge.service.access import AccessConfig, AccessService, Sessions, SigningSecrets
 from bridge.service.admission import Admission, PendingGauge, Repeats
 from bridge.service.audit import AuditHeads, HeadTopic
+from bridge.service.canary import Canary, CanaryConfig
 from bridge.service.claims import ClaimService
 from bridge.service.contract import Limits
 from bridge.service.end import Ender
@@ -127,6 +128,7 @@ class NodeConfig:
     overridden: Collection[str] = ()
     auto_create_groups: bool = True
     webhooks: Sequence[WebhookTarget] = ()
+    canary: CanaryConfig | None = None
     refresh_ms: int = 1_000  # what other processes change of producer groups is seen after this
     check_after_ms: int = CheckTimes().transaction_timeout_ms  # of groups that have the usual transaction timeout
     masks: Masks = field(default_factory=Masks)
@@ -227,6 +229,8 @@ class Node:
             self.run("pending", self.pending.run_forever())
             self.run("redrive", self.redrive.run_forever())
             self.run("audit", self.audit_heads.run_forever())
+            if self.canary is not None and roles.api:
+                self.run("canary", self.canary.run_forever())
             self._stack.push_async_callback(self.webhooks.close)
             if self.webhooks.targets:
                 self.run("webhooks", self._lease("webhooks").work_forever(self.webhooks.work))
@@ -365,6 +369,9 @@ class Node:
             self.make_text, backing.random.random,
         )  # fmt: skip
         self.webhooks = Webhooks(config.webhooks, telling)
+        self.canary: Canary | None = None
+        if config.canary is not None:
+            self.canary = Canary(config.canary, self.transactions, self.directory, store, clock, self.make_text)
         self.consumers = ConsumerWatch(store, backing.admin, clock)
         self.parked = ParkedService(database, clock, lambda: f"{random_bits(80):020x}")
         self.redrive = RedriveLoop(database, clock, operators, ender, prefix, config.redrive)

@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api.cli.connect import DEV_KAFKA, ConfigOption, call, load, quoted, read_seconds, run_loop, sigterm_as_ctrl_c
+from api.cli.connect import (
+    DEFAULT_URL,
+    DEV_KAFKA,
+    ConfigOption,
+    call,
+    load,
+    quoted,
+    read_seconds,
+    run_loop,
+    sigterm_as_ctrl_c,
+)
 from api.cli.demo_environment import Keeper, Steps
 from api.cli.output import (
     CommandFailed,
@@ -402,13 +412,18 @@ def _welcome(url: str, settings: "Settings", wishes: DevOptions, steps: Steps) -
         ready = {"event": "ready", "url": url, "kafka": bootstrap, "data": str(settings.data_dir), "pid": os.getpid()}
         print_line(encode(ready).decode())
         return
+    # commands find the Kafka of a `dev` by its folder
+    is_found = load(None).data_dir.resolve() == settings.data_dir.resolve()
+    place = "" if is_found else f"OUTBOX_BRIDGE_DATA_DIR={settings.data_dir} "
+    bridge = "" if url == DEFAULT_URL else f" --url {url}"
     lines = {
         "API": url,
         "docs": f"{url}/docs",
         "Kafka": bootstrap,
         "data": str(settings.data_dir),
-        "topics": ", ".join(wishes.topics) or "outbox-bridge topic create NAME makes one",
-        "next": "outbox-bridge group put GROUP --endpoint URL, in another terminal: whom to ask when a producer died",
+        "topics": ", ".join(wishes.topics) or f"{place}outbox-bridge topic create NAME makes one",
+        "next": f"outbox-bridge group put GROUP --endpoint URL{bridge}, in another terminal: "
+        "whom to ask when a producer died",
         "stop": "Ctrl-C",
     }
     if wishes.rocketmq_port is not None:

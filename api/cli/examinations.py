@@ -23,8 +23,8 @@ import msgspec
 
 from api.cli.connect import call, client_for, find_all, quoted
 from api.cli.output import CommandFailed
+from api.cli.parked import BROKEN, OK, SKIPPED, WARNING, Diagnosis, Probes, judge_groups, judge_stats
 from api.cli.security import count_secrets
-from api.cli.standing_work import BROKEN, OK, SKIPPED, WARNING, Diagnosis, Probes, judge_groups, judge_stats
 from api.settings import Origin, Settings, find_open_servers
 from api.wiring import KafkaParts, find_denied, kafka_parts, open_database
 from bridge.broker.ports import JavaMissing, find_java

@@ -28,7 +28,7 @@ from api.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from api.cli.standing_work import Diagnosis
+    from api.cli.parked import Diagnosis
     from bridge.giving_up import Loss
 
 

@@ -66,6 +66,7 @@ async def look(request: ApiRequest) -> dict[str, object]:
     ]
     return {
         "stats": stats,
+        "canary": None if services.canary is None else services.canary.last,
         "total": stats.projection.total,
         "groups": groups,
         "concerns": concerns,

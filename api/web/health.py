@@ -24,10 +24,12 @@ from api.web.road import NO_STORE, HttpAnswer, Routes, json_answer
 from api.web.transports import Certificates
 from bridge.core.errors import SqlUnavailable, StoreError
 from bridge.core.grants import Verb
+from bridge.core.measures import show_time
 from bridge.log_watch import REMEDY, BodyWatch, LogWatch
 from bridge.node import Node
 from bridge.projector import Projector
 from bridge.service.audit import AuditHeads
+from bridge.service.canary import Canary
 from bridge.service.contract import Refused
 from bridge.service.reads import SearchService
 from bridge.service.replies import OpFollower
@@ -73,6 +75,8 @@ def make_readiness(
         checks["answers"] = lambda: _answers(node.follower)
         checks["settling"] = lambda: _settling(node.search)
         checks["audit"] = lambda: _audit(node.audit_heads)
+    if (canary := node.canary) is not None and node.roles.api:
+        checks["canary"] = lambda: _canary(canary)
     return checks
 
 
@@ -134,6 +138,14 @@ async def _prepares(directory: SqlDirectory) -> CheckResult:
     told = "an operator has paused prepares of all groups; `outbox-bridge resume` takes them again"
     is_ok = directory.accepts_prepares
     return CheckResult(is_ok=is_ok, is_degraded=True, detail="" if is_ok else told)
+
+
+async def _canary(canary: Canary) -> CheckResult:
+    last = canary.last
+    if last is None or last.failure is None:
+        return CheckResult(is_ok=True)
+    detail = f"the canary of {show_time(last.began_ms)} has not arrived in {canary.config.topic}: {last.failure}"
+    return CheckResult(is_ok=False, is_degraded=True, detail=detail)
 
 
 async def _settler(settler: Settler) -> CheckResult:

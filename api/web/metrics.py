@@ -15,6 +15,7 @@ from api.web.transports import Certificates
 from bridge.core.measures import DURATION_BOUNDS_MS, MOST_NAMES, OTHER_NAMES, Durations
 from bridge.node import Node
 from bridge.service.audit import AuditHeads
+from bridge.service.canary import ARRIVED, FAILED, Canary
 from bridge.service.contract import Refused
 from bridge.service.reads import BridgeStats, SearchService
 from bridge.settler.settler import Hold, Settler
@@ -218,6 +219,7 @@ class NodeMetrics(ProcessMetrics):
         if self._node.roles.is_called:
             yield from _collect_audit(self._node.audit_heads)
             yield from _collect_webhooks(self._node.webhooks)
+            yield from _collect_canary(self._node.canary)
         for port in self._ports:
             yield from port.copy_metrics()
         if self._node.settler is not None:
@@ -260,6 +262,16 @@ def _collect_webhooks(webhooks: Webhooks) -> Iterable[Metric]:
         if target.name in webhooks.waiting:
             waiting.add_metric([target.name], webhooks.waiting[target.name].events)
     yield from (events, waiting)
+
+
+def _collect_canary(canary: Canary | None) -> Iterable[Metric]:
+    runs = CounterMetricFamily(f"{PREFIX}canary_runs", "Looks at the canary, by what came of them.", labels=["word"])
+    seconds = HistogramMetricFamily(f"{PREFIX}canary_seconds", "From a canary's prepare to when it was read.")
+    if canary is not None:
+        for word in (ARRIVED, FAILED):
+            runs.add_metric([word], canary.counts[word])
+        _add_durations(seconds, [], canary.durations)
+    yield from (runs, seconds)
 
 
 def _collect_settler(settler: Settler) -> Iterable[Metric]:

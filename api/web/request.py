@@ -39,6 +39,7 @@ from bridge.core.message import Header
 from bridge.core.properties import is_property_text
 from bridge.core.transaction import read_trace
 from bridge.service.access import AccessService, Sessions, SigningSecrets
+from bridge.service.canary import Canary
 from bridge.service.claims import ClaimService
 from bridge.service.contract import Refused
 from bridge.service.groups import GroupService
@@ -93,6 +94,7 @@ class Services:
     sessions: Sessions | None = None
     signing: SigningSecrets | None = None
     webhooks: Webhooks | None = None
+    canary: Canary | None = None
     is_read_only: bool = False
     settings: Sequence[tuple[str, str, str]] = ()
     consumers: ConsumerWatch | None = None

@@ -1,0 +1,100 @@
+"""bridge.service.canary: whether a transaction gets through, or why not, without leaving heaps behind."""
+
+from pathlib import Path
+
+from bridge.node import Node
+from bridge.service.canary import ARRIVED, CANARY_GROUP, FAILED, Canary, CanaryConfig
+from bridge.store.memory.link import Fate, NoFaults, Step
+from tests.support.service_world import ServiceWorld, make_service_world
+
+TOPIC = "orders"
+
+
+class SlowLog(NoFaults):
+    """Each request takes three milliseconds."""
+
+    async def before(self, step: Step) -> Fate:
+        return Fate(request_ms=3)
+
+
+def make_canary(api: Node, topic: str = TOPIC) -> Canary:
+    backing = api.backing
+    config = CanaryConfig(topic, 60_000)
+    return Canary(config, api.transactions, api.directory, backing.store, backing.clock, api.make_text)
+
+
+async def count_prepared(world: ServiceWorld) -> int:
+    """Half messages of the canary, in all queues."""
+    journals = [await world.journal(queue_id) for queue_id in range(world.topics.queues)]
+    return sum(getattr(record, "group", None) == CANARY_GROUP for journal in journals for record in journal)
+
+
+def test_canary_arrives_and_tells_how_long_each_step_took(tmp_path: Path) -> None:
+    """Prepared, published, read again: a new one each time."""
+    world = make_service_world(tmp_path, faults=SlowLog())
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling():
+            canary = make_canary(api)
+            first, second = await canary.run_once(), await canary.run_once()
+            assert (first.failure, second.failure) == (None, None)
+            assert min(first.prepare_ms, first.settle_ms, first.read_ms) >= 3
+            assert first.total_ms == first.prepare_ms + first.settle_ms + first.read_ms
+            assert (canary.last, canary.counts) == (second, {ARRIVED: 2})
+            assert canary.durations.count == 2
+            assert await count_prepared(world) == 2
+
+    world.run(story())
+
+
+def test_canary_that_cannot_be_published_is_followed_and_not_repeated(tmp_path: Path) -> None:
+    """A topic that takes nothing gets one; once it takes it, that one has arrived."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling():
+            canary = make_canary(api)
+            assert (await canary.run_once()).failure is None
+            topic = world.settlers.memory.cluster.log.topics[TOPIC]
+            topic.is_denied = True
+            failures = [(await canary.run_once()).failure for _ in range(3)]
+            assert all(failures)
+            assert await count_prepared(world) == 2
+            topic.is_denied = False
+            await world.sleep(60_000)
+            assert (await canary.run_once()).failure is None
+            assert (canary.counts[FAILED], await count_prepared(world)) == (3, 2)
+            assert (await canary.run_once()).failure is None
+
+    world.run(story())
+
+
+def test_canary_without_a_topic_says_what_to_do(tmp_path: Path) -> None:
+    """The remedy is in what readiness shows."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling():
+            canary = make_canary(api, "nowhere")
+            failure = (await canary.run_once()).failure
+            assert failure is not None
+            assert "outbox-bridge topic create nowhere" in failure
+            assert await count_prepared(world) == 0
+
+    world.run(story())
+
+
+def test_database_that_is_away_is_a_failure_and_no_end(tmp_path: Path) -> None:
+    """The loop goes on; the next one arrives."""
+    world = make_service_world(tmp_path)
+
+    async def story() -> None:
+        async with world.serving() as api, world.settlers.settling():
+            canary = make_canary(api)
+            world.database.is_down = True
+            failure = (await canary.run_once()).failure
+            world.database.is_down = False
+            assert failure is None or "down" in failure
+            assert (await canary.run_once()).failure is None
+
+    world.run(story())
