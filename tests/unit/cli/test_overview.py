@@ -1,8 +1,11 @@
 """api.cli.transactions: the whole bridge at a glance."""
 
 import json
+import subprocess
+import sys
 
 from tests.support.canned_http import CannedServer
+from tests.support.source_tree import ROOT
 from tests.unit.cli.conftest import Cli
 
 COUNTS = {
@@ -27,3 +30,11 @@ def test_version_is_told(cli: Cli) -> None:
     """As a word, and for programs."""
     number = cli("version").out.split()[-1]
     assert json.loads(cli("version", "-o", "json").out) == {"version": number}
+
+
+def test_commands_start_without_what_few_of_them_need() -> None:
+    """Each import here is waited for by every command, a help text too."""
+    code = "import sys, api.cli.main; print(*{name.partition('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    slow = {"aiohttp", "alembic", "confluent_kafka", "fastapi", "matplotlib", "pyspark", "sqlalchemy", "uvicorn"}
+    assert slow & set(loaded.split()) == set()

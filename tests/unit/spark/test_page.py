@@ -1,7 +1,8 @@
 """The page, from numbers made by hand; how it looks is seen in tests/e2e/test_report_page.py."""
 
 from spark.judge.rules import FindingKind
-from spark.report.page import ADVICE, show_duration, show_plain
+from spark.report.advice import ADVICE
+from spark.report.page import show_duration, show_plain
 from tests.support.report_pages import HOSTILE, PAGES
 
 
