@@ -55,10 +55,10 @@ from bridge.broker.jars import (
 )
 from bridge.broker.ports import BrokerError, Java, JavaMissing, find_java
 from spark.errors import BadUsage
+from spark.judge.findings import ADVICE
 from spark.judge.rules import FindingKind
 from spark.options import SPARK_VERSION, read_json
 from spark.read.table_list import MARIADB, POSTGRESQL, SQLITE, kinds_of, parse_tables
-from spark.report.advice import ADVICE
 
 _DRIVER_PINS = "jdbc-drivers.sha256"
 _DRIVERS = {POSTGRESQL: "postgresql", SQLITE: "sqlite-jdbc", MARIADB: "mariadb-java-client"}

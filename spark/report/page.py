@@ -16,11 +16,10 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from spark.judge.findings import CLEARED, NEW, WARNINGS, Finding
+from spark.judge.findings import ADVICE, CLEARED, NEW, WARNINGS, Advice, Finding
 from spark.judge.rules import FindingKind
 from spark.judge.totals import BOOK_COLUMNS
 from spark.read.window import Window
-from spark.report.advice import ADVICE, Advice
 
 _INK, _FILL = "#2f3b52", "#4c78a8"
 _OF_PAGE = {_INK: "var(--ink)", _FILL: "var(--bar)"}  # light or dark is known to the page alone

@@ -1,7 +1,7 @@
 """The page, from numbers made by hand; how it looks is seen in tests/e2e/test_report_page.py."""
 
+from spark.judge.findings import ADVICE
 from spark.judge.rules import FindingKind
-from spark.report.advice import ADVICE
 from spark.report.page import show_duration, show_plain
 from tests.support.report_pages import HOSTILE, PAGES
 
