@@ -49,7 +49,7 @@ from bridge.store.message_store import MessageStore, OwnerStore, TopicAdmin
 from bridge.store.op_topic import SealedOwnerStore, SealWatch
 from bridge.topology import TopologyGuard, load_seals
 from bridge.turns import Turns
-from checker.call import CheckCaller, CheckerConfig, Nonces
+from checker.call import CheckCaller, CheckerConfig, LateCaller, Nonces
 from checker.context import CheckContext
 from checker.endpoint_trial import EndpointTrials, OwnershipProof
 from checker.service import CallsOfGroup, CheckService
@@ -222,8 +222,7 @@ class Node:
         if roles.settler:
             self._start_settler()
         if roles.is_called:
-            self._stack.push_async_callback(self._proof.close)
-            self._stack.push_async_callback(self.trials.close)
+            self._stack.push_async_callback(self._caller.close)
             self.run("answers", self.follower.run_forever())
             self.run("destinations", self.destinations.run_forever())
             self.run("pending", self.pending.run_forever())
@@ -231,7 +230,6 @@ class Node:
             self.run("audit", self.audit_heads.run_forever())
             if self.canary is not None and roles.api:
                 self.run("canary", self.canary.run_forever())
-            self._stack.push_async_callback(self.webhooks.close)
             if self.webhooks.targets:
                 self.run("webhooks", self._lease("webhooks").work_forever(self.webhooks.work))
 
@@ -358,14 +356,15 @@ class Node:
         operators = Operators(ender, self.reads, trail, topics, limits, self.kafka_time)
         bodies = BodyReader(store, topics, self.bodies.is_lost, config.masks)
         self.transactions = TransactionService(preparer, ender, operators, self.reads, bodies, clock)
-        self._proof = OwnershipProof(backing.open_caller, clock, self.make_text)
-        self.trials = EndpointTrials(backing.open_caller)
+        self._caller = LateCaller(backing.open_caller)  # for calls that are no checks
+        self._proof = OwnershipProof(self._caller, clock, self.make_text)
+        self.trials = EndpointTrials(self._caller)
         self.groups = GroupService(self.directory, self.reads, clock, topics.queues, config.refuse_url, self._prove)
         self.claims = ClaimService(SqlPullCheckStore(database), self.directory, self.reads, bodies, clock)
         self._lags = ConsumerLag(store, topics, self.follower, self.kafka_time)
         self.search = SearchService(database, clock, self.kafka_time, self._lags)
         telling = WebhookPorts(
-            store, topics, database, backing.check_clock or clock, backing.open_caller, self._read_settling,
+            store, topics, database, backing.check_clock or clock, self._caller, self._read_settling,
             self.make_text, backing.random.random,
         )  # fmt: skip
         self.webhooks = Webhooks(config.webhooks, telling)

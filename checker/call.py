@@ -366,6 +366,25 @@ class CheckCaller(Protocol):
         ...
 
 
+class LateCaller:
+    """CheckCaller that is opened with its first call: most processes make none of those that it is for."""
+
+    def __init__(self, open_caller: Callable[[], CheckCaller]) -> None:
+        self._open_caller = open_caller
+        self._caller: CheckCaller | None = None
+
+    async def call(self, call: EndpointCall) -> EndpointReply:
+        """As the caller does that it opens."""
+        if self._caller is None:
+            self._caller = self._open_caller()
+        return await self._caller.call(call)
+
+    async def close(self) -> None:
+        """Cuts what is open."""
+        if self._caller is not None:
+            await self._caller.close()
+
+
 def failure_of(status: int) -> Failure | None:
     """What a status other than 200 means; None for 200."""
     if status == 200:

@@ -4,8 +4,7 @@ import asyncio
 import base64
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -59,13 +58,12 @@ _MOST_BYTES = 4_096
 
 
 class OwnershipProof:
-    """Asks endpoints for it. `open_caller`: called once, when the first one is asked."""
+    """Asks endpoints for it."""
 
-    def __init__(self, open_caller: Callable[[], CheckCaller], clock: Clock, make_text: Callable[[], str]) -> None:
-        self._open_caller = open_caller
+    def __init__(self, caller: CheckCaller, clock: Clock, make_text: Callable[[], str]) -> None:
+        self._caller = caller
         self._clock = clock
         self._make_text = make_text
-        self._caller: CheckCaller | None = None
 
     async def find_flaw(self, group: ProducerGroup, url: str) -> str | None:
         """Why the endpoint may not be called for this group; None: it has proved that it may."""
@@ -74,17 +72,10 @@ class OwnershipProof:
         headers = sign_call(group.secrets, self._make_text(), self._clock.now_ms(), body)
         if headers is None:
             return "the group has no secret that calls can be signed with"
-        if self._caller is None:
-            self._caller = self._open_caller()
         reply = await self._caller.call(EndpointCall(url, headers, body.encode(), _TIMEOUT_MS, _MOST_BYTES))
         if reply.failure is not None:
             return f"the endpoint did not answer the challenge: {reply.failure}" + _show_status(reply.status)
         return None if is_echo(reply.body, challenge) else "the endpoint did not send the challenge back"
-
-    async def close(self) -> None:
-        """Cuts what is open."""
-        if self._caller is not None:
-            await self._caller.close()
 
 
 def _show_status(status: int) -> str:
@@ -133,19 +124,18 @@ class TrialReport(NamedTuple):
 
 class EndpointTrials:
     """Trials at the endpoints of groups. They leave nothing behind: no answer counts, and each call says that it is
-    a trial. A few at once; the others wait. `open_caller`: called once, when the first one begins."""
+    a trial. A few at once; the others wait."""
 
-    def __init__(self, open_caller: Callable[[], CheckCaller]) -> None:
-        self._open_caller = open_caller
-        self._caller: CheckCaller | None = None
+    def __init__(self, caller: CheckCaller) -> None:
+        self._caller = caller
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     async def attack(self, group: ProducerGroup, plan: TrialPlan) -> TrialReport:
         """All trials at each endpoint, one endpoint after the other."""
         report = TrialReport([], [])
-        async with self._turn() as caller:
+        async with self._turns:
             for endpoint in group.endpoints:
-                trial = _EndpointTrial(caller, group, endpoint.url)
+                trial = _EndpointTrial(self._caller, group, endpoint.url)
                 await trial.attack(plan)
                 report.findings.extend(trial.findings)
                 report.later.extend(trial.later)
@@ -155,32 +145,20 @@ class EndpointTrials:
         """Whether endpoints say what they have said; one that the group no longer has is left out."""
         report = TrialReport([], [])
         urls = {place_of(endpoint.url): endpoint.url for endpoint in group.endpoints}
-        async with self._turn() as caller:
+        async with self._turns:
             for one in earlier:
                 if url := urls.get(one.endpoint):
-                    trial = _EndpointTrial(caller, group, url)
+                    trial = _EndpointTrial(self._caller, group, url)
                     await trial.ask_again(one)
                     report.findings.extend(trial.findings)
         return report
 
     async def probe(self, group: ProducerGroup) -> TrialReport:
         """One signed call to each endpoint, all at once, about no transaction."""
-        async with self._turn() as caller:
-            trials = [_EndpointTrial(caller, group, endpoint.url) for endpoint in group.endpoints]
+        async with self._turns:
+            trials = [_EndpointTrial(self._caller, group, endpoint.url) for endpoint in group.endpoints]
             await asyncio.gather(*[trial.probe() for trial in trials])
         return TrialReport([finding for trial in trials for finding in trial.findings], [])
-
-    async def close(self) -> None:
-        """Cuts what is open."""
-        if self._caller is not None:
-            await self._caller.close()
-
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[CheckCaller]:
-        async with self._turns:
-            if self._caller is None:
-                self._caller = self._open_caller()
-            yield self._caller
 
 
 class _Sent(NamedTuple):

@@ -113,7 +113,7 @@ class WebhookPorts:
     topics: InternalTopics
     database: Database
     clock: Clock
-    open_caller: Callable[[], CheckCaller]
+    caller: CheckCaller
     read_ages: Callable[[], Awaitable[Mapping[int, int]]]
     make_text: Callable[[], str]
     random: Callable[[], float]
@@ -134,7 +134,6 @@ class Webhooks:
         self.counts: Counter[tuple[str, str]] = Counter()
         self.waiting: Mapping[str, Waiting] = {}
         self._ports = ports
-        self._caller: CheckCaller | None = None
         self._groups: dict[str, GroupMark] = {}
 
     async def work(self) -> None:
@@ -144,11 +143,6 @@ class Webhooks:
             tasks.create_task(self._look_forever())
             for target in self.targets:
                 tasks.create_task(self._tell_forever(target))
-
-    async def close(self) -> None:
-        """Cuts what is open."""
-        if self._caller is not None:
-            await self._caller.close()
 
     async def list(self) -> Sequence[WebhookStatus] | Refused:
         """All receivers."""
@@ -315,11 +309,9 @@ class Webhooks:
         headers = sign_call(target.secrets, event_id, self._ports.clock.now_ms(), body)
         if headers is None:
             return WebhookAttempt(0, Failure.NO_SECRET.value, 0)
-        if self._caller is None:
-            self._caller = self._ports.open_caller()
         headers = {**headers, "Content-Type": CLOUD_EVENTS_JSON}
         call = EndpointCall(target.url, headers, body.encode(), _TIMEOUT_MS, _MOST_ANSWER_BYTES)
-        reply = await self._caller.call(call)
+        reply = await self._ports.caller.call(call)
         if 200 <= reply.status < 300:
             return WebhookAttempt(reply.status, None, reply.latency_ms)
         word = (reply.failure or Failure.STATUS).value

@@ -456,7 +456,7 @@ def make_services(transactions: FakeTransactions, **others: Any) -> Services:
     """Services over one fake."""
     search = FakeSearch(transactions)
     nonces = Nonces(Keyring(), lambda: f"{getrandbits(128):039}")  # without keys: the form alone counts
-    trials = EndpointTrials(lambda: MemoryCaller(SystemClock()))
+    trials = EndpointTrials(MemoryCaller(SystemClock()))
     faces = {"claims": FakeClaims(transactions), "nonces": nonces, "trials": trials, **others}
     access = AccessService(cast("Database", None), SystemClock(), AccessConfig())  # everybody is let in unseen
     parked, groups = FakeParked(search), FakeGroups()

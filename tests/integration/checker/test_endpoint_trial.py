@@ -31,9 +31,9 @@ def verdicts(findings: list[TrialFinding], verdict: TrialVerdict) -> set[Trial]:
 
 @pytest_asyncio.fixture
 async def trials() -> AsyncIterator[EndpointTrials]:
-    made = EndpointTrials(lambda: HttpCaller(LOOPBACK, SystemClock()))
-    yield made
-    await made.close()
+    caller = HttpCaller(LOOPBACK, SystemClock())
+    yield EndpointTrials(caller)
+    await caller.close()
 
 
 async def attack(trials: EndpointTrials, endpoint: TrialEndpoint) -> list[TrialFinding]:

@@ -26,7 +26,7 @@ class WallClock(VirtualClock):
 
 
 def make_proof(caller: MemoryCaller) -> OwnershipProof:
-    return OwnershipProof(lambda: caller, WallClock(), lambda: "a-text-that-nobody-guesses")
+    return OwnershipProof(caller, WallClock(), lambda: "a-text-that-nobody-guesses")
 
 
 async def find_flaw(answer: Response, group: ProducerGroup = SHOP) -> str | None:
