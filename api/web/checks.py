@@ -9,8 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from api.web.bodies import GroupName, TransactionId
-from api.web.groups import _TAG
-from api.web.openapi import GROUP, Body, Operation
+from api.web.openapi import GROUP, GROUPS, Body, Operation
 from api.web.parse import check_group, check_transaction_id
 from api.web.request import ApiRequest, Query, read_json, refuse
 from api.web.road import NO_STORE, HttpAnswer, Routes, json_answer
@@ -81,7 +80,7 @@ class CheckAnswer(Struct):
 
 
 CLAIM_CHECKS = Operation(
-    _TAG,
+    GROUPS,
     {200: (CheckCall, "The checks, leased to the caller; none if none came due in time. As a call would send them.")},
     ("unknown-producer-group", "not-pull-mode", "projection-behind"),
     Body(
@@ -188,7 +187,7 @@ class TrialsAnswer(Struct):
 
 
 TRY_ENDPOINTS = Operation(
-    "producer groups",
+    GROUPS,
     {200: (TrialsAnswer, "What the endpoints did. Nothing was changed, and no answer counted.")},
     ("unknown-producer-group",),
     Body(TryEndpoints, is_required=False, examples={"one signed call": {"probe": True}, "all trials": {}}),

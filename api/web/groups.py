@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from api.web.bodies import GroupName, Nothing, Reason
-from api.web.openapi import CURSOR, GROUP, LIMIT, Body, Operation, query_parameter
+from api.web.openapi import CURSOR, GROUP, GROUPS, LIMIT, Body, Operation, query_parameter
 from api.web.parse import check_group
 from api.web.problems import invalid
 from api.web.request import ApiRequest, Query, check_reason, read_json, refuse, who_is
@@ -176,11 +176,10 @@ class SecretAnswer(Struct):
     secret: str
 
 
-_TAG = "producer groups"
 _LOCATION = {"Location": "Path of the group."}
 
 PUT_GROUP = Operation(
-    _TAG,
+    GROUPS,
     {
         201: (GroupSavedAnswer, "Created; with its signing secret, shown this once."),
         200: (GroupSavedAnswer, "Replaced; leased endpoints stay."),
@@ -201,23 +200,23 @@ PUT_GROUP = Operation(
     headers={201: _LOCATION, 200: _LOCATION},
 ).arguments()
 GET_GROUP = Operation(
-    _TAG, {200: (GroupAnswer, "The group.")}, ("unknown-producer-group",), parameters=(GROUP,)
+    GROUPS, {200: (GroupAnswer, "The group.")}, ("unknown-producer-group",), parameters=(GROUP,)
 ).arguments()
 LIST_GROUPS = Operation(
-    _TAG,
+    GROUPS,
     {200: (GroupList, "A page.")},
     parameters=(LIMIT, CURSOR),
     headers={200: {"Link": 'Where the next page is (`rel="next"`), if there is one.'}},
 ).arguments()
 DELETE_GROUP = Operation(
-    _TAG,
+    GROUPS,
     {200: (GroupRemoved, "Removed.")},
     ("unknown-producer-group", "producer-group-in-use", "projection-behind"),
     Body(Nothing, is_required=False),
     (GROUP,),
 ).arguments()
 ROTATE_SECRET = Operation(
-    _TAG,
+    GROUPS,
     {200: (SecretAnswer, "The new secret, shown this once.")},
     ("unknown-producer-group",),
     Body(Nothing, is_required=False),
@@ -231,21 +230,21 @@ _SWITCH = Body(
     },
 )
 PAUSE_GROUP = Operation(
-    _TAG,
+    GROUPS,
     {200: (GroupSwitchedAnswer, "Paused; calls that have begun end.")},
     ("unknown-producer-group",),
     _SWITCH,
     (GROUP,),
 ).arguments()
 RESUME_GROUP = Operation(
-    _TAG,
+    GROUPS,
     {200: (GroupSwitchedAnswer, "It goes on; what has come of age meanwhile is asked about before it is parked.")},
     ("unknown-producer-group",),
     _SWITCH,
     (GROUP,),
 ).arguments()
 REGISTER_ENDPOINT = Operation(
-    _TAG,
+    GROUPS,
     {200: (EndpointRegisteredAnswer, "Asked from now on, or for longer.")},
     ("unknown-producer-group", "callback-url-forbidden", "callback-unverified", "too-many-endpoints"),
     Body(
@@ -255,7 +254,7 @@ REGISTER_ENDPOINT = Operation(
     (GROUP,),
 ).arguments()
 REMOVE_ENDPOINT = Operation(
-    _TAG,
+    GROUPS,
     {200: (EndpointRemovedAnswer, "Asked no more, unless a PUT named it.")},
     ("unknown-producer-group",),
     Body(Nothing, is_required=False),

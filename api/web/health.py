@@ -9,7 +9,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from api.web.bodies import Reason
 from api.web.guard import NOBODY
-from api.web.openapi import HEALTH, Body, Operation, query_parameter
+from api.web.openapi import HEALTH, OPERATORS, Body, Operation, query_parameter
 from api.web.request import (
     ApiRequest,
     CheckResult,
@@ -240,9 +240,9 @@ METRICS = Operation(HEALTH, {200: (None, "Prometheus' text format.")}, media_typ
 
 _SWITCH = Body(SwitchPrepares, examples={"before a move": {"reason": "the cluster is being moved tonight"}})
 PAUSE = Operation(
-    "operators", {200: (PreparesSwitchedAnswer, "Nothing new is taken; what is pending ends.")}, (), _SWITCH
+    OPERATORS, {200: (PreparesSwitchedAnswer, "Nothing new is taken; what is pending ends.")}, (), _SWITCH
 ).arguments()
-RESUME = Operation("operators", {200: (PreparesSwitchedAnswer, "Prepares are taken.")}, (), _SWITCH).arguments()
+RESUME = Operation(OPERATORS, {200: (PreparesSwitchedAnswer, "Prepares are taken.")}, (), _SWITCH).arguments()
 
 routes = Routes()
 _switch = msgspec.json.Decoder(SwitchPrepares)

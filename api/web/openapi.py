@@ -14,7 +14,7 @@ Json = dict[str, Any]
 COMPONENT = "#/components/schemas/{name}"
 NDJSON = "application/x-ndjson"
 
-HEALTH = "health"
+HEALTH, OPERATORS, GROUPS = "health", "operators", "producer groups"  # tags of operations
 
 # Of any request; of any but those about health; of any with a body.
 _EVERY = (

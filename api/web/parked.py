@@ -9,21 +9,20 @@ import msgspec
 from msgspec import Meta, Struct
 
 from api.web.bodies import Base64, GroupName, Reason, RequestTime
-from api.web.openapi import LIMIT, Body, Operation, path_parameter
+from api.web.openapi import LIMIT, OPERATORS, Body, Operation, path_parameter
 from api.web.parse import check_group, check_property
 from api.web.problems import NOT_FOUND, Problem, Rejected, invalid
 from api.web.request import ApiRequest, Query, check_reason, read_json, refuse, who_is
 from api.web.road import HttpAnswer, Routes, answer_list, json_answer
 from api.web.search import (
-    _FILTER,
-    _LINK,
-    _TAG,
+    FILTERS,
+    NEXT_LINK,
     PARKED_PARAMETERS,
     TransactionPage,
-    _key,
-    _time,
     answer_page,
     page_of,
+    parse_key,
+    parse_optional_time,
     search_filter,
 )
 from api.web.views import (
@@ -96,9 +95,9 @@ class RedrivePreviewAnswer(Struct):
 
 
 _JOB_ID_PARAMETER = path_parameter("job_id", "Id of a job.", "r-1", "^[A-Za-z0-9_-]{1,64}$")
-PARKED = Operation(_TAG, {200: (TransactionPage, "A page.")}, parameters=_FILTER, headers=_LINK).arguments()
+PARKED = Operation(OPERATORS, {200: (TransactionPage, "A page.")}, parameters=FILTERS, headers=NEXT_LINK).arguments()
 REDRIVE = Operation(
-    _TAG,
+    OPERATORS,
     {
         202: (RedriveJobAnswer, "The job has begun."),
         200: (RedrivePreviewAnswer, "With `preview`: what a job would act on."),
@@ -117,12 +116,12 @@ REDRIVE = Operation(
     ),
     headers={202: {"Location": "Path of the job."}},
 ).arguments()
-JOBS = Operation(_TAG, {200: (RedriveJobList, "Newest first.")}, parameters=(LIMIT,)).arguments()
+JOBS = Operation(OPERATORS, {200: (RedriveJobList, "Newest first.")}, parameters=(LIMIT,)).arguments()
 JOB = Operation(
-    _TAG, {200: (RedriveJobAnswer, "The job.")}, ("not-found",), parameters=(_JOB_ID_PARAMETER,)
+    OPERATORS, {200: (RedriveJobAnswer, "The job.")}, ("not-found",), parameters=(_JOB_ID_PARAMETER,)
 ).arguments()
 STOP_JOB = Operation(
-    _TAG,
+    OPERATORS,
     {200: (RedriveJobAnswer, "The job as it stands.")},
     ("not-found",),
     Body(StopRedrive, examples={"too fast": {"reason": "the shop is overloaded"}}),
@@ -158,9 +157,9 @@ def parked_filter(body: ParkedFilter) -> SearchFilter:
     return SearchFilter(
         group=body.producer_group,
         topic=body.topic,
-        key=_key(body.key, body.key_base64, "/filter/"),
-        born_after_ms=_time(body.born_after, "/filter/born_after"),
-        born_before_ms=_time(body.born_before, "/filter/born_before"),
+        key=parse_key(body.key, body.key_base64, "/filter/"),
+        born_after_ms=parse_optional_time(body.born_after, "/filter/born_after"),
+        born_before_ms=parse_optional_time(body.born_before, "/filter/born_before"),
     )
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from api.web.bodies import EndWord, Nothing, Reason, ResolutionItem, Resolutions
 from api.web.large_bodies import LARGE_BYTES, resolution_in_steps, resolutions_in_steps
 from api.web.ndjson import Line, LinesAnswer
-from api.web.openapi import END_PROBLEMS, PREFER, TRANSACTION_ID, WAIT, Body, Operation
+from api.web.openapi import END_PROBLEMS, OPERATORS, PREFER, TRANSACTION_ID, WAIT, Body, Operation
 from api.web.parse import NoncedEnd, check_transaction_id, parse_resolution, parse_resolutions
 from api.web.problems import Problem, invalid
 from api.web.request import JSON, NDJSON, ApiRequest, check_reason, media_type, read_json, refuse, who_is
@@ -102,10 +102,8 @@ class AbandonTransaction(Struct, forbid_unknown_fields=True):
     reason: Reason
 
 
-_TAG = "operators"
-
 ASK = Operation(
-    _TAG,
+    OPERATORS,
     {202: (AskedAnswer, "The group will be asked.")},
     ("unknown-transaction", "already-resolved", "given-up", "too-early", "projection-behind", "outcome-unknown"),
     Body(Nothing, is_required=False),
@@ -113,7 +111,7 @@ ASK = Operation(
 ).arguments()
 
 FORCE = Operation(
-    _TAG,
+    OPERATORS,
     {200: (TransactionAnswer, "Settled."), 202: (TransactionAnswer, BLOCKED)},
     (*END_PROBLEMS, "projection-behind"),
     Body(
@@ -123,7 +121,7 @@ FORCE = Operation(
 ).arguments()
 
 ABANDON = Operation(
-    _TAG,
+    OPERATORS,
     {200: (TransactionAnswer, "COMMITTED and `abandoned`: nothing of it is published, now or later.")},
     ("unknown-transaction", "not-blocked", "given-up", "projection-behind", "outcome-unknown"),
     Body(AbandonTransaction, examples={"gone": {"reason": "its topic was deleted for good, see ticket 7"}}),
@@ -131,7 +129,7 @@ ABANDON = Operation(
 ).arguments()
 
 RESUME = Operation(
-    _TAG,
+    OPERATORS,
     {200: (TransactionAnswer, "PREPARED again.")},
     ("unknown-transaction", "not-parked", "already-resolved", "given-up", "projection-behind", "outcome-unknown"),
     Body(ResumeTransaction, examples={"deployed": {"reason": "the shop answers again"}}),

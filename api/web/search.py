@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from msgspec import Struct
 
 from api.web.bodies import GROUP_PATTERN
-from api.web.openapi import CURSOR, LIMIT, Json, Operation, query_parameter
+from api.web.openapi import CURSOR, LIMIT, OPERATORS, Json, Operation, query_parameter
 from api.web.parse import check_group, parse_base64
 from api.web.problems import invalid
 from api.web.request import TIME_EXPECTED, ApiRequest, Query, parse_time_ms, refuse
@@ -79,10 +79,9 @@ class AuditPage(Struct):
     next: str | None
 
 
-_TAG = "operators"
-_LINK = {200: {"Link": 'Where the next page is (`rel="next"`), if there is one.'}}
+NEXT_LINK = {200: {"Link": 'Where the next page is (`rel="next"`), if there is one.'}}
 _TIME: Json = {"type": "string", "format": "date-time"}
-_FILTER = (
+FILTERS = (
     query_parameter("producer_group", "Of this group.", {"type": "string", "pattern": GROUP_PATTERN}),
     query_parameter("topic", "With a message to this topic.", {"type": "string"}),
     query_parameter("key", "With a message of this key.", {"type": "string"}),
@@ -111,12 +110,12 @@ SEARCH = Operation(
             "Prepared with this idempotency key; without `topic` and key.",
             {"type": "string", "pattern": _PRINTABLE.pattern},
         ),
-        *_FILTER,
+        *FILTERS,
     ),
-    headers=_LINK,
+    headers=NEXT_LINK,
 ).arguments()
-STATS = Operation(_TAG, {200: (StatsAnswer, "Counts and lags.")}).arguments()
-AUDIT = Operation(_TAG, {200: (AuditPage, "A page.")}, parameters=(LIMIT, CURSOR), headers=_LINK).arguments()
+STATS = Operation(OPERATORS, {200: (StatsAnswer, "Counts and lags.")}).arguments()
+AUDIT = Operation(OPERATORS, {200: (AuditPage, "A page.")}, parameters=(LIMIT, CURSOR), headers=NEXT_LINK).arguments()
 
 
 async def answer_page(
@@ -183,7 +182,7 @@ def search_filter(query: Query, rights: Rights) -> SearchFilter:
         states=states,
         group=_group(query),
         topic=query.text("topic"),
-        key=_key(query.text("key"), query.text("key_base64"), "?"),
+        key=parse_key(query.text("key"), query.text("key_base64"), "?"),
         born_after_ms=query.time_ms("born_after"),
         born_before_ms=query.time_ms("born_before"),
         blocked=query.optional_flag("blocked"),
@@ -229,7 +228,7 @@ def _name(query: Query, name: str, form: re.Pattern[str], expected: str) -> str 
     return text
 
 
-def _key(text: str | None, in_base64: str | None, prefix: str) -> bytes | None:
+def parse_key(text: str | None, in_base64: str | None, prefix: str) -> bytes | None:
     if in_base64 is None:
         return None if text is None else text.encode()
     if text is not None:
@@ -237,7 +236,7 @@ def _key(text: str | None, in_base64: str | None, prefix: str) -> bytes | None:
     return parse_base64(in_base64, f"{prefix}key_base64")
 
 
-def _time(text: str | None, where: str) -> int | None:
+def parse_optional_time(text: str | None, where: str) -> int | None:
     try:
         return None if text is None else parse_time_ms(text)
     except ValueError:

@@ -18,6 +18,7 @@ from api.web.openapi import (
     IDEMPOTENCY_KEY,
     KAFKA_TIME,
     MESSAGE_PROBLEMS,
+    OPERATORS,
     PREFER,
     TRACE,
     TRANSACTION_ID,
@@ -143,7 +144,7 @@ GET = Operation(
 ).arguments()
 
 TIMELINE = Operation(
-    "operators",
+    OPERATORS,
     {200: (TimelineAnswer, "Oldest first.")},
     ("unknown-transaction", "given-up", "projection-behind"),
     parameters=(TRANSACTION_ID,),

@@ -6,11 +6,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from api.web.bodies import Nothing, RequestTime
-from api.web.openapi import Body, Operation, path_parameter
+from api.web.openapi import OPERATORS, Body, Operation, path_parameter
 from api.web.problems import NOT_FOUND, Problem, Rejected
 from api.web.request import ApiRequest, Query, read_json, refuse, who_is
 from api.web.road import HttpAnswer, Routes, json_answer
-from api.web.search import _TAG, _time
+from api.web.search import parse_optional_time
 from api.web.views import Time, render_optional_time
 from bridge.core.grants import Verb
 from bridge.core.measures import show_time
@@ -63,16 +63,16 @@ class FindingsReported(Struct):
 
 _NAME = path_parameter("webhook", "Name of a receiver.", "pager", "^[A-Za-z0-9._-]{1,64}$")
 
-LIST_WEBHOOKS = Operation(_TAG, {200: (WebhookList, "All of them.")}).arguments()
+LIST_WEBHOOKS = Operation(OPERATORS, {200: (WebhookList, "All of them.")}).arguments()
 TEST_WEBHOOK = Operation(
-    _TAG,
+    OPERATORS,
     {200: (WebhookTested, "Called once; `told` says whether it was any good.")},
     ("not-found",),
     Body(Nothing, is_required=False),
     (_NAME,),
 ).arguments()
 REPORT_FINDINGS = Operation(
-    _TAG,
+    OPERATORS,
     {202: (FindingsReported, "They will be told.")},
     (),
     Body(
@@ -125,7 +125,7 @@ async def report_findings(request: ApiRequest) -> HttpAnswer:
     """Tells the receivers what a reconciliation has found, as `outbox-bridge report run` does."""
     Query(request.query, ())
     body = await read_json(request, _findings)
-    at_ms = _time(body.taken_at, "/taken_at") or 0
+    at_ms = parse_optional_time(body.taken_at, "/taken_at") or 0
     key = f"{body.run}\0{at_ms}"
     data = {"run": body.run, "taken_at": show_time(at_ms), "sentence": body.sentence, "findings": body.findings}
     webhooks = request.services.webhooks
