@@ -43,7 +43,9 @@ EVERYTHING: Values = {
     "roles": {
         role: {"settings": {"kafka": {"sasl.username": role}}, "secret": {"name": f"bridge-{role}"}}
         for role in ("api", "settler", "projector", "migrate")
-    },
+    }
+    | {"remoting": {"replicas": 2, "secret": {"name": "bridge-api"}}},
+    "remotingService": {"type": "LoadBalancer", "annotations": {"a": "b"}},
     "service": {"type": "LoadBalancer", "port": 443, "annotations": {"a": "b"}},
     "podAnnotations": {"a": "b"},
     "nodeSelector": {"a": "b"},
@@ -55,7 +57,7 @@ EVERYTHING: Values = {
 }
 SINGLE: Values = {
     **LEAST,
-    "roles": {role: {"replicas": 1} for role in ("api", "settler", "projector")},
+    "roles": {role: {"replicas": 1} for role in ("api", "settler", "projector", "remoting")},
     "networkPolicy": {"enabled": False},
 }
 REFUSED: Mapping[str, Values] = {

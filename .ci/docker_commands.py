@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
@@ -30,6 +31,8 @@ from chart import EVERYTHING
 from containers import Container, Database, put_all_in, read_chart, read_compose
 from image import Build, Limits, Stage
 
+from api.remoting.frame import FrameBuffer, RemotingCommand, encode_frame
+from api.remoting.message import RequestCode
 from bridge.broker.dev_broker import DevBroker
 from bridge.broker.jars import fetch_jars
 from bridge.broker.ports import choose_free_port, find_java
@@ -124,6 +127,22 @@ def is_ready(port: int) -> bool:
             return True
     except OSError:  # not there yet, or 503
         return False
+
+
+def ask_route(port: int, context: ssl.SSLContext) -> None:
+    """Asks the door what RocketMQ's clients ask first, over TLS; a stranger gets an answer, and no route."""
+    frames = FrameBuffer()
+    asked = encode_frame(RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, 7, fields={"topic": "x"}))
+    with (
+        socket.create_connection(("127.0.0.1", port), STOP_TIMEOUT_S) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
+    ):
+        secured.sendall(asked)
+        frames.add(secured.recv(65_536))
+    (answer,) = frames.take()
+    assert (answer.opaque, answer.is_response) == (7, True)
+    assert answer.code != 0
+    print(f"the door answers over TLS: {answer.code} {answer.remark}", flush=True)
 
 
 def prove(stage: Stage, bootstrap: str) -> None:
@@ -243,7 +262,8 @@ def run_chart(stage: Stage, kafka: SecuredKafka, database: Database, folder: Pat
         "roles": {
             role: {"settings": {"kafka": options}, "secret": {"name": f"bridge-{role}"}}
             for role, options in users.items()
-        },
+        }
+        | {"remoting": {"replicas": 1, "settings": {"kafka": users["api"]}, "secret": {"name": "bridge-api"}}},
     }
     pods = read_chart(stage, values, database, secrets, folder / "secrets")
     pods.pop("migrate").run()
@@ -251,6 +271,7 @@ def run_chart(stage: Stage, kafka: SecuredKafka, database: Database, folder: Pat
         for name, pod in pods.items():
             await_true(f"{name} ready", partial(is_ready, pod.ports[8790]))
         Door(f"https://127.0.0.1:{pods['api'].ports[8780]}", key, authority.client()).publish_one(SECURED_TOPIC)
+        ask_route(pods["remoting"].ports[9876], authority.client())
 
 
 def main() -> int:

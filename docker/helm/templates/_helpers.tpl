@@ -69,11 +69,17 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- if eq $role "api" }}
 {{- $hosts := concat (include "bridge.hosts" $root | fromJsonArray) (dig "http" "allowed_hosts" list $settings) | uniq }}
 {{- $_ := set $http "allowed_hosts" $hosts }}
-{{- if $root.Values.tls.secret }}
+{{- end }}
+{{- if eq $role "remoting" }}
+{{- $place := printf "%s-remoting.%s.svc:%v" (include "bridge.name" $root) $root.Release.Namespace $root.Values.remotingService.port }}
+{{- $door := dict "host" "0.0.0.0" "port" 9876 "advertise" $place "tls" (ternary "required" "off" (ne $root.Values.tls.secret "")) }}
+{{- $settings = mergeOverwrite (dict "remoting" $door) $settings }}
+{{- end }}
+{{- $takesTls := and (has $role (list "api" "remoting")) $root.Values.tls.secret }}
+{{- if $takesTls }}
 {{- $tls := dict "cert" "/run/tls/tls.crt" "key" "/run/tls/tls.key" }}
 {{- if $root.Values.tls.clientCa }}{{ $_ := set $tls "client_ca" "/run/tls/ca.crt" }}{{ end }}
 {{- $_ := set $http "tls" $tls }}
-{{- end }}
 {{- end }}
 {{- $settings = mergeOverwrite $settings $files (dict "http" $http) -}}
 metadata:
@@ -137,6 +143,9 @@ spec:
         {{- if eq $role "api" }}
         - {name: api, containerPort: 8780}
         {{- end }}
+        {{- if eq $role "remoting" }}
+        - {name: remoting, containerPort: 9876}
+        {{- end }}
         - {name: metrics, containerPort: 8790}
       startupProbe:
         httpGet: {path: /livez, port: metrics}
@@ -150,14 +159,14 @@ spec:
         periodSeconds: 5
         timeoutSeconds: 5
       {{- end }}
-      {{- if eq $role "api" }}
+      {{- if has $role (list "api" "remoting") }}
       lifecycle:
         preStop: {sleep: {seconds: 5}} # until nobody sends it anything more
       {{- end }}
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
         - {name: secrets, mountPath: /run/secrets/outbox-bridge, readOnly: true}
-        {{- if and (eq $role "api") $root.Values.tls.secret }}
+        {{- if $takesTls }}
         - {name: tls, mountPath: /run/tls, readOnly: true}
         {{- end }}
   volumes:
@@ -168,7 +177,7 @@ spec:
         secretName: {{ $secret.name }}
         defaultMode: 0440
         items: {{- toYaml $items | nindent 10 }}
-    {{- if and (eq $role "api") $root.Values.tls.secret }}
+    {{- if $takesTls }}
     - name: tls
       secret:
         secretName: {{ $root.Values.tls.secret }}
