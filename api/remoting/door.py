@@ -30,6 +30,7 @@ from api.remoting.message import (
     parse_send,
     read_heartbeat,
 )
+from api.web.limits import Quotas, Usage
 from api.web.problems import PROBLEMS
 from bridge.clock import Clock
 from bridge.core.check_rules import CheckCalls, CheckMode, GroupSettings, is_group_name
@@ -91,6 +92,7 @@ class DoorParts:
     callers: RemotingCallers
     nonces: Callable[[], Nonces]
     clock: Clock
+    quotas: Quotas
 
 
 class Requester(Member, Protocol):
@@ -242,10 +244,17 @@ class Door:
             return
         if send.is_transactional:
             self._join(peer, send.group)
+        usage = self._parts.quotas.find(peer.caller.name)
+        if (problem := self._parts.quotas.enter(usage, self._sends)) is not None:
+            self.totals.refused += 1
+            detail = f"rate-limited: {problem.detail}; nothing was applied; again in {problem.retry_after_s} s"
+            peer.send(request.answer(ResponseCode.SYSTEM_BUSY, detail))
+            return
+        usage.charge_bytes(len(request.body))
         self._sends += 1
         self.totals.sends += 1
         rightful = _RightfulCall(call, peer.caller.rights, self._find_first_try(peer, send, call))
-        give = partial(self._give_sent, peer, request, send)
+        give = partial(self._give_sent, peer, request, send, usage)
         if rightful.first_try_ms is None:
             self._prepares.add(rightful, give)
         else:
@@ -278,8 +287,11 @@ class Door:
             return request.answer(ResponseCode.SYSTEM_BUSY, detail)
         return None
 
-    def _give_sent(self, peer: Requester, request: RemotingCommand, send: SendRequest, answer: PrepareAnswer) -> None:
+    def _give_sent(
+        self, peer: Requester, request: RemotingCommand, send: SendRequest, usage: Usage, answer: PrepareAnswer
+    ) -> None:
         self._sends -= 1
+        usage.leave()
         if isinstance(answer, Prepared):
             peer.tries.note_answer(answer.transaction_id, self._parts.transactions.kafka_time_ms())
             peer.send(self._show_sent(request, send, answer.transaction_id, answer.queue_offset))

@@ -110,7 +110,7 @@ def test_checks_follow_the_rights_of_now(granted: list[str] | None, left: list[s
     """They show messages: a connection whose key has lost a group, or is over, is not asked any more."""
     access, groups, nobody = Access(), Groups(), Any
     callers, _ = make_callers(access)
-    parts = DoorParts(nobody, nobody, groups, callers, lambda: nobody, nobody)  # type: ignore[arg-type]
+    parts = DoorParts(nobody, nobody, groups, callers, lambda: nobody, nobody, nobody)  # type: ignore[arg-type]
     door = Door(parts, DoorConfig("127.0.0.1:9876", 1_000))
 
     class Peer:

@@ -9,7 +9,8 @@ import pytest
 from api.remoting.door import Door, DoorConfig, DoorParts
 from api.remoting.frame import FrameBuffer, RemotingCommand
 from api.remoting.gathering import FirstTries
-from api.remoting.message import RequestCode
+from api.remoting.message import RequestCode, ResponseCode
+from api.web.limits import QuotaConfig, Quotas
 from bridge.core.check_rules import CheckTimes, GroupSettings
 from bridge.core.transaction import TransactionState
 from bridge.service.access import ANYBODY, Caller
@@ -73,16 +74,22 @@ class Peer:
         self.sent.append(frame)
 
 
+UNLIMITED = QuotaConfig()
+
+
 def send_of(key: str) -> RemotingCommand:
     properties = f"TRAN_MSG\x01true\x02PGROUP\x01shop\x02UNIQ_KEY\x01{key}\x02"
     fields = {"a": "shop", "b": "orders", "e": "0", "f": "4", "g": str(NOW_MS), "i": properties}
     return RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque=1, fields=fields, body=b"paid")
 
 
-def open_door(transactions: Transactions, transaction_timeout_ms: int = 6_000) -> Door:
+def open_door(transactions: Transactions, transaction_timeout_ms: int = 6_000, quota: QuotaConfig = UNLIMITED) -> Door:
     nobody = Any
     directory = Directory(transaction_timeout_ms)
-    parts = DoorParts(transactions, directory, Groups(), Callers(), lambda: nobody, Clock())  # type: ignore[arg-type]
+    quotas = Quotas(quota, 1_000)
+    parts = DoorParts(
+        transactions, directory, Groups(), Callers(), lambda: nobody, Clock(), quotas  # type: ignore[arg-type]
+    )  # fmt: skip
     return Door(parts, DoorConfig("127.0.0.1:9876", 1_000))
 
 
@@ -99,6 +106,26 @@ async def test_first_tries_and_others_never_share_a_list() -> None:
     assert door.is_idle
     assert sorted(transactions.lists, key=lambda said: said[1] is None) == [([fresh], KAFKA_MS), ([old, old], None)]
     assert [len(peer.sent) for peer in (proven, unproven)] == [2, 1]
+
+
+@pytest.mark.parametrize("quota", [QuotaConfig(requests_per_s=1), QuotaConfig(bytes_per_s=1)], ids=["sends", "bytes"])
+async def test_send_over_the_quota_is_refused_and_nothing_is_applied(quota: QuotaConfig) -> None:
+    """Of the principal, whichever connection it uses; with the word that lets clients try again, and how long."""
+    transactions = Transactions()
+    door = open_door(transactions, quota=quota)
+    peers = [Peer(learned()) for _ in range(4)]
+    for number, peer in enumerate(peers):
+        door.take(peer, send_of(key_of(NOW_MS + number)))  # type: ignore[arg-type]
+    await asyncio.sleep(0.05)
+    answers = FrameBuffer()
+    for peer in peers:
+        answers.add(b"".join(peer.sent))
+    refused = [answer for answer in answers.take() if answer.code == ResponseCode.SYSTEM_BUSY]
+    assert len(refused) + sum(len(keys) for keys, _ in transactions.lists) == 4
+    assert refused
+    assert all(
+        str(answer.remark).startswith("rate-limited: ") and "again in" in str(answer.remark) for answer in refused
+    )
 
 
 @pytest.mark.parametrize(("takes_ms", "timeout_ms", "said"), [
